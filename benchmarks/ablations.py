@@ -1,4 +1,4 @@
-"""What a mechanism buys: the same work with all of them, and without one of them.
+"""What each mechanism saves: the same work with all mechanisms, and without one of them.
 
 `python -m benchmarks.ablations [--without habits ...] [--builds b10434 ...] [--models tiny-hybrid ...]
 [--sessions thinking ...] [--traces FILE.jsonl ...]`. The work: scripted sessions, where all idle work is done
@@ -36,35 +36,35 @@ from slotkeeper.observe.log import configure
 ALL: Final = "all"
 FORGETFUL: Final = "tool-loop, reasoning dropped"
 SPOKEN: Final = ("thinking", "tool-loop", FORGETFUL, "edits", "interleaved", "many-turns")
-CUT: Final = (Tiny.HYBRID, Tiny.SWA, Tiny.HYBRID_MTP)  # kinds that can be cut at checkpoints only
+CUT: Final = (Tiny.HYBRID, Tiny.SWA, Tiny.HYBRID_MTP)  # memory kinds that can be cut at checkpoints only
 CONVERSATIONS, GAP_MS = crowd.MAIN
 COUNTED: Final = ("waited", "total")
 Row = dict[str, Any]
-Work = Callable[[str, Tiny], Awaitable[Row]]  # on a build and a model
+Work = Callable[[str, Tiny], Awaitable[Row]]  # for a build and a model
 
 
 async def _unknown(*_: Any, **__: Any) -> None:
-    """The beginning of a next turn that cannot be told."""
+    """Return a prediction that the next turn is unknown."""
 
 
 def _usual(habit: Habit, *_: Any, **__: Any) -> Habit:
     return habit
 
 
-# What stands in place of a mechanism, by what is left out.
+# The replacement of each mechanism that is left out.
 WITHOUT: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {
         ALL: {},
-        # A reply's return is not foreseen: no slot is brought to where the next turn will begin.
+        # The return of a reply is not predicted: no slot is prepared for the next turn.
         "next-turns": {"slotkeeper.runtime.render.NextTurns.prefix": _unknown},
-        # It is foreseen only as the request itself shows, and by what is usual on its API.
+        # The prediction uses only the request itself and the habits of its API.
         "habits": {"slotkeeper.runtime.render.learnt": _usual},
     }
 )
 
 
 def forgetful(script: Script) -> Script:
-    """By a client that sends replies back without their reasoning."""
+    """Return a conversation whose client sends replies back without their reasoning."""
     turn = next(script)
     while True:
         reply = yield turn
@@ -133,7 +133,7 @@ async def run(
 
 
 def table(rows: Sequence[Row], names: Sequence[str]) -> Table:
-    """One line for each work, build and model. A cell without a mechanism: times what `all` takes."""
+    """Return a table with one line for each work, build and model; other columns are ratios to `all`."""
     shown = Table("work", "build", "model", "oracle", ALL, *names[1:])
     cases: dict[tuple[str, str, str], dict[str, Row]] = defaultdict(dict)
     for row in rows:

@@ -1,4 +1,4 @@
-"""An append turn on a conversation of 30,000 tokens: what each way adds before the engine has the request.
+"""An append turn on a conversation of 30,000 tokens: the time until the engine has the request, by way.
 
 `python -m benchmarks.append_turn [--tokens 30000] [--turns 30]`
 """
@@ -59,7 +59,7 @@ def summary(times: dict[str, list[float]]) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.append_turn", description=__doc__)
     parser.add_argument("--tokens", type=int, default=30000)
-    parser.add_argument("--turns", type=int, default=30, help="of each way")
+    parser.add_argument("--turns", type=int, default=30, help="turns of each way")
     chosen = parser.parse_args(arguments)
     figures = asyncio.run(measure(chosen.tokens, chosen.turns))
     size = f"{figures['prompt_tokens']:,} tokens ({figures['cached_tokens']:,} cached)"

@@ -1,4 +1,4 @@
-"""A reverse proxy of aiohttp that decides nothing: what the framework alone adds to a request.
+"""A reverse proxy of aiohttp that decides nothing: the time that the framework alone adds to a request.
 
 `python -m benchmarks.bare_proxy PORT UPSTREAM`. It serves until it is terminated.
 """
@@ -22,7 +22,7 @@ KEPT: Final = ("Content-Type", "Authorization")
 
 
 async def serve(port: int, upstream: str) -> None:
-    # As the sidecar does, a connection for each request: the engine closes those that it promised to keep.
+    # One connection for each request, as in the sidecar: the engine closes connections despite keep-alive.
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True, limit=0)) as session:
 
         async def relay(request: web.Request) -> web.StreamResponse:
@@ -48,7 +48,7 @@ async def serve(port: int, upstream: str) -> None:
 
 @asynccontextmanager
 async def bare_proxy(upstream: str) -> AsyncIterator[str]:
-    """Its URL; it runs in a process of its own. Raises TimeoutError."""
+    """Run the proxy in its own process and yield its URL. Raises TimeoutError."""
     port = free_port()
     words = ("-m", "benchmarks.bare_proxy", str(port), upstream)
     process = await asyncio.create_subprocess_exec(sys.executable, *words)

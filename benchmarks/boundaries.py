@@ -1,9 +1,9 @@
-"""Where prompts part: what stock and the sidecar compute when a beginning, a middle or a document comes back.
+"""Where prompts diverge: what stock and the sidecar compute when a beginning, a middle or a document returns.
 
 `python -m benchmarks.boundaries [--builds b10434 ...] [--models tiny-hybrid ...] [--sessions document ...]
 [--ways stock up ...] [--write-traces DIR]`. Each case is a few seconds on a fresh engine. The ways are in
-`benchmarks.ways`. With `--write-traces` the requests of each session are also kept as a trace, whose table is
-`slotkeeper replay FILE --base URL --against URL --max-tokens 400` (with less, replies end before they did).
+`benchmarks.ways`. `--write-traces` also writes the requests of each session to a trace; to replay it, use
+`slotkeeper replay FILE --base URL --against URL --max-tokens 400` (with fewer tokens, replies end too early).
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ from slotkeeper.engine.client import EngineClient
 from slotkeeper.observe.log import configure
 from slotkeeper.scheduler.types import Tokens
 
-AT_ONCE: Final = "agents-at-once"  # the one case that is no script
+AT_ONCE: Final = "agents-at-once"  # the one case that is not a script
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A session, and which of its requests count."""
+    """A session, and its requests that count."""
 
     session: str
-    skipped: int = 1  # requests at its beginning: nothing has come back there, or nobody could have known
-    label: str = ""  # how the labels of those that count end
+    # requests at its beginning that do not count: nothing returns there, or the return cannot be known
+    skipped: int = 1
+    label: str = ""  # suffix of the labels of the requests that count
     args: tuple[str, ...] = ()  # flags of the engine
 
 
@@ -59,7 +60,7 @@ CASES: Final[Mapping[str, Case]] = MappingProxyType(
         "document-ub2048": Case(session="document", skipped=2, args=("-ub", "2048", "-b", "2048")),
         "long-document": Case(session="long-document", skipped=0),
         "long-document-ub2048": Case(session="long-document", skipped=0, args=("-ub", "2048", "-b", "2048")),
-        "agents": Case(session="agents", label="call"),  # what each new agent asks first
+        "agents": Case(session="agents", label="call"),  # the first question of each new agent
         AT_ONCE: Case(session=AT_ONCE, skipped=0, label="call"),
     }
 )
@@ -67,7 +68,7 @@ CASES: Final[Mapping[str, Case]] = MappingProxyType(
 
 @dataclass(slots=True, kw_only=True)
 class Record:
-    """What was sent, when, what it cost, and what the sidecar had spent by then."""
+    """One request: when it was sent, what it cost, and what the sidecar had spent before."""
 
     scene: Scene
     began: float = field(default_factory=time.perf_counter)
@@ -84,7 +85,7 @@ class Record:
 
 
 async def measure(build: str, model: Tiny, name: str, way: Way, traces: Path | None) -> Row:
-    """One session, one way, on a fresh engine."""
+    """Run one session in one way on a fresh engine."""
     case = CASES[name]
     async with opened(way, build, model, *case.args) as scene, Target(scene.base) as target:
         record = Record(scene=scene)
@@ -109,21 +110,21 @@ async def measure(build: str, model: Tiny, name: str, way: Way, traces: Path | N
 
 
 async def _at_once(record: Record, target: Target) -> None:
-    """All agents begin at the same moment; each goes on as soon as it is answered."""
+    """Run all agents from the same moment; each continues as soon as it has an answer."""
     async with asyncio.TaskGroup() as group:
         for number in range(AGENTS):
             script = agent(number)
             asked = play(script, target, session=AT_ONCE, seen=record.seen, sent=record.sent)
             group.create_task(asked)
-    # When they were sent nothing had been computed, so each was told that it needs all of its prompt. The
-    # least is another: one of them computes what they share.
+    # Nothing had been computed when they were sent, so the sidecar reports all of each prompt as needed. The
+    # real least is smaller: one of them computes the shared prefix.
     first = [shot for _, shot in record.shots if shot.label.endswith("call")]
     least = dict(zip((shot.label for shot in first), await _least(record.scene.base, first), strict=True))
     record.samples[:] = [replace(s, oracle=least.get(s.label, s.oracle)) for s in record.samples]
 
 
 async def _least(base: str, shots: Sequence[Shot]) -> list[int]:
-    """Tokens that each must compute if they came one after the other."""
+    """Return the tokens that each request must compute if they come one after the other."""
     oracle, found = Oracle(), []
     async with EngineClient(base) as engine:
         for shot in shots:
@@ -135,7 +136,10 @@ async def _least(base: str, shots: Sequence[Shot]) -> list[int]:
 
 
 def _figures(case: Case, record: Record, end: lab.Spent) -> Row:
-    """Tokens of the requests that count. Idle work counts from the answer before the first of them."""
+    """Return the tokens of the requests that count.
+
+    Idle work counts from the answer before the first of them.
+    """
     mine = [at for at, sample in enumerate(record.samples) if sample.session == case.session]
     places = [at for at in mine if record.samples[at].label.endswith(case.label)][case.skipped :]
     samples = [record.samples[at] for at in places]
@@ -154,13 +158,13 @@ def _figures(case: Case, record: Record, end: lab.Spent) -> Row:
         "each": round((client + planted) / parts, 1),
         "over_each": round((client + planted - oracle) / parts, 1),
         "first_token_ms": round(statistics.median(waits), 1) if waits else None,
-        "load": round(os.getloadavg()[0], 1),  # other work makes times worthless
+        "load": round(os.getloadavg()[0], 1),  # other work on the machine makes times worthless
         "failed": sum(not sample.counted or sample.oracle is None for sample in record.samples),
     }
 
 
 def write_trace(path: Path, shots: Sequence[tuple[float, Shot]]) -> None:
-    """A file for `slotkeeper replay`: one request a line, with the seconds since the session began."""
+    """Write a file for `slotkeeper replay`: one request a line, with the seconds since the session began."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = (
         {
@@ -178,7 +182,7 @@ def write_trace(path: Path, shots: Sequence[tuple[float, Shot]]) -> None:
 
 
 async def run(chosen: argparse.Namespace, rows: list[Row]) -> None:
-    """Add a row for each way of each case; the first way of a case is the one whose requests are kept."""
+    """Add a row for each way of each case; the requests of the first way of a case are kept."""
     for build, model, name in product(chosen.builds, chosen.models, chosen.sessions):
         stock: Row | None = None
         for way in chosen.ways:
@@ -191,7 +195,7 @@ async def run(chosen: argparse.Namespace, rows: list[Row]) -> None:
 
 
 def _ratio(row: Row, stock: Row | None) -> float | None:
-    """Of the medians of the time to first token."""
+    """Return the ratio of the medians of the time to first token."""
     if not stock or not stock["first_token_ms"] or row["first_token_ms"] is None:
         return None
     return float(round(row["first_token_ms"] / stock["first_token_ms"], 2))
@@ -235,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ways", nargs="+", type=Way, default=list(Way), help=", ".join(Way))
     parser.add_argument("--write-traces", type=Path, metavar="DIR", help="keep each session's requests there")
     parser.add_argument(
-        "--name", default="boundaries", help="of the file of figures, for a part of the table"
+        "--name", default="boundaries", help="name of the file of figures, for a part of the table"
     )
     chosen = parser.parse_args(arguments)
     configure("error", "console")

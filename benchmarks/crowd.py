@@ -1,14 +1,14 @@
-"""More agents than slots: what is computed for conversations that take turns in two slots.
+"""More agents than slots: prompt tokens computed for conversations that take turns in two slots.
 
 `python -m benchmarks.crowd [--builds b10434 ...] [--models tiny-hybrid ...] [--conversations 2 4 8]
 [--gaps 0 50 500] [--kill no yes] [--busy 0 2] [--runs 1] [--all]`. Without any of these: the cells that have
 a target (4 conversations, 50 ms between requests), and from there more and fewer conversations, other gaps.
 
-Measured from outside: `waited` and `total` are divided by an oracle that is found here, from exact ids.
-`waited` is what the engine evaluated for requests (its own figures in the answers) and what was planted for
-them; `total` is all that its counter `llamacpp:prompt_tokens_total` has counted, over both of its lives where
-it is killed in the middle (kill -9, then started again). What the sidecar says of plants and idle work must
-add up to that: "else" is what is left over, such as the few tokens of a probe after a restart.
+Figures are measured at the engine: `waited` and `total` are divided by an oracle that this benchmark computes
+from exact token ids. `waited` is what the engine evaluated for requests (its figures in the answers) and what
+was planted for them; `total` is its counter `llamacpp:prompt_tokens_total`, summed over a kill -9 and restart
+in the middle. The sidecar's figures for plants and idle work must add up to that: "else" is the remainder,
+such as the few tokens of a probe after a restart.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from slotkeeper.observe.log import configure
 
 CONVERSATIONS: Final = (2, 4, 8)
 GAPS: Final = (0, 50, 500)  # milliseconds
-BUSY: Final = (0, 2)  # processes that do nothing but take time from the machine
-MAIN: Final = (4, 50)  # conversations and gap of the cells that have a target
+BUSY: Final = (0, 2)  # busy loops beside the measurement
+MAIN: Final = (4, 50)  # conversations and gap of the cells with a target
 WAITED: Final = {"b10434": 1.10, "b11549": 1.05}  # targets
 TOTAL: Final = 1.20
 SPIN: Final = "while True: pass"
@@ -51,7 +51,7 @@ class Cell:
     model: Tiny
     conversations: int
     gap_ms: int
-    killed: bool  # in the middle
+    killed: bool  # kill -9 in the middle
     busy: int
 
     @property
@@ -65,12 +65,12 @@ class Found:
 
     requests: int
     failed: int
-    inexact: int  # prompts that were not what the oracle saw
+    inexact: int  # prompts that differ from what the oracle saw
     oracle: int
-    client: int  # evaluated for requests, by the answers
-    plant: int  # by the sidecar, for requests
-    idle: int  # by the sidecar, while nobody waited
-    counted: int  # by the engine, in all
+    client: int  # evaluated for requests, by the answers' figures
+    plant: int  # computed by the sidecar for requests
+    idle: int  # computed by the sidecar in idle time
+    counted: int  # all tokens, by the engine's counter
 
     @property
     def waited(self) -> float:
@@ -93,7 +93,7 @@ async def measure(
     replies: Replies = Replies.SCRIPTED,
     seen: Callable[[Sample, Scene], Any] = lambda *_: None,
 ) -> Found:
-    """One run. `seen` is told of each answer."""
+    """Run one cell once. `seen` is called with each answer."""
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(loaded(cell.busy))
         scene = await stack.enter_async_context(opened(Way.UP, cell.build, cell.model))
@@ -108,7 +108,7 @@ async def measure(
             if left_until_killed == 0 and scene.sidecar:
                 await counter.read()
                 await lab.restarted(scene.engine, scene.sidecar)
-                await counter.read()  # before its new life has counted more than the old one
+                await counter.read()  # read before the restarted engine has counted more than the old one
             left_until_killed -= 1
 
         script = crowd(cell.conversations, seed=seed, order=order, replies=replies)
@@ -134,7 +134,7 @@ def _found(samples: Sequence[Sample], scene: Scene, counted: int) -> Found:
 
 @asynccontextmanager
 async def loaded(processes: int) -> AsyncIterator[None]:
-    """So many busy loops beside what is measured."""
+    """Run this many busy loops while the block runs."""
     spinning = [await asyncio.create_subprocess_exec(sys.executable, "-c", SPIN) for _ in range(processes)]
     try:
         yield
@@ -145,7 +145,7 @@ async def loaded(processes: int) -> AsyncIterator[None]:
 
 
 def cells(chosen: argparse.Namespace) -> Iterator[Cell]:
-    """Those that were asked for; the last that was said of a cell's work counts."""
+    """Return the chosen cells; of several for the same work, the last counts."""
     kinds = product(chosen.builds, chosen.models)
     named = any((chosen.conversations, chosen.gaps, chosen.kill, chosen.busy, chosen.all))
     shapes: Sequence[tuple[int, int, str, int]]
@@ -189,7 +189,10 @@ async def run(chosen: argparse.Namespace) -> list[tuple[Cell, list[Found]]]:
 
 
 def table(rows: Sequence[tuple[Cell, Sequence[Found]]]) -> Table:
-    """Tokens are those of the run in which most was waited for; the ratios are the worst of all runs."""
+    """Return a table.
+
+    Its tokens are of the run with the most waiting; its ratios are the worst of all runs.
+    """
     shown = Table(title="prompt tokens computed, two slots (ratios to the oracle; the worst run)")
     for name in ("build", "model"):
         shown.add_column(name, no_wrap=True)
@@ -242,13 +245,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--conversations", nargs="+", type=int)
     parser.add_argument("--gaps", nargs="+", type=int, help="milliseconds between requests")
     parser.add_argument("--kill", nargs="+", choices=("no", "yes"), help="kill -9 the engine in the middle")
-    parser.add_argument("--busy", nargs="+", type=int, help="busy loops beside it")
+    parser.add_argument("--busy", nargs="+", type=int, help="number of busy loops beside it")
     parser.add_argument("--all", action="store_true", help="every combination")
-    parser.add_argument("--runs", type=int, default=1, help="of each cell, with one seed after the other")
+    parser.add_argument("--runs", type=int, default=1, help="runs of each cell, each with the next seed")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--order", type=Order, default=Order.TURNS, help=", ".join(Order))
     parser.add_argument("--replies", type=Replies, default=Replies.SCRIPTED, help=", ".join(Replies))
-    parser.add_argument("--name", default="crowd", help="of the file of figures, for a part of the table")
+    parser.add_argument(
+        "--name", default="crowd", help="name of the file of figures, for a part of the table"
+    )
     chosen = parser.parse_args(arguments)
     configure("error", "console")
     rows = asyncio.run(run(chosen))

@@ -1,8 +1,8 @@
-"""Coding agents at work beside each other, each with a sub-agent: the requests, in the order they are asked.
+"""Coding agents that work at the same time: their requests, in the order in which they are sent.
 
 All main agents have the same system text and tools, about 3,200 tokens; their sub-agents have another system
 text and a subset of the tools. Tool results are short or long, by the seed. The tiny models' template leaves
-reasoning out of the history before the newest user message, so a new task shortens what came before it.
+reasoning out of the history before the newest user message, so a new task shortens the earlier messages.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ SUB_SYSTEM: Final = 2000
 DESCRIPTION: Final = 600
 NAMES: Final = ("read_file", "write_file", "run_tests", "find_names", "list_files", "start_agent")
 SUB_NAMES: Final = ("read_file", "find_names", "list_files")
-RESULTS: Final = (150, 300, 500, 800, 1500, 4000)  # characters of what a tool gives back
+RESULTS: Final = (150, 300, 500, 800, 1500, 4000)  # characters of a tool's result
 TASK: Final = 1500  # characters of a user's message
 THOUGHT: Final = 300  # characters
 SAID: Final = 80
 TASKS: Final = 2
-CALLS: Final = 5  # of each task, and then an answer
-SUB_CALLS: Final = 3  # of the sub-agent, and then its report
-SUB_AFTER: Final = 2  # calls of the first task
-SHORT: Final = 8  # tokens that are sampled where nobody hears them
-LONG: Final = 300  # tokens of a reply: reasoning, words, and a call
+CALLS: Final = 5  # of each task, followed by an answer
+SUB_CALLS: Final = 3  # of the sub-agent, followed by its report
+SUB_AFTER: Final = 2  # calls of the first task before the sub-agent starts
+SHORT: Final = 8  # tokens to sample where the text does not matter
+LONG: Final = 300  # tokens of a reply: reasoning, text and a call
 
 TOOLS: Final = {
     name: tool(name, prose(DESCRIPTION, 300 + number), "path") for number, name in enumerate(NAMES)
@@ -42,19 +42,19 @@ REQUESTS: Final = TASKS * (CALLS + 1) + SUB_CALLS + 1  # of each conversation
 
 
 class Order(StrEnum):
-    TURNS = "turns"  # one request of each conversation after the other: the longest way back to any
+    TURNS = "turns"  # one request of each conversation in turn: each waits for all others before it returns
     RANDOM = "random"
 
 
 class Replies(StrEnum):
     """What an agent puts into its history."""
 
-    SCRIPTED = "scripted"  # a text of ours, as where a recorded session is sent again
-    SAMPLED = "sampled"  # what the model said; a random model writes JSON that no client sends back so
+    SCRIPTED = "scripted"  # a fixed text, as in a replay of a recorded session
+    SAMPLED = "sampled"  # the model's reply; a random model writes JSON that no client sends back unchanged
 
 
 def crowd(conversations: int, *, seed: int, order: Order, replies: Replies) -> Script:
-    """The requests of all, one at a time."""
+    """Yield the requests of all agents, one at a time."""
     scripts = [
         _Agent(number, random.Random(f"{seed} {number}"), replies).works()  # noqa: S311 - nothing secret
         for number in range(conversations)
@@ -81,7 +81,7 @@ class _Agent:
     calls: int = field(default=0, init=False)
 
     def works(self) -> Script:
-        """Two tasks; in the first one a part of the work is given to a sub-agent."""
+        """Yield the requests of two tasks; the first one delegates a part to a sub-agent."""
         name = str(self.number)
         history = [system("You write code with the user.\n\n" + prose(SYSTEM, 1))]
         for task in range(TASKS):
@@ -95,7 +95,7 @@ class _Agent:
             history.append((yield from self._ask(name, label, history, NAMES, calls=False)))
 
     def _sub_agent(self) -> Generator[Turn, Doc, str]:
-        """Returns its report."""
+        """Yield the sub-agent's requests, and return its report."""
         name = f"{self.number} sub"
         history = [system("You look for things in code.\n\n" + prose(SUB_SYSTEM, 2))]
         history.append(self._asked(f"Search {self.number}."))
@@ -108,7 +108,7 @@ class _Agent:
     def _ask(
         self, session: str, label: str, history: Sequence[Doc], names: Sequence[str], *, calls: bool = True
     ) -> Generator[Turn, Doc, Doc]:
-        """Returns the reply as it comes back in the history."""
+        """Yield a request, and return the reply as it appears in the history."""
         fields: dict[str, Any] = {"tools": [TOOLS[name] for name in names]}
         if sampled := self.replies is Replies.SAMPLED:
             fields |= {"tool_choice": "required"} if calls else {}

@@ -1,4 +1,4 @@
-"""What `slotkeeper demo` prints here: `python -m benchmarks.demo`. README.md shows it as it is."""
+"""The output of `slotkeeper demo` on this machine: `python -m benchmarks.demo`. README.md shows it."""
 
 from __future__ import annotations
 

@@ -4,10 +4,10 @@
 
 `speeds`: agents talk at the same time, each waiting for its answer; the time to the first token with one
 sidecar over both engines, beside every static split of the agents, with a sidecar of its own for each engine.
-Before, a few turns of other agents have each engine show its speed, as it has in any service; they are the
-same for every way, and not counted.
-The engines are two processes with one thread each. The slow one is stopped for a part of every 40 ms
-(SIGSTOP, SIGCONT), so that both its prefill and its answers are so many times slower on any machine.
+A few turns of other agents before that show each engine's speed to the sidecar, as in any service; they are
+the same for every way, and do not count. The engines are two processes with one thread each. The slow one is
+stopped for a part of every 40 ms (SIGSTOP, SIGCONT), so that both its prefill and its answers are slower by
+the same factor on any machine.
 
 `deaths`: conversations, four at a time. One engine is killed (kill -9) after a quarter of the requests and is
 back after half of them; then the other one is killed for good. Requests that failed are counted, and the
@@ -51,15 +51,15 @@ from slotkeeper.scheduler.types import Tokens
 BUILD: Final = EngineKind.XLLAMACPP.value
 PERIOD: Final = 0.04  # seconds
 AT_ONCE: Final = 4
-SYSTEM: Final = 6000  # characters, of all conversations
+SYSTEM: Final = 6000  # characters, the same for all conversations
 ASKED: Final = (6000, 1500, 600, 3000)  # characters of questions, in turn
 REPLY: Final = 24  # tokens
 THINK: Final = 0.2  # seconds between an answer and the next question
 PATIENT: Final = httpx.Timeout(None, connect=5.0)
 P95: Final = 94  # of 99 cuts
 SLOTS: Final = 4  # of both engines
-SHOWING: Final = 100  # the first number of agents that only have the engines show their speeds
-SHOWN: Final = 4  # their turns
+SHOWING: Final = 100  # number of the first warm-up agent, which only shows the engines' speeds
+SHOWN: Final = 4  # turns of a warm-up agent
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Talk:
     messages: list[Doc] = field(default_factory=lambda: [system(prose(SYSTEM, 1))])
 
     def asks(self) -> Doc:
-        """Its next request."""
+        """Return its next request."""
         turn = len(self.messages) // 2
         text = prose(ASKED[turn % len(ASKED)], 100 + 10 * self.number + turn)
         question = {"role": "user", "content": f"{self.number}.{turn}: {text}"}
@@ -85,7 +85,8 @@ class Told:
     first_token: float | None  # seconds
     computed: int
     failure: str | None
-    begun: bool = True  # a failure came after the first bytes of its answer, so it cannot go elsewhere
+    # whether a failure came after the answer's first bytes: then no other engine can take the request
+    begun: bool = True
 
 
 async def ask(client: httpx.AsyncClient, talk: Talk) -> Told:
@@ -116,7 +117,7 @@ async def ask(client: httpx.AsyncClient, talk: Talk) -> Told:
 
 @asynccontextmanager
 async def pair(home: Path) -> AsyncIterator[dict[str, Restartable]]:
-    """Two engines with one folder for slots."""
+    """Run two engines with one folder for slots."""
     slots = home / "slots"
     slots.mkdir(mode=0o700)
     async with AsyncExitStack() as stack:
@@ -131,7 +132,7 @@ async def pair(home: Path) -> AsyncIterator[dict[str, Restartable]]:
 
 @asynccontextmanager
 async def slowed(engine: Restartable, times: float) -> AsyncIterator[None]:
-    """So many times slower."""
+    """Slow an engine down by this factor."""
     pid = engine.process.pid or 0
 
     async def stops() -> None:
@@ -159,11 +160,14 @@ async def in_front_of(home: Path, engines: Mapping[str, Restartable]) -> AsyncIt
         yield sidecar
 
 
-# -- a fast and a slow one -------------------------------------------------------------------------------
+# -- a fast and a slow engine ----------------------------------------------------------------------------
 
 
 async def session(chosen: argparse.Namespace, fast_agents: int | None) -> list[Told]:
-    """All agents at once. `fast_agents`: of a static split, at the fast engine; None: one for both."""
+    """Run all agents at once.
+
+    `fast_agents`: number of agents at the fast engine, None for one sidecar over both.
+    """
     with TemporaryDirectory() as folder:
         home = Path(folder)
         async with AsyncExitStack() as stack:
@@ -216,8 +220,8 @@ async def speeds(chosen: argparse.Namespace) -> list[dict[str, Any]]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     requests: int
-    failures: tuple[str, ...]  # of requests without a byte of their answer
-    broken: int  # answers that had begun where an engine was killed
+    failures: tuple[str, ...]  # requests that failed before the first byte of their answer
+    broken: int  # answers that broke off because an engine was killed
     waited: int  # tokens computed while clients waited
     oracle: int
 
@@ -257,7 +261,7 @@ async def _worked(
     at_once: int,
     events: Mapping[int, Callable[[], Any]],
 ) -> list[Told]:
-    """In turn: all of a round before any of the next, so many at a time. Events happen while requests run."""
+    """Send rounds of requests, `at_once` of them at a time, and run events while requests run."""
     talks, told = [Talk(number) for number in range(conversations)], list[Told]()
     begun = 0
 
@@ -278,7 +282,7 @@ async def _worked(
 
 
 async def oracle_of(base: str, bodies: Sequence[Doc]) -> int:
-    """Tokens that a perfect cache would compute for these requests."""
+    """Return the tokens that a perfect cache would compute for these requests."""
     oracle, least = Oracle(), 0
     async with EngineClient(base) as engine:
         for body in bodies:
@@ -292,7 +296,9 @@ async def oracle_of(base: str, bodies: Sequence[Doc]) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engines", description=__doc__)
-    parser.add_argument("parts", nargs="*", choices=("speeds", "deaths", []), help="default: both")
+    parser.add_argument(
+        "parts", nargs="*", choices=("speeds", "deaths", []), help="parts to run (default: both)"
+    )
     parser.add_argument("--agents", type=int, default=8)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--slower", type=float, default=3.0, help="how many times slower the slow engine is")

@@ -1,6 +1,6 @@
-"""An agent at work and another client beside it, at moments that only the seed decides.
+"""An agent and another client beside it, whose requests come at moments that only the seed decides.
 
-The agent's thinking is left out of the prompt when the next task comes: 7,000 tokens lie behind it.
+The agent's reasoning is left out of the prompt when the next task comes; 7,000 tokens follow after it.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from slotkeeper.api.document import Doc
 from slotkeeper.api.head import Api
 from slotkeeper.bench.sessions import CHAT, PLAIN, SILENCE, TOOL, prose, result, spoken, system, user
 
-PAUSE_SECONDS: Final = 0.3  # at most, between an answer and the next request
-TASKS: Final = 2  # of each episode, and then one more question
+PAUSE_SECONDS: Final = 0.3  # the longest pause between an answer and the next request
+TASKS: Final = 2  # of each episode, followed by one more question
 CALLS: Final = 3  # of each task
-OTHERS: Final = 1 / 3  # how often another client asks first
+OTHERS: Final = 1 / 3  # share of turns before which another client sends a request
 SYSTEM: Final = 30000  # characters, which are more than 8,000 tokens
 RESULT: Final = 8000
 
 
 class Kind(StrEnum):
-    FIRST = "first"  # of its conversation: tells the rate, and is not compared
+    FIRST = "first"  # first request of a conversation: shows the rate, and is not compared
     TOOL = "tool's result"
     TASK = "next task"
     OTHER = "another client"
@@ -44,23 +44,23 @@ class Heard:
     prompt: int  # tokens
     computed: int
     seconds: float  # to the first token
-    prefill_seconds: float  # of these, the engine's own from its first look at the prompt
+    prefill_seconds: float  # the part that the engine spent from its first look at the prompt
 
     @property
     def waited(self) -> float:
-        """Seconds before the engine began on it."""
+        """Return the seconds before the engine began to process the request."""
         return self.seconds - self.prefill_seconds
 
 
 @dataclass(slots=True, kw_only=True)
 class Episode:
-    """An agent's conversation, and another client's requests in between. Pauses depend on the seed only."""
+    """An agent's conversation with another client's requests in between. Pauses depend on the seed only."""
 
     base: str
     http: httpx.AsyncClient
     number: int
     rng: random.Random
-    heard: list[Heard | None] = field(default_factory=list)  # None: no answer with figures
+    heard: list[Heard | None] = field(default_factory=list)  # None: the answer had no figures
 
     async def play(self) -> list[Heard | None]:
         history = [system(prose(SYSTEM, 100 + self.number))]
@@ -97,7 +97,10 @@ class Episode:
 
 
 def _heard(kind: Kind, took: float, answer: Answer) -> Heard | None:
-    """A stream holds a tool call back until its name is whole, so what it took to generate is taken off."""
+    """Return what an answer cost.
+
+    A stream holds back a tool call's name, so the time to generate it is subtracted.
+    """
     figures = answer.figures
     if figures.generate_ms is None or figures.prefill_ms is None:
         return None

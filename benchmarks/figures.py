@@ -1,4 +1,4 @@
-"""Where the measured figures go: a table for the reader, a JSON file for the next run to compare with."""
+"""Where measured figures are kept: a table for the reader, and a JSON file to compare the next run with."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from slotkeeper import __version__
 FOLDER: Final = Path("artifacts") / "benchmarks"
 WIDTH: Final = 118
 
-# Not cut to 80 columns when the output goes to a file.
+# Output to a file is not cut to 80 columns.
 console: Final = Console(width=None if Console().is_terminal else WIDTH, soft_wrap=False)
 
 
 def keep(name: str, figures: Any) -> None:
-    """Write `figures` to artifacts/benchmarks/NAME.json, with what one must know to compare them."""
+    """Write `figures` to artifacts/benchmarks/NAME.json, with the facts that are needed to compare runs."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     document = {
         "benchmark": name,
@@ -30,7 +30,7 @@ def keep(name: str, figures: Any) -> None:
         "python": platform.python_version(),
         "machine": platform.machine(),
         "cores": os.cpu_count(),
-        "load": os.getloadavg()[0],  # other work makes times worthless
+        "load": os.getloadavg()[0],  # other work on the machine makes times worthless
         "figures": figures,
     }
     path = FOLDER / f"{name}.json"

@@ -1,4 +1,4 @@
-"""Added time to first byte: a small request, one after the other with pauses and without, and twenty at once.
+"""Added time to first byte: small requests, one by one with and without pauses, and twenty at once.
 
 `python -m benchmarks.first_byte [--requests 200] [--rounds 20]`
 """
@@ -24,15 +24,19 @@ from slotkeeper.bench.measure import percentile
 
 CROWD: Final = 20
 WARM_UP: Final = 5
-PAUSE_SECONDS: Final = 0.02  # what a server does after an answer is not charged to the next way
-PERSON_SECONDS: Final = 0.3  # between requests of one who types: caches of the processor are cold
+# time for a server to finish, so that its work after an answer does not slow the next way
+PAUSE_SECONDS: Final = 0.02
+PERSON_SECONDS: Final = 0.3  # between requests of a person who types: the processor's caches are cold
 BURST: Final = 10
 PATH: Final = "/v1/chat/completions"
 Found = dict[str, list[Took]]  # by way
 
 
 def small_request() -> bytes:
-    """Never the same twice, so that each takes the whole way of a new conversation."""
+    """Return a small request.
+
+    It is never the same twice, so each one takes the path of a new conversation.
+    """
     content = f"{uuid.uuid4().hex}: is it raining?"
     return orjson.dumps(
         {
@@ -46,7 +50,7 @@ def small_request() -> bytes:
 
 
 async def one_by_one(found: Stage, requests: int, *, pause: float = PAUSE_SECONDS, burst: int = 1) -> Found:
-    """The ways take turns by lot, so that whatever else the machine does meets all of them alike.
+    """Send requests by the ways in random order, so that other load on the machine meets all ways alike.
 
     `burst` requests of a way go out back to back, then there is a pause, in seconds.
     """
@@ -61,7 +65,7 @@ async def one_by_one(found: Stage, requests: int, *, pause: float = PAUSE_SECOND
 
 
 async def kept(found: Stage, requests: int) -> Found:
-    """As `one_by_one`, on connections that the clients keep."""
+    """As `one_by_one`, on connections that are kept open."""
     lines = {name: Line(way.url) for name, way in found.ways.items()}
     answers: Found = {name: [] for name in lines}
     for number in track(range(-WARM_UP, requests), "kept connections", console=console, transient=True):
@@ -88,7 +92,7 @@ async def crowds(found: Stage, rounds: int) -> Found:
 
 
 def summary(answers: Found) -> dict[str, dict[str, float]]:
-    """Milliseconds: median, 95th percentile, and the median's distance to going directly and to nginx."""
+    """Return milliseconds: median, 95th percentile, and the median less the direct way's and nginx's."""
     times = {name: [1000 * (t.first - t.sent) for t in found if t.ok] for name, found in answers.items()}
     medians = {name: statistics.median(found) for name, found in times.items()}
     return {
@@ -98,7 +102,7 @@ def summary(answers: Found) -> dict[str, dict[str, float]]:
             "p95_ms": round(percentile(found, 95) or 0.0, 3),
             "over_direct_ms": round(medians[name] - medians[DIRECT], 3),
             **({"over_nginx_ms": round(medians[name] - medians["nginx"], 3)} if "nginx" in medians else {}),
-            # llama-server closes kept connections when it likes: with keepalive nginx answers some with 502.
+            # llama-server may close kept connections at any time; nginx with keepalive then answers 502.
             "failed": len(answers[name]) - len(found),
         }
         for name, found in times.items()
@@ -131,8 +135,8 @@ async def measure(requests: int, rounds: int) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.first_byte", description=__doc__)
-    parser.add_argument("--requests", type=int, default=200, help="of each way, one by one")
-    parser.add_argument("--rounds", type=int, default=20, help="of each way, twenty at once")
+    parser.add_argument("--requests", type=int, default=200, help="requests of each way, one by one")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds of each way, twenty requests at once")
     chosen = parser.parse_args(arguments)
     figures = asyncio.run(measure(chosen.requests, chosen.rounds))
     for name, rows in figures.items():

@@ -1,7 +1,7 @@
-"""What the sidecar's processor time is made of for small requests, one by one: shares, and a flame graph.
+"""Where the sidecar spends processor time for small requests, one by one: shares, and a flame graph.
 
 `python -m benchmarks.flame [--seconds 30] [--flame FILE.svg]`. Samples are taken by py-spy (`pip install
-py-spy`), as root where the kernel asks for it. Time that is spent waiting is left out.
+py-spy`), as root if the kernel requires it. Waiting time is left out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.stage import OURS, stage
 WARM_UP: Final = 100  # requests
 RATE: Final = 500  # samples a second
 FRAME: Final = re.compile(r"(?P<function>.*) \((?P<file>.*?)(:\d+)?\)$")
-# Of the innermost frame, by a part of its file's path; what fits first counts.
+# Parts of the path of the innermost frame's file; the first that matches counts.
 GROUPS: Final = (
     ("slotkeeper/scheduler", "slotkeeper: scheduler"),
     ("slotkeeper/conversation", "slotkeeper: conversation and rules"),
@@ -42,7 +42,7 @@ IDLE: Final = "concurrent/futures/thread.py"  # a thread that waits for work
 
 
 async def sampled(seconds: int, form: str, out: Path) -> None:
-    """py-spy's record of a sidecar that serves small requests, one after the other."""
+    """Record with py-spy a sidecar that serves small requests, one after the other."""
     async with stage(slots=4, context_tokens=16384, relays=False, yardstick=False) as found:
         url = found.ways[OURS].url
         for _ in range(WARM_UP):
@@ -58,7 +58,7 @@ async def sampled(seconds: int, form: str, out: Path) -> None:
 
 
 def shares(record: str) -> dict[str, float]:
-    """Of all samples, in per cent, by where their innermost frame is."""
+    """Return the shares of all samples, in per cent, by the place of their innermost frame."""
     found = Counter[str]()
     for stack in record.splitlines():
         frames, _, count = stack.rpartition(" ")

@@ -11,7 +11,10 @@ GIB: Final = 2**30
 
 
 def of(measured: Measured, table: Callable[..., str]) -> Mapping[str, Callable[[], str]]:
-    """Block -> what writes it; `measured` finds the figures of a benchmark, `table` writes one."""
+    """Block -> the function that writes it.
+
+    `measured` finds the figures of a benchmark, `table` writes one.
+    """
 
     def rows(name: str) -> Iterator[Row]:
         return (row for row in measured("scaling") if row["table"] == name)

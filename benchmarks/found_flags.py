@@ -1,8 +1,8 @@
 """Tokens: scripted sessions behind `up`, and behind `serve` in front of an engine with the same flags.
 
-`serve` is not told the flags: it tries the engine out (found), or comes when it is in use already, so that it
-must learn from answers alone (met). What is compared is the engine's own counter of prompt tokens, over the
-whole session, without what trying out took. Back to back: idle work ends when the session does.
+`serve` does not know the flags: it probes the engine (found), or starts while the engine is in use and learns
+them from answers alone (met). The engine's counter of prompt tokens is compared, over the whole session and
+without the probes. Requests follow each other without pauses: idle work ends when the session does.
 
 `python -m benchmarks.found_flags [--builds b10434 ...] [--models tiny-hybrid ...] [--sessions edits ...]`
 """
@@ -41,13 +41,13 @@ Row = dict[str, Any]
 class Way(StrEnum):
     """How the sidecar knows the engine's flags."""
 
-    UP = "up"  # it was told
-    FOUND = "found"  # it may try them out
-    MET = "met"  # by answers alone
+    UP = "up"  # by its settings
+    FOUND = "found"  # by its own probes
+    MET = "met"  # by clients' answers alone
 
 
 async def measure(build: str, model: Tiny, session: str, way: Way, **settings: Any) -> Row:
-    """One session on a fresh engine with the flags of `up`; `settings` of the sidecar."""
+    """Run one session on a fresh engine with the flags of `up`. `settings` are the sidecar's."""
     with tempfile.TemporaryDirectory(prefix="slotkeeper-") as name:
         async with lab.tiny_engine(
             model, build, Path(name), recipe=lab.up_flags, context_tokens=CONTEXT
@@ -71,12 +71,12 @@ async def measure(build: str, model: Tiny, session: str, way: Way, **settings: A
 
 
 def waited(samples: Sequence[Sample]) -> int:
-    """Tokens of the requests themselves."""
+    """Return the tokens that the requests themselves computed."""
     return sum(sample.computed or 0 for sample in samples)
 
 
 async def evaluated(base: str) -> int:
-    """Prompt tokens that the engine has computed since its start."""
+    """Return the prompt tokens that the engine has computed since its start."""
     async with EngineClient(base) as client:
         return counted(await client.metrics())
 
@@ -109,7 +109,7 @@ def table(rows: Sequence[Row], ways: Sequence[Way]) -> Table:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns 1 where a session failed, or trying out led to more than 2 % above `up`."""
+    """Return 1 if a session failed, or if probed flags led to more than 2 % above `up`."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.found_flags", description=__doc__)
     parser.add_argument("--builds", nargs="+", default=list(BUILDS))
     parser.add_argument("--models", nargs="+", type=Tiny, default=list(MODELS))

@@ -11,19 +11,20 @@ from typing import Final
 
 from slotkeeper.scheduler.types import EMPTY, Tokens
 
-TURNS: Final = 12  # of each conversation, and then as many edits
+TURNS: Final = 12  # of each conversation, followed by as many edits
 SYSTEM: Final = 1500  # tokens
-CLOSING: Final = Tokens([7, 8])  # what a template puts behind a reply: the engine has not seen it at the end
+# tokens that a template puts behind a reply; the engine has not evaluated them when the reply ends
+CLOSING: Final = Tokens([7, 8])
 
-Turn = tuple[Tokens, Tokens, Tokens]  # what the user says, the thoughts, the reply
+Turn = tuple[Tokens, Tokens, Tokens]  # the user's message, the reasoning, the reply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     at: float  # seconds
-    boundary: int  # where the last user message begins, in tokens
+    boundary: int  # token at which the last user message begins
     prompt: Tokens
-    end: Tokens  # the prompt and what was said
+    end: Tokens  # the prompt and the reply
 
 
 @dataclass
@@ -40,7 +41,7 @@ class Chat:
         return Tokens(self.rng.randrange(100, 150_000) for _ in range(self.rng.randint(low, high)))
 
     def say(self, at: float) -> Request:
-        """The next turn; the thoughts of earlier ones are no part of the prompt."""
+        """Return the next request; its prompt leaves out the reasoning of earlier turns."""
         history = self.system
         for user, _, reply in self.turns:
             history += user + reply + CLOSING
@@ -51,7 +52,7 @@ class Chat:
         return Request(at=at, boundary=len(history), prompt=prompt, end=prompt + thoughts + reply)
 
     def edit(self) -> None:
-        """Go back to a random turn, which will be said anew."""
+        """Go back to a random turn; the next request replaces it."""
         self.left.append([*self.turns])
         del self.turns[self.rng.randrange(len(self.turns)) :]
 
@@ -62,7 +63,7 @@ class Chat:
 
 
 def edits_among(rng: random.Random) -> list[Request]:
-    """Twelve turns in all, every third an edit."""
+    """Yield twelve turns, every third of them an edit."""
     chat, at, said = Chat(rng, _system(rng)), 0.0, []
     for turn in range(TURNS):
         at += _pause(rng)
@@ -73,7 +74,7 @@ def edits_among(rng: random.Random) -> list[Request]:
 
 
 def edits_of_it(rng: random.Random, *, thinks: bool = False) -> list[Request]:
-    """Twelve turns, then twelve edits of these same turns, each gone on with for up to three."""
+    """Yield twelve turns, then twelve edits of these turns, each continued for up to three."""
     chat, at, said = Chat(rng, _system(rng), thinks), 0.0, []
     for _ in range(TURNS):
         at += _pause(rng)
@@ -90,9 +91,9 @@ def edits_of_it(rng: random.Random, *, thinks: bool = False) -> list[Request]:
 def edits_after(
     rng: random.Random, *, chats: int = 1, thinks: bool = False, returns: float = 0.0
 ) -> list[Request]:
-    """Twelve turns of each conversation, one after the other; then twelve edits of what the last one left.
+    """Yield twelve turns of each conversation in turn, then twelve edits of what the last one left.
 
-    `returns` is the share of edits in place of which an older branch is gone on with.
+    `returns` is the share of edits that are replaced by continuing an older branch.
     """
     system = _system(rng)
     talks = [Chat(rng, system, thinks) for _ in range(chats)]

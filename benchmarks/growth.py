@@ -1,8 +1,8 @@
-"""How the sidecar's own time grows: with the prompt, with the conversations it knows, with the slots.
+"""How the sidecar's own time grows: with the prompt, with the known conversations, with the slots.
 
 `python -m benchmarks.growth [--turns 10]`. Three kinds of turn: the next one of the newest conversation,
-the next one of the oldest (which may have left its slot), and the first of a new one. The fastest of
-each is what the work itself takes; the median also shows what else the machine was doing.
+the next one of the oldest (which may have left its slot), and the first of a new one. The fastest turn of a
+kind shows the time of the work itself; the median includes other load on the machine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from slotkeeper.bench.sessions import prose
 LENGTHS: Final = (1000, 4000, 16000, 30000, 60000)
 KNOWN: Final = (1, 4, 16, 64)
 SLOTS: Final = (1, 2, 4, 8)
-SMALL: Final = 2000  # tokens of a conversation where its length is not the question
+SMALL: Final = 2000  # tokens of a conversation where its length is not varied
 Row = dict[str, Any]
 
 
@@ -39,7 +39,7 @@ def figures_of(times: Sequence[float]) -> Row:
 
 
 async def by_length(turns: int, progress: Progress) -> list[Row]:
-    """One conversation that grows."""
+    """Measure one conversation that grows."""
     task = progress.add_task("prompt length", total=len(LENGTHS))
     rows = []
     async with stage(slots=2, context_tokens=2 * LENGTHS[-1], relays=True, yardstick=False) as found:
@@ -54,7 +54,7 @@ async def by_length(turns: int, progress: Progress) -> list[Row]:
 
 
 async def by_known(turns: int, progress: Progress) -> list[Row]:
-    """More and more conversations with one system prompt, on four slots."""
+    """Measure more and more conversations with one system prompt, on four slots."""
     task = progress.add_task("known conversations", total=len(KNOWN))
     rows = []
     async with stage(slots=4, context_tokens=8 * SMALL, relays=True, yardstick=False) as found:
@@ -68,7 +68,7 @@ async def by_known(turns: int, progress: Progress) -> list[Row]:
 
 
 async def by_slots(turns: int, progress: Progress) -> list[Row]:
-    """A fresh engine for each number of slots, with a conversation in each."""
+    """Measure a fresh engine for each number of slots, with a conversation in each."""
     task = progress.add_task("slots", total=len(SLOTS))
     rows = []
     for slots in SLOTS:
@@ -81,7 +81,7 @@ async def by_slots(turns: int, progress: Progress) -> list[Row]:
 
 
 async def _kinds(way: Way, chats: list[Conversation], turns: int) -> Row:
-    """All three kinds of turn. The oldest conversation of each turn is then the newest."""
+    """Measure all three kinds of turn. The oldest conversation of each round is then the newest."""
     newest = await chats[-1].append(turns)
     oldest, new = [], []
     for _ in range(turns):
@@ -117,7 +117,7 @@ async def measure(turns: int) -> dict[str, list[Row]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.growth", description=__doc__)
-    parser.add_argument("--turns", type=int, default=10, help="at each point")
+    parser.add_argument("--turns", type=int, default=10, help="turns at each point")
     chosen = parser.parse_args(arguments)
     figures = asyncio.run(measure(chosen.turns))
     for name, rows in figures.items():

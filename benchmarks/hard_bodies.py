@@ -1,10 +1,10 @@
-"""Bodies that were made to hold the event loop: how late is the answer of the admin port meanwhile?
+"""Bodies that try to block the event loop: how late is the answer of the admin port meanwhile?
 
 `python -m benchmarks.hard_bodies [--size 1000000] [--texts brackets]`
 
 Each body is sent to the sidecar, with a real engine behind it: first requests of a million values, which are
-refused, then every text of `benchmarks.matchers` as system text and as a user's. Another client asks for
-`/livez` all the time. The texts are longer than the engine's context, so the engine refuses them in the end.
+refused, then every text of `benchmarks.matchers` as system text and as a user's. Another client requests
+`/livez` all the time. The texts are longer than the engine's context, so the engine refuses them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from benchmarks.raw import post
 from benchmarks.stage import QUIET, Served, engine_for, served
 
 TARGET_SECONDS: Final = 0.5
-PAUSE_SECONDS: Final = 0.01  # between two looks
-PATIENCE_SECONDS: Final = 60.0  # then the client leaves
+PAUSE_SECONDS: Final = 0.01  # between two probes
+PATIENCE_SECONDS: Final = 60.0  # after this the client disconnects
 SLOTS: Final = 2
 MESSAGE: Final = b'{"role":"user","content":"x"}'
 VALUES: Final = {
@@ -40,7 +40,7 @@ VALUES: Final = {
 
 
 def bodies(size: int, chosen: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    """Names and bodies; the texts have `size` characters."""
+    """Yield names and bodies; the texts have `size` characters."""
     yield from ((name, body) for name, body in VALUES.items() if not chosen or name in chosen)
     for name, make in TEXTS.items():
         if not chosen or name in chosen:
@@ -49,7 +49,7 @@ def bodies(size: int, chosen: Sequence[str]) -> Iterator[tuple[str, bytes]]:
 
 
 async def worst_look(admin: str, until: asyncio.Task[Any]) -> float:
-    """Seconds: the longest that `/livez` took, from before the body came until after its answer."""
+    """Return the longest time of `/livez` in seconds, from before the body is sent until its answer."""
     worst = 0.0
     while True:
         last, sent = until.done(), time.perf_counter()
@@ -71,7 +71,7 @@ async def one(sidecar: Served, body: bytes) -> dict[str, float | str]:
                 return (await post(sidecar.url, PATH, body)).answer[9:12].decode()
         except TimeoutError:
             return "left"
-        except ConnectionError:  # it refuses by the head alone, and closes
+        except ConnectionError:  # the sidecar refuses by the headers alone, and closes
             return "closed"
 
     begun = time.perf_counter()
@@ -97,7 +97,7 @@ async def measure(size: int, chosen: Sequence[str]) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.hard_bodies", description=__doc__)
     parser.add_argument("--size", type=int, default=1_000_000, help="characters of each text")
-    parser.add_argument("--texts", nargs="*", default=(), help="only these, by name")
+    parser.add_argument("--texts", nargs="*", default=(), help="names of the texts to send (default: all)")
     chosen = parser.parse_args(arguments)
     figures = asyncio.run(measure(chosen.size, chosen.texts))
     table = Table("body", "/livez, worst", "until its answer", "status")

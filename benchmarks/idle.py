@@ -2,8 +2,8 @@
 
 `python -m benchmarks.idle [--idle 2000] [--readers 500] [--rounds 4] [--requests 40]`
 
-In each round small requests are sent with all of these connections open, and as many without any, in an
-order by lot. An idle connection has had an answer and keeps quiet. A slow reader takes one kilobyte a
+In each round small requests are sent with all of these connections open, and as many without any, in random
+order. An idle connection has had an answer and sends nothing more. A slow reader reads one kilobyte per
 second of an answer of about a hundred.
 """
 
@@ -33,16 +33,16 @@ from slotkeeper.exchange.connections import raise_descriptors
 
 TARGET: Final = 1.10
 SLOTS: Final = 4
-PIECE: Final = 1024  # bytes that a slow reader takes in a second
+PIECE: Final = 1024  # bytes that a slow reader takes per second
 FLAGS: Final = "--max-connections 8000 --max-connections-per-address 8000 --write-timeout 3600"
-AT_ONCE: Final = 50  # connections that are opened at a time
+AT_ONCE: Final = 50  # connections to open at a time
 HEALTH: Final = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @asynccontextmanager
 async def crowd(base: str, idle: int, readers: int) -> AsyncIterator[None]:
-    """All of these connections, for the length of the block."""
+    """Hold all of these connections open while the block runs."""
     text = orjson.dumps({"content": prose(60_000, 1)})
     head = f"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: {len(text)}\r\n\r\n"
     room = asyncio.Semaphore(AT_ONCE)
@@ -69,15 +69,15 @@ async def crowd(base: str, idle: int, readers: int) -> AsyncIterator[None]:
 
 
 async def _slowly(readers: Sequence[asyncio.StreamReader]) -> None:
-    """One after the other, so that not all of them read in one moment."""
+    """Read from one connection after the other, so that not all are read at one moment."""
     while readers:
         for reader in readers:
-            await reader.read(PIECE)  # there is something: all of the answer was sent
+            await reader.read(PIECE)  # never waits, since all of the answer was sent
             await asyncio.sleep(1 / len(readers))
 
 
 async def first_bytes(base: str, requests: int) -> list[float]:
-    """Milliseconds."""
+    """Return milliseconds."""
     times = []
     for number in range(-WARM_UP, requests):
         took = await post(base, PATH, small_request())
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--idle", type=int, default=2000, help="idle connections")
     parser.add_argument("--readers", type=int, default=500, help="slow readers")
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--requests", type=int, default=40, help="in each round, with and without")
+    parser.add_argument("--requests", type=int, default=40, help="requests in each round, with and without")
     chosen = parser.parse_args(arguments)
     figures = asyncio.run(measure(chosen.idle, chosen.readers, chosen.rounds, chosen.requests))
     style = "green" if figures["ratio"] <= TARGET else "red"

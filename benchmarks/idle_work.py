@@ -1,13 +1,13 @@
-"""Whether idle work is felt: requests that come at random moments after an answer, also into its middle.
+"""Whether idle work delays clients: requests at random moments after an answer, also while idle work runs.
 
-`python -m benchmarks.idle_work [--builds b10434 ...] [--model tiny-hybrid] [--episodes 4] [--seed 1]`.
-Three lanes, each an engine and a sidecar: with idle work, without (`idle_tokens` = 0), and without once more,
-whose distance from the second is what the machine itself does. Each episode is played in one lane after the
-other while the others rest: the same requests after the same pauses (`benchmarks.episodes`).
-A difference is told in batches: the time that the engine takes for 2048 tokens here. That of the whole time
-to the first token has in it all that the machine does meanwhile; that of the time before the engine began
-on the request has little of it, but says nothing of batches that are shared with idle work. A turn that
-comes while its own beginning is computed waits for that and has it: there only the whole tells.
+`python -m benchmarks.idle_work [--builds b10434 ...] [--model tiny-hybrid] [--episodes 4] [--seed 1]`. Three
+lanes, each an engine and a sidecar: with idle work, without it (`idle_tokens` = 0), and without it once more.
+The difference between the last two is the noise of the machine. Each episode is played in one lane after the
+other while the others rest: the same requests after the same pauses (`benchmarks.episodes`). Differences are
+given in batches: the time that the engine takes for 2048 tokens here. The difference of the time to the first
+token includes all noise of the machine. The difference of the time before the engine began with the request
+has little noise, but does not show batches that are shared with idle work. A turn that arrives while its own
+beginning is computed waits for that and reuses it: only the time to the first token shows that.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TARGET: Final = 1.0  # batches that a request may wait for idle work
 COMPARED: Final = (Kind.TOOL, Kind.TASK, Kind.OTHER)
 ON, OFF, AGAIN = "idle work", "none", "none again"
 LANES: Final[Mapping[str, Mapping[str, Any]]] = {ON: {}, OFF: {"idle_tokens": 0}, AGAIN: {"idle_tokens": 0}}
-CAUSES: Final = {"idle work": ON, "the machine itself": AGAIN}  # of a difference to the lane `OFF`
+CAUSES: Final = {"idle work": ON, "the machine itself": AGAIN}  # causes of a difference to the lane `OFF`
 PARTS: Final[Mapping[str, Callable[[Heard], float]]] = {
     "whole": lambda one: one.seconds,
     "waited": lambda one: one.waited,
@@ -50,7 +50,7 @@ Row = dict[str, Any]
 
 
 async def lanes(build: str, model: Tiny, episodes: int, seed: int) -> tuple[Lanes, int]:
-    """What each lane heard, in the same order in all; and the tokens of idle work in the first."""
+    """Return the answers of each lane, in the same order in all, and the tokens of idle work in the first."""
     heard: dict[str, list[Heard | None]] = {name: [] for name in LANES}
     order = random.Random(seed)  # noqa: S311 - nothing secret
     async with AsyncExitStack() as stack:
@@ -73,19 +73,19 @@ async def lanes(build: str, model: Tiny, episodes: int, seed: int) -> tuple[Lane
 
 
 def batch_seconds(heard: Lanes) -> float:
-    """What the engine takes for one, by all requests that took more, at whatever depth they stood."""
+    """Return the engine's time for one batch, from all requests that took more, at any depth of context."""
     long = (one for one in _answered(heard[OFF]) if one.computed > BATCH_TOKENS)
     return BATCH_TOKENS / statistics.median(one.computed / one.prefill_seconds for one in long)
 
 
 def pairs(ones: Sequence[Heard | None], others: Sequence[Heard | None]) -> list[tuple[Heard, Heard]]:
-    """The requests that can be compared: after a reply that took another turn the prompts are others."""
+    """Return the requests that can be compared. After a reply that differs, the prompts differ too."""
     both = zip(ones, others, strict=True)
     return [(one, other) for one, other in both if one and other and one.prompt == other.prompt]
 
 
 def differences(compared: Sequence[tuple[Heard, Heard]], batch: float) -> Row:
-    """How much later the first token came, in batches, for each kind of request and for all."""
+    """Return how much later the first token came, in batches, for each kind of request and for all."""
     kinds = {kind.value: [pair for pair in compared if pair[0].kind is kind] for kind in COMPARED}
     kinds["all"] = [pair for pair in compared if pair[0].kind in COMPARED]
     return {
@@ -126,7 +126,7 @@ def _answered(ones: Sequence[Heard | None]) -> list[Heard]:
 
 
 def _usual(kind: Kind, ones: Sequence[Heard | None]) -> dict[str, float]:
-    """Medians of the time to first token, and of the tokens computed before it."""
+    """Return medians of the time to first token, and of the tokens computed before it."""
     found = [one for one in _answered(ones) if one.kind is kind]
     return {
         "first_token_ms": round(1000 * statistics.median(one.seconds for one in found), 1),
@@ -135,7 +135,7 @@ def _usual(kind: Kind, ones: Sequence[Heard | None]) -> dict[str, float]:
 
 
 def _worst(kinds: Mapping[str, Any]) -> dict[str, float]:
-    """The longest that another client waited, and that a conversation's own turn took longer."""
+    """Return the longest wait of the other client, and the largest delay of the conversation's own turns."""
     own = [found["whole"]["max"] for kind, found in kinds.items() if kind in {Kind.TOOL, Kind.TASK}]
     return {"another client waited": kinds[Kind.OTHER]["waited"]["max"], "own turn, in all": max(own)}
 
@@ -159,9 +159,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.idle_work", description=__doc__)
     parser.add_argument("--builds", nargs="+", default=list(BUILDS))
     parser.add_argument("--model", type=Tiny, default=Tiny.HYBRID)
-    parser.add_argument("--episodes", type=int, default=4, help="of eleven requests and more, in each lane")
+    parser.add_argument(
+        "--episodes", type=int, default=4, help="episodes in each lane, of eleven requests and more"
+    )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--name", default="idle_work", help="of the file of figures, for a part of the table")
+    parser.add_argument(
+        "--name", default="idle_work", help="name of the file of figures, for a part of the table"
+    )
     chosen = parser.parse_args(arguments)
     configure("error", "console")
     rows = [
@@ -175,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, usual in row["lanes"].items():
             console.print(f"{name}: {usual}", highlight=False)
         if not row["idle_tokens"]:
-            console.print("[red]no idle work was done: this run says nothing[/red]")
+            console.print("[red]no idle work was done: this run shows nothing[/red]")
     keep(chosen.name, {"target": TARGET, "rows": rows})
     return int(any(not row["idle_tokens"] for row in rows))
 

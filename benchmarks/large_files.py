@@ -1,7 +1,8 @@
-"""Snapshots of real size: how late the event loop is while one is hashed, copied and checked, and MB/s.
+"""Snapshots of real size: event loop delay while one is hashed, copied and checked, and MB/s.
 
-`python -m benchmarks.large_files [--gib 2] [--hot DIR] [--cold DIR]`. The files are synthetic and whole. A
-task that wants to wake up every 5 ms notes how late it does, alone and beside each operation of the store.
+`python -m benchmarks.large_files [--gib 2] [--hot DIR] [--cold DIR]`. The files are synthetic and complete. A
+task that sleeps for 5 ms at a time records how late it wakes up, alone and beside each operation of the
+store.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from slotkeeper.store.store import Store
 TICK_SECONDS: Final = 0.005
 ALONE_SECONDS: Final = 5.0
 TOKENS: Final = 20_000
-ROW_BYTES: Final = 2048  # of one token in one layer: 8 heads of 128 elements in 16 bits
+ROW_BYTES: Final = 2048  # one token in one layer: 8 heads of 128 elements of 16 bits
 OFTEN: Final = 500
 ENGINE: Final = "a fingerprint"
 
 
 class Ticker:
-    """How late a task wakes up that only sleeps, in milliseconds."""
+    """Measures in milliseconds how late a task wakes up that only sleeps."""
 
     def __init__(self) -> None:
         self.late: list[float] = []
@@ -57,7 +58,7 @@ class Ticker:
 
 
 async def beside(work: Callable[[], Awaitable[object]]) -> dict[str, float]:
-    """How late the loop is while `work` goes on, and how long that takes."""
+    """Run `work`, and return the event loop's delays meanwhile and the time of the work."""
     ticker, began = Ticker(), time.perf_counter()
     async with asyncio.TaskGroup() as tasks:
         ticking = tasks.create_task(ticker.run())
@@ -67,7 +68,7 @@ async def beside(work: Callable[[], Awaitable[object]]) -> dict[str, float]:
 
 
 def write_slot_file(path: Path, gib: float) -> tuple[Tokens, int]:
-    """A dense model's state of 20,000 tokens, with as many layers as make up the size (engine.md 2.2).
+    """Write a dense model's state of 20,000 tokens, with as many layers as make up the size (engine.md 2.2).
 
     Returns the tokens and the size in bytes.
     """
@@ -90,7 +91,7 @@ def _copied(_: object, found: SlotFile) -> SlotFileEdit:
 
 
 class Bench:
-    """One store, and what was measured of each operation."""
+    """One store, and the measurements of each operation."""
 
     def __init__(self, hot: Path, cold: Path, gib: float) -> None:
         self.store = Store(hot, cold)
@@ -99,7 +100,7 @@ class Bench:
         self._gib = gib
 
     async def measure(self) -> None:
-        """Raises StoreError where a folder has no room."""
+        """Measure all operations. Raises StoreError if a folder has no room."""
         self.operations["nothing"] = await beside(lambda: asyncio.sleep(ALONE_SECONDS))
         await self.store.open()
         try:
@@ -143,7 +144,7 @@ def table(operations: Mapping[str, Mapping[str, float]], gib: float) -> Table:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.large_files", description=__doc__)
-    parser.add_argument("--gib", type=float, default=2.0, help="of each file; there are three at a time")
+    parser.add_argument("--gib", type=float, default=2.0, help="size of each file; there are three at a time")
     parser.add_argument("--hot", type=Path, help="where to make the hot folder, such as a tmpfs")
     parser.add_argument("--cold", type=Path, help="where to make the cold folder")
     chosen = parser.parse_args(arguments)

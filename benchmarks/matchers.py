@@ -1,7 +1,7 @@
-"""Texts that were made to be slow: what it costs to look for facts in them, from 1 kB to 10 MB.
+"""Texts that are made to be slow: the time to search them for facts, from 1 kB to 10 MB.
 
-All that is looked for in a client's text takes a time that grows with its length and no faster, up to one
-behind which nothing is looked for. `tests/unit/conversation/test_linear.py` holds it to that, text by text.
+Every search in a client's text takes a time that grows linearly with its length, up to the length after which
+nothing is searched. `tests/unit/conversation/test_linear.py` checks that, text by text.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ TEXTS: Final[dict[str, Callable[[int], str]]] = {
 
 
 def all_matchers(text: str) -> None:
-    """Everything that looks for something in a text of a client."""
+    """Run every search that the sidecar does in a text of a client."""
     found_in.cache_clear()
     for section in (Section.SYSTEM, Section.USER):
         bare(Text((), text, section))

@@ -1,4 +1,4 @@
-"""nginx as a yardstick: the smallest reverse proxy that people trust, with two ways to reach its upstream."""
+"""nginx as a yardstick: a small, widely used reverse proxy, with two kinds of connections to its upstream."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from slotkeeper.engine.launch import free_port
 
 MISSING: Final = "nginx is not installed, so it is left out (Debian, Ubuntu: apt-get install nginx-light)"
 
-# As a proxy for token streams is usually set up: nothing held back. The first server makes a connection
-# for each request, as nginx does by default and as the sidecar does; the second keeps them.
+# The usual setup for token streams: no buffering. The first server makes a connection for each request, as
+# nginx does by default and as the sidecar does; the second keeps connections.
 CONFIG: Final = """\
 daemon off;
 master_process on;
@@ -56,20 +56,20 @@ http {{
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nginx:
-    plain: str  # URL: a connection to the engine for each request
-    kept: str  # URL: connections to the engine are kept
+    plain: str  # URL of the server that makes a connection to the engine for each request
+    kept: str  # URL of the server that keeps connections to the engine
 
 
 def find() -> str | None:
-    """The program; Debian keeps it where only root looks."""
+    """Return the path of the program. Debian installs it where only root's PATH has it."""
     return shutil.which("nginx", path=os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin")))
 
 
 @asynccontextmanager
 async def nginx(program: str, upstream: str, folder: Path) -> AsyncIterator[Nginx]:
-    """In front of `upstream` (HOST:PORT), with everything it writes in `folder`."""
+    """Run nginx in front of `upstream` (HOST:PORT), with all its files in `folder`."""
     plain, kept = free_port(), free_port()
-    user = "user root;" if os.geteuid() == 0 else ""  # the folder is ours alone
+    user = "user root;" if os.geteuid() == 0 else ""  # other users cannot read the folder
     config = folder / "nginx.conf"
     config.write_text(
         CONFIG.format(user=user, folder=folder, upstream=upstream, plain=plain, kept=kept), "utf-8"

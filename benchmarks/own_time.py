@@ -1,7 +1,7 @@
-"""The sidecar's own time: from a request's arrival at our port until its last byte left for the engine.
+"""The sidecar's own time: from a request's arrival at its port until its last byte left for the engine.
 
-Read by a relay in front of the engine, on one clock. What the same way takes with nothing in between is
-taken off where it is measured beside (`append_turn`), and is a fraction of a millisecond where it is not.
+A relay in front of the engine records it, on one clock. `append_turn` also measures the same way without a
+sidecar and subtracts that; elsewhere it is included, and is a fraction of a millisecond.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from slotkeeper.api.document import Doc
 from slotkeeper.bench.sessions import prose
 
 PATH: Final = "/v1/chat/completions"
-PAUSE_SECONDS: Final = 0.15  # a user is slower than what the sidecar does after an answer
-CHARS_PER_TOKEN: Final = 3.6  # the tiny models' vocabulary, on this prose
+PAUSE_SECONDS: Final = 0.15  # a pause longer than the sidecar's work after an answer
+CHARS_PER_TOKEN: Final = 3.6  # with the tiny models' vocabulary, on this prose
 TURN_TOKENS: Final = 2000  # of each question that fills a conversation
 
 
 @dataclass(slots=True, kw_only=True)
 class Conversation:
-    """A chat that sends back what was answered, as clients do."""
+    """A chat that sends back the replies, as clients do."""
 
     way: Way
     messages: list[Doc] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Conversation:
     cached: int = 0
 
     async def ask(self, question: str) -> float:
-        """One turn; milliseconds of the proxy's own time."""
+        """Send one turn; return the milliseconds of the proxy's own time."""
         self.messages.append({"role": "user", "content": question})
         body = {
             "messages": self.messages,
@@ -49,7 +49,7 @@ class Conversation:
         before = len(relay.arrivals)
         took = await post(self.way.url, PATH, orjson.dumps(body))
         self._hear(took)
-        # Others are the sidecar's own: rendering, looking at slots, planting.
+        # Other tasks come from the sidecar: rendering, GET /slots, plants.
         (left,) = (at for path, at in relay.arrivals[before:] if path == PATH)
         return 1000 * (left - took.sent)
 
@@ -63,7 +63,7 @@ class Conversation:
             await asyncio.sleep(PAUSE_SECONDS)
 
     async def append(self, turns: int) -> list[float]:
-        """Some short questions, one after the other."""
+        """Send some short questions, one after the other."""
         times = []
         for number in range(turns):
             times.append(await self.ask(f"Short question {number}?"))
@@ -80,7 +80,7 @@ class Conversation:
 
 
 async def conversations(way: Way, number: int, tokens: int) -> Sequence[Conversation]:
-    """Several chats with one system prompt, each of about so many tokens."""
+    """Return several chats with one system prompt, each of about this many tokens."""
     shared = {"role": "system", "content": prose(int(tokens / 2 * CHARS_PER_TOKEN), 3)}
     made = [Conversation(way=way, messages=[dict(shared)]) for _ in range(number)]
     for conversation in made:

@@ -1,10 +1,10 @@
-"""What a decision costs in a large fleet: one sidecar with 64 engines of 8 slots, and 20,000 conversations.
+"""The cost of a decision in a large fleet: one sidecar with 64 engines of 8 slots, and 20,000 conversations.
 
 `python -m benchmarks.placement [--engines 64] [--slots 8] [--conversations 20000] [--decisions 100]`. Every
 slot holds one conversation, all are in the tree, and as many as a tier may have are in files. Then requests
-come one by one: next turns of conversations that are in a slot, of others, and new ones. Measured is the time
-that the scheduler's thread had the processor for one decision, which is what it does as a request arrives and
-as its tokens are known, and for all events of one request.
+come one by one: next turns of conversations that are in a slot, of others, and new ones. Measured is the
+processor time of the scheduler's thread for one decision (the work when a request arrives and when its tokens
+are known), and for all events of one request.
 """
 # ruff: noqa: S311 - seeded randomness, nothing secret
 
@@ -48,11 +48,11 @@ from slotkeeper.scheduler.types import ClientId, EngineId, RequestId, SlotId
 GOAL: Final = 2.0  # milliseconds at the 99th percentile
 RATES: Final = EngineRates(token_bytes=4096)
 KINDS: Final = ("in a slot", "elsewhere", "new")
-START: Final = 10_000.0  # seconds: no slot was used before the clock begins
+START: Final = 10_000.0  # seconds; later than every use of a slot
 
 
 class Crowded:
-    """A placement with all slots full, whose time is taken."""
+    """A placement with all slots full, whose time is measured."""
 
     def __init__(self, *, engines: int, slots: int, conversations: int) -> None:
         traits = traits_of(Memory.DENSE, slots, RATES, files=True)
@@ -103,7 +103,7 @@ class Crowded:
             self._answer(effect)
 
     def _answer(self, effect: Effect) -> None:
-        """At once, and as well as can be: only decisions are of interest."""
+        """Answer an effect at once and with success: only decisions are measured."""
         at = self.now
         match effect:
             case Observe(engine=engine):
@@ -135,7 +135,7 @@ class Crowded:
         return next(turns)
 
     def decided(self, turn: SimulatedTurn) -> tuple[float, float]:
-        """Milliseconds of the decision, and of the whole request."""
+        """Return the milliseconds of the decision, and of the whole request."""
         self.count += 1
         self.now += 0.05
         request, before, self.deciding = RequestId(f"r{self.count}"), self.spent, 0.0
@@ -154,7 +154,7 @@ class Crowded:
 
 
 def replace_views(engine: TimedEngine, slots: Sequence[SlotContents | None]) -> Any:
-    """As GET /slots would show that all is as we think."""
+    """Report the slots to the scheduler as it knows them, as GET /slots would."""
     views = engine.views()
     return tuple(
         replace(view, busy=False, task=1, held=contents.total if contents else None)
@@ -185,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--engines", type=int, default=64)
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--conversations", type=int, default=20_000)
-    parser.add_argument("--decisions", type=int, default=100, help="of each kind")
+    parser.add_argument("--decisions", type=int, default=100, help="decisions of each kind")
     args = parser.parse_args(arguments)
     sizes = [(engines, args.slots) for engines in (1, 4, 16) if engines < args.engines]
     rows: list[dict[str, Any]] = []

@@ -1,14 +1,14 @@
-"""Growing chats on slots that share one KV buffer: who fails, what is computed, and who waits for how long.
+"""Growing chats on slots that share one KV buffer: failures, computed tokens, and waits.
 
 `python -m benchmarks.pool [--chats 4 8] [--turns 5] [--model tiny-dense]`. Four slots share 4,096 cells, and
-each chat grows to about 2,500 tokens. All ask at once, and each asks again as soon as it was answered; what
-has failed is asked again. The oracle, and the texts that all must say, come from an engine with room: a slot
-of its own for each chat, one at a time. Tokens are the engine's own counter, with idle work and what was
-broken off.
+each chat grows to about 2,500 tokens. All chats run at once, and each sends its next request as soon as it
+has an answer; a failed request is sent again. The oracle and the expected texts come from an engine with
+room: its own slot for each chat, one chat at a time. Tokens are those of the engine's counter, which includes
+idle work and requests that broke off.
 
-How a prompt is divided into batches moves logprobs, and with it words that were nearly others: so every chat
-goes on with the texts of the engine with room, and a text is compared up to the first word of which another
-one was within 0.05 there.
+The division of a prompt into batches changes logprobs slightly, and so words for which another one was nearly
+as likely. So every chat continues with the texts of the engine with room, and a text is compared up to the
+first word for which another one was within 0.05 there.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from slotkeeper.scheduler.effects import PoolAct
 BUILD: Final = "b11549"
 CELLS: Final = 4096
 SLOTS: Final = 4
-# As people start it, without -np: each task moves all idle slots to the RAM cache. And without that cache.
+# As users start it, without -np: each task moves all idle slots to the RAM cache. And without that cache.
 ENGINES: Final = {
     "as it comes": ("-c", str(CELLS)),
     "no RAM cache": ("-np", str(SLOTS), "--kv-unified", "-c", str(CELLS), "--cache-ram", "0"),
 }
 QUESTION: Final = 1250  # characters, about 380 tokens
 ANSWER: Final = 120  # tokens
-ATTEMPTS: Final = 20  # of one turn, after which its chat is over
+ATTEMPTS: Final = 20  # of one turn; after that its chat ends
 PATIENCE: Final = 600.0  # seconds for one answer
-MARGIN: Final = 0.05  # of a logprob: what another division into batches changes
+MARGIN: Final = 0.05  # of a logprob: what a different division into batches can change
 
 
 class Way(StrEnum):
@@ -60,15 +60,16 @@ class Way(StrEnum):
 
 @dataclass
 class GrowingChat:
-    """One chat whose questions are known beforehand."""
+    """One chat whose questions are fixed."""
 
     number: int
-    script: Sequence[str] = ()  # what it takes for the answers
+    script: Sequence[str] = ()  # texts to use as the answers
     messages: list[dict[str, Any]] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
-    sure: list[str] = field(default_factory=list)  # of each, what no other division into batches changes
+    # the part of each answer that no different division into batches changes
+    sure: list[str] = field(default_factory=list)
     failed: int = 0
-    longest: int = 0  # prompt, in tokens
+    longest: int = 0  # longest prompt, in tokens
 
     async def play(self, client: httpx.AsyncClient, turns: int, **more: Any) -> None:
         """Ask one question after the other."""
@@ -97,7 +98,7 @@ class GrowingChat:
 
 
 def sure_part(choice: dict[str, Any], text: str) -> str:
-    """Up to the first word that was nearly another."""
+    """Return the text up to the first word for which another was nearly as likely."""
     length = 0
     for word in (choice.get("logprobs") or {}).get("content", ()):
         one, other = (top["logprob"] for top in word["top_logprobs"])
@@ -109,20 +110,20 @@ def sure_part(choice: dict[str, Any], text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """What became of all chats."""
+    """The outcome of all chats."""
 
     chats: Sequence[GrowingChat]
     computed: int  # tokens
     seconds: float
-    waited: float  # seconds, the longest wait of one request in our queue
-    acts: dict[str, int]  # of the shared buffer, by reason
+    waited: float  # longest wait of one request in the sidecar's queue, seconds
+    acts: dict[str, int]  # reason -> count of the shared buffer's events
 
     @property
     def texts(self) -> list[list[str]]:
         return [chat.texts for chat in self.chats]
 
     def others(self, oracle: Played) -> int:
-        """Answers that are not what an engine with room has said."""
+        """Return the answers that differ from those of the engine with room."""
         pairs = [
             pair
             for mine, its in zip(self.chats, oracle.chats, strict=True)
@@ -132,7 +133,7 @@ class Played:
 
     @property
     def compared(self) -> float:
-        """The share of all text that is compared."""
+        """Return the share of all text that is compared."""
         sure = sum(len(text) for chat in self.chats for text in chat.sure)
         return sure / sum(len(text) for texts in self.texts for text in texts)
 
@@ -145,7 +146,10 @@ class Played:
 async def shared_engine(
     model: Tiny, folder: Path, *flags: str, files: bool = True
 ) -> AsyncIterator[lab.Restartable]:
-    """One buffer for all slots, with these flags. `files`: its slots can be saved, and erased."""
+    """Run an engine with one buffer for all slots and these flags.
+
+    `files`: its slots can be saved and erased.
+    """
 
     def recipe(*given: Any, **more: Any) -> list[str]:
         words = lab.stock_flags(*given, **more)
@@ -159,7 +163,7 @@ async def shared_engine(
 
 
 async def played(model: Tiny, oracle: Played, turns: int, way: Way, flags: Sequence[str]) -> Played:
-    """All at once, on a shared buffer."""
+    """Play all chats at once, on a shared buffer."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         engine = await stack.enter_async_context(shared_engine(model, folder, *flags, files=way is Way.FILES))
@@ -184,7 +188,7 @@ async def played(model: Tiny, oracle: Played, turns: int, way: Way, flags: Seque
 
 
 async def with_room(model: Tiny, chats: int, turns: int) -> Played:
-    """One after the other, each in a slot of its own."""
+    """Play the chats one after the other, each in its own slot."""
     with TemporaryDirectory() as home:
         flags = ("-np", str(chats), "-c", str(CELLS * chats), "--no-kv-unified", "--cache-ram", "0")
         async with lab.tiny_engine(model, BUILD, Path(home), *flags) as engine:
@@ -201,7 +205,7 @@ async def with_room(model: Tiny, chats: int, turns: int) -> Played:
 
 
 def longest_wait(sidecar: Sidecar | None) -> float:
-    """In our queue, of one request."""
+    """Return the longest wait of one request in the sidecar's queue."""
     waits = [
         sum(span.end - span.begin for span in record.spans if span.stage is RequestStage.QUEUE)
         for record in (sidecar.driver.journal if sidecar else ())
@@ -242,9 +246,9 @@ async def compared(model: Tiny, chats: int, turns: int) -> list[dict[str, Any]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pool", description=__doc__)
-    parser.add_argument("--chats", type=int, nargs="+", default=[4, 8], help="at once (default: 4 8)")
-    parser.add_argument("--turns", type=int, default=5, help="of each (default: %(default)s)")
-    parser.add_argument("--model", type=Tiny, default=Tiny.DENSE, help="(default: %(default)s)")
+    parser.add_argument("--chats", type=int, nargs="+", default=[4, 8], help="chats at once (default: 4 8)")
+    parser.add_argument("--turns", type=int, default=5, help="turns of each chat (default: %(default)s)")
+    parser.add_argument("--model", type=Tiny, default=Tiny.DENSE, help="the model (default: %(default)s)")
     chosen = parser.parse_args(arguments)
     configure("error", "console")
     rows = [row for chats in chosen.chats for row in asyncio.run(compared(chosen.model, chats, chosen.turns))]

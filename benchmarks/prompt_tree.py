@@ -1,8 +1,8 @@
-"""The prompt tree: time of a look-up and of an addition, and memory, by conversations and their length.
+"""The prompt tree: time of a look-up and of an insertion, and memory, by conversations and their length.
 
-`python -m benchmarks.prompt_tree`. The conversations grow in turns, one turn of each after the other. Every
-other one begins with the same system prompt, and what is their own opens in one of a few ways. Each point has
-a process of its own. Times are processor time, so other work on the machine counts for little.
+`python -m benchmarks.prompt_tree`. The conversations grow by turns, one turn of each after the other. Every
+second one begins with the same system prompt, and its own text opens in one of a few ways. Each point runs in
+its own process. Times are processor time, so other work on the machine has little effect.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from benchmarks.figures import console, keep
 from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.types import WIDTH, Tokens
 
-SIZE: Final = (10_000, 50_000)  # conversations, and tokens of each: what the targets are for
+SIZE: Final = (10_000, 50_000)  # conversations, and tokens of each: the size that the targets are for
 POINTS: Final = ((1000, 5000), (1000, 50_000), (1000, 200_000), (100, 50_000), SIZE)
 TARGET_MS: Final = 1.0  # the slowest look-up of a hundred
 TARGET_MB: Final = 300
 TURNS: Final = 5
-SHARED: Final = 5  # the system prompt is one part in so many
+SHARED: Final = 5  # the system prompt is one part in this many
 OPENINGS: Final = 100
 OPENING_TOKENS: Final = 20
-NEW_TOKENS: Final = 100  # of a turn that is measured
+NEW_TOKENS: Final = 100  # of a measured turn
 SAMPLES: Final = 1000
-RECENT: Final = 50  # conversations that were passed last, each measured in so many rounds:
+RECENT: Final = 50  # the most recently used conversations, each measured in this many rounds:
 ROUNDS: Final = SAMPLES // RECENT
 VOCABULARY: Final = 150_000
-STRIDE: Final = 97  # tokens of noise between the beginnings of two conversations: all of them differ
+STRIDE: Final = 97  # tokens of noise between the beginnings of two conversations, so that all differ
 KINDS: Final = ("next turn", "turn of the oldest", "first turn")
 Row = dict[str, Any]
 
 
 class Conversations:
-    """Made up when they are asked for: slices of the same noise, so that only the tree takes memory."""
+    """Conversations made on demand: slices of the same noise, so that only the tree takes memory."""
 
     def __init__(self, number: int, tokens: int) -> None:
         self.number = number
@@ -57,11 +57,11 @@ class Conversations:
         self._system = self._noise[: tokens // SHARED * WIDTH]
 
     def prompt(self, conversation: int, more: int = 0) -> Tokens:
-        """A conversation after its last turn, and so many tokens more. Those from `number` on are new."""
+        """Return a conversation after its last turn, and more tokens. Those from `number` on are new."""
         return self._cut(conversation, self.tokens + more)
 
     def turns(self) -> Iterator[tuple[float, Tokens]]:
-        """The turns of all conversations and when they were; half of each comes with the first."""
+        """Yield the turns of all conversations and their times; first turns have about half of the tokens."""
         for turn in range(1, TURNS + 1):
             for conversation in range(self.number):
                 yield float(turn), self._cut(conversation, self.tokens * (TURNS + turn) // (2 * TURNS))
@@ -75,7 +75,7 @@ class Conversations:
 
 
 def probe(tree: PromptTree, prompts: Iterable[tuple[int, Tokens]]) -> Row:
-    """Milliseconds of each prompt's look-up, and of adding it; raises where not so many tokens are known."""
+    """Return the milliseconds of each prompt's look-up and insertion; raises if the known length is wrong."""
     looks, adds = [], []
     for known, prompt in prompts:
         began = time.process_time()
@@ -96,7 +96,7 @@ def figures_of(times: Sequence[float]) -> Row:
 
 
 def measure(point: tuple[int, int]) -> Row:
-    """All of one point. Resident memory is what the process has more of than before."""
+    """Measure one point. Resident memory is the process's growth."""
     number, tokens = point
     chats, tree = Conversations(number, tokens), PromptTree()
     gc.collect()

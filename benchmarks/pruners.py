@@ -1,9 +1,9 @@
-"""Agents that prune old results of tools, as their programs do it: what each would have sent.
+"""Agents that prune old results of tools, as real programs do: the requests that each would have sent.
 
-A pruner takes the messages of a session request by request, as they were before anything was pruned, and
-gives them back as its agent would send them. What is pruned once stays so. `rules/results.py` names the
-sources. Recorded sessions are short, so that sizes are smaller here, and opencode, which spares the last two
-turns, spares the present one only.
+A pruner takes the unpruned messages of each request of a session, and returns them as its agent would send
+them. A result that was pruned once stays pruned. `rules/results.py` names the sources. Recorded sessions are
+short, so sizes are smaller here than in the agents, and opencode, which leaves the last two turns alone,
+leaves only the present one alone.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from slotkeeper.bench.replay import Entry
 
 CLEARED: Final = "[Old tool result content cleared]"
 TOKEN: Final = 4  # characters, by opencode's own estimate
-PROTECTED: Final = 400  # tokens of the latest results that opencode keeps; by itself 40,000
-WORTH: Final = 200  # tokens that it wants to free at least; by itself 20,000
-KEPT: Final = 3  # of the latest results, where all others go; Qwen Code keeps 5
-TRIMMED: Final = 300  # characters that OpenClaw keeps at either end; by itself 1,500
-SHORT: Final = 200  # characters: Hermes leaves such results alone, and nothing is won by a mark
+PROTECTED: Final = 400  # tokens of the latest results that opencode keeps; its own value is 40,000
+WORTH: Final = 200  # tokens that opencode wants to free at least; its own value is 20,000
+KEPT: Final = 3  # latest results to keep when all others are pruned; Qwen Code keeps 5
+TRIMMED: Final = 300  # characters that OpenClaw keeps at either end; its own value is 1,500
+SHORT: Final = 200  # characters: Hermes leaves such results alone, since a placeholder would save nothing
 
-Choose = Callable[[Sequence[Doc]], Iterator[int]]  # which messages are pruned from now on
-Write = Callable[[str, str], str]  # what stands there: of the name of the tool, and of the result
+Choose = Callable[[Sequence[Doc]], Iterator[int]]  # returns the messages to prune from now on
+Write = Callable[[str, str], str]  # returns the replacement for a tool's name and its result
 
 
 class Pruner:
-    """Of one session."""
+    """Prunes the results of one session."""
 
     def __init__(self, choose: Choose, write: Write) -> None:
         self._choose, self._write = choose, write
-        self._pruned: dict[str, str] = {}  # what stands there, by the ids of calls
+        self._pruned: dict[str, str] = {}  # replacements, by the ids of calls
 
     def __call__(self, messages: Sequence[Doc]) -> list[Doc]:
         names = {call["id"]: call["function"]["name"] for m in messages for call in m.get("tool_calls") or ()}
@@ -54,7 +54,7 @@ def _results(messages: Sequence[Doc]) -> list[int]:
 
 
 def _after_a_turn(messages: Sequence[Doc]) -> Iterator[int]:
-    """opencode, Kilo Code: what is older than the latest results, if it frees enough."""
+    """As opencode and Kilo Code: prune what is older than the latest results, if it frees enough."""
     if messages[-1]["role"] != "user":
         return
     sizes = {at: len(str(messages[at]["content"])) // TOKEN for at in _results(messages)}
@@ -64,12 +64,12 @@ def _after_a_turn(messages: Sequence[Doc]) -> Iterator[int]:
 
 
 def _at_each_request(messages: Sequence[Doc]) -> Iterator[int]:
-    """SWE-agent, OpenHands: all but the latest."""
+    """As SWE-agent and OpenHands: prune all but the latest results."""
     yield from _results(messages)[:-KEPT]
 
 
 def _when_rested(messages: Sequence[Doc]) -> Iterator[int]:
-    """Claude Code, Qwen Code: the same, when a user speaks."""
+    """As Claude Code and Qwen Code: prune all but the latest results, when the user sends a message."""
     if messages[-1]["role"] == "user":
         yield from _at_each_request(messages)
 
@@ -101,7 +101,7 @@ PRUNERS: Final[Mapping[str, Callable[[], Pruner]]] = MappingProxyType(
 
 
 def pruned(entries: Iterable[Entry], way: str) -> Iterator[Entry]:
-    """Recorded chats as an agent would have sent them that prunes in this way; each sub-agent for itself."""
+    """Return recorded chats as an agent that prunes in this way sends them; sub-agents are separate."""
     pruners: defaultdict[tuple[str, int], Pruner] = defaultdict(PRUNERS[way])
     for entry in entries:
         body = entry.body or {}

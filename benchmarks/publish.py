@@ -1,9 +1,8 @@
-"""Take what the documents show from the last runs: `python -m benchmarks.publish`.
+"""Take the figures of the documents from the last runs: `python -m benchmarks.publish`.
 
 Reads artifacts/benchmarks/*.json, writes docs/figures.json, and fills the marked blocks of README.md,
-docs/benchmarks.md and docs/reliability.md from it. So none of their figures is written by hand, and each
-tells which run it is from.
-A benchmark that was not run here keeps the figures that it had.
+docs/benchmarks.md and docs/reliability.md from it. So no figure is written by hand, and each names its run.
+A benchmark that was not run here keeps its earlier figures.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from benchmarks.figures import FOLDER, console
 FIGURES: Final = Path("docs") / "figures.json"
 GENERATE: Final = Path("docs") / "generate.py"
 TOKENS: Final = ("session", "build", "way", "oracle", "client", "planted", "idle")
-KEPT: Final = ("version", "at", "cores")  # what is said of a run beside its figures
+KEPT: Final = ("version", "at", "cores")  # facts of a run that are kept beside its figures
 
 Row = dict[str, Any]
 Pick = Callable[[Any], Any]
@@ -54,7 +53,7 @@ PICKED: Final[Mapping[str, Pick]] = MappingProxyType(
 
 
 def collect(folder: Path, before: Mapping[str, Any]) -> dict[str, Any]:
-    """Benchmark -> its last run, as far as the documents show it."""
+    """Return benchmark -> figures of its last run, as far as the documents show them."""
     found = dict(before)
     for name, pick in PICKED.items():
         path = folder / f"{name}.json"
@@ -65,7 +64,7 @@ def collect(folder: Path, before: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def in_lines(runs: Mapping[str, Any]) -> str:
-    """JSON with one row a line, so that a new run can be read as a diff."""
+    """Return JSON with one row per line, so that a diff shows what a new run changed."""
     blocks = []
     for name, run in runs.items():
         head = "".join(f"  {_json(key)}: {_json(run[key])},\n" for key in KEPT)

@@ -1,4 +1,4 @@
-"""A client and a relay that do nothing but read clocks."""
+"""A client and a relay that only read clocks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ LAST_CHUNK: Final = b"\r\n0\r\n\r\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Took:
-    """One request, on the clock of this process (seconds)."""
+    """One request, by the clock of this process (seconds)."""
 
-    sent: float  # just before the first byte left us
-    first: float  # the first byte of the answer came
-    last: float  # the answer was whole
+    sent: float  # just before the first byte was sent
+    first: float  # when the first byte of the answer came
+    last: float  # when the answer was complete
     answer: bytes
 
     @property
@@ -53,7 +53,7 @@ async def post(base: str, path: str, body: bytes) -> Took:
 
 @dataclass(slots=True)
 class Line:
-    """A client's connection, kept from one request to the next while the server keeps it, as SDKs do."""
+    """A client's connection that is reused while the server keeps it, as SDKs do."""
 
     base: str
     streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
@@ -83,7 +83,7 @@ class Line:
 
 @dataclass(slots=True, kw_only=True)
 class Relay:
-    """Passes every byte on, and remembers when each request had come in whole."""
+    """A relay that passes every byte on, and records when each request had arrived completely."""
 
     base: str
     arrivals: list[tuple[str, float]] = field(default_factory=list)  # path, time
@@ -98,7 +98,7 @@ class Relay:
         writer.close()
 
     async def _requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Each request of the connection: its head, its body by length, its time."""
+        """Yield each request of the connection: its headers, its body by length, its time."""
         with suppress(asyncio.IncompleteReadError):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -120,12 +120,12 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     while chunk := await reader.read(CHUNK):
         writer.write(chunk)
         await writer.drain()
-    writer.close()  # the engine has finished; some clients wait for this to know
+    writer.close()  # the engine has finished; some clients wait for the connection to close
 
 
 @asynccontextmanager
 async def relay(upstream: str) -> AsyncIterator[Relay]:
-    """A relay in front of `upstream` for the length of the block."""
+    """Run a relay in front of `upstream` while the block runs."""
     found = Relay(base="")
     server = await asyncio.start_server(
         lambda reader, writer: found.carry(reader, writer, upstream), "127.0.0.1", 0, limit=64 << 20
@@ -138,7 +138,7 @@ async def relay(upstream: str) -> AsyncIterator[Relay]:
 
 
 async def listening(port: int) -> None:
-    """Wait until something listens there. Raises TimeoutError."""
+    """Wait until a server listens there. Raises TimeoutError."""
     async with asyncio.timeout(START_SECONDS):
         while True:
             try:

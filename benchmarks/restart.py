@@ -1,8 +1,8 @@
 """After a restart of the engine: how long a conversation of 30,000 tokens waits, and what is computed.
 
 `python -m benchmarks.restart [--tokens 30000] [--repeats 7] [--models tiny-hybrid ...]`. The time to the
-first token of the next question, three ways, each on an engine that has just come up: through the sidecar;
-raw, that is the same file restored by hand and the same request sent; and stock, where nothing is restored.
+first token of the next question, in three ways, each on an engine that has just started: through the sidecar;
+raw (the same file restored by the benchmark, then the same request); and stock, where nothing is restored.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from slotkeeper.observe.log import configure
 BUILDS: Final = ("b10434", "b11549")
 TIMED: Final = (Tiny.DENSE, Tiny.HYBRID)
 TARGET: Final = 1.2  # times the raw restore and prefill
-STOCK: Final = 2  # repeats of what takes long and varies little
-CHARACTERS: Final = 7000  # of each question, which are about 2000 tokens
+STOCK: Final = 2  # repeats of a way that takes long and varies little
+CHARACTERS: Final = 7000  # of each question, about 2,000 tokens
 FILE: Final = "conversation"
 
 Row = dict[str, Any]
 
 
 class Long:
-    """A conversation of many tokens, with an engine behind the sidecar and one that is used by hand."""
+    """A conversation of many tokens, with an engine behind the sidecar and one that is used directly."""
 
     def __init__(self, ours: Restartable, sidecar: Sidecar, raw: Restartable) -> None:
         self.tokens = 0
@@ -58,7 +58,7 @@ class Long:
         self._asked = 0
 
     async def fill(self, tokens: int) -> None:
-        """Question and answer until it is so long; then have its file at hand for the other engine."""
+        """Ask questions until the conversation is long enough; then give its file to the other engine."""
         while self.tokens < tokens:
             self._history.append(user(len(self._history), CHARACTERS))
             _, answer = await _ask(lab.url_of(self._sidecar), {"messages": self._history, "max_tokens": 8})
@@ -72,7 +72,7 @@ class Long:
         await asyncio.to_thread(shutil.copy, ours / f"{newest.id}.slot", raw / FILE)
 
     async def through_the_sidecar(self) -> tuple[float, int]:
-        """Seconds and cached tokens."""
+        """Return seconds and cached tokens."""
         await lab.rested(self._sidecar)
         await lab.restarted(self._ours, self._sidecar)
         return await self._time(lab.url_of(self._sidecar))
@@ -88,7 +88,7 @@ class Long:
         return await self._time(self._raw.base)
 
     async def _time(self, base: str, **more: Any) -> tuple[float, int]:
-        """Of another question each time, on top of the same conversation."""
+        """Return the time of another question each time, after the same conversation."""
         self._asked += 1
         asked = [*self._history, user(100 + self._asked, 300)]
         seconds, answer = await _ask(base, {"messages": asked, "max_tokens": 1, **more})
@@ -96,7 +96,7 @@ class Long:
 
 
 async def _ask(base: str, body: Doc) -> tuple[float, Doc]:
-    """Seconds until the answer was whole, and the answer."""
+    """Return the seconds until the answer was complete, and the answer."""
     took = await post(base, CHAT, orjson.dumps({**body, "temperature": 0, **PLAIN}))
     if not took.ok:
         raise RuntimeError(f"{base} answered {took.answer[:300]!r}")
@@ -104,7 +104,7 @@ async def _ask(base: str, body: Doc) -> tuple[float, Doc]:
 
 
 async def wait(model: Tiny, build: str, tokens: int, repeats: int) -> Row:
-    """How long the next question waits for its first token."""
+    """Measure how long the next question waits for its first token."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slotkeeper-bench-")))
         engines = []
@@ -132,7 +132,7 @@ async def wait(model: Tiny, build: str, tokens: int, repeats: int) -> Row:
 
 
 async def work(model: Tiny, build: str, change: Change) -> Row:
-    """What two conversations compute after a restart, beside what they must."""
+    """Measure what two conversations compute after a restart, and what they must compute."""
     row: Row = {"build": build, "model": model.value, "change": change.value}
     for way in ("stock", "sidecar"):
         with tempfile.TemporaryDirectory(prefix="slotkeeper-bench-") as folder:
@@ -208,8 +208,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=30000)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--builds", nargs="+", default=list(BUILDS))
-    parser.add_argument("--models", nargs="+", type=Tiny, default=list(TIMED), help="whose times are taken")
-    parser.add_argument("--no-totals", dest="totals", action="store_false", help="only take times")
+    parser.add_argument(
+        "--models", nargs="+", type=Tiny, default=list(TIMED), help="models whose times are measured"
+    )
+    parser.add_argument("--no-totals", dest="totals", action="store_false", help="measure only times")
     chosen = parser.parse_args(arguments)
     configure("error", "console")
     found = asyncio.run(run(list(product(chosen.builds, chosen.models)), chosen))

@@ -1,7 +1,6 @@
-"""A restart in the middle of work: conversations that were begun before it go on after it.
+"""A restart in the middle of work: conversations that began before it continue after it.
 
-What the client does then decides how much of the old states can be used. `Change` names the three
-things that clients do.
+How much of the old states can be used depends on the client's next request. `Change` names the three kinds.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from slotkeeper.bench.sessions import PLAIN, THINKING, Script, Turn, edited, pro
 
 TURNS: Final = 2  # before the restart
 SYSTEM: Final = 3000  # characters
-STRIDE: Final = 20  # of the numbers of questions, so that no two conversations ask the same
+STRIDE: Final = 20  # between the numbers of questions, so that no two conversations ask the same
 
 
 class Change(StrEnum):
-    """What the first request after the restart is, beside the last one before it."""
+    """How the first request after the restart relates to the last one before it."""
 
-    APPEND = "append"  # the next question
-    EDIT = "edit"  # the last question once more, in other words
-    STRIP = "strip"  # the next question, and what was thought for the last answer is left out
+    APPEND = "append"  # it is the next question
+    EDIT = "edit"  # it asks the last question again, in other words
+    STRIP = "strip"  # it is the next question, without the reasoning of the last answer
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,13 +34,13 @@ class RestartedChat:
     history: list[Doc] = field(default_factory=list)
 
     def begin(self, turns: int = TURNS) -> Script:
-        """Questions and answers, under a system prompt of its own."""
+        """Ask questions under the client's own system prompt."""
         self.history = [system(prose(SYSTEM, STRIDE * self.number))]
         for _ in range(turns):
             yield from self._ask("turn", [*self.history, self._question()])
 
     def go_on(self) -> Script:
-        """The changed request, and one more turn on top of its answer."""
+        """Send the changed request, and one more turn after its answer."""
         if self.change is Change.EDIT:
             text = "In other words. " + prose(1500, STRIDE * self.number + STRIDE - 1)
             yield from self._ask("edited", edited(self.history[:-1], -1, text))

@@ -1,9 +1,9 @@
 """Which states to keep: prompt tokens computed a second time under a byte budget, by rule of eviction.
 
 `python -m benchmarks.retention [--seeds 50] [--first 1000] [--share 3]`. A simulation: one slot, and states
-saved at the start of each user message and at the end of each reply, as an engine needs whose files carry
-no checkpoints. The user goes back to a random turn, edits it and goes on. The budget holds a third of
-what the first twelve turns save: 8 states of 24.
+saved at the start of each user message and at the end of each reply, as engines need whose files carry no
+checkpoints. The user goes back to a random turn, edits it and continues. The budget holds a third of the
+states that the first twelve turns save: 8 of 24.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from slotkeeper.scheduler.retention import evict
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId, restored, reuse
 from slotkeeper.scheduler.types import Tokens
 
-FIRST_SEED: Final = 1000  # the rule was chosen on seeds below: these it has not seen
+FIRST_SEED: Final = 1000  # the rule was chosen on seeds below this one
 SHARE: Final = 3
 TITLE: Final = "prompt tokens computed again in a session, with room for 1/{} of twelve turns"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of memory, and what its states weigh."""
+    """A kind of memory, and the size of its states."""
 
     traits: EngineTraits
-    state_bytes: int  # of any state
-    token_bytes: int  # of each token in it
+    state_bytes: int  # constant bytes of a state
+    token_bytes: int  # bytes of each token in a state
     golden: bool = False  # the system prompt is a golden prefix
 
 
@@ -63,7 +63,7 @@ CASES: Final[dict[str, tuple[Kind, Trace]]] = {
 }
 
 
-# -- who decides what goes ---------------------------------------------------------------------------
+# -- rules of eviction ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,9 +106,9 @@ def _first(asked: Asked, key: Callable[[Snapshot], float]) -> list[SnapshotId]:
 
 
 def foresight(asked: Asked) -> list[SnapshotId]:
-    """What the prompts to come will miss least: no bound, but a guess at what could be had.
+    """Evict what the prompts to come will miss least: no bound, but an estimate of what is possible.
 
-    A prompt counts only if what it has in common with the past is no less than with what comes before it.
+    A prompt counts only if it shares no more tokens with the requests before it than with the past.
     """
     coming = [request.prompt for n, request in enumerate(asked.future)
               if _common(asked.past, request) >= _common(asked.future[:n], request)]  # fmt: skip
@@ -131,11 +131,11 @@ RULES: Final[dict[str, Rule]] = {
     "oldest": oldest,
     "by value": by_value,
     "with foresight": foresight,
-    "all kept": lambda _: [],  # what is left was never saved
+    "all kept": lambda _: [],  # tokens computed again are then only those of states that were never saved
 }
 
 
-# -- one slot, and the files beside it ---------------------------------------------------------------
+# -- one slot and its files -------------------------------------------------------------------------
 
 
 def _given(state: Snapshot, prompt: Tokens, traits: EngineTraits) -> int:
@@ -143,7 +143,7 @@ def _given(state: Snapshot, prompt: Tokens, traits: EngineTraits) -> int:
 
 
 def _common(others: Sequence[Request], request: Request) -> int:
-    """Tokens of its prompt that one of the others had computed."""
+    """Return the tokens of a prompt that another one had computed."""
     return max((other.end.lcp(request.prompt) for other in others), default=0)
 
 
@@ -155,7 +155,7 @@ class Desk:
     states: dict[SnapshotId, Snapshot] = field(default_factory=dict)
     live: SlotContents = field(default_factory=SlotContents)
     again: int = 0  # tokens computed that had been computed before
-    most: int = 0  # bytes
+    most: int = 0  # largest size of all files, bytes
 
     def serve(self, request: Request, past: Sequence[Request], future: Sequence[Request]) -> None:
         traits = self.kind.traits
@@ -235,7 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.retention", description=__doc__)
     parser.add_argument("--seeds", type=int, default=50)
     parser.add_argument("--first", type=int, default=FIRST_SEED)
-    parser.add_argument("--share", type=int, default=SHARE, help="the budget is one part in so many")
+    parser.add_argument("--share", type=int, default=SHARE, help="the budget is one part in this number")
     chosen = parser.parse_args(arguments)
     seeds = range(chosen.first, chosen.first + chosen.seeds)
     cases = track(CASES, "cases", console=console, transient=True)

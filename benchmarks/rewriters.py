@@ -1,7 +1,7 @@
 """Agents that rewrite their own prompts, as scripts: one for each rule that can be seen in tokens.
 
-Each does two tasks in one conversation; its replies are written down here, so that all that differs from
-one request to the next is what the agent changes in its own past. `REWRITERS` names them by their rules.
+Each does two tasks in one conversation. Its replies are fixed texts, so requests differ only in the agent's
+changes to earlier messages. `REWRITERS` names them by their rules.
 """
 
 from __future__ import annotations
@@ -18,28 +18,29 @@ from slotkeeper.conversation.divergence import Cause
 from slotkeeper.conversation.rules.base import RuleName
 
 TASKS: Final = 2
-CALLS: Final = 2  # in each
+CALLS: Final = 2  # in each task
 NAMES: Final = ("read_file", "write_file", "run_tests")
 COMMITS: Final = ("1a2b3c4 Import the shop", "5d6e7f8 Report what is low", "9a8b7c6 Round prices")
 FILES: Final = (
     "# Conventions\n- Run the tests before you commit.",
     "# Conventions\n- Run the tests before you commit.\n- Keep lines short.",
 )
-BEFORE, BEHIND = prose(3000, 70), prose(5000, 71)  # what stands around the place that changes
+BEFORE, BEHIND = prose(3000, 70), prose(5000, 71)  # the text around the place that changes
 
-Rewrite = Callable[[int, int, Doc], Doc]  # number of the task and of the request, and the plain body
+# takes the number of the task and of the request, and the plain body
+Rewrite = Callable[[int, int, Doc], Doc]
 
 
 @dataclass(frozen=True, slots=True)
 class Rewriter:
     """One agent."""
 
-    rule: RuleName  # that puts it right
-    cause: Cause  # that is named
+    rule: RuleName  # the rule that undoes its change
+    cause: Cause  # the cause that is reported
     rewrite: Rewrite
 
     def __call__(self) -> Script:
-        """The session."""
+        """Return the session."""
         for number, (task, messages) in enumerate(_requests()):
             body = self.rewrite(task, number, {"tools": _tools(), "messages": messages})
             fields = {**PLAIN, "tools": body["tools"]}
@@ -48,7 +49,7 @@ class Rewriter:
 
 
 def _requests() -> Iterator[tuple[int, list[Doc]]]:
-    """The number of the task, and the messages of each request."""
+    """Yield the number of the task, and the messages of each request."""
     history: list[Doc] = [{"role": "system", "content": f"{BEFORE}\n\n{BEHIND}"}]
     for task in range(TASKS):
         history.append({"role": "user", "content": f"Task {task + 1}. {prose(800, 80 + task)}"})
@@ -82,11 +83,11 @@ def _call(number: int) -> Doc:
     return {"role": "assistant", "content": "I look into it.", "tool_calls": [call]}
 
 
-# -- what they change ----------------------------------------------------------------------------------
+# -- the changes -----------------------------------------------------------------------------------------
 
 
 def _in_system(write: Callable[[int, int], str]) -> Rewrite:
-    """In the middle of the system text stands a block that `write` makes of task and request."""
+    """Insert into the system text a block that `write` makes from the numbers of the task and the request."""
 
     def rewrite(task: int, number: int, body: Doc) -> Doc:
         head = {"role": "system", "content": f"{BEFORE}\n\n{write(task, number)}\n\n{BEHIND}"}
@@ -96,7 +97,7 @@ def _in_system(write: Callable[[int, int], str]) -> Rewrite:
 
 
 def _in_first_user(write: Callable[[int, int], str]) -> Rewrite:
-    """The first user message begins with a block, or with none."""
+    """Put a block before the first user message, or none."""
 
     def rewrite(task: int, number: int, body: Doc) -> Doc:
         head, asked, *rest = body["messages"]
@@ -131,14 +132,14 @@ def _other_keys(task: int, _: int, body: Doc) -> Doc:
 
 
 def _turned(value: Any) -> Any:
-    """Objects with their keys the other way round."""
+    """Return objects with their keys in reverse order."""
     if isinstance(value, dict):
         return {key: _turned(inner) for key, inner in reversed(value.items())}
     return value
 
 
 def _rewritten_calls(task: int, _: int, body: Doc) -> Doc:
-    """After the first task the arguments of old calls come with their keys in another order."""
+    """Reorder the keys in the arguments of old calls after the first task."""
     if not task:
         return body
     return {**body, "messages": [_sorted_arguments(message) for message in body["messages"]]}
@@ -158,7 +159,7 @@ def _swapped(arguments: str) -> str:
 
 
 def _trimmed(_: int, number: int, body: Doc) -> Doc:
-    """Before the very last request all that was said is trimmed."""
+    """Trim all earlier messages before the very last request."""
     if number < TASKS * (CALLS + 1) - 1:
         return body
     trimmed = [
@@ -169,7 +170,7 @@ def _trimmed(_: int, number: int, body: Doc) -> Doc:
 
 
 def _pruned(task: int, number: int, body: Doc) -> Doc:
-    """In the second task one more of the old results is gone at each request."""
+    """Remove one more of the old results at each request of the second task."""
     results = [at for at, message in enumerate(body["messages"]) if message["role"] == "tool"]
     gone = results[: max(0, number - CALLS) if task else 0]
     messages = [{**m, "content": CLEARED} if at in gone else m for at, m in enumerate(body["messages"])]

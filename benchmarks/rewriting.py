@@ -1,10 +1,10 @@
-"""Agents that rewrite their own prompts: what stock computes, and the sidecar with rules that observe or fix.
+"""Agents that rewrite their own prompts: tokens computed by stock, and with rules that observe or fix.
 
 `python -m benchmarks.rewriting [--builds b10434 ...] [--ways stock observe fix]`. One short session for each
 rule, on the hybrid model. `--traces FILE.jsonl ...` plays recorded sessions instead: on stock, and through a
 sidecar with its defaults in front of the same flags. With `--prune WAY` old results in recorded chats are
-pruned first, as an agent does it (`pruners`); `--context` is that of a slot. Tokens are those that clients
-waited for; beside them both ratios, waited and total. The oracle is that of requests as clients sent them.
+pruned first, as an agent does it (`pruners`); `--context` is a slot's. Tokens are those that clients waited
+for; beside them are both ratios, waited and total. The oracle counts the requests as clients sent them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WAYS: Final[Mapping[str, tuple[Way, dict[str, Any]]]] = {
 }
 SCRIPTED: Final = ("stock", "observe", "fix")
 RECORDED: Final = ("stock", "default")
-REPLY: Final = 16  # tokens, of recorded sessions
+REPLY: Final = 16  # tokens of a reply, for recorded sessions
 CONTEXT: Final = 65536  # tokens of a slot: the longest recorded prompt has 41,000
 Played = Callable[[Target], Awaitable[list[Sample]]]
 Row = dict[str, Any]
@@ -59,7 +59,7 @@ def recorded(path: Path, prune: str | None = None) -> Played:
 async def measured(
     name: str, played: Played, build: str, ways: Sequence[str], context: int = CONTEXT
 ) -> list[Row]:
-    """One row for each way."""
+    """Return one row for each way."""
     rows = []
     for way in ways:
         kind, settings = WAYS[way]
@@ -110,8 +110,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--builds", nargs="+", default=BUILDS, choices=BUILDS)
     parser.add_argument("--traces", nargs="+", type=Path, default=[], metavar="FILE")
     parser.add_argument("--ways", nargs="+", choices=WAYS)
-    parser.add_argument("--prune", choices=PRUNERS, metavar="WAY", help="in recorded chats: %(choices)s")
-    parser.add_argument("--context", type=int, default=CONTEXT, metavar="TOKENS", help="of a slot")
+    parser.add_argument(
+        "--prune", choices=PRUNERS, metavar="WAY", help="how to prune recorded chats: %(choices)s"
+    )
+    parser.add_argument("--context", type=int, default=CONTEXT, metavar="TOKENS", help="context of a slot")
     args = parser.parse_args(argv)
     ways = args.ways or (RECORDED if args.traces and not args.prune else SCRIPTED)
     configure("error", "console")

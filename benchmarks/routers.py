@@ -19,13 +19,13 @@ from slotkeeper.engine.launch import find_engine, free_port
 from slotkeeper.scheduler.events import ModelStatus
 from slotkeeper.scheduler.types import ModelName
 
-BUILD: Final = "b10434"  # the server of the newer build is a library without a router
+BUILD: Final = "b10434"  # the newer build is a library without router mode
 MODELS: Final = {"coder": Tiny.DENSE, "writer": Tiny.HYBRID}
-ALIAS: Final = "gpt-x"  # of the first one
+ALIAS: Final = "gpt-x"  # alias of the first model
 CONTEXT: Final = 16384
 LOOK_SECONDS: Final = 0.05
 PATIENCE: Final = 120.0  # seconds until a wait counts as failed
-CONTROL_SECONDS: Final = 60.0  # for one answer: a router that stalls would not answer ever
+CONTROL_SECONDS: Final = 60.0  # for one answer; a stalled router would never answer
 
 PRESET: Final = f"""[*]
 slots = true
@@ -41,7 +41,7 @@ stop-timeout = 5
 
 
 def preset(folder: Path, **more: str) -> Path:
-    """The models, and `more` that are files at these paths."""
+    """Return a preset of the models, and of `more`, which are files at these paths."""
     paths = {name: str(build(tiny)) for name, tiny in MODELS.items()} | more
     sections = [f"[{name}]\nmodel = {path}\n" for name, path in paths.items()]
     sections[0] += f"alias = {ALIAS}\n"
@@ -51,7 +51,7 @@ def preset(folder: Path, **more: str) -> Path:
 
 
 def router_flags(folder: Path, *, most: int = 1, **more: str) -> list[str]:
-    """Of one that loads at most so many models at once. Slot files lie in `folder`/slots."""
+    """Return the flags of a router that loads at most this many models. Slot files are in `folder`/slots."""
     slots = folder / "slots"
     slots.mkdir(exist_ok=True)
     words = f"--models-preset {preset(folder, **more)} --models-max {most} --slot-save-path {slots}"
@@ -60,21 +60,21 @@ def router_flags(folder: Path, *, most: int = 1, **more: str) -> list[str]:
 
 @asynccontextmanager
 async def router(folder: Path, *args: str, most: int = 1, **more: str) -> AsyncIterator[lab.Restartable]:
-    """As `router_flags` says, and with these words."""
+    """Run a router with `router_flags` and these arguments."""
     flags = [*router_flags(folder, most=most, **more), *args]
     async with lab.restartable(find_engine(BUILD), flags, folder / "router.log") as started:
         yield started
 
 
 async def status(base: str, model: str) -> ModelStatus:
-    """By the router's own listing, which wakes nothing."""
+    """Return the router's model states. Its listing loads no model."""
     async with RouterClient(base) as client:
         listing = await client.listing()
     return next(entry.status for entry in listing.models if entry.name == ModelName(model))
 
 
 async def comes_to(base: str, model: str, wanted: ModelStatus) -> None:
-    """Wait until the router says that the model is in this state. Raises TimeoutError."""
+    """Wait until the router reports this state of the model. Raises TimeoutError."""
     async with asyncio.timeout(PATIENCE):
         while True:
             try:
@@ -86,12 +86,12 @@ async def comes_to(base: str, model: str, wanted: ModelStatus) -> None:
 
 
 def child_of(started: lab.Restartable, model: str) -> int:
-    """The process that has this model loaded."""
+    """Return the process that has this model loaded."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes().decode(errors="replace").split("\0")
             parent = int((path.parent / "stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:  # it has just ended
+        except OSError:  # the process has just ended
             continue
         if parent == started.process.pid and words[words.index("--alias") + 1 :][:1] == [model]:
             return int(path.parent.name)
@@ -107,18 +107,18 @@ class NoAnswerError(Exception):
 
 @dataclass
 class Talk:
-    """One conversation with one model, whose questions are known beforehand."""
+    """One conversation with one model, whose questions are fixed."""
 
     model: str
     name: str
-    words: int = 400  # of its first message
-    each: int = 60  # of each further one
+    words: int = 400  # in its first message
+    each: int = 60  # in each later one
     messages: list[Mapping[str, Any]] = field(default_factory=list)
     computed: int = 0  # prompt tokens, by the engine's own figures
     answers: list[str] = field(default_factory=list)
 
     def asks(self) -> list[Mapping[str, Any]]:
-        """The messages of its next turn."""
+        """Return the messages of its next turn."""
         turn = len(self.answers)
         count = self.each if turn else self.words
         text = " ".join(f"{self.name}{turn}x{n}" for n in range(count))
@@ -126,7 +126,7 @@ class Talk:
         return self.messages
 
     async def turn(self, client: httpx.AsyncClient, **more: Any) -> httpx.Response:
-        """Raises NoAnswerError for every answer but a whole one."""
+        """Send one turn. Raises NoAnswerError for every answer that is not complete."""
         body = {"model": self.model, "messages": self.asks(), "max_tokens": 4, "temperature": 0, **more}
         response = await client.post("/v1/chat/completions", json=body)
         if response.status_code != 200:
@@ -140,17 +140,17 @@ class Talk:
 
 
 def talks(each: int = 2) -> list[Talk]:
-    """So many conversations with each model, in turn."""
+    """Return this many conversations with each model, in turn."""
     return [Talk(model, f"{model}{n}") for n in range(each) for model in MODELS]
 
 
 def fresh_client(base: str, *, seconds: float = PATIENCE) -> httpx.AsyncClient:
-    """Each request has a connection of its own: a router closes them."""
+    """Return a client that makes a connection for each request, because a router closes them."""
     return httpx.AsyncClient(base_url=base, timeout=seconds, limits=httpx.Limits(max_keepalive_connections=0))
 
 
 async def resident(folder: Path, turns: int) -> Sequence[Talk]:
-    """The same conversations where all models stay loaded, each conversation in a slot of its own."""
+    """Play the same conversations with all models loaded, each conversation in its own slot."""
     found = talks()
     async with router(folder, most=0) as started:
         async with RouterClient(started.base) as control:

@@ -1,7 +1,7 @@
 """What a fleet reuses as it grows, by the rule of its gateway: the tables of docs/scaling.md.
 
 `python -m benchmarks.scaling [--only NAME]`. Everything is simulated (`slotkeeper simulate`): the real
-scheduler, and engines that only keep time. With the same seeds the figures are the same each time.
+scheduler, and engines that only simulate time. The same seeds give the same figures.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SHORT: Final = {
     "turn_tokens": 400,
     "reply_tokens": 120,
 }
-NETWORKS: Final = (1.25e8, 1.25e9, 1.25e10)  # bytes a second: 1, 10 and 100 Gbit/s
+NETWORKS: Final = (1.25e8, 1.25e9, 1.25e10)  # bytes per second: 1, 10 and 100 Gbit/s
 
 
 def agents(engines: int, each: int, **more: Any) -> LoadProfile:
@@ -33,14 +33,14 @@ def agents(engines: int, each: int, **more: Any) -> LoadProfile:
 
 
 def gateways() -> Iterator[tuple[LoadProfile, FleetShape]]:
-    """Four engines of four slots, twice as many conversations as slots."""
+    """Compare gateways of four engines with four slots each, with twice as many conversations as slots."""
     for files in BOTH:
         for way in WAYS:
             yield agents(4, 8), FleetShape(engines=4, way=way, files=files)
 
 
 def growth() -> Iterator[tuple[LoadProfile, FleetShape]]:
-    """The same load for each engine, from 1 to 500 of them."""
+    """Simulate the same load per engine, with 1 to 500 engines."""
     for engines in (1, 4, 16, 64, 500):
         load = agents(engines, 5, **SHORT)
         for files in BOTH if engines > 1 else (Files.LOCAL,):
@@ -49,14 +49,14 @@ def growth() -> Iterator[tuple[LoadProfile, FleetShape]]:
 
 
 def crowds() -> Iterator[tuple[LoadProfile, FleetShape]]:
-    """Conversations for each engine, of four slots."""
+    """Vary the conversations per engine of four slots."""
     for each in (2, 4, 8, 12):
         for files in Files:
             yield agents(4, each), FleetShape(engines=4, way="cache-aware", files=files)
 
 
 def networks() -> Iterator[tuple[LoadProfile, FleetShape]]:
-    """The line to the shared store, where every turn may land elsewhere."""
+    """Vary the network to the shared store; every turn may go to another engine."""
     for network in NETWORKS:
         for token_bytes in (16384, 65536, 262144):
             rates = EngineRates(network=network, token_bytes=token_bytes)
@@ -86,7 +86,7 @@ def rows_of(name: str) -> list[dict[str, Any]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=__doc__)
-    parser.add_argument("--only", choices=TABLES, action="append", help="these tables; others are not kept")
+    parser.add_argument("--only", choices=TABLES, action="append", help="tables to make; others are dropped")
     args = parser.parse_args(arguments)
     rows = [row for name in args.only or TABLES for row in rows_of(name)]
     shown = (

@@ -1,6 +1,6 @@
 """Tokens: every scripted session on every tiny model and both builds, directly and through the sidecar.
 
-Through the sidecar, tokens planted while the client waited are part of what it waited for.
+Through the sidecar, tokens planted while the client waited count as waited.
 
 `python -m benchmarks.scenarios [--builds b10434 ...] [--models tiny-hybrid ...] [--sessions edits ...]`
 """
@@ -34,7 +34,7 @@ BUILDS: Final = ("b10434", "b11549")
 
 
 async def measure(build_name: str, model: Tiny, session: str, slots: int, *, sidecar: bool) -> Row:
-    """One session on a fresh engine, without its first request."""
+    """Run one session on a fresh engine. Its first request does not count."""
     binary = find_engine(build_name)
     with tempfile.TemporaryDirectory(prefix="slotkeeper-") as name:
         folder = Path(name)
@@ -53,7 +53,7 @@ async def _played(base: str, session: str) -> Row:
 
 
 def tokens(found: Totals) -> Row:
-    """What README.md and docs/benchmarks.md show, by the engine's count."""
+    """Return the tokens that README.md and docs/benchmarks.md show, by the engine's count."""
     sums = found.sums
     return {"oracle": sums.oracle, "client": sums.client, "planted": sums.plant, "idle": sums.idle}
 
@@ -77,7 +77,7 @@ async def run(cases: Sequence[Case], slots: int) -> list[Row]:
 
 
 def table(rows: Sequence[Row], build_name: str) -> Table:
-    """Sessions down, models across; each cell: computed while the client waited, stock → sidecar (oracle)."""
+    """Return sessions down, models across; cells: computed while clients waited, stock → sidecar (oracle)."""
     mine = [row for row in rows if row["build"] == build_name]
     models = list(dict.fromkeys(row["model"] for row in mine))
     shown = Table(

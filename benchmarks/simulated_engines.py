@@ -1,9 +1,9 @@
-"""The scheduler before engines that exist only on paper: a fast and a slow one beside every static split.
+"""The scheduler in front of simulated engines: a fast and a slow one, compared with every static split.
 
 `python -m benchmarks.simulated_engines`. Time to the first token, in the time of the simulation, so that no
-other work on the machine disturbs it. An engine computes prompts one after the other, in the order in which
-they come, and answers at its own rate. It keeps nothing but its slots: no RAM cache, no files. Each agent
-waits for its answer, thinks, and asks again. Before, a few agents have the engines show their speeds.
+other work on the machine disturbs it. An engine computes prompts one after the other, in the order of
+arrival, and answers at its own rate. It has only slots: no RAM cache, no files. Each agent waits for its
+answer, thinks, and asks again. A few warm-up agents show the engines' speeds first.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from slotkeeper.scheduler.events import (
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.types import EMPTY, ClientId, EngineId, RequestId, SlotId, Tokens
 
-SYSTEM: Final = Tokens(range(1500))  # of all conversations
+SYSTEM: Final = Tokens(range(1500))  # the same for all conversations
 ASKED: Final = (1500, 375, 150, 750)  # tokens of questions, in turn
 REPLY: Final = 24
-PREFILL: Final = 3000.0  # tokens a second, of the fast engine
+PREFILL: Final = 3000.0  # tokens per second, of the fast engine
 DECODE: Final = 60.0
 LOOK: Final = 1e-4  # seconds that GET /slots takes
-SHOWING: Final = 4  # agents, and their turns
-LONGEST: Final = 2000  # tokens of a text
+SHOWING: Final = 4  # warm-up agents, and their turns
+LONGEST: Final = 2000  # tokens of the longest text
 P95: Final = 94  # of 99 cuts
 
 Act = Callable[[float], None]
@@ -57,7 +57,7 @@ class PaperEngine:
     decode: float
     slots: list[Tokens]
     busy: list[RequestId | None] = field(init=False)
-    until: float = 0.0  # when all prompts that it has are computed
+    until: float = 0.0  # when all its prompts are computed
 
     def __post_init__(self) -> None:
         self.busy = [None] * len(self.slots)
@@ -83,7 +83,7 @@ class Simulation:
             self._post(EngineUp(at=0.0, engine=name, traits=traits))
 
     def text(self, tokens: int) -> Tokens:
-        """One that nobody has sent before."""
+        """Return a text that was never sent before."""
         begin = next(self._texts) * LONGEST
         return Tokens(range(begin, begin + tokens))
 
@@ -99,7 +99,10 @@ class Simulation:
         return bool(self._answered)
 
     def ask(self, now: float, prompt: Tokens, answered: Callable[[float, float, Tokens], None]) -> None:
-        """`answered` hears when its first token came, when it was over, and what the slot holds then."""
+        """Send a request.
+
+        `answered` gets the time of its first token, its end, and the slot's contents then.
+        """
         request = RequestId(f"r{next(self._numbers)}")
         self._prompts[request], self._answered[request] = prompt, answered
         self._post(Arrived(at=now, request=request, client=ClientId(request)))
@@ -159,7 +162,10 @@ def worked(
     work: Work,
     at: float,
 ) -> tuple[list[float], float]:
-    """Agents at the sidecars that `front` says. Returns each wait for a first token, and the end of all."""
+    """Run agents at the sidecars that `front` gives.
+
+    Return each wait for a first token, and the end of all.
+    """
     waits: list[float] = []
 
     def agent(sidecar: Simulation) -> None:
@@ -192,7 +198,7 @@ def worked(
 
 
 def way(slower: float, fast: int | None, work: Work, slots: int = 2) -> list[float]:
-    """`fast`: agents of a static split that are at the fast engine; None: one sidecar for both."""
+    """`fast`: number of agents at the fast engine, None for one sidecar over both."""
     engines, texts = [PaperEngine.slower(1, slots), PaperEngine.slower(slower, slots)], count(1)
     fronts = [engines] if fast is None else [[engine] for engine in engines]
     sidecars = [Simulation(front, texts) for front in fronts]
@@ -208,7 +214,7 @@ def p95(waits: Sequence[float]) -> float:
 
 
 def compared(slower: float, agents: int, *, turns: int = 6, think: float = 0.2) -> dict[str, Any]:
-    """One sidecar beside the best of the static splits, each by its own measure."""
+    """Compare one sidecar with the best of the static splits, each by its own measure."""
     work = Work(agents, turns, think)
     ours = way(slower, None, work)
     splits = [way(slower, fast, work) for fast in range(agents // 2, agents + 1)]

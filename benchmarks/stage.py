@@ -1,7 +1,8 @@
-"""What is measured beside one another: an engine directly, behind nginx and a bare proxy, and the sidecar.
+"""The ways that benchmarks compare: an engine directly, behind nginx and a bare proxy, and the sidecar.
 
-The sidecar has an engine of its own with the same flags: requests past it would change slots behind its
-back. Only one of the two works at any time. In front of each can stand a relay that reads the clock.
+The sidecar has its own engine with the same flags, because requests past it would change its slots without
+its knowledge. Only one of the two engines works at any time. A relay that reads the clock can be put in front
+of each.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """A sidecar in a process of its own."""
+    """A sidecar in its own process."""
 
     url: str
     admin: str  # URL of its admin port
@@ -61,7 +62,7 @@ class Served:
 async def stage(
     *, slots: int, context_tokens: int, relays: bool, yardstick: bool = True
 ) -> AsyncIterator[Stage]:
-    """All ways, for the length of the block. `yardstick`: also directly and behind nginx."""
+    """Provide all ways while the block runs. `yardstick`: also the engine directly and behind nginx."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slotkeeper-bench-")))
         ways: dict[str, Way] = {}
@@ -85,9 +86,9 @@ async def stage(
 async def engine_for(
     stack: AsyncExitStack, folder: Path, slots: int, context_tokens: int, relayed: bool
 ) -> tuple[str, Relay | None]:
-    """An engine, and the URL by which to reach it."""
+    """Run an engine, and yield the URL by which to reach it."""
     folder.mkdir()  # noqa: ASYNC240 - nothing else runs yet
-    # The stock binary where it exists: a process of its own code, not a Python process with a library.
+    # The stock binary if it exists: it runs its own code, where a library runs in a Python process.
     binary = skulk() or find_engine(EngineKind.XLLAMACPP)
     flags = lab.stock_flags(binary, build(Tiny.DENSE), folder, slots=slots, context_tokens=context_tokens)
     process = await stack.enter_async_context(lab.engine(binary, flags, folder / "engine.log"))
@@ -101,9 +102,9 @@ async def engine_for(
 async def served(
     upstream: str, words: str, stderr: int | None = None, *, tree: Path | None = None
 ) -> AsyncIterator[Served]:
-    """`slotkeeper serve` as users run it, in its own process; `words` are further arguments.
+    """Run `slotkeeper serve` in its own process, as users do; `words` are further arguments.
 
-    `tree`: of another checkout.
+    `tree`: another checkout to run it from.
     """
     port, admin = free_port(), free_port()
     fixed = f"serve --upstream {upstream} --listen 127.0.0.1:{port} --admin-listen 127.0.0.1:{admin}"

@@ -1,7 +1,7 @@
 """How the source is built: files, imports, names, complexity, and how much of it one turn of a chat runs.
 
-`python -m benchmarks.structure [--names]`. The rows are those that issues set targets for. A turn: the second
-one of a streamed chat through a running sidecar, from its arrival to the end of its answer, idle work off.
+`python -m benchmarks.structure [--names]`. Each row has a target. The turn is the second one of a streamed
+chat through a running sidecar, from its arrival to the end of its answer, without idle work.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from slotkeeper.observe.log import configure
 
 SOURCE: Final = Path(slotkeeper.__file__).parent
 LONGEST: Final = 400  # lines of a file
-COMPLEX: Final = 10  # branches of a function
-NEVER: Final = 3600.0  # seconds: nothing is saved in a pause
-OURS: Final = ("__init__", "__main__")  # names that may recur
+COMPLEX: Final = 10  # complexity of a function: its branches and 1
+NEVER: Final = 3600.0  # seconds: the pause is too long for a save
+OURS: Final = ("__init__", "__main__")  # names that may occur several times
 FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
 BRANCHES: Final = (
     *(ast.If, ast.For, ast.AsyncFor, ast.While),
@@ -85,7 +85,7 @@ class Source:
 
     @property
     def chain(self) -> int:
-        """Modules in the longest chain of imports."""
+        """Return the modules in the longest chain of imports."""
         depths: dict[str, int] = {}
 
         def depth(module: str, above: frozenset[str] = frozenset()) -> int:
@@ -117,7 +117,7 @@ class Source:
         }
 
     def told(self) -> dict[str, Sequence[str]]:
-        """What the rows count, by name."""
+        """Return what the rows count, by name."""
         order = sorted(self.complexity.items(), key=lambda found: -found[1])
         return {
             "class names defined twice": _twice(self.classes),
@@ -132,7 +132,7 @@ def _twice(names: Mapping[str, int]) -> list[str]:
 
 
 def _complexity(function: ast.AST) -> int:
-    """Branches of a function and 1, without those of functions in it."""
+    """Return the branches of a function and 1, without those of functions in it."""
     return 1 + sum(map(_branches, _inside(function)))
 
 
@@ -155,7 +155,7 @@ def _branches(node: ast.AST) -> int:
 
 
 async def turn(engine: str) -> dict[str, float]:
-    """Files and functions of the package that the second turn of a chat runs."""
+    """Return the files and functions of the package that the second turn of a chat runs."""
     with tempfile.TemporaryDirectory(prefix="slotkeeper-structure-") as folder:
         async with (
             lab.tiny_engine(Tiny.DENSE, engine, Path(folder)) as running,
@@ -175,7 +175,7 @@ async def turn(engine: str) -> dict[str, float]:
 
 
 async def _asked(client: aiohttp.ClientSession, messages: Sequence[Mapping[str, str]]) -> str:
-    """A streamed answer to its end. What it says does not matter here."""
+    """Read a streamed answer to its end. Its text does not matter."""
     body = {"messages": messages, "stream": True, "max_tokens": 8, "temperature": 0}
     async with client.post("/v1/chat/completions", json=body) as answer:
         answer.raise_for_status()
@@ -185,7 +185,7 @@ async def _asked(client: aiohttp.ClientSession, messages: Sequence[Mapping[str, 
 
 @contextmanager
 def _profiled(seen: Callable[[FrameType], Any]) -> Iterator[None]:
-    """Tells every call of every thread."""
+    """Record every call of every thread."""
 
     def hook(frame: FrameType, event: str, _: object) -> None:
         if event == "call":
@@ -202,7 +202,7 @@ def _profiled(seen: Callable[[FrameType], Any]) -> Iterator[None]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.structure", description=__doc__)
-    parser.add_argument("--names", action="store_true", help="also what the rows count, by name")
+    parser.add_argument("--names", action="store_true", help="also list what the rows count, by name")
     parser.add_argument("--engine", default=EngineKind.XLLAMACPP.value)
     chosen = parser.parse_args(arguments)
     configure("error", "console")

@@ -1,9 +1,9 @@
-"""Two models that take turns behind a router, two agents on each: what every swap costs.
+"""Two models that alternate behind a router, two agents on each: the cost of each swap.
 
 `python -m benchmarks.swaps [--turns 5]`. One model is loaded at a time and each turn is a swap: on stock, and
 through the sidecar. The oracle is what the same conversations cost where all models stay loaded, each
-conversation in a slot of its own. Tokens are the engine's own figures, and those that we had it compute.
-The second row has all agents at once, none waiting for another.
+conversation in its own slot. Tokens are the engine's figures for requests and for the sidecar's own prefills.
+In the second row all agents run at once, and none waits for another.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from slotkeeper.observe.log import configure
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """How one way ended."""
+    """The outcome of one way."""
 
     computed: int  # prompt tokens
     answers: int
@@ -55,7 +55,7 @@ class Result:
 
 
 async def in_turn(client: httpx.AsyncClient, found: Sequence[Talk], turns: int) -> int:
-    """Every turn is a swap. Returns how many failed."""
+    """Play the turns so that each is a swap. Return how many failed."""
     errors = 0
     for _ in range(turns):
         for talk in found:
@@ -64,7 +64,7 @@ async def in_turn(client: httpx.AsyncClient, found: Sequence[Talk], turns: int) 
 
 
 async def at_once(client: httpx.AsyncClient, found: Sequence[Talk], turns: int) -> int:
-    """No agent waits for another."""
+    """Play all agents at once; none waits for another."""
 
     async def alone(talk: Talk) -> int:
         return sum([not await _asked(talk, client) for _ in range(turns)])
@@ -73,7 +73,7 @@ async def at_once(client: httpx.AsyncClient, found: Sequence[Talk], turns: int) 
 
 
 async def _asked(talk: Talk, client: httpx.AsyncClient) -> bool:
-    """Whether it was answered; what stock does not answer in a minute it does not."""
+    """Whether the request was answered. What stock does not answer in a minute, it never answers."""
     try:
         await talk.turn(client)
     except (NoAnswerError, httpx.HTTPError):
@@ -131,7 +131,9 @@ WAYS = {"stock": stock, "sidecar": ours}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.swaps", description=__doc__)
-    parser.add_argument("--turns", type=int, default=5, help="of each conversation (default: %(default)s)")
+    parser.add_argument(
+        "--turns", type=int, default=5, help="turns of each conversation (default: %(default)s)"
+    )
     turns = parser.parse_args(arguments).turns
     configure("error", "console")
     rows = asyncio.run(compared(turns))

@@ -1,7 +1,7 @@
 """The tables of measured tokens in README.md and docs/benchmarks.md, from docs/figures.json.
 
-Ratios are those of `slotkeeper.scheduler.figures`: waited, and total. Where two stand in a cell, the first
-is the older build's and the second the newest's.
+Ratios are those of `slotkeeper.scheduler.figures`: waited, and total. A cell with two figures has the older
+build's first, then the newest build's.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ WORK: Final = {
     "long-document-ub2048": "eleven questions about a document of 14,000 tokens, `-ub 2048`",
     "agents-at-once": "five agents with one prompt of 20,000 tokens, at once",
 }
-CROWD: Final = (4, 50)  # conversations, and milliseconds between requests, that have a target
+CROWD: Final = (4, 50)  # conversations, and milliseconds between requests, of the cell with a target
 REWRITES: Final = {
     "tool_order": "the order of its tools",
     "schema_keys": "the order of keys in their schemas",
@@ -68,7 +68,7 @@ def measured(benchmark: str) -> Any:
 
 
 def _by_build(rows: Iterable[Row]) -> dict[tuple[str, str, str], Row]:
-    """(session, way, build) -> its row."""
+    """Return (session, way, build) -> its row."""
     return {(row["session"], row["way"], row["build"]): row for row in rows}
 
 
@@ -85,7 +85,7 @@ def _total(row: Row) -> float:
 
 
 def _pair(ratios: Iterable[float]) -> str:
-    """Older / newer build; one figure where both are the same."""
+    """Write older / newer build; one figure if both are the same."""
     texts = list(dict.fromkeys(f"{ratio:.2f}" for ratio in ratios))
     return " / ".join(texts)
 
@@ -144,7 +144,7 @@ def restarts() -> str:
 
 
 def crowds() -> str:
-    """The worst of all runs, quiet and loaded, with and without a kill -9."""
+    """Return the worst of all runs, quiet and loaded, with and without a kill -9."""
     cells = [cell for cell in measured("crowd") if (cell["conversations"], cell["gap_ms"]) == CROWD]
 
     def worst(model: str, ratio: str) -> Iterator[float]:
@@ -171,7 +171,7 @@ def crowd_cells() -> str:
 
 
 def sessions(build: str) -> Callable[[], str]:
-    """Stock -> sidecar (oracle), in tokens that a client waited for."""
+    """Return stock -> sidecar (oracle), in tokens that a client waited for."""
 
     def cell(row: Row) -> str:
         direct, ours = row["direct"], row["slotkeeper"]
@@ -215,7 +215,7 @@ def rewrite_cells() -> str:
 
 
 def recorded_cells() -> str:
-    """Older / newest build; the ratio of stock, then both of the sidecar with its defaults."""
+    """Return older / newest build; the ratio of stock, then both ratios of the sidecar with its defaults."""
     rows = _by_build(measured("recorded"))
 
     def cells(session: str) -> Sequence[str]:
@@ -231,7 +231,7 @@ def recorded_cells() -> str:
 
 
 def part_cells() -> str:
-    """Hybrid; waited + idle (ratio waited)."""
+    """Return cells of the hybrid model; waited + idle (ratio waited)."""
     rows = {
         (r["build"], r["session"], r["way"]): r for r in measured("boundaries") if r["model"] == "tiny-hybrid"
     }
@@ -249,7 +249,7 @@ def part_cells() -> str:
 
 
 def soak() -> str:
-    """What many clients met in the last soak, and what the sidecar held after the warm-up and at the end."""
+    """Return the outcomes of the last soak, and the sidecar's figures after its warm-up and at its end."""
     worlds: Sequence[Row] = measured("soak")
     rows = [["minutes", *(f"{world['seconds'] / 60:g}" for world in worlds)]]
     rows += [["requests", *(f"{world['requests']:,}" for world in worlds)]]
@@ -264,7 +264,7 @@ def soak() -> str:
 
 
 def comparison() -> str:
-    """What `slotkeeper demo` printed."""
+    """Return the output of `slotkeeper demo`."""
     (found,) = measured("demo")
     return "```\n" + str(found["printed"]).rstrip() + "\n```"
 

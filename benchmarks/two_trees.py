@@ -1,11 +1,11 @@
-"""Two trees of the source beside each other: what a request costs in one and in the other.
+"""Two versions of the source compared: the cost of a request in each.
 
 `python -m benchmarks.two_trees ELSEWHERE [--requests 300] [--turns 40] [--tokens 30000]`, where ELSEWHERE is
 another checkout (`git worktree add --detach ELSEWHERE COMMIT`) with the same dependencies.
 
-Requests take turns by lot, so that whatever else the machine does meets both alike. Each has an engine of its
-own with the same flags. Measured are the time until the engine has a request, and the processor time of the
-sidecar for one, answer and all.
+Requests alternate in random order, so that other load on the machine meets both alike. Each tree has its own
+engine with the same flags. Measured are the time until the engine has a request, and the sidecar's processor
+time for a request and its answer.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ HERE: Final = Path(__file__).parents[1]
 WARM_UP: Final = 10
 CONTEXT: Final = 131072
 NAMES: Final = ("here", "elsewhere")
-Ask = Callable[[], Awaitable[float]]  # one request; milliseconds until the engine had it
+Ask = Callable[[], Awaitable[float]]  # sends one request; returns the milliseconds until the engine had it
 
 
 def small(way: Way) -> Ask:
-    """Requests of new conversations."""
+    """Send requests of new conversations."""
     relay = way.relay
     if relay is None:
         raise ValueError(f"{way} has no relay to read the clock")
@@ -54,14 +54,14 @@ def small(way: Way) -> Ask:
 
 
 async def append(way: Way, tokens: int) -> Ask:
-    """Turns of one conversation that is so long."""
+    """Send turns of one conversation of this length."""
     chat = Conversation(way=way, messages=[{"role": "system", "content": prose(4000, 3)}])
     await chat.fill(tokens)
     return lambda: chat.ask("Short question?")
 
 
 async def compared(asks: Sequence[Ask], pids: Sequence[int], times: int) -> dict[str, Any]:
-    """Medians of the time, and of the differences between two requests that came one after the other."""
+    """Return medians of the time, and of the differences between two requests sent one after the other."""
     waited: list[list[float]] = [[], []]
     before = [_busy(pid) for pid in pids]
     for _ in track(range(times), "taking turns", console=console, transient=True):
@@ -108,8 +108,8 @@ async def measure(elsewhere: Path, requests: int, turns: int, tokens: int) -> di
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.two_trees", description=__doc__)
     parser.add_argument("elsewhere", type=Path)
-    parser.add_argument("--requests", type=int, default=300, help="small ones, of each tree")
-    parser.add_argument("--turns", type=int, default=40, help="of each tree")
+    parser.add_argument("--requests", type=int, default=300, help="small requests of each tree")
+    parser.add_argument("--turns", type=int, default=40, help="turns of each tree")
     parser.add_argument("--tokens", type=int, default=30000)
     chosen = parser.parse_args(arguments)
     figures = asyncio.run(measure(chosen.elsewhere.resolve(), chosen.requests, chosen.turns, chosen.tokens))

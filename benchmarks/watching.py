@@ -1,11 +1,11 @@
-"""What it costs to be watched: CPU time of the sidecar's process for a request, with everything off and on.
+"""The cost of observability: CPU time of the sidecar's process for a request, with everything off and on.
 
 `python -m benchmarks.watching [--tokens 30000] [--turns 60]`
 
-On is all that a request can leave behind: the journal with text, log lines, a recording, and spans that a
-collector takes. Those who look on cost what they cost whether requests come or not, and are measured by
-themselves: a scrape by Prometheus, an open dashboard. Each sidecar has an engine of its own; they get the
-same turns in turn, and one more, with everything off, tells what the machine itself does.
+"On" is everything that a request can write: the journal with text, log lines, a recording, and spans to a
+collector. Readers cost the same with and without requests, so they are measured separately: a scrape by
+Prometheus, an open dashboard. Each sidecar has its own engine; they get the same turns alternately. One more
+sidecar, with everything off, shows the noise of the machine.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ from slotkeeper.bench.sessions import prose
 
 TARGET: Final = 0.05
 WARM_UP: Final = 5
-REST_SECONDS: Final = 0.2  # after an answer there is still something to do: the reply is learned
+REST_SECONDS: Final = 0.2  # the sidecar works after an answer, too: it learns the reply
 LOOKS: Final = 10
 SCRAPE: Final = ("/metrics",)
 OPEN_METRICS: Final = {"Accept": "application/openmetrics-text; version=1.0.0"}
-DASHBOARD: Final = ("/api/state", "/api/requests", "/api/tree")  # what the page asks for each second
+# documents that the page asks for each second
+DASHBOARD: Final = ("/api/state", "/api/requests", "/api/tree")
 OFF, PART, ON, AGAIN = "off", "on, without spans", "on, with spans", "off again"
 NOTHING: Final = "--why-requests 0 --log-level error"
 OF_REQUESTS: Final = "--why-text --log-level info --log-format json --record {folder}"
@@ -55,7 +56,7 @@ class Lane:
         await asyncio.sleep(REST_SECONDS)
 
     def cpu(self) -> float:
-        """Seconds that all threads of its process have run; `cpu_times` would be too coarse."""
+        """Return the seconds that all threads of its process have run. `cpu_times` would be too coarse."""
         tasks = Path(f"/proc/{self.sidecar.pid}/task").glob("*/schedstat")
         return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
 
@@ -87,7 +88,7 @@ async def _round(lanes: Mapping[str, Lane], number: int) -> None:
 
 
 async def _idle(lane: Lane) -> float:
-    """Milliseconds of CPU in a second in which nobody asks: engines are looked at all the time."""
+    """Return the CPU milliseconds of a second without requests, in which the sidecar polls its engines."""
     before = lane.cpu()
     await asyncio.sleep(LOOKS)
     return (lane.cpu() - before) * 1000 / LOOKS
@@ -113,7 +114,7 @@ async def _lanes() -> AsyncIterator[Mapping[str, Lane]]:
 
 @asynccontextmanager
 async def _collector() -> AsyncIterator[str]:
-    """A URL that takes spans, as a collector does, and throws them away."""
+    """Run a collector that takes spans and discards them, and yield its URL."""
 
     async def take(request: web.Request) -> web.Response:
         await request.read()
@@ -131,7 +132,7 @@ async def _collector() -> AsyncIterator[str]:
 
 
 async def _looked(lane: Lane, paths: Sequence[str], headers: Mapping[str, str] | None = None) -> float:
-    """Milliseconds of CPU in a second in which these are asked for once, and nothing else happens."""
+    """Return the CPU milliseconds of a second in which these are asked for once, and nothing else happens."""
     before = lane.cpu()
     async with httpx.AsyncClient(base_url=lane.sidecar.admin, headers=headers) as client:
         for _ in range(LOOKS):
@@ -142,7 +143,7 @@ async def _looked(lane: Lane, paths: Sequence[str], headers: Mapping[str, str] |
 
 
 def _summary(each: Mapping[str, float]) -> dict[str, Any]:
-    """`each`: milliseconds for a request."""
+    """Return a summary; `each` has milliseconds of requests."""
     without = (each[OFF] + each[AGAIN]) / 2
     return {
         "cpu_ms": {name: round(found, 3) for name, found in each.items()},
@@ -155,7 +156,7 @@ def _summary(each: Mapping[str, float]) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.watching", description=__doc__)
     parser.add_argument("--tokens", type=int, default=30000)
-    parser.add_argument("--turns", type=int, default=60, help="of each sidecar")
+    parser.add_argument("--turns", type=int, default=60, help="turns of each sidecar")
     chosen = parser.parse_args(arguments)
     figures = asyncio.run(measure(chosen.tokens, chosen.turns))
     table = Table("watched", "CPU of a request", title=f"append turn at {figures['prompt_tokens']:,} tokens")

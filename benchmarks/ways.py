@@ -1,4 +1,4 @@
-"""Ways to an engine on a tiny model, and what a sidecar on one of them has computed of its own."""
+"""Ways to an engine on a tiny model, and the tokens that a sidecar on one of them has computed itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from slotkeeper.engine.launch import CONTEXT_TOKENS
 class Way(StrEnum):
     STOCK = "stock"  # the engine alone, with stock flags
     UP = "up"  # through a sidecar with a slot folder; the engine has the flags of `slotkeeper up`
-    RESTED = "up-rested"  # the same, and all idle work is done before each turn
+    RESTED = "up-rested"  # the same, with all idle work done before each turn
     FOLDER = "folder"  # as `up`, but with stock flags
 
 
@@ -40,7 +40,7 @@ class Scene:
         await self.pause()
 
     async def pause(self) -> None:
-        """Let all idle work be done, where this way has pauses at all."""
+        """Let all idle work finish, if this way has pauses."""
         if self.sidecar and self.way is Way.RESTED:
             await lab.rested(self.sidecar)
 
@@ -57,7 +57,7 @@ async def opened(
     context_tokens: int = CONTEXT_TOKENS,
     **settings: Any,
 ) -> AsyncIterator[Scene]:
-    """Two slots of so many tokens; `args` are further flags of the engine, `settings` of the sidecar."""
+    """Run an engine with two slots of this many tokens; `args` are its flags, `settings` the sidecar's."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slotkeeper-bench-")))
         recipe = lab.up_flags if way in {Way.UP, Way.RESTED} else lab.stock_flags
@@ -65,7 +65,7 @@ async def opened(
             lab.tiny_engine(model, build, folder, *args, context_tokens=context_tokens, recipe=recipe)
         )
         ours: dict[str, Any] = {"slot_dir": engine.flags.slot_save_path}
-        if way is Way.RESTED:  # it saves as soon as it may, or each pause would take seconds
+        if way is Way.RESTED:  # it saves as soon as possible, or each pause would take seconds
             ours["save_pause"] = lab.PAUSE_SECONDS
         front = lab.in_front_of(engine.base, engine.flags, **(ours | settings))
         sidecar = None if way is Way.STOCK else await stack.enter_async_context(front)

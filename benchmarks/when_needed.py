@@ -1,7 +1,7 @@
 """What stock llama-server computes where it needs little help, and where more: two clients on one slot.
 
 `python -m benchmarks.when_needed`: the figures of docs/when-you-need-it.md. Tokens are those of the
-engine's own counter, the sidecar's own work (idle work, too) among them.
+engine's counter, which includes the sidecar's own work and idle work.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from slotkeeper.observe.log import configure
 TURNS: Final = 5  # of each client
 BUILDS: Final = (EngineKind.XLLAMACPP, EngineKind.SKULK)
 MODELS: Final = (Tiny.DENSE, Tiny.HYBRID)
-PAUSE_SECONDS: Final = 0.5  # between two requests: agents pause, too
+PAUSE_SECONDS: Final = 0.5  # between two requests, as agents pause
 
 
 def turns_about() -> Script:
-    """Two agents with system prompts of their own ask in turn."""
+    """Play two agents, each with its own system prompt, that ask in turn."""
     histories = {name: [system(prose(8000, seed))] for name, seed in (("A", 1), ("B", 2))}
     for number in range(TURNS):
         for name, history in histories.items():
@@ -59,7 +59,7 @@ class Cell:
 class Found:
     oracle: int
     waited: int  # evaluated while a client waited
-    counted: int  # by the engine, in all
+    counted: int  # all tokens, by the engine's counter
 
 
 async def measure(cell: Cell, *, sidecar: bool) -> Found:

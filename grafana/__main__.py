@@ -1,6 +1,6 @@
 """Write the dashboard and the rules: `python -m grafana [--check]`.
 
-With `--check` nothing is written, and the exit code is 1 when a file is not what the code says.
+With `--check` nothing is written, and the exit code is 1 if a file is out of date.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None, folder: Path = HERE) -> int:
         prog="python -m grafana", description="Write the dashboard and the rules."
     )
     parser.add_argument(
-        "--check", action="store_true", help="write nothing; exit code 1 if one is out of date"
+        "--check", action="store_true", help="write nothing; exit with 1 if a file is out of date"
     )
     args = parser.parse_args(argv)
     stale = []

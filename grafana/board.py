@@ -1,4 +1,4 @@
-"""The dashboard: its variables, and its rows one below the other."""
+"""The dashboard: its variables and its rows."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from grafana import rows
 from grafana.panels import SOURCE
 
 UID: Final = "slotkeeper"
-INFO: Final = "slotkeeper_build_info"  # every sidecar has it, from the start
+INFO: Final = "slotkeeper_build_info"  # every sidecar exports it from its start
 
 ROWS: Final = {
-    "Is it worth it": rows.headline,
+    "Overview": rows.headline,
     "Tokens": rows.tokens,
     "Models": rows.models,
     "Latency": rows.latency,
-    "Slots and the line": rows.slots,
+    "Slots and queue": rows.slots,
     "Snapshots": rows.snapshots,
     "Rules": rows.rules,
     "Trouble": rows.trouble,
@@ -33,11 +33,11 @@ ROWS: Final = {
 
 
 def written() -> str:
-    """As JSON, as Grafana imports and provisions it."""
+    """Return the dashboard as JSON that Grafana can import or provision."""
     board = (
         dashboard.Dashboard("Slotkeeper")
         .uid(UID)
-        .description("No prompt token is prefilled twice: whether that is so, and where it is not.")
+        .description("Shows whether prompt tokens are prefilled twice, and why.")
         .tags(["llama.cpp", "slotkeeper"])
         .tooltip(DashboardCursorSync.CROSSHAIR)
         .refresh("30s")
@@ -58,7 +58,7 @@ def written() -> str:
 
 
 def _label(name: str, query: str) -> dashboard.QueryVariable:
-    """Values of a label; all of them at first."""
+    """Return a variable with the values of a label; the default is all of them."""
     return (
         dashboard.QueryVariable(name)
         .label(name.capitalize())

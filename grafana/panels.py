@@ -1,4 +1,4 @@
-"""Panels of the dashboard, each made by one call."""
+"""Functions that make the dashboard's panels."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 SOURCE: Final = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
-COLUMNS: Final = 24  # of Grafana's grid
-TALL: Final = 8  # rows of that grid
+COLUMNS: Final = 24  # width of Grafana's grid
+TALL: Final = 8  # heights, in rows of that grid
 FLAT: Final = 4
 EXEMPLARS: Final = " Diamonds are single requests; `slotkeeper why ID` explains one."
 
 Panel = Builder[models.Panel]
 Queries = Mapping[str, str]  # legend -> expression
-Steps = Sequence[tuple[float | None, str]]  # from which value on -> colour; None is the lowest
+Steps = Sequence[tuple[float | None, str]]  # (lower bound, colour); the lowest has no bound
 
 
 def number(
@@ -42,7 +42,7 @@ def number(
     steps: Steps = ((None, "text"),),
     decimals: int | None = None,
 ) -> stat.Panel:
-    """One figure for the whole time that is shown."""
+    """Return a panel with one figure for the whole time range."""
     panel = (
         stat.Panel()
         .title(title)
@@ -73,7 +73,7 @@ def lines(
     exemplars: bool = False,
     limit: float | None = None,
 ) -> timeseries.Panel:
-    """Over time. `limit` is drawn as a line: above it is too much."""
+    """Return a panel of series over time. `limit` is drawn as a line; values above it are bad."""
     panel = (
         timeseries.Panel()
         .title(title)
@@ -100,7 +100,7 @@ def lines(
 
 
 def density(title: str, about: str, buckets: str, *, unit: str) -> heatmap.Panel:
-    """How often which value was seen, over time. `buckets` keeps the label `le`."""
+    """Return a heatmap of a histogram over time. `buckets` keeps the label `le`."""
     (query,) = _queries({"{{le}}": buckets})
     return (
         heatmap.Panel()

@@ -8,10 +8,10 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """Which series are meant, what is never summed away, and over what time a rate is taken.
+    """A choice of series, the labels that every sum keeps (`by`), and the window of rates.
 
-    A matcher is a keyword: `source="cached"`, `purpose="~client|plant"` for a pattern, and
-    `outcome="!~ok|lost"` for what does not match one.
+    Label matchers are keyword arguments: `source="cached"`, `purpose="~client|plant"` for a regular
+    expression, `outcome="!~ok|lost"` for its negation.
     """
 
     matchers: str
@@ -23,22 +23,22 @@ class Scope:
         return f"slotkeeper_{metric}{{{matchers}}}" if matchers else f"slotkeeper_{metric}"
 
     def total(self, metric: str, *by: str, **labels: str) -> str:
-        """Of a gauge."""
+        """Return the sum of a gauge."""
         return self._sum(self.series(metric, **labels), *by)
 
     def rate(self, metric: str, *by: str, **labels: str) -> str:
-        """Of a counter, for a second."""
+        """Return the rate of a counter per second."""
         return self._sum(f"rate({self.series(metric, **labels)}[{self.window}])", *by)
 
     def increase(self, metric: str, *by: str, **labels: str) -> str:
-        """Of a counter, over the window."""
+        """Return the increase of a counter over the window."""
         return self._sum(f"increase({self.series(metric, **labels)}[{self.window}])", *by)
 
     def quantile(self, part: float, histogram: str, *by: str) -> str:
         return f"histogram_quantile({part}, {self.rate(f'{histogram}_bucket', 'le', *by)})"
 
     def quantiles(self, histogram: str, *parts: float) -> dict[str, str]:
-        """By name, as p95."""
+        """Return several quantiles by name, such as p95."""
         return {f"p{part * 100:.0f}": self.quantile(part, histogram) for part in parts}
 
     def _sum(self, of: str, *by: str) -> str:
@@ -47,7 +47,7 @@ class Scope:
 
 
 def ratio(one: str, other: str) -> str:
-    """Nothing where nothing happened: 0/0 would be drawn, and compared, as a number that it is not."""
+    """Return `one / other`, with no value where `other` is 0: Prometheus would compare NaN as a number."""
     return f"{one} / ({other} > 0)"
 
 
@@ -58,34 +58,37 @@ def _matcher(label: str, value: str) -> str:
     return f'{label}="{value}"'
 
 
-# What is chosen on the dashboard: at each moment, and in the whole time that is shown.
+# The series that the dashboard's variables select: at each moment, and over the whole time range.
 NOW: Final = Scope(matchers='job=~"$job",instance=~"$instance"', by=(), window="$__rate_interval")
 ALL: Final = replace(NOW, window="$__range")
 
-# The definitions are those of docs/reference.md, "Figures". What a client waited for is its own request, and
-# what we prefilled for it before.
+# Definitions: docs/reference.md, "Figures". A client waits for the prefill of its own request, and for plants
+# that the sidecar ran before it.
 WAITED: Final = "~client|plant"
-TOTAL: Final = "~client|plant|idle"  # prefill amplification; without what is computed to know an engine
-WRONG_TOKENS: Final = "64.0"  # a prediction that is off by more is wrong: we look at the slots again
+TOTAL: Final = "~client|plant|idle"  # for prefill amplification; excludes probes of an engine
+WRONG_TOKENS: Final = "64.0"  # a prediction is wrong if it is off by more; the sidecar then reads GET /slots
 
 
 def computed_per_oracle(scope: Scope, purpose: str = WAITED) -> str:
-    """Waited, or with `TOTAL` the total. 1 is a perfect cache; less is what idle work or a rule has saved."""
+    """Return the waited ratio, or with `TOTAL` the total.
+
+    1 is a perfect cache. Idle work and rules can bring it below 1.
+    """
     return ratio(scope.rate("prefill_tokens_total", purpose=purpose), scope.rate("oracle_tokens_total"))
 
 
 def saved_seconds(scope: Scope) -> str:
-    """Less than nothing where restores, touches and steers took longer than computing would have."""
+    """Return the saved seconds; negative if restores, touches and steers took longer than computing."""
     gross, steps = (scope.increase(name) for name in ("prefill_saved_seconds_total", "step_seconds_total"))
     return f"{gross} - {steps}"
 
 
 def hit_ratio(scope: Scope) -> str:
-    """Reused by prompt."""
+    """Return reused prompt tokens divided by all prompt tokens."""
     return ratio(scope.rate("prompt_tokens_total", source="cached"), scope.rate("prompt_tokens_total"))
 
 
 def wrong_predictions(scope: Scope) -> str:
-    """The share of all predictions."""
+    """Return the share of predictions that were wrong."""
     error = "prediction_error_tokens"
     return f"1 - {ratio(scope.rate(f'{error}_bucket', le=WRONG_TOKENS), scope.rate(f'{error}_count'))}"

@@ -1,4 +1,4 @@
-"""The rows of the dashboard. Every description says what a good value is."""
+"""Rows of the dashboard. Every description says what a good value is."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ def headline() -> list[Panel]:
     return [
         number(
             "Waited",
-            "Tokens that clients waited for, by those that a perfect cache would have computed (the oracle). "
-            "Good is 1.0 to 1.1; less means that idle work or a rule has saved more.",
+            "Tokens that clients waited for, divided by those that a perfect cache would have computed (the "
+            "oracle). Good is 1.0 to 1.1; less means that idle work or a rule has saved more.",
             {"": computed_per_oracle(ALL)},
             steps=LOW,
             decimals=2,
         ),
         number(
             "Total",
-            "The same with what was computed while nobody waited: prefill amplification. Good is below 1.2.",
+            "Prefill amplification: as Waited, but with the tokens computed in idle time. Good is below 1.2.",
             {"": computed_per_oracle(ALL, TOTAL)},
             steps=LOW,
             decimals=2,
         ),
         number(
             "Hit rate",
-            "Prompt tokens that were reused: earlier work had left them. Good is 90 % and more with agents; "
-            "new prompts have none, so look at waited first.",
+            "Share of the prompt tokens that were reused from earlier work. Good is 90 % and more with "
+            "agents. New prompts reuse nothing, so look at Waited first.",
             {"": hit_ratio(ALL)},
             unit="percentunit",
             steps=HIGH,
@@ -50,25 +50,27 @@ def headline() -> list[Panel]:
         ),
         number(
             "Prefill time saved",
-            "What computing the reused tokens would have taken, at the engine's own rate, less the time of "
-            "restores, touches and steers. Good is hours; less than 0 means that these cost more.",
+            "Time that computing the reused tokens would have taken at the engine's prefill rate, less the "
+            "time of restores, touches and steers. Good is hours; below 0 these steps cost more than they "
+            "saved.",
             {"": saved_seconds(ALL)},
             unit="s",
         ),
         number(
             "Engines",
-            "Good is as many up as there are.",
+            "Engines that answer, of all engines. Good is all of them.",
             {"up": NOW.total("engine_up"), "of": f"count({NOW.series('engine_up')})"},
         ),
         number(
             "Requests",
-            "Answered in this time. Good is what you expect: 0 means that nobody asks here.",
+            "Requests answered in the time range. Good is what you expect; 0 means that no client uses this "
+            "sidecar.",
             {"": ALL.increase("requests_total")},
             decimals=0,
         ),
         number(
             "Sidecars",
-            "By version. Good is one version everywhere.",
+            "Sidecars by version. Good is one version everywhere.",
             {"{{version}}": f"count by (version) ({NOW.series('build_info')})"},
         ),
     ]
@@ -78,7 +80,7 @@ def tokens() -> list[Panel]:
     return [
         lines(
             "Prompt tokens",
-            "By the engine's count. Good is a computed line close to the oracle's.",
+            "Prompt tokens per second, by the engine's count. Good is a computed line close to the oracle's.",
             {
                 "reused": NOW.rate("prompt_tokens_total", source="cached"),
                 "computed": NOW.rate("prompt_tokens_total", source="computed"),
@@ -91,7 +93,7 @@ def tokens() -> list[Panel]:
         ),
         lines(
             "Waited and total, over time",
-            "Good is 1.0 to 1.1 where clients waited. With idle work it may be more: nobody waits then.",
+            "Good is 1.0 to 1.1 for waited. The total may be higher: no client waits for idle work.",
             {
                 "waited": computed_per_oracle(NOW),
                 "total": computed_per_oracle(NOW, TOTAL),
@@ -99,15 +101,17 @@ def tokens() -> list[Panel]:
             limit=1.3,
         ),
         lines(
-            "Prefill, by who wanted it",
-            "Good is few plants beside what clients compute. Idle work yields to any request.",
+            "Prefill, by purpose",
+            "Tokens computed per second. Good is few for `plant` beside `client`. Idle work yields to any "
+            "request.",
             {"{{purpose}}": NOW.rate("prefill_tokens_total", "purpose")},
             unit=TOKENS,
             stacked=True,
         ),
         lines(
-            "Lost, by why the cache did not have them",
-            "Tokens computed that an engine had computed before. Good is nothing but bypassed.",
+            "Lost tokens, by reason",
+            "Tokens computed although an engine had computed them before, by the reason why no cache had "
+            "them. Good is only bypassed.",
             {"{{reason}}": NOW.rate("lost_tokens_total", "reason")},
             unit=TOKENS,
             width=HALF,
@@ -115,8 +119,9 @@ def tokens() -> list[Panel]:
             exemplars=True,
         ),
         lines(
-            "Computed again, by what the client had changed",
-            "Good is nothing. `slotkeeper why --repeated` lists them, docs/rules.md helps.",
+            "Tokens computed again, by change of the client",
+            "Tokens computed again because the client changed earlier parts of its conversation. Good is 0. "
+            "`slotkeeper why --repeated` lists the requests, docs/rules.md helps.",
             {"{{cause}}": f"{NOW.rate('repeated_tokens_total', 'cause')} > 0"},
             unit=TOKENS,
             width=HALF,
@@ -129,14 +134,15 @@ def models() -> list[Panel]:
     return [
         lines(
             "Tokens, by model of a router",
-            "Computed beside the oracle. Good is close together, also where models are swapped.",
+            "Computed tokens beside the oracle. Good is lines close together, also where models are swapped.",
             {"{{model}}, {{source}}": NOW.rate("model_prompt_tokens_total", "model", "source")},
             unit=TOKENS,
             width=HALF,
         ),
         lines(
             "Models loaded",
-            "How often, and how long it took. Good is seldom: models that take turns cost a load each time.",
+            "Number of loads, and seconds of one. Good is few: models that alternate cost a load at each "
+            "swap.",
             {
                 "{{model}}, {{outcome}}": NOW.increase("model_loads_total", "model", "outcome"),
                 "seconds": ratio(NOW.rate("model_load_seconds_sum"), NOW.rate("model_load_seconds_count")),
@@ -173,7 +179,7 @@ def latency() -> list[Panel]:
         ),
         lines(
             "The sidecar's own time, by stage",
-            "95 of 100 requests took less. Good is a few milliseconds.",
+            "95th percentile of each stage. Good is a few milliseconds.",
             {"{{stage}}": NOW.quantile(0.95, "overhead_seconds", "stage")},
             unit="s",
             width=HALF,
@@ -185,20 +191,22 @@ def slots() -> list[Panel]:
     return [
         lines(
             "Slots, by state",
-            "Good is at least one idle most of the time. `foreign` is at work for somebody who goes past us.",
+            "Good is at least one idle most of the time. A `foreign` slot runs a task that another program "
+            "sent to the engine, past the sidecar.",
             {"{{state}}": NOW.total("slots", "state")},
             stacked=True,
         ),
         lines("Queued requests", "Good is 0 most of the time.", {"waiting": NOW.total("queued_requests")}),
         lines(
             "Flags found out",
-            "Of engines that others started, by what they did. Good is none once an engine has worked.",
+            "Flags of engines that were not started by the sidecar, and how they were found out: by what the "
+            "engine did. Good is 0 after an engine's first requests.",
             {"{{flag}}, {{how}}": NOW.increase("engine_flags_learned_total", "flag", "how")},
         ),
         lines(
             "Decisions",
-            "Where requests went, and why. Good is continues, prefix, ram_cache and snapshot; cold only for "
-            "what is new.",
+            "Decisions on requests, by reason. Good is continues, prefix, ram_cache and snapshot; cold only "
+            "for new prompts.",
             {"{{reason}}": f"{NOW.rate('decisions_total', 'reason')} > 0"},
             unit="reqps",
             stacked=True,
@@ -211,13 +219,13 @@ def snapshots() -> list[Panel]:
     return [
         lines(
             "Snapshots",
-            "Slots in files. Good is a few for each conversation that may go on.",
+            "Slots saved to files. Good is a few for each conversation that may continue.",
             {"snapshots": NOW.total("snapshots")},
             width=quarter,
         ),
         lines(
             "Bytes, by tier",
-            "Good is below the budgets, `--hot-bytes` and `--cold-bytes`.",
+            "Size of the files. Good is below the budgets, `--hot-bytes` and `--cold-bytes`.",
             {"{{tier}}": NOW.total("snapshot_bytes", "tier")},
             unit="bytes",
             width=quarter,
@@ -225,14 +233,15 @@ def snapshots() -> list[Panel]:
         ),
         lines(
             "Operations",
-            "In an hour, by outcome. Good is nothing but ok; of a shared store also nothing, and leased.",
+            "Operations per hour, by outcome. Good is only ok; with a shared store also `nothing` and "
+            "`leased`.",
             {"{{op}} {{outcome}}": f"{NOW.rate('snapshot_operations_total', 'op', 'outcome')} * 3600 > 0"},
             unit="suffix: /h",
             width=quarter,
         ),
         lines(
             "Seconds, by operation",
-            "95 of 100 took less. Good is a restore that takes less than computing the tokens would.",
+            "95th percentile of each operation. Good is a restore that takes less than computing its tokens.",
             {"{{op}}": NOW.quantile(0.95, "snapshot_seconds", "op")},
             unit="s",
             width=quarter,
@@ -244,7 +253,8 @@ def rules() -> list[Panel]:
     return [
         lines(
             "Requests in which a rule found something",
-            "Each is a client that changed its own past. Good is fixed, not observed; see docs/rules.md.",
+            "In each of these a client changed earlier parts of its conversation. Good is fixed, not "
+            "observed; see docs/rules.md.",
             {"{{rule}}, {{action}}": f"{NOW.rate('rewrites_total', 'rule', 'action')} > 0"},
             unit="reqps",
             width=COLUMNS,
@@ -265,7 +275,8 @@ def trouble() -> list[Panel]:
         ),
         lines(
             "Fallbacks, by what failed",
-            "Requests that went through as they came, and log lines that could not be written. Good is 0.",
+            "Requests that were sent on unchanged because a part of the sidecar failed, and log lines that "
+            "could not be written. Good is 0.",
             {
                 "{{reason}}": NOW.increase("fallbacks_total", "reason"),
                 "log lines": NOW.increase("log_lines_dropped_total"),
@@ -274,7 +285,8 @@ def trouble() -> list[Panel]:
         ),
         lines(
             "Prediction error",
-            "How many tokens the engine's reuse was off. Good is below 1; up to 64 does no harm.",
+            "Difference between the predicted and the actual reuse, in tokens. Good is below 1; up to 64 "
+            "does no harm.",
             NOW.quantiles("prediction_error_tokens", 0.5, 0.95),
             unit="suffix: tok",
             width=COLUMNS // 4,
@@ -282,8 +294,8 @@ def trouble() -> list[Panel]:
         ),
         lines(
             "Wrong predictions, inexact prompts",
-            "Shares of the predictions that were off by more than 64 tokens, and of the prompts whose length "
-            "we had counted wrongly. Good is 0 for both.",
+            "Share of the predictions that were off by more than 64 tokens, and share of the prompts whose "
+            "length the sidecar counted wrongly. Good is 0 for both.",
             {
                 "predictions": wrong_predictions(NOW),
                 "prompts": ratio(NOW.rate("inexact_prompts_total"), NOW.rate("requests_total")),
@@ -294,9 +306,10 @@ def trouble() -> list[Panel]:
         ),
         lines(
             "Refused, cut off, sent again",
-            "Requests that the engine might read otherwise, requests beyond a limit, closed connections, "
-            "requests whose engine ended before their answer began, engines that froze, a shared store "
-            "or its hints lost, and slots that held other tokens than they should. Good is 0.",
+            "Requests refused because the engine might read them differently, requests beyond a limit, "
+            "closed connections, requests sent again because their engine ended before the answer began, "
+            "engines that froze, losses of the shared store or its hints, and slots with wrong contents. "
+            "Good is 0.",
             {
                 "refused: {{reason}}": NOW.increase("refused_requests_total", "reason"),
                 "too many: {{reason}}": NOW.increase("crowded_requests_total", "reason"),
@@ -311,9 +324,9 @@ def trouble() -> list[Panel]:
         ),
         lines(
             "Shared KV buffer",
-            "Where all slots of an engine share one: requests that waited for cells, idle slots that were "
-            "emptied for them, with a copy (parked) or without (erased), what the engine emptied itself, and "
-            "requests that it failed. Good is no failed and no retried.",
+            "For engines whose slots share one buffer: requests that waited for cells, idle slots that were "
+            "emptied for them with a copy (parked) or without (erased), slots that the engine emptied "
+            "itself, and requests that the engine failed. Good is no failed and no retried.",
             {"{{reason}}": NOW.increase("kv_pool_total", "reason")},
             width=COLUMNS,
         ),

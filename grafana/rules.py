@@ -1,4 +1,4 @@
-"""What Prometheus records and what it warns of, as tables. docs/alerts.md has a runbook for each alert."""
+"""Recording rules and alerts of Prometheus. docs/alerts.md has a runbook for each alert."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from grafana.promql import TOTAL, WAITED, Scope, computed_per_oracle, hit_ratio,
 from slotkeeper.observe.metrics import FOLDER, USUAL
 
 RUNBOOKS: Final = "docs/alerts.md"
-JOB: Final = "slotkeeper"  # as prometheus.yaml has it
-BUSY: Final = 10  # tokens computed for clients in a second: with less, one odd request would be an alarm
+JOB: Final = "slotkeeper"  # the job name in prometheus.yaml
+# Tokens computed for clients per second. With fewer, one unusual request would raise an alarm.
+BUSY: Final = 10
 SHORT: Final = Scope(matchers="", by=("job", "instance"), window="5m")
 LONG: Final = Scope(matchers="", by=("job", "instance"), window="15m")
 
@@ -40,13 +41,13 @@ RECORDINGS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """`measure` is held against `threshold`, while `meanwhile` has a value too."""
+    """An alert fires if `measure` compares with `threshold` as `over` says, and `meanwhile` has a value."""
 
     name: str
     measure: str
-    over: str  # how it is compared: ">", "<", "=="
+    over: str  # comparison: ">", "<", "=="
     threshold: float
-    hold: str  # how long it must be so; nothing where `measure` looks back itself
+    hold: str  # how long the condition must hold; empty if `measure` covers a window itself
     severity: str
     summary: str
     meanwhile: str = ""
@@ -125,7 +126,7 @@ ALERTS: Final = (
         threshold=0.05,
         hold="15m",
         severity="warning",
-        summary="{{ $value | humanizePercentage }} of all answers reused other tokens than foretold.",
+        summary="{{ $value | humanizePercentage }} of all answers reused other tokens than predicted.",
     ),
     Alert(
         name="SlotkeeperCountsDiffer",
@@ -134,7 +135,7 @@ ALERTS: Final = (
         threshold=0,
         hold="",
         severity="warning",
-        summary="The engine counted prompts otherwise than we did.",
+        summary="The engine's token count of prompts differed from Slotkeeper's.",
     ),
     Alert(
         name="SlotkeeperFailsOpen",
@@ -143,7 +144,7 @@ ALERTS: Final = (
         threshold=3,
         hold="",
         severity="warning",
-        summary="Requests go through as they came: {{ $labels.reason }} failed in the last 15 minutes.",
+        summary="Requests are sent on unchanged: {{ $labels.reason }} failed in the last 15 minutes.",
     ),
     Alert(
         name="SlotkeeperSlotFolder",

@@ -1,4 +1,4 @@
-"""Coroutines that have nothing to wait for, run without an event loop."""
+"""Runs coroutines that never wait, without an event loop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def at_once(doing: Coroutine[Any, Any, T]) -> T:
-    """What it returns. Fails where it waits for something."""
+    """Return the coroutine's result. Fails if it waits for something."""
     try:
         doing.send(None)
     except StopIteration as done:

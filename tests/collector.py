@@ -1,4 +1,4 @@
-"""A stand-in for an OpenTelemetry collector: real OTLP over real HTTP, and what came is kept."""
+"""A stand-in for an OpenTelemetry collector: real OTLP over real HTTP; it keeps what it receives."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from patience import PATIENCE
 class Collector:
     url: str = ""
     spans: list[Span] = field(default_factory=list)
-    resources: list[Mapping[str, Any]] = field(default_factory=list)  # one for each of the spans
+    resources: list[Mapping[str, Any]] = field(default_factory=list)  # the resource of each span
     headers: list[Mapping[str, str]] = field(default_factory=list)
     raw: bytes = b""
 
@@ -42,28 +42,31 @@ class Collector:
         return [span for span in self.spans if span.name == name]
 
     async def one(self, name: str) -> Span:
-        """The only span of that name, when it has come."""
+        """Return the only span of that name, after it has arrived."""
         await until(lambda: bool(self.named(name)), f"a span {name}")
         (span,) = self.named(name)
         return span
 
     def children(self, span: Span) -> list[Span]:
-        """Spans inside it: a stage that comes several times has several."""
+        """Return the spans inside a span. A stage that occurs several times has several."""
         return [child for child in self.spans if child.parent_span_id == span.span_id]
 
     def inside(self, span: Span) -> dict[str, Span]:
-        """Its children, by name."""
+        """Return the spans inside a span, by name."""
         return {child.name: child for child in self.children(span)}
 
 
 def values(thing: Any) -> dict[str, Any]:
-    """Attributes as Python has them."""
+    """Return attributes as Python values."""
     return {pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in thing.attributes}
 
 
 @asynccontextmanager
 async def collecting() -> AsyncIterator[Collector]:
-    """One that answers, so a sidecar that ends can wait until all is sent, however slow the machine is."""
+    """Run a collector that answers.
+
+    A sidecar that ends waits until all spans are sent, on a slow machine too.
+    """
     collector = Collector()
     app = web.Application()
     app.router.add_post("/v1/traces", collector.export)

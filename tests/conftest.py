@@ -1,4 +1,4 @@
-"""For all tests: what one leaves as it found it, how hypothesis searches, and what `make test` runs."""
+"""For all tests: restoring of process state, profiles of hypothesis, and the cases that `make test` runs."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ import hypothesis
 import pytest
 import structlog
 
-# How quick the machine is says nothing about us: no deadline. What fails prints how to see it again.
+# No deadline: a slow machine is no failure. A failure prints how to reproduce it.
 hypothesis.settings.register_profile(
-    "search",  # `make search`: examples that nobody has seen
+    "search",  # `make search`: new random examples
     deadline=None,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
     print_blob=True,
     derandomize=False,
 )
-# A change must not be refused for a fault that it did not make: here the examples are always the same.
+# A change must not fail for a fault that it did not make, so these examples are always the same.
 hypothesis.settings.register_profile(
     "slotkeeper", hypothesis.settings.get_profile("search"), derandomize=True
 )
 hypothesis.settings.load_profile("slotkeeper")
 
-PYTESTS_OWN = "PYTEST_CURRENT_TEST"  # it changes with each phase of a test
+PYTESTS_OWN = "PYTEST_CURRENT_TEST"  # pytest changes it with each phase of a test
 
 
 @pytest.hookimpl(tryfirst=True)  # before marks are selected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark every second case of an `alternating` test as `remaining`.
 
-    Neighbours on the grid of parameters take turns: each case runs on one build, each build with every second
-    case. Where the build is the only parameter, the test's name decides.
+    Neighbours on the grid of parameters alternate: each case runs on one build, and each build gets every
+    second case. If the build is the only parameter, the test's name decides.
     """
     for item in items:
         grid = item.callspec.indices if hasattr(item, "callspec") else {}
         if isinstance(item, pytest.Function) and "build" in grid and item.get_closest_marker("alternating"):
-            # Parameters that are given together have one index: it counts once.
+            # Parameters that are given together have one index, which counts once.
             at = grid["build"] + sum({index for name, index in grid.items() if name != "build"})
             if len(grid) == 1:
                 at += zlib.crc32(item.originalname.encode())
@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def process_as_before() -> Iterator[None]:
-    """Commands set things up for their whole process: give them back, whatever folder the test is in.
+    """Restore the state of the process after each test, since commands change it.
 
     Logging above all: a logger that is bound to the stderr of one test fails in the next one, because pytest
     closes that stream.
@@ -96,7 +96,7 @@ def _environment() -> Iterator[None]:
 
 @contextmanager
 def _folder() -> Iterator[None]:
-    before = os.open(".", os.O_RDONLY)  # by descriptor: it may have been moved or removed
+    before = os.open(".", os.O_RDONLY)  # a descriptor, since the folder may have been moved or removed
     try:
         yield
         os.fchdir(before)
@@ -122,7 +122,7 @@ def _event_loop_policy() -> Iterator[None]:
 
 
 def _quietly(call: Callable[..., Any], *args: Any) -> Any:
-    """Python 3.14 deprecates policies."""
+    """Ignore that Python 3.14 deprecates event loop policies."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return call(*args)

@@ -1,7 +1,7 @@
 """Containers without a container runtime: what an orchestrator's file would start, as processes here.
 
-The words, the environment and the health check are those of the file; only what cannot be the same is
-changed, by `Here`: folders, ports, and names of other containers.
+The arguments, the environment and the health check are those of the file. `Here` replaces only what must
+differ: folders, ports, and names of other containers.
 
     here = Here(paths={"/slots": tmp_path}, ports={8080: free_port()}, hosts={"engine", "0.0.0.0"})
     with started(Container(command=("slotkeeper", "serve"), env={...}), here, tmp_path / "log") as process:
@@ -32,7 +32,7 @@ LOOPBACK: Final = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
-    """What runs in one container: entrypoint and arguments as one, and all of its environment."""
+    """What runs in one container: the entrypoint with its arguments, and all of its environment."""
 
     command: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Container:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Here:
-    """Where on this machine things are that have other names in a container.
+    """The places on this machine of things that have other names in a container.
 
     Args:
         paths: folders and files, by their path in the container.
@@ -55,7 +55,7 @@ class Here:
     programs: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def text(self, text: str) -> str:
-        """A word or a value as it is here: `http://engine:8081`, `/slots/x`, `8081`, `--path=/slots`."""
+        """Translate an argument or a value: `http://engine:8081`, `/slots/x`, `8081`, `--path=/slots`."""
         if text.startswith("--") and "=" in text:
             flag, _, value = text.partition("=")
             return f"{flag}={self.text(value)}"
@@ -63,20 +63,20 @@ class Here:
             return str(self.ports[int(text)])
         if text in self.hosts:
             return LOOPBACK
-        for path in sorted(self.paths, key=len, reverse=True):  # the longest is the nearest
+        for path in sorted(self.paths, key=len, reverse=True):  # the longest match is the most specific
             if text == path or text.startswith(f"{path}/"):
                 return f"{self.paths[path]}{text[len(path) :]}"
         names = "|".join(re.escape(host) for host in (LOOPBACK, "localhost", *self.hosts))
         return re.sub(rf"(?<![\w.-])({names}):(\d+)\b", self._address, text)
 
     def command(self, words: Sequence[str]) -> list[str]:
-        """A command of a container as one of this machine."""
+        """Return a container's command as a command of this machine."""
         program = {"slotkeeper": (sys.executable, "-m", "slotkeeper"), **self.programs}
         first, *rest = words
         return [*program.get(first, (first,)), *map(self.text, rest)]
 
     def env(self, env: Mapping[str, str]) -> dict[str, str]:
-        """Exactly what the container has, and nothing of this process's but its PATH."""
+        """Return exactly the container's variables, and of this process only PATH."""
         return {name: self.text(value) for name, value in env.items()} | {"PATH": os.environ["PATH"]}
 
     def _address(self, found: re.Match[str]) -> str:
@@ -117,7 +117,7 @@ class Process:
         self._child.send_signal(number)
 
     def ended(self, *, within: float) -> int:
-        """Its exit code, once it has ended by itself or by `tell`. Raises subprocess.TimeoutExpired."""
+        """Return the exit code after the process has ended. Raises subprocess.TimeoutExpired."""
         return self._child.wait(timeout=within)
 
     def stopped(self, *, within: float) -> int:
@@ -132,7 +132,7 @@ class Process:
 
 @contextmanager
 def started(container: Container, here: Here, log: Path) -> Iterator[Process]:
-    """Killed at the end of the block, unless it has ended."""
+    """Run a container as a process; it is killed at the end of the block unless it has ended."""
     process = Process(container, here, log)
     try:
         yield process

@@ -1,7 +1,7 @@
-"""How long a test waits for what must happen. A wait that is met early costs nothing, so it is long.
+"""How long a test waits for a condition. A wait that succeeds early costs nothing, so it is long.
 
-Wait for a condition, never for a time: what takes a millisecond on a quiet machine takes a second beside two
-others. Only what must *not* happen is given a time, which then costs that time.
+Wait for a condition, never for a time: a step of a millisecond takes a second on a busy machine. Only a check
+that something does *not* happen waits for a time.
 """
 
 from typing import Final

@@ -1,4 +1,4 @@
-"""Programs that tests drive: a browser, Prometheus, an image builder, and what pip brings."""
+"""Programs that tests run: a browser, Prometheus, an image builder, and programs that pip installs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ needs_b10434 = pytest.mark.skipif(not runs_skulk(), reason=f"the b10434 wheel {S
 
 
 def program(*names: str) -> str:
-    """The path of the first that is there, what pip installed in front.
+    """Return the path of the first name that is found; programs that pip installed come first.
 
     Without one a test is skipped; in CI, which must install it, it fails.
     """

@@ -1,4 +1,4 @@
-"""Slot files from recipes in memory, and edits that only tests make."""
+"""Slot files made from recipes in memory, and edits that only tests make."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def whole(file: SlotFile) -> Recipe:
 
 
 def made(recipe: Recipe, source: bytes) -> bytes:
-    """What `store.files.pour` writes, without a disk."""
+    """Return what `store.files.pour` writes, without a disk."""
     spans = (
         piece if isinstance(piece, bytes) else source[piece.offset : piece.offset + piece.length]
         for piece in recipe
@@ -20,6 +20,9 @@ def made(recipe: Recipe, source: bytes) -> bytes:
 
 
 def other_last_token(file: SlotFile, token: int) -> Patch:
-    """The engine then goes back to the checkpoint before it, with the draft model's state (engine.md 2.6)."""
+    """Change the last token. The engine then goes back to the checkpoint before it (engine.md 2.6).
+
+    The draft model's state goes back, too.
+    """
     at = file.ids_at + WIDTH * (len(file.tokens) - 1)
     return Patch(at, token.to_bytes(WIDTH, "little"))

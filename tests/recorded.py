@@ -1,4 +1,4 @@
-"""Recorded sessions of real agents, where they lie beside this checkout.
+"""Recorded sessions of real agents, if they are stored beside this checkout.
 
 They are other people's prompts and never part of this repository; without them their tests are skipped.
 """
@@ -17,7 +17,7 @@ def sessions() -> list[Path]:
 
 
 def name(path: Path) -> str:
-    """CLIENT/SESSION"""
+    """Return CLIENT/SESSION."""
     return f"{path.parent.name}/{path.name.partition('.')[0]}"
 
 

@@ -1,12 +1,11 @@
-"""`make test` as a newcomer runs it: in fresh clones of the last commit, with an empty environment.
+"""`make test` as a new contributor runs it: in fresh clones of the last commit, with an empty environment.
 
     python tests/rehearse.py 10                            ten times, one after the other
     python tests/rehearse.py 2 --busy 2                    beside two busy loops
     python tests/rehearse.py 2 --bare                      without the optional programs
     PYTEST_ARGS="-k wire" python tests/rehearse.py 1       a part of it
 
-Prints the commit, the seeds, the summaries and what failed. Exit code 1 if any run was red: what that left is
-kept.
+Prints the commit, the seeds, the summaries and the failures. Exit code 1 if a run failed: its folder is kept.
 """
 
 # ruff: noqa: S607, T201 - a script
@@ -37,7 +36,7 @@ OPTIONAL = (
     "openssl",
     "prom",
     "redis-",
-)  # beginnings of names
+)  # beginnings of the names of variables
 SAID = re.compile(
     r"^(Using --randomly-seed=.*|(FAILED|ERROR) .*|=+ .*(passed|failed|error).* =+|make: .*)$", re.MULTILINE
 )
@@ -51,7 +50,7 @@ def main() -> int:
     parser.add_argument("--bare", action="store_true", help="optional programs are not on PATH")
     args = parser.parse_args()
     home = Path(tempfile.mkdtemp(prefix="rehearse-"))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the busy loops end too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the busy loops too
     red = 0
     with busy(args.busy):
         for number in range(1, args.times + 1):
@@ -86,14 +85,14 @@ def rehearse(folder: Path, *, bare: bool) -> int:
 
 
 def without_optional(folder: Path) -> str:
-    """A folder with all programs on PATH but those."""
+    """Make a folder with all programs of PATH except the optional ones."""
     folder.mkdir()
     for place in filter(Path.is_dir, map(Path, os.environ["PATH"].split(os.pathsep))):
         for program in place.iterdir():
             link = folder / program.name
             if not program.name.startswith(OPTIONAL) and not link.is_symlink():
                 link.symlink_to(program)
-    python = folder / "python3"  # the one on PATH may be a script that looks for its own place
+    python = folder / "python3"  # the program on PATH may be a script that depends on its own location
     python.unlink(missing_ok=True)
     python.symlink_to(Path(sys.executable).resolve())
     return str(folder)
@@ -101,7 +100,7 @@ def without_optional(folder: Path) -> str:
 
 @contextmanager
 def busy(count: int) -> Iterator[None]:
-    # Each in a session of its own, as in another terminal: Linux shares the processor out among sessions.
+    # Each in its own session, as in another terminal: Linux divides the processor between sessions.
     loops = [subprocess.Popen([sys.executable, "-c", BUSY], start_new_session=True) for _ in range(count)]
     try:
         yield

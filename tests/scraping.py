@@ -1,4 +1,4 @@
-"""A real Prometheus that scrapes a real sidecar, with the configuration that is shipped."""
+"""A real Prometheus that scrapes a real sidecar, with the configuration that we ship."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from slotkeeper.bench.target import Target
 from slotkeeper.engine.launch import free_port
 
 TOKEN: Final = "scraped"  # noqa: S105 - of the admin port, for a test
-OFTEN: Final = "500ms"  # scraped and evaluated
+OFTEN: Final = "500ms"  # between scrapes, and between evaluations
 REQUEST_IDS: Final = ("first-of-this-test", "second-of-this-test")
 
 
@@ -34,7 +34,7 @@ class Prometheus:
     base: str
 
     def get(self, path: str, **params: Any) -> Any:
-        """`data` of an answer of its API."""
+        """Return `data` of an answer of Prometheus's API."""
         answer = httpx.get(f"{self.base}/api/v1/{path}", params=params)
         document = answer.json()
         assert document["status"] == "success", (params, document)
@@ -44,11 +44,11 @@ class Prometheus:
         return [float(sample["value"][1]) for sample in self.get("query", query=expr)["result"]]
 
     def caught_up(self, moment: float) -> bool:
-        """Whether rules were evaluated a second after `moment`, and so with all that was counted by then."""
+        """Whether rules were evaluated a second after `moment`, and so with everything counted until then."""
         return any(at > moment + 1 for at in self.values(f"timestamp({HITS})"))
 
     def exemplars(self, selector: str) -> set[str]:
-        """The ids of requests that go along with these series."""
+        """Return the request ids in the exemplars of these series."""
         now = time.time()
         found = self.get("query_exemplars", query=selector, start=now - 3600, end=now)
         return {one["labels"]["request_id"] for series in found for one in series["exemplars"]}
@@ -56,7 +56,7 @@ class Prometheus:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A sidecar that was used, and who watched it from before the first request on."""
+    """A sidecar after some traffic, and the Prometheus that has watched it since before the first request."""
 
     data: str
     admin: str
@@ -67,7 +67,7 @@ class Watched:
 def running(
     command: Sequence[str], log: Path, ready: str, environ: Mapping[str, str] | None = None
 ) -> Iterator[None]:
-    """A process, from when it answers 200 at `ready` until the end of the block."""
+    """Run a process, from when it answers 200 at `ready` until the end of the block."""
     with log.open("wb") as out:
         process = subprocess.Popen(
             command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **(environ or {})}
@@ -90,7 +90,7 @@ def running(
 
 @contextmanager
 def scraping(admin: str, folder: Path) -> Iterator[Prometheus]:
-    """With our configuration, but for what is of this machine, and more often."""
+    """Run Prometheus with our configuration, except addresses and paths, and with shorter intervals."""
     config = yaml.safe_load((HERE / "prometheus/prometheus.yaml").read_text("utf-8"))
     config["global"] = {"scrape_interval": OFTEN, "evaluation_interval": OFTEN}
     (job,) = config["scrape_configs"]
@@ -114,7 +114,7 @@ def scraping(admin: str, folder: Path) -> Iterator[Prometheus]:
 
 
 async def used(base: str) -> None:
-    """A conversation whose system prompt tells the time, and streams whose ids are known."""
+    """Play a conversation whose system prompt has the time in it, and streams with known ids."""
     async with Target(base) as target:
         await play(clock(first=False), target, session="clock")
     async with httpx.AsyncClient(base_url=base, timeout=PATIENCE) as client:

@@ -19,7 +19,7 @@ __all__ = ["build", "engine", "engine_factory", "pytest_generate_tests"]
 
 @pytest.fixture(autouse=True)
 def _log() -> None:
-    """As the commands do it: what structlog does by itself with an exception takes seconds."""
+    """Configure logging as the commands do. structlog's own format of an exception takes seconds."""
     configure("info", "console")
 
 
@@ -47,5 +47,5 @@ async def sidecar(fake: FakeEngine) -> AsyncIterator[Sidecar]:
 
 @pytest.fixture
 def data(sidecar: Sidecar) -> str:
-    """host:port of the data port."""
+    """Return host:port of the data port."""
     return sidecar.addresses[0]

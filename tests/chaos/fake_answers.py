@@ -1,4 +1,4 @@
-"""What the fake engine says, in each API's shape: a whole body, a whole stream, and how one knows its end."""
+"""The fake engine's answers in each API's shape: a whole body, a whole stream, and a check of either."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ END: Final = {
 
 
 def request_body(api: Api, *, stream: bool, text: str = "Count to four.", **more: Any) -> dict[str, Any]:
-    """The least that a client sends."""
+    """Return the smallest body that a client sends."""
     body: dict[str, Any] = {"stream": stream, "max_tokens": 8, **more}
     match api:
         case Api.COMPLETION | Api.COMPLETIONS:
@@ -58,7 +58,7 @@ def answer_body(api: Api, prompt_tokens: int, slot: int) -> bytes:
 
 
 def answer_events(api: Api, prompt_tokens: int, slot: int) -> list[bytes]:
-    """The events of a whole stream, in order."""
+    """Return the events of a whole stream, in order."""
     timings = {"cache_n": 0, "prompt_n": prompt_tokens, "predicted_n": len(WORDS)}
     match api:
         case Api.COMPLETION | Api.INFILL:
@@ -84,7 +84,7 @@ def answer_events(api: Api, prompt_tokens: int, slot: int) -> list[bytes]:
 
 
 def looks_whole(api: Api, stream: bytes) -> bool:
-    """Whether a client would take these bytes for a complete, faultless answer."""
+    """Whether a client would take these bytes for a complete, correct answer."""
     return END[api] in stream and b'"error"' not in stream
 
 

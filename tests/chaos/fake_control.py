@@ -13,16 +13,16 @@ from slotkeeper.api.document import rows
 
 @dataclass(slots=True)
 class FakeControl:
-    """What GET /props, GET /slots and the text routes answer."""
+    """The answers of GET /props, GET /slots and the text routes."""
 
-    slots: list[int | None]  # the task in each
-    held: list[int]  # tokens in each
+    slots: list[int | None]  # the task in each slot
+    held: list[int]  # tokens in each slot
     marker: str = field(default_factory=lambda: uuid.uuid4().hex)  # changes with every start
 
     extra: dict[str, Any] = field(default_factory=dict)  # more routes
 
     def answer(self, path: str, body: bytes) -> Any:
-        """A JSON document, or None where there is no such route."""
+        """Return a JSON document, or None if there is no such route."""
         doc = loads(body)
         match path:
             case "/health":
@@ -45,13 +45,13 @@ class FakeControl:
         return self.extra.get(path)
 
     def prompt_tokens(self, body: bytes) -> int:
-        """How many tokens the prompt of a generating request has."""
+        """Return the number of tokens in the prompt of a generating request."""
         doc = loads(body)
         return len(_ids(doc["prompt"])) if "prompt" in doc else len(_rendered(doc))
 
 
 def loads(body: bytes) -> dict[str, Any]:
-    """The object in `body`, or an empty one."""
+    """Return the object in `body`, or an empty one."""
     try:
         doc = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -72,7 +72,7 @@ def _ids(content: Any) -> list[int]:
     if isinstance(content, str):
         return list(content.encode())
     listed = content if isinstance(content, list) else []
-    if set(map(type, listed)) == {int}:  # at once: a plant may be of a million
+    if set(map(type, listed)) == {int}:  # checked in one step, since a plant may have a million tokens
         return listed
     parts = ([part] if isinstance(part, int) else _ids(part) for part in listed)
     return [number for part in parts for number in part]

@@ -1,6 +1,6 @@
 """A tiny llama-server made of raw sockets: it answers plausibly, and fails on command.
 
-`script` says what happens to the next generating requests, one entry each; an empty script means well.
+`script` has the faults of the next generating requests, one entry each; without an entry there is no fault.
 `broken` maps control routes to the status with which they fail.
 """
 
@@ -27,22 +27,22 @@ PIECE: Final = b"data: " + b"x" * 65536 + b"\n\n"
 
 class Fault(StrEnum):
     NONE = "none"
-    HANG = "hang"  # takes the request, says nothing until the client is gone
+    HANG = "hang"  # accepts the request, and sends nothing until the client disconnects
     DIE_BEFORE_HEAD = "die_before_head"
     DIE_IN_BODY = "die_in_body"  # half of a body with Content-Length
     DIE_IN_CHUNKS = "die_in_chunks"  # half of a chunked body
     DIE_IN_STREAM = "die_in_stream"  # between two events
-    CUT_A_CHUNK = "cut_a_chunk"  # within one
+    CUT_A_CHUNK = "cut_a_chunk"  # within one chunk
     LOADING = "loading"
-    TRICKLE = "trickle"  # an event for each `go`
-    FLOOD = "flood"  # far more than any buffer
-    CUSTOM = "custom"  # the bytes of `custom`, head and all
-    CUSTOM_AND_END = "custom_and_end"  # and the end of the connection behind them
+    TRICKLE = "trickle"  # one event for each `go`
+    FLOOD = "flood"  # far more bytes than any buffer holds
+    CUSTOM = "custom"  # the bytes of `custom`, headers and all
+    CUSTOM_AND_END = "custom_and_end"  # the same, and then closes the connection
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One generating request at work."""
+    """One generating request that runs."""
 
     api: Api
     heard: Heard
@@ -57,7 +57,7 @@ class Job:
         return answer_events(self.api, self.tokens, self.slot)
 
     def bytes(self) -> bytes:
-        """The answer, or what its fault leaves of it."""
+        """Return the answer, or what its fault leaves of it."""
         body = answer_body(self.api, self.tokens, self.slot)
         match self.fault:
             case Fault.LOADING:
@@ -88,12 +88,13 @@ class FakeEngine:
         self.script: deque[Fault] = deque()
         self.broken: dict[str, int] = {}
         self.custom = b""
-        self.ran: list[Heard] = []  # generating requests that began, each once for each time
-        self.heard: list[Heard] = []  # all others
+        # generating requests that began; a request that is sent twice is there twice
+        self.ran: list[Heard] = []
+        self.heard: list[Heard] = []  # all other requests
         self.control = FakeControl([None] * slots, [0] * slots)
         self.collisions = 0  # a pinned request came to a busy slot (engine.md T1)
-        self.left = 0  # clients that went away from an answer
-        self.sent = 0  # bytes of a flood
+        self.left = 0  # clients that disconnected during an answer
+        self.sent = 0  # bytes of a flood that were sent
         self.go = asyncio.Semaphore(0)
         self._writers: set[asyncio.StreamWriter] = set()
         self._idle: set[asyncio.StreamWriter] = set()
@@ -120,7 +121,7 @@ class FakeEngine:
             writer.close()
 
     async def die(self) -> None:
-        """End as a killed process does; the port refuses connections from now on."""
+        """Stop as a killed process does; the port refuses connections from now on."""
         if self._server is not None:
             self._server.close()
         for writer in tuple(self._writers):
@@ -128,7 +129,7 @@ class FakeEngine:
         while self._writers:
             await asyncio.sleep(TICK)
 
-    # -- the wire ----------------------------------------------------------------------------------
+    # -- HTTP --------------------------------------------------------------------------------------
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
@@ -191,7 +192,7 @@ class FakeEngine:
             case Fault.CUSTOM:
                 job.writer.write(self.custom)
             case Fault.CUSTOM_AND_END:
-                self.control.slots[job.slot] = None  # before its client can know
+                self.control.slots[job.slot] = None  # before its client can know of it
                 job.writer.write(self.custom)
                 job.writer.close()
                 await job.writer.wait_closed()
@@ -200,7 +201,7 @@ class FakeEngine:
                 job.writer.write(job.bytes())
         await job.writer.drain()
         if job.fault.startswith(("die", "cut")):
-            await asyncio.sleep(TICK)  # what was written is on its way before the end is
+            await asyncio.sleep(TICK)  # what was written is sent before the connection ends
             raise Hangup
 
     async def _trickle(self, job: Job) -> None:

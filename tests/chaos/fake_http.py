@@ -1,4 +1,4 @@
-"""HTTP as the fake engine speaks it: what it reads, and the frames it writes."""
+"""HTTP of the fake engine: how it reads requests, and the frames that it writes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STREAM_HEAD: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """One request as it came over the wire."""
+    """One request, as it was received."""
 
     method: str
     path: str

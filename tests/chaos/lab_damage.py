@@ -1,4 +1,4 @@
-"""Ways to damage a snapshot behind the back of the store, some with a real engine's own files."""
+"""Ways to damage a snapshot without the store's knowledge, some with a real engine's own files."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from slotkeeper.store.manifest import Flaw, decode, encode
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """A snapshot, and another one of the same folder."""
+    """A snapshot to damage, and another one of the same folder."""
 
     folder: Path
     id: SnapshotId
     other: SnapshotId
-    strangers: dict[str, bytes]  # files of other engines, by what is other
+    strangers: dict[str, bytes]  # files of other engines, by what differs
     chance: random.Random
 
     @property
@@ -54,7 +54,7 @@ def cut(victim: Victim) -> None:
 
 
 def cut_by_a_byte(victim: Victim) -> None:
-    """What kills an engine (engine.md T2)."""
+    """Cut the file by a byte, which kills an engine (engine.md T2)."""
     with victim.slot.open("r+b") as file:
         file.truncate(victim.slot.stat().st_size - 1)
 
@@ -67,7 +67,7 @@ def flipped(victim: Victim) -> None:
 
 
 def zeroed(victim: Victim) -> None:
-    """From some place on, as after a power cut."""
+    """Fill the file with zeros from some place on, as after a power cut."""
     size, place = victim.slot.stat().st_size, victim.place()
     with victim.slot.open("r+b") as file:
         file.truncate(place)
@@ -86,7 +86,7 @@ def deleted(victim: Victim) -> None:
 
 
 def linked(victim: Victim) -> None:
-    """A symlink to the very bytes: where it leads, others may write."""
+    """Replace the file by a symlink to the same bytes; another program may write to its target."""
     aside = victim.folder.parent / victim.slot.name
     shutil.move(victim.slot, aside)
     victim.slot.symlink_to(aside)
@@ -106,7 +106,7 @@ def stranger(what: str) -> Callable[[Victim], None]:
 
 
 def manifest_edited(victim: Victim) -> None:
-    """Another number somewhere, as an editor or a bad disk would leave it."""
+    """Change a number in the manifest, as an editor or a bad disk would."""
     doc = orjson.loads(victim.manifest.read_bytes())
     field = victim.chance.choice(["size", "tokens", "version", "created"])
     victim.manifest.write_bytes(orjson.dumps(doc | {field: doc[field] + 1}))
@@ -117,7 +117,7 @@ def manifest_of_another(victim: Victim) -> None:
 
 
 def manifest_of_another_engine(victim: Victim) -> None:
-    """All is well with it, but it is not for this engine."""
+    """Replace the manifest by a valid one of another engine."""
     secret = (victim.folder / files.SEAL).read_bytes()
     manifest = decode(victim.manifest.read_bytes(), victim.id, secret)
     assert not isinstance(manifest, Flaw)
@@ -125,7 +125,7 @@ def manifest_of_another_engine(victim: Victim) -> None:
 
 
 def the_manifest_of_a_stranger(victim: Victim) -> None:
-    """A stranger's file with a manifest that says its size and hash, as a careless copy would be."""
+    """Put another engine's file there, with a manifest of its size and hash, as a careless copy would."""
     data = victim.strangers["another_model"]
     doc = orjson.loads(victim.manifest.read_bytes())
     victim.slot.write_bytes(data)
@@ -134,7 +134,7 @@ def the_manifest_of_a_stranger(victim: Victim) -> None:
 
 
 Damage = Callable[[Victim], None]
-# The first is taken by an engine without a word (engine.md 2.4), but the library has no such flag.
+# The engine would load the first without an error (engine.md 2.4), but the library has no such flag.
 OTHER_FLAGS: Final = {"b10434": ("--rope-freq-base", "5000"), "b11549": ("--cache-type-k", "q8_0")}
 STRANGERS: Final = ("another_model", "other_flags", *(("another_build",) if runs_skulk() else ()))
 FILES: Final[list[Damage]] = [
@@ -149,15 +149,15 @@ MANIFESTS: Final[list[Damage]] = [
 
 
 def kinds(model: str, build: str) -> dict[str, tuple[str, str, tuple[str, ...]]]:
-    """Engines that may not share files with this one: model, build and flags, by what is other."""
+    """Return engines that may not share files with this one: model, build and flags, by what differs."""
     kin = "tiny-hybrid-mtp" if model == "tiny-hybrid" else "tiny-hybrid"
     other = {"b10434": "b11549", "b11549": "b10434"}[build]
     found = ((kin, build, ()), (model, build, OTHER_FLAGS[build]), (model, other, ()))
-    return dict(zip(STRANGERS, found, strict=False))  # the last one may not run here
+    return dict(zip(STRANGERS, found, strict=False))  # the last one may not run on this machine
 
 
 async def strangers(model: str, build: str, talk: Talk, folder: Path) -> dict[str, bytes]:
-    """The same talk's first turn as other engines save it."""
+    """Return the first turn of the same talk as other engines save it."""
     found = {}
     for what, (which, at, args) in kinds(model, build).items():
         async with bench(which, at, folder / what, *args) as engine, EngineClient(engine.base) as calls:

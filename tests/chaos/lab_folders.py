@@ -1,4 +1,4 @@
-"""What can befall a slot folder, and its cure."""
+"""Faults of a slot folder, and how to end them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 
 def call(*words: str) -> None:
-    """Mounts and unmounts; skips the test where we may not."""
+    """Run a command that mounts or unmounts; skip the test if that is not permitted."""
     done = subprocess.run(words, check=False, capture_output=True, text=True)
     if done.returncode:
         pytest.skip(f"{' '.join(words)}: {done.stderr.strip()}")
@@ -20,7 +20,7 @@ def call(*words: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What befalls the folder, how it is cured, and how metric and log name it."""
+    """A fault of the folder, how to end it, and its names in metric and log."""
 
     comes: Callable[[Path], object]
     goes: Callable[[Path], object]
@@ -29,13 +29,13 @@ class Trouble:
 
 
 def fill(folder: Path) -> None:
-    """To the last byte: what the engine writes has no room either."""
+    """Fill the disk to the last byte, so that the engine's files have no room either."""
     free = shutil.disk_usage(folder).free
     (folder / "filler").write_bytes(bytes(free))
 
 
 def write_protect(folder: Path) -> None:
-    """By a second mount above the first, which has files open for writing."""
+    """Write-protect the folder by a second mount over the first, which has files open for writing."""
     call("mount", "--bind", str(folder), str(folder))
     call("mount", "-o", "remount,bind,ro", str(folder))
 

@@ -1,6 +1,6 @@
-"""A laboratory for snapshots: engines that die and come back, scripted talks, and a witness of every restore.
+"""A laboratory for snapshots: engines that die and restart, scripted talks, and a check of every restore.
 
-What a talk's replies must be is found out by an engine alone, with nobody in front of it and no files.
+The expected replies of a talk come from an engine alone, without a sidecar and without files.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from slotkeeper.store.index import Kept
 from slotkeeper.store.intake import SavedFile
 
 CHAT: Final = "/v1/chat/completions"
-SMALL: Final = ("-c", "8192")  # tokens of both slots: what a talk needs, and a quick start
+SMALL: Final = ("-c", "8192")  # tokens of both slots: enough for a talk, and quick to start
 MARGIN: Final = 0.02  # logprob
 SOON: Final = 0.05  # seconds without a request until a slot is saved
 Reply = dict[str, Any]
@@ -98,20 +98,20 @@ async def bench(model: str, build: str, folder: Path, *args: str) -> AsyncIterat
 
 @dataclass(slots=True)
 class Talk:
-    """A conversation whose replies are known beforehand."""
+    """A conversation whose replies are fixed."""
 
     number: int
     replies: list[Reply] = field(default_factory=list)
-    lead: int = 1500  # characters of the system prompt; the first turn has 1800 in all
-    turn: int = 0  # turns that were taken
+    lead: int = 1500  # characters of the system prompt; the first turn has 1800 with it
+    turn: int = 0  # number of turns that were sent
     begins: Tokens = field(default_factory=Tokens)  # its first prompt
 
     def owns(self, state: Kept | SlotContents) -> bool:
-        """Whether it is of this talk: a snapshot may be made, by a park, during a turn of another."""
+        """Whether a snapshot belongs to this talk: a park may save one during a turn of another talk."""
         return state.tokens.lcp(self.begins) == min(len(state.tokens), len(self.begins))
 
     def body(self, turn: int) -> Reply:
-        """The request of one turn, with the replies before it."""
+        """Return the request of one turn, with the replies before it."""
         messages = [
             {"role": "system", "content": f"This is talk {self.number}. {prose(self.lead, self.number)}"}
         ]
@@ -124,17 +124,17 @@ class Talk:
 
 
 async def said(client: aiohttp.ClientSession, body: Reply) -> Reply:
-    """The reply to one request, which must succeed."""
+    """Return the reply to one request, which must succeed."""
     async with client.post(CHAT, json=body) as answer:
         assert answer.status == 200, await answer.text()
         return (await answer.json())["choices"][0]["message"]
 
 
 async def undisturbed(engine: Bench, count: int, turns: int, *, lead: int = 1500) -> list[Talk]:
-    """So many talks, with the replies of this engine; it is a new process afterwards.
+    """Return this many talks, with the replies of this engine; it is a new process afterwards.
 
-    Only such in which no word was nearly another: how a prompt is cut into batches moves logprobs by 0.002,
-    on an engine with nobody in front of it as well, and what we plant cuts it otherwise.
+    Only talks without ambiguous words: the division of a prompt into batches moves logprobs by 0.002, also on
+    an engine without a sidecar, and plants divide it differently.
     """
     talks: list[Talk] = []
     async with aiohttp.ClientSession(engine.base) as client:
@@ -151,7 +151,7 @@ async def undisturbed(engine: Bench, count: int, turns: int, *, lead: int = 1500
 
 
 async def _rendered(client: aiohttp.ClientSession, body: Reply) -> Tokens:
-    """The token ids of a prompt."""
+    """Return the token ids of a prompt."""
     async with client.post("/apply-template", json=body) as answer:
         prompt = (await answer.json())["prompt"]
     async with client.post("/tokenize", json={"content": prompt, "add_special": True}) as answer:
@@ -159,7 +159,10 @@ async def _rendered(client: aiohttp.ClientSession, body: Reply) -> Tokens:
 
 
 async def _spoken(client: aiohttp.ClientSession, talk: Talk, turn: int) -> float:
-    """Add the reply to a turn; returns by how much the closest of its words was likelier than another."""
+    """Add the reply to a turn.
+
+    Return by how much its least certain word was likelier than the next candidate.
+    """
     body = {**talk.body(turn), "logprobs": True, "top_logprobs": 2}
     async with client.post(CHAT, json=body) as answer:
         choice = (await answer.json())["choices"][0]
@@ -175,11 +178,11 @@ async def take_turn(client: aiohttp.ClientSession, talk: Talk) -> None:
 
 @dataclass(slots=True)
 class Witness:
-    """Hashes every snapshot when it was kept, and every file at the moment in which it is restored."""
+    """Hashes every snapshot when it is kept, and every file when it is restored."""
 
     slots: Path
     kept: dict[str, str] = field(default_factory=dict)  # file name -> hash
-    asked: list[tuple[str, str]] = field(default_factory=list)  # the same of each restore
+    asked: list[tuple[str, str]] = field(default_factory=list)  # file name and hash of each restore
     refused: int = 0
 
     def watch(self, sidecar: Sidecar) -> None:
@@ -192,7 +195,7 @@ class Witness:
         return {SnapshotId(name.removesuffix(".slot")) for name, _ in self.asked}
 
     def agrees(self) -> None:
-        """No engine was told to load anything but what was kept, byte for byte, and none refused a file."""
+        """Check that engines were told to load only kept files, unchanged, and that none refused a file."""
         assert [(name, digest) for name, digest in self.asked if self.kept.get(name) != digest] == []
         assert self.refused == 0
 
@@ -228,7 +231,10 @@ def digest(path: Path) -> str:
 async def in_front_of(
     engine: Bench, witness: Witness | None = None, *, flags: bool = True, **more: Any
 ) -> AsyncIterator[tuple[Sidecar, aiohttp.ClientSession]]:
-    """A sidecar with snapshots, and a client of it. Without `flags` it did not start the engine."""
+    """Run a sidecar with snapshots, and a client of it.
+
+    Without `flags` the sidecar does not know the engine's flags.
+    """
     wanted = {"slot_dir": engine.slots, "save_pause": SOON, "drain_timeout": 1.0, **more}
     async with (
         running(settings(engine.base, **wanted), engine.flags if flags else None) as sidecar,
@@ -241,10 +247,10 @@ async def in_front_of(
 
 
 async def settled(sidecar: Sidecar) -> None:
-    """Wait until all is saved that should be, and files are where they belong."""
+    """Wait until everything that is due is saved, and files are where they belong."""
     driver = sidecar.driver
     assert driver.snapshots
-    # Two tasks for each line run for ever, and more as long as the folder cannot be used.
+    # Two tasks of each engine never end; others run as long as a folder cannot be used.
     lasting = 2 * len(driver.links) + (not driver.snapshots.ready)
     lasting += sum(link.lacks_files for link in driver.links.values())
     if driver.snapshots.sharing:
@@ -258,13 +264,13 @@ async def settled(sidecar: Sidecar) -> None:
 
 
 def known(sidecar: Sidecar) -> dict[SnapshotId, Kept]:
-    """What the store has."""
+    """Return the snapshots that the store has."""
     assert sidecar.driver.snapshots
     return {kept.id: kept for kept in sidecar.driver.snapshots.store.listing()}
 
 
 async def turn_and_save(sidecar: Sidecar, client: aiohttp.ClientSession, talk: Talk) -> None:
-    """One turn, and all that is saved of it."""
+    """Send one turn, and wait until everything is saved."""
     await take_turn(client, talk)
     await settled(sidecar)
 
@@ -276,12 +282,12 @@ def in_slot(sidecar: Sidecar, talk: Talk) -> bool:
 
 
 def deepest(talk: Talk, kept: Mapping[SnapshotId, Kept]) -> SnapshotId:
-    """The snapshot from which its next turn continues. ValueError: there is none."""
+    """Return the snapshot from which its next turn continues. Raises ValueError if there is none."""
     return max(filter(talk.owns, kept.values()), key=lambda one: len(one.tokens)).id
 
 
 def operations(sidecar: Sidecar) -> dict[tuple[str, str], float]:
-    """slotkeeper_snapshot_operations_total by op and outcome."""
+    """Return slotkeeper_snapshot_operations_total by op and outcome."""
     (family,) = sidecar.metrics.operations.collect()
     return {
         (sample.labels["op"], sample.labels["outcome"]): sample.value

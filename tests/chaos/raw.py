@@ -1,4 +1,4 @@
-"""A client made of a socket, for what proper HTTP clients do not do: stall, break off, speak HTTP/1.0."""
+"""A client made of a socket, for what HTTP clients do not do: stall, disconnect, speak HTTP/1.0."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Wire:
         return Head(int(lines[0].split(" ")[1]), [(name, value.strip()) for name, _, value in pairs])
 
     async def body(self, head: Head) -> bytes:
-        """The whole body. Raises IncompleteReadError or ConnectionError where it is cut short."""
+        """Return the whole body. Raises IncompleteReadError or ConnectionError if it is cut short."""
         async with asyncio.timeout(PATIENCE):
             if head.all("Transfer-Encoding"):
                 return b"".join([chunk async for chunk in self.chunks()])
@@ -66,7 +66,7 @@ class Wire:
         await self.reader.readexactly(2)
 
     async def rest(self) -> tuple[bytes, bool]:
-        """All bytes to the end of the connection, and whether it ended by a reset."""
+        """Return all bytes to the end of the connection, and whether a reset ended it."""
         data = b""
         async with asyncio.timeout(PATIENCE):
             try:
@@ -82,7 +82,7 @@ class Wire:
 
 @asynccontextmanager
 async def dial(address: str, *, window: int | None = None, source: str | None = None) -> AsyncIterator[Wire]:
-    """A connection to host:port, from `source`; `window` makes the receive buffer small."""
+    """Connect to host:port, from `source`; `window` makes the receive buffer small."""
     host, _, port = address.removeprefix("http://").rpartition(":")
     plug = socket.socket()
     if window is not None:
@@ -104,7 +104,7 @@ async def dial(address: str, *, window: int | None = None, source: str | None = 
 
 
 async def until(true: Callable[[], object], why: str = "") -> None:
-    """Wait for a condition that nobody announces."""
+    """Wait for a condition by polling."""
     try:
         async with asyncio.timeout(PATIENCE):
             while not true():

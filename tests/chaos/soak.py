@@ -1,16 +1,16 @@
-"""Many clients for a long time, and faults all the while: no error beyond them, no wrong text, no leak.
+"""Many clients for a long time, with faults: no errors beyond the faults, no wrong text, no leak.
 
 `make soak`, or `PYTHONPATH=tests:. python -m chaos.soak [--minutes 20] [--clients 64] [--seed N]`.
 
-Two halves: a dense model on the older build, a hybrid one on the newest, each behind a `slotkeeper serve` of
-its own, with a slot folder. Clients ask scripted conversations of five agents on five routes, turn by turn:
-whole or streamed, reading slowly, going away in the middle and asking again, with an edited message and a
-title between. The engine is killed with -9 every two minutes, and started again. What each answer must be
-was found out by an engine alone, greedily; nothing is asked that was answered with a word that was nearly
-another, so the comparison is exact.
+Two halves: a dense model on the older build, a hybrid one on the newest, each behind its own `slotkeeper
+serve` with a slot folder. Clients play scripted conversations of five agents on five routes, turn by turn:
+whole or streamed, reading slowly, disconnecting in the middle and sending the request again, with an edited
+message and a title request in between. The engine is killed with -9 every two minutes, and started again. The
+expected answers come from an engine alone, with greedy sampling. Requests with an ambiguous word in the
+answer are left out, so the comparison is exact.
 
-Each half warms up first, then rests: what the sidecar holds in that moment it may hold at the end, and no
-more (of memory, 16 MiB more).
+Each half warms up first, then rests. At the end the sidecar may hold no more than in that rest (of memory,
+16 MiB more).
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ AGENTS: Final = 5
 TALKS: Final = 20  # four conversations of each agent, more than there are slots
 TURNS: Final = 3
 WORDS: Final = 8  # tokens of an answer
-MARGIN: Final = 0.05  # logprob: how much likelier than another each word of an answer is
-WARM_UP: Final = 1 / 3  # of the time
+MARGIN: Final = 0.05  # logprob: how much likelier each word of an answer is than the next candidate
+WARM_UP: Final = 1 / 3  # share of the time
 KILL_SECONDS: Final = 120.0
 DOWN_SECONDS: Final = (0.2, 3.0)
-UNCHANGED_SECONDS: Final = 7.0  # longer than the engine keeps a connection that is not used
+UNCHANGED_SECONDS: Final = 7.0  # longer than the engine keeps an idle connection
 GROWTH_KIB: Final = 16 * 1024  # of memory, from the rest in the middle to that at the end
 TROUBLES: Final = frozenset({"task_failed", "effect_failed", "placement_failed", "exchange_failed"})
 Doc = dict[str, Any]
@@ -78,8 +78,8 @@ class Step:
 class Manner(StrEnum):
     WHOLE = "whole"
     STREAM = "stream"
-    SLOWLY = "slowly"  # a stream, of which little is read at a time
-    LEAVES = "leaves"  # at some moment, and asks again
+    SLOWLY = "slowly"  # a stream that is read in small pieces
+    LEAVES = "leaves"  # disconnects at some moment, and sends the request again
     HANGS_UP = "hangs up"  # the same, of an answer in one piece
 
 
@@ -96,26 +96,26 @@ STREAMED: Final = frozenset({Manner.STREAM, Manner.SLOWLY, Manner.LEAVES})
 class Verdict(StrEnum):
     OK = "right"
     LEFT = "left by the client"
-    BROKEN = "broken by a kill"  # its answer had begun, and cannot go on
+    BROKEN = "broken by a kill"  # its answer had begun, so it cannot be sent again
     ERROR = "error"
     WRONG = "wrong"
 
 
-# -- what is asked, and what must be answered ----------------------------------------------------------
+# -- requests, and the right answers --------------------------------------------------------------------
 
 
 Script = Generator[Turn, Doc | None, Any]
 
 
 def script(number: int) -> Script:
-    """Three turns with a title after the first, then the second is edited, and one more turn."""
+    """Send three turns with a title after the first, then the edited second one, and one more turn."""
     agent = number % AGENTS
     tools = [tool(f"tool_{agent}_{n}", 10 * agent + n) for n in range(agent % 3)]
     fields = {**PLAIN, **({"tools": tools} if tools else {})}
     lead = {"role": "system", "content": f"You are agent {agent}. {prose(900, agent)}"}
 
     def asks(history: Sequence[Doc], about: str) -> Generator[Turn, Doc | None, list[Doc]]:
-        """One turn, in other words until the answer is a clear one. Returns the history with both."""
+        """Send one turn, in other words until the answer is unambiguous. Return the history with both."""
         for wording in itertools.count():
             text = f"Talk {number}, {about}. {prose(300, 100 * number + wording)}"
             asked = [*history, {"role": "user", "content": text}]
@@ -134,7 +134,7 @@ def script(number: int) -> Script:
 
 
 def body_of(api: Api, turn: Turn) -> Doc:
-    """As a client of that route asks it."""
+    """Return the body as a client of that route sends it."""
     if api in BODIES:
         return BODIES[api](turn)
     text = "".join(f"{one['role']}: {one['content']}\n\n" for one in turn.messages)
@@ -143,14 +143,14 @@ def body_of(api: Api, turn: Turn) -> Doc:
 
 
 async def references(base: str) -> list[list[Step]]:
-    """Conversations with the answers of an engine that is asked directly."""
+    """Return conversations with the answers of an engine that is used directly."""
     async with aiohttp.ClientSession(base) as client:
         kinds = tuple(PATHS)
         return [await _steps(client, kinds[n % len(kinds)], script(n)) for n in range(TALKS)]
 
 
 async def _steps(client: aiohttp.ClientSession, api: Api, talk: Script) -> list[Step]:
-    """Without answers of which a word was nearly another: cutting prompts into batches moves logprobs."""
+    """Return the steps with unambiguous answers: the division of prompts into batches moves logprobs."""
     witness = Api.COMPLETION if api in {Api.COMPLETION, Api.COMPLETIONS} else Api.CHAT
     more = {"n_probs": 2} if witness is Api.COMPLETION else {"logprobs": True, "top_logprobs": 2}
     steps, turn = list[Step](), next(talk)
@@ -175,14 +175,14 @@ async def _said(client: aiohttp.ClientSession, api: Api, body: Doc) -> Doc:
 
 
 def _margin(answer: Doc) -> float:
-    """By how much the closest of its words was likelier than another."""
+    """Return by how much its least certain word was likelier than the next candidate."""
     words = answer.get("completion_probabilities") or answer["choices"][0]["logprobs"]["content"]
     pairs = (word["top_logprobs"] for word in words)
     return min((one["logprob"] - other["logprob"] for one, other in pairs), default=0.0)
 
 
 def text_of(doc: Any) -> str:
-    """The words in an answer, or in one event of it."""
+    """Return the text in an answer, or in one event of it."""
     match doc:
         case {"choices": [{"delta": {"content": str(text)}}, *_]} | {"choices": [{"text": str(text)}, *_]}:
             return text
@@ -200,7 +200,7 @@ def text_of(doc: Any) -> str:
 
 
 def events(stream: bytes) -> Iterator[Doc]:
-    for line in stream.split(b"\n")[:-1]:  # the last one may not be whole
+    for line in stream.split(b"\n")[:-1]:  # the last line may be incomplete
         if line.startswith(b"data: {"):
             yield orjson.loads(line[6:])
 
@@ -210,7 +210,7 @@ def events(stream: bytes) -> Iterator[Doc]:
 
 @dataclass(slots=True)
 class Heard:
-    """What came of one request."""
+    """The outcome of one request."""
 
     began: float
     status: int = 0
@@ -220,7 +220,7 @@ class Heard:
 
 
 def judged(step: Step, heard: Heard, *, streamed: bool, killed: float) -> Verdict:
-    """`killed`: when the engine was killed last."""
+    """Return the outcome of a request. `killed`: time of the engine's last kill."""
     data = bytes(heard.data)
     if heard.status != 200:
         return Verdict.LEFT if heard.left else Verdict.ERROR
@@ -254,7 +254,7 @@ class Crowd:
     over: float = 0.0
 
     async def talk(self, seconds: float) -> None:
-        """All of them, until the time is over; each ends the request that it has begun."""
+        """Run all clients until the time is over; each finishes the request that it has begun."""
         self.over = time.monotonic() + seconds
         forever = aiohttp.ClientTimeout(None)
         quick, slow = aiohttp.TCPConnector(limit=0), aiohttp.TCPConnector(limit=0, socket_factory=narrow)
@@ -319,7 +319,7 @@ class Crowd:
 
 
 def narrow(address: Any) -> socket.socket:
-    """A socket with as small a buffer as there is."""
+    """Return a socket with the smallest possible buffer."""
     family, kind, protocol, *_ = address
     plug = socket.socket(family, kind, protocol)
     plug.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
@@ -333,21 +333,21 @@ async def pieces(answer: aiohttp.ClientResponse, *, slowly: bool) -> AsyncIterat
             await asyncio.sleep(0.02)
 
 
-# -- the sidecar, and the time of its life -------------------------------------------------------------
+# -- the sidecar, and the run ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """What the sidecar's process holds while no client asks anything."""
+    """What the sidecar's process holds while no client sends a request."""
 
     memory_kib: int
-    descriptors: int  # but for those of kept connections
-    sockets: int  # the same
+    descriptors: int  # without those of kept connections
+    sockets: int  # without those of kept connections
     kept: int  # connections to the engine: calls use them in turn, so all that a burst opened may stay
     tasks: int
 
     def leaks(self, before: Standing) -> list[str]:
-        """What there is more of than before; of memory and kept connections some may be."""
+        """Return what has grown since `before`. Memory and kept connections may grow a little."""
         found, rooms = [], {"memory_kib": GROWTH_KIB, "kept": KEPT}
         for name, value in asdict(self).items():
             was, room = asdict(before)[name], rooms.get(name, 0)
@@ -367,12 +367,12 @@ class Result:
     restored: int
     middle: Standing
     end: Standing
-    complaints: list[str]  # errors that no fault explains, wrong texts, leaks, troubles in the log
+    complaints: list[str]  # errors that no fault explains, wrong texts, leaks, errors in the log
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A sidecar process, seen from outside."""
+    """A sidecar process, watched from outside."""
 
     admin: aiohttp.ClientSession
     pid: int
@@ -384,7 +384,7 @@ class Watched:
             return doc
 
     async def figure(self, name: str) -> int:
-        """Of /metrics, over all labels that the line may have behind `name`."""
+        """Return a figure of /metrics, summed over all labels that follow `name`."""
         async with self.admin.get("/metrics") as answer:
             lines = (await answer.text()).splitlines()
         return sum(int(float(line.rpartition(" ")[2])) for line in lines if line.startswith(name))
@@ -404,13 +404,13 @@ class Watched:
         )
 
     async def rests(self) -> bool:
-        """Whether no request is left, and every slot is idle by its word."""
+        """Whether no request is left, and GET /slots shows every slot as idle."""
         doc = await self.state()
         slots = [slot["state"] for engine in doc["engines"] for slot in engine["slots"]]
         return not doc["queued"] and not doc["running"] and slots == ["idle"] * SLOTS
 
     async def at_rest(self) -> Standing:
-        """Its standing, once that has not changed for a while (but for its memory)."""
+        """Return its standing, once that has not changed for a while (except memory)."""
         async with asyncio.timeout(PATIENCE):
             since, before = time.monotonic(), None
             while True:
@@ -424,21 +424,24 @@ class Watched:
 
 
 def targets(descriptors: Path) -> Iterator[str]:
-    """What the descriptors of a process lead to."""
+    """Return the targets of a process's descriptors."""
     for one in descriptors.iterdir():
         with suppress(FileNotFoundError):  # closed meanwhile
             yield str(one.readlink())
 
 
 def connections(table: Path, port: int) -> set[str]:
-    """What the descriptors of connections to that port lead to. A closed one that lingers has none."""
+    """Return the descriptors' targets of connections to that port.
+
+    A closed one that lingers has no descriptor.
+    """
     rows = (line.split() for line in table.read_text().splitlines()[1:])
     there = {row[9] for row in rows if int(row[2].rpartition(":")[2], 16) == port}
     return {f"socket:[{inode}]" for inode in there if inode != "0"}
 
 
 async def world(model: Tiny, build: str, seconds: float, *, clients: int, seed: int) -> Result:
-    """One half: warm up, rest, go on, rest."""
+    """Run one half: warm up, rest, continue, rest."""
     with tempfile.TemporaryDirectory(prefix="slotkeeper-soak-") as name:
         folder, room = Path(name), ("-np", str(SLOTS), "-c", str(SLOTS * CONTEXT))
         async with lab.tiny_engine(model, build, folder, *room) as engine:
@@ -483,7 +486,7 @@ async def world(model: Tiny, build: str, seconds: float, *, clients: int, seed: 
 
 
 async def _part(crowd: Crowd, engine: lab.Restartable, seconds: float) -> None:
-    """The crowd talks, and the engine dies every two minutes, or as often as it can in half of the time."""
+    """Run the crowd, and kill the engine every two minutes, or as often as possible in half of the time."""
     chance = random.Random(f"{crowd.seed} kills")
     every = min(KILL_SECONDS, seconds / 2)
     async with asyncio.TaskGroup() as group:
@@ -498,7 +501,7 @@ async def _part(crowd: Crowd, engine: lab.Restartable, seconds: float) -> None:
 
 
 def troubles(log: Path) -> list[str]:
-    """What our own code had to say of itself."""
+    """Return the errors that our own code has logged."""
     lines = log.read_text().splitlines()
     found = [line for line in lines if not line.startswith("{") or orjson.loads(line)["event"] in TROUBLES]
     return [f"log: {line}" for line in found]

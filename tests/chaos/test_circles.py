@@ -1,4 +1,4 @@
-"""Sidecars whose upstreams lead back to them: a request is refused, not sent round for ever."""
+"""Sidecars whose upstreams lead back to them: a request is refused and not sent in circles."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def health(sidecar: Sidecar) -> Health:
 
 @pytest.fixture
 async def circle() -> AsyncIterator[tuple[Sidecar, Sidecar]]:
-    """Two sidecars that point at each other, and have noticed it."""
+    """Start two sidecars that point at each other and have detected it."""
     ports = [free_port(), free_port()]
     one, other = (
         settings(f"http://127.0.0.1:{there}", drain_timeout=1.0).model_copy(
@@ -70,7 +70,7 @@ async def test_readiness_says_what_is_wrong(circle):
 
 
 async def test_a_circle_that_is_opened_is_over():
-    """A second sidecar is where the first one's engine should be, until the engine is back."""
+    """A second sidecar has the address of the first one's engine, until the engine is back."""
     port = free_port()
     upstream = f"http://127.0.0.1:{port}"
     async with running(settings(upstream, drain_timeout=1.0)) as first:
@@ -88,7 +88,7 @@ async def test_a_circle_that_is_opened_is_over():
 
 
 async def test_a_chain_is_no_circle(fake: FakeEngine):
-    """And what a client says that its request came through goes along."""
+    """The client's own Via header is passed on."""
     async with running(settings(fake.base, drain_timeout=1.0)) as near:
         await ready(near)
         async with running(settings(f"http://{near.addresses[0]}", drain_timeout=1.0)) as far:

@@ -1,4 +1,4 @@
-"""Clients that leave, stall or send garbage: the engine is told at once, and nothing piles up."""
+"""Clients that disconnect, stall or send garbage: the engine learns it at once, and nothing accumulates."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ CHAT = PATHS[Api.CHAT]
 
 
 def quiet(sidecar, fake) -> bool:
-    """Nothing runs and nobody waits, here and there."""
+    """Wait until no request runs or waits, in the sidecar and in the engine."""
     placement = sidecar.driver.placement
     table = placement.tables[fake.base]
     at_rest = not placement.queued and len(table.idle) == len(table.states)
@@ -44,7 +44,7 @@ async def test_leaving_in_the_middle_of_a_stream_closes_the_engines_connection(f
 
 @pytest.mark.parametrize("begun", [False, True], ids=["in prefill", "in the stream"])
 async def test_closing_one_half_of_a_connection_is_leaving(fake, sidecar, data, begun):
-    """It would still read, but it looks as one that is gone; nothing that clients use does this."""
+    """It could still read, but cannot be told from a lost client; no common client does this."""
     fake.script.append(Fault.TRICKLE)
     async with dial(data) as wire:
         await wire.post(CHAT, request_body(Api.CHAT, stream=True))
@@ -80,7 +80,7 @@ async def test_who_leaves_the_line_never_reaches_the_engine(fake, sidecar, data)
 
 
 async def test_chunks_arrive_as_they_are_sent(fake, data):
-    """No buffering: the second event is not sent before the first has arrived here."""
+    """No buffering: the fake engine sends the second event only after the first has arrived at the client."""
     fake.script.append(Fault.TRICKLE)
     async with dial(data) as wire:
         await wire.post(CHAT, request_body(Api.CHAT, stream=True))
@@ -106,7 +106,7 @@ async def test_a_stalled_client_stops_the_engine(fake, sidecar, data):
         assert sent < FLOOD_BYTES / 8, "what is not read is not taken in: only socket buffers are full"
         pieces = wire.chunks()
         while fake.sent == sent:
-            await anext(pieces)  # reading on sets it going again
+            await anext(pieces)  # reading starts the stream again
     await until(lambda: quiet(sidecar, fake))
 
 
@@ -131,9 +131,9 @@ async def test_two_requests_with_one_id_are_two_requests(fake, data):
 
 
 async def test_leaving_during_a_prefill_of_our_own_frees_the_slot(fake, sidecar, data):
-    """/v1/messages: the prompt is first put where the engine will look; that, too, is the client's."""
+    """/v1/messages: the prompt is first planted in the slot that the engine will choose."""
     steer = request_body(Api.MESSAGES, stream=True, text="a long story " * 40)
-    async with dial(data) as wire:  # now one slot holds something, which must not be overwritten
+    async with dial(data) as wire:  # one slot now has contents that must not be overwritten
         await wire.post(CHAT, request_body(Api.CHAT, stream=True, text="a long story " * 30))
         await wire.body(await wire.head())
     fake.script.append(Fault.HANG)

@@ -1,4 +1,4 @@
-"""The wall clock jumps, as on a machine whose battery is empty until it is told the time."""
+"""The wall clock jumps, as on a machine with an empty battery before its clock is set."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TALKS: Final = 4  # two slots
 
 
 class Clock:
-    """The machine's, and so many seconds ahead of it."""
+    """The machine's clock, plus this many seconds."""
 
     def __init__(self) -> None:
         self._real = time.time
@@ -34,7 +34,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(time, "time", clock)
-    monkeypatch.setitem(Store.__init__.__kwdefaults__, "clock", clock)  # it was bound at the import
+    monkeypatch.setitem(Store.__init__.__kwdefaults__, "clock", clock)  # the default was bound at the import
     return clock
 
 
@@ -45,7 +45,7 @@ def fallbacks(metrics: Metrics) -> float:
 
 @pytest.mark.parametrize("jump", JUMPS.values(), ids=JUMPS)
 async def test_a_clock_that_jumps_costs_no_answer_and_no_file(tmp_path: Path, clock: Clock, jump):
-    """While the sidecar runs, and again between two of its lives. The engine has no part in that."""
+    """The clock jumps while the sidecar runs, and between two runs. The engine's clock stays."""
     async with bench("tiny-hybrid", EngineKind.XLLAMACPP, tmp_path / "engine", "--cache-ram", "0") as engine:
         talks = await undisturbed(engine, TALKS, turns=5)
         witness = Witness(engine.slots)

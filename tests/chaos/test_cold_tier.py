@@ -1,4 +1,4 @@
-"""Two tiers with real engines: states that have no room go to the cold one, and come back when asked for."""
+"""Two tiers with real engines: states without room move to the cold tier, and return when they are needed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.alternating
 MODEL = "tiny-dense"  # one file for each talk, on both builds
 TALKS = 8
 LEAD = 500  # characters of a system prompt: too short for a file of its own
-STATE = 450_000  # bytes: as large as a talk becomes here; its first turn has two thirds of that
+STATE = 450_000  # bytes: the size that a talk reaches here; its first turn has two thirds of that
 HOT = 2 * STATE
 
 
@@ -39,7 +39,7 @@ HOT = 2 * STATE
 async def two_tiers(
     engine: Bench, cold: Path, witness: Witness | None = None, *, states: int = TALKS
 ) -> AsyncIterator[tuple[Sidecar, aiohttp.ClientSession]]:
-    """A sidecar with room for two states, and for so many in the cold tier."""
+    """Run a sidecar with room for two states in the hot tier, and for this many in the cold tier."""
     room: dict[str, Any] = {"hot_bytes": HOT, "cold_dir": cold, "cold_bytes": states * STATE}
     async with in_front_of(engine, witness, **room) as both:
         yield both
@@ -76,7 +76,7 @@ async def test_what_has_no_room_goes_to_the_cold_tier_and_comes_back(tmp_path: P
 
 
 async def test_both_budgets_hold(tmp_path: Path, build: str):
-    """Also after a state has come back, and for what an earlier sidecar left."""
+    """The budgets also hold after a state has returned, and for states of an earlier sidecar."""
     cold = tmp_path / "cold"
     async with bench(MODEL, build, tmp_path / "engine") as engine:
         talks = await undisturbed(engine, TALKS, turns=3, lead=LEAD)
@@ -91,7 +91,7 @@ async def test_both_budgets_hold(tmp_path: Path, build: str):
 
 
 async def test_a_cold_tier_that_cannot_be_used_costs_only_its_states(tmp_path: Path, build: str):
-    """A file stands where its folder should be; later it is a folder, and is used."""
+    """A file is in the place of its folder; later the folder exists, and is used."""
     cold = tmp_path / "cold"
     cold.write_text("not a folder")
     async with bench(MODEL, build, tmp_path / "engine") as engine:
@@ -109,7 +109,7 @@ async def test_a_cold_tier_that_cannot_be_used_costs_only_its_states(tmp_path: P
 
 
 async def test_what_cannot_move_to_the_cold_tier_at_the_end_stays(tmp_path: Path, build: str):
-    """Nothing is lost where the slot folder lasts after all."""
+    """If the slot folder survives, nothing is lost."""
     cold = tmp_path / "cold"
     cold.write_text("not a folder")
     async with bench(MODEL, build, tmp_path / "engine") as engine:
@@ -122,7 +122,7 @@ async def test_what_cannot_move_to_the_cold_tier_at_the_end_stays(tmp_path: Path
 
 
 async def test_a_cold_tier_that_is_lost_is_not_missed(tmp_path: Path, build: str):
-    """Its states are computed again, and no client hears of it."""
+    """Its states are computed again, and no client sees an error."""
     cold = tmp_path / "cold"
     async with bench(MODEL, build, tmp_path / "engine") as engine:
         talks = await undisturbed(engine, TALKS, turns=2, lead=LEAD)

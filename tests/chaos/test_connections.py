@@ -1,4 +1,4 @@
-"""Connections that say nothing, or say it slowly, take nothing from the others."""
+"""Connections that send nothing, or send slowly, do not delay the others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def cut(sidecar: Sidecar, reason: str) -> float:
 
 
 async def fill(stack: AsyncExitStack, sidecar: Sidecar, count: int, source: str | None = None) -> list[Wire]:
-    """So many connections that say nothing."""
+    """Open this many connections that send nothing."""
     before = len(sidecar._connections[0])
     address = sidecar.addresses[0]
     wires = [await stack.enter_async_context(dial(address, source=source)) for _ in range(count)]
@@ -123,7 +123,7 @@ async def test_refusals_are_said_once_a_minute(fake):
 
 
 async def test_without_a_descriptor_requests_are_told_so_until_there_is_one(fake, tmp_path):
-    """They are kept free for engines and files, but no limit is so low that it could not be lower."""
+    """Descriptors are kept free for engines and files, but an even lower limit is always possible."""
 
     def poor() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
@@ -144,7 +144,7 @@ async def test_without_a_descriptor_requests_are_told_so_until_there_is_one(fake
                 await many.enter_async_context(dial(admin))
             await until(lambda: used() == DESCRIPTORS, "none is left")
             status = 200
-            while status == 200:  # one may have been given back at that moment
+            while status == 200:  # a descriptor may have been freed at that moment
                 await wire.post(CHAT, request_body(Api.CHAT, stream=False))
                 head = await wire.head()
                 status, body = head.status, await wire.body(head)

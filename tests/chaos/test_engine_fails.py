@@ -1,4 +1,4 @@
-"""An engine that fails: half an answer never looks whole, and nothing runs twice."""
+"""An engine that fails: half an answer never looks complete, and no request runs twice."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ CHAT = PATHS[Api.CHAT]
 
 
 def message(api: Api, body: bytes) -> str:
-    """The text of an error in the API's own shape; KeyError for another shape."""
+    """Return the text of an error in the API's own shape; KeyError for another shape."""
     doc = orjson.loads(body)
     if api is Api.MESSAGES:
         assert doc["type"] == "error"
@@ -59,7 +59,7 @@ async def test_a_body_that_breaks_off_breaks_the_connection(fake, data, api, fau
 async def test_a_half_answer_looks_broken_to_a_client_that_waits_for_the_end_of_the_connection(
     fake, data, fault
 ):
-    """HTTP/1.0 has no other end of a body than the connection's: only a reset tells the difference."""
+    """In HTTP/1.0 only the connection ends a body, so only a reset tells a broken answer from a whole one."""
     fake.script.append(fault)
     body = orjson.dumps(request_body(Api.CHAT, stream=fault is Fault.DIE_IN_STREAM))
     async with dial(data) as wire:
@@ -106,7 +106,7 @@ async def test_a_loading_engine_speaks_for_itself(fake, data):
 
 
 async def test_idle_connections_that_the_engine_closes_never_surface(fake, sidecar, data):
-    """llama-server closes kept connections when it likes: no POST may meet that, and none run twice."""
+    """llama-server may close kept connections at any time: no POST fails by that, and none runs twice."""
     body = request_body(Api.CHAT, stream=False)
     async with aiohttp.ClientSession(f"http://{data}") as client:
         for _ in range(20):

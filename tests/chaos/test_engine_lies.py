@@ -1,4 +1,4 @@
-"""An engine that says it reused what it cannot have."""
+"""An engine that reports reuse that is impossible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever of ours fails, the request is answered as the engine alone would answer it."""
+"""If a part of the sidecar fails, the request is answered as by the engine alone."""
 
 import asyncio
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ CHAT = PATHS[Api.CHAT]
 
 
 async def ask(data: str, api: Api = Api.CHAT, *, headers: dict[str, str] | None = None, **more: Any) -> Head:
-    """A streamed request, which must be answered whole."""
+    """Send a streamed request, whose answer must be complete."""
     async with dial(data) as wire:
         await wire.post(PATHS[api], request_body(api, stream=True, **more), headers)
         head = await wire.head()
@@ -56,7 +56,7 @@ async def test_requests_are_answered_where_a_control_route_never_worked(fake, ro
 
 @contextmanager
 def bug(owner: object, name: str):
-    """Something of ours raises what nobody foresaw."""
+    """Make a part of the sidecar raise an unexpected exception."""
     with patch.object(owner, name, side_effect=RuntimeError("a bug")) as broken:
         yield broken
     assert broken.called, f"{name} was not even used"
@@ -79,7 +79,7 @@ async def test_a_bug_of_ours_hurts_no_answer(fake, data, api, owner, name):
     with bug(owner, name) as broken:
         await ask(data, api)
         await ask(data, api)
-        await until(lambda: broken.called, "it is used")  # a reply is rendered in an idle moment
+        await until(lambda: broken.called, "it is used")  # a reply is rendered in idle time
     assert len(fake.ran) >= 2
 
 

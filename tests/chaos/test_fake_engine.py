@@ -1,4 +1,4 @@
-"""The fake engine must deserve the trust of the tests that stand on it."""
+"""Tests of the fake engine, since other tests depend on it."""
 
 import pytest
 

@@ -1,6 +1,7 @@
-"""The engine dies at every stage of a request, and comes back as it was, with other flags, as another model.
+"""The engine dies at every stage of a request, and returns unchanged, with other flags, or as another model.
 
-Each time: what the client hears, what is counted, and that nothing is lost: the table of docs/reliability.md.
+Checked each time: the client's answer, the figures, and that nothing is lost: the table of
+docs/reliability.md.
 """
 
 from __future__ import annotations
@@ -35,19 +36,19 @@ from slotkeeper.scheduler.types import EngineId
 pytestmark = pytest.mark.alternating
 
 CHAT: Final = "/v1/chat/completions"
-ON_ITS_WAY: Final = 0.1  # seconds after which a call has reached an engine that stands still
+ON_ITS_WAY: Final = 0.1  # seconds after which a call has reached an engine that is stopped
 MOMENT: Final = 0.01  # seconds
-TRIES: Final = 10  # to let an engine die in the middle of a prefill
+TRIES: Final = 10  # to kill an engine in the middle of a prefill
 ENDLESS: Final = {"stream": True, "max_tokens": 5000, "ignore_eos": True}
 CONTEXT: Final = 32768
 
 
 class Fate(StrEnum):
-    """How it is when it is back."""
+    """The engine after its return."""
 
     SAME = "as it was"
     FLAGS = "with other flags"
-    MODEL = "as another model"  # the last: from here on it is that one
+    MODEL = "as another model"  # the last one: the engine stays that model
 
     @property
     def args(self) -> tuple[str, ...]:
@@ -61,7 +62,7 @@ class Fate(StrEnum):
 
 
 class Stage(StrEnum):
-    """What goes on when it dies."""
+    """What the sidecar is doing when the engine dies."""
 
     CONNECT = "connect"
     LINE = "in line"
@@ -85,12 +86,12 @@ COUNTED: Final[dict[Stage, tuple[str, dict[str, str]]]] = {
 
 class Length(StrEnum):
     SHORT = "short"
-    PREFIX = "long prefix"  # sooner restored than computed
-    QUESTION = "long question"  # of one line, so that nothing in it is planted: the request computes it
+    PREFIX = "long prefix"  # a restore takes less time than computing it
+    QUESTION = "long question"  # one line, so that nothing in it is planted: the request computes it
 
 
 def turns(number: int, length: Length = Length.SHORT) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Two turns of one conversation; what the model says in between is scripted."""
+    """Return two turns of one conversation, with a scripted reply in between."""
     prefix = prose(20_000 if length is Length.PREFIX else 3000, number)
     question = prose(20_000, 70 + number).replace("\n", " ") if length is Length.QUESTION else ""
     first = [
@@ -105,7 +106,7 @@ def turns(number: int, length: Length = Length.SHORT) -> tuple[dict[str, Any], d
 
 @pytest.fixture(scope="module")
 def known(build, tmp_path_factory) -> dict[tuple[Fate, Length], str]:
-    """What an engine of each fate says alone: to the second turn of the conversation of that fate."""
+    """Return each fate's answer to the second turn of its conversation, from an engine alone."""
     folder = tmp_path_factory.mktemp("alone")
 
     async def each() -> dict[tuple[Fate, Length], str]:
@@ -157,22 +158,25 @@ class Scene:
             await self.dead.wait()
 
     async def comes_back(self, *args: str) -> None:
-        """With these flags behind its own."""
+        """Start the engine again, with these additional flags."""
         await until(lambda: not self.link.up, "the sidecar has seen it")
         await self.engine.start(*args)
         self.dead.clear()
 
     def dies_in(self, owner: Any, name: str) -> None:
-        """When this is called next: it stands still, so that it never does it, and then it is gone."""
+        """Kill the engine in the next call of this method.
+
+        The engine is stopped first, so that it never does the work.
+        """
         real = getattr(owner, name)
 
         async def call(*args: Any, **more: Any) -> Any:
-            if name == "restore" and not args[1].endswith(".slot"):  # a probe tries a file of its own
+            if name == "restore" and not args[1].endswith(".slot"):  # a probe uses its own file
                 return await real(*args, **more)
             setattr(owner, name, real)
             assert self.engine.process.pid
             os.killpg(self.engine.process.pid, signal.SIGSTOP)
-            # until all its threads stand: on a loaded machine some go on for a moment
+            # until all its threads are stopped: on a busy machine some run for a moment
             os.waitpid(self.engine.process.pid, os.WUNTRACED)  # noqa: ASYNC222 - nothing else is to go on
             asked = asyncio.get_running_loop().create_task(real(*args, **more))
             await asyncio.sleep(ON_ITS_WAY)
@@ -182,10 +186,10 @@ class Scene:
         setattr(owner, name, call)
 
     def dies_behind(self, owner: Any, name: str) -> None:
-        """When this is called next, and has its answer's head.
+        """Kill the engine after the next call of this method has the head of its answer.
 
-        Until then the engine runs for moments only: on a loaded machine it could write its whole answer
-        before we see the head.
+        Until then the engine runs for moments only: on a busy machine it could write its whole answer before
+        the test sees the head.
         """
         real = getattr(owner, name)
 
@@ -225,9 +229,9 @@ async def scene(build, tmp_path) -> AsyncIterator[Scene]:
 
 
 async def dies(scene: Scene, stage: Stage, first: Any, second: Any) -> Callable[[], Awaitable[str | None]]:
-    """Bring the engine to its end at that stage of the second turn. Returns how that turn's answer is had.
+    """Kill the engine at that stage of the second turn. Returns a coroutine for that turn's answer.
 
-    None: the stage was over by then, since the engine had the processor for longer than it was meant to.
+    None: the stage was over before the kill, since the engine had the processor for longer than intended.
     """
     loop, upstream = asyncio.get_running_loop(), scene.sidecar._upstream
     match stage:
@@ -240,7 +244,7 @@ async def dies(scene: Scene, stage: Stage, first: Any, second: Any) -> Callable[
             scene.dies_in(scene.link.client, "prefill")
         case Stage.SAVE:
             scene.dies_in(scene.link.client, "save")
-            opening = loop.create_task(said(scene.client, first))  # saved behind it, or a part before it
+            opening = loop.create_task(said(scene.client, first))  # saved after it, or a part of it before
             await scene.death()
 
             async def both() -> str:
@@ -255,7 +259,7 @@ async def dies(scene: Scene, stage: Stage, first: Any, second: Any) -> Callable[
             await lab.rested(scene.sidecar)
             scene.engine.kill()
             await until(lambda: not scene.link.up, "the sidecar has seen it")
-            scene.dies_in(scene.link.client, "restore")  # for the client, or before it is asked for
+            scene.dies_in(scene.link.client, "restore")  # for the client, or earlier
             waits = loop.create_task(said(scene.client, second))
             await scene.engine.start()
             await scene.death()
@@ -276,7 +280,7 @@ async def _dies_in_prefill(scene: Scene, body: Any) -> Callable[[], Awaitable[st
 
     async def rest() -> str | None:
         stream = await asked
-        if b"broke off" in stream and b'"delta"' in stream:  # its answer had begun
+        if b"broke off" in stream and b'"delta"' in stream:  # the answer had begun
             return None
         assert looks_whole(Api.CHAT, stream), stream[-300:]
         return "".join(map(text_of, events(stream)))
@@ -319,7 +323,7 @@ async def test_an_engine_that_dies_costs_a_wait_whatever_it_is_when_it_is_back(s
 
 
 async def test_an_answer_that_had_begun_ends_broken_whatever_the_engine_is_when_it_is_back(scene, known):
-    """The next one that asks the same is answered."""
+    """The next client with the same request is answered."""
     for number, fate in enumerate(Fate):
         _, second = turns(number)
         before = scene.counted(Stage.STREAM)
@@ -337,7 +341,7 @@ async def test_an_answer_that_had_begun_ends_broken_whatever_the_engine_is_when_
 
 
 async def nothing_is_left(scene: Scene) -> None:
-    """Every file is whole, none is half, none was refused by an engine that it was not made for."""
+    """Check that every file is complete, and that no engine refused a file or got one of another engine."""
     driver = scene.sidecar.driver
     assert driver.snapshots
     assert await driver.snapshots.store.verify_all() == {}

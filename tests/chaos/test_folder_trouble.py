@@ -1,4 +1,4 @@
-"""A slot folder that cannot be used: every request is answered all the same, and snapshots come back."""
+"""A slot folder that cannot be used: every request is still answered, and snapshots come back."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Log = Sequence[MutableMapping[str, Any]]
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is tried again after half a minute is tried again at once."""
+    """Retry at once what would be retried after half a minute."""
     monkeypatch.setattr("slotkeeper.store.trouble.RETRY_SECONDS", SOON)
     monkeypatch.setattr(slot_files, "RETRY", SOON)
     monkeypatch.setattr(preparing, "SAVES_REST", SOON)
@@ -55,7 +55,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def mounted(tmp_path: Path) -> Iterator[Path]:
-    """A small file system of its own, where the engine saves."""
+    """Mount a small file system for the engine's saves."""
     folder = tmp_path / "engine" / "slots"
     folder.mkdir(parents=True)
     call("mount", "-t", "tmpfs", "-o", f"size={2 * snapshot_folder.RESERVE}", "slotkeeper-test", str(folder))
@@ -69,12 +69,12 @@ def troubles(log: Log) -> list[str]:
 
 
 def written(engine: Bench) -> int:
-    """Files in the folder where the engine saves."""
+    """Return the files in the folder of the engine's saves."""
     return len(list(engine.slots.iterdir()))
 
 
 async def comes_back(sidecar: Sidecar, client: aiohttp.ClientSession, talks: Sequence[Talk]) -> None:
-    """Turn after turn, until one is saved again."""
+    """Send turns until one is saved again."""
     saved = operations(sidecar)["save", "ok"]
     for talk in talks:
         await take_turn(client, talk)
@@ -96,7 +96,7 @@ async def endures(engine: Bench, folder: Path, trouble: Trouble) -> None:
         assert operations(sidecar)["save", trouble.outcome] > 0
         assert any(trouble.said in str(line.get("error")) for line in log)
         trouble.goes(folder)
-        await asyncio.sleep(2 * SOON)  # until it is tried again
+        await asyncio.sleep(2 * SOON)  # until the next attempt
         await comes_back(sidecar, client, talks)
         assert engine.alive
 
@@ -117,7 +117,7 @@ async def test_a_folder_that_is_removed(tmp_path: Path, build: str):
 
 
 async def test_an_engine_that_starts_with_a_read_only_folder(mounted: Path, build: str):
-    """It is served without snapshots; those that there are come back with its next start."""
+    """It works without snapshots; the existing ones are used after its next start."""
     async with bench(MODEL, build, mounted.parent) as engine:
         talks = await undisturbed(engine, TALKS, TURNS)
         witness = Witness(engine.slots)
@@ -141,9 +141,9 @@ async def test_an_engine_that_starts_with_a_read_only_folder(mounted: Path, buil
 async def test_what_was_asked_for_in_vain_is_offered_again(
     tmp_path: Path, build: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """The folder is not where it should be for a while, as with a network file system.
+    """The folder is missing for a while, as with a network file system.
 
-    It is not tried again before it is back: the store would make it anew, and save there.
+    The store does not retry before it is back: it would create the folder, and save there.
     """
     async with bench(MODEL, build, tmp_path / "engine", "--cache-ram", "0") as engine:
         talks = await undisturbed(engine, TALKS, TURNS)
@@ -156,12 +156,13 @@ async def test_what_was_asked_for_in_vain_is_offered_again(
             engine.slots.rename(tmp_path / "elsewhere")
             evicted = next(talk for talk in talks if not in_slot(sidecar, talk))
             await take_turn(client, evicted)
-            assert operations(sidecar)["restore", "unfit"] >= 1  # its own; then what others begin with too
+            # its own; then those that share a beginning with it
+            assert operations(sidecar)["restore", "unfit"] >= 1
             assert {snapshot.id for snapshot in catalog_of} < here
             assert not engine.slots.exists()
             (tmp_path / "elsewhere").rename(engine.slots)
             monkeypatch.setattr("slotkeeper.store.trouble.RETRY_SECONDS", SOON)
-            await asyncio.sleep(2 * SOON)  # until it is tried again
+            await asyncio.sleep(2 * SOON)  # until the next attempt
             await comes_back(sidecar, client, talks)
             assert {snapshot.id for snapshot in catalog_of} >= here
 
@@ -179,7 +180,7 @@ async def test_an_engine_that_saves_elsewhere(tmp_path: Path, build: str):
 
 
 async def test_a_folder_that_is_there_only_later(tmp_path: Path, build: str, monkeypatch: pytest.MonkeyPatch):
-    """A file stands in its way when the sidecar starts."""
+    """A file is in its place when the sidecar starts."""
     monkeypatch.setattr(link, "FILES_RETRY", 1.0)  # seconds
     way = tmp_path / "way"
     way.write_text("not a folder")
@@ -199,7 +200,7 @@ async def test_a_folder_that_is_there_only_later(tmp_path: Path, build: str, mon
 
 
 async def test_a_folder_that_another_sidecar_has(tmp_path: Path, build: str):
-    """A rolling update, for example: the old one has not yet ended."""
+    """As in a rolling update: the old sidecar has not ended yet."""
     async with bench(MODEL, build, tmp_path / "engine") as engine:
         talks = await undisturbed(engine, TALKS, TURNS)
         async with in_front_of(engine, save_pause=3600) as (old, _):
@@ -229,7 +230,7 @@ async def test_a_folder_that_is_slow_holds_nobody_up_but_who_needs_it(
             for talk in talks[:2]:
                 await turn_and_save(sidecar, client, talk)
             await engine.restart()
-        async with in_front_of(engine) as (sidecar, client):  # which has not hashed them yet
+        async with in_front_of(engine) as (sidecar, client):  # this sidecar has not hashed them yet
             monkeypatch.setattr(files, "hash_bytes", slowly)
             async with asyncio.TaskGroup() as group:
                 slow = group.create_task(take_turn(client, talks[0]))

@@ -1,4 +1,4 @@
-"""Bodies that take long to read, or much memory: refused before that, or read beside the event loop."""
+"""Bodies that take long to read, or much memory: refused first, or read outside the event loop."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ async def test_more_messages_than_a_conversation_has_are_refused_in_the_shape_of
 
 @pytest.mark.parametrize("more", [0, 1])
 async def test_what_is_nested_deeper_than_any_schema_is_refused(fake, data, more):
-    """The engine's own parser goes deeper, and so does ours: what reads the document then does not."""
-    lists = MOST_DEEP - 1 + more  # the object itself is one
+    """Both the engine's parser and ours go deeper, but code that walks the document does not."""
+    lists = MOST_DEEP - 1 + more  # the object itself counts as one
     body = orjson.dumps(request_body(Api.CHAT, stream=False))[:-1] + b',"x":' + b"[" * lists + b"]" * lists
     async with dial(data) as wire:
         await wire.post(CHAT, body + b"}")
@@ -111,7 +111,7 @@ async def test_a_client_that_leaves_while_its_body_is_read_leaves_nothing_behind
 
 
 async def test_bodies_that_have_no_room_beside_the_others_are_refused_until_there_is_room(fake):
-    """Bytes count when they come: who only says that it will send much takes no room."""
+    """Bytes count when they arrive: an announced length takes no room."""
     small = settings(fake.base, all_bodies_bytes=ROOM, drain_timeout=1.0)
     async with running(small) as sidecar, AsyncExitStack() as stack:
         await ready(sidecar)
@@ -136,7 +136,7 @@ async def test_bodies_that_have_no_room_beside_the_others_are_refused_until_ther
 
 
 async def test_others_are_answered_while_a_large_body_is_read(fake, sidecar, data, monkeypatch):
-    """By the order of events: reading goes on only when somebody else was answered meanwhile."""
+    """Checked by the order of events: the large body is read on only after another client was answered."""
     answered = asyncio.Event()
     original = Aside.__call__
 
@@ -154,7 +154,7 @@ async def test_others_are_answered_while_a_large_body_is_read(fake, sidecar, dat
 
 
 def turns(text: str) -> list[dict[str, object]]:
-    """A conversation whose long message is another one the next time: all of it is compared."""
+    """Return a conversation whose long message differs the next time, so that all of it is compared."""
     said = [{"role": "user", "content": "Count to four."}, {"role": "assistant", "content": "one"}]
     first = [*said, {"role": "user", "content": f"{text} once"}]
     edited = [*said, {"role": "user", "content": f"{text} twice"}, said[1], said[0]]
@@ -162,7 +162,7 @@ def turns(text: str) -> list[dict[str, object]]:
 
 
 async def test_the_loop_has_no_more_to_do_for_a_larger_body(sidecar, data):
-    """In calls of functions, which no other program on the machine makes more or less."""
+    """Counted in function calls, which do not depend on other programs of the machine."""
 
     async def calls(size: int) -> int:
         made = 0

@@ -1,4 +1,4 @@
-"""A few of the answers and requests that `make fuzz` makes by the thousand; the seed is in what differs."""
+"""A few of the answers and requests that `make fuzz` generates by the thousand; a failure shows its seed."""
 
 from chaos.fuzz_http import Fuzz
 
@@ -20,7 +20,7 @@ async def test_the_engine_hears_only_what_was_sent_in_whatever_framing(fake, sid
 
 
 async def test_an_answer_whose_head_cannot_be_written_is_the_engines_fault(fake, sidecar):
-    """aiohttp reads such a header and does not write it: 502, not our own failure."""
+    """aiohttp reads such a header but refuses to write it: that is a 502, not a failure of the sidecar."""
     fuzz = Fuzz(fake, sidecar, SEED)
     raw = b"HTTP/1.1 200 OK\r\nX-A: \x01\r\nContent-Length: 2\r\n\r\n{}"
     assert await fuzz.status(raw) == 502

@@ -1,4 +1,4 @@
-"""The line has an end, and nobody has all of it."""
+"""The queue is bounded, and one client cannot take all of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A log that cannot be written stops neither a start nor a request nor an orderly end: it is counted."""
+"""A log that cannot be written stops no start, no request and no shutdown: lost lines are counted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOT_RECORDED = 'slotkeeper_fallbacks_total{reason="record"}'
 async def serving(
     fake: FakeEngine, *more: str, stderr: int | None = None, first: Callable[[], object] | None = None
 ) -> AsyncIterator[tuple[str, str]]:
-    """The data and admin port of a sidecar in a process of its own, which ends cleanly with SIGTERM."""
+    """Run a sidecar in its own process, and check that it ends cleanly with SIGTERM. Yields both ports."""
     data, admin = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     where = ("--upstream", fake.base, "--listen", data, "--admin-listen", admin, "--drain-delay", "0")
     command = (sys.executable, "-m", "slotkeeper", "serve", *where, *more)
@@ -48,7 +48,7 @@ async def serving(
 
 
 def fill(number: int) -> None:
-    """Leave no room in a pipe."""
+    """Fill a pipe."""
     os.set_blocking(number, False)
     with suppress(BlockingIOError):
         while True:
@@ -65,14 +65,14 @@ async def ready(client: aiohttp.ClientSession, admin: str) -> bool:
 
 
 async def served(data: str, admin: str, *counted: str) -> dict[str, float]:
-    """The figures of /metrics after a request that was answered whole, once these are counted too."""
+    """Return the figures of /metrics after a complete answer, when these are counted too."""
     async with aiohttp.ClientSession() as client:
         asked = request_body(Api.CHAT, stream=True)
         async with client.post(f"http://{data}{PATHS[Api.CHAT]}", json=asked) as answer:
             assert answer.status == 200
             assert looks_whole(Api.CHAT, await answer.read())
         figures: dict[str, float] = {}
-        while not all(figures.get(name) for name in (REQUESTS, *counted)):  # after its end
+        while not all(figures.get(name) for name in (REQUESTS, *counted)):  # counted after the request's end
             async with client.get(f"http://{admin}/metrics") as answer:
                 lines = (await answer.text()).splitlines()
             pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
@@ -101,7 +101,7 @@ async def test_its_reader_is_gone(fake):
 
 
 async def test_its_reader_reads_no_more(fake):
-    """As when a terminal is stopped with Ctrl-S: the pipe fills, and nothing waits for it."""
+    """As with a terminal that is stopped by Ctrl-S: the pipe fills, and nothing waits for it."""
     reading, writing = os.pipe()
     fill(writing)
     try:
@@ -123,7 +123,7 @@ async def test_its_disk_is_full(fake):
 
 
 async def test_no_file_takes_anything(fake, tmp_path):
-    """Neither the log nor the recording; a limit of the process stands for a full disk."""
+    """Neither the log nor the recording can be written; a limit of the process imitates a full disk."""
 
     def full() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
@@ -132,7 +132,7 @@ async def test_no_file_takes_anything(fake, tmp_path):
         async with serving(
             fake, "--record", str(tmp_path / "traces"), stderr=log.fileno(), first=full
         ) as ports:
-            figures = await served(*ports, NOT_RECORDED)  # by a thread of the recorder
+            figures = await served(*ports, NOT_RECORDED)  # counted by the recorder's thread
     assert figures[DROPPED] >= 2
     assert figures[NOT_RECORDED] == 1
     assert not (tmp_path / "log").read_bytes()

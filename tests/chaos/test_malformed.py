@@ -1,4 +1,4 @@
-"""What is no HTTP costs a connection and a count: no traceback, no word of it, and no line for each."""
+"""Bytes that are not HTTP cost a connection and a count: no traceback, no quote, no log line for each."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def malformed(sidecar: Sidecar) -> float:
 
 
 @pytest.mark.parametrize("port", [0, 1], ids=["data", "admin"])
-async def test_it_is_counted_refused_and_said_once(fake, capsys, port):
+async def test_a_malformed_request_is_refused_counted_and_logged_once(fake, capsys, port):
     configure("info", "json")
     async with running(settings(fake.base, drain_timeout=1.0)) as sidecar:
         await ready(sidecar)

@@ -1,4 +1,4 @@
-"""Two hundred streams on four slots, a quarter of them abandoned: whoever stays is served whole."""
+"""Two hundred streams on four slots, a quarter of them abandoned: all others get complete answers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def crowd(engine_factory, build) -> AsyncIterator[Sidecar]:
 
 
 async def stay(client: aiohttp.ClientSession, number: int) -> None:
-    """Read to the end, which must be a clean one."""
+    """Read to the end, which must be clean."""
     async with client.post(CHAT, json=body(number)) as answer:
         assert answer.status == 200
         stream = await answer.read()
@@ -47,7 +47,7 @@ async def stay(client: aiohttp.ClientSession, number: int) -> None:
 
 
 async def leave(client: aiohttp.ClientSession, number: int, patience: float, words: int) -> None:
-    """Give up: in the line or during prefill after `patience` seconds, or after some words."""
+    """Disconnect: in the queue or during prefill after `patience` seconds, or after some tokens."""
     try:
         async with asyncio.timeout(patience), client.post(CHAT, json=body(number, 200)) as answer:
             async for _ in answer.content.iter_any():
@@ -59,7 +59,7 @@ async def leave(client: aiohttp.ClientSession, number: int, patience: float, wor
 
 
 async def busy(sidecar: Sidecar) -> bool:
-    """Whether any slot of the engine is at work, by its own word."""
+    """Whether any slot of the engine is busy, by GET /slots."""
     (link,) = sidecar.driver.links.values()
     return any(slot.busy for slot in await link.client.slots())
 
@@ -90,14 +90,14 @@ async def test_who_leaves_takes_nothing_from_who_stays(crowd):
                 else:
                     group.create_task(stay(client, number))
         await at_rest(crowd, tasks)
-        await stay(client, STREAMS)  # and it goes on
+        await stay(client, STREAMS)  # and requests are still served
 
 
 async def test_one_request_is_not_stuck_behind_a_hundred_of_another(crowd):
-    """By the order of ends, not by the clock: the newcomer's turn comes after one round of the slots.
+    """Checked by the order of ends, not by the clock: the newcomer is next after one round of the slots.
 
-    Two addresses: no key is verified by an engine that wants none, so a key there makes no client. What ends
-    before the newcomer has reached the queue does not count: on a busy machine that takes a while.
+    The clients have two addresses: keys do not tell clients apart if the engine verifies none. Requests that
+    end before the newcomer is queued do not count: on a busy machine that takes a while.
     """
     ended: list[str] = []
     url = f"http://{crowd.addresses[0]}"

@@ -1,4 +1,4 @@
-"""Two engines of which one fails at requests, though it answers /health: clients see nothing of it."""
+"""Two engines of which one fails requests, though it answers /health: clients see no error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def posted(sidecar, api=Api.CHAT, **more) -> tuple[int, bytes]:
 
 @asynccontextmanager
 async def two(*faults: Fault) -> AsyncIterator[tuple[Sidecar, dict[str, FakeEngine]]]:
-    """Each of them has these faults before it."""
+    """Run two fake engines, each with these faults to come."""
     async with FakeEngine() as one, FakeEngine() as other:
         for fake in (one, other):
             fake.script.extend(faults)
@@ -64,7 +64,7 @@ async def test_an_engine_that_answers_with_errors_is_spared():
         name = last_engine(sidecar)
         (other,) = engines.keys() - {name}
         fake, table = engines[name], sidecar.driver.placement.tables[EngineId(name)]
-        fake.script.extend([Fault.LOADING] * TRIPS)  # 503, though its /health says that it serves
+        fake.script.extend([Fault.LOADING] * TRIPS)  # 503, though its /health is 200
         async with asyncio.timeout(PATIENCE):
             while not table.failing:
                 await posted(sidecar)

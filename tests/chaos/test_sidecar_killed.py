@@ -1,4 +1,4 @@
-"""A sidecar killed with -9 at any moment, in front of a real engine that goes on: nothing torn is ever used.
+"""A sidecar killed with -9 at any moment, in front of a real engine: no torn file is ever used.
 
 `test_store_killed` does it two hundred times to the store alone.
 """
@@ -33,24 +33,24 @@ pytestmark = pytest.mark.alternating
 DEATHS = 10  # on each build
 TALKS = 12
 TURNS = 4
-NEWBORN = 5  # each of so many lives may end before it serves, while it sweeps its folder
+NEWBORN = 5  # in this many runs one may end before it serves, while it sweeps its folder
 CLIENTS = 2
-LONGEST = 1.5  # seconds from its first answer to its death: a few turns, and what is saved of them
-UNFINISHED = 4  # temporary files of one moment: the engine's, its edited copy, a manifest, one to spare
+LONGEST = 1.5  # seconds from its first answer to the kill: a few turns and their saves
+UNFINISHED = 4  # temporary files at one moment: the engine's, its edited copy, a manifest, one spare
 
 
 @dataclass(slots=True)
 class Life:
-    """One sidecar process, and what it said."""
+    """One sidecar process, and its log."""
 
     data: str
     log: Path
     process: Process
-    whole: set[SnapshotId]  # when it began
+    whole: set[SnapshotId]  # complete snapshots at its start
 
     def lines(self, event: str) -> list[dict[str, Any]]:
         text = self.log.read_bytes()
-        complete = text[: text.rfind(b"\n") + 1].splitlines()  # the last line may have been cut by the death
+        complete = text[: text.rfind(b"\n") + 1].splitlines()  # the kill may have cut the last line
         return [line for line in map(orjson.loads, complete) if line["event"] == event]
 
     def ids(self, event: str) -> set[SnapshotId]:
@@ -59,7 +59,7 @@ class Life:
 
 @asynccontextmanager
 async def living(engine: Bench, log: Path) -> AsyncIterator[Life]:
-    """Killed at the end, unless it has ended by itself."""
+    """Run a sidecar; it is killed at the end unless it has ended."""
     data, admin = (f"127.0.0.1:{free_port()}" for _ in range(2))
     where = ("--upstream", engine.base, "--listen", data, "--admin-listen", admin)
     files = ("--slot-dir", str(engine.slots), "--save-pause", str(SOON))
@@ -89,12 +89,12 @@ async def serves(life: Life) -> None:
 
 @dataclass(slots=True)
 class Crowd:
-    """Clients that ask turn after turn, and do not mind when nobody answers."""
+    """Clients that send turn after turn, and ignore failures."""
 
     talks: list[Talk]
     chance: random.Random
     answered: int = 0
-    broken: int = 0  # answers that a death broke off
+    broken: int = 0  # answers that a kill broke off
 
     async def ask(self, life: Life) -> None:
         async with aiohttp.ClientSession(f"http://{life.data}") as client:
@@ -117,7 +117,7 @@ def answered(crowds: list[Crowd]) -> int:
 
 
 def whole_in(folder: Path) -> set[SnapshotId]:
-    """The snapshots whose files are what their manifests say, read by nobody but us."""
+    """Return the snapshots whose files match their manifests; only the test reads them."""
     found = set()
     for path in folder.glob("*.json"):
         id_ = SnapshotId(path.stem)
@@ -131,7 +131,7 @@ def whole_in(folder: Path) -> set[SnapshotId]:
 
 
 def nothing_is_torn(engine: Bench, life: Life) -> None:
-    """What it said it had saved is there and whole, and it used nothing else."""
+    """Check that reported saves are there and complete, and that the sidecar used no other files."""
     saved, dropped = life.ids("snapshot_saved"), life.ids("snapshot_dropped")
     assert (life.whole | saved) - dropped <= whole_in(engine.slots)
     assert life.ids("snapshot_restored") <= life.whole | saved
@@ -166,7 +166,7 @@ async def test_a_sidecar_killed_at_any_moment_leaves_nothing_torn(tmp_path: Path
             saved |= life.ids("snapshot_saved")
             restored |= life.ids("snapshot_restored")
 
-        async with living(engine, tmp_path / "last.log") as life:  # and one that may end in order
+        async with living(engine, tmp_path / "last.log") as life:  # a last run that ends normally
             await serves(life)
             async with aiohttp.ClientSession(f"http://{life.data}") as client:
                 for talk in talks:

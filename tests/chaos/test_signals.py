@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT, as an orchestrator and a person send them: running answers end whole."""
+"""SIGTERM and SIGINT, as from an orchestrator and from a person: running answers end complete."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BOTH = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A sidecar in a process of its own."""
+    """A sidecar in its own process."""
 
     process: Process
     data: str
@@ -59,12 +59,12 @@ async def serving(fake: FakeEngine, *more: str) -> AsyncIterator[Served]:
 
 
 def patient(fake: FakeEngine) -> AbstractAsyncContextManager[Served]:
-    """It would wait for an hour for a running answer."""
+    """Run a sidecar that waits up to an hour for running answers."""
     return serving(fake, "--drain-delay", "0", "--drain-timeout", "3600")
 
 
 async def status(address: str, path: str) -> int:
-    """0 where nobody answers."""
+    """Return the status; 0 if nothing answers."""
     try:
         async with dial(address) as wire:
             await wire.send(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
@@ -80,7 +80,7 @@ async def becomes(address: str, path: str, wanted: int) -> None:
 
 
 async def begun(fake: FakeEngine, wire: Wire) -> AsyncIterator[bytes]:
-    """A stream that has said its first word, and goes on when the fake engine is told to."""
+    """Return a stream that has its first token, and continues when the fake engine is told to."""
     fake.script.append(Fault.TRICKLE)
     fake.go.release()
     await wire.post(CHAT, request_body(Api.CHAT, stream=True))
@@ -138,7 +138,7 @@ async def test_a_stream_that_does_not_end_in_time_is_broken_off(fake):
 
 
 async def test_an_old_client_sees_that_its_answer_was_broken_off(fake):
-    """HTTP/1.0 has no other end of a body than the connection's: only a reset tells the difference."""
+    """In HTTP/1.0 only the connection ends a body, so only a reset tells a broken answer from a whole one."""
     fake.script.append(Fault.TRICKLE)
     fake.go.release()
     body = orjson.dumps(request_body(Api.CHAT, stream=True))
@@ -155,7 +155,7 @@ async def test_an_old_client_sees_that_its_answer_was_broken_off(fake):
 
 @pytest.mark.parametrize("turns", range(4))
 async def test_a_connection_made_in_the_moment_of_the_drain_does_not_hold_it_up(fake, turns):
-    """It has sent no request. `turns` of the loop lie between its being accepted and the drain."""
+    """It has sent no request. `turns`: rounds of the event loop between its accept and the drain."""
     loop, (ours, theirs) = asyncio.get_running_loop(), socket.socketpair()
     with theirs:
         async with running(settings(fake.base, drain_timeout=3600)) as sidecar:

@@ -1,4 +1,4 @@
-"""Damaged snapshots and real engines: every answer is right, no engine dies, none is given a bad file.
+"""Damaged snapshots and real engines: every answer is right, no engine dies, none gets a bad file.
 
 `test_store_corrupted` damages the other hundreds, without engines.
 """
@@ -29,7 +29,7 @@ from slotkeeper.store.index import Kept
 
 pytestmark = pytest.mark.alternating
 
-WHOLE = 2  # talks whose snapshots nobody touches
+WHOLE = 2  # talks with undamaged snapshots
 BOTH_MEMORIES = pytest.mark.parametrize("model", ["tiny-hybrid", "tiny-dense"])
 
 
@@ -42,7 +42,7 @@ def ruin(
     files: dict[str, bytes],
     chance: random.Random,
 ) -> set[SnapshotId]:
-    """Each damage to the deepest snapshot of another talk. Returns those that must not be restored."""
+    """Damage the deepest snapshot of one talk per kind of damage. Return those that must not be restored."""
     left = [deepest(talk, kept) for talk in chance.sample(talks, len(talks))]
     bad: set[SnapshotId] = set()
     for damage in damages:
@@ -58,7 +58,7 @@ def ruin(
 async def everybody_goes_on(
     sidecar: Sidecar, client: aiohttp.ClientSession, witness: Witness, talks: list[Talk], bad: set[SnapshotId]
 ) -> None:
-    """Everybody's next turn, on an engine that has just begun."""
+    """Send the next turn of every talk to a fresh engine."""
     found = known(sidecar)
     whole = {deepest(talk, found) for talk in talks if any(map(talk.owns, found.values()))} - bad
     witness.asked.clear()
@@ -98,9 +98,9 @@ async def test_no_damaged_file_reaches_an_engine_or_spoils_an_answer(tmp_path: P
 
 @pytest.mark.parametrize("what", STRANGERS)
 async def test_files_of_another_engine_are_left_alone(tmp_path: Path, build: str, what: str):
-    """Engines in the same folder, one after the other, that we did not start ourselves.
+    """Engines in the same folder, one after the other, whose flags the sidecar does not know.
 
-    But for b11549: its flag makes the cache a little coarser, which is not heard in what it says.
+    Except b11549: its flag makes the cache a little coarser, which does not change its answers.
     """
     folder, model, flags = tmp_path / "engine", "tiny-hybrid", (what, build) == ("other_flags", "b11549")
     async with bench(model, build, folder) as engine:

@@ -1,4 +1,4 @@
-"""`make soak` finds what it looks for: errors, wrong words, and what is left over."""
+"""`make soak` detects errors, wrong words, and leaks."""
 
 from __future__ import annotations
 

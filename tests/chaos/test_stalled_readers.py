@@ -1,4 +1,4 @@
-"""Clients that do not read their answers hold nobody up, whether their answers fit a buffer or not."""
+"""Clients that do not read their answers delay no other client, whether the answers fit a buffer or not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ SLOTS = 2
 TWO_SLOTS = ["-np", str(SLOTS), "-c", "32768", "-t", "1"]
 FOR_EVER = 1000.0
 SAID_TO_STALL = {"prompt": "the keeper lights", "stream": True, "ignore_eos": True, "temperature": 0}
-VERBOSE = {**SAID_TO_STALL, "n_probs": 100, "n_predict": 12000}  # 10 kB a token: more than sockets take in
+# 10 kB a token: more than socket buffers hold
+VERBOSE = {**SAID_TO_STALL, "n_probs": 100, "n_predict": 12000}
 SHORT = {"prompt": "the ships come home", "n_predict": 4, "temperature": 0}
 
 impatient = partial(settings, write_timeout=0.5, read_ahead_bytes=2**18, drain_timeout=1.0)
@@ -40,7 +41,7 @@ async def answered(address: str, body: object) -> bytes:
 
 
 async def test_as_many_readers_that_stall_as_there_are_slots_hold_nobody_up(engine_factory, build):
-    """By the order of events: the bystander's answer follows as soon as one of them has been cut off."""
+    """Checked by the order of events: another client's answer follows as soon as one of them was cut off."""
     engine = engine_factory("tiny-dense", build, args=TWO_SLOTS)
     async with running(impatient(engine.base)) as sidecar, AsyncExitStack() as stack:
         await ready(sidecar)
@@ -83,7 +84,7 @@ async def test_a_slot_is_free_when_the_engine_has_finished_though_nobody_reads(e
 
 
 async def test_the_room_of_all_answers_together_is_bounded(fake):
-    """What has no room is not taken from the engine, so that it waits."""
+    """An answer without room is not read from the engine, so that the engine waits."""
     fake.script.extend([Fault.FLOOD] * 2)
     small = settings(fake.base, read_ahead_bytes=2**26, read_ahead_total=2**24, write_timeout=FOR_EVER)
     async with running(small) as sidecar, dial(sidecar.addresses[0], window=4096) as one:

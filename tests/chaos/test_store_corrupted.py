@@ -1,4 +1,4 @@
-"""More than 500 damages to a store: nothing but the very bytes that were kept is ever offered."""
+"""More than 500 kinds of damage to a store: it only ever offers the exact bytes that were kept."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import SnapshotError
 from unit.store.saving import file_of, keep, offered, opened
 
-ROUNDS = 14  # with each damage in each place, which makes 518
+ROUNDS = 14  # with each damage in each place, 518 in all
 
 Damage = Callable[[Path, SnapshotId, SnapshotId, random.Random], None]
 
@@ -31,7 +31,7 @@ def manifest(folder: Path, snapshot: SnapshotId) -> Path:
 
 
 def flip(path: Path, chance: random.Random) -> None:
-    """One bit, in place: the file stays the same one."""
+    """Flip one bit in place: the file keeps its inode."""
     with path.open("r+b") as file:
         place = chance.randrange(path.stat().st_size)
         file.seek(place)
@@ -55,7 +55,7 @@ def cut(folder: Path, one: SnapshotId, _: SnapshotId, chance: random.Random) -> 
 
 
 def cut_and_filled(folder: Path, one: SnapshotId, two: SnapshotId, chance: random.Random) -> None:
-    """As a file system does after a crash: the right length, with zeros at the end."""
+    """Damage as after a file system crash: the right length, with zeros at the end."""
     size = slot(folder, one).stat().st_size
     cut(folder, one, two, chance)
     os.truncate(slot(folder, one), size)
@@ -74,7 +74,7 @@ def swapped(folder: Path, one: SnapshotId, two: SnapshotId, _: random.Random) ->
 
 
 def replaced(folder: Path, one: SnapshotId, _: SnapshotId, chance: random.Random) -> None:
-    """A whole file of other tokens, and of the same size."""
+    """Replace the file by a complete one of other tokens, and of the same size."""
     aside = folder / "aside"
     aside.write_bytes(file_of(chance.randrange(10_000, 20_000)))
     aside.replace(slot(folder, one))
@@ -102,7 +102,7 @@ def both_of_another(folder: Path, one: SnapshotId, two: SnapshotId, chance: rand
 
 
 def forged(folder: Path, one: SnapshotId, two: SnapshotId, chance: random.Random) -> None:
-    """Some fields of another file's manifest, or none that any file has, under a seal that fits."""
+    """Write some fields of another file's manifest, or fields that no file has, with a valid seal."""
     body, other = (orjson.loads(manifest(folder, id_).read_bytes()) for id_ in (one, two))
     for name in chance.sample(["size", "sha256", "chain", "layout", "version", "checkpoints"], 2):
         differs = other[name] != body[name]
@@ -138,7 +138,7 @@ MANIFESTS: list[Damage] = [
 
 
 async def survives(store: Store, hot: Path, whole: dict[SnapshotId, bytes]) -> int:
-    """Ask for everything, twice; the number of those that are lost."""
+    """Ask for every snapshot, twice; return how many are lost."""
     lost = 0
     for id_, data in whole.items():
         try:
@@ -160,7 +160,7 @@ async def three(store: Store, hot: Path) -> dict[SnapshotId, bytes]:
 
 @pytest.mark.parametrize("damage", FILES)
 async def test_a_file_that_is_damaged_behind_our_back(tmp_path: Path, damage: Damage):
-    """While we run, and know that we have hashed it ourselves a moment ago."""
+    """The damage happens while the sidecar runs, just after it has hashed the file."""
     chance = random.Random(damage.__name__)
     for number in range(ROUNDS):
         hot = tmp_path / str(number)
@@ -172,7 +172,7 @@ async def test_a_file_that_is_damaged_behind_our_back(tmp_path: Path, damage: Da
 
 
 @pytest.mark.parametrize("damage", FILES + MANIFESTS)
-async def test_what_is_damaged_while_nobody_runs(tmp_path: Path, damage: Damage):
+async def test_files_damaged_while_no_sidecar_runs(tmp_path: Path, damage: Damage):
     chance = random.Random(damage.__name__)
     for number in range(ROUNDS):
         hot = tmp_path / str(number)
@@ -205,7 +205,7 @@ async def test_a_damaged_cold_copy_never_becomes_a_hot_one(tmp_path: Path, damag
 
 @pytest.mark.parametrize("damage", FILES + MANIFESTS)
 async def test_a_whole_copy_in_the_other_tier_is_enough(tmp_path: Path, damage: Damage):
-    """But for a manifest that is whole, and another engine's: it says what the hot file is."""
+    """Except a complete manifest of another engine: it says what the hot file is."""
     chance = random.Random(damage.__name__)
     hot, cold = tmp_path / "hot", tmp_path / "cold"
     async with opened(hot, cold) as store:

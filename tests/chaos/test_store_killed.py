@@ -1,4 +1,4 @@
-"""A store killed with -9 at any moment: what it had reported is there, and nothing else is ever used.
+"""A store killed with -9 at any moment: reported snapshots are there, and nothing else is ever used.
 
 This file is also the program that is killed. It forks, so that 200 deaths do not cost 200 times the imports.
 """
@@ -27,17 +27,17 @@ from slotkeeper.store.store import Store
 from unit.store.saving import ENGINE, file_of, ids, names_in, offered
 
 DEATHS = 200
-LONGEST = 0.03  # seconds that a life lasts after what it was let to do: about one more deed
+LONGEST = 0.03  # seconds that a process lives after its last allowed report: about one more operation
 CROWD = 6  # snapshots
 
 
 def say(*words: object) -> None:
-    """In one write, so that a line is there whole or not at all."""
+    """Print in one write, so that a line is complete or absent."""
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
 def nursery() -> None:
-    """Forks one life after the other: a line with folders and a seed begins one."""
+    """Fork one process after the other; a line with folders and a seed starts one."""
     for line in sys.stdin:
         hot, cold, seed = line.split()
         if not (pid := os.fork()):
@@ -73,7 +73,7 @@ async def live(hot: Path, cold: Path, chance: random.Random) -> None:
 
 
 async def save(store: Store, hot: Path, chance: random.Random) -> None:
-    """As an engine does: the file grows at its name."""
+    """Save as an engine does: the file grows under its final name."""
     seed = chance.randrange(1, 1_000_000)
     data = file_of(seed)
     name = await store.temporary()
@@ -89,7 +89,7 @@ async def save(store: Store, hot: Path, chance: random.Random) -> None:
 
 @dataclass(slots=True)
 class Reported:
-    """What the lives so far had said before they ended."""
+    """What the processes reported before they ended."""
 
     seeds: dict[SnapshotId, int] = field(default_factory=dict)
     proofs: dict[SnapshotId, int] = field(default_factory=dict)
@@ -110,12 +110,13 @@ class Nursery:
     process: subprocess.Popen[bytes]
 
     def life(self, hot: Path, cold: Path, chance: random.Random, reported: Reported) -> None:
-        """One process from its birth to its death at a random moment."""
+        """Run one process until it is killed at a random moment."""
         assert self.process.stdin
         assert self.process.stdout
         self.process.stdin.write(f"{hot} {cold} {chance.randrange(1 << 30)}\n".encode())
         self.process.stdin.flush()
-        pid, lines = 0, chance.randrange(5)  # so many reports first; with none, it dies while it opens
+        # number of reports before the kill; with none, it dies while it opens
+        pid, lines = 0, chance.randrange(5)
         while not pid or lines:
             line = self.process.stdout.readline().decode().split()
             reported.hear(line)
@@ -143,7 +144,7 @@ def nurseries() -> Iterator[Nursery]:
 
 
 async def agrees(hot: Path, cold: Path, reported: Reported) -> int:
-    """What a new process finds after a death; the number of snapshots."""
+    """Check what a new process finds after a kill; return the number of snapshots."""
     store = Store(hot, cold)
     try:
         found = {kept.id: kept for kept in (await store.open()).kept}
@@ -172,7 +173,7 @@ def test_whatever_was_reported_survives_a_kill_at_any_moment(tmp_path: Path):
         for _ in range(DEATHS):
             nursery.life(hot, cold, chance, reported)
             found = max(found, asyncio.run(agrees(hot, cold, reported)))
-    # It was work that was killed, not waiting.
+    # Most kills hit a process at work, not a waiting one.
     assert len(reported.seeds) >= DEATHS / 2
     assert reported.proofs
     assert reported.forgotten

@@ -1,4 +1,4 @@
-"""A client that waits for its stream hears comments, then the stream, or an error in its API's shape."""
+"""A client that waits for its stream gets comments, then the stream, or an error in its API's shape."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ patient = partial(settings, keep_alive=KEEP_ALIVE, drain_timeout=1.0)
 
 @pytest.fixture
 async def fake() -> AsyncIterator[FakeEngine]:
-    """An engine with one slot: whoever is second waits."""
+    """Run an engine with one slot, so that the second request waits."""
     async with FakeEngine(slots=1) as engine:
         yield engine
 
@@ -44,13 +44,13 @@ async def sidecar(fake: FakeEngine) -> AsyncIterator[Sidecar]:
 
 
 def spoken(stream: bytes) -> bytes:
-    """The stream less its comments, which must be whole."""
+    """Return the stream without its comments, which must be complete."""
     assert stream.endswith(b"\n\n")
     return b"".join(block + b"\n\n" for block in stream.split(b"\n\n")[:-1] if not block.startswith(b":"))
 
 
 async def two_comments(wire: Wire) -> None:
-    """Read on until the client has heard that it waits, and that it still does."""
+    """Read until the client has got a comment that it waits, and another one later."""
     pieces, heard = wire.chunks(), 0
     while heard < 2:
         piece = await anext(pieces)
@@ -59,7 +59,7 @@ async def two_comments(wire: Wire) -> None:
 
 
 async def hold(fake: FakeEngine, wire: Wire) -> None:
-    """Take the engine's only slot, until `let_go`."""
+    """Occupy the engine's only slot until `let_go`."""
     fake.script.appendleft(Fault.TRICKLE)
     await wire.post(CHAT, request_body(Api.CHAT, stream=True, text="who holds the slot"))
     await until(lambda: fake.ran, "the slot is taken")
@@ -71,7 +71,7 @@ def let_go(fake: FakeEngine) -> None:
 
 
 def quiet(sidecar: Sidecar, fake: FakeEngine) -> bool:
-    """Nothing runs and nobody waits, here and there."""
+    """Wait until no request runs or waits, in the sidecar and in the engine."""
     placement = sidecar.driver.placement
     table = placement.tables[fake.base]
     at_rest = not placement.queued and len(table.idle) == len(table.states)
@@ -79,7 +79,7 @@ def quiet(sidecar: Sidecar, fake: FakeEngine) -> bool:
 
 
 def error_in(api: Api, stream: bytes) -> dict[str, object]:
-    """The error in the only event of a stream, in the API's own shape."""
+    """Return the error in the only event of a stream, in the API's own shape."""
     lines = spoken(stream).strip().split(b"\n")
     if api in {Api.MESSAGES, Api.RESPONSES}:
         assert lines.pop(0) == b"event: error"
@@ -99,7 +99,7 @@ def outcomes(sidecar: Sidecar, api: Api) -> dict[str, float]:
     return {outcome: count for outcome, count in counted.items() if count}
 
 
-# -- it waits, and is served ---------------------------------------------------------------------------
+# -- the client waits, and is served -------------------------------------------------------------------
 
 
 @SHAPES
@@ -141,7 +141,7 @@ async def test_between_the_engines_head_and_its_first_event_it_hears_comments_to
 
 
 async def test_while_a_prefill_of_our_own_runs_it_hears_comments():
-    """/v1/messages: the prompt is first put where the engine will look; the answer comes after that."""
+    """/v1/messages: the prompt is first planted in the slot that the engine will choose."""
     long, other = "a long story " * 400, "a long story " * 40 + "that ends otherwise " * 40
     async with FakeEngine(slots=2) as fake, running(patient(fake.base)) as sidecar:
         await ready(sidecar)
@@ -210,11 +210,11 @@ async def test_a_client_of_http_1_0_waits_as_well(fake, data):
     assert looks_whole(Api.CHAT, rest)
 
 
-# -- it waits, and something goes wrong ------------------------------------------------------------------
+# -- the client waits, and a fault happens ---------------------------------------------------------------
 
 
 async def heard_after_comments(fake: FakeEngine, data: str, api: Api, fault: Fault) -> bytes:
-    """What a client hears that waits behind another, comments first, of an engine with this fault."""
+    """Return what a waiting client gets, comments first, from an engine with this fault."""
     async with dial(data) as first, dial(data) as second:
         fake.script.append(fault)
         await hold(fake, first)
@@ -288,7 +288,7 @@ async def test_another_engine_may_have_it_also_after_our_head(monkeypatch):
         await until(lambda: quiet(sidecar, alive))
 
 
-# -- it leaves -------------------------------------------------------------------------------------------
+# -- the client leaves -----------------------------------------------------------------------------------
 
 
 async def test_leaving_the_line_after_comments_frees_its_place(fake, sidecar, data):
@@ -355,7 +355,7 @@ async def asked(address: str, api: Api, body: object) -> bytes:
 async def test_behind_a_long_prefill_everybody_hears_comments_and_then_what_is_said_directly(
     engine_factory, build
 ):
-    """One slot, one prompt of 16,000 tokens in it, and behind that a request of each API that streams."""
+    """One slot has a prompt of 16,000 tokens; a request of each streaming API waits for it."""
     engine = engine_factory("tiny-hybrid", build, args=["-np", "1", "-c", "32768"])
     requests = {api: {**body, "stream": True} for api, body in REAL.items()}
     too_long = told(STORY * 3500)

@@ -1,4 +1,4 @@
-"""The real command in a process of its own: what it prints, on which stream, and its exit code."""
+"""The real command in its own process: its output, on which stream, and its exit code."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ import httpx
 from engine.conftest import wait_until
 from slotkeeper.engine.launch import free_port
 
-NOBODY: Final = "http://127.0.0.1:1"  # a port at which nobody listens
+NOBODY: Final = "http://127.0.0.1:1"  # a port without a server
 PATIENCE: Final = 60  # seconds
 SLOTKEEPER: Final = (sys.executable, "-m", "slotkeeper")
 
 
 def environ(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This machine's, without settings of its own."""
+    """Return this machine's environment, without settings of the sidecar."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SLOTKEEPER_")}
     return {**kept, "COLUMNS": "1000", **(more or {})}
 
 
 def ended(*words: str, env: Mapping[str, str] | None = None, **how: Any) -> subprocess.CompletedProcess[str]:
-    """Run what is expected to end by itself."""
+    """Run a command that ends by itself."""
     return subprocess.run(
         [*SLOTKEEPER, *words],
         env=environ(env),
@@ -43,7 +43,7 @@ def ended(*words: str, env: Mapping[str, str] | None = None, **how: Any) -> subp
 def serving(
     *words: str, scheme: str = "http", **how: Any
 ) -> Iterator[tuple[subprocess.Popen[Any], str, str]]:
-    """`slotkeeper serve` while the block lasts: the process, HOST:PORT of its data and of its admin port."""
+    """Run `slotkeeper serve`; yield the process, HOST:PORT of its data port, and of its admin port."""
     data, admin = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     ports = ("--listen", data, "--admin-listen", admin)
     how = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL} | how

@@ -1,4 +1,4 @@
-"""What a person at a terminal reads when the sidecar listens, and what no program's log may hold."""
+"""What a person at a terminal sees when the sidecar listens, and what must not be in a program's log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slotkeeper.cli.starting import greeting
 
 
 class Screen:
-    """A terminal, and what was written on it by the time its last writer has ended."""
+    """A terminal, and the text on it when its last writer has ended."""
 
     def __init__(self) -> None:
         self._ours, self.end = pty.openpty()
@@ -31,7 +31,7 @@ class Screen:
     def text(self) -> str:
         os.close(self.end)
         read = b""
-        with suppress(OSError):  # EIO: nobody holds the other end any more
+        with suppress(OSError):  # EIO: the other end is closed
             while piece := os.read(self._ours, 65536):
                 read += piece
         return read.decode()
@@ -45,7 +45,7 @@ def screen() -> Iterator[Screen]:
 
 
 def start_and_end(*words: str, **streams: Any) -> tuple[str, str]:
-    """HOST:PORT of both ports of a sidecar that has begun and ended."""
+    """Start and end a sidecar; return HOST:PORT of both ports."""
     with serving("--upstream", NOBODY, "--drain-delay", "0", *words, **streams) as (process, data, admin):
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE) == 0

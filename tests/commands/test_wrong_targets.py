@@ -1,6 +1,6 @@
-"""Every command at a wrong target: its exit code, and a sentence that says what to do next.
+"""Every command with a wrong target: its exit code, and a sentence that says what to do next.
 
-Exit codes: 2 for what was typed or set wrongly, 1 for what is not as it should be elsewhere.
+Exit codes: 2 for wrong arguments or settings, 1 for faults elsewhere.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def test_a_wrong_line_and_a_wrong_variable_say_which_was_meant(tmp_path: Path):
 
 
 def address_of_this_machine() -> str:
-    """One that others reach it by, where it has one."""
+    """Return an address by which other machines reach this one, if there is one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as plug:
         try:
             plug.connect(("192.0.2.1", 9))  # nothing is sent
@@ -167,12 +167,12 @@ def test_a_port_that_is_taken_is_named():
         )
 
 
-# -- an engine that is none ----------------------------------------------------------------------------
+# -- targets that are no llama-server ----------------------------------------------------------------------
 
 
 @pytest.fixture
 def programs(tmp_path: Path) -> dict[str, Path]:
-    """Things that somebody might take for a llama-server."""
+    """Run programs that a user could take for a llama-server."""
     text, listed, script = tmp_path / "text", tmp_path / "listed", tmp_path / "script"
     text.write_text("llama-server\n", "utf-8")
     listed.write_text("llama-server\n", "utf-8")
@@ -212,7 +212,7 @@ def test_an_engine_program_that_is_none(command, name, hints, programs, tmp_path
 
 
 def without_override() -> None:
-    """Root may write anywhere; without this capability it may not. For others it changes nothing."""
+    """Root may write anywhere unless it drops this capability. For others it changes nothing."""
     ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, 0, 0, 0)
 
 
@@ -258,7 +258,7 @@ def test_up_tries_its_folders_too(folders):
 
 
 def test_the_command_that_is_told_mends_it(folders):
-    """Up to the user's own rights."""
+    """As far as the user's rights allow."""
     folder = folders["no parent"]
     words = ("serve", "--upstream", NOBODY, "--slot-dir", str(folder))
     said = check(USAGE, ("mkdir -p",), *words)
@@ -282,12 +282,12 @@ class Elsewhere(BaseHTTPRequestHandler):
         self.wfile.write(PAGE)
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture(params=[404, 200])
 def elsewhere(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A server that has no such page, and one that has a page for everything."""
+    """Run a server without such a page, and one that has a page for every path."""
     handler = type("Handler", (Elsewhere,), {"status": request.param})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
@@ -320,7 +320,7 @@ def test_a_sidecar_that_is_down(command):
 
 @pytest.fixture(scope="module")
 def ports() -> Iterator[tuple[str, str]]:
-    """URLs of the data port and of the admin port of a sidecar that has a token and no engine."""
+    """Run a sidecar with a token and without an engine; yield the URLs of its data port and admin port."""
     with serving("--upstream", NOBODY, "--admin-token", TOKEN) as (_, data, admin):
         yield f"http://{data}", f"http://{admin}"
 

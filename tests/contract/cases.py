@@ -100,7 +100,7 @@ COUNT: Final = [
     "/v1/responses/input_tokens",
     "/responses/input_tokens",
 ]
-# What is no JSON object is refused by the sidecar itself: tests/engine/test_bodies.py.
+# The sidecar itself refuses bodies that are no JSON object: tests/engine/test_bodies.py.
 SPOILED: Final = {
     "no fields": b"{}",
     "wrong types": b'{"messages": 7, "prompt": {"a": 1}, "input": 3.5}',
@@ -124,9 +124,9 @@ class Case:
 
 
 def plain() -> Iterator[Case]:
-    """Routes that take no prompt, known and unknown, asked rightly and wrongly."""
+    """Return requests for routes that take no prompt, known and unknown, well-formed and not."""
     for path in GET:
-        # What can be read in several ways is only ever asked for, never told to do anything: api/request.py.
+        # Bodies that can be read in several ways go only to routes that change nothing: api/request.py.
         plain = "//" not in path and "/." not in path
         for method in ("GET", "HEAD", "DELETE", "PUT") if plain else ("GET", "HEAD"):
             yield Case(f"{method} {path}", method, path, ORIGIN if method == "GET" else {})
@@ -134,7 +134,7 @@ def plain() -> Iterator[Case]:
         yield Case(f"preflight {path}", "OPTIONS", path, PREFLIGHT)
         yield Case(f"OPTIONS {path}", "OPTIONS", path)
     for path in (*POST, *COUNT):
-        if classify("POST", path) not in TAKES_SLOT or takes_form(path):  # those read JSON only
+        if classify("POST", path) not in TAKES_SLOT or takes_form(path):  # these routes read JSON only
             yield Case(f"POST {path} nothing", "POST", path)
         yield Case(f"POST {path} object", "POST", path, JSON, b"{}")
     for path in ("/v1/embeddings", "/embedding"):
@@ -142,7 +142,7 @@ def plain() -> Iterator[Case]:
 
 
 def text() -> Iterator[Case]:
-    """Templates, tokens, counts."""
+    """Return requests for templates, tokens, counts."""
     bodies: dict[str, dict[str, Any]] = {
         "/tokenize": {"content": "a \u2603 b", "add_special": True, "with_pieces": True},
         "/detokenize": {"tokens": [5, 6, 7]},
@@ -155,12 +155,12 @@ def text() -> Iterator[Case]:
 
 
 def generated() -> Iterator[Case]:
-    """Answers of every API, whole and streamed."""
+    """Return requests for answers of every API, whole and streamed."""
     for path in GENERATE:
         for stream in (False, True):
             for name, more in _variants(path):
                 if stream and name in ("several", "two"):
-                    continue  # they run side by side: their events come in any order
+                    continue  # prompts run in parallel: their events come in any order
                 body = {**_ask(path), "stream": stream, **more}
                 yield Case(f"{path} {name} {stream=}", "POST", path, JSON, orjson.dumps(body), cold=True)
     for path in GENERATE:
@@ -170,10 +170,10 @@ def generated() -> Iterator[Case]:
 
 
 def refused() -> Iterator[Case]:
-    """What cannot be answered, and how the engine says so."""
+    """Return requests that cannot be answered, for the engine's error."""
     for path in GENERATE:
         for name, spoiled in SPOILED.items():
-            # some are answered all the same: briefly, and always alike
+            # the engine answers some all the same: briefly, and always alike
             body = spoiled.replace(b'{"', b'{"max_tokens": 3, "temperature": 0, "', 1)
             yield Case(f"{path} {name}", "POST", path, JSON, body, cold=True)
         for stream in (False, True):
@@ -183,7 +183,7 @@ def refused() -> Iterator[Case]:
 
 
 def actions() -> Iterator[Case]:
-    """A slot is filled, saved, emptied, read back."""
+    """Return requests that fill, save, empty and restore a slot."""
     fill = orjson.dumps({**_ask("/completion"), "id_slot": 1})
     yield Case("fill", "POST", "/completion", JSON, fill)
     names = (("save", "x.bin"), ("save", "../y"), ("save", ""), ("restore", "none.bin"), ("erase", ""))
@@ -194,11 +194,11 @@ def actions() -> Iterator[Case]:
 
 
 def locked() -> Iterator[Case]:
-    """An engine with --api-key: let in, kept out, public routes."""
+    """Return requests to an engine with --api-key: accepted, refused, public routes."""
     keys: tuple[dict[str, str], ...]
     keys = ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer k"}, {"X-Api-Key": "k"})
     for number, key in enumerate((*keys, {"X-Api-Key": "wrong"}, {"Authorization": "k"})):
-        # Not /slots: which of them a task took is for us to choose, once the engine lets its client in.
+        # Not /slots: it shows which slot a task took, and that is the sidecar's choice.
         for path in ("/health", "/v1/health", "/v1/models", "/props", "/lora-adapters", "/nothing"):
             yield Case(f"key {number} {path}", "GET", path, key)
         for path in ("/v1/chat/completions", "/v1/messages", "/tokenize"):

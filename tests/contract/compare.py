@@ -1,4 +1,4 @@
-"""Sending one request to two servers, and what of their answers must be alike."""
+"""Sends one request to two servers, and compares the parts of their answers that must be alike."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slotkeeper.api.head import HOP_BY_HOP
 
 CLOCKS: Final = ("date", "process-start-time-unix")
 OURS: Final = ("x-request-id", "x-slotkeeper-")
-# Random, or a time, or a place: ids, clocks, how long it took, which slot.
+# Random values, times and places: ids, clocks, durations, the slot.
 MASKS: Final = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -34,7 +34,7 @@ class Reply:
 
 
 async def ask(address: str, case: Case) -> Reply:
-    """Ask, and leave of the answer what does not depend on chance."""
+    """Send a request; return the parts of the answer that do not depend on chance."""
     body = case.body
     lines = {"Host": "same.example", "Connection": "close", **case.headers}
     if body is not None or case.method == "POST":
@@ -53,6 +53,6 @@ async def ask(address: str, case: Case) -> Reply:
         if name.lower() not in HOP_BY_HOP
         and name.lower() not in CLOCKS
         and not name.lower().startswith(OURS)
-        and not (name.lower() == "content-length" and masked != data)  # the masked part has any length
+        and not (name.lower() == "content-length" and masked != data)  # masked parts have any length
     ]
     return Reply(head.status, sorted(kept), masked)

@@ -1,4 +1,4 @@
-"""Two engines started alike: one is asked directly, one through the sidecar."""
+"""Two engines with the same flags: one is used directly, one through the sidecar."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slotkeeper.app import Sidecar, running
 
 __all__ = ["_log", "build", "data", "engine_factory", "fake", "pytest_generate_tests", "sidecar"]
 
-# Without the RAM cache an erased slot is a cold one, whichever slot it is.
+# Without the RAM cache every erased slot computes the whole prompt.
 ALIKE = ("-c", "4096", "--cache-ram", "0", "-t", "1")
 
 
@@ -37,7 +37,7 @@ def pair_of(build: str, folder: Callable[[], Path], *args: str) -> Iterator[Pair
 
 @pytest.fixture
 def pair(build: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """Fresh ones for each test: GET /slots and HEAD /metrics show what earlier tasks left, slot by slot."""
+    """Start fresh engines for each test: GET /slots and HEAD /metrics show earlier tasks of each slot."""
     yield from pair_of(build, lambda: tmp_path_factory.mktemp("engine"))
 
 
@@ -48,7 +48,7 @@ def locked_pair(build: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture
 async def before(pair: Pair) -> AsyncIterator[Sidecar]:
-    """The sidecar in front of the second engine."""
+    """Run the sidecar in front of the second engine."""
     async with running(settings(pair.behind.base, drain_timeout=1.0)) as sidecar:
         await ready(sidecar)
         yield sidecar

@@ -1,4 +1,4 @@
-"""The documents agree with the code, with each other, and with what the code cites of them."""
+"""The documents agree with the code, with each other, and with the code's citations of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAGES: Final = sorted([ROOT / "README.md", *DOCS.glob("*.md")])
 SOURCES: Final = sorted(
     path for folder in ("proxy", "tests") for path in (ROOT / folder).rglob("*.py") if path != Path(__file__)
 )
-# Files that documents may name before they are there: they are written when there is something to say.
+# Files that documents may name before they exist, because they are written when there is something to report.
 LATER: Final = frozenset({"docs/benchmarks.md"})
 
 LINK: Final = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -46,20 +46,20 @@ def relative(path: Path) -> str:
 
 
 def places() -> set[str]:
-    """Every section and trap of engine.md, as the code names them."""
+    """Return every section and trap of engine.md, as the code names them."""
     titles = generate.heading_anchors((DOCS / "engine.md").read_text("utf-8"))
     heads = (re.match(rf"({PLACE})[.: ]", title + " ") for title in titles)
     return {head[1] for head in heads if head}
 
 
 def spots(pattern: re.Pattern[str], path: Path) -> list[tuple[int, re.Match[str]]]:
-    """Every match with its line; what a comment or docstring breaks over lines is joined first."""
+    """Yield every match with its line; comments and docstrings that break over lines are joined first."""
     text = path.read_text("utf-8")
     joined = re.sub(r"\n\s*#?\s*", lambda gap: " " * len(gap[0]), text)
     return [(text.count("\n", 0, match.start()) + 1, match) for match in pattern.finditer(joined)]
 
 
-# -- what is generated ---------------------------------------------------------------------------------
+# -- generated tables ----------------------------------------------------------------------------------
 
 
 def test_no_block_differs_from_what_the_code_says():
@@ -92,7 +92,7 @@ def test_every_reason_is_explained_in_the_code():
     assert [reason for reason in Reason if not texts.get(reason.name)] == []
 
 
-# -- what is linked ------------------------------------------------------------------------------------
+# -- links ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)
@@ -117,7 +117,7 @@ def test_a_broken_anchor_would_be_noticed():
     assert set(anchors.values()) == {"one-two", "t5-v1x-drops-a_b"}
 
 
-# -- what is cited -------------------------------------------------------------------------------------
+# -- citations -----------------------------------------------------------------------------------------
 
 
 def test_engine_md_has_the_places_that_its_readers_know():

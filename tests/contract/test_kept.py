@@ -1,4 +1,4 @@
-"""docs/reliability.md says of every collection that the code has what bounds it, and which test fills it."""
+"""docs/reliability.md names the bound of every collection in the code, and the test that fills it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
 
 
 def collections() -> Iterator[str]:
-    """Every one that a module, a class or an object has, as FILE.NAME or FILE.CLASS.NAME."""
+    """Yield every collection of a module, a class or an object, as FILE.NAME or FILE.CLASS.NAME."""
     for part in PARTS:
         for path in sorted((PACKAGE / part).rglob("*.py")):
             module = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
@@ -92,7 +92,7 @@ def of_a(node: ast.stmt) -> Iterator[str]:
 
 
 def test_the_page_names_every_collection_and_no_other():
-    """Whoever adds one says there what bounds it."""
+    """A new collection needs its bound on that page."""
     named = set(re.findall(rf"`((?:{'|'.join(PARTS)})\.[\w.]+)`", PAGE.read_text("utf-8")))
     found = set(collections())
     assert len(found) > 80, "the search finds nothing"
@@ -111,7 +111,7 @@ def test_the_page_names_tests_that_there_are():
 
 
 def test_every_fault_has_a_test():
-    """In its own row, or in the one above it."""
+    """The test is in the fault's own row, or in the one above it."""
     _, _, section = PAGE.read_text("utf-8").partition("## What each fault costs")
     rows = [line for line in section.partition("\n##")[0].splitlines() if line.startswith("|")][2:]
     assert len(rows) > 20

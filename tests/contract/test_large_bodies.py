@@ -1,4 +1,4 @@
-"""Bodies at the limit, above it, and so large that they must not hold up others."""
+"""Bodies at the limit, above it, and bodies so large that they could delay other clients."""
 
 import asyncio
 from io import BytesIO
@@ -26,7 +26,7 @@ async def test_a_body_above_the_limit_is_refused_in_the_shape_of_the_api(fake, a
             framing = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {50 * LIMIT}"
             await wire.send(f"POST {PATHS[api]} HTTP/1.1\r\nHost: x\r\n{framing}\r\n\r\n".encode())
             piece = b" " * LIMIT
-            for _ in range(50):  # a client that listens only when it has sent everything
+            for _ in range(50):  # a client that reads only after it has sent everything
                 await wire.send(b"%x\r\n%s\r\n" % (LIMIT, piece) if chunked else piece)
             await wire.send(b"0\r\n\r\n" if chunked else b"")
             head = await wire.head()
@@ -47,7 +47,7 @@ async def test_a_body_just_within_the_limit_passes(fake):
 
 
 async def test_other_clients_are_served_while_a_large_body_comes_in(fake, data):
-    """No copy, parse or splice of a few megabytes may hold the loop for long: each in its own time."""
+    """A copy, parse or splice of a few megabytes must not block the loop: each runs in a step of its own."""
     text = "word " * 800_000
     large = orjson.dumps(request_body(Api.COMPLETION, stream=False, text=text))
     async with aiohttp.ClientSession(f"http://{data}") as client, asyncio.TaskGroup() as group:

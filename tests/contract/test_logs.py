@@ -1,4 +1,4 @@
-"""Log lines. Every event has one level, says which request it is about, and quotes no prompt."""
+"""Log lines. Every event has one level, names its request, and quotes no prompt."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PACKAGE: Final = Path(slotkeeper.__file__).parent
 PAGE: Final = PACKAGE.parents[1] / "docs" / "logs.md"
 LOGS: Final = ("log", "self._log", "self._seldom")
 LEVELS: Final = {name: name for name in ("debug", "info", "warning", "error")} | {"exception": "error"}
-# What is done for a request names it, and so does every line of the modules that a request passes.
+# A line about a request has its id, and so has every line of the modules that requests pass.
 FOR_A_REQUEST: Final = re.compile(r"\b(Plant|Save|Restore|Erase|Event|Effect|Record)\b")
 PASSED: Final = (
     "exchange/account.py",
@@ -57,7 +57,7 @@ def lines() -> Iterator[Line]:
 
 
 def calls(function: ast.AST) -> Iterator[ast.Call]:
-    """Those that a function makes itself, not those of functions within it."""
+    """Yield the calls that a function makes itself, without those of functions in it."""
     for node in ast.iter_child_nodes(function):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
@@ -108,7 +108,7 @@ def said(number: int) -> str:
 
 
 def session() -> Iterator[tuple[str, Any]]:
-    """Requests that are answered, that the engine refuses with words of theirs in its answer, and no JSON."""
+    """Play requests that are answered, that the engine refuses quoting them, and that are no JSON."""
     history = [{"role": "system", "content": f"{said(0)} " * 600}]
     for number in range(1, 4):
         history.append({"role": "user", "content": said(number)})

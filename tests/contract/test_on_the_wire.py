@@ -1,4 +1,4 @@
-"""HTTP as it is on the wire: framing, headers and limits, against a scripted engine."""
+"""HTTP as sent and received: framing, headers and limits, against a scripted engine."""
 
 import asyncio
 import gzip
@@ -19,7 +19,7 @@ ASK = orjson.dumps(request_body(Api.CHAT, stream=False))
 
 
 async def head_of(wire: Wire, *lines: str, body: bytes = b"") -> tuple[int, bytes]:
-    """Send these lines; returns status and body."""
+    """Send these lines; return status and body."""
     await wire.send("\r\n".join((*lines, "", "")).encode("latin-1") + body)
     head = await wire.head()
     return head.status, await wire.body(head)

@@ -1,4 +1,4 @@
-"""What `serve --record` writes of a real session, and that `lint` and `replay` read it."""
+"""What `serve --record` writes of a real session, and whether `lint` and `replay` can read it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ASIDE = "/v1/chat/completions?key=" + SECRET
 
 
 def chat(day: int, *more: dict[str, str]) -> dict[str, Any]:
-    """An agent whose system text begins with the date."""
+    """Return a chat of an agent whose system text begins with the date."""
     system = {"role": "system", "content": f"Today's date: 2026-11-{day}\n{RULES}"}
     first = {"role": "user", "content": "What does the shop sell?"}
     return {"messages": [system, first, *more], "max_tokens": 4, "temperature": 0}
@@ -43,7 +43,7 @@ def files(folder: Path) -> list[Path]:
 
 
 async def recorded(engine: str, folder: Path) -> list[Entry]:
-    """The session, sent through a sidecar that records and that puts dates right."""
+    """Send the session through a sidecar that records, and that fixes dates."""
     async with running(settings(engine, record=folder, rules=("all=fix",), drain_timeout=1.0)) as sidecar:
         await ready(sidecar)
         async with aiohttp.ClientSession(f"http://{sidecar.addresses[0]}", headers=HEADERS) as client:

@@ -1,4 +1,4 @@
-"""What an engine hears of agents that rewrite their own prompts, in each mode, whoever asks."""
+"""What an engine receives from agents that rewrite their own prompts, in each mode, for each client."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TASKS = ("What does the shop sell?", "And what is low?")
 
 
 def request(date: str, tasks: int) -> dict[str, Any]:
-    """The shape of continue's: the date stands in front of much that is not to be computed again."""
+    """Return a request like Continue's: the date precedes much text that need not be computed again."""
     messages = [{"role": "system", "content": f"You are an agent.\n\n{date}\n\n{HANDBOOK}"}]
     for number in range(tasks):
         messages += [{"role": "user", "content": TASKS[number]}, SAID]
@@ -34,7 +34,7 @@ def request(date: str, tasks: int) -> dict[str, Any]:
 
 
 async def post(data: str, body: dict[str, Any], **headers: str) -> bytes:
-    """Send it as a person's hand would write it, so that it is seen when it is written anew."""
+    """Send it with unusual formatting, so that a body that was written again can be recognised."""
     raw = json.dumps(body, indent=1).encode()
     async with dial(data) as wire:
         await wire.post(CHAT, raw, {name.replace("_", "-"): value for name, value in headers.items()})
@@ -47,7 +47,7 @@ def heard(fake: Any, at: int = -1) -> list[dict[str, Any]]:
 
 
 def untouched(fake: Any, raw: bytes) -> bool:
-    """But for the keys of our own that are spliced in at its ends."""
+    """Check that the body is unchanged except the sidecar's keys at its ends."""
     return raw.removeprefix(b"{").removesuffix(b"}").strip() in fake.ran[-1].body
 
 
@@ -78,7 +78,7 @@ async def test_a_date_that_changed_is_told_behind_the_newest_words_and_stays_tol
 
 
 async def test_what_would_cost_more_than_it_saves_goes_as_it_came(fake):
-    """A note is longer than these few words, which the engine computes again sooner."""
+    """A note is longer than these few words, which the engine computes faster."""
     async with running(settings(fake.base, rules=("date=fix",))) as sidecar:
         for date, tasks in ((FIRST, 1), (SECOND, 2)):
             body = request(date, tasks)

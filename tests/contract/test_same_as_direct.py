@@ -1,4 +1,4 @@
-"""The data port is llama-server: the same requests, directly and through us, the same answers."""
+"""The data port is llama-server: requests get the same answers directly and through the sidecar."""
 
 from collections.abc import Iterable
 from io import BytesIO
@@ -23,7 +23,7 @@ async def erase(address: str) -> None:
 
 
 async def differences(direct: str, behind: str, through: str, asked: Iterable[Case]) -> list[str]:
-    """One line for each request that was answered otherwise."""
+    """Return one line for each request whose answers differ."""
     found = []
     for case in asked:
         if case.cold:
@@ -56,7 +56,7 @@ async def test_keys_are_judged_by_the_engine_alone(locked_pair):
 
 
 async def test_a_refusal_that_comes_before_the_body_was_read_arrives(locked_pair):
-    """The engine judges the key first, answers, and closes with the upload unread."""
+    """The engine checks the key first, answers, and closes with the upload unread."""
     base = locked_pair.behind.base
     large = b'{"content": "' + b"x" * 8_000_000 + b'"}'
     bad = {"Authorization": "Bearer bad"}

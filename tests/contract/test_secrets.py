@@ -1,4 +1,4 @@
-"""A key that a client sends where it does not belong is in no log, no account, no metric and no recording."""
+"""A key that a client sends in a wrong place is in no log, no record, no metric and no recording."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def test_a_key_is_nowhere_but_at_the_engine(engine_factory, capsys, tmp_pa
                     "max_tokens": 1,
                     "model": key,
                 }
-                if key == OWN:  # of another's key in a body nobody knows
+                if key == OWN:  # another key in a body cannot be recognised
                     body |= {"user": key, "metadata": {"user_id": f"u_{key}", "session_id": key}}
                 for path in ROUTES:
                     more: dict[str, Any] = {} if path == "/v1/models" else {"json": body | {"content": "a"}}

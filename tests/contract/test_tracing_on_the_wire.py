@@ -1,4 +1,4 @@
-"""Trace headers as an engine hears them, with spans of our own and without."""
+"""Trace headers that an engine receives, with the sidecar's spans and without."""
 
 from __future__ import annotations
 

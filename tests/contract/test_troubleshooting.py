@@ -1,8 +1,8 @@
-"""docs/troubleshooting.md quotes the program in its own words.
+"""docs/troubleshooting.md quotes the program's own texts.
 
-The words of the program are read from its sources: events of the log, values of its enums, texts of its
-messages. What is quoted and is none of these must be a flag, a setting, a metric or a command of ours, or
-stand in the list of what belongs to others.
+The program's texts are read from its sources: events of the log, values of its enums, texts of its messages.
+Any other quote must be a flag, a setting, a metric or a command of ours, or be in the list of other programs'
+texts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PAGE: Final = (ROOT / "docs" / "troubleshooting.md").read_text("utf-8")
 SOURCES: Final = sorted((ROOT / "proxy" / "slotkeeper").rglob("*.py"))
 LEVELS: Final = frozenset({"debug", "info", "warning", "error", "exception"})
 
-# Quoted, but not ours: the engine's, nginx', systemd's, or of the page itself.
+# Quoted, but not ours: words of the engine, nginx, systemd, or of the page itself.
 FOREIGN: Final = frozenset(
     {
         "this",
@@ -64,7 +64,7 @@ FLAG: Final = re.compile(r"--?[a-z][a-z-]*")
 
 
 def quoted(page: str) -> list[str]:
-    """What stands in backticks, without the blocks of code."""
+    """Return the texts in backticks, without the blocks of code."""
     return CODE.findall(FENCED.sub("", page))
 
 
@@ -80,7 +80,7 @@ def nodes() -> Iterator[ast.AST]:
 
 @cache
 def said_by(names: frozenset[str]) -> frozenset[str]:
-    """The constant texts among the arguments of every call `x.NAME("...")`."""
+    """Yield the constant texts among the arguments of every call `x.NAME("...")`."""
     return frozenset(
         word.value
         for call in nodes()
@@ -91,13 +91,13 @@ def said_by(names: frozenset[str]) -> frozenset[str]:
 
 
 def events() -> set[str]:
-    """What is logged: `log.warning("engine_lost", ...)`."""
+    """Return the events of `log.warning("engine_lost", ...)`."""
     return {word for word in said_by(LEVELS) if WORD.fullmatch(word)}
 
 
 @cache
 def values() -> frozenset[str]:
-    """Of every enum."""
+    """Return the values of every enum."""
     return frozenset(
         line.value.value
         for kind in nodes()
@@ -112,7 +112,7 @@ def values() -> frozenset[str]:
 
 @cache
 def texts() -> str:
-    """All texts of the sources, one after the other; what is filled in stands as `...`."""
+    """Return all texts of the sources, one after the other; placeholders are `...`."""
     found = []
     for node in nodes():
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -128,7 +128,7 @@ def commands() -> frozenset[str]:
 
 @cache
 def flags() -> frozenset[str]:
-    """Ours, and those of llama-server that we read."""
+    """Return our flags, and those of llama-server that the sidecar reads."""
     settings = {f"--{name.replace('_', '-')}" for name in Settings.model_fields}
     ours = {word for word in said_by(frozenset({"add_argument"})) if word.startswith("-")}
     engines = {name for option in OPTIONS.values() for name in (*option.names, *option.off)}
@@ -147,7 +147,7 @@ def variables() -> set[str]:
 
 
 def is_ours(said: str) -> bool:
-    """Whether the program says so, or knows it."""
+    """Whether the program writes this text, or knows it."""
     first, *rest = said.split()
     if first == "slotkeeper" and rest and rest[0] in commands():
         return knows_flags(rest[1:])
@@ -171,7 +171,7 @@ def test_what_the_page_quotes_the_program_says():
 
 
 def test_what_is_not_ours_is_quoted_and_really_not_ours():
-    """Else the list would grow and let through what should be looked up."""
+    """Otherwise the list would grow and accept texts that should be checked."""
     unused = FOREIGN - set(quoted(PAGE))
     assert unused == set()
 

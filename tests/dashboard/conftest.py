@@ -1,4 +1,4 @@
-"""The dashboard as a reader has it: a real engine, a sidecar with something to show, and a Chromium."""
+"""The dashboard in Chromium, with a real engine and a sidecar that has something to show."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slotkeeper.bench.models import Tiny
 from slotkeeper.engine.launch import EngineKind
 
 FLAGS: Final = (
-    "--no-sandbox",  # a container has none, and the page is ours
+    "--no-sandbox",  # a container has no sandbox, and the page is our own
     "--disable-gpu",
     "--disable-quic",
     "--no-first-run",
@@ -46,7 +46,7 @@ async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rest
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def busy(engine: Restartable) -> AsyncIterator[Sidecar]:
-    """Conversations, one of them with a cause, and their snapshots."""
+    """Run a sidecar that has served conversations, one of them with a rewrite, and has saved snapshots."""
     async with lab.keeping(engine, why_text=True) as sidecar:
         base = lab.url_of(sidecar)
         await talk(base, "fix-importer", 3)
@@ -58,7 +58,7 @@ async def busy(engine: Restartable) -> AsyncIterator[Sidecar]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def reader(browser: Browser, busy: Sidecar) -> AsyncIterator[Reader]:
-    """Its page must not have complained of anything."""
+    """Open a page. It must not log an error or a warning."""
     async with reading(browser, admin_of(busy)) as one:
         yield one
         assert one.complaints == []

@@ -1,4 +1,4 @@
-"""A reader of the dashboard: one page of a Chromium, and all that it complained of or asked for."""
+"""A reader of the dashboard: one page of a Chromium, the errors that it logged, the URLs that it fetched."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCREENSHOTS: Final = Path(os.environ.get("ARTIFACTS") or ROOT / "build" / "scree
 DESK: Final = {"width": 1360, "height": 1000}
 PHONE: Final = {"width": 375, "height": 812}
 NEWEST: Final = "#requests tr:first-child th a"
-CLOCK: Final = '#requests tr:has-text("clock") th a'  # what a client had changed
+CLOCK: Final = '#requests tr:has-text("clock") th a'  # requests of a client that rewrites its prompt
 
 expect.set_options(timeout=PATIENCE * 1000)
 
@@ -39,7 +39,7 @@ class Reader:
         self.page.on("request", lambda request: self.asked.append(request.url))
 
     def _heard(self, message: ConsoleMessage) -> None:
-        """Broken rules of the page's Content-Security-Policy are told here as well."""
+        """Record errors and warnings. Violations of the Content-Security-Policy are among them."""
         if message.type in ("error", "warning"):
             self.complaints.append(f"{message.type}: {message.text}")
 
@@ -53,7 +53,7 @@ class Reader:
         await expect(self.page.locator("#tree .prompt").first).to_be_attached()
 
     async def explain(self, link: str) -> None:
-        """Follow a link to a request's why, and wait until it is told."""
+        """Follow a link to a request's explanation, and wait until it is shown."""
         await self.page.locator(link).first.click()
         await expect(self.page.locator("#why .sentences li").first).to_be_visible()
 
@@ -77,7 +77,7 @@ def admin_of(sidecar: Sidecar) -> str:
 
 @asynccontextmanager
 async def reading(browser: Browser, base: str, **how: Any) -> AsyncIterator[Reader]:
-    """One who was never here before. `how` is what Playwright's contexts take."""
+    """Open the dashboard in a fresh browser context. `how` has options of Playwright's contexts."""
     context = await browser.new_context(**{"viewport": DESK, **how})
     try:
         yield Reader(await context.new_page(), base)

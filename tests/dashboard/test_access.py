@@ -1,4 +1,4 @@
-"""For everybody: by keyboard, on a phone, in light and dark, and for those who have it read to them."""
+"""Accessibility: by keyboard, on a phone, in light and dark, and with a screen reader."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from slotkeeper.app import Sidecar
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 ENOUGH: Final = 4.5  # WCAG 2.2 AA, for text of any size
-BEHIND: Final = 400  # Tab presses after which something that was not reached cannot be
+BEHIND: Final = 400  # Tab presses; what was not reached by then is unreachable
 
-# Every element with text of its own that shows: the ratio of its colour to what is painted below it.
+# For every visible element with its own text: the contrast of its colour to the background below it.
 FAINT: Final = """(enough) => {
   const parts = (colour) => colour.match(/[\\d.]+/g).map(Number);
   const light = ([r, g, b]) => [r, g, b].map((c) => c / 255)
@@ -61,7 +61,7 @@ async def test_a_request_is_explained_by_keyboard_alone_and_focus_returns(reader
     assert await reader.page.evaluate("document.getElementById('why').contains(document.activeElement)")
     await reader.page.keyboard.press("Escape")
     await expect(reader.page.locator("#why")).not_to_be_visible()
-    # A browser tells the page of it only after that.
+    # The browser reports the new address to the page only after that.
     await reader.until("location.hash === ''")
     assert await reader.page.evaluate("document.activeElement.getAttribute('href')") == before
 

@@ -1,4 +1,4 @@
-"""Who is who on the page, what runs now, and what it says when there is nothing to show."""
+"""Names of clients on the page, running requests, and the page when there is nothing to show."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_an_empty_page_says_where_to_point_a_client_at(browser: Browser, e
 
 
 async def test_an_engine_that_is_not_there_is_said_above_all_else(browser: Browser, engine: Restartable):
-    """It was never there; then it comes."""
+    """The engine was never there; then it starts."""
     absent = f"http://127.0.0.1:{free_port()}"
     async with running(
         Settings(upstream=(absent,), listen=lab.ANY_PORT, admin_listen=lab.ANY_PORT)
@@ -99,7 +99,7 @@ async def test_an_engine_that_is_not_there_is_said_above_all_else(browser: Brows
 
 
 async def test_a_queued_request_has_a_place(browser: Browser, engine: Restartable):
-    """More conversations than slots, for as long as it takes to see the line."""
+    """There are more conversations than slots for as long as the page is checked."""
     seen = asyncio.Event()
 
     async def load(number: int) -> None:
@@ -125,7 +125,7 @@ async def test_a_queued_request_has_a_place(browser: Browser, engine: Restartabl
 
 
 async def test_a_queued_request_is_in_the_lane_of_its_own_conversation(browser: Browser, busy: Sidecar):
-    """Requests that wait as long as this test looks at them: a next turn, and two of new conversations."""
+    """Requests that wait as long as this test runs: a next turn, and two of new conversations."""
     waits: dict[str, Any] = {"outcome": "running", "status": None, "seconds": None, "decision": None}
     new = waits | {"conversation": None, "about": None}
 
@@ -158,7 +158,7 @@ async def test_a_queued_request_is_in_the_lane_of_its_own_conversation(browser: 
 
 @pytest.mark.parametrize("viewport", [PHONE, None])
 async def test_a_prefill_shows_how_far_it_is(browser: Browser, busy: Sidecar, viewport: Any):
-    """A prefill that lasts as long as this test looks at it: the rest is the sidecar's own answer."""
+    """A prefill that lasts as long as this test runs: the rest is the sidecar's own answer."""
     now = {"doing": "prefill", "place": None, "percent": 42, "seconds_left": 12.3, "estimated": False}
 
     async def long_prefill(route: Route) -> None:

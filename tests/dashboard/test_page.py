@@ -1,4 +1,4 @@
-"""The page in a real browser: it loads under load, goes on by itself, and asks nobody else."""
+"""The page in a real browser: it loads under load, updates itself, and requests nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ LOAD: Final = 4  # conversations at once, in two slots
 LEAVES: Final = 12  # of the prompt tree that are drawn
 
 
-async def test_it_loads_while_requests_run_and_goes_on_by_itself(reader: Reader, busy: Sidecar):
+async def test_the_page_loads_under_load_and_updates_itself(reader: Reader, busy: Sidecar):
     async with asyncio.TaskGroup() as load:
         for number in range(LOAD):
             load.create_task(talk(lab.url_of(busy), f"load-{number}", 2, max_tokens=200))
         await reader.open()
         await expect(reader.page.locator("#requests tr").nth(8)).to_be_visible()
         await reader.shoot("under-load")
-    # On a slow machine all that may have run before the page was there: these surely come afterwards.
+    # On a slow machine all of that may have run before the page was open: these requests surely come later.
     async with asyncio.TaskGroup() as load:
         for number in range(LOAD):
             load.create_task(talk(lab.url_of(busy), f"late-{number}", 1, max_tokens=200))
@@ -45,14 +45,14 @@ async def test_a_figure_changes_without_a_reload_and_rows_stay(reader: Reader, b
     await reader.page.locator(NEWEST).focus()
     await ask(lab.url_of(busy), "One more question, please.")
     await expect(reader.page.locator("#figures .quiet").nth(2)).not_to_have_text(requests or "")
-    # Figures and rows are two answers, so rows may come one look later.
+    # Figures and rows are two answers, so rows may come one poll later.
     await reader.until("row => row.previousElementSibling !== null", row)
     assert await row.evaluate("row => row.isConnected")
     assert await row.evaluate("row => row.contains(document.activeElement)")
 
 
 def drawn(nodes: list[dict[str, Any]]) -> set[str]:
-    """The latest leaves, and what they share: how many prompts there are depends on the tests before."""
+    """Return the latest leaves, and their shared parts: the number of prompts depends on earlier tests."""
     above = {node["id"]: node["parent"] for node in nodes}
     leaves = [node for node in nodes if node["id"] not in above.values()]
     found: set[str] = set()
@@ -64,7 +64,7 @@ def drawn(nodes: list[dict[str, Any]]) -> set[str]:
     return found
 
 
-async def test_it_shows_what_the_api_says(reader: Reader, busy: Sidecar):
+async def test_the_page_shows_the_figures_of_the_api(reader: Reader, busy: Sidecar):
     await lab.rested(busy)
     await reader.open()
     (engine,) = (await reader.document("/api/state"))["engines"]
@@ -76,7 +76,7 @@ async def test_it_shows_what_the_api_says(reader: Reader, busy: Sidecar):
     await expect(reader.page.locator("#tiers li").first).to_contain_text("hot")
 
 
-async def test_it_asks_no_other_host(reader: Reader):
+async def test_the_page_requests_no_other_host(reader: Reader):
     await reader.open()
     await reader.explain(NEWEST)
     assert len(reader.asked) > 10
@@ -97,7 +97,7 @@ async def test_a_request_has_a_link_of_its_own(reader: Reader):
     assert reader.complaints == []
 
 
-async def test_what_is_not_kept_any_more_is_said(browser: Browser, busy: Sidecar):
+async def test_the_page_says_that_a_request_is_not_kept_any_more(browser: Browser, busy: Sidecar):
     async with reading(browser, admin_of(busy)) as late:
         await late.open("#request=0123456789abcdef")
         await expect(late.page.locator("#why")).to_contain_text("not among the last requests any more")

@@ -1,4 +1,4 @@
-"""The files of the page: what they are sent with, that all are there, and that none needs an exception."""
+"""The files of the page: their headers, that all exist, and that none needs an exception to the policy."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def test_what_the_browser_has_is_not_sent_again(client):
     assert other.status == 200
 
 
-def test_what_files_name_is_there():
+def test_every_file_that_the_page_names_exists():
     named = {
         f"/assets/{name}"
         for text in TEXTS.values()

@@ -1,4 +1,4 @@
-"""What clients ask while somebody looks at the dashboard."""
+"""Requests of clients while the dashboard is open."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BEFORE, BEHIND = prose(1500, 31), prose(1500, 32)
 
 
 def clocked(minute: int) -> str:
-    """A system prompt with a clock in it, and markup that must stay text."""
+    """Return a system prompt with a clock in it, and markup that must stay text."""
     return f"{BEFORE}\n\nCurrent time: 2026-01-01 10:{minute:02d}:00\n{HOSTILE}\n\n{BEHIND}"
 
 
@@ -27,7 +27,7 @@ async def ask(
     max_tokens: int = 8,
     headers: dict[str, str] | None = None,
 ) -> tuple[dict[str, Any], ...]:
-    """One turn of a conversation. Returns the history with it."""
+    """Send one turn of a conversation. Return the history with it."""
     asked = (*history, {"role": "user", "content": question})
     body = {
         **PLAIN,
@@ -42,7 +42,7 @@ async def ask(
 
 
 async def talk(base: str, name: str, turns: int, **how: Any) -> None:
-    """A conversation of the client's own name."""
+    """Play a conversation with this name."""
     history: tuple[dict[str, Any], ...] = ()
     for turn in range(turns):
         question = f"{name}, {turn}. {prose(400, 50 + turn)}"
@@ -51,7 +51,7 @@ async def talk(base: str, name: str, turns: int, **how: Any) -> None:
 
 
 async def talk_with_a_clock(base: str, turns: int) -> None:
-    """It begins with the time, so all behind that is computed again at each turn."""
+    """Play a conversation that begins with the time, so each turn computes all after the clock again."""
     history: tuple[dict[str, Any], ...] = ()
     for turn in range(turns):
         history = await ask(base, f"And now? {turn}", system=clocked(turn), history=history)

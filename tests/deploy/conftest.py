@@ -1,4 +1,4 @@
-"""Every test that asks for `manifests` runs for each installation, and one that asks for `build` on both."""
+"""Runs tests that take `manifests` for each installation, and tests that take `build` on both builds."""
 
 from __future__ import annotations
 

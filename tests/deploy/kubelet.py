@@ -1,7 +1,7 @@
-"""A kubelet for one pod, without containers: the order of Kubernetes, and its probes, on processes.
+"""A kubelet for one pod, without containers: Kubernetes' order of start and stop, and its probes.
 
-The native sidecar starts first, and the main container when the sidecar's startup probe has passed. At the
-end the main container gets SIGTERM, and the sidecar when that has ended; one grace period is for both.
+The native sidecar starts first, and the main container after the sidecar's startup probe has passed. At the
+end the main container gets SIGTERM, then the sidecar after that has ended; one grace period covers both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from slotkeeper.bench.models import Tiny, build
 from slotkeeper.engine.launch import find_engine, free_port
 
 TOKEN: Final = "a token of the test"  # noqa: S105
-# What a laboratory adds to an engine's flags: one thread, and nothing fitted to a device.
+# Added to an engine's flags for tests: one thread, and no fitting to a device.
 SMALL: Final = ("-t", "1", "--fit", "off", "--device", "none")
 
 Probe = Mapping[str, Any]
@@ -32,7 +32,7 @@ Probe = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Volumes:
-    """The folders behind the mounts. `hot` and `tmp` are a pod's own, the others outlive it."""
+    """The folders behind the mounts. `hot` and `tmp` are deleted with a pod, the others outlive it."""
 
     root: Path
 
@@ -68,19 +68,19 @@ class Pod:
         )
 
     def told_to_end(self) -> float:
-        """The pod is deleted: SIGTERM to the main container alone. Returns when its grace period is over."""
+        """Delete the pod: SIGTERM to the main container alone. Returns when its grace period is over."""
         self.slotkeeper.tell(signal.SIGTERM)
         return time.monotonic() + self.manifests.pod["terminationGracePeriodSeconds"]
 
     def ended(self, deadline: float) -> tuple[int, int]:
-        """The exit codes of the main container and then of the sidecar, which gets SIGTERM only now."""
+        """Return the exit codes of the main container and of the sidecar, which gets SIGTERM only now."""
         first = self.slotkeeper.ended(within=deadline - time.monotonic())
         return first, self.engine.stopped(within=deadline - time.monotonic())
 
 
 @contextmanager
 def running(manifests: Manifests, engine: str, root: Path, pod: str = "pod") -> Iterator[Pod]:
-    """A pod that is ready. Its volumes lie in `root`; `engine` is what `find_engine` takes."""
+    """Run a pod until it is ready. Its volumes are in `root`; `engine` is what `find_engine` takes."""
     volumes = Volumes(root)
     ports = {number: free_port() for number in (8081, *manifests.ports().values())}
     at = {
@@ -103,7 +103,7 @@ def running(manifests: Manifests, engine: str, root: Path, pod: str = "pod") -> 
 
 @contextmanager
 def _slotkeeper(container: Container, here: Here, log: Path) -> Iterator[Process]:
-    """Its log is shown where the test fails."""
+    """Run Slotkeeper. Its log is printed if the test fails."""
     with started(container, here, log) as process:
         try:
             yield process
@@ -113,7 +113,7 @@ def _slotkeeper(container: Container, here: Here, log: Path) -> Iterator[Process
 
 
 def _fill(manifests: Manifests, at: Mapping[str, Path]) -> None:
-    """The Secret, and the file of the model, where the manifests say."""
+    """Write the Secret and the model's file to the paths in the manifests."""
     here = Here(paths=at)
     model = Path(here.text(manifests.env("engine")["MODEL"]))
     if not model.exists():
@@ -128,7 +128,7 @@ def _program() -> str:
 
 
 def _binary(engine: str) -> Sequence[str]:
-    """`env`, since the packaged binary finds its libraries by a variable."""
+    """Return the engine's binary. `env`, since the packaged binary finds its libraries by a variable."""
     binary = find_engine(engine)
     return ("env", *(f"{name}={value}" for name, value in binary.settings.items()), *binary.program)
 

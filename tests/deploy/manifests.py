@@ -1,4 +1,4 @@
-"""What `kubectl apply -k` would send to a cluster, and what a kubelet makes of its containers."""
+"""What `kubectl apply -k` would send to a cluster, and how a kubelet reads the containers in it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ K8S: Final = ROOT / "deploy" / "k8s"
 NAME: Final = "slotkeeper"
 OVERLAYS: Final = ("overlays/cpu", "overlays/cuda", "overlays/rocm")
 INSTALLATIONS: Final = (*OVERLAYS, "example")
-# What the images start, without the arguments that the manifests give.
+# The entrypoints of the images, without the arguments that the manifests give.
 ENTRYPOINTS: Final[Mapping[str, tuple[str, ...]]] = {
     "slotkeeper": ("slotkeeper",),
     "engine": ("/app/llama-server",),
@@ -44,7 +44,7 @@ class Manifests:
 
     @property
     def template(self) -> Object:
-        """Of the pods: metadata and spec."""
+        """Return metadata and spec of the pods."""
         return self.one("StatefulSet")["spec"]["template"]
 
     @property
@@ -60,7 +60,7 @@ class Manifests:
         return found
 
     def env(self, name: str) -> dict[str, str]:
-        """The variables of a container, as the manifests give them."""
+        """Return the variables of a container, as the manifests give them."""
         container = self.container(name)
         found: dict[str, str] = {}
         for source in container.get("envFrom", ()):
@@ -68,43 +68,43 @@ class Manifests:
         return found | {each["name"]: each["value"] for each in container.get("env", ())}
 
     def env_of_maps(self, name: str) -> dict[str, str]:
-        """The same, less what Secrets give."""
+        """Return the same without the values from Secrets."""
         sources = (source.get("configMapRef") for source in self.container(name)["envFrom"])
         maps = [self.one("ConfigMap", source["name"])["data"] for source in sources if source]
         return {key: value for data in maps for key, value in data.items()}
 
     def runs(self, name: str) -> Container:
-        """What is started in a container, with `$(NAME)` in its arguments replaced as a kubelet does it."""
+        """Return the command of a container, with `$(NAME)` in its arguments replaced as a kubelet does."""
         env = self.env(name)
         words = (expanded(word, env) for word in self.container(name)["args"])
         return Container(command=(*ENTRYPOINTS[name], *words), env=env)
 
     def mounts(self, name: str) -> dict[str, str]:
-        """Path in a container -> name of the volume there."""
+        """Return path in a container -> name of the volume there."""
         return {each["mountPath"]: each["name"] for each in self.container(name)["volumeMounts"]}
 
     def volumes(self) -> dict[str, Object]:
-        """Those of the pod, and those that each replica has of its own."""
+        """Return the volumes of the pod, and those of each replica."""
         own = self.one("StatefulSet")["spec"]["volumeClaimTemplates"]
         return {each["name"]: each for each in self.pod["volumes"]} | {
             each["metadata"]["name"]: each for each in own
         }
 
     def ports(self) -> dict[str, int]:
-        """Every named port of the pod."""
+        """Return every named port of the pod."""
         return {
             port["name"]: port["containerPort"] for each in self.containers for port in each.get("ports", ())
         }
 
 
 def expanded(word: str, env: Mapping[str, str]) -> str:
-    """`$(NAME)` is replaced where there is such a variable, and stays where there is none."""
+    """Replace `$(NAME)` if there is such a variable, and leave it otherwise."""
     return re.sub(r"\$\((\w+)\)", lambda found: env.get(found[1], found[0]), word)
 
 
 @cache
 def rendered(installation: str) -> Manifests:
-    """By kubectl, as a user does it."""
+    """Render an installation with kubectl, as a user does."""
     words = (program("kubectl"), "kustomize", str(K8S / installation))
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -112,7 +112,7 @@ def rendered(installation: str) -> Manifests:
 
 
 def written(path: Path) -> list[Object]:
-    """The objects in a file that needs no rendering."""
+    """Return the objects in a file that needs no rendering."""
     return list(documents(path.read_text("utf-8")))
 
 
@@ -121,7 +121,7 @@ def documents(text: str) -> Iterator[Object]:
 
 
 def size(quantity: str) -> int:
-    """A quantity of Kubernetes in bytes: `16Gi`."""
+    """Return a quantity of Kubernetes, such as `16Gi`, in bytes."""
     return int(quantity[:-2]) * SUFFIXES[quantity[-2:]]
 
 

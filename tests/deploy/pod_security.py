@@ -1,4 +1,4 @@
-"""The Pod Security Standard `restricted`, as far as a pod of ours could break it."""
+"""The Pod Security Standard `restricted`, as far as our pods could violate it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOST: Final = ("hostNetwork", "hostPID", "hostIPC")
 
 
 def violations(pod: Spec) -> list[str]:
-    """What an API server would refuse, each as a sentence."""
+    """Return the violations that an API server would report, each as a sentence."""
     containers = [*pod.get("initContainers", ()), *pod.get("containers", ())]
     found = [*_of_pod(pod)]
     for container in containers:

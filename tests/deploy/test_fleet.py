@@ -1,4 +1,4 @@
-"""The fleet of deploy/k8s/fleet: valid objects that agree with each other, and with what they configure."""
+"""The fleet of deploy/k8s/fleet: valid objects that agree with each other, and with their configurations."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def policy(fleet: Manifests, name: str) -> Any:
 
 
 def labels_of(fleet: Manifests) -> dict[str, dict[str, str]]:
-    """App -> the labels of its pods."""
+    """Return app -> the labels of its pods."""
     return {
         "slotkeeper": fleet.template["metadata"]["labels"],
         **{name: deployment(fleet, name)["metadata"]["labels"] for name in APPS},
@@ -81,7 +81,7 @@ def test_every_selector_finds_the_pods_of_one_app(fleet):
 
 
 def test_who_may_talk_to_whom(fleet):
-    """Each connection is allowed at both ends, and nobody but the gateway gets to the sidecars' data port."""
+    """Each connection is allowed at both ends, and only the gateway reaches the sidecars' data port."""
     labels, ports = labels_of(fleet), {"slotkeeper": "data", "valkey": "redis"}
 
     def peers(rules: list[Any], side: str, port: str | int) -> set[str]:

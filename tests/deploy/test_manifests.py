@@ -1,4 +1,4 @@
-"""The objects are valid, agree with each other, and with what Slotkeeper and the engine are."""
+"""The objects are valid, agree with each other, and with Slotkeeper and the engine."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from slotkeeper.settings import PREFIX, SECRETS, Settings
 from slotkeeper.units import Address
 
 NATIVE_SIDECARS = "1.29"  # the first release in which they are on by default
-ENGINE_END = 30  # seconds from SIGTERM to the end of an engine at rest, and much to spare
-MONITOR = "ServiceMonitor"  # the operator's own kind: there is no schema of it at hand
+ENGINE_END = 30  # seconds from SIGTERM to the end of an idle engine, with a large margin
+MONITOR = "ServiceMonitor"  # the operator's own kind, for which no schema is at hand
 VERSIONS = (NATIVE_SIDECARS, kubernetes_validate.latest_version())
 
 
@@ -136,7 +136,7 @@ def test_every_variable_is_a_setting(manifests: Manifests):
     files = {f"{name}_file" for name in SECRETS}
     names = {name.removeprefix(PREFIX).lower() for name in manifests.env("slotkeeper")}
     assert names <= {*Settings.model_fields, *files}
-    # A Service called slotkeeper would add variables of its own that look like settings.
+    # A Service called slotkeeper would add variables that look like settings.
     assert manifests.pod["enableServiceLinks"] is False
 
 
@@ -219,7 +219,7 @@ def test_images_are_those_of_this_version_and_of_docker(manifests: Manifests):
     assert yaml.safe_load(entrypoint[1]) == list(ENTRYPOINTS["slotkeeper"])
 
 
-# -- with what is said of them -------------------------------------------------------------------------
+# -- with the documents --------------------------------------------------------------------------------
 
 
 def test_the_document_names_only_what_there_is():

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.alternating
 
 CHAT = "/v1/chat/completions"
 PLAIN = {"temperature": 0, "chat_template_kwargs": {"plain": True}}
-ANSWER_TOKENS = 3000  # takes seconds: it must not be complete when the pod is told to end
+ANSWER_TOKENS = 3000  # takes seconds: it must not be complete when the pod is deleted
 
 Message = dict[str, str]
 
@@ -34,7 +34,7 @@ def question(number: int, text: str) -> Message:
 
 @contextmanager
 def streamed(pod: Pod, messages: list[Message]) -> Iterator[Iterator[str]]:
-    """The lines of an answer that takes a while."""
+    """Yield the lines of a long answer."""
     body = {"messages": messages, "stream": True, "max_tokens": ANSWER_TOKENS, "ignore_eos": True, **PLAIN}
     with httpx.stream("POST", f"{pod.url('data')}{CHAT}", json=body, timeout=PATIENCE) as answer:
         assert answer.status_code == 200

@@ -1,4 +1,4 @@
-"""The pods are allowed in a namespace that enforces `restricted`, and go beyond it."""
+"""The pods are allowed in a namespace that enforces `restricted`, and are stricter than it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docker/compose.fleet.yaml: what it adds to compose.yaml, and that its parts fit together."""
+"""docker/compose.fleet.yaml: its additions to compose.yaml, and that its parts fit together."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ it runs once for each build. The model is named by `parametrize`, else it is tin
     @pytest.mark.parametrize("engine", ["tiny-dense", "tiny-swa"], indirect=True)
     async def test_other(engine): ...                                        # two models, both builds
 
-`engine_factory`: engines of your own with special flags, stopped after the test. Ask for `build` beside it
-to run on both builds:
+`engine_factory`: your own engines with special flags, stopped after the test. Take `build`, too, to run
+on both builds:
 
     async def test_third(engine_factory, build):
         engine = engine_factory("tiny-dense", build, args=["-np", "3", "--cache-ram", "0"])
@@ -114,7 +114,7 @@ def engine_factory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Factory
 
 
 def stock(model: str, folder: Path, port: int) -> list[str]:
-    """The flags of a user who read llama-server's manual, not ours."""
+    """Return the flags of a user who has read llama-server's manual, not ours."""
     path, slot_dir = build_model(Tiny(model)), folder / "slots"
     slot_dir.mkdir(exist_ok=True)
     return (
@@ -126,7 +126,7 @@ def stock(model: str, folder: Path, port: int) -> list[str]:
 def start(
     model: str, build: str, *, args: Sequence[str] = (), port: int | None = None, folder: Path
 ) -> Engine:
-    """Start and wait; of a flag given twice the later one counts, so `args` wins."""
+    """Start an engine and wait for it. Of a flag given twice the later one counts, so `args` wins."""
     line = (*stock(model, folder, port or free_port()), *args)
     flags = EngineFlags.parse(line)
     process = EngineProcess(find_engine(build), line, base=flags.base, log=folder / "engine.log")
@@ -161,12 +161,15 @@ def serves(process: EngineProcess) -> bool:
 
 
 def evaluated(engine: Engine) -> int:
-    """Prompt tokens by the engine's own counter."""
+    """Return the prompt tokens that the engine's counter has counted."""
     return counted(httpx.get(f"{engine.base}/metrics", timeout=PATIENCE).text)
 
 
 def wait_until(true: Callable[[], bool], seconds: float = PATIENCE) -> None:
-    """Blocks, so that fixtures of any scope can use it; in a test's own loop, wait asynchronously."""
+    """Wait for a condition and block, so that fixtures of any scope can use it.
+
+    In a test, wait asynchronously.
+    """
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, f"not so within {seconds} s"

@@ -1,4 +1,4 @@
-"""One turn of a scripted session as a client of each API would ask it."""
+"""One turn of a scripted session, as a client of each API sends it."""
 
 from __future__ import annotations
 

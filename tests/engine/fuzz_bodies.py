@@ -1,16 +1,16 @@
-"""Bodies and paths by the thousand, read by us and by a real engine: both must make the same of them.
+"""Thousands of bodies and paths, read by the sidecar and by a real engine: both must understand them alike.
 
 `make fuzz`, or `PYTHONPATH=tests:. python -m engine.fuzz_bodies [--count N] [--seed N] [--build b11549]`.
 
 The oracle is cheap: prompts of three tokens and `n_predict` 0, and the engine's answer names the slot. An
 engine that is free to choose takes the slot that holds this very prompt, so the body is first sent to a slot
-of ours. What is compared, for a body that we would send on:
+that we choose. For a body that the sidecar would send on, this is compared:
 
-* with a slot of ours: the engine takes that one;
-* as it came: whether it is taken, its slot, the tasks that it becomes, streamed and cached or not;
-* with no slot, once the one that it names holds something else: the engine chooses ours.
+* with our slot: the engine takes that one;
+* as it came: whether the engine accepts it, its slot, its tasks, streamed and cached or not;
+* without a slot, after the slot that it names holds something else: the engine chooses ours.
 
-A body that we refuse is never sent on; how many of them the engine would have taken is only told.
+A body that the sidecar refuses is never sent on; the number of those that the engine accepts is only printed.
 """
 
 # ruff: noqa: SIM905 - lists of spellings are easier to read as one text
@@ -41,14 +41,15 @@ from slotkeeper.api.request import Claim, NotPlain, claim, load, placed, plain, 
 from slotkeeper.engine.launch import runs_skulk
 
 SLOTS: Final = 4
-PATHS_IN: Final = 20  # one path for so many bodies
-IDS: Final = range(10, 400)  # of tokens that every tiny model has
+PATHS_IN: Final = 20  # one path per this many bodies
+IDS: Final = range(10, 400)  # tokens that every tiny model has
 NUMBERS: Final = (
     "0 1 2 3 -1 -2 -0 1.0 2.9 -1.5 0.2e1 3E0 1e-1 20e-1 4 7 1e3 4294967297 -4294967294 2147483648 1e-400 "
     "9223372036854775807 9223372036854775810 18446744073709551615"
 ).split()
 NO_NUMBERS: Final = "1e400 01 +1 2. .5 1e 0x1 NaN Infinity - nul True '1'".split()
-UNDEFINED: Final = ("1e10", "-1e30", "18446744073709551617", "2147483648.0")  # C++ says nothing of these
+# C++ does not define their conversion
+UNDEFINED: Final = ("1e10", "-1e30", "18446744073709551617", "2147483648.0")
 OTHERS: Final = ("true", "false", "null", '"1"', '""', "[]", "[2]", "{}", '{"id_slot":2}')
 KEYS: Final = (
     "id_slot",
@@ -80,7 +81,7 @@ PIECES: Final = (
 
 
 class Bodies:
-    """What a seed makes."""
+    """Makes the bodies of a seed."""
 
     def __init__(self, seed: int) -> None:
         self._any = random.Random(seed)
@@ -123,7 +124,7 @@ class Bodies:
         return "/" + "".join(letters[1:])
 
     def _prompt(self) -> str:
-        """Ids, so that no beginning-of-text is shared; sometimes several, sometimes no prompt at all."""
+        """Return prompts of token ids, which share no beginning-of-text. Some bodies have several or none."""
         odds = self._any.random()
         if odds < 0.8:
             return str(self._ids())
@@ -170,7 +171,7 @@ class Bodies:
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """What an engine did with a body: one slot for each task; none where it refused."""
+    """What an engine did with a body: one slot for each task; none if it refused the body."""
 
     slots: list[int]
     streamed: bool = False
@@ -179,7 +180,7 @@ class Took:
 
 @dataclass
 class Fuzz:
-    """Asks one engine with `SLOTS` slots."""
+    """Compares the sidecar's reading with one engine with `SLOTS` slots."""
 
     base: str
     seed: int
@@ -190,7 +191,7 @@ class Fuzz:
         self._line = self._dial()
 
     def run(self, count: int) -> Iterator[str]:
-        """What differs, one line each."""
+        """Return the differences, one line each."""
         try:
             for number in range(count):
                 body = self._made.body()
@@ -248,7 +249,7 @@ class Fuzz:
         return None
 
     def _otherwise(self, took: Took, doc: dict[str, Any]) -> str | None:
-        """What else we read of it. The prompt was there already."""
+        """Return differences in the rest of the reading. The prompt is in the slot already."""
         try:
             ask = read(Api.COMPLETION, doc)
         except NotOurs:
@@ -265,7 +266,7 @@ class Fuzz:
     def _ask(self, body: bytes) -> Took:
         try:
             answer, data = self._post(body)
-        except (http.client.HTTPException, OSError):  # it closes lines when it likes
+        except (http.client.HTTPException, OSError):  # the engine may close kept connections at any time
             self._line.close()
             self._line = self._dial()
             answer, data = self._post(body)
@@ -302,7 +303,7 @@ class Fuzz:
         return None if found == ours else f"a path that {'takes' if found else 'does not take'} a slot"
 
     def _found(self, path: str) -> bool:
-        """Whether the engine answers a completion there. By a socket: no client sends such paths."""
+        """Whether the engine answers a completion at this path. Uses a socket: no client sends such paths."""
         address = urlsplit(self.base)
         body = b'{"prompt":[1,2],"n_predict":0}'
         head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -313,7 +314,7 @@ class Fuzz:
 
 
 def _undefined(value: Any) -> bool:
-    """Whether C++ says nothing of what an integer makes of this."""
+    """Whether C++ leaves the conversion of this number to an integer undefined."""
     return isinstance(value, float) and not -(2**31) - 1 < value < 2**31
 
 

@@ -1,7 +1,7 @@
 """An engine and its shadow, driven side by side with the same prompts.
 
-Every prompt is first asked of the shadow, then of the engine, and both answers are kept: so a shadow that
-knows the engine's rules can be told from one that only corrects itself.
+The shadow predicts the reuse of every prompt before the engine gets it, and both results are kept: so a
+shadow that knows the engine's rules differs from one that only corrects itself.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ FIELDS = ["tokens", "tokens_cached", "tokens_predicted", "timings/cache_n"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """One prompt: what the shadow said that the engine would reuse, and what it did."""
+    """One prompt: the reuse that the shadow predicted, and the engine's actual reuse."""
 
     note: str
     reuse_plan: ReusePlan
     length: int
     cached: int
-    before: str  # the shadow as it was
+    before: str  # the shadow before the prompt
 
     def __str__(self) -> str:
         base = self.reuse_plan.base
@@ -48,7 +48,7 @@ class Asked:
 
 @dataclass(slots=True)
 class LockStep:
-    """`shadow` is told what the scheduler would tell it: nothing that no answer of the engine says."""
+    """`shadow` learns only what the scheduler would tell it, from answers of the engine."""
 
     engine: Engine
     client: EngineClient
@@ -67,7 +67,7 @@ class LockStep:
     async def ask(self, slot: int, prompt: Tokens, *, reply: int, note: str, learns: bool = True) -> Tokens:
         """Send a prompt, pinned. Returns it with the reply, as a client would send it back.
 
-        Unless the shadow `learns` the reply's ids, it knows no more of them than how many there are.
+        Unless the shadow `learns` the reply's ids, it knows only their number.
         """
         reuse_plan = await self._launch(slot, prompt)
         body = {"prompt": prompt.ids(), "n_predict": reply, "return_tokens": True, "response_fields": FIELDS}
@@ -76,14 +76,14 @@ class LockStep:
         contents = self._finish(
             reuse_plan, prompt, cached=cached, generated=said["tokens_predicted"], note=note
         )
-        if self.shadow.traits.speculative:  # the scheduler is told by GET /slots
+        if self.shadow.traits.speculative:  # the scheduler gets it from GET /slots
             contents = contents.shrunk(said["tokens_cached"])
         assert contents.total == said["tokens_cached"], note
         self.shadow.slots[slot] = contents.known_as(whole) if learns else contents
         return whole
 
     async def chat(self, slot: int, messages: Sequence[Message], *, note: str) -> None:
-        """Send a chat, pinned, and want no reply."""
+        """Send a chat to the slot, without a reply."""
         body = {"messages": messages, "max_tokens": 0}
         text = await self.client.apply_template(body)
         prompt = Tokens(await self.client.tokenize(text, add_special=True, parse_special=True))
@@ -149,9 +149,9 @@ class LockStep:
 
 
 def contents(path: Path) -> tuple[Tokens, tuple[int, ...]]:
-    """The ids in a file that the engine just wrote, and its checkpoints in their order (engine.md 2.2).
+    """Return the ids in a file that the engine just wrote, and its checkpoints in order (engine.md 2.2).
 
-    Read here and not by the package, so that a mistake of its reader is no excuse for the shadow.
+    The package's reader is not used, so that its mistakes cannot hide those of the shadow.
     """
     data = path.read_bytes()
     (count,) = unpack_from("<I", data, 8)

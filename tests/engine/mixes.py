@@ -1,6 +1,6 @@
-"""Agents, sub-agents and side requests of one client, as recorded sessions mix them; the texts are ours.
+"""Agents, sub-agents and side requests of one client, mixed as in recorded sessions; the texts are ours.
 
-What they have in common is what a rule could mistake: a session id, a history, the names of tools.
+They share what a rule could take for one conversation: a session id, a history, the names of tools.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def keys_turned(value: Any) -> Any:
 
 @dataclass
 class Agent:
-    """One who asks. `history` is what all of its requests begin with."""
+    """An agent that sends requests. `history` is the beginning of all of them."""
 
     send: Send
     system: str
@@ -42,7 +42,7 @@ class Agent:
     history: list[Doc] = field(default_factory=list)
 
     def sub(self, *names: str, system: str | None = None, **more: Any) -> Agent:
-        """With some of the tools, in that order; it knows what was said so far."""
+        """Return a sub-agent with some of the tools, in that order; it has the history so far."""
         by_name = {one["function"]["name"]: one for one in self.tools}
         found = [by_name[name] for name in names]
         return replace(
@@ -108,7 +108,7 @@ async def another_order_each_time(send: Send, seed: int) -> None:
 
 
 async def tools_are_added(send: Send, seed: int) -> None:
-    """Of an MCP server that has come up: they stand before the others."""
+    """The tools of an MCP server that has started are put before the others."""
     main = main_agent(send, seed)
     await main.asks(task(1))
     main.tools = [tool("mcp_query", seed + 7), tool("mcp_list", seed + 8), *main.tools]
@@ -147,7 +147,7 @@ async def two_sub_agents(send: Send, seed: int) -> None:
 
 
 async def a_sub_agent_with_all_tools_in_another_order(send: Send, seed: int) -> None:
-    """By its tools and its system text it is the main agent."""
+    """By its tools and system text it looks like the main agent."""
     main = main_agent(send, seed)
     await main.asks(task(1))
     twin = main.sub(*TOOLS[::-1])
@@ -158,7 +158,7 @@ async def a_sub_agent_with_all_tools_in_another_order(send: Send, seed: int) -> 
 
 
 async def keys_in_another_order(send: Send, seed: int) -> None:
-    """As a client does that makes its schemas anew when it is resumed."""
+    """As a client does that builds its schemas again when it resumes."""
     main = main_agent(send, seed)
     await main.asks(task(1))
     main.tools = [keys_turned(one) for one in main.tools]

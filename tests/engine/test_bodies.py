@@ -23,8 +23,8 @@ from slotkeeper.engine.client import EngineClient
 
 pytestmark = pytest.mark.alternating
 
-TOKENS: Final = 300  # at 1500 a second the other request still comes in the middle
-SPOKEN: Final = 8  # words after which it comes
+TOKENS: Final = 300  # at 1500 a second the other request still arrives in the middle
+SPOKEN: Final = 8  # tokens after which it arrives
 VICTIM: Final = "Of a lighthouse keeper who counts ships. " * 60
 OTHER: Final = "Of a miller who lost his wheel. " * 60
 BYPASS: Final = {"X-Slotkeeper-Bypass": "1"}
@@ -32,10 +32,13 @@ BYPASS: Final = {"X-Slotkeeper-Bypass": "1"}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One spelling. `engine`: the status of its own answer; `ours`: that of the sidecar's, engine idle."""
+    """One spelling.
+
+    `engine`: the status of the engine's own answer; `ours`: the sidecar's, with an idle engine.
+    """
 
     name: str
-    more: bytes = b""  # of the object
+    more: bytes = b""  # further bytes of the object
     before: bytes = b""
     behind: bytes = b""
     path: str = "/completion"
@@ -86,7 +89,7 @@ TABLE: Final = [
     Row("charset", SLOT, headers={"Content-Type": "application/json; charset=utf-16"}),
     Row("encoding that is none", SLOT, headers={"Content-Encoding": "none"}, ours=400),
 ]
-# What neither reads: the engine's word on it is 400, or 500 on b10434.
+# Bodies that neither can read: the engine answers 400, or 500 on b10434.
 NEITHER: Final = [
     Row("UTF-16", before=b"\xff\xfe"),
     Row("two byte order marks", before=b"\xef\xbb\xbf" * 2),
@@ -108,7 +111,7 @@ NEITHER: Final = [
 
 
 async def sent(address: str, row: Row) -> tuple[int, bytes]:
-    """Status and body, over a socket: no client would write these."""
+    """Send a request over a socket, since no client would write it; return status and body."""
     async with dial(address) as wire:
         await wire.post(row.path, row.body, {"Connection": "close", **row.headers})
         head = await wire.head()
@@ -116,7 +119,7 @@ async def sent(address: str, row: Row) -> tuple[int, bytes]:
 
 
 async def words(url: str) -> AsyncIterator[str]:
-    """The victim's answer, pinned to slot 0, as it comes."""
+    """Yield the victim's answer, pinned to slot 0, token by token."""
     body: dict[str, Any] = {"prompt": VICTIM, "n_predict": TOKENS, "id_slot": 0, "stream": True}
     body |= {"temperature": 0, "ignore_eos": True}
     async with (
@@ -130,10 +133,10 @@ async def words(url: str) -> AsyncIterator[str]:
 
 
 async def beside(url: str, row: Row) -> tuple[str, int]:
-    """The victim's text when this comes in the middle of it, and the status of that."""
+    """Send a request in the middle of the victim's answer; return that answer's text, and the status."""
     await sent(
         url, Row("", SLOT)
-    )  # to the RAM cache when the victim comes: the engine would load it under it
+    )  # moved to the RAM cache when the victim starts: the engine would load it into the busy slot
     speaking = words(url)
     said = [await anext(speaking) for _ in range(SPOKEN)]
     async with asyncio.TaskGroup() as group:
@@ -144,7 +147,7 @@ async def beside(url: str, row: Row) -> tuple[str, int]:
 
 @pytest.fixture
 def two_slots(engine_factory, build):
-    """Two slots: whoever is not taken for a request for slot 0 finds the other one free, and is let go."""
+    """Two slots: a request that is not read as one for slot 0 finds the other slot free, and is sent."""
     return engine_factory("tiny-dense", build, args=["-np", "2", "-c", "16384"])
 
 
@@ -162,7 +165,7 @@ async def test_no_spelling_of_a_request_changes_a_running_answer(two_slots):
 
 
 async def test_the_engine_itself_lets_them_change_it(two_slots):
-    """Else the test above tests nothing: tell the users of this build that T1 is fixed."""
+    """Otherwise the test above shows nothing: tell the users of this build that T1 is fixed."""
     expected = "".join([word async for word in words(two_slots.base)])
     spoiled = [row.name for row in TABLE[:6] if (await beside(two_slots.base, row))[0] != expected]
     assert spoiled
@@ -181,16 +184,16 @@ async def test_what_neither_reads_never_reaches_the_engine(two_slots):
     ("n", "named"), [("2.0", "id_slot"), ("2", "id\\u005fslot"), ("4294967298", "id_slot"), ("2", "x")]
 )
 async def test_copies_are_accounted_however_they_are_written(engine_factory, build, n, named):
-    """Two copies take two slots: nobody is pinned to either meanwhile."""
+    """Two copies take two slots: nothing is pinned to either meanwhile."""
     engine = engine_factory("tiny-dense", build, args=["-np", "2", "-c", "16384"])
     asked = f'"n":{n},"{named}":0,"n_predict":{TOKENS},"temperature":0,"ignore_eos":true}}'
     copies = b'{"prompt":%s,' % orjson.dumps(VICTIM) + asked.encode()
     expected = await contents(engine.base, copies)
     assert len(expected) == 2
     async with lab.sidecar(engine.base) as url, asyncio.TaskGroup() as group:
-        await contents(url, other_in(0))  # to the RAM cache when the copies come
+        await contents(url, other_in(0))  # moved to the RAM cache when the copies start
         running = group.create_task(contents(url, copies))
-        while not await seen_at_work(engine.base, 2, running):  # a busy machine looks too late
+        while not await seen_at_work(engine.base, 2, running):  # on a busy machine the poll may come too late
             running = group.create_task(contents(url, copies))
         await contents(url, other_in(1))
     assert running.result() == expected
@@ -210,7 +213,7 @@ def other_in(slot: int) -> bytes:
 
 
 async def seen_at_work(base: str, slots: int, running: asyncio.Task[list[str]]) -> bool:
-    """Whether so many slots were seen busy before the request ended."""
+    """Whether this many slots were seen busy before the request ended."""
     async with asyncio.timeout(PATIENCE), EngineClient(base) as client:
         while not running.done():
             if sum(view.busy for view in await client.slots()) >= slots:
@@ -219,7 +222,7 @@ async def seen_at_work(base: str, slots: int, running: asyncio.Task[list[str]]) 
 
 
 async def contents(url: str, body: bytes) -> list[str]:
-    """The texts of one answer to /completion."""
+    """Return the texts of one answer to /completion."""
     async with (
         aiohttp.ClientSession(url) as client,
         client.post("/completion", data=body, headers={"Connection": "close"}) as answer,

@@ -1,4 +1,4 @@
-"""A few of the bodies that `make fuzz` sends by the thousand; its seed is in the message of what differs."""
+"""A few of the bodies that `make fuzz` sends by the thousand; a failure shows its seed."""
 
 from engine.fuzz_bodies import SLOTS, Fuzz
 

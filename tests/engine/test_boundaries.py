@@ -1,4 +1,4 @@
-"""Where prompts part: what the engine computes again, with the flags of `slotkeeper up` and a slot folder."""
+"""Where prompts diverge: tokens computed again with the flags of `slotkeeper up` and a slot folder."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from slotkeeper.scheduler.slot_contents import SnapshotId
 
 pytestmark = pytest.mark.alternating
 
-OWN_PART = 200  # tokens of an agent's own task, and some more
+OWN_PART = 200  # tokens of an agent's own task, and a few more
 CONTEXT = 32768  # tokens of a slot
 UNCUTTABLE = [Tiny.SWA, Tiny.HYBRID, Tiny.HYBRID_MTP, Tiny.RECURRENT]
 
@@ -27,14 +27,14 @@ class Played:
     sidecar: Sidecar
     samples: list[Sample] = field(default_factory=list)
     files: set[SnapshotId] = field(default_factory=set)
-    evaluated: int = 0  # by the engine's own counter, without idle work
+    evaluated: int = 0  # by the engine's counter, without idle work
 
     def seen(self, sample: Sample) -> None:
         assert sample.counted, sample
         self.samples.append(sample)
 
     def cost(self, *, skipped: int = 1) -> tuple[int, int]:
-        """(tokens computed, oracle), without the first requests."""
+        """Return (tokens computed, oracle), without the first requests."""
         samples = self.samples[skipped:]
         return sum(s.computed or 0 for s in samples), sum(s.oracle or 0 for s in samples)
 
@@ -55,7 +55,7 @@ async def played(
         before = rest if pauses else at_once
         began = await lab.evaluated(engine.base)
         await play(SESSIONS[session](), target, session=session, seen=found.seen, before=before)
-        await lab.rested(sidecar)  # else idle work that is under way is counted by one of the two
+        await lab.rested(sidecar)  # otherwise running idle work is in only one of the two counts
         found.evaluated = await lab.evaluated(engine.base) - began - lab.spent(sidecar).idle
         return found
 
@@ -114,7 +114,7 @@ async def test_idle_work_between_questions_about_a_document_loses_none_of_it(
 
 
 async def test_in_a_tool_loop_the_client_waits_only_for_what_is_new(build, tmp_path):
-    """In the pauses its next turn is computed; the second request only shows how it sends replies back."""
+    """Its next turn is computed in the pauses; the second request only shows how it sends replies back."""
     found = await played(Tiny.HYBRID, build, tmp_path, "tool-loop", pauses=True)
     computed, oracle = found.cost()
     assert computed <= oracle

@@ -1,4 +1,4 @@
-"""What engines' slot files are found to be like, on both builds, and that looking leaves no trace."""
+"""What the probe finds out about engines' slot files, on both builds; it leaves no trace."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EVERY_MEMORY = [Tiny.DENSE, Tiny.SWA, Tiny.HYBRID, Tiny.HYBRID_MTP, Tiny.RECURRE
 
 @pytest.fixture
 def small_disk(tmp_path) -> Iterator[Path]:
-    """A folder with room for 64 KiB."""
+    """Return a folder with room for 64 KiB."""
     mount = shutil.which("mount")
     folder = tmp_path / "small"
     folder.mkdir()
@@ -62,7 +62,7 @@ async def prefill(engine, slot: int, length: int) -> None:
 
 
 def states(engine) -> list[tuple]:
-    """Of every slot: at work, tokens held."""
+    """Return of every slot whether it is busy, and its tokens."""
     slots = httpx.get(f"{engine.base}/slots", timeout=PATIENCE).json()
     return [(slot["is_processing"], slot.get("n_prompt_tokens") or 0) for slot in slots]
 
@@ -138,7 +138,7 @@ async def test_an_engine_whose_slots_are_all_at_work_is_left_alone(engine_factor
     body = {"prompt": "Count.", "n_predict": 60000, "ignore_eos": True, "stream": True}
     async with httpx.AsyncClient(timeout=PATIENCE) as http:
         async with http.stream("POST", f"{engine.base}/completion", json=body) as answer:
-            chunks = answer.aiter_raw()  # kept, because the answer is closed with it
+            chunks = answer.aiter_raw()  # kept, because closing it closes the answer
             await anext(chunks)
             with pytest.raises(NoFilesError) as refused:
                 await probe(engine)

@@ -1,4 +1,4 @@
-"""The control calls, against both builds."""
+"""The control calls, on both builds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def until(true: Callable[[], Awaitable[object]], seconds: float = PATIENCE
 
 
 async def ids_for(client: EngineClient, word: str, length: int) -> list[int]:
-    """A prompt of this many tokens, which shares no prefix with one for another word."""
+    """Return a prompt of this many tokens, which shares no prefix with one for another word."""
     ids = await client.tokenize(
         f"{word} the quick brown fox " * length, add_special=False, parse_special=True
     )
@@ -101,7 +101,7 @@ async def test_a_prefill_says_how_long_the_engine_computed(client):
 
 
 async def test_calls_of_all_kinds_at_once_leave_the_engine_its_threads(client, engine):
-    """An idle connection keeps one of the engine's threads, of which there are np + 4."""
+    """An idle connection keeps one of the engine's np + 4 threads."""
 
     async def calls(number: int) -> None:
         await client.tokenize(f"number {number}", add_special=True, parse_special=True)

@@ -1,4 +1,4 @@
-"""What can be read of an engine on this machine, by looking at its process."""
+"""What the sidecar can read about a local engine from its process."""
 
 from __future__ import annotations
 

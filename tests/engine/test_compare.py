@@ -33,7 +33,7 @@ async def test_with_another_number_of_threads_they_share_snapshots(engine_factor
 @needs_b10434
 @pytest.mark.parametrize("model", [Tiny.DENSE, Tiny.HYBRID])
 async def test_two_builds_compute_the_same(engine_factory, model, capsys):
-    """Their files have other versions, which each engine's own probe sees; what is computed agrees."""
+    """Their files have different versions, which each engine's own probe finds; the computed values agree."""
     code, said = await compared(
         engine_factory(model, EngineKind.SKULK), engine_factory(model, EngineKind.XLLAMACPP), capsys
     )

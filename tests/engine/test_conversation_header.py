@@ -1,4 +1,4 @@
-"""`X-Slotkeeper-Conversation` on answers: one name for each conversation, which tells nothing."""
+"""`X-Slotkeeper-Conversation` on answers: one name per conversation, which reveals nothing."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_the_name_that_a_client_gives_is_answered_if_it_is_safe(data):
 
 
 async def test_the_same_words_of_two_clients_have_two_names(data):
-    """So nobody learns from a name what others have said."""
+    """A name must not reveal what other clients have sent."""
     names = [
         (await ask(data, said(TREASURE), Authorization=f"Bearer {key}")).headers[CONVERSATION]
         for key in ("first-client-key", "second-client-key")

@@ -1,4 +1,4 @@
-"""`slotkeeper doctor` in front of real engines: it finds what is wrong, and its exit code says how bad."""
+"""`slotkeeper doctor` in front of real engines: it finds faults, and its exit code shows their severity."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MEMORY = {Tiny.DENSE: "dense", Tiny.SWA: "swa, window 256", Tiny.RECURRENT: "rec
 
 @pytest.fixture
 def doctor(capsys, monkeypatch):
-    """Exit code and all that was printed, in lines wide enough for a finding."""
+    """Return the exit code and the output, in lines wide enough for a finding."""
     monkeypatch.setenv("COLUMNS", "300")
 
     def look(base: str, *more: str) -> tuple[int, str]:
@@ -44,7 +44,7 @@ def doctor(capsys, monkeypatch):
 
 @pytest.fixture
 def bare(build, tmp_path) -> Iterator[str]:
-    """The base of an engine that cannot save its slots."""
+    """Return the URL of an engine that cannot save its slots."""
     line = stock(Tiny.HYBRID, tmp_path, free_port())
     at = line.index("--slot-save-path")
     del line[at : at + 2]
@@ -59,7 +59,7 @@ def bare(build, tmp_path) -> Iterator[str]:
 
 
 def finding(out: str, trap: str, severity: str) -> str:
-    """The line of one finding; a failure if there is none."""
+    """Return the line of one finding; fail if there is none."""
     lines = [line for line in out.splitlines() if re.search(rf"\b{severity}\b.*\b{trap}\b", line)]
     assert lines, f"no {severity} about {trap} in:\n{out}"
     return lines[0]
@@ -161,7 +161,7 @@ def test_a_sleeping_engine_is_not_woken(engine_factory, build, doctor):
 
 @pytest.fixture
 def look_at_files(monkeypatch):
-    """Exit code and output of a look that tries out snapshots in this folder."""
+    """Run doctor with a probe of snapshots in this folder; return exit code and output."""
     monkeypatch.setenv("COLUMNS", "300")
 
     def look(base: str, folder: Path) -> tuple[int, str]:
@@ -174,7 +174,7 @@ def look_at_files(monkeypatch):
 
 @pytest.fixture
 def disk(tmp_path) -> Iterator[Callable[..., Path]]:
-    """A maker of folders that are file systems of their own."""
+    """Return a function that makes folders with their own file systems."""
     folders: list[Path] = []
 
     def mount(*args: str) -> Path:
@@ -254,7 +254,7 @@ def test_a_full_folder_is_a_failure(engine, disk, look_at_files):
 
 
 def test_a_folder_of_somebody_else_is_a_failure(engine, monkeypatch, look_at_files):
-    """As root, nothing is forbidden to the tests: so the system's refusal is made up."""
+    """As root, nothing is forbidden to the tests, so the refusal of the system is faked."""
 
     def refused(folder: Path) -> float:
         raise PermissionError(errno.EACCES, "Permission denied", str(folder))
@@ -286,7 +286,7 @@ def test_the_speed_of_a_folder_is_measured_and_nothing_stays(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_nobody_there_is_a_failure(doctor):
+def test_an_engine_that_does_not_answer_is_a_failure(doctor):
     code, out = doctor(f"http://127.0.0.1:{free_port()}")
     assert code == 1
     assert "does not answer" in out

@@ -1,4 +1,4 @@
-"""Drafts after a restart: how many are accepted, beside a slot that computed all of it (engine.md 2.6).
+"""Accepted drafts after a restart, compared with a slot that computed all its tokens (engine.md 2.6).
 
 A plain restore brings back none of the draft model's state, and a third of the accepted drafts.
 """
@@ -20,10 +20,10 @@ from slotkeeper.engine.launch import EngineKind
 pytestmark = pytest.mark.alternating
 
 CHATS = 5
-TURN = 8000  # characters, some 2100 tokens
-SAID = 200  # tokens that are drafted for
-KEPT = {EngineKind.SKULK: 0.65, EngineKind.XLLAMACPP: 0.94}  # of the drafts that a computed slot has accepted
-DEARER = {EngineKind.SKULK: 0, EngineKind.XLLAMACPP: 4}  # tokens computed beyond those that are new
+TURN = 8000  # characters, about 2,100 tokens
+SAID = 200  # tokens to generate with drafts
+KEPT = {EngineKind.SKULK: 0.65, EngineKind.XLLAMACPP: 0.94}  # share of the accepted drafts of a computed slot
+DEARER = {EngineKind.SKULK: 0, EngineKind.XLLAMACPP: 4}  # tokens computed beyond the new ones
 
 
 class Drafts(NamedTuple):
@@ -63,7 +63,7 @@ async def test_after_a_restart_drafts_are_accepted_again(build, tmp_path):
         ):
             for number in range(10, 10 * (CHATS + 1), 10):
                 history: list[Doc] = []
-                for turn in range(2):  # an engine without draft states in its files needs an earlier one
+                for turn in range(2):  # an engine without draft states in its files needs an earlier file
                     history.append(question(number + turn, TURN))
                     answer = await ask(client, history, 24)
                     history.append(reply(answer))

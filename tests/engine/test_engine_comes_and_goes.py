@@ -1,4 +1,4 @@
-"""Engines that start late, die, and come back: nobody is promised what died with them."""
+"""Engines that start late, die, and come back: no request is sent for a state that died with them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def is_ready(sidecar: Sidecar) -> None:
 
 
 async def settled(sidecar: Sidecar) -> None:
-    """Wait until the last reply's tokens are known: only a watch and a lifeline for each are left."""
+    """Wait until the last reply's tokens are known: only two watching tasks of each engine are left."""
 
     async def quiet() -> bool:
         return len(sidecar.driver.tasks) <= 2 * len(sidecar.driver.links)
@@ -87,7 +87,7 @@ def body(*said: str, **more: Any) -> dict[str, Any]:
 
 
 async def asked(client: aiohttp.ClientSession, *said: str) -> tuple[str, dict[str, str], int]:
-    """The reply, our headers, and how many tokens the engine had cached."""
+    """Return the reply, the sidecar's headers, and the cached tokens."""
     async with client.post(CHAT, json=body(*said)) as answer:
         assert answer.status == 200, await answer.text()
         doc = await answer.json()
@@ -140,7 +140,7 @@ async def test_after_a_crash_in_the_middle_of_a_stream_every_slot_is_cold(engine
 
 
 async def test_a_restart_between_two_looks_is_noticed(engine_factory, build):
-    """/health said "ok" before and says "ok" after: only the media marker tells."""
+    """/health is "ok" before and after: only the media marker shows the restart."""
     engine = engine_factory("tiny-hybrid", build, args=ONE)
     async with in_front_of(engine.base) as (sidecar, client):
         await is_ready(sidecar)
@@ -154,7 +154,7 @@ async def test_a_restart_between_two_looks_is_noticed(engine_factory, build):
             await gate.wait()
             await look(*args)
 
-        link._look = later  # type: ignore[method-assign, assignment]
+        link._look = later  # from here on the watch waits before its next poll
         await asyncio.sleep(1.5)  # now the watch stands before its next look
         engine.process.kill()
         engine_factory("tiny-hybrid", build, args=ONE, port=engine.flags.port)
@@ -188,7 +188,7 @@ async def test_a_conversation_stays_with_its_engine_and_moves_when_that_dies(eng
         ]
         assert used == [2, 2], "four stories, four slots, two engines"
 
-        engines[0].process.kill()  # and it is dead when this returns
+        engines[0].process.kill()  # it is dead when this returns
         async with asyncio.TaskGroup() as group:
             for said in told.values():
                 group.create_task(asked(client, *said, "Again, please."))
@@ -196,7 +196,7 @@ async def test_a_conversation_stays_with_its_engine_and_moves_when_that_dies(eng
 
 
 async def test_a_loading_engine_says_so_itself(engine_factory, build):
-    """A model that loads for long cannot be had here, so its answer is checked as it passes through."""
+    """No model here loads for long, so the engine's answer is checked as it passes through."""
     port = free_port()
     async with in_front_of(f"http://127.0.0.1:{port}") as (_, client), asyncio.TaskGroup() as group:
         seen: list[tuple[int, bytes]] = []
@@ -236,7 +236,10 @@ async def test_an_engine_that_hides_its_slots_is_served_unpinned(engine_factory,
 
 @pytest.mark.parametrize("files", [True, False], ids=["files", "no files"])
 async def test_a_sleeping_engine_is_woken_by_requests_and_by_nothing_else(engine_factory, build, files):
-    """Its slots are empty then. A request waits until one can be chosen, restored if there is a file."""
+    """Its slots are empty then.
+
+    A request waits until one can be chosen, and is restored if there is a file.
+    """
     engine = engine_factory("tiny-hybrid", build, args=[*ONE, "--sleep-idle-seconds", "2"])
     folder = {"slot_dir": engine.slot_dir, "save_pause": 0.05} if files else {}
 
@@ -248,7 +251,7 @@ async def test_a_sleeping_engine_is_woken_by_requests_and_by_nothing_else(engine
         await is_ready(sidecar)
         reply, _, _ = await asked(client, LONG)
         await until(asleep, "it sleeps, though the sidecar looks at it")
-        await asyncio.sleep(2.5)  # more looks, and all idle work
+        await asyncio.sleep(2.5)  # more polls, and all idle work
         assert await asleep()
         async with client.get("/v1/models") as answer:
             assert answer.status == 200
@@ -262,7 +265,7 @@ async def test_a_sleeping_engine_is_woken_by_requests_and_by_nothing_else(engine
 
 
 async def test_out_of_context_is_told_by_the_engine_and_costs_the_others_nothing(engine_factory, build):
-    """A prompt with no room, an answer with none, and slots that share theirs and have none left together."""
+    """A prompt without room, an answer without room, and slots that share cells and run out together."""
     engine = engine_factory("tiny-hybrid", build, args=[*ONE, "-np", "2", "-c", "2048", "-kvu"])
     endless = {"max_tokens": 5000, "ignore_eos": True}
     async with in_front_of(engine.base) as (sidecar, client):

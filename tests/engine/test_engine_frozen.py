@@ -1,4 +1,4 @@
-"""An engine that is stopped (SIGSTOP) is told from one that is slow, and no client waits for it for ever."""
+"""A stopped engine (SIGSTOP) is told from a slow one, and no client waits for it for ever."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from slotkeeper.scheduler.table import SlotState
 
 pytestmark = pytest.mark.alternating
 
-SOON = 0.2  # seconds of silence, for an engine that says nothing in any case
-SHORT = 3.0  # seconds, for one that is slow
+SOON = 0.2  # seconds without output, for an engine that never answers
+SHORT = 3.0  # seconds, for a slow engine
 BODIES = {
     CHAT: said(VERY_LONG),
     "/v1/messages": said(VERY_LONG),
@@ -50,7 +50,7 @@ def go_on(mortal: lab.Restartable) -> None:
 
 @contextmanager
 def frozen(mortal: lab.Restartable, sidecar: Sidecar) -> Iterator[None]:
-    """Stopped inside the block, and soon known to be; on a busy machine it must not seem so before."""
+    """Stop the engine inside the block, and wait until that is detected."""
     (link,) = sidecar.driver.links.values()
     stop(mortal)
     usual, link.frozen_after = link.frozen_after, SOON
@@ -76,7 +76,7 @@ async def post(client: aiohttp.ClientSession, path: str, body: dict[str, Any]) -
 
 
 def message(path: str, doc: dict[str, Any]) -> str:
-    """Of an error in the API's own shape."""
+    """Return the message of an error in the API's own shape."""
     if path == "/v1/messages":
         assert doc["type"] == "error"
         assert doc["error"]["type"] == "timeout_error"
@@ -86,7 +86,7 @@ def message(path: str, doc: dict[str, Any]) -> str:
 
 
 async def serves_again(sidecar: Sidecar, client: aiohttp.ClientSession) -> None:
-    """All of its slots are free, one of them is given out, and its answer comes."""
+    """Check that all slots are free, that one of them is used, and that its answer comes."""
     await lab.ready(sidecar)
     status, doc = await asked(client, said("Is anybody there?"))
     assert status == 200, doc
@@ -152,7 +152,7 @@ async def test_while_it_is_frozen_requests_get_504_at_once(mortal):
             first = asyncio.get_running_loop().create_task(asked(client, said("Good day")))
             await is_frozen(sidecar)
             assert (await first)[0] == 504
-            link.frozen_after = 10 * PATIENCE  # nothing that waits now would be broken off in time
+            link.frozen_after = 10 * PATIENCE  # so long that no waiting request is broken off in time
             for path in ("/tokenize", CHAT):
                 assert (await post(client, path, said("Good day", content="x")))[0] == 504
             async with client.get("/v1/models") as answer:
@@ -183,7 +183,7 @@ async def test_a_step_that_a_frozen_engine_does_not_end_holds_no_slot(build, tmp
             return await real(*args, **more)
 
         monkeypatch.setattr(link.client, action, freezes)
-        for chat in chats:  # one of them is in no slot: which one depends on measured times
+        for chat in chats:  # one of them is in no slot; measured times decide which
             turn = asyncio.get_running_loop().create_task(asked(client, chat.asks()))
             over = turn.done if action == "restore" else began.is_set  # the others begin after its answer
 
@@ -221,7 +221,7 @@ async def test_one_that_goes_on_in_time_has_lost_nothing(mortal):
 
 
 async def test_one_that_computes_for_long_is_not_frozen(mortal):
-    """It is asked for no stream, so it says nothing of this request before the end."""
+    """The request asks for no stream, so the engine sends nothing before the end."""
     async with (
         lab.keeping(mortal, engine_frozen_after=SHORT) as sidecar,
         aiohttp.ClientSession(lab.url_of(sidecar)) as client,

@@ -1,4 +1,4 @@
-"""An engine that is killed and started again costs its clients a wait, not an error."""
+"""An engine that is killed and restarted costs its clients a wait, not an error."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HEAD = "The lighthouse keeper counts the ships that pass by night. " * 40
 
 @dataclass
 class Chat:
-    """One client: each turn says what came before, and something new."""
+    """One client: each turn has the history, and a new message."""
 
     name: str
     messages: list[dict[str, str]] = field(default_factory=list)
@@ -141,7 +141,8 @@ async def test_a_stream_that_waits_hears_comments_and_then_all_of_its_answer(mor
             for n in range(2):
                 endless = said(f"{n} ships", stream=True, max_tokens=5000, ignore_eos=True)
                 await (await stack.enter_async_context(client.post(CHAT, json=endless))).content.readany()
-        async with client.post(CHAT, json=said(VERY_LONG, stream=True)) as answer:  # a head, and no event yet
+        # the headers, and no event yet
+        async with client.post(CHAT, json=said(VERY_LONG, stream=True)) as answer:
             heard = bytearray()
             if at == "in the engine":
                 await until(lambda: SlotState.RUNNING in table.states)
@@ -162,7 +163,7 @@ async def test_a_stream_that_waits_hears_comments_and_then_all_of_its_answer(mor
 
 @pytest.mark.parametrize("key", [None, "good"])
 async def test_a_stream_that_comes_while_the_engine_is_down_hears_comments(build, tmp_path, key):
-    """If the engine had let its client in; nobody else's body is read before an engine is there to judge."""
+    """Only if the engine had accepted its client before. Other bodies are not read until an engine is up."""
     wants = ("--api-key", key) if key else ()
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     async with (

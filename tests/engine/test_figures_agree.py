@@ -1,4 +1,4 @@
-"""Every view of one session shows the same figures, and together they are what the engine has counted."""
+"""Every view of one session shows the same figures, and their sums are the engine's counters."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Views:
-    """What each says of one session."""
+    """The figures of one session in each view."""
 
     state: Document  # totals of /api/state
-    metrics: Document  # the same, by Prometheus' names
+    metrics: Document  # the same, by the names of metrics
     why: list[Document]
     top: str
     replay: Totals
-    engine: int  # by its own counter, from before the sidecar came
+    engine: int  # by the engine's counter, since before the sidecar started
 
     def told(self, name: str) -> int:
-        """The sum over what `why` lists."""
+        """Return the sums over the requests that `why` lists."""
         return sum(one[name] or 0 for one in self.why)
 
 
 @dataclass(kw_only=True)
 class Session:
-    """One engine, a sidecar that was not told its flags, and what a replay measures of the requests."""
+    """One engine, a sidecar without its flags, and what a replay measures of the requests."""
 
     engine: lab.Restartable
     sidecar: Sidecar
     target: Target
-    counter: Counter  # from before the sidecar came
+    counter: Counter  # since before the sidecar started
     samples: list[Sample] = field(default_factory=list)
 
     async def play(self, script: Script, name: str, *, pauses: bool = True) -> None:
@@ -67,14 +67,14 @@ class Session:
         self.samples += found
 
     async def restart(self) -> None:
-        """Kill it, after its counter was read."""
+        """Kill the engine, after its counter was read, and restart it."""
         await lab.rested(self.sidecar)
         await self.counter.read()
         await self.target.counter.read()
         await lab.restarted(self.engine, self.sidecar)
 
     async def leave(self, body: Document) -> None:
-        """A client that goes while it is answered."""
+        """Send a request of a client that disconnects during the answer."""
         async with (
             aiohttp.ClientSession(self.target.base) as client,
             client.post(CHAT, json=body | {"stream": True, "max_tokens": 4000}) as answer,
@@ -105,7 +105,7 @@ class Session:
 
 
 def counted(metrics: Metrics) -> Document:
-    """By the names of the sums."""
+    """Return the sums by name."""
 
     def value(name: str, **labels: str) -> float:
         return metrics.registry.get_sample_value(f"slotkeeper_{name}_total", labels) or 0.0
@@ -138,7 +138,7 @@ async def session(model: Tiny, build: str, folder: Any, **settings: Any) -> Asyn
 
 
 def new(count: int) -> Iterator[Shot]:
-    """Prompts that have nothing in common but what the template puts first."""
+    """Return prompts that share only the template's first tokens."""
     for number in range(count):
         messages = [system(prose(12_000, 700 + 31 * number)), user(900 + number)]
         body = {"messages": messages, "max_tokens": 8, "temperature": 0}
@@ -170,7 +170,7 @@ def side(number: int) -> Script:
 
 
 def turns(number: int) -> Script:
-    """Two, under a system prompt that others share: the second parts from them at its end."""
+    """Return two turns under a shared system prompt: the second diverges from the others at its end."""
     history = [CONVERSATION[0], user(50 + number)]
     for turn in range(2):
         reply = yield Turn(label=f"turn {turn}", messages=tuple(history), max_tokens=24)
@@ -178,7 +178,7 @@ def turns(number: int) -> Script:
 
 
 async def mixed(played: Session) -> None:
-    """Shared beginnings (plants), pauses (idle work), rules that fix, a side request, and a restart."""
+    """Play shared beginnings (plants), pauses (idle work), rules that fix, a side request, and a restart."""
     for number in range(3):
         await played.play(turns(number), f"talk {number}")
     await played.play(side(1), "side")
@@ -202,7 +202,7 @@ async def test_all_views_of_a_session_agree_with_each_other_and_with_the_engine(
         views = await played.views(capsys)
     state, replay = views.state, views.replay.sums
 
-    # The session had all of it, else nothing below is proved.
+    # The session must have all of these, or the checks below prove nothing.
     assert state["idle"] > 0
     assert state["prepared"] > 0
     assert state["probe"] > 0
@@ -218,7 +218,7 @@ async def test_all_views_of_a_session_agree_with_each_other_and_with_the_engine(
     assert views.told("prompt_tokens") == state["prompt_tokens"] == state["reused"] + state["computed"]
     assert state["requests"] == len(views.why) == len(played.samples) + 1
 
-    # A replay sees what its own requests cost, from outside; the client that left was none of them.
+    # A replay measures its own requests from outside; the client that left was not one of them.
     for name in ("prompt_tokens", "reused", "computed"):
         assert getattr(replay, name) == state[name] - left[name], name
     assert replay.plant == state["plant"] - left["planted"]

@@ -1,4 +1,4 @@
-"""Fingerprints of real engines: the same after a restart, another one where a file would not fit."""
+"""Fingerprints of real engines: the same after a restart, different where a file would not fit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_a_restart_changes_nothing(engine_factory, build, ours):
 @pytest.mark.parametrize(
     "args",
     [
-        ["-ctk", "f32"],  # what is quantized dies of an illegal instruction in b10434 on some processors
+        ["-ctk", "f32"],  # quantized caches crash b10434 on some processors
         ["-np", "3"],
         ["-kvu"],
         ["-fa", "off"],
@@ -43,7 +43,7 @@ async def test_a_restart_changes_nothing(engine_factory, build, ours):
     ids=" ".join,
 )
 async def test_other_flags_are_another_engine_and_it_refuses_the_file(engine_factory, build, args):
-    """What we tell apart by flags is what the engine itself tells apart."""
+    """Flags that change our fingerprint make the engine itself refuse the file."""
     one, other = engine_factory(Tiny.DENSE, build), engine_factory(Tiny.DENSE, build, args=args)
     assert await fingerprint(one) != await fingerprint(other)
     async with EngineClient(one.base) as client:
@@ -69,7 +69,7 @@ async def test_a_model_of_the_same_shapes_is_another_engine_though_it_takes_the_
 
 @needs_b10434
 async def test_another_rope_base_is_another_engine_though_it_takes_the_file(engine_factory):
-    """Only with the build whose flags are all known to its program."""
+    """Only with the build whose program knows all flags."""
     one = engine_factory(Tiny.DENSE, EngineKind.SKULK)
     other = engine_factory(Tiny.DENSE, EngineKind.SKULK, args=["--rope-freq-base", "500000"])
     async with EngineClient(one.base) as client:

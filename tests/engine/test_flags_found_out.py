@@ -1,4 +1,4 @@
-"""What an engine's flags are found to be where nobody tells us, on both builds: by trying it out once."""
+"""Finding out the flags of an engine on both builds, by probing it once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slotkeeper.scheduler.types import SlotId
 
 pytestmark = pytest.mark.alternating
 
-MOST = 250  # tokens that finding out may take
+MOST = 250  # tokens that the probes may compute
 MOST_WINDOWED = 360  # with a sliding window
 SHORT = 150  # without its longest part
 EVERY_MEMORY = [Tiny.DENSE, Tiny.SWA, Tiny.HYBRID, Tiny.HYBRID_MTP, Tiny.RECURRENT]
@@ -27,7 +27,7 @@ WITH_CHECKPOINTS = [tiny for tiny in EVERY_MEMORY if tiny is not Tiny.DENSE]
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch) -> None:
-    """On a machine that is busy with other things an engine is slow without having slow flags."""
+    """Wait longer: on a busy machine an engine is slow without having slow flags."""
     monkeypatch.setattr(canary, "PATIENCE", 600.0)
 
 
@@ -37,7 +37,7 @@ async def look(engine, **more) -> Reading:
 
 
 def found(reading: Reading) -> dict[str, object]:
-    """What was found out, by name."""
+    """Return the flags that were found out, by name."""
     knowledge = reading.traits.knowledge
     assert set(knowledge.values()) <= {Known.CANARY}
     return {name: getattr(reading.traits, name) for name in knowledge}
@@ -81,7 +81,7 @@ async def test_whether_it_keeps_as_many_as_we_advise_is_found_out(engine_factory
 async def test_a_slow_engine_is_not_kept_from_its_requests_by_the_longest_part(
     engine_factory, build, monkeypatch
 ):
-    """What needs many prompts is left out, and nothing is concluded from that; the rest is found out."""
+    """The part that needs many prompts is skipped and proves nothing; the rest is found out."""
     monkeypatch.setattr(canary, "PATIENCE", 0.0)
     engine = engine_factory(Tiny.HYBRID, build, args=["-cms", "0", "-ctxcp", "64"])
     reading = await look(engine)

@@ -1,4 +1,4 @@
-"""Two chats with one system prompt, in turn: alone, a stock engine lets them fight over a slot."""
+"""Two alternating chats with one system prompt: on stock, they overwrite each other's slot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MODELS = ["tiny-dense", "tiny-hybrid"]
 
 
 async def interleaved(base: str) -> Totals:
-    """The session's totals without its first request."""
+    """Return the session's totals without its first request."""
     async with Target(base) as target:
         samples = await play(SESSIONS["interleaved"](), target, session="interleaved")
     assert [sample.failure for sample in samples if sample.failure] == []
@@ -40,8 +40,8 @@ async def test_through_the_sidecar_it_computes_what_it_must(engine_factory, buil
 
 
 @pytest.mark.parametrize("model", MODELS)
-async def test_it_needs_no_knowledge_of_the_flags(engine_factory, build, model):
-    """As `slotkeeper serve` meets an engine that somebody else started."""
+async def test_interleaved_chats_need_no_known_flags(engine_factory, build, model):
+    """As `slotkeeper serve` in front of an engine that was started separately."""
     engine = engine_factory(model, build, args=["-t", "1"])
     async with lab.sidecar(engine.base) as url:
         found = await interleaved(url)

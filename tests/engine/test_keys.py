@@ -1,4 +1,4 @@
-"""An engine with --api-key: who has no key of it costs it nothing and learns nothing."""
+"""An engine with --api-key: a client without a valid key costs it nothing and learns nothing."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def before(engine: Any, **more: Any) -> Settings:
 
 
 async def told(engine: Any) -> tuple[int, list[Any]]:
-    """Prompt tokens that it has computed, and what its slots hold."""
+    """Return the prompt tokens that it has computed, and the contents of its slots."""
     async with httpx.AsyncClient(base_url=engine.base, headers=KEY, timeout=PATIENCE) as own:
         tokens = counted((await own.get("/metrics")).text)
         slots = (await own.get("/slots")).json()
@@ -71,7 +71,7 @@ def telling(answer: httpx.Response) -> list[str]:
 
 
 async def served(sidecar: Sidecar) -> None:
-    """Somebody with the key has asked the story."""
+    """A client with the key has sent the story."""
     async with httpx.AsyncClient(base_url=url_of(sidecar), headers=KEY, timeout=PATIENCE) as friend:
         for path in ("/v1/chat/completions", "/completion"):
             answer = await friend.post(path, json=ASKS[path])
@@ -96,7 +96,7 @@ async def test_strangers_cost_nothing_and_learn_nothing(engine_factory, build):
         assert {answer.json()["error"]["message"] for answer in answers} == {"Invalid API Key"}
         assert [telling(answer) for answer in answers] == [[]] * 36
         assert {"x-request-id" in answer.headers for answer in answers} == {True}
-        assert len(sidecar.driver.journal) == 2  # nobody but the friend is explained
+        assert len(sidecar.driver.journal) == 2  # only the request with the key is recorded
 
 
 async def test_where_nobody_can_say_who_may_nothing_is_done_but_forwarding(engine, monkeypatch):
@@ -132,7 +132,7 @@ SYSTEM: Final = {"role": "system", "content": STORY}
 
 
 async def test_what_is_computed_for_a_request_goes_under_its_own_key(engine_factory, build, monkeypatch):
-    """Its template, its tokens and its plants; what nobody has asked for goes under ours."""
+    """Its template, its tokens and its plants use its key; idle work without a request uses ours."""
     calls: list[tuple[str, dict[str, str]]] = []
     send = aiohttp.ClientSession.request
 
@@ -150,7 +150,7 @@ async def test_what_is_computed_for_a_request_goes_under_its_own_key(engine_fact
             link.tokenizer.distrust("for this test")
         monkeypatch.setattr(aiohttp.ClientSession, "request", heard)
         async with httpx.AsyncClient(base_url=url_of(sidecar), headers=OTHER, timeout=PATIENCE) as client:
-            for number in range(4):  # they part behind the system text, so a checkpoint is planted there
+            for number in range(4):  # they diverge after the system text, so a checkpoint is planted there
                 messages = [SYSTEM, {"role": "user", "content": f"{number} frogs. {STORY}"}]
                 body = {"messages": messages, "max_tokens": 2}
                 assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
@@ -166,7 +166,7 @@ async def test_what_is_computed_for_a_request_goes_under_its_own_key(engine_fact
 
 
 async def test_a_credential_that_is_lent_stands_alone(engine_factory, build):
-    """The engine reads Authorization first: our own beside a client's X-Api-Key would count."""
+    """The engine reads Authorization first: our key beside a client's X-Api-Key would win."""
     engine = engine_factory("tiny-dense", build, args=["--api-key", "sesame"])
     async with EngineClient(engine.base, api_key="wrong") as client:
         with pytest.raises(EngineError):

@@ -1,4 +1,4 @@
-"""Slots that share one KV buffer: stock lets growing answers fail together, the sidecar none."""
+"""Slots that share one KV buffer: on stock, growing answers fail together; behind the sidecar none fails."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ SMALL = ("-np", "4", "--kv-unified", "-c", "2048", "--cache-ram", "0")  # cells 
 STORIES = 3
 
 
-# Of the oracle. Where each task moves all idle slots to the RAM cache, what is loaded from there may find no
-# cells in a row, and a conversation is then computed again.
+# Times the oracle. Where each task moves all idle slots to the RAM cache, a load from there may find no
+# contiguous cells, and a conversation is then computed again.
 MOST = {"as it comes": 2.0, "no RAM cache": 1.10}
 
 
@@ -35,7 +35,7 @@ async def test_growing_chats_do_not_fail_and_say_what_they_would_with_room(flags
     assert ours.failed == 0
     assert ours.others(oracle) == 0
     assert ours.computed <= MOST[flags] * oracle.computed
-    if flags == "no RAM cache":  # else the engine itself clears idle slots when a task begins
+    if flags == "no RAM cache":  # otherwise the engine itself clears idle slots when a task begins
         assert ours.acts["waited"] + ours.acts["parked"] + ours.acts["erased"] > 0
     assert ours.acts["failed"] == ours.acts["retried"] == 0
 
@@ -74,7 +74,7 @@ async def test_stock_fails_them_together(tmp_path: Path):
 async def test_requests_that_failed_together_are_sent_again_and_the_buffer_is_known_from_then_on(
     tmp_path: Path,
 ):
-    """Nothing told that the slots share one: the first failure does."""
+    """Nothing showed that the slots share one buffer before the first failure."""
     async with (
         shared_engine(Tiny.DENSE, tmp_path, *SMALL) as engine,
         lab.in_front_of(engine.base) as sidecar,
@@ -95,7 +95,7 @@ async def test_requests_that_failed_together_are_sent_again_and_the_buffer_is_kn
 
 
 async def test_a_buffer_of_which_a_slot_may_not_have_all(tmp_path: Path):
-    """GET /props shows what one slot may have, not the buffer."""
+    """GET /props shows what one slot may have, not the buffer's size."""
     flags = (*SMALL, "--kv-unified-per-slot", "1024")
     async with (
         shared_engine(Tiny.DENSE, tmp_path, *flags) as engine,

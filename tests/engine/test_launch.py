@@ -1,4 +1,4 @@
-"""Starting, watching and stopping real engines, both builds."""
+"""Starting, watching and stopping real engines, on both builds."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ asyncio.run(main())
 
 
 def test_a_free_port_is_none_that_the_kernel_gives_to_somebody_else():
-    """It is bound only later: what the kernel hands out meanwhile to listeners and clients is another one."""
+    """The engine binds it later: meanwhile the kernel gives other ports to listeners and clients."""
     lowest = int(EPHEMERAL.read_text("ascii").split()[0])
     if lowest < LOWEST_PORT + 200:
         pytest.skip("here the kernel hands out nearly all ports")
@@ -70,7 +70,7 @@ def test_a_port_that_is_taken_is_no_free_one(monkeypatch):
 
 
 def test_no_two_processes_draw_the_same_port():
-    """Each would talk to the engine that was quicker, and believe that it is its own."""
+    """Otherwise each would use the engine that started first, and take it for its own."""
     two = [free_port(), free_port()]
     code = f"from slotkeeper.engine import launch; launch._reserved_ports = lambda: iter({two})\n"
     drawn = subprocess.run(
@@ -80,7 +80,7 @@ def test_no_two_processes_draw_the_same_port():
 
 
 def alive(pid: int | None) -> bool:
-    """Whether the process runs; one that waits to be reaped does not."""
+    """Whether the process runs; a zombie does not count."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -89,7 +89,7 @@ def alive(pid: int | None) -> bool:
 
 @pytest.fixture
 def args(build, tmp_path) -> list[str]:
-    """What `up` gives an engine of this build."""
+    """Return the flags that `up` gives an engine of this build."""
     binary = find_engine(build)
     flags = recommended(
         binary.known,
@@ -102,7 +102,7 @@ def args(build, tmp_path) -> list[str]:
 
 @pytest.fixture
 def launch(build, args, tmp_path):
-    """A maker of processes for one and the same command line; none survives the test."""
+    """Return a function that starts the same command line; all processes are killed after the test."""
     made: list[EngineProcess] = []
 
     def make() -> EngineProcess:

@@ -1,4 +1,4 @@
-"""Engines of others are known again by what they say, and only by that where flags cannot be seen."""
+"""Engines that others started are recognised by their logprobs, and only by these if flags cannot be seen."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.alternating
 
 @pytest.fixture
 def look(engine_factory, tmp_path):
-    """A look at an engine that was just started by others, over one folder for all of them."""
+    """Probe an engine that others have just started; all of them share one folder."""
     slots = tmp_path / "slots"
     slots.mkdir()
 

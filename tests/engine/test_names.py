@@ -1,4 +1,4 @@
-"""A conversation has the same name in every view, and no more of its words in it than may be kept."""
+"""A conversation has the same name in every view, with no more of its text than may be kept."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def asks(client: aiohttp.ClientSession, *messages: dict[str, Any], **more:
 
 
 async def converses(sidecar: Sidecar, seed: int) -> None:
-    """Two turns of an agent, and the title that it asks for. `seed`: no two share a beginning."""
+    """Send two turns of an agent, and its title request. `seed`: no two share a beginning."""
     messages = [
         {"role": "system", "content": "You are opencode. " + prose(2000, seed)},
         {"role": "user", "content": TASK},
@@ -48,7 +48,7 @@ async def converses(sidecar: Sidecar, seed: int) -> None:
 
 
 async def views(sidecar: Sidecar, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
-    """What each of them says, as text."""
+    """Return each view as text."""
     admin = f"http://{sidecar.addresses[1]}"
     found = {"log": "".join(capsys.readouterr())}
     out = Console(file=io.StringIO(), width=240)

@@ -1,4 +1,4 @@
-"""Two keys, one engine: what was computed for one is never reused for the other, nor seen in an answer."""
+"""Two keys, one engine: what was computed for one is never reused for the other, nor visible in an answer."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ RAM: Final = {"no-ram-cache": ["--cache-ram", "0"], "ram-cache": []}
 
 
 def story(about: str) -> str:
-    """A prompt that no other case begins with."""
+    """Return a prompt that shares no beginning with other cases."""
     return "".join(SKY.format(about, n) for n in range(30))
 
 
 def asks(about: str) -> dict[str, tuple[str, dict[str, Any]]]:
-    """One prompt of some hundred tokens on every route that generates, in some in several ways."""
+    """Return requests with one prompt of some hundred tokens for every generating route, in several ways."""
     text = story(about)
     chat = {"messages": [{"role": "user", "content": text}], "max_tokens": 2}
     return {
@@ -46,9 +46,9 @@ def asks(about: str) -> dict[str, tuple[str, dict[str, Any]]]:
 
 
 def reused(answer: httpx.Response) -> int:
-    """Tokens of the prompt that were not computed for it, as the answer tells them."""
+    """Return the tokens of the prompt that were not computed for it, by the answer."""
     planted = int(answer.headers["x-slotkeeper-planted"])
-    return max(0, cached(answer) - planted)  # of what was planted, tokens may be computed twice
+    return max(0, cached(answer) - planted)  # of planted tokens, some may be computed twice
 
 
 def cached(answer: httpx.Response) -> int:
@@ -63,9 +63,9 @@ def cached(answer: httpx.Response) -> int:
 
 
 def told(answer: httpx.Response) -> dict[str, str]:
-    """All that the sidecar says of a request, but for its id."""
+    """Return all that the sidecar reports on a request, except its id."""
     ours = {k: v for k, v in answer.headers.items() if k.startswith("x-slotkeeper")}
-    if name := ours.pop("x-slotkeeper-conversation", None):  # drawn at random, so it tells nothing
+    if name := ours.pop("x-slotkeeper-conversation", None):  # random, so it reveals nothing
         assert re.fullmatch("[0-9a-f]{16}", name)
     return ours
 
@@ -82,7 +82,7 @@ def client(sidecar: Sidecar, key: dict[str, str]) -> httpx.AsyncClient:
 @pytest.mark.parametrize("model", ["tiny-dense", "tiny-hybrid", "tiny-swa"])
 @pytest.mark.parametrize("way", ["erased", "uncached"])
 async def test_the_engine_uses_nothing_of_its_ram_cache(engine_factory, build, model, way):
-    """What an erased slot and `cache_prompt: false` are for; a slot that holds something else loads it."""
+    """Why slots are erased and `cache_prompt: false` is sent: a slot with other contents loads from it."""
     engine = engine_factory(model, build, args=["-np", "1"])
     async with httpx.AsyncClient(base_url=engine.base, timeout=PATIENCE) as stock:
 
@@ -108,7 +108,7 @@ async def test_the_engine_uses_nothing_of_its_ram_cache(engine_factory, build, m
 @pytest.mark.parametrize("flags", RAM.values(), ids=RAM)
 @pytest.mark.parametrize("model", ["tiny-dense", "tiny-hybrid"])
 async def test_a_prompt_of_another_key_is_computed_in_full(engine_factory, build, model, flags):
-    """Each time of a key that has asked nothing before: so all that it could find is another's."""
+    """Each time with a key that was never used before, so anything reused is another key's."""
     cases = [(name, hints) for hints in HINTS for name in asks("")]
     keys = [f"ann{n}" for n in range(len(cases))]
     engine = engine_factory(model, build, args=["--api-key", ",".join(["ann", "bob", *keys]), *flags])
@@ -116,7 +116,7 @@ async def test_a_prompt_of_another_key_is_computed_in_full(engine_factory, build
         for key, (name, hints) in zip(keys, cases, strict=True):
             about = f"{name} {hints}"
             path, body = asks(about)[name]
-            for _ in range(2):  # it lies in both slots, and in the RAM cache
+            for _ in range(2):  # it is in both slots, and in the RAM cache
                 await bob.post(path, json=body)
                 await bob.post("/completion", json={"prompt": story(f"else {about}"), "n_predict": 1})
                 await bob.post(path, json=body)
@@ -127,7 +127,7 @@ async def test_a_prompt_of_another_key_is_computed_in_full(engine_factory, build
 
 @pytest.mark.parametrize("flags", RAM.values(), ids=RAM)
 async def test_its_own_prompt_is_reused_as_ever(engine_factory, build, flags):
-    """But for one so short that its tokens are not looked for, where it might be in a RAM cache instead."""
+    """Except a prompt so short that its tokens are not looked up, and that a RAM cache might hold."""
     engine = engine_factory("tiny-dense", build, args=["--api-key", "ann,bob", "-np", "1", *flags])
     async with (
         running(before(engine)) as sidecar,
@@ -219,7 +219,7 @@ async def test_off_all_keys_share_one_cache(engine_factory, build):
 
 @pytest.mark.parametrize("model", ["tiny-dense", "tiny-hybrid"])
 async def test_files_are_of_the_key_whose_prompts_they_hold(engine_factory, build, model):
-    """Also what two conversations begin with, and also for another sidecar and another engine."""
+    """Also files of shared beginnings, and also for another sidecar and another engine."""
     system = {"role": "system", "content": story("the system prompt")}
     talks = [
         {"messages": [system, {"role": "user", "content": f"{n}: {story(f'talk {n}')}"}], "max_tokens": 2}
@@ -241,6 +241,6 @@ async def test_files_are_of_the_key_whose_prompts_they_hold(engine_factory, buil
     ):
         for talk in talks:
             answer = await bob.post("/v1/chat/completions", json=talk)
-            if talk is talks[0]:  # the others begin as his own first does
+            if talk is talks[0]:  # the others begin as its own first one does
                 assert (reused(answer), answer.headers["x-slotkeeper-decision"]) == (0, "cold")
         assert reused(await ann.post("/v1/chat/completions", json=talks[0])) > 500

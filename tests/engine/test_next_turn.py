@@ -1,4 +1,4 @@
-"""What is said to be the beginning of the next prompt is its beginning: on real engines, on every API.
+"""The predicted beginning of the next prompt is its beginning: on real engines, on every API.
 
 Nothing is asked of the engine but its template and its answers, so one model is enough: tiny-hybrid, which
 ends its thoughts and calls tools.
@@ -37,7 +37,7 @@ Message = dict[str, Any]
 
 
 class Listening(NextTurns):
-    """Hands on what was said of every turn, also where that was nothing."""
+    """Records the prediction of every turn, and passes it on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,14 +51,14 @@ class Listening(NextTurns):
 
 @dataclass
 class Client:
-    """Plays a session through a sidecar, and holds each prompt against what was foretold of it."""
+    """Plays a session through a sidecar, and compares each prompt with its prediction."""
 
     driver: Driver
     http: aiohttp.ClientSession
     api: Api
-    keeps: bool  # reasoning
+    keeps: bool  # whether it sends reasoning back
     foretold: list[Tokens] = field(default_factory=list)
-    silent: list[str] = field(default_factory=list)  # turns of which nothing was said
+    silent: list[str] = field(default_factory=list)  # turns without a prediction
 
     async def play(self, session: str, most: int = 100) -> None:
         turns = Listening()
@@ -77,19 +77,19 @@ class Client:
             except StopIteration:
                 return
             if turn.messages[-1]["role"] == "tool" and not reply.get("tool_calls"):
-                begins = None  # the model did not call, and no client would say that a tool has answered
-            elif begins is None and words(reply):  # else it was cut off while it thought
+                begins = None  # the model did not call a tool, so no client would send a result
+            elif begins is None and words(reply):  # otherwise it was cut off during its reasoning
                 self.silent.append(turn.label)
 
     async def _compare(self, begins: Tokens, turn: Turn, body: bytes) -> None:
-        """It is the beginning of the prompt, and reaches up to what the client wrote anew."""
+        """Check that the prediction is a prefix of the prompt and ends where the client's new text begins."""
         link, chat = self.driver.engines.front(), parse(self.api, body).chat
         real = await link.render_chat(chat, {})
         assert real.begins_with(begins), f"{turn.label}: {real.lcp(begins)} of {len(begins)}"
         said = next(m for m in reversed(turn.messages) if m["role"] in ("user", "tool"))["content"]
         text = await link.client.apply_template(chat)
         before = await link.tokenize(text[: text.rindex(said)], add_special=True, parse_special=True)
-        # The line end before a text may become one token with line ends in it.
+        # The line feed before a text may be merged with line feeds in it.
         assert len(begins) >= len(before) - 1, turn.label
         self.foretold.append(begins)
 
@@ -104,7 +104,7 @@ class Client:
         return reply
 
     def _echo(self, reply: Message) -> Message:
-        """As a client in JavaScript does it."""
+        """Return the arguments as a client in JavaScript writes them."""
         echo = json.loads(json.dumps(reply))
         for call in echo.get("tool_calls", ()):
             given = json.loads(call["function"]["arguments"])
@@ -122,7 +122,7 @@ async def client(engine, api: Api, *, keeps: bool = True) -> AsyncIterator[Clien
 @pytest.mark.parametrize("api", BODIES)
 @pytest.mark.parametrize("session", ["append", "thinking"])
 async def test_the_next_prompt_begins_as_foretold(engine, session, api):
-    """From the first turn on: this template leaves the reasoning out of the history in any case."""
+    """From the first turn on: this template always leaves the reasoning out of the history."""
     async with client(engine, api) as playing:
         await playing.play(session)
     assert playing.silent == []
@@ -139,7 +139,7 @@ async def test_between_calls_it_is_foretold_once_it_is_known_what_comes_back(eng
 
 
 async def test_the_core_is_told_before_the_next_request_comes(engine, monkeypatch):
-    """What was foretold is posted, under the request that it follows."""
+    """The prediction is posted, under the request that it follows."""
     posted: list[NextKnown] = []
     async with client(engine, Api.CHAT) as playing:
         post = playing.driver.post
@@ -157,7 +157,7 @@ async def test_the_core_is_told_before_the_next_request_comes(engine, monkeypatc
 
 
 async def test_the_reply_to_a_brief_request_is_rendered_when_the_engine_has_time(engine, monkeypatch):
-    """Requests that follow it at once would wait for that."""
+    """Otherwise requests that follow at once would wait for that."""
     idle, rendered = asyncio.Event(), []
     async with client(engine, Api.CHAT) as playing:
         link = playing.driver.engines.front()

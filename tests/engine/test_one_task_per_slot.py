@@ -1,4 +1,4 @@
-"""Two tasks in one slot: stock llama-server spoils the running answer (engine.md T1), the sidecar never.
+"""Two tasks in one slot: stock llama-server corrupts the running answer (engine.md T1), the sidecar never.
 
 Conditions: default flags, a slot at work on one conversation, and a request pinned to that slot whose
 prompt the RAM cache holds. The engine then loads that prompt under the running answer: HTTP 200, no
@@ -18,7 +18,7 @@ import pytest
 from slotkeeper.bench import lab
 
 MODELS = ["tiny-dense", "tiny-hybrid"]
-TOKENS = 300  # at 1500 a second the second request still comes in the middle
+TOKENS = 300  # at 1500 a second the second request still arrives in the middle
 ATTEMPTS = 4
 ROUNDS = 6
 STORIES = {"long": "Of a lighthouse keeper who counts ships. ", "other": "Of a miller who lost his wheel. "}
@@ -31,7 +31,7 @@ def prompt_of(story: str, attempt: int) -> str:
 async def stream(
     client: aiohttp.ClientSession, story: str, attempt: int, tokens: int = TOKENS
 ) -> AsyncIterator[str]:
-    """The words of one completion, pinned to slot 0, as they come."""
+    """Yield the tokens of one completion, pinned to slot 0."""
     body: dict[str, Any] = {
         "prompt": prompt_of(story, attempt),
         "n_predict": tokens,
@@ -40,7 +40,7 @@ async def stream(
         "temperature": 0,
         "ignore_eos": True,
     }
-    # llama-server closes the connection after a stream, though it promises to keep it
+    # llama-server closes the connection after a stream, despite keep-alive
     async with client.post("/completion", json=body, headers={"Connection": "close"}) as answer:
         assert answer.status == 200
         async for line in answer.content:
@@ -53,8 +53,9 @@ async def told(client: aiohttp.ClientSession, story: str, attempt: int, tokens: 
 
 
 async def interrupted(client: aiohttp.ClientSession, attempt: int) -> str:
-    """The long story, while which somebody asks the same slot for the other one."""
-    await told(client, "other", attempt, tokens=4)  # its prompt goes to the RAM cache when the long one comes
+    """Stream the long story, while another request asks the same slot for the other one."""
+    # its prompt moves to the RAM cache when the long one starts
+    await told(client, "other", attempt, tokens=4)
     words = stream(client, "long", attempt)
     said = [await anext(words) for _ in range(8)]
     async with asyncio.TaskGroup() as group:
@@ -65,7 +66,7 @@ async def interrupted(client: aiohttp.ClientSession, attempt: int) -> str:
 
 
 async def spoiled(url: str, expected: list[str]) -> int:
-    """How many of the long stories came out otherwise than when nobody interrupts."""
+    """Return how many of the long stories differ from the undisturbed one."""
     async with aiohttp.ClientSession(url) as client:
         found = [await interrupted(client, attempt) for attempt in range(ATTEMPTS)]
     return sum(one != other for one, other in zip(found, expected, strict=True))
@@ -82,7 +83,7 @@ async def test_two_tasks_in_a_slot_spoil_the_answer_and_the_sidecar_prevents_it(
     expected = await undisturbed(engine.base)
     assert await undisturbed(engine.base) == expected, "the same prompt gives the same text"
     rounds = [await spoiled(engine.base, expected)]
-    while not rounds[-1] and len(rounds) < ROUNDS:  # the second request may come late on a loaded machine
+    while not rounds[-1] and len(rounds) < ROUNDS:  # on a busy machine the second request may come too late
         rounds.append(await spoiled(engine.base, expected))
     assert rounds[-1] > 0, (
         "the engine no longer corrupts a busy slot: engine.md T1 is fixed, tell the users of this build"

@@ -1,4 +1,4 @@
-"""Keys of our own before a real engine: which clients are served, what it hears, what is too much."""
+"""The sidecar's own keys in front of a real engine: which clients are served, and their limits."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def written(folder: Path, limits: str = "", text: str = FILE) -> Path:
 
 @asynccontextmanager
 async def in_front(engine: Any, folder: Path, limits: str = "", **more: Any) -> AsyncIterator[Sidecar]:
-    """Without namespaces, which have tests of their own: on /v1/messages they need slot files."""
+    """Run a sidecar without namespaces, which have their own tests: on /v1/messages they need slot files."""
     alone = {"namespaces": "off"} | more
     async with running(before(engine, keys_file=written(folder, limits), **alone)) as sidecar:
         await ready(sidecar)
@@ -134,7 +134,7 @@ async def test_an_engine_that_takes_another_key_is_the_operators_trouble(engine_
 async def test_a_minutes_tokens_are_all_that_a_key_may_use(engine, tmp_path, path, shape):
     async with in_front(engine, tmp_path, "tokens_per_minute = 60") as sidecar:
         async with client_of(sidecar, ALICE) as client, client_of(sidecar, ROOT) as other:
-            first = await client.post(path, json=ASKS[path])  # costs far more: that is owed
+            first = await client.post(path, json=ASKS[path])  # costs far more; the client owes the rest
             assert first.status_code == 200
             again = await client.post(path, json=ASKS[path])
             assert again.status_code == 429

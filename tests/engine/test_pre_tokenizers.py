@@ -27,7 +27,7 @@ ONE_OF_EACH = ["llama-bpe", "glm4", "qwen2", "qwen35", "gpt-2"]
 
 
 def all_pairs(path: Path, pre: str) -> Path:
-    """The smallest qwen3 with 256 bytes and 65,536 pairs of bytes, merged in a random order."""
+    """Return the smallest qwen3 with 256 bytes and 65,536 pairs of bytes, merged in a random order."""
     alphabet = byte_alphabet()
     pairs = [(left, right) for left in alphabet for right in alphabet]
     random.Random(1).shuffle(pairs)
@@ -63,7 +63,7 @@ def all_pairs(path: Path, pre: str) -> Path:
     return path
 
 
-# No uniform stretch of thousands of ideographs or syllables: its ends say all there is to say.
+# No uniform stretch of thousands of ideographs or syllables: its two ends suffice.
 DULL = (range(0x3500, 0x4D00), range(0x4F00, 0x9F00), range(0xAD00, 0xD700), range(0x17100, 0x18700))
 POINTS = [
     point
@@ -73,7 +73,7 @@ POINTS = [
 
 
 def unicode_texts(seed: int) -> Iterator[str]:
-    """Runs from one small stretch of Unicode at a time, so that letters, marks and numbers meet."""
+    """Return texts from small ranges of Unicode, so that letters, marks and numbers meet."""
     chance = random.Random(seed)
     common = [*" \n\t\r aZ5'sST.<-_", "\r\n", "  ", "'ll", "'RE", "\u0301", "\u2019", "\u0663", "\u3000"]
     for _ in range(3000):
@@ -82,7 +82,7 @@ def unicode_texts(seed: int) -> Iterator[str]:
 
 
 async def wrongly_split(base: str, local: LocalVocab, texts: Iterable[str]) -> list[str]:
-    """The texts whose ids differ. Those that the local tokenizer refuses do not count."""
+    """Return the texts whose ids differ. Those that the local tokenizer refuses do not count."""
     separator = local.special_ids["<|im_end|>"]
     ours: dict[str, list[int]] = {}
     for text in texts:
@@ -112,7 +112,7 @@ async def test_texts_are_split_where_the_engine_splits_them(
     engine = engine_factory("tiny-dense", build, args=["-m", str(path), "-c", "4096"])
     plain = [text for text in samples([]) if "<|im_end|>" not in text]
     assert await wrongly_split(engine.base, local, [*plain, *unicode_texts(len(pre))]) == []
-    if pre == "qwen35":  # the one that tells letters, marks and numbers apart
+    if pre == "qwen35":  # the pattern that distinguishes letters, marks and numbers
         every_point = (f"x{chr(p)}x  1{chr(p)}1\n.{chr(p)}. {chr(p)}" for p in POINTS)
         assert await wrongly_split(engine.base, local, every_point) == []
 

@@ -1,4 +1,4 @@
-"""The shadow says before each request what the engine will reuse: held against the engine's own number.
+"""The shadow predicts the engine's reuse before each request; the engine's own number must agree.
 
 Conversations are random: turns, edits, branches and regenerations in two slots, files saved and restored.
 """
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.alternating
 
 REQUESTS = 150
 CHATS = 60
-FLAGS = ["-c", "8192", "-b", "512", "-ub", "128"]  # small batches: many checkpoints, prompts are cheap
+FLAGS = ["-c", "8192", "-b", "512", "-ub", "128"]  # small batches: many checkpoints, cheap prompts
 
 
 @asynccontextmanager
@@ -41,7 +41,7 @@ async def walk(
 
 
 async def chats(engine, seed: int) -> LockStep:
-    """In two slots; only what is sent is of interest, so that no reply is wanted."""
+    """Play chats in two slots, without replies."""
     async with lockstep(engine) as step:
         step.opens, walk = True, Chats(random.Random(seed))
         while len(step.asked) < CHATS:
@@ -101,7 +101,7 @@ async def test_tokens_of_a_reply_that_is_not_known_are_not_promised(engine_facto
     ("model", "args"), [("tiny-hybrid", ""), ("tiny-hybrid-mtp", "--spec-type draft-mtp")]
 )
 async def test_through_the_sidecar_no_more_is_promised_than_is_reused(engine_factory, build, model, args):
-    """Replies may come back otherwise than they were sampled, and drafts may lie behind their ends."""
+    """Replies may come back changed, and drafts may follow after their ends."""
     engine = engine_factory(model, build, args=[*FLAGS, *args.split()])
     promises = await answered(engine, seed=11, requests=30)
     assert [one for one in promises if one.predicted > one.cached] == []
@@ -115,7 +115,7 @@ class Promise:
 
 
 async def answered(engine, seed: int, requests: int) -> list[Promise]:
-    """Chats with real replies, which go back to the sidecar as they came.
+    """Play chats with real replies, which go back to the sidecar unchanged.
 
     Nothing is computed in pauses: how long these are is the machine's affair. An answer that begins before
     its prompt was rendered has no prediction.
@@ -136,6 +136,6 @@ async def answered(engine, seed: int, requests: int) -> list[Promise]:
 
 
 def expect_known(step: LockStep) -> None:
-    """For all but one request in a hundred the engine reused just what was predicted."""
+    """For all but one request in a hundred the engine reused exactly the predicted tokens."""
     misses, total = step.misses(), len(step.asked)
     assert len(misses) <= total / 100, f"{len(misses)} of {total} were wrong:\n" + "\n".join(map(str, misses))

@@ -1,4 +1,4 @@
-"""Agents that prune old results, on the real engine: what it computes, and how full its context is."""
+"""Agents that prune old results, on the real engine: tokens computed, and the size of the context."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AT_MOST = 1.05  # times the oracle of what the client sent
 
 
 def tasks(way: str) -> Script:
-    """Four tasks of three calls each, of which an agent prunes the results in its way."""
+    """Return four tasks of three calls each, of which an agent prunes the results in its way."""
     agent = PRUNERS[way]()
     history = [system(prose(1500, 1))]
     for task in range(4):
@@ -46,7 +46,7 @@ def asked(messages: Sequence[dict[str, object]]) -> Turn:
 
 
 async def played(way: str, build: str, folder: Path, context: int) -> tuple[list[Sample], float]:
-    """Its requests, and how many of them went out otherwise than they came."""
+    """Return its requests, and how many of them were sent changed."""
     async with (
         lab.tiny_engine(Tiny.HYBRID, build, folder, context_tokens=context, recipe=lab.up_flags) as engine,
         lab.keeping(engine, rules=RULES) as sidecar,
@@ -63,7 +63,7 @@ async def played(way: str, build: str, folder: Path, context: int) -> tuple[list
 @pytest.mark.parametrize("way", ["openhands", "openclaw"])
 async def test_with_room_a_pruned_result_moves_nothing(way, build, tmp_path):
     found, fixed = await played(way, build, tmp_path, 16384)
-    assert fixed == len(found) - 5  # the first to prune is the fifth: three results stay, and one is new
+    assert fixed == len(found) - 5  # the first pruned one is the fifth: three results stay, and one is new
     sums = totals(found)
     assert sums.computed <= 0.75 * sums.oracle, "what the client moves is not computed again"
 
@@ -79,14 +79,14 @@ async def test_without_room_the_client_s_own_text_goes_out(build, tmp_path):
 
 
 def let_through(found: Sequence[Sample]) -> bool:
-    """Whether some request went as it came, after others that did not, and the engine read what came."""
+    """Whether some request was sent as it came, after changed ones, and the engine evaluated it so."""
     own = [now for before, now in pairwise(found) if before.rewritten and not now.rewritten]
     return bool(own) and all(sample.exact for sample in own)
 
 
 # -- recorded agents -------------------------------------------------------------------------------------
 
-# What opencode does itself, and what masks a result at each request; sizes as in `pruners`.
+# As opencode prunes, and as an agent that masks one result per request; sizes as in `pruners`.
 DEALT = {
     "main1": "opencode",
     "compact1": "opencode",

@@ -1,4 +1,4 @@
-"""Recorded sessions of real agents, sent again through a sidecar whose rules fix, to the real engine.
+"""Recorded sessions of real agents, sent to the real engine through a sidecar with rules that fix.
 
 Every other session runs on the newer build: what rules send is the same on both.
 """
@@ -18,11 +18,11 @@ from slotkeeper.bench.target import Target
 from slotkeeper.engine.launch import EngineKind, runs_skulk
 
 CONTEXT = 49152  # the longest prompt has 42,399 tokens
-REPLY = 16  # tokens: the history is the recorded one, whatever is said now
+REPLY = 16  # tokens: the history is the recorded one, whatever the engine answers
 AT_MOST = 1.02  # times the oracle of what the client sent
 
-# With what was planted: where a text parts for the first time in its middle there is no checkpoint yet. Short
-# sessions, and one that writes its files anew in each request, cannot make up for that.
+# Includes plants: where a text diverges for the first time in its middle there is no checkpoint yet. Short
+# sessions, and one that writes its files again in each request, cannot make up for that.
 WITH_PLANTS = {"aider/main1": 1.12, "claude-code/trace-0100": 1.12, "claude-code/trace-0300": 1.12}
 ANYBODY_WITH_PLANTS = 1.06
 

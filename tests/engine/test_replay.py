@@ -1,4 +1,4 @@
-"""Recorded requests sent to real engines, on every API that the recorded clients speak."""
+"""Recorded requests sent to real engines, on every API of the recorded clients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HISTORY = [
 
 
 def item(turn):
-    """A message as the Responses API writes it."""
+    """Return a message as the Responses API writes it."""
     kind = "output_text" if turn["role"] == "assistant" else "input_text"
     return {"type": "message", "role": turn["role"], "content": [{"type": kind, "text": turn["content"]}]}
 
@@ -46,7 +46,7 @@ BODIES = {
 
 
 def recorded(folder, paths=tuple(BODIES)):
-    """A trace of two turns on each route; the second goes on from the first."""
+    """Return a trace of two turns on each route; the second continues the first."""
     lines = []
     for number, path in enumerate(paths):
         for turn, turns in enumerate((HISTORY[:1], HISTORY)):
@@ -90,12 +90,12 @@ async def test_the_oracle_sees_the_prompt_that_the_engine_evaluates(engine, tmp_
 async def test_a_replay_through_the_sidecar_shows_both_servers(engine, sidecar, tmp_path, capsys):
     code = await replay([recorded(tmp_path)], base=sidecar, against=engine.base, max_tokens=8)
     shown = capsys.readouterr().out
-    assert code == 1  # what the second finds in the first one's cache is no result
+    assert code == 1  # a second pass that reuses the first one's tokens is no result
     assert "A fault of measurement" in shown
     assert "8 requests in 1 files" in shown
     assert "test/" in shown
     assert shown.count("against") > len(BODIES)
-    assert "lead to the same engine" in shown  # there is one engine here, so the comparison means nothing
+    assert "lead to the same engine" in shown  # there is only one engine, so the comparison means nothing
 
 
 async def test_a_request_that_fails_is_counted_and_named(engine, tmp_path, capsys):

@@ -16,9 +16,9 @@ from slotkeeper.bench.target import Target
 
 pytestmark = pytest.mark.alternating
 
-LONG_PAUSE = 3600.0  # nothing is saved but at the end
+LONG_PAUSE = 3600.0  # nothing is saved before the end
 MORE = 1.05  # times the oracle may be computed
-EACH = 64  # tokens, and so many more for each conversation
+EACH = 64  # tokens more for each conversation
 
 
 def two(change: Change) -> list[RestartedChat]:
@@ -31,7 +31,7 @@ async def begin(chats: Sequence[RestartedChat], target: Target) -> None:
 
 
 async def go_on(chats: Sequence[RestartedChat], target: Target, sidecar: Sidecar | None = None) -> Totals:
-    """Clients that think before each question: until the sidecar has saved what there is.
+    """Send turns as clients that think before each question, until the sidecar has saved everything.
 
     To one that asks at once, some tokens more may be given sooner than a slot that is just being saved.
     """
@@ -106,7 +106,7 @@ async def test_a_new_sidecar_finds_what_the_old_one_saved(build, also_the_engine
 
 
 async def test_what_is_in_no_file_yet_is_saved_when_the_sidecar_is_stopped(build, tmp_path):
-    """As at SIGTERM; then the engine goes too, as when a machine is shut down."""
+    """As at SIGTERM; then the engine ends too, as when a machine is shut down."""
     chats = two(Change.APPEND)
     async with lab.tiny_engine(Tiny.SWA, build, tmp_path) as engine:
         async with (
@@ -114,7 +114,8 @@ async def test_what_is_in_no_file_yet_is_saved_when_the_sidecar_is_stopped(build
             Target(lab.url_of(sidecar)) as target,
         ):
             await begin(chats, target)
-            placement = sidecar.driver.placement  # what both begin with is in a file, but not how they go on
+            # their common beginning is in a file, but not their own parts
+            placement = sidecar.driver.placement
             ends = [held.total for table in placement.tables.values() for held in table.shadow.slots if held]
             assert all(len(snapshot.tokens) < min(ends) for snapshot in placement.catalog)
             await sidecar.drain(delay=0)
@@ -126,7 +127,7 @@ async def test_what_is_in_no_file_yet_is_saved_when_the_sidecar_is_stopped(build
 
 
 async def test_a_sidecar_that_vanished_before_it_could_save_has_lost_that(build, tmp_path):
-    """What the tests above would show if nothing were saved."""
+    """The result of the tests above if nothing were saved."""
     chats = two(Change.APPEND)
     async with lab.tiny_engine(Tiny.HYBRID, build, tmp_path) as engine:
         async with (
@@ -141,7 +142,7 @@ async def test_a_sidecar_that_vanished_before_it_could_save_has_lost_that(build,
 
 
 async def goes_on_at(sidecar: Sidecar, chats: Sequence[RestartedChat], oracle: Oracle) -> Totals:
-    """The same clients with a new sidecar."""
+    """Continue the same clients with a new sidecar."""
     async with Target(lab.url_of(sidecar)) as target:
         target.oracle = oracle
         return await go_on(chats, target, sidecar)

@@ -1,4 +1,4 @@
-"""What a slot holds after a restore is what it held before: the answers are those of a fresh computation."""
+"""A restored slot has its old state: the answers are those of a fresh computation."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ pytestmark = pytest.mark.alternating
 
 CHAT = "/v1/chat/completions"
 SAID = 24  # tokens of each answer
-COMPARED = 4  # first tokens whose logprobs are looked at
-NOISE = 0.05  # of a logprob: what another division into batches changes
+COMPARED = 4  # first tokens whose logprobs are compared
+NOISE = 0.05  # of a logprob: what a different division into batches changes
 
 
 class Answer(NamedTuple):
@@ -69,7 +69,7 @@ async def ask(client: httpx.AsyncClient, messages: Sequence[Doc], **more: Any) -
 
 
 async def chat(client: httpx.AsyncClient, sidecar: Sidecar, turns: int) -> list[Doc]:
-    """A conversation that pauses after each turn for long enough to be saved."""
+    """Play a conversation that pauses after each turn for long enough to be saved."""
     history = [system(prose(3000, 5))]
     for number in range(turns):
         history.append(user(number))
@@ -79,7 +79,7 @@ async def chat(client: httpx.AsyncClient, sidecar: Sidecar, turns: int) -> list[
 
 
 async def expect_as_fresh(engine: Restartable, answers: Sequence[Answer]) -> None:
-    """Ask the engine itself, which is to compute everything."""
+    """Ask the engine itself, which computes the whole prompt."""
     async with httpx.AsyncClient(base_url=engine.base, timeout=PATIENCE) as client:
         for answer in answers:
             fresh = await ask(client, answer.messages, cache_prompt=False)
@@ -134,7 +134,7 @@ def longest(sidecar: Sidecar) -> Snapshot:
 
 
 async def only_the_longest(sidecar: Sidecar) -> Snapshot:
-    """The others are forgotten."""
+    """Remove all other snapshots."""
     last = longest(sidecar)
     for other in [snapshot for snapshot in sidecar.driver.placement.catalog if snapshot is not last]:
         await sidecar.driver.snapshots.forget(other.id)
@@ -142,14 +142,14 @@ async def only_the_longest(sidecar: Sidecar) -> Snapshot:
 
 
 class Made(NamedTuple):
-    """Checkpoints of a file: that the engine wrote, and that were left in."""
+    """Checkpoints of a file: those that the engine wrote, and those that were kept in it."""
 
     had: int
     kept: int
 
 
 def spied(monkeypatch: pytest.MonkeyPatch) -> list[Made]:
-    """Every file counts as a large one; what is done to each is noted."""
+    """Treat every file as a large one, and record what is done to each."""
     made: list[Made] = []
     monkeypatch.setattr(slotfile, "LARGE", 0)
 
@@ -174,7 +174,7 @@ async def test_a_restored_full_window_is_not_cut_where_it_is_not_there(build, tm
             extended = await ask(client, [*history, user(7)])
             parted = await ask(client, inside)
         assert (extended.decision, extended.cached) == (Reason.SNAPSHOT, len(newest.tokens))
-        assert parted.decision == Reason.COLD  # what it has cached was planted for it
+        assert parted.decision == Reason.COLD  # its cached tokens were planted for it
         await expect_as_fresh(engine, [extended, parted])
 
         name = f"{newest.id}.slot"

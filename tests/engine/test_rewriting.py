@@ -1,4 +1,4 @@
-"""Agents that rewrite their own prompts, on the real engine: the cost, what is said, what is put right."""
+"""Agents that rewrite their own prompts, on the real engine: the cost, the reports, the fixes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ pytestmark = pytest.mark.alternating
 
 CONTEXT = 16384
 WITH_OBSERVED = 1.06  # times the oracle: the first divergence in a long text finds no checkpoint at its place
-WITH_FIXED = 0.95  # the oracle is of what the client sent
+WITH_FIXED = 0.95  # the oracle counts the requests as the client sent them
 
 
 async def played(rewriter: Rewriter, build: str, mode: str, folder) -> tuple[Totals, Sidecar]:
-    """What it cost, and the sidecar, which has ended by then."""
+    """Return the cost, and the sidecar, which has ended by then."""
     async with (
         lab.tiny_engine(Tiny.HYBRID, build, folder, context_tokens=CONTEXT, recipe=lab.up_flags) as engine,
         lab.keeping(engine, rules=(f"all={mode}",)) as sidecar,

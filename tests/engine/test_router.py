@@ -1,4 +1,4 @@
-"""A real router behind us: state survives its swaps, and no request is lost in one."""
+"""A real router behind the sidecar: state survives its swaps, and no request is lost in one."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from slotkeeper.bench import lab
 from slotkeeper.cli.doctor import doctor
 from slotkeeper.scheduler.events import ModelStatus
 
-pytestmark = needs_b10434  # only its program is a router
+pytestmark = needs_b10434  # only this build's program is a router
 
 TURNS = 10
 MORE = 1.05  # times the oracle may be computed
 TRIES = 20
-WHOLE = ("[DONE]", "message_stop", "response.completed", '"stop":true')  # ends of streams
+WHOLE = ("[DONE]", "message_stop", "response.completed", '"stop":true')  # the last events of complete streams
 
 
 def client_of(sidecar: Sidecar) -> httpx.AsyncClient:
@@ -45,7 +45,7 @@ def client_of(sidecar: Sidecar) -> httpx.AsyncClient:
 
 
 def computed(found: Sequence[Talk], sidecar: Sidecar | None = None) -> int:
-    """By the engine's own figures, and what we had it compute."""
+    """Return the tokens by the engine's figures, and those of the sidecar's own prefills."""
     ours = lab.spent(sidecar)
     return sum(talk.computed for talk in found) + ours.plant + ours.idle
 
@@ -55,7 +55,7 @@ async def _whole(lines: AsyncIterator[str]) -> list[str]:
 
 
 async def test_twenty_swaps_compute_no_more_than_models_that_stay(tmp_path: Path) -> None:
-    """One loaded at a time, two agents on each; every turn is a swap."""
+    """One model is loaded at a time, with two agents on each; every turn is a swap."""
     (tmp_path / "stay").mkdir()
     oracle = computed(await resident(tmp_path / "stay", TURNS // 2))
     found = talks()
@@ -180,7 +180,7 @@ async def test_without_a_model_the_router_answers_itself(tmp_path: Path, named: 
 
 
 async def test_what_takes_no_slot_goes_to_its_model_too(tmp_path: Path) -> None:
-    """A conversation of the model that has to go for it is not lost."""
+    """A conversation of the model that is unloaded for it is not lost."""
     async with router(tmp_path) as started, lab.keeping(started) as sidecar, client_of(sidecar) as client:
         talk = Talk(ALIAS, "a")
         await talk.turn(client)
@@ -204,7 +204,10 @@ async def test_models_are_listed_as_the_router_lists_them(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/completion"])
 async def test_a_stream_whose_engine_dies_does_not_look_whole(tmp_path: Path, path: str) -> None:
-    """The router ends it in order. A route that drops `ignore_eos` may have ended it before: then again."""
+    """The router ends the stream cleanly.
+
+    A route that drops `ignore_eos` may have ended before: then again.
+    """
     async with router(tmp_path) as started, lab.keeping(started) as sidecar, client_of(sidecar) as client:
         asked = {"messages": [{"role": "user", "content": "count"}], "input": "count", "prompt": "count"}
         most = {"max_tokens": 4000, "n_predict": 4000, "max_output_tokens": 4000, "ignore_eos": True}

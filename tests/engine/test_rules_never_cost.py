@@ -1,4 +1,4 @@
-"""With default rules the engine never works more than without us, by its own counter."""
+"""With default rules the engine never computes more than without the sidecar, by its own counter."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ pytestmark = pytest.mark.alternating
 
 CONTEXT = 8192
 REPLY = 8  # tokens
-# Tokens by which the choice of a slot may differ, which is no rule's doing: the template's first ones are in
-# some slots and not in others, and a touch is one.
+# Tokens by which the choice of a slot may change the result without any rule: some slots have the template's
+# first tokens and others do not, and a touch is one token.
 ANY_SLOT = 8
-# What a rule costs it costs each time. Once, on a loaded machine, a title's prompt of 97 tokens was computed
-# again without a rule: the decisions are printed, should that be seen once more.
+# A rule's cost recurs each time. Once, on a busy machine, a title's prompt of 97 tokens was computed again
+# without a rule: the decisions are printed, in case that happens again.
 ATTEMPTS = 3
-NEVER = 600.0  # seconds until a pause is used: how long one is must not depend on the machine
+NEVER = 600.0  # seconds until a pause is used: pauses must not depend on the machine
 TELLING = (DECISION, SLOT, PLANTED, REWRITTEN)
 SESSION = {"X-Session-Id": "one-for-all", "User-Agent": "agent/1"}
 
 
 async def work(http: aiohttp.ClientSession, url: str, base: str) -> Mapping[str, int]:
-    """Of the engine at `base`, for each mix that is played at `url`."""
+    """Return the work of the engine at `base`, for each mix that is played at `url`."""
 
     async def send(body: mixes.Doc) -> mixes.Doc:
         asked = {**body, "max_tokens": REPLY, "temperature": 0}
@@ -56,7 +56,7 @@ async def work(http: aiohttp.ClientSession, url: str, base: str) -> Mapping[str,
 
 
 async def both(model: Tiny, build: str, folder: Path) -> tuple[Mapping[str, int], Mapping[str, int], float]:
-    """Stock, with default rules, and how often these changed something."""
+    """Return stock's work, the work with default rules, and how often these changed a request."""
     async with AsyncExitStack() as stack:
         http = await stack.enter_async_context(aiohttp.ClientSession())
         engines = []

@@ -1,4 +1,4 @@
-"""Why a sampled tool call does not come back as it was sampled, and why nothing can be put right there.
+"""Why a sampled tool call does not come back as it was sampled, and why that cannot be fixed.
 
 The chat route takes texts and tokenizes them; what a model sampled under a grammar is seldom what the
 tokenizer makes of its text. What is told of a call leaves out the white space around its arguments, and in
@@ -29,7 +29,7 @@ THINK, END = "<think>\n", "<|im_end|>"
 
 @dataclass(frozen=True)
 class Sampled:
-    """A reply with calls: what was asked, what was told, and what was really sampled."""
+    """A reply with calls: the request, the answer, and the sampled tokens."""
 
     body: dict
     prompt: str
@@ -40,11 +40,11 @@ class Sampled:
 
     @property
     def kept(self) -> Tokens:
-        """What the slot holds: all but the last token (engine.md 1.5)."""
+        """Return the slot's contents: all but the last token (engine.md 1.5)."""
         return (self.prompt_ids + self.ids).cut(0, len(self.prompt_ids) + len(self.ids) - 1)
 
     def versions(self) -> dict[str, dict]:
-        """In what ways the reply could be sent back."""
+        """Return the ways in which a client could send the reply back."""
         calls = self.message["tool_calls"]
         twice = [with_arguments(call, json.dumps(call["function"]["arguments"])) for call in calls]
         return {
@@ -59,7 +59,7 @@ def with_arguments(call, text):
 
 
 def question(number):
-    """A short chat that has to be answered with a call."""
+    """Return a short chat that must be answered with a call."""
     messages = [system("Be brief."), {"role": "user", "content": f"{number}. {prose(100, number)}"}]
     fields = {"tools": [TOOL], "tool_choice": "required", "max_tokens": 500, "temperature": 0}
     return {"messages": messages, **fields}
@@ -70,7 +70,7 @@ async def ids_of(engine: EngineClient, text: str) -> Tokens:
 
 
 async def sampled(engine: EngineClient, base: str, number: int) -> Sampled | None:
-    """None where no whole call was made."""
+    """Sample a reply; None if it has no complete call."""
     body = question(number)
     prompt = await engine.apply_template(body)
     answer = await asked(base, {**body, **IDS})
@@ -95,7 +95,7 @@ async def asked(base, body) -> httpx.Response:
 
 
 async def rendered(engine: EngineClient, reply: Sampled, message: dict) -> str:
-    """The next prompt, with a result for every call."""
+    """Return the next prompt, with a result for every call."""
     ids = [call["id"] for call in reply.message["tool_calls"]]
     results = [{"role": "tool", "tool_call_id": id_, "content": "x"} for id_ in ids]
     return await engine.apply_template(
@@ -163,7 +163,7 @@ RESULT = {"role": "tool", "tool_call_id": "c12345678", "content": "x = 1"}
 
 @dataclass(frozen=True)
 class Family:
-    """How a template ends a call, and which messages come to a call with other white space in it."""
+    """How a template ends a call, and which messages come back with other white space in a call."""
 
     end: str
     content: bool
@@ -183,7 +183,7 @@ FAMILIES = {
 async def test_what_renders_a_call_as_it_was_written_depends_on_the_template(engine_factory, build, name):
     family = FAMILIES[name]
     args = ["-c", "4096", "-np", "1"]
-    if name != "chatml":  # which is the tiny model's own
+    if name != "chatml":  # the tiny model's own
         args += ["--chat-template-file", str(TEMPLATES / f"{name}.jinja")]
     started = engine_factory("tiny-dense", build, args=args)
     async with EngineClient(started.base) as client:

@@ -27,12 +27,12 @@ pytestmark = pytest.mark.alternating
 CHAT = "/v1/chat/completions"
 LONG = "The lighthouse keeper counts the ships that pass by night. " * 60
 LEFT, RIGHT = EngineId("left"), EngineId("right")
-LEAST = 600  # tokens of it: what is found again is more than that
+LEAST = 600  # tokens that must be reused at least
 
 
 @pytest.fixture
 def pair(engine_factory, build, tmp_path: Path):
-    """Two that can use each other's files."""
+    """Start two engines that can use each other's files."""
     folder = tmp_path / "slots"
     folder.mkdir(mode=0o700)
     return [engine_factory("tiny-hybrid", build, args=["--slot-save-path", str(folder)]) for _ in range(2)]
@@ -61,7 +61,7 @@ def names(one: Any, other: Any) -> tuple[str, ...]:
 
 
 async def ask(client: httpx.AsyncClient, *said: str) -> tuple[str, int]:
-    """The reply, and how many tokens of its prompt were cached."""
+    """Return the reply, and the cached tokens of its prompt."""
     turns = [{"role": "user" if n % 2 == 0 else "assistant", "content": text} for n, text in enumerate(said)]
     plain = {"chat_template_kwargs": {"plain": True}, "temperature": 0, "max_tokens": 8}
     answer = await client.post(CHAT, json={"messages": turns, **plain})
@@ -76,7 +76,7 @@ async def admin(sidecar: Sidecar, path: str) -> httpx.Response:
 
 
 async def state(sidecar: Sidecar) -> dict[str, Any]:
-    """What the admin port says of each engine."""
+    """Return the admin port's state of each engine."""
     return {one["engine"]: one for one in (await admin(sidecar, "/api/state")).json()["engines"]}
 
 
@@ -147,7 +147,7 @@ def table(**engines: str) -> str:
 
 
 async def test_the_table_of_engines_is_read_again_while_requests_are_served(pair, tmp_path, capsys):
-    """One is added, a bad file changes nothing, and one that is named no more is drained and dropped."""
+    """One engine is added, a bad file changes nothing, and a removed engine is drained and dropped."""
     left, right = pair
     path = tmp_path / "engines.toml"
     path.write_text(table(left=left.base))
@@ -199,7 +199,7 @@ async def test_a_running_answer_ends_before_its_engine_is_dropped(pair, tmp_path
         assert last_engine(sidecar) == "right"
 
 
-async def test_one_that_was_drained_by_hand_is_dropped_at_once(pair, tmp_path):
+async def test_an_engine_drained_by_hand_is_dropped_as_soon_as_it_is_removed(pair, tmp_path):
     left, right = pair
     path = tmp_path / "engines.toml"
     path.write_text(table(left=left.base, right=right.base))
@@ -239,7 +239,7 @@ async def test_sighup_reads_the_table_again(pair, tmp_path):
 
 
 async def test_conversations_outlive_both_engines_in_turn():
-    """Beside one perfect cache for both engines; `benchmarks.engines` has forty conversations."""
+    """Compared with one perfect cache for both engines; `benchmarks.engines` has forty conversations."""
     found = await deaths(12, 4, at_once=2)
     assert not found.failures
     assert found.broken <= 2 * 2, "two kills, and two requests at a time"
@@ -248,7 +248,7 @@ async def test_conversations_outlive_both_engines_in_turn():
 
 
 async def test_a_small_turn_stays_and_a_cold_prompt_goes_to_the_engine_with_less_to_do(pair, tmp_path):
-    """By what the engines computed; their speeds are made equal, as on twins they are."""
+    """By the tokens that the engines computed; their speeds are made equal, since they are twins."""
     async with in_front_of(tmp_path / "slots", upstream=names(*pair)) as (sidecar, client):
         reply, _ = await ask(client, LONG)
         home = last_engine(sidecar)

@@ -1,4 +1,4 @@
-"""Clients' own `POST /slots/N?action=...`: never in our files, never under somebody's answer."""
+"""Clients' own `POST /slots/N?action=...`: never with our files, never in a slot with a running answer."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def client_of(sidecar: Sidecar) -> httpx.AsyncClient:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Of our files, but for the index, to which we may write ourselves."""
+    """Return the contents of our files, except the index, which the sidecar may write."""
     paths = [path for path in folder.glob("slotkeeper*.*") if "sqlite" not in path.name]
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 

@@ -1,4 +1,4 @@
-"""Real slot files: read as the engine wrote them, and restored by it after we changed them."""
+"""Real slot files: read as the engine wrote them, and restored by it after the sidecar changed them."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ WINDOW = 256  # tokens, of tiny-swa
 WIDE = "f32"  # quantized caches need instructions, in b10434, that not every processor has
 MODELS = [str(tiny) for tiny in Tiny]
 CHECKPOINTED = [Tiny.SWA, Tiny.HYBRID, Tiny.HYBRID_MTP, Tiny.RECURRENT]
-ALONE = ["--cache-ram", "0"]  # nothing but files may bring a state back
+ALONE = ["--cache-ram", "0"]  # only files can bring a state back
 DRAFTS = ["--spec-type", "draft-mtp"]
 
 fuzzed = settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def prompt(n: int, seed: int = 0) -> list[int]:
-    """Ids of ordinary words; two seeds differ from the first token on."""
+    """Return token ids of ordinary words; two seeds differ from the first token on."""
     return [5 + (i * 7919 + i // 13 + seed * 101) % 900 for i in range(n)]
 
 
@@ -61,12 +61,12 @@ class Bench:
         return data
 
     def restore(self, data: bytes, slot: int = 0) -> int:
-        """The engine's own count of the bytes that it used."""
+        """Restore a file; return the engine's count of the bytes that it used."""
         (self.engine.slot_dir / "file").write_bytes(data)
         return int(self._act("restore", slot)["n_read"])
 
     def reused(self, data: bytes, ids: Sequence[int]) -> int:
-        """Restore, ask, and see that the answer is that of a slot that computed all of the prompt."""
+        """Restore, ask, and check that the answer is that of a slot that computed the whole prompt."""
         assert self.restore(data) == len(data)
         answer = self.complete(ids, 24)
         fresh = self.complete(ids, 24, slot=1, cache_prompt=False)
@@ -150,7 +150,7 @@ def test_whatever_befalls_a_file_there_is_a_verdict(engine: Engine) -> None:
         data = at.save()
     file = understood(data)
     allowed = {file.payload_end, *(cache.end for cache in file.caches)}
-    # Where the structure of the state begins or goes on, and where the checkpoints begin.
+    # Offsets where a part of the state begins or continues, and where the checkpoints begin.
     places = st.integers(0, len(data) - 1) | st.sampled_from(sorted(allowed)).flatmap(
         lambda end: st.integers(max(end - 64, 0), min(end + 64, len(data) - 1))
     )
@@ -268,4 +268,4 @@ def test_another_last_token_brings_the_drafts_back(engine_factory) -> None:
         assert drafts(at.complete(extended, 100)) == drafts(live)
         assert at.reused(data, extended) == N
         at.restore(data)
-        assert drafts(at.complete(extended, 100))[1] < drafts(live)[1]  # why it is worth 4 tokens
+        assert drafts(at.complete(extended, 100))[1] < drafts(live)[1]  # the reason why it is worth 4 tokens

@@ -1,4 +1,4 @@
-"""`slotkeeper snapshots` and what is remembered of engines, with engines that really save their slots."""
+"""`slotkeeper snapshots`, and what the sidecar remembers of engines, with engines that save their slots."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHAT = {"messages": [{"role": "user", "content": STORY}], "max_tokens": 8, "temp
 
 @pytest.fixture
 def command(capsys):
-    """Run one as a program would read it; the exit code and all lines."""
+    """Run a command; return its exit code and all lines."""
 
     async def run(action: str, *words: str, opening) -> tuple[int, list[dict]]:
         capsys.readouterr()  # the sidecar's own log
@@ -36,7 +36,7 @@ def admin_of(sidecar: Sidecar):
 
 
 async def say(sidecar: Sidecar) -> tuple[str, int]:
-    """Ask the same thing; where it went, and how much of it the engine reused."""
+    """Send the same request; return its slot, and the tokens that the engine reused."""
     async with aiohttp.ClientSession(lab.url_of(sidecar)) as client:
         async with client.post("/v1/chat/completions", json=CHAT) as answer:
             assert answer.status == 200
@@ -80,13 +80,13 @@ async def test_a_folder_is_listed_alike_when_its_sidecar_has_ended(build, tmp_pa
             _, (before,) = await command("ls", opening=admin_of(sidecar))
         code, (after,) = await command("ls", opening=folder(engine.flags.slot_save_path, None))
     for one in before["snapshots"]:
-        del one["engines"], one["name"]  # a folder does not know of them
+        del one["engines"], one["name"]  # a folder has no such facts
     assert before["snapshots"]
     assert (code, after["snapshots"]) == (0, before["snapshots"])
 
 
 async def test_what_a_canary_has_shown_is_known_where_none_is_possible(build, tmp_path):
-    """A second sidecar in front of an engine that is in use: one slot is still empty and shows nothing."""
+    """A second sidecar in front of an engine that is in use: one slot is still empty and proves nothing."""
     carries = {EngineKind.SKULK: False, EngineKind.XLLAMACPP: True}[EngineKind(build)]
     async with lab.tiny_engine(Tiny.HYBRID, build, tmp_path) as engine:
         async with lab.keeping(engine) as first:

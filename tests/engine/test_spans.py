@@ -1,4 +1,4 @@
-"""Spans of requests to a real engine: its own figures, and stages that lie within the request."""
+"""Spans of requests to a real engine: its own figures, and stages that are inside the request's time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_a_span_says_what_the_engine_counted_and_how_the_time_was_spent(en
         assert said["gen_ai.response.time_to_first_chunk"] > 0
         assert said["slotkeeper.slot"] in {0, 1}
     assert warm["gen_ai.usage.cache_read.input_tokens"] > 0.8 * cold["gen_ai.usage.input_tokens"]
-    # Where most of it is planted, the few tokens of the request itself may take too short for a span.
+    # If most of the prompt is planted, the request's own few tokens may be too quick for a span.
     planted = cold["slotkeeper.planted_tokens"]
     longest = RequestStage.PLANT if planted > cold["slotkeeper.computed_tokens"] / 2 else RequestStage.PREFILL
     assert f"slotkeeper.{longest.value}" in collector.inside(spans[0])
@@ -50,7 +50,7 @@ async def test_a_span_says_what_the_engine_counted_and_how_the_time_was_spent(en
             assert child.name in {f"slotkeeper.{stage.value}" for stage in RequestStage}
             assert child.trace_id == span.trace_id
             assert child.start_time_unix_nano <= child.end_time_unix_nano
-            # What is found beside the request's own way may end after it: the tokens of a short prompt.
+            # Work beside the request may end after it: the tokenization of a short prompt.
             if child.name != "slotkeeper.render":
                 assert span.start_time_unix_nano <= child.start_time_unix_nano
                 assert child.end_time_unix_nano <= span.end_time_unix_nano + 1_000_000

@@ -1,4 +1,4 @@
-"""A checkpoint one token behind a cut outlives it, though its last token is another now (engine.md T11)."""
+"""A checkpoint one token after a cut survives it, though its last token has changed (engine.md T11)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from slotkeeper.bench.models import Tiny
 
 pytestmark = pytest.mark.alternating
 
-NOISE: Final = 0.05  # of a logprob: what another division into batches changes
+NOISE: Final = 0.05  # of a logprob: what a different division into batches changes
 CUT: Final = 300  # tokens
-TAIL: Final = 4  # behind the last checkpoint of a prompt
+TAIL: Final = 4  # tokens after the last checkpoint of a prompt
 ARGS: Final = ("-np", "1", "--checkpoint-min-step", "0")
 
 
 def prompts() -> list[list[int]]:
-    """They leave checkpoints at CUT and one token farther; the third cuts between, the last goes on there."""
+    """Prompts with checkpoints at CUT and one token later; the third cuts between, the last continues it."""
     chance = random.Random(4)
     words = [chance.randrange(300, 900) for _ in range(4000)]
     first = words[: CUT + TAIL]
@@ -32,7 +32,7 @@ def prompts() -> list[list[int]]:
 
 
 async def ask(client: httpx.AsyncClient, ids: list[int]) -> Mapping[int, float]:
-    """The likeliest next tokens, and their logprobs."""
+    """Return the likeliest next tokens, and their logprobs."""
     body = {"prompt": ids, "n_predict": 1, "temperature": 0, "n_probs": 3}
     answer = await client.post("/completion", json=body, timeout=PATIENCE)
     assert answer.status_code == 200, answer.text
@@ -45,7 +45,7 @@ def same(one: Mapping[int, float], other: Mapping[int, float]) -> bool:
 
 
 async def fresh(engine: Any) -> Mapping[int, float]:
-    """What the last prompt's answer is when all of it is computed."""
+    """Return the last prompt's answer when all of it is computed."""
     async with httpx.AsyncClient(base_url=engine.base) as client:
         right = await ask(client, prompts()[-1])
     await engine.restart()

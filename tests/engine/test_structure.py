@@ -1,4 +1,4 @@
-"""Boundaries on real engines, in the templates of every family, against renderings by brute force.
+"""Boundaries on real engines, in the templates of every family, compared with renderings by brute force.
 
 A message begins at its opener, and its text is found by rendering the chat with another one in its place.
 The templates are ours, in the shape of each family's own. The tiny vocabulary spells their markers as text,
@@ -45,13 +45,13 @@ WHOLE = [*LOOP, ANSWER, THIRD]
 
 @dataclass(frozen=True)
 class Family:
-    """A template, and what stands at the beginning of messages in it; "" = no markers: texts count."""
+    """A template, and the beginnings of messages in it; "" = no markers: texts count."""
 
     user: str
     tool: str = ""
     chats: tuple = (TALK, LOOP, WHOLE)
     tools: bool = True
-    inside: bool = False  # the first message's text tells where the lead ends
+    inside: bool = False  # the first message's text shows where the head ends
 
 
 FAMILIES = {
@@ -94,7 +94,7 @@ class Told:
 
 
 async def by_brute_force(engine: Told, chat, family: Family) -> list[Boundary]:
-    """Every message rendered with another text; the reply's place by asking for no generation prompt."""
+    """Render every message with another text; find the reply by rendering without a generation prompt."""
     whole = await engine.text(chat)
     prompt = await engine.ids(whole)
     places: list[Boundary] = []
@@ -107,14 +107,15 @@ async def by_brute_force(engine: Told, chat, family: Family) -> list[Boundary]:
         text = next(n for n, (a, b) in enumerate(zip(whole, changed, strict=False)) if a != b)
         opener = family.user if message["role"] == "user" else family.tool
         kind = BoundaryKind(message["role"]) if places else BoundaryKind.HEAD
-        if kind is BoundaryKind.HEAD and family.inside:  # another conversation, which has no more than this
+        # another conversation, which shares no more than this
+        if kind is BoundaryKind.HEAD and family.inside:
             changed = await engine.text({**chat, "messages": other[: index + 1]})
             places.append(Boundary(prompt.lcp(await engine.ids(changed)), kind))
         elif opener:
             places.append(Boundary(len(await engine.ids(whole[: whole.rindex(opener, 0, text)])), kind))
         else:
             places.append(Boundary(prompt.lcp(await engine.ids(changed)), kind))
-    if not family.user:  # the head and the last question are all that is looked for
+    if not family.user:  # only the head and the last question are looked for
         places = [places[0], *[place for place in places[1:] if place.kind is BoundaryKind.USER][-1:]]
     asked = await engine.ids(await engine.text({**chat, "add_generation_prompt": False}))
     return [*places, Boundary(len(asked), BoundaryKind.TURN)]
@@ -124,7 +125,7 @@ async def by_brute_force(engine: Told, chat, family: Family) -> list[Boundary]:
 async def test_boundaries_are_where_rendering_otherwise_says(engine_factory, build, name):
     family = FAMILIES[name]
     args = ["-c", "8192", "-np", "1"]
-    if name != "chatml":  # which is the tiny model's own
+    if name != "chatml":  # the tiny model's own
         args += ["--chat-template-file", str(TEMPLATES / f"{name}.jinja")]
     started = engine_factory("tiny-dense", build, args=args)
     async with Told(started.base) as engine:

@@ -1,4 +1,4 @@
-"""TLS on both ports, with real clients of it and a real engine."""
+"""TLS on both ports, with real clients and a real engine."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def trusting(own: Certificate) -> ssl.SSLContext:
 
 
 def shown_by(address: str) -> bytes:
-    """The certificate of what listens there."""
+    """Return the certificate of the server at this address."""
     host, _, port = address.rpartition(":")
     return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate((host, int(port)), timeout=PATIENCE))
 
@@ -81,7 +81,7 @@ async def test_both_ports_speak_tls_and_answers_are_the_engines(engine, own):
 
 
 async def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(engine, own):
-    """In one segment with it, so that it is there before anybody waits for it."""
+    """In one segment with it, so that it arrives before any code waits for it."""
     async with running(tls_settings(engine, own)) as sidecar:
         await ready(sidecar)
         coming, going = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -140,7 +140,7 @@ async def test_an_end_does_not_wait_for_handshakes(engine, own):
 
 
 def test_a_new_certificate_counts_at_sighup_and_a_wrong_one_does_not(engine, own, tmp_path):
-    """In a process of its own, on uvloop."""
+    """In its own process, on uvloop."""
     other = certificate(tmp_path, "other")
     words = ("--upstream", engine.base, *own.flags)
     with serving(*words, scheme="https") as (process, data, admin):

@@ -26,7 +26,7 @@ NO_PAUSES: dict[str, Any] = {"save_pause": 3600.0, "idle_tokens": 0}
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch) -> None:
-    """A machine that is busy with other things is no reason to end the canary early."""
+    """On a busy machine the probe must not end early."""
     monkeypatch.setattr(canary, "PATIENCE", 600.0)
 
 

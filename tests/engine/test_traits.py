@@ -1,4 +1,4 @@
-"""What we read from real engines, against what they were started with."""
+"""The properties that the sidecar reads from real engines, compared with their flags."""
 
 from __future__ import annotations
 

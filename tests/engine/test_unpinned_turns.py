@@ -1,4 +1,4 @@
-"""Requests on routes without id_slot are answered in their turn, though pinned requests never pause.
+"""Requests on routes without id_slot get their turn, though pinned requests never pause.
 
 A stock engine would put a request without a slot into any that is free, so it is sent only when no pinned one
 is on its way to a slot (T1). With more conversations than slots one always is: restored, or just sent.
@@ -21,13 +21,13 @@ from slotkeeper.bench.sessions import prose
 pytestmark = pytest.mark.alternating
 
 SLOTS = 4
-PINNED = 24  # conversations, each of which asks again as soon as it is answered
+PINNED = 24  # conversations, each of which sends its next request as soon as it has an answer
 ASKED = 8
-SLACK = 1.25  # times as many as there were in the queue: while it is answered, later ones are as well
+SLACK = 1.25  # times as many as were in the queue: more arrive while it is answered
 
 
 async def asked(client: aiohttp.ClientSession, api: Api, who: int, time: int) -> None:
-    """Prompts and answers of unequal lengths, so that they do not all begin at once."""
+    """Return prompts and answers of unequal lengths, so that they do not all begin at once."""
     text = (
         f"Client {who}. {prose(1200 + 300 * (who % 5), who)} Question {time}: {prose(40, 100 * who + time)}"
     )

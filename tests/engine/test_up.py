@@ -1,4 +1,4 @@
-"""`slotkeeper up`, as a user starts it: a real engine comes with it, stays alive, and goes with it."""
+"""`slotkeeper up`, as a user starts it: it starts a real engine, keeps it alive, and ends it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.alternating
 
 QUIET = ("--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--log-format", "json")
 CHAT = {"messages": [{"role": "user", "content": "Say something."}], "max_tokens": 8}
-# Not brief: the tokens of a brief request may be known too late for the request behind it.
+# Not brief: the tokens of a brief request may come too late for the request after it.
 LONG = {"messages": [{"role": "user", "content": "Say something about rivers and mountains. " * 20}]}
 
 
@@ -52,14 +52,14 @@ class Up:
 
     @property
     def engine(self) -> int | None:
-        """The process id of the engine that runs now."""
+        """Return the process id of the running engine."""
         with suppress(psutil.NoSuchProcess):
             alive = [c.pid for c in psutil.Process(self.process.pid).children() if is_alive(c.pid)]
             return alive[0] if alive else None
         return None
 
     def ready(self) -> bool:
-        """It accepts requests, and knows enough of its engine to place them."""
+        """Wait until it accepts requests, and knows enough of its engine to place them."""
         assert self.process.poll() is None, f"it ended:\n{self.log.read_text('utf-8')}"
         if not self.lines("listening") or not self.lines("engine_up"):
             return False
@@ -75,7 +75,7 @@ Start = Callable[..., AbstractContextManager[Up]]
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process runs; one that waits to be reaped does not."""
+    """Whether the process runs; a zombie does not count."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -96,7 +96,7 @@ def environ(tmp_path) -> dict[str, str]:
 
 @pytest.fixture
 def up(words, environ, tmp_path) -> Start:
-    """A starter; whatever is left at the end of its block is killed, the engine too."""
+    """Return a function that starts `up`; at the end of the block the rest is killed, the engine too."""
 
     @contextmanager
     def start(*own: str, engine: tuple[str, ...] = ()) -> Iterator[Up]:
@@ -119,11 +119,11 @@ def up(words, environ, tmp_path) -> Start:
 
 
 def end_of(words: list[str], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run what is expected to end by itself."""
+    """Run a command that ends by itself."""
     return subprocess.run(words, env=environ, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
-# -- as it should be -----------------------------------------------------------------------------------
+# -- normal starts -------------------------------------------------------------------------------------
 
 
 def test_a_chat_is_answered_through_the_data_port_and_the_end_is_clean(up):
@@ -190,7 +190,7 @@ def test_running_answers_are_finished_at_sigterm(up):
 
 
 def test_llama_servers_own_web_ui_stays_where_its_users_know_it(up):
-    """With its scripts: they lie beside the page, under names that differ from build to build."""
+    """Its scripts are beside the page, under names that differ between builds."""
     with up() as running:
         page = httpx.get(f"{running.url()}/", timeout=10)
         assert page.headers["Content-Type"].startswith("text/html")
@@ -225,7 +225,7 @@ def test_a_key_after_the_dashes_is_ours_too_and_never_in_the_log(up, build):
         assert "s3cret-key" not in running.log.read_text("utf-8")
 
 
-# -- as it should not be -------------------------------------------------------------------------------
+# -- starts that fail ----------------------------------------------------------------------------------
 
 
 def test_a_model_that_is_not_there_is_a_usage_error_before_anything_starts(words, environ, tmp_path):

@@ -68,7 +68,7 @@ async def opened(ask: Ask, engine: Any, *, local: bool) -> Tokenizer:
 
 
 def texts(seed: int) -> list[str]:
-    """Code, any Unicode, and specials where nobody expects them."""
+    """Return code, any Unicode, and special tokens in unusual places."""
     chance = random.Random(seed)
     alphabet = [chr(c) for c in range(0x20, 0x24F)] + list("\n\n\n\t\r   中文🎉👩\u200d\u0301\u00a0\u3000٣½")
 
@@ -140,7 +140,7 @@ async def test_a_longer_conversation_sends_only_its_new_text(engine: Any, ask: A
 
 
 def with_bos(folder: Path) -> Path:
-    """tiny-dense, but its file says that a text begins with BOS."""
+    """Return tiny-dense with a file that says that a text begins with BOS."""
     data = build_model(Tiny.DENSE).read_bytes()
     key = b"tokenizer.ggml.add_bos_token" + struct.pack("<I", 7)
     assert data.count(key + b"\0") == 1

@@ -27,7 +27,7 @@ from slotkeeper.cli.why import why
 
 STORY = "The lighthouse keeper counts the ships that pass by night. " * 40
 SYSTEM = "You are helpful.\n<env>\nToday's date: {}\n</env>\n" + STORY
-# As a shell would start it: the terminal is its own, so that Ctrl-C reaches it.
+# As a shell would start it: in its own terminal, so that Ctrl-C reaches it.
 IN_TERMINAL = (
     "import fcntl, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
     "from slotkeeper.cli.main import main; sys.exit(main())"
@@ -41,7 +41,7 @@ def admin_of(sidecar: Sidecar) -> str:
 
 
 async def converse(sidecar: Sidecar, *dates: str) -> list[dict]:
-    """A turn on each date, as an agent sends it that writes the date into its system prompt. The figures."""
+    """Send a turn for each date, as an agent with the date in its system prompt. Return the figures."""
     messages, figures = [], []
     async with aiohttp.ClientSession(lab.url_of(sidecar)) as client:
         for number, date in enumerate(dates):
@@ -124,7 +124,7 @@ async def test_a_sidecar_that_keeps_no_requests_says_so(build, tmp_path, capsys)
 
 
 class Terminal:
-    """A command in a terminal of its own, 80 columns wide, and what it wrote there."""
+    """A command in its own terminal, 80 columns wide, and its output."""
 
     def __init__(self, master: int, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -136,7 +136,7 @@ class Terminal:
         return CODES.sub("", self.raw)
 
     def read(self) -> None:
-        """All that is there by now."""
+        """Read everything that is there now."""
         with suppress(BlockingIOError):
             while True:
                 self.raw += os.read(self._master, 65536).decode(errors="replace")
@@ -145,7 +145,7 @@ class Terminal:
         os.write(self._master, keys)
 
     async def shows(self, pattern: str, since: int = 0) -> int:
-        """Wait for it behind that many characters; how many there are by then."""
+        """Wait for a text after that many characters; return their number by then."""
         async with asyncio.timeout(PATIENCE):
             while not re.search(pattern, self.text[since:]):
                 assert self.process.returncode is None, self.text

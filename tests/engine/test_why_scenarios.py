@@ -29,7 +29,7 @@ from slotkeeper.scheduler.figures import Loss
 pytestmark = pytest.mark.alternating
 
 Document = dict[str, Any]
-Script = Generator[Turn, Document, Any]  # what it returns nobody asks for
+Script = Generator[Turn, Document, Any]  # its return value is not used
 
 OLDER: Final = Build.SKULK.value
 NO_THINKING: Final = {"chat_template_kwargs": {"enable_thinking": False}}
@@ -37,14 +37,14 @@ NO_THINKING: Final = {"chat_template_kwargs": {"enable_thinking": False}}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """What must be said of every request whose label is like this one."""
+    """The expected report on every request with such a label."""
 
     label: str
     kind: RequestKind
     section: Section | None = None
     cause: Cause | None = None
     rule: str | None = None
-    lost: Loss | None = None  # by the older build; where the newer loses anything, by it as well
+    lost: Loss | None = None  # on the older build; if the newer loses tokens, there too
 
 
 FIRST, TURN = Said(label="turn 1", kind=RequestKind.COLD), Said(label="turn *", kind=RequestKind.MAIN_TURN)
@@ -84,7 +84,7 @@ def big_context() -> Script:
     yield Turn(label="edit message 2", messages=edited(asked[:4], 3, "Edited. " + asked[3]["content"]))
 
 
-# Scenario, its script, and what is said of its requests: the first label that fits counts.
+# Scenario, its script, and the expected reports: the first label that fits counts.
 SCENARIOS: Final[Sequence[tuple[str, Callable[[], Script], Sequence[Said]]]] = (
     ("i", SESSIONS["append"], (FIRST, TURN)),
     ("ii", SESSIONS["thinking"], (FIRST, Said(label="turn *", **SAMPLED))),
@@ -157,7 +157,7 @@ async def asked() -> AsyncIterator[httpx.AsyncClient]:
 async def told(
     sidecar: Sidecar, script: Script, asked: httpx.AsyncClient, before=at_once
 ) -> list[tuple[str, dict[str, Any]]]:
-    """Every request's label, and what the admin port says of it."""
+    """Return every request's label, and the admin port's document on it."""
     labels: list[str] = []
     async with Target(lab.url_of(sidecar)) as target:
         await play(script, target, session="s", sent=lambda s: labels.append(s.label), before=before)
@@ -173,7 +173,7 @@ async def told(
 )
 async def test_why_names_the_section_and_the_cause(script, expected, engine_factory, build, asked):
     engine = engine_factory(Tiny.HYBRID, build, args=["-np", "1"])
-    # Without idle work: whether a turn finds its beginning ready would depend on how quickly it comes.
+    # Without idle work: otherwise a turn's beginning might be ready or not, by its time of arrival.
     async with lab.in_front_of(engine.base, engine.flags, idle_tokens=0) as sidecar:
         found = await told(sidecar, script(), asked)
     complaints = []
@@ -184,7 +184,7 @@ async def test_why_names_the_section_and_the_cause(script, expected, engine_fact
 
 
 async def test_after_a_restart_it_says_so_unless_a_file_had_the_state(engine_factory, build, asked, tmp_path):
-    """vi: the same conversation goes on, without and with snapshots."""
+    """vi: the same conversation continues, without and with snapshots."""
     for keeps in (False, True):
         folder = tmp_path / str(keeps)
         folder.mkdir()
@@ -208,7 +208,7 @@ async def test_after_a_restart_it_says_so_unless_a_file_had_the_state(engine_fac
 
 
 def differs(said: Said, document: dict[str, Any], build: str) -> list[str]:
-    """What is not as it must be said."""
+    """Return the differences from the expected report."""
     divergence = document["parting"] or {}
     few = document["lost_tokens"] <= FEW
     lost = None if few else document["lost"]

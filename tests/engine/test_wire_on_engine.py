@@ -1,4 +1,4 @@
-"""The conversions and the readers against the real engines: token for token, number for number."""
+"""The conversions and the readers, compared with the real engines: token for token, number for number."""
 
 import json
 import lzma
@@ -205,7 +205,7 @@ def post(engine, path, content):
 
 
 def tokens(engine, chat):
-    """How many tokens the engine's own template and tokenizer make of a converted body."""
+    """Return the tokens of a converted body, by the engine's own template and tokenizer."""
     rendered = post(engine, "/apply-template", json.dumps(chat))
     assert rendered.status_code == 200, rendered.text
     ask = {"content": rendered.json()["prompt"], "add_special": True, "parse_special": True}
@@ -213,7 +213,7 @@ def tokens(engine, chat):
 
 
 def counted(engine, api, body):
-    """How many tokens the engine says this request has, or None when it refuses it."""
+    """Return the request's tokens by the engine's count, or None if it refuses it."""
     answer = post(engine, COUNT[api], json.dumps(body))
     return answer.json()["input_tokens"] if answer.status_code == 200 else None
 
@@ -226,7 +226,7 @@ def test_a_converted_body_has_exactly_the_tokens_that_the_engine_counts(engine, 
 
 
 def some_requests():
-    """A few requests of each recorded session that does not speak plain chat, and one that does."""
+    """Return a few requests of each recorded session on other routes than chat, and of one on chat."""
     for name in ("pi/anth1", "qwen-code/anth1", "codex/main1", "codex/compact1", "claude-code/trace-0100"):
         path = recorded.FOLDER / f"{name}.jsonl.xz"
         if path.exists():
@@ -289,7 +289,7 @@ def test_every_answer_tells_what_was_computed_and_what_was_cached(engine, api, b
         assert figures.prompt_tokens == counted(engine, api, body)
 
 
-# Random weights never end a string: an enum lets the grammar end it.
+# Random weights never end a string; an enum makes the grammar end it.
 SHORT = {"type": "object", "properties": {"path": {"enum": ["a", "b"]}}, "required": ["path"]}
 LOOK = [{"role": "user", "content": "look"}]
 CALLS = [

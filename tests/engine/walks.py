@@ -20,8 +20,8 @@ class Walk:
 
     step: LockStep
     rng: random.Random
-    learns: bool = True  # whether the shadow is told the ids of the replies
-    crowd: int = 3  # conversations that go on at a time
+    learns: bool = True  # whether the shadow learns the ids of the replies
+    crowd: int = 3  # number of conversations at a time
     talks: dict[int, Tokens] = field(default_factory=dict)  # conversation -> its last prompt and reply
     homes: dict[int, int] = field(default_factory=dict)  # conversation -> the slot it was last in
     prompts: dict[int, Tokens] = field(default_factory=dict)  # conversation -> its last prompt
@@ -53,7 +53,7 @@ class Walk:
         return None
 
     async def begin(self) -> None:
-        """A new conversation, in one half of the cases with the first tokens of another."""
+        """Begin a conversation, in half of the cases with the first tokens of another."""
         shared = Tokens()
         if self.talks and self.rng.random() < 0.5:
             other = self.rng.choice(list(self.talks.values()))
@@ -62,14 +62,14 @@ class Walk:
         await self.send(talk, self.rng.randrange(2), shared.cut(0, 1500) + self.words(300, 1300), "new")
 
     def change(self, talk: int) -> tuple[str, Tokens]:
-        """What a client does with a conversation: the next prompt."""
+        """Return the next prompt, after a change that clients make."""
         whole, prompt = self.talks[talk], self.prompts[talk]
         kind = self.rng.choices(
             ["next", "stripped", "again", "edit", "branch", "prefix", "near the end"],
             [30, 15, 10, 15, 10, 5, 15],
         )[0]
         match kind:
-            case "next":  # with all of the reply, or but for its last token, which was never evaluated
+            case "next":  # with the whole reply, or without its last token, which was never evaluated
                 return kind, whole.cut(0, len(whole) - self.rng.randrange(2)) + self.words(1, 500)
             case "stripped":
                 return kind, prompt + self.words(1, 400)
@@ -93,7 +93,7 @@ class Walk:
             self.files.append(await self.step.save(slot, f"file{len(self.files)}"))
 
     async def restore(self) -> None:
-        """A file comes back, and with it its conversation."""
+        """Restore a file, and with it its conversation."""
         slot, file = self.rng.randrange(2), self.rng.choice(self.files[-8:])
         await self.step.restore(slot, file)
         talk = max(self.talks, default=0) + 1
@@ -113,7 +113,7 @@ class Chats:
     chats: list[list[Message]] = field(default_factory=list)
 
     def next(self) -> tuple[str, int]:
-        """What its client does, and the number of the chat that is to be sent."""
+        """Return the client's change, and the number of the chat to send."""
         number = self.rng.randrange(len(self.chats)) if self.chats else 0
         kind = self.rng.choices(["next", "edit", "again", "new"], [50, 25, 10, 15])[0]
         if not self.chats or kind == "new":
@@ -121,12 +121,12 @@ class Chats:
             self.chats.append([{"role": "system", "content": self.system}, self.said("user", 150)])
             return "new", len(self.chats) - 1
         chat = self.chats[number]
-        if chat[-1]["role"] == "user":  # nobody answered
+        if chat[-1]["role"] == "user":  # the last request got no answer
             chat.append(self.said("assistant", 60))
         if kind == "next" and len(chat) < 12:
             chat.append(self.said("user", 150))
         elif kind == "edit":
-            at = self.rng.randrange(1, len(chat), 2)  # a message of the user's, and all after it is gone
+            at = self.rng.randrange(1, len(chat), 2)  # removes a user message and all after it
             chat[at:] = [self.said("user", 150)]
         else:
             chat.pop()

@@ -1,4 +1,4 @@
-"""Servers that sidecars share, one of each for all tests of a module, and pods of an engine and a sidecar."""
+"""Servers that sidecars share, one of each per module of tests, and pods of an engine and a sidecar."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def _log() -> None:
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[str]:
-    """An endpoint."""
+    """Return the endpoint of an S3 server."""
     with s3_server() as endpoint:
         yield endpoint
 
 
 @pytest.fixture(scope="module")
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A URL."""
+    """Return the URL of a Redis server."""
     with redis_server(tmp_path_factory.mktemp("redis")) as url:
         yield url
 
@@ -49,6 +49,6 @@ def pods(engine_factory: Factory, tmp_path: Path) -> Iterator[Pods]:
 
 @pytest.fixture
 def shared(s3: str, redis: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What a sidecar needs to share snapshots with others of the same test."""
+    """Return the settings with which the sidecars of one test share snapshots."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
     return ["--cold-store", f"s3://{BUCKET}/{tmp_path.name}", "--hints", redis]

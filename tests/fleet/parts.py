@@ -23,13 +23,13 @@ from slotkeeper.bench.target import counted
 from slotkeeper.engine.launch import free_port
 
 CONFIGS: Final = ROOT / "deploy" / "fleet"
-SBIN: Final = "/usr/sbin"  # where Debian keeps both, and only root looks
-MODEL: Final = "tiny"  # SMG sends a request only where /v1/models lists its model
+SBIN: Final = "/usr/sbin"  # Debian installs both there, where only root's PATH has them
+MODEL: Final = "tiny"  # SMG sends a request only to engines whose /v1/models lists its model
 SESSION: Final = "X-Session-Id"
 
 
 def found(name: str) -> str:
-    """HAProxy or nginx."""
+    """Return the path of HAProxy or nginx."""
     path = shutil.which(name, path=os.pathsep.join((os.environ.get("PATH", os.defpath), SBIN)))
     return path or program(name)
 
@@ -44,22 +44,22 @@ class Pod:
     process: subprocess.Popen[Any]
 
     def kill(self) -> None:
-        """As a machine that is gone: both at once."""
+        """Kill both at once, as a lost machine."""
         self.process.kill()
         self.engine.process.kill()
         self.process.wait()
 
     def drain(self) -> None:
-        """As Kubernetes ends a pod."""
+        """End the sidecar as Kubernetes ends a pod."""
         self.process.send_signal(signal.SIGTERM)
 
     def served(self) -> int:
-        """Requests that its sidecar has answered for clients."""
+        """Return how many requests of clients its sidecar has answered."""
         told = httpx.get(f"http://{self.admin}/api/state", timeout=30).json()
         return int(told["totals"]["requests"])
 
     def evaluated(self) -> int:
-        """Prompt tokens, by its engine's own counter."""
+        """Return the prompt tokens that its engine's counter has counted."""
         return counted(httpx.get(f"{self.engine.base}/metrics", timeout=30).text)
 
 
@@ -71,7 +71,10 @@ class Pods:
     all: list[Pod] = field(default_factory=list)
 
     def start(self, *more: str, data: str | None = None, slots: int = 2, files: bool = False) -> Pod:
-        """`more` words are for its sidecar; `files`: it keeps snapshots in its engine's folder."""
+        """Start a pod.
+
+        `more` are arguments for its sidecar; `files`: it keeps snapshots in its engine's folder.
+        """
         engine = self.factory("tiny-hybrid", args=["-np", str(slots), "--alias", MODEL])
         if files:
             more = (*more, "--slot-dir", str(engine.slot_dir))
@@ -100,7 +103,7 @@ class Pods:
 
 @contextmanager
 def started(words: Sequence[str], url: str, log: Path, **how: Any) -> Iterator[str]:
-    """A gateway, once it passes requests on."""
+    """Run a gateway; the block starts once it passes requests on."""
     with log.open("wb") as out, subprocess.Popen(words, stdout=out, stderr=out, **how) as process:
         try:
             wait_until(lambda: passes(url) or process.poll() is not None)
@@ -122,7 +125,7 @@ def passes(url: str) -> bool:
 
 
 def haproxy_words(sidecars: Sequence[str], folder: Path) -> list[str]:
-    """Ours as it is, and the servers in a file of their own."""
+    """Return the arguments for HAProxy: our configuration unchanged, and the servers in a second file."""
     lines = "".join(f"    server pod{n} {address}\n" for n, address in enumerate(sidecars))
     (servers := folder / "servers.cfg").write_text(f"backend sidecars from hashed\n{lines}", "utf-8")
     return [found("haproxy"), "-f", str(CONFIGS / "haproxy.cfg"), "-f", str(servers)]
@@ -138,7 +141,7 @@ def haproxy(sidecars: Sequence[str], folder: Path) -> Iterator[str]:
 
 
 def nginx_words(sidecars: Sequence[str], folder: Path, listen: str) -> list[str]:
-    """Ours as it is, inside an http block that writes nowhere else."""
+    """Return the arguments for nginx: our configuration unchanged, in an http block for our folder only."""
     servers = "".join(f"server {address} max_fails=1 fail_timeout=5s;\n" for address in sidecars)
     (folder / "upstream.conf").write_text(
         f"upstream sidecars {{ hash $conversation consistent;\n{servers}keepalive 32; }}\n", "utf-8"
@@ -149,7 +152,7 @@ def nginx_words(sidecars: Sequence[str], folder: Path, listen: str) -> list[str]
         f"{kind}_temp_path {folder}/{kind};\n"
         for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
-    user = "user root;\n" if os.geteuid() == 0 else ""  # the folder is ours alone
+    user = "user root;\n" if os.geteuid() == 0 else ""  # other users cannot read the folder
     (config := folder / "nginx.conf").write_text(
         f"daemon off;\n{user}worker_processes 1;\npid {folder}/nginx.pid;\n"
         f"error_log {folder}/error.log warn;\n"
@@ -168,7 +171,7 @@ def nginx(sidecars: Sequence[str], folder: Path) -> Iterator[str]:
 
 @contextmanager
 def smg(sidecars: Sequence[str], folder: Path, *, policy: str = "cache_aware") -> Iterator[str]:
-    """The gateway of `pip install smg`, as docs/scaling.md starts it."""
+    """Run the gateway of `pip install smg`, as docs/scaling.md starts it."""
     listen = free_port()
     words = [
         program("smg"), "launch", "--host", "127.0.0.1", "--port", str(listen), "--policy", policy,
@@ -186,7 +189,7 @@ def smg(sidecars: Sequence[str], folder: Path, *, policy: str = "cache_aware") -
 
 @dataclass
 class Talk:
-    """A conversation of an agent: it grows by what was answered."""
+    """A conversation of an agent, which grows by its replies."""
 
     name: str
     seed: int
@@ -209,7 +212,7 @@ class Talk:
         return {SESSION: self.name, "User-Agent": "fleet-test/1"}
 
     def heard(self, answer: httpx.Response) -> int:
-        """Takes the reply; prompt tokens that were computed for it while it waited."""
+        """Add the reply; return the prompt tokens that were computed for it while the client waited."""
         doc = answer.json()
         self.messages.append({"role": "assistant", "content": doc["choices"][0]["message"]["content"] or ""})
         usage = doc["usage"]
@@ -219,7 +222,7 @@ class Talk:
 
 
 async def one_turn(asking: httpx.AsyncClient, url: str, talk: Talk, **headers: str) -> httpx.Response:
-    """`headers` instead of its session's."""
+    """Send one turn; `headers` replace those of its session."""
     talk.question()
     return await asking.post(
         f"{url}/v1/chat/completions", json=talk.body(), headers=headers or talk.headers()

@@ -1,6 +1,6 @@
-"""Servers that sidecars share: Redis, an S3 server (moto's), and a proxy in front of it that has faults.
+"""Servers that sidecars share: Redis, an S3 server (moto's), and a proxy in front of it that injects faults.
 
-All of them listen on loopback, are processes of their own, and are killed by their own process ids.
+Each is a separate process on loopback, and is killed by its process id.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from programs import program
 from slotkeeper.engine.launch import free_port
 
 BUCKET: Final = "slots"
-# What obstore reads; the server checks none of it.
+# The credentials that obstore reads; the server checks none of them.
 CREDENTIALS: Final = {
     "AWS_ACCESS_KEY_ID": "AKIDOFTESTS",
     "AWS_SECRET_ACCESS_KEY": "secret-of-tests",
@@ -33,7 +33,7 @@ CREDENTIALS: Final = {
 
 @contextmanager
 def redis_server(folder: Path, port: int = 0) -> Iterator[str]:
-    """The URL of a Redis that keeps nothing on the disk."""
+    """Run a Redis that writes nothing to disk, and yield its URL."""
     with running_redis(folder, port or free_port()) as (url, _):
         yield url
 
@@ -52,7 +52,7 @@ def running_redis(folder: Path, port: int) -> Iterator[tuple[str, subprocess.Pop
 
 @contextmanager
 def s3_server(port: int = 0) -> Iterator[str]:
-    """The endpoint of an S3 server with one bucket."""
+    """Run an S3 server with one bucket, and yield its endpoint."""
     port = port or free_port()
     words = [program("moto_server"), "-H", "127.0.0.1", "-p", str(port)]
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -78,16 +78,16 @@ def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
 
 
 class Fault(StrEnum):
-    """What the proxy does to requests."""
+    """The proxy's fault."""
 
     NONE = "none"
-    ERROR = "error"  # 500
-    FULL = "full"  # 507 to what writes
-    EXPIRED = "expired"  # 403
-    TORN = "torn"  # what is written is cut off in its middle
-    CUT = "cut"  # what is read is cut off in its middle
-    SLOW = "slow"  # an answer takes seconds
-    GONE = "gone"  # no connection
+    ERROR = "error"  # answers 500
+    FULL = "full"  # answers 507 to writes
+    EXPIRED = "expired"  # answers 403
+    TORN = "torn"  # cuts off the bodies of writes
+    CUT = "cut"  # cuts off the bodies of reads
+    SLOW = "slow"  # answers after seconds
+    GONE = "gone"  # accepts no connection
 
 
 ANSWERS: Final = {
@@ -101,16 +101,16 @@ _LENGTH: Final = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 
 @dataclass(slots=True)
 class FaultyProxy:
-    """Passes each request on over a connection of its own, as `fault` wants it; counts what it has seen."""
+    """Passes each request on over its own connection with the injected `fault`, and records the requests."""
 
     upstream: int
     fault: Fault = Fault.NONE
-    only: str = ""  # a part of the paths that are hurt; all if empty
-    seconds: float = 3.0  # that SLOW takes
+    only: str = ""  # a part of the paths with the fault; empty for all paths
+    seconds: float = 3.0  # delay of SLOW
     port: int = 0
-    seen: list[str] = field(default_factory=list)  # method and path
+    seen: list[str] = field(default_factory=list)  # method and path of each request
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    before: Callable[[str], None] = lambda _: None  # hears of each request before it is passed on
+    before: Callable[[str], None] = lambda _: None  # called for each request before it is passed on
 
     @property
     def endpoint(self) -> str:
@@ -173,13 +173,13 @@ class FaultyProxy:
 
 
 def _closing(head: bytes) -> bytes:
-    """The same, for a connection that serves one request."""
+    """Return the head of a request with `Connection: close`."""
     lines = [line for line in head.split(b"\r\n") if line and not line.lower().startswith(b"connection:")]
     return b"\r\n".join([*lines, b"Connection: close", b"", b""])
 
 
 async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, length: int | None) -> None:
-    """So many bytes, or all until the end."""
+    """Pass on this many bytes, or all until the end."""
     left = length
     while left is None or left:
         if not (chunk := await reader.read(min(left or 1 << 16, 1 << 16))):

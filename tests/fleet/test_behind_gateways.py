@@ -1,4 +1,4 @@
-"""Sidecars with real engines behind HAProxy and nginx, by the configurations in deploy/fleet."""
+"""Sidecars with real engines behind HAProxy and nginx, with the configurations in deploy/fleet."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def talks(count: int = TALKS) -> list[Talk]:
 async def served_by(
     asking: httpx.AsyncClient, url: str, talk: Talk, pods: Sequence[Pod], **headers: str
 ) -> Pod:
-    """One turn; the pod whose sidecar answered it."""
+    """Send one turn; return the pod whose sidecar answered it."""
     before = [pod.served() for pod in pods]
     answer = await one_turn(asking, url, talk, **headers)
     assert answer.status_code == 200, answer.text
@@ -35,7 +35,7 @@ async def served_by(
 
 @pytest.mark.parametrize("gateway", GATEWAYS)
 async def test_a_fleet_until_one_pod_is_left(gateway, pods, tmp_path):
-    """A scenario: a fleet takes a while to start."""
+    """One scenario, since starting a fleet takes long."""
     three = [pods.start(), pods.start(), pods.start()]
     (folder := tmp_path / gateway).mkdir()
     with GATEWAYS[gateway]([pod.data for pod in three], folder) as url:
@@ -78,7 +78,7 @@ async def streams_headers_and_errors_pass(asking: httpx.AsyncClient, url: str) -
 async def the_name_in_an_answer_keeps_a_conversation_together(
     asking: httpx.AsyncClient, url: str, pods: Sequence[Pod]
 ) -> None:
-    """A client that names no session sends back what it was told."""
+    """A client without a session name sends back the name that the answer gave it."""
     (talk,) = talks(1)
     talk.question()
     first = await asking.post(f"{url}/v1/chat/completions", json=talk.body())
@@ -113,7 +113,7 @@ async def test_health_on_the_data_port_says_whether_it_can_serve(pods):
         wait_until(lambda: httpx.get(f"http://{pod.data}/health").status_code == 503)
         assert await status(f"http://{pod.data}/v1/health") == 503
         assert await status(f"http://{pod.admin}/readyz") == 503
-        # What comes all the same is served.
+        # A request that is sent to it directly is still served.
         assert (await one_turn(asking, f"http://{pod.data}", talks(1)[0])).status_code == 200
 
 

@@ -1,4 +1,4 @@
-"""A shared store that fails in every way that S3 does, and Redis that is lost: slower, and never wrong."""
+"""A shared store that fails in every way that S3 does, and a Redis that is lost: slower, but never wrong."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def proxy(s3: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fault
 
 
 def heal(proxy: FaultyProxy, objects: Objects) -> None:
-    """The fault is over, and so is the while in which the store is not asked."""
+    """End the fault, and the time in which the sidecar does not use the store."""
     proxy.fault = Fault.NONE
     objects._silent_until = 0.0
 
@@ -112,7 +112,7 @@ async def test_requests_wait_for_a_slow_store_a_few_times_and_then_no_more(
 async def test_no_request_fails_while_the_store_is_lost_and_uploads_resume(
     proxy: FaultyProxy, redis: str, tmp_path: Path
 ):
-    """Its server and Redis are fine; what is between them and the sidecar is not."""
+    """The store's server and Redis work; the path between them and the sidecar fails."""
     url = f"s3://{BUCKET}/{tmp_path.name}"
     async with AsyncExitStack() as stack:
         one = await stack.enter_async_context(bench(MODEL, BUILD, tmp_path / "one"))
@@ -163,7 +163,7 @@ async def test_hints_that_are_lost_and_empty_are_slower_and_never_wrong(s3: str,
         assert heard.count(False) == 2
         for each in (writer, shared):
             each.hints._silent_until = 0.0
-        with running_redis(tmp_path, port):  # another one, which knows nothing
+        with running_redis(tmp_path, port):  # a new server without any data
             for seed in (1, 2, 3):
                 shared._seen.clear()
                 assert await found(shared, prompt(seed))
@@ -175,7 +175,7 @@ async def _folders(shared) -> set[str]:
 
 
 async def test_two_that_save_one_state_write_it_once(s3: str, redis: str, tmp_path: Path, monkeypatch):
-    """The second is told that the first is just writing, and finds it there when that is done."""
+    """The second sidecar learns that the first one is writing, and finds the state there afterwards."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
     one, other, url = tmp_path / "one", tmp_path / "other", f"s3://{BUCKET}/{tmp_path.name}"
 
@@ -225,7 +225,7 @@ async def test_what_is_restored_is_not_removed(s3: str, redis: str, tmp_path: Pa
         assert await found(shared, prompt(2)) == []
 
 
-async def test_one_is_elected_by_redis(redis: str, s3: str, tmp_path: Path, monkeypatch):
+async def test_redis_elects_one_collector(redis: str, s3: str, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
     url = f"s3://{BUCKET}/{tmp_path.name}"
 

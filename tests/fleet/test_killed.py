@@ -1,4 +1,4 @@
-"""A sidecar killed with -9 in the middle of uploads: nothing torn is used, nothing that was reported is lost.
+"""A sidecar killed with -9 in the middle of uploads: no torn upload is used, and no reported upload is lost.
 
 This file is also the program that is killed. It forks, so that 200 deaths do not cost 200 times the imports:
 obstore and Redis begin their threads in the fork.
@@ -32,25 +32,25 @@ from unit.store.saving import ids, offered
 from unit.store.sharing import KEY, found, kept_state, sidecar
 
 DEATHS: Final = 200
-FEW: Final = 12  # of them with `make test`
-LONGEST: Final = 0.06  # seconds that a life lasts after what it was let to do: an upload or two
-SMALL_PARTS: Final = 4096  # bytes: every second state goes up in parts
+FEW: Final = 12  # number of them with `make test`
+LONGEST: Final = 0.06  # seconds that a process lives after its last allowed report: an upload or two
+SMALL_PARTS: Final = 4096  # bytes: every second state is uploaded in parts
 LENGTHS: Final = (300, 700, 2000)  # tokens
 
 
 def say(*words: object) -> None:
-    """In one write, so that a line is there whole or not at all."""
+    """Print in one write, so that a line is complete or absent."""
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
 async def let_go(store: Store, snapshot: SnapshotId) -> None:
-    """It stays in the shared store alone, and is not remembered."""
+    """Drop the local copy, so that the state is only in the shared store."""
     await store.demote(snapshot)
     await store.unlist(snapshot)
 
 
 def nursery() -> None:
-    """Forks one life after the other: a line with a folder, URLs and a seed begins one."""
+    """Fork one process after the other; a line with a folder, URLs and a seed starts one."""
     for line in sys.stdin:
         hot, url, hints, seed = line.split()
         if not (pid := os.fork()):
@@ -76,7 +76,7 @@ async def live(hot: Path, url: str, hints: str, chance: random.Random) -> None:
 
 @dataclass(slots=True)
 class Uploaded:
-    """What the lives so far had reported before they ended."""
+    """What the processes reported before they ended."""
 
     states: dict[SnapshotId, tuple[int, int, str]] = field(default_factory=dict)
 
@@ -91,11 +91,11 @@ class Nursery:
     process: subprocess.Popen[bytes]
 
     def life(self, hot: Path, url: str, hints: str, chance: random.Random, uploaded: Uploaded) -> None:
-        """One process from its birth to its death at a random moment."""
+        """Run one process until it is killed at a random moment."""
         assert self.process.stdin
         self.process.stdin.write(f"{hot} {url} {hints} {chance.randrange(1 << 30)}\n".encode())
         self.process.stdin.flush()
-        pid, lines = 0, chance.randrange(1, 6)  # so many reports first
+        pid, lines = 0, chance.randrange(1, 6)  # number of reports before the kill
         while not pid or lines:
             line = self._line()
             uploaded.hear(line)

@@ -1,4 +1,4 @@
-"""A machine is lost in the middle of forty conversations: the other one goes on with all of them."""
+"""A machine is lost in the middle of forty conversations: the other one continues all of them."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ from slotkeeper.engine.launch import free_port
 
 TALKS: Final = 40
 TURNS: Final = 4
-LEAD: Final = 12_000  # characters: computing a state again takes longer than fetching it, on small models too
-FLAGS: Final = ("-np", "4", "-c", "32768", "--cache-ram", "0")  # the engine's own cache hides nothing
+# characters: with these, computing a state takes longer than fetching it, on small models too
+LEAD: Final = 12_000
+# without the engine's own cache, which would hide losses
+FLAGS: Final = ("-np", "4", "-c", "32768", "--cache-ram", "0")
 READS: Final = 1.0  # seconds between two turns
 PLANTED: Final = "X-Slotkeeper-Planted"
-MOST: Final = 1.10  # waited, divided by the oracle
+MOST: Final = 1.10  # greatest waited ratio
 
 
 @dataclass(slots=True)
 class Machine:
-    """Where a gateway sends requests; none once it is lost."""
+    """The machine that a gateway sends requests to; None after it is lost."""
 
     base: str
     answered: int = 0
@@ -41,7 +43,7 @@ class Machine:
 
 @dataclass(slots=True)
 class Sums:
-    """Of all answers: what their clients waited for, and what was new in them."""
+    """Sums over all answers: tokens that their clients waited for, and new tokens."""
 
     waited: int = 0
     oracle: int = 0
@@ -52,7 +54,7 @@ class Sums:
 
 @contextmanager
 def serve(engine: Bench, settings: dict[str, Any]) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A sidecar that is a process of its own."""
+    """Run a sidecar in its own process."""
     port, admin = free_port(), free_port()
     words = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
     listen = [f"--listen=127.0.0.1:{port}", f"--admin-listen=127.0.0.1:{admin}"]
@@ -74,7 +76,7 @@ def serve(engine: Bench, settings: dict[str, Any]) -> Iterator[tuple[str, subpro
 
 
 async def play(talk: Talk, machines: list[Machine], home: int, sums: Sums) -> None:
-    """All turns of one conversation: at its home, and elsewhere once that is lost."""
+    """Play all turns of one conversation on its home machine, or on the other one after that is lost."""
     held = 0
     async with aiohttp.ClientSession() as client:
         while talk.turn < TURNS:
@@ -97,7 +99,7 @@ async def play(talk: Talk, machines: list[Machine], home: int, sums: Sums) -> No
             sums.oracle += new
             if computed > new:
                 sums.lost.append(computed - new)
-            await asyncio.sleep(READS)  # its user reads
+            await asyncio.sleep(READS)  # the time that a user reads
 
 
 @pytest.mark.fleet
@@ -132,7 +134,7 @@ async def test_a_sidecar_and_its_engine_are_killed_and_the_other_goes_on(
 
 
 def record(figures: str) -> None:
-    """For a person who wants to see them: pytest -s."""
+    """Write the figures for a person who runs pytest -s."""
     sys.stderr.write(figures + "\n")
 
 

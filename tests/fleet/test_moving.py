@@ -1,4 +1,4 @@
-"""Conversations that move to another sidecar and engine are found there, and go on from their state."""
+"""Conversations that move to another sidecar and engine are found there, and continue from their state."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ from slotkeeper.scheduler.slot_contents import Tier
 
 MODEL: Final = "tiny-hybrid"
 BUILD: Final = EngineKind.XLLAMACPP.value
-LEAD: Final = 7_000  # characters: computing a state again takes longer than fetching it, on small models too
+# characters: with these, computing a state takes longer than fetching it, on small models too
+LEAD: Final = 7_000
 ROUNDED: Final = 64  # tokens beyond the new part: a state can be cut at checkpoints only
 
 
 async def uploaded(sidecar: Sidecar) -> None:
-    """Wait until all is saved, and in the store."""
+    """Wait until everything is saved and uploaded."""
     await settled(sidecar)
     assert sidecar.driver.snapshots
     await sidecar.driver.snapshots.written()
@@ -40,7 +41,7 @@ async def uploaded(sidecar: Sidecar) -> None:
 
 
 async def _turn(client: aiohttp.ClientSession, talk: Talk) -> int:
-    """Returns the tokens that are known after it."""
+    """Send a turn; return the tokens that are known after it."""
     async with client.post(CHAT, json=talk.body(talk.turn)) as answer:
         usage = (await answer.json())["usage"]
     talk.turn += 1
@@ -51,7 +52,7 @@ async def _turn(client: aiohttp.ClientSession, talk: Talk) -> int:
 async def test_a_conversation_that_moves_costs_its_new_part(
     where: str, s3: str, redis: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """There and back again, sealed with a key."""
+    """It moves away and back; the objects are sealed with a key."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
     key = tmp_path / "key"
     key.write_text("k" * 64)
@@ -75,7 +76,7 @@ async def test_a_conversation_that_moves_costs_its_new_part(
         new = answered["usage"]["prompt_tokens"] - held
         assert answered["timings"]["prompt_n"] <= new + ROUNDED
         await uploaded(second[0])
-        await take_turn(first[1], talk)  # back again: what it holds itself may be nearly as good
+        await take_turn(first[1], talk)  # back at the first sidecar, whose own state may be nearly as good
         assert all(witness.refused == 0 for witness in witnesses)
         assert witnesses[1].asked
 
@@ -91,7 +92,7 @@ key = "a-long-key-of-bob--"
 async def test_what_one_key_has_left_in_the_store_is_restored_for_no_other(
     s3: str, redis: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The same prompt at another sidecar: found by the key whose it is, computed in full by the other."""
+    """The same prompt at another sidecar: its own key finds the state, another key computes it in full."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
     keys = tmp_path / "keys.toml"
     keys.write_text(KEYS)
@@ -120,7 +121,7 @@ async def test_what_one_key_has_left_in_the_store_is_restored_for_no_other(
 async def _computed(
     client: aiohttp.ClientSession, talk: Talk, turn: int, key: dict[str, str]
 ) -> tuple[int, int]:
-    """Prompt tokens of one turn, and how many of them its client waited for."""
+    """Return the prompt tokens of one turn, and how many of them its client waited for."""
     async with client.post(CHAT, json=talk.body(turn), headers=key) as answer:
         assert answer.status == 200, await answer.text()
         said = await answer.json()

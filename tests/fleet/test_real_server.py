@@ -1,4 +1,4 @@
-"""An S3 server that people run, MinIO: what moto only imitates. Skipped with a word where there is none."""
+"""MinIO, an S3 server in wide use, which moto only imitates. Skipped if it is not installed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from unit.store.test_shared import prompt
 
 pytestmark = pytest.mark.fleet
 
-LARGE = 100_000  # tokens: their file has several parts
+LARGE = 100_000  # their file has several parts
 DEATHS = 10
 
 

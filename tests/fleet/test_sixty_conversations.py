@@ -1,4 +1,4 @@
-"""Sixty conversations on three pods, of which one is killed, one drained, and one added meanwhile.
+"""Sixty conversations on three pods, of which one is killed, one is drained, and one is added meanwhile.
 
 Pods share an S3 store and Redis, or nothing. Figures go to artifacts/benchmarks/fleet-GATEWAY-SNAPSHOTS.json.
 """
@@ -26,16 +26,16 @@ pytestmark = pytest.mark.fleet
 
 TALKS, TURNS, AT_ONCE = 60, 3, 6
 SYSTEMS = 3
-LEAD = 12_000  # characters of its own with which a conversation begins: computing them again takes longer
-# than fetching them, on small models too. Shorter ones are rightly computed.
-# With a shared store. Without one there is no limit: conversations of pods that are gone are computed again.
-WAITED = 1.10  # by the oracle of the whole fleet
-BEHIND = 0.05  # hit rate, less than that of one engine with three times the slots
+LEAD = 12_000  # characters at the beginning of each conversation: with these, computing a state takes longer
+# than fetching it, on small models too. Shorter ones are rightly computed again.
+# With a shared store. Without one there is no limit: conversations of lost pods are computed again.
+WAITED = 1.10  # waited ratio, with the oracle of the whole fleet
+BEHIND = 0.05  # how far the hit rate may be below that of one engine with three times the slots
 
 
 @dataclass
 class Crowd:
-    """Everybody's turns, some at once, in an order that does not depend on time."""
+    """All conversations' turns, some at once, in an order that does not depend on time."""
 
     url: str
     talks: list[Talk]
@@ -45,7 +45,7 @@ class Crowd:
     sent: list[list[dict[str, str]]] = field(default_factory=list)
 
     async def turn(self, asking: httpx.AsyncClient, talk: Talk) -> None:
-        """A request that failed is sent again, as agents do."""
+        """Send a turn; send it again if it failed, as agents do."""
         for attempt in range(4):
             try:
                 answer = await one_turn(asking, self.url, talk)
@@ -64,7 +64,7 @@ class Crowd:
         self.prompts += int(answer.json()["usage"]["prompt_tokens"])
 
     async def round(self, asking: httpx.AsyncClient, events: dict[int, Any] | None = None) -> None:
-        """One turn of each; `events` happen when so many have been begun."""
+        """Play one turn of each; `events` run after that many turns have begun."""
         gate, begun = asyncio.Semaphore(AT_ONCE), 0
 
         async def one(talk: Talk) -> None:
@@ -83,7 +83,7 @@ class Crowd:
         return 1 - self.computed / self.prompts
 
     async def oracle(self, asking: httpx.AsyncClient, engine: str) -> int:
-        """The least that any cache could have computed for what was sent."""
+        """Return the tokens of a perfect cache for all requests that were sent."""
         seen, least = Oracle(), 0
         for messages in self.sent:
             body = {"messages": messages, "chat_template_kwargs": {"plain": True}}
@@ -116,7 +116,7 @@ def address() -> str:
 
 
 async def alone(pods: Pods) -> tuple[float, int]:
-    """Hit rate, and tokens computed, of one engine with three times the slots."""
+    """Return the hit rate and the computed tokens of one engine with three times the slots."""
     pod = started(pods, slots=6)
     crowd = Crowd(f"http://{pod.data}", talks())
     async with client() as asking:
@@ -128,7 +128,7 @@ async def alone(pods: Pods) -> tuple[float, int]:
 
 
 def added(url: str, pod: Pod) -> None:
-    """SMG is told of a worker by its API; HAProxy has asked for its health since the start."""
+    """Add a pod: SMG learns of it by its API; HAProxy has checked its health since the start."""
     if httpx.get(f"{url}/workers").is_success:
         assert httpx.post(f"{url}/workers", json={"url": f"http://{pod.data}"}).is_success
 

@@ -1,4 +1,4 @@
-"""Sidecars behind SMG, the gateway of PyPI (`make test-fleet`): what passes, and what is kept together."""
+"""Sidecars behind SMG, a gateway on PyPI (`make test-fleet`): what it passes on and keeps together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.fleet
 
 
 def talks(count: int) -> list[Talk]:
-    """Without a session's name, and each with a prompt of its own: a gateway has only what they say."""
+    """Return conversations without session names, each with its own prompt: a gateway has only their text."""
     systems = (f"You are agent {n}. Agent {n} works alone. " * 40 for n in range(count))
     return [Talk(f"talk-{n}", seed=40 * n, system=system) for n, system in enumerate(systems)]
 

@@ -40,18 +40,19 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         secret = {"SLOTKEEPER_ADMIN_TOKEN": TOKEN}
         stack.enter_context(running(command, folder / "sidecar.log", f"http://{admin}/readyz", secret))
         prometheus = stack.enter_context(scraping(admin, folder))
-        wait_until(lambda: bool(prometheus.values("slotkeeper_build_info")))  # so all zeros were seen
+        # Prometheus must have seen every counter at zero
+        wait_until(lambda: bool(prometheus.values("slotkeeper_build_info")))
         asyncio.run(used(f"http://{data}"))
         if runs_skulk():
             asyncio.run(_each_model(f"http://{data}"))
-        wait_until(lambda: any(prometheus.values("slotkeeper_snapshots")))  # what is done in the pause, too
+        wait_until(lambda: any(prometheus.values("slotkeeper_snapshots")))  # idle work is done, too
         ended = time.time()
         wait_until(lambda: prometheus.caught_up(ended))
         yield Watched(f"http://{data}", f"http://{admin}", prometheus)
 
 
 async def _each_model(base: str) -> None:
-    """A request for each model of the router."""
+    """Send a request for each model of the router."""
     async with httpx.AsyncClient(base_url=base, timeout=PATIENCE) as client:
         for model in MODELS:
             await Talk(model, model).turn(client)

@@ -1,4 +1,4 @@
-"""What alerts must see of a sidecar that never had an engine, or whose folder never worked."""
+"""Alerts on a sidecar that never had an engine, or whose folder never worked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real Prometheus and a real sidecar: every panel and every rule finds data, exemplars lead back."""
+"""A real Prometheus and a real sidecar: all panels and rules find data, and exemplars name requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXPRESSIONS: Final = {
     for panel in DASHBOARD["panels"]
     for target in panel.get("targets", ())
 }
-# As Grafana fills them in, with "All" chosen and for the minutes since the sidecar was started.
+# As Grafana fills them in, with "All" selected and for the minutes since the sidecar's start.
 VARIABLES: Final = {"$__rate_interval": "2m", "$__range": "2m", "$job": ".*", "$instance": ".*"}
 EXEMPLARS: Final = (
     "slotkeeper_time_to_first_token_seconds_bucket",

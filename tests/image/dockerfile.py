@@ -1,4 +1,4 @@
-"""What the Dockerfile says about the image it makes."""
+"""What the Dockerfile says about its image."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PATH: Final = ROOT / "docker" / "Dockerfile"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """Of the last stage: what a container has unless whoever starts it says otherwise."""
+    """The last stage: the defaults of a container."""
 
     entrypoint: tuple[str, ...] = ()
     cmd: tuple[str, ...] = ()
@@ -25,7 +25,7 @@ class Image:
 
 
 def instructions() -> list[tuple[str, str]]:
-    """(name, the rest) in order, without comments, each as one line."""
+    """Return (name, arguments) in order, without comments, each as one line."""
     lines = [line for line in PATH.read_text("utf-8").splitlines() if line and not line.startswith("#")]
     whole = "\n".join(lines).replace("\\\n", " ").splitlines()
     return [(name, rest) for name, _, rest in (line.partition(" ") for line in whole)]

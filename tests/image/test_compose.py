@@ -1,4 +1,4 @@
-"""The compose files, merged as Compose merges them: what they name exists, and is what the code wants."""
+"""The compose files, merged by Compose: what they name exists, and fits the code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def parts(request) -> dict[str, dict[str, Any]]:
 
 
 def mounts(service: dict[str, Any], kind: str) -> dict[str, str]:
-    """Target -> source."""
+    """Return target -> source."""
     return {mount["target"]: mount["source"] for mount in service["volumes"] if mount["type"] == kind}
 
 
@@ -86,18 +86,18 @@ def test_its_variables_are_settings(parts):
     assert Settings(**values).upstream == (f"http://engine:{port_of(parts['engine'])}",)
 
 
-def test_it_may_end_its_answers_and_save_before_it_is_killed(parts):
+def test_the_grace_period_covers_running_answers_and_saves(parts):
     given = settings_in(parts["slotkeeper"]["environment"])
     settings = Settings(**{name: value for name, value in given.items() if "drain" in name or "save" in name})
     longest = settings.drain_delay + settings.drain_timeout + settings.save_timeout
     assert seconds(parts["slotkeeper"]["stop_grace_period"]) > longest
 
 
-def test_it_ends_before_the_engine_does(parts):
+def test_the_sidecar_ends_before_the_engine(parts):
     assert set(parts["slotkeeper"]["depends_on"]) == {"engine"}
 
 
-def test_it_asks_itself_whether_it_is_healthy_as_its_image_does(parts):
+def test_the_health_check_is_that_of_the_image(parts):
     assert parts["slotkeeper"]["healthcheck"]["test"] == ["CMD", *image().health]
 
 
@@ -127,7 +127,7 @@ def test_the_sidecar_sees_slots_and_model_where_the_engine_does_and_as_the_same_
     assert sidecar["user"] == engine["user"] == image().user
 
 
-def test_it_is_reached_by_the_sidecar_alone(parts):
+def test_only_the_sidecar_reaches_the_engine(parts):
     assert set(parts["engine"]["networks"]) == {"engine"}
     assert merged(BASE)["networks"]["engine"]["internal"]
     assert [name for name, part in parts.items() if "engine" in part["networks"]] == ["engine", "slotkeeper"]
@@ -142,7 +142,7 @@ def port_of(engine: dict[str, Any]) -> int:
 # -- all of them ---------------------------------------------------------------------------------------
 
 
-def test_they_can_do_no_more_than_they_must(parts):
+def test_containers_have_no_more_privileges_than_they_need(parts):
     for name, part in parts.items():
         assert part["read_only"], name
         assert part["cap_drop"] == ["ALL"], name

@@ -38,7 +38,7 @@ class Stack:
         return f"http://127.0.0.1:{self.here.ports[port]}"
 
     def chat(self) -> str:
-        """A streamed answer, whole."""
+        """Return a complete streamed answer."""
         url = f"{self.url(8080)}/v1/chat/completions"
         with httpx.stream("POST", url, json=CHAT, timeout=60) as answer:
             assert answer.status_code == 200
@@ -128,7 +128,7 @@ def test_prometheus_scrapes_it_with_the_token_and_loads_its_rules(stack, tmp_pat
 
 
 def health_in(url: str) -> list[str]:
-    """Of every target that Prometheus has, once it answers."""
+    """Return the health of every target of Prometheus, once it answers."""
     try:
         targets = httpx.get(url).json()["data"]["activeTargets"]
     except (httpx.TransportError, json.JSONDecodeError):

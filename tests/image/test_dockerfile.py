@@ -1,4 +1,4 @@
-"""The Dockerfile by reading it; test_image.py builds and runs it."""
+"""The Dockerfile, read as text; test_image.py builds and runs it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_what_it_sets_for_the_sidecar_are_settings():
 
 
 def test_its_user_is_a_number_and_not_root():
-    """Kubernetes can see that a number is not root; of a name it cannot know."""
+    """Kubernetes can check that a number is not root, but not a name."""
     user, group = map(int, image().user.split(":"))
     assert user
     assert group

@@ -1,4 +1,4 @@
-"""The image, really built and really serving in front of a real engine. `make test-image`; as root."""
+"""The image, built and run in front of a real engine. `make test-image`; as root."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = [
 SLOTS: Final = "/var/lib/slotkeeper/slots"
 USER: Final = int(image().user.partition(":")[0])
 TEMPORARY: Final = ("/tmp", "/var/tmp")  # noqa: S108 - what a base lets everybody write to
-OWN_BYTES: Final = 120 << 20  # of what is laid on the base
+OWN_BYTES: Final = 120 << 20  # size of the layers on the base
 CHAT: Final = {"messages": [{"role": "user", "content": "Say something."}], "max_tokens": 8, "stream": True}
 
 
@@ -42,14 +42,14 @@ def built() -> str:
 
 @pytest.fixture(scope="module")
 def made(built) -> Iterator[str]:
-    """A container that tests share: nothing in it can be changed by its user."""
+    """Make a container that tests share: its user can change nothing in it."""
     with container(built) as name:
         yield name
 
 
 @pytest.fixture
 def room(made, tmp_path) -> Room:
-    """As with a read-only root file system: only the slot folder can be written to."""
+    """Return a container with a read-only root file system: only the slot folder can be written to."""
     slots, nothing = tmp_path / "slots", tmp_path / "nothing"
     for folder in (slots, nothing):
         folder.mkdir()
@@ -93,14 +93,14 @@ def serving(room: Room, upstream: str, log: Path) -> Iterator[Serving]:
 
 
 def sidecars(runner: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """The process in the container: the one of its user, with none of the builder's own above it."""
+    """Return the process in the container: the one of its user, without the builder's processes above it."""
     if runner.poll() is not None:
         return []
     below = psutil.Process(runner.pid).children(recursive=True)
     return [process for process in below if process.uids().real == USER and process.name() == "slotkeeper"]
 
 
-def test_it_is_what_the_dockerfile_says(built, record_property):
+def test_the_image_is_as_the_dockerfile_says(built, record_property):
     config, layers = inspected(built)
     what = image()
     assert (tuple(config["Entrypoint"]), tuple(config["Cmd"])) == (what.entrypoint, what.cmd)
@@ -130,7 +130,7 @@ def test_its_slot_folder_gives_a_new_volume_its_owner(made):
     assert Room(made, {}).run("stat", "--format=%u:%g %a", SLOTS).stdout.strip() == f"{image().user} 700"
 
 
-def test_it_has_what_it_needs_and_no_more(room):
+def test_the_image_has_only_what_the_sidecar_needs(room):
     assert room.run("slotkeeper", "--version").stdout.strip() == f"slotkeeper {__version__}"
     assert room.run("python3", "-c", "import opentelemetry.sdk, slotkeeper.cli.main").returncode == 0
     for module in ("pip", "ensurepip", "setuptools", "hatchling"):
@@ -145,7 +145,7 @@ def test_its_bytecode_is_there_and_counts_whatever_the_times_of_files(room):
 
 
 def test_a_chat_passes_and_is_saved_and_sigterm_ends_it(room, tmp_path):
-    """By an engine of this machine, in the folder that both see. Its model the sidecar may not look at."""
+    """With an engine of this machine and a shared folder. The sidecar may not read its model."""
     line = ("--slot-save-path", str(tmp_path / "slots"))
     engine = start(Tiny.HYBRID, EngineKind.XLLAMACPP, args=line, folder=tmp_path)
     log = tmp_path / "sidecar.log"

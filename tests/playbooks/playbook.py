@@ -2,11 +2,11 @@
 
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0, reason=Reason.COLD)
 
-`<<` lets something happen, `>>` names the next effect; where the line ends, no effect may be left over.
-Looks at GET /slots are not named: `play.looking` tells which engines were asked about. Nor is waking:
-`play.alarms` has the times. Time goes on by itself, a hundredth of a second with every event.
+`<<` applies an event, `>>` expects the next effect; at the end of the line no effect may be left over.
+Requests of GET /slots are not written down: `play.looking` has their engines. Timers are not, either:
+`play.alarms` has their times. Every event advances the time by a hundredth of a second.
 
-A file has 64 KiB for each token, so by the rates of a new engine a token costs 0.131 tokens of prefill to
+A file has 64 KiB for each token, so at the rates of a new engine a token costs 0.131 tokens of prefill to
 save and 0.065 to restore.
 """
 
@@ -111,8 +111,8 @@ class Play:
         self.effects: deque[Effect] = deque()
         self.looking: set[str] = set()
         self.delays: list[float] = []
-        self.alarms: list[float] = []  # when we asked to be woken
-        self.step: Step | None = None  # the last one that was expected
+        self.alarms: list[float] = []  # times of the timers that were set
+        self.step: Step | None = None  # the last step that was expected
         for name in self.names if up else ():
             assert self << engine_up(name) << sees(engine=name)
 
@@ -155,14 +155,14 @@ class Play:
         return self
 
     def wakes(self) -> Play:
-        """Time passes until we wake."""
+        """Let time pass until the timer fires."""
         assert self.alarms, "nobody wants to be woken"
         self.clock = max(self.clock, min(self.alarms))
         self.alarms.remove(min(self.alarms))
         return self << TimerFired(at=0.0)
 
     def pending(self, request: str) -> Pending:
-        """One that has not ended."""
+        """Return a request that has not ended."""
         pending = self.placement.pending(RequestId(request))
         assert pending is not None
         return pending
@@ -176,7 +176,7 @@ class Play:
         return [state.value for state in self.table.states]
 
     def rests(self) -> bool:
-        """Nothing is left over, and nobody will be asked anything any more."""
+        """Whether no effect is left over, no request is pending, and no engine will be asked anything."""
         state = self.placement._state
         left = [*state.requests, *state.queue, *state.bypassing, *state.steered, *state.slotless]
         tables = state.tables.values()
@@ -184,7 +184,7 @@ class Play:
         return bool(self) and not left and quiet and not self.looking
 
 
-# -- what happens ----------------------------------------------------------------------------------------
+# -- events ------------------------------------------------------------------------------------------------
 
 
 def arrives(request: str, client: str = "anna", **more: Any) -> Arrived:
@@ -210,7 +210,7 @@ def fails(request: str) -> Finished:
 
 
 def lacks_cells(request: str, *, again: bool = False) -> Exceeded:
-    """The engine had no cells left for it. `again`: it will come again."""
+    """The engine had no free cells for it. `again`: the client sends it again."""
     return Exceeded(at=0.0, request=RequestId(request), again=again)
 
 
@@ -240,7 +240,7 @@ def snapshots_changed(*snapshots: Snapshot, gone: tuple[str, ...] = ()) -> Snaps
 
 
 def lists(*loaded: str, most: int = 1, router: str = ENGINE, **others: str) -> ModelsListed:
-    """A router's listing: models "a" and "b" are served by the engines "a" and "b"."""
+    """A router lists its models: "a" and "b" are served by the engines "a" and "b"."""
     status = dict.fromkeys(("a", "b"), "unloaded") | dict.fromkeys(loaded, "loaded") | others
     views = tuple(
         ModelView(engine=EngineId(name), name=ModelName(name), status=ModelStatus(value))
@@ -269,7 +269,7 @@ Step = Plant | Save | Restore | Erase
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the step ended that was expected last, whoever takes it."""
+    """The end of the last expected step, of any kind."""
 
     of: Callable[[Step, float], Event]
 
@@ -277,7 +277,7 @@ class Outcome:
 def saved(
     name: str, tokens: Tokens | None = None, written: tuple[int, ...] | None = None, **more: Any
 ) -> Outcome:
-    """A save has ended, and the file was kept. `written`: the checkpoints of the engine's own file."""
+    """A save has ended, and the file was kept. `written`: the checkpoints in the engine's file."""
 
     def event(step: Step, now: float) -> Saved:
         assert isinstance(step, Save)
@@ -299,7 +299,7 @@ def filed(request: str, kept: Snapshot | None) -> Filed:
 
 
 def unsaved(*, lasting: bool = True) -> Outcome:
-    """A save has failed. `lasting`: so will the next ones for a while."""
+    """A save has failed. `lasting`: the next ones fail as well for a while."""
     return Outcome(lambda step, _: Saved(at=0.0, request=step.request, snapshot=None, lasting=lasting))
 
 
@@ -312,7 +312,7 @@ def erased(*, ok: bool = True) -> Outcome:
 
 
 def filled(computed: int | None = 1, **more: Any) -> Outcome:
-    """A prefill of ours has ended."""
+    """One of the sidecar's prefills has ended."""
     return Outcome(lambda step, _: Planted(at=0.0, request=step.request, computed=computed, **more))
 
 
@@ -325,12 +325,12 @@ def engine_lost(engine: str = ENGINE) -> EngineLost:
 
 
 def drain(engine: str = ENGINE, *, on: bool = True) -> DrainAsked:
-    """Its user takes it out of use, or puts it back."""
+    """A user drains an engine, or ends that."""
     return DrainAsked(at=0.0, engine=EngineId(engine), drain=on)
 
 
 def named(*engines: str) -> EnginesNamed:
-    """These are all that there are from now on."""
+    """These are all engines from now on."""
     return EnginesNamed(at=0.0, engines=tuple(map(EngineId, engines)))
 
 
@@ -344,7 +344,7 @@ def look_failed(engine: str = ENGINE) -> ObserveFailed:
 
 @dataclass(frozen=True)
 class Sees:
-    """GET /slots: these slots are busy; the others hold what we think, or what is said here."""
+    """GET /slots: these slots are busy; the others hold what the scheduler thinks, or what is given here."""
 
     busy: tuple[int, ...] = ()
     contents: Mapping[int, int] = field(default_factory=dict)
@@ -365,7 +365,7 @@ def sees(*busy: int, **more: Any) -> Sees:
     return Sees(busy=busy, **more)
 
 
-# -- what must follow ------------------------------------------------------------------------------------
+# -- effects -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -422,12 +422,12 @@ def erases(slot: int) -> Expected:
 
 
 def fills(slot: int, purpose: Purpose, **wanted: Any) -> Expected:
-    """A prefill of a chore, whose name nobody knows."""
+    """A prefill of a chore, whose request name is not known."""
     return Expected(Plant, {"place__slot": slot, "purpose": purpose, **wanted})
 
 
 def stops() -> Expected:
-    """A prefill of a chore is broken off."""
+    """A prefill of a chore is stopped."""
     return Expected(Stop, {})
 
 
@@ -451,7 +451,7 @@ refuses = _expected(Refuse)
 
 
 def pooled(request: str, act: PoolAct, **wanted: Any) -> Expected:
-    """Cells of a shared KV buffer were wanted for it."""
+    """Cells of a shared KV buffer were needed for it."""
     return Expected(Pooled, {"request": request, "act": act, **wanted})
 
 
@@ -460,6 +460,6 @@ def proves(name: str, *, paid: bool) -> Expected:
 
 
 def one_turn(play: Play, request: str, prompt: Tokens, *, slot: int, cached: int = 0, **more: Any) -> bool:
-    """A request that goes to a slot as it is, and is answered."""
+    """A request that goes to a slot without steps, and is answered."""
     assert play << arrives(request, **more) << knows(request, prompt) >> goes(request, slot=slot)
     return bool(play << ends(request, len(prompt), cached) >> reports(request))

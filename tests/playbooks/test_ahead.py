@@ -1,4 +1,4 @@
-"""While an engine is idle, the next turn's beginning is computed: when, at what price, who interrupts it."""
+"""An idle engine computes the next turn's beginning: when, at what price, and what interrupts it."""
 
 import pytest
 
@@ -31,7 +31,7 @@ from slotkeeper.scheduler.table import LINGER
 from slotkeeper.scheduler.types import Reason, Tokens
 
 PROMPT = Tokens(range(10_000, 14_000))
-REPLY = Tokens(range(20_000, 20_100))  # as it comes back
+REPLY = Tokens(range(20_000, 20_100))  # as the client sends it back
 HEADER = Tokens(range(5))
 NEXT = PROMPT + REPLY + HEADER
 OUTLINE = (b"system", b"hello")
@@ -41,7 +41,7 @@ AHEAD = Purpose.NEXT
 
 
 def answered(play, following=NEXT):
-    """A turn is over, its reply is not as it comes back, and what follows is known."""
+    """A turn has ended, its reply differs from the one that will be sent back, and the next turn is known."""
     assert play << arrives("r1", hash_chain=OUTLINE) << knows("r1", PROMPT) >> goes("r1", slot=0)
     assert play << ends("r1", 4000, 0, generated=150) >> reports("r1")
     return play << follows("r1", following)
@@ -56,7 +56,7 @@ def test_the_beginning_of_the_next_turn_is_computed_in_a_pause_and_then_extended
     assert play << knows("r2", NEXT + OTHER) << ends("r2", 5105, 4105) >> reports("r2", predicted=4105)
 
 
-def test_it_is_saved_there_because_the_next_prompt_extends_it():
+def test_a_slot_is_saved_there_because_the_next_prompt_extends_it():
     play = answered(Play(**OLD_FILES))
     assert play.wakes() >> fills(0, AHEAD) << filled(109)
     assert play.wakes() >> saves(0, tokens=NEXT) << saved("next")
@@ -108,7 +108,8 @@ def test_what_is_beyond_the_hours_budget_is_left_to_the_client():
 def test_a_short_one_is_waited_for_a_long_one_is_stopped():
     play = answered(Play())
     assert play.wakes() >> fills(0, AHEAD)
-    assert play << arrives("r2") << knows("r2", OTHER) >> goes("r2", slot=1)  # one batch: let it end
+    # one batch is left, so it may end
+    assert play << arrives("r2") << knows("r2", OTHER) >> goes("r2", slot=1)
     assert play << filled(109)
 
     far = Tokens(range(60_000, 64_000)) + HEADER
@@ -155,12 +156,12 @@ def test_nothing_unpinned_passes_one_that_was_stopped_on_its_way():
     play = answered(Play(), following=far)
     assert play.wakes() >> fills(0, AHEAD)
     assert play << arrives("r2", pinnable=False, rendered=False) >> stops()
-    assert play << filled(None, stopped=True) << sees()  # it may begin yet, and slot 0 looks free
+    assert play << filled(None, stopped=True) << sees()  # it may still begin, and slot 0 looks free
     assert play.later(LINGER) << sees() >> unpinned("r2", Reason.UNPINNABLE)
 
 
 @pytest.mark.parametrize("files", [OLD_FILES, NEW_FILES])
-def test_it_may_be_known_only_after_the_slot_was_saved(files):
+def test_the_next_turn_may_be_known_only_after_the_slot_was_saved(files):
     play = Play(**files)
     assert play << arrives("r1", hash_chain=OUTLINE) << knows("r1", PROMPT) >> goes("r1", slot=0)
     assert play << ends("r1", 4000, 0, generated=150) >> reports("r1")
@@ -169,7 +170,7 @@ def test_it_may_be_known_only_after_the_slot_was_saved(files):
 
 
 def test_a_turn_that_is_not_the_expected_one_has_a_file_where_much_was_given_up():
-    """A tool's result comes where a user's message was expected, before which thoughts are stripped."""
+    """A tool's result comes where a user's message was expected, for which reasoning is stripped."""
     play = Play(**NEW_FILES, eager_thinning=False)
     play = answered(play, PROMPT.cut(0, 500) + Tokens(range(90_000, 93_000)))
     assert play << snapshots_changed(snapshot("early", PROMPT.cut(0, 3500), checkpoints=(3496,)))

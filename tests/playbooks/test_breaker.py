@@ -1,4 +1,4 @@
-"""The circuit breaker: where requests fail, others go elsewhere, as long as there is another engine."""
+"""The circuit breaker: if requests fail on an engine, others go to another engine while one is up."""
 
 from playbooks.playbook import (
     Play,
@@ -53,7 +53,7 @@ def test_after_several_in_a_row_requests_go_elsewhere():
     assert play.placement.queued == 1
 
 
-def test_one_without_any_answer_is_enough():
+def test_one_request_without_any_answer_opens_the_breaker():
     play = two()
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", engine="e0")
     assert play << request_fails(broken=True)
@@ -64,7 +64,7 @@ def test_one_without_any_answer_is_enough():
 def test_after_a_while_it_is_tried_with_one_request():
     play = failing(two()).later(FIRST)
     assert goes_to(play, "r1", A, "e0")
-    assert goes_to(play, "r2", B, "e1")  # no second one
+    assert goes_to(play, "r2", B, "e1")  # no second trial request
     assert goes_to(play, "r3", C, "e1")
     assert play << ends("r1", 1000) >> reports("r1")
     assert goes_to(play, "r4", D, "e0")

@@ -1,4 +1,4 @@
-"""A few words are placed at once: their tokens would come too late to be worth it."""
+"""Brief requests are placed at once: waiting for their tokens costs more than it saves."""
 
 from playbooks.playbook import Play, arrives, ends, goes, knows, reports
 from slotkeeper.scheduler.types import Reason, Tokens

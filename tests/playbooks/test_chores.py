@@ -1,4 +1,4 @@
-"""What is done in a slot while nobody waits: which files it gets, and how it comes home."""
+"""Idle work in a slot: which files it gets, and how it is restored to where it was."""
 
 from dataclasses import replace
 
@@ -46,7 +46,7 @@ OUTLINE = (b"system", b"hello")
 
 
 def old(**more):
-    """Files carry no checkpoints: every state that shall be had again needs one of its own."""
+    """Files carry no checkpoints: every state to return to needs its own file."""
     return Play(**{"user_start": ((USER,),), **OLD_FILES, **more})
 
 
@@ -99,7 +99,7 @@ def test_boundaries_have_files_soon_only_where_none_has_what_stands_before_the_f
 def test_a_slot_that_came_home_is_still_the_same_conversation():
     play = homecoming(talked(old()))
     next_turn = arrives("r2", hash_chain=(*OUTLINE, b"answer", b"more"))
-    assert play << next_turn  # it has no checkpoints now: whether it is extended, only tokens tell
+    assert play << next_turn  # it has no checkpoints now: only tokens tell whether the prompt extends it
     assert play << knows("r2", TALK + A) >> goes("r2", slot=0, reason=Reason.PREFIX)
 
 
@@ -141,7 +141,7 @@ def test_with_a_draft_model_an_older_engine_computes_its_way_home_and_knows_whos
 
 
 def test_a_slot_is_never_cut_back_where_no_file_leads_home():
-    """Its end had no room, so that cutting it back would lose what is live."""
+    """Its end had no room, so cutting it back would lose it."""
     play = talked(old(limits=Limits(hot_bytes=1100 * TOKEN_BYTES)))
     play >> saves(0) << saved("end", size=1200 * TOKEN_BYTES)
     assert [type(effect).__name__ for effect in play.effects] == ["Drop"]
@@ -174,11 +174,11 @@ def test_a_slot_comes_home_when_no_more_can_be_saved(trouble):
     assert play.table.shadow.slots[0].tokens == TALK
 
 
-# -- what a cut may take ---------------------------------------------------------------------------------
+# -- what a cut may cost ---------------------------------------------------------------------------------
 
 
 def cut_to_its_question(prompt):
-    """An engine that thins nothing has answered it; its end and the last prompt's are in files."""
+    """An engine that thins no checkpoints has answered it; its end and the last prompt's are in files."""
     play = old(checkpoint_min_step=0)
     assert play << arrives("r1", hash_chain=OUTLINE) << knows("r1", prompt) >> goes("r1", slot=0)
     assert play << ends("r1", len(prompt), 0, generated=1) >> reports("r1")
@@ -189,7 +189,7 @@ def cut_to_its_question(prompt):
 
 
 def test_few_tokens_home_are_computed_so_that_the_next_question_about_a_document_finds_a_checkpoint():
-    """A file would bring none back, and the whole document would be computed for the next question."""
+    """Without the checkpoint the whole document would be computed for the next question."""
     document = A.cut(0, 4500)
     play = cut_to_its_question(document + B.cut(0, 500))  # checkpoints at 4484 and 4996
     assert play >> fills(0, Purpose.HOME) << filled(3)
@@ -200,7 +200,7 @@ def test_few_tokens_home_are_computed_so_that_the_next_question_about_a_document
 
 
 def test_a_slot_is_not_cut_back_where_that_would_take_a_checkpoint_worth_more_than_the_file():
-    """Before the long message stands less than what would be missed at its end, and home is far."""
+    """Little is saved before the long message compared with its end, and the restore step is expensive."""
     play = cut_to_its_question(TALK.cut(0, 349) + Tokens([USER]) + A)
     assert play >> fills(0, Purpose.HOME) << filled(3)
     assert play.later(300) << sees()
@@ -226,7 +226,7 @@ def test_a_prompt_without_messages_is_not_cut_back_at_the_first_pause():
     assert play.later(60) << sees() >> fills(0, Purpose.CUT)
 
 
-# -- somebody comes ------------------------------------------------------------------------------------
+# -- a request comes -----------------------------------------------------------------------------------
 
 
 def test_a_request_waits_for_one_step_and_then_gets_its_slot():
@@ -251,7 +251,7 @@ def test_another_slot_is_taken_without_waiting():
 
 
 def test_a_slot_is_free_once_the_engine_has_saved_it_where_somebody_waits():
-    """The file is checked, and comes to the catalog, while the slot is at work again."""
+    """The file is checked and enters the catalog while the slot runs the next task."""
     play = talked(Play(n_slots=1, **NEW_FILES))
     assert play >> saves(0) << written()
     assert play.states == ["tended"]
@@ -279,7 +279,7 @@ def test_while_nobody_waits_a_chore_goes_on_once_its_file_is_on_the_shelf():
 
 
 def test_a_slot_that_is_being_saved_is_waited_for_rather_than_less_taken_from_a_file():
-    """Nothing else runs on that engine until the file is written, so that the wait costs nothing."""
+    """Nothing else runs on that engine until the file is written, so the wait costs nothing."""
     play = talked(Play(memory="dense", **NEW_FILES))
     assert play >> saves(0) << snapshots_changed(snapshot("early", TALK.cut(0, 900)))
     assert play << arrives("r2") << knows("r2", TALK + A)
@@ -297,7 +297,7 @@ def test_an_engine_that_is_at_a_file_begins_only_after_that():
     assert play << arrives("r2") << knows("r2", B.cut(0, 500)) >> goes("r2", engine="e1")
 
 
-# -- somebody removes files ------------------------------------------------------------------------------
+# -- files are removed -----------------------------------------------------------------------------------
 
 
 def test_what_lies_in_files_is_not_saved_again_when_somebody_removes_them():
@@ -310,7 +310,7 @@ def test_what_lies_in_files_is_not_saved_again_when_somebody_removes_them():
     assert play.later(300) << sees()
 
 
-# -- engines that go -----------------------------------------------------------------------------------
+# -- engines that are lost -----------------------------------------------------------------------------
 
 OUTCOMES = {
     "save": [saved("end"), unsaved()],
@@ -320,7 +320,7 @@ OUTCOMES = {
 
 
 def until(play, step):
-    """The chore is at this step."""
+    """Run the chore up to this step."""
     if step == "save":
         assert play >> saves(0)
     else:

@@ -1,4 +1,4 @@
-"""More conversations than slots: what is about to be overwritten is saved, where it can go on from."""
+"""More conversations than slots: before an overwrite, a slot is saved where its conversation continues."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ from slotkeeper.scheduler.types import Reason, Tokens
 
 A, B, C, D = (Tokens(range(n, n + 3000)) for n in (10_000, 20_000, 30_000, 40_000))
 REPLY, OTHER, RESULT = (Tokens(range(n, n + 200)) for n in (50_000, 60_000, 70_000))
-CUT = A.cut(0, len(A) - 3)  # one more than the checkpoint that the engine leaves before the end
+CUT = A.cut(0, len(A) - 3)  # one more than the engine's checkpoint before the end
 
 
 def old(**more):
@@ -50,15 +50,15 @@ def old(**more):
 
 
 def answered(play: Play, request: str = "r1", prompt: Tokens = A, slot: int = 0) -> bool:
-    """With a reply of 200 tokens, of which the slot keeps all but the last."""
+    """A request is answered with 200 tokens, of which the slot keeps all but the last."""
     assert play << arrives(request) << knows(request, prompt) >> goes(request, slot=slot)
     return bool(play << ends(request, len(prompt), 0, generated=len(REPLY)) >> reports(request))
 
 
-# -- where a file can only be extended, and how the reply comes back is unknown ----------------------------
+# -- files that can only be extended, and an unknown form of the reply -------------------------------------
 
 
-def test_it_is_parked_where_its_next_turn_goes_on():
+def test_a_slot_is_parked_where_its_next_turn_continues():
     play = old()
     assert answered(play)
     play << arrives("r2") << knows("r2", B)
@@ -66,10 +66,10 @@ def test_it_is_parked_where_its_next_turn_goes_on():
     play << filled(1)
     assert play >> saves(0, SaveMoment.PARK, request="r2", tokens=CUT) << saved("s1") >> goes("r2", slot=0)
     second = play.pending("r2")
-    assert second.planted == second.parked == 1  # computed while r2 waited, but not of its prompt
+    assert second.planted == second.parked == 1  # computed while r2 waited, but not for its prompt
     assert play << ends("r2", len(B), 0) >> reports("r2")
 
-    again = A + OTHER + RESULT  # the reply was written anew
+    again = A + OTHER + RESULT  # the reply comes back in another form
     play << arrives("r3") << knows("r3", again)
     play >> plants("r3", 0, Purpose.BACK)
     play << filled(1)
@@ -79,7 +79,7 @@ def test_it_is_parked_where_its_next_turn_goes_on():
 
 
 def test_a_file_of_its_end_does_not_count_as_saved():
-    """Its next turn could not go on from there."""
+    """Its next turn could not continue from there."""
     play = old()
     assert play << snapshots_changed(snapshot("s0", A + REPLY.cut(0, 199)))
     assert answered(play)
@@ -102,7 +102,7 @@ def test_where_the_next_turn_is_known_to_extend_it_it_is_parked_as_it_is():
 
 def test_where_the_next_turn_is_known_to_part_early_the_cut_before_that_counts():
     play = old(user_start=((10_500,),))
-    assert answered(play)  # a checkpoint stands at 500, the others near the end
+    assert answered(play)  # one checkpoint is at 500, the others near the end
     assert play << follows("r1", A.cut(0, 1000) + OTHER)
     play << arrives("r2") << knows("r2", B)
     assert play >> plants("r2", 0, Purpose.BACK, tokens=A.cut(0, 501))
@@ -125,7 +125,7 @@ def test_when_the_client_leaves_on_the_way_back_the_slot_is_still_known():
 
 
 def test_a_file_that_is_only_checked_yet_is_waited_for_where_another_has_almost_as_much():
-    """Waiting takes as long as a restore; what the other file lacks takes longer to compute."""
+    """Waiting takes as long as a restore; the tokens that the other file lacks take longer to compute."""
     play = Play(**{"memory": "dense", **NEW_FILES})
     play.table.rates.state = 4096  # bytes a token: a restore is quick
     assert one_turn(play, "r1", A, slot=0)
@@ -143,11 +143,11 @@ def test_a_file_that_is_only_checked_yet_is_waited_for_where_another_has_almost_
     assert play << written() >> restores(1, "whole", request="r4")
 
 
-# -- nobody waits for a pause that will not come -----------------------------------------------------------
+# -- a pause that will not come ----------------------------------------------------------------------------
 
 
 def crowded(**more) -> Play:
-    """Three conversations in two slots: the one that was longest away has lost its own, and was parked."""
+    """Three conversations in two slots: the one that was longest away has lost its slot, and was parked."""
     play = Play(**{"memory": "dense", **NEW_FILES, **more})
     assert one_turn(play, "r1", A, slot=0)
     assert one_turn(play, "r2", B, slot=1)
@@ -158,7 +158,7 @@ def crowded(**more) -> Play:
 
 
 def busy(play: Play) -> Play:
-    """Just now a conversation has lost its slot to another."""
+    """A conversation has just lost its slot to another."""
     play.table.crowded_until, play.table.active_at = play.clock + 60, play.clock
     return play
 
@@ -225,7 +225,7 @@ def test_in_a_crowd_it_is_cut_back_before_it_is_saved_and_stays_there():
 
 
 def test_in_a_crowd_no_slot_is_warmed():
-    """Another conversation would have it at once."""
+    """Another conversation would take it at once."""
     play = busy(Play(speculative=True, checkpoint_min_step=0, **OLD_FILES))
     assert play << snapshots_changed(snapshot("early", A.cut(0, 900)), snapshot("end", A, used=1001.0))
     assert play.later(61) << sees() >> restores(0, "early")
@@ -244,7 +244,7 @@ def test_in_a_crowd_only_a_reply_is_computed_ahead():
 def test_what_needs_more_than_that_is_computed_when_the_crowd_is_over():
     play = busy(Play(memory="dense", limits=Limits(pause=0.9), **NEW_FILES))
     assert answered(play)
-    assert play << follows("r1", A.cut(0, 1000) + OTHER)  # reasoning is left out: most of it parts
+    assert play << follows("r1", A.cut(0, 1000) + OTHER)  # reasoning is left out: most of it diverges
     while not play.effects:
         play.wakes()
     assert play.table.crowded(play.clock)
@@ -278,20 +278,20 @@ def test_in_a_crowd_it_is_not_cut_back_while_it_may_be_learned_how_it_goes_on(to
 
 
 def test_a_crowd_that_rests_is_none():
-    """Then there is time for all that idle work does."""
+    """Then there is time for all idle work."""
     play = crowded()
     assert play.table.crowded(play.clock + 0.9)
     assert not play.table.crowded(play.clock + 1.1)
 
 
-# -- a slot that was left behind ---------------------------------------------------------------------------
+# -- a slot that its conversation left ---------------------------------------------------------------------
 
 
 def test_a_slot_with_an_older_turn_is_not_gone_on_with_where_a_file_has_more():
     play = Play(memory="dense", **NEW_FILES)
     hash_chain = tuple(bytes([n]) for n in range(6))
     assert one_turn(play, "r1", A.cut(0, 1000), slot=0, hash_chain=hash_chain[:2])
-    assert play << snapshots_changed(snapshot("s1", A.cut(0, 2500)))  # its next turns went on elsewhere
+    assert play << snapshots_changed(snapshot("s1", A.cut(0, 2500)))  # its next turns ran elsewhere
     play << arrives("r2", hash_chain=hash_chain) << knows("r2", A)
     assert play >> restores(0, "s1") << restored() >> goes("r2", slot=0, reason=Reason.SNAPSHOT)
 
@@ -303,7 +303,7 @@ def test_the_turn_right_after_is_gone_on_with_at_once():
     assert play << arrives("r2", hash_chain=hash_chain) >> goes("r2", slot=0, reason=Reason.CONTINUES)
 
 
-# -- how likely it returns -------------------------------------------------------------------------------
+# -- how likely a conversation returns -------------------------------------------------------------------
 
 
 def test_a_conversation_that_was_restored_has_not_just_begun():
@@ -321,12 +321,12 @@ def test_a_conversation_that_was_restored_has_not_just_begun():
 
 
 def test_a_line_of_thousands_is_not_decided_on_again_while_nothing_has_changed(monkeypatch):
-    """Steps are counted, not time: each event would cost milliseconds, and streams bring many."""
+    """Decisions are counted, not time: each event would cost milliseconds, and streams cause many."""
     play = Play(n_slots=2)
     assert play << arrives("r1", id_slot=0) >> goes("r1", slot=0, reason=Reason.CLIENT_CHOSE)
     for number in range(200):
         assert play << arrives(f"w{number}", id_slot=0, rendered=False)
-    for _ in range(200 // arrivals.LOOKAHEAD + 2):  # until everybody knows that it must wait
+    for _ in range(200 // arrivals.LOOKAHEAD + 2):  # until every request knows that it must wait
         assert play << starts("r1")
     asked: list[str] = []
     for owner, name in ((arrivals, "_decide"), (State, "scene")):

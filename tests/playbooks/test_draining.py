@@ -1,4 +1,4 @@
-"""Engines that their user drains, puts back, adds and removes while the others go on."""
+"""Engines that a user drains, undrains, adds and removes while the others run."""
 
 from playbooks.playbook import (
     NEW_FILES,
@@ -105,7 +105,7 @@ def test_a_drained_engine_stays_so_when_it_was_restarted():
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", engine="e1")
 
 
-def test_one_that_is_down_counts_as_drained():
+def test_an_engine_that_is_down_counts_as_drained():
     play = two()
     assert play << engine_lost("e0")
     assert play << drain("e0") >> drained("e0")

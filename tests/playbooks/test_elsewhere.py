@@ -1,4 +1,4 @@
-"""A cold tier that others use too: what is looked for there, what becomes of it, and what it costs."""
+"""A shared cold tier: what the scheduler looks for in it, what it does with a result, and what that costs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_prompt_that_is_in_no_slot_and_no_file_is_looked_for():
     assert wanted(play, "r1", A.cut(0, 300))[0].within == LEAST_SECONDS
 
 
-def test_it_is_looked_for_in_the_namespace_of_its_request():
+def test_a_state_is_looked_for_in_the_namespace_of_its_request():
     play = shared()
     assert one_turn(play, "r1", A, slot=0)
     play << arrives("r2", namespace="mine")
@@ -56,7 +56,7 @@ def test_it_is_looked_for_in_the_namespace_of_its_request():
     assert (one.prompt.space, one.here) == ("mine", 0)
 
 
-def test_what_lacks_little_is_not():
+def test_a_request_that_lacks_few_tokens_is_not_looked_for_elsewhere():
     play = shared()
     assert one_turn(play, "r1", A, slot=0)
     play << arrives("r2")
@@ -101,7 +101,7 @@ def test_for_want_of_room_files_leave_the_slot_folder_and_nothing_leaves_the_sto
     assert tiers == {Tier.HOT, Tier.COLD}
 
 
-def test_of_what_is_found_no_more_is_remembered_than_fits():
+def test_remembered_snapshots_of_a_shared_store_are_bounded():
     play = shared()
     many = [snapshot(f"s{n}", Tokens(range(n, n + 20)), tier=Tier.COLD, size=1) for n in range(MOST + 5)]
     play << snapshots_changed(*many)

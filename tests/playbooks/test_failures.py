@@ -1,4 +1,4 @@
-"""Engines that go and come back, renders that fail, answers that overtake their tokens."""
+"""Engines that are lost and come back, renders that fail, answers that come before their tokens."""
 
 from unittest.mock import Mock
 
@@ -79,7 +79,7 @@ def test_tokens_that_come_after_the_answer_give_one_exact_report():
     assert (play << sees()).rests()
 
 
-def test_nobody_continues_a_slot_that_is_taken():
+def test_no_request_continues_a_slot_that_is_taken():
     play = Play()
     first = arrives("r1", hash_chain=TALK)
     assert play << first << knows("r1", A) >> goes("r1", slot=0)
@@ -181,7 +181,7 @@ def test_an_answer_that_outlives_its_engine_belongs_to_no_slot_of_the_next(end):
     assert play << ends("r2", 1000) >> reports("r2")
 
 
-def test_one_that_ended_unseen_is_reported_when_the_engine_is_lost():
+def test_a_request_that_ended_unseen_is_reported_when_the_engine_is_lost():
     play = Play()
     assert (
         play << arrives("r1", bypass=True, rendered=False) >> unpinned("r1", Reason.BYPASS) << ends("r1", 300)
@@ -256,7 +256,8 @@ def test_a_conversation_waits_for_its_engine_rather_than_be_computed_again_elsew
         << ends("r1", 1000)
         >> reports("r1")
     )
-    play.table.shared_until = play.clock + 60.0  # somebody else uses that engine: each pin needs a look
+    # another program uses that engine: each pin needs GET /slots first
+    play.table.shared_until = play.clock + 60.0
     assert play.later(5.0) << arrives("r2") << knows("r2", A + MORE)
     assert play << sees() >> goes("r2", engine="e0", slot=0)
 
@@ -274,7 +275,7 @@ def test_what_a_lost_engine_held_does_not_keep_anybody():
     assert play << engine_lost() << arrives("r2") << knows("r2", A + MORE) >> goes("r2", engine="e1")
 
 
-# -- cost and looks ----------------------------------------------------------------------------------------
+# -- cost of decisions, and GET /slots ---------------------------------------------------------------------
 
 
 def test_a_long_line_is_not_decided_on_when_no_slot_is_free(monkeypatch):
@@ -300,7 +301,7 @@ def test_a_long_line_is_not_decided_on_again_while_nothing_changes(monkeypatch):
     monkeypatch.setattr(arrivals, "_decide", decide)
     for n in range(50):  # slot 1 is free, but all of them wait for what slot 0 holds
         assert play << arrives(f"r{n}", f"client{n}") << knows(f"r{n}", A + Tokens([n]))
-    assert decide.call_count == 2 * 50  # when it came, and when its tokens were known
+    assert decide.call_count == 2 * 50  # when it arrived, and when its tokens were known
     assert play << sees(contents={0: 1000}) >> goes("r0", slot=0) >> goes("r1", slot=1)
 
 

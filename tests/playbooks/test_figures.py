@@ -1,4 +1,4 @@
-"""What is told of a request's cost: what it waited for, what it found, and what was prepared for it."""
+"""The figures of a request: what it waited for, what it reused, and what was prepared for it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from slotkeeper.scheduler.effects import Purpose
 from slotkeeper.scheduler.types import Tokens
 
 A = Tokens(range(10_000, 12_000))
-MORE = Tokens(range(20_000, 20_100))  # the reply as it comes back, which nobody has computed yet
+MORE = Tokens(range(20_000, 20_100))  # the reply as the client sends it back, not computed yet
 NEXT = A + MORE
 ASKED = Tokens(range(30_000, 30_050))
 PREPARED = {"usage__reused": len(NEXT), "usage__prepared": len(MORE), "oracle": len(MORE) + len(ASKED)}
@@ -49,7 +49,7 @@ def test_what_was_computed_in_a_pause_is_reused_and_new_all_the_same():
     assert play << ends("r2", len(NEXT) + 50, len(NEXT)) >> reports("r2", **PREPARED)
 
 
-def test_it_is_so_too_where_that_comes_from_a_file():
+def test_tokens_prepared_in_a_restored_file_count_as_prepared():
     play = dense(**NEW_FILES)
     play.placement._state.ahead.computed(NEXT, len(A))
     play.placement.tree().add(A, 0.0)
@@ -66,10 +66,10 @@ def test_a_request_that_is_broken_off_counts_as_far_as_the_engine_was():
     reached = len(A) + 30
     told = reports("r2", usage__prompt=reached, usage__computed=30, usage__reused=len(A), oracle=30)
     assert play << leaves("r2", reached=reached, cached=len(A)) >> told
-    assert play.placement.tree().longest(NEXT) == reached  # so far it was computed
+    assert play.placement.tree().longest(NEXT) == reached  # computed so far
 
 
-def test_one_that_is_broken_off_before_anything_was_computed_leaves_nothing_to_compute():
+def test_a_prepared_prompt_that_is_cut_off_at_once_has_an_oracle_of_0():
     play = dense()
     assert one_turn(play, "r1", A, slot=0)
     assert play << arrives("r2") << knows("r2", NEXT) >> goes("r2", slot=0) << starts("r2")

@@ -1,4 +1,4 @@
-"""A request that rules would change is priced in both forms, and goes out in the cheaper one."""
+"""A request that rules would change is priced in both forms, and is sent in the cheaper one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_where_a_state_cannot_be_cut_tokens_decide():
 
 
 def test_tools_are_put_in_order_only_if_that_saves_what_it_moves():
-    """Else the next agent, which shares the order of this client, would find nothing of it."""
+    """Otherwise the next agent with this client's order could reuse nothing of it."""
     for moved, taken in ((1300 * 4, True), (1301 * 4, False)):
         play = begun("dense")
         assert play << arrives("r2", hash_chain=THEIRS, rewritten=THEIRS, moved=moved)
@@ -67,9 +67,9 @@ def test_what_is_put_back_goes_out_only_if_it_leaves_room_and_waits_for_its_toke
 @pytest.mark.parametrize(
     ("own", "changed", "prices"),
     [
-        (CHANGED, OWN, (100, 1400)),  # the change would cost
-        (CHANGED, CHANGED, (100, 100)),  # it makes no difference
-        (OWN, OTHER_HEAD + NEXT + ASKED, (1400, 1400)),  # neither is anywhere
+        (CHANGED, OWN, (100, 1400)),  # the change would cost tokens
+        (CHANGED, CHANGED, (100, 100)),  # no difference
+        (OWN, OTHER_HEAD + NEXT + ASKED, (1400, 1400)),  # neither form is in a slot
         (CHANGED, None, (100, None)),  # it cannot be rendered
         (None, CHANGED, (None, 100)),
     ],
@@ -86,7 +86,7 @@ def test_else_the_clients_own_goes_out(own, changed, prices):
 
 
 def test_equal_digests_say_nothing_of_keys_in_another_order():
-    """Both hash chains go on from the slot, and only the changed form's tokens do."""
+    """Both hash chains continue from the slot, but only the changed form's tokens do."""
     play = begun("dense")
     assert play << arrives("r2", hash_chain=AS_CHANGED, rewritten=AS_CHANGED)
     assert play << both(OWN, CHANGED) >> goes("r2", slot=0, changed=True)
@@ -102,7 +102,7 @@ def test_nothing_is_priced_where_nothing_would_change_or_nothing_may_be_reused()
 
 
 def test_what_waits_is_priced_when_its_turn_comes():
-    """Its slot was overwritten meanwhile: then the change saves nothing any more."""
+    """Its slot was overwritten meanwhile, so the change saves nothing any more."""
     play = Play(memory="dense", n_slots=1)
     assert play << arrives("r1", hash_chain=MINE) << knows("r1", FIRST) >> goes("r1", slot=0)
     assert play << ends("r1", 1300, 0) >> reports("r1")
@@ -114,7 +114,7 @@ def test_what_waits_is_priced_when_its_turn_comes():
 
 
 def test_a_sub_agent_that_knows_what_was_said_leaves_its_main_agents_slot_alone():
-    """Its messages go on from there, behind other tools: it has nothing of that state."""
+    """Its messages continue from there, but behind other tools: it can reuse nothing of that state."""
     play = begun("dense")
     sub = (b"H", b"u1", b"a1", b"q")
     assert play << arrives("r2", hash_chain=sub) << knows("r2", OWN) >> goes("r2", slot=1)

@@ -1,4 +1,4 @@
-"""Slots that share one KV buffer: a request goes out only if its cells fit (8 in `placement`)."""
+"""Slots that share one KV buffer: a request is sent only if its cells fit (8 in `placement`)."""
 
 from types import MappingProxyType
 from typing import Any
@@ -52,18 +52,18 @@ CALM = Limits(pause=1000.0, idle_tokens=0)  # no idle work in between
 
 
 def pool(n_ctx: int = 4096, **traits: Any) -> Play:
-    """Four slots over one buffer, of which the engine keeps no copies."""
+    """Four slots over one buffer; the engine keeps no copies."""
     known: dict[str, Any] = {"n_slots": 4, "memory": "dense", "n_ctx": n_ctx, "unified": True}
     return Play(limits=CALM, **known | {"knowledge": READ} | traits)
 
 
 def asks(play: Play, request: str, prompt: Tokens, answer_limit: int | None = 100, **more: Any) -> Play:
-    """It comes, and its tokens are known."""
+    """A request arrives, and its tokens are known."""
     return play << arrives(request, answer_limit=answer_limit, **more) << knows(request, prompt)
 
 
 def held(play: Play, *prompts: Tokens) -> Play:
-    """Each of these was answered in a slot of its own, and is idle there."""
+    """Each of these was answered in its own slot, and is idle there."""
     for number, prompt in enumerate(prompts):
         answered(play, f"held{number}", prompt, slot=number)
     return play
@@ -101,8 +101,8 @@ def test_equal_prefixes_count_twice():
     "traits",
     [
         {"unified": False},
-        {"knowledge": {}},  # only likely: four slots with the model's whole context each
-        {"memory": "recurrent"},  # one cell for a sequence
+        {"knowledge": {}},  # only likely: each of four slots has the model's whole context
+        {"memory": "recurrent"},  # one cell per sequence
         {"n_slots": 1, "knowledge": READ},
     ],
 )
@@ -149,7 +149,7 @@ def test_a_clients_own_slot_action_needs_no_cells():
     assert play << arrives("r1", id_slot=0, action=True, rendered=False) >> goes("r1") << acts("r1", 0)
 
 
-# -- room is made ----------------------------------------------------------------------------------------
+# -- making room -----------------------------------------------------------------------------------------
 
 
 def test_without_files_the_cheapest_idle_slot_is_emptied_by_one_token():
@@ -239,7 +239,7 @@ def test_a_prefill_of_one_token_that_failed_is_not_tried_again_at_once():
     assert play << filled(None) >> goes("r1", slot=2)
 
 
-# -- who waits -------------------------------------------------------------------------------------------
+# -- which request waits -----------------------------------------------------------------------------------
 
 
 def test_small_requests_pass_a_large_one_but_not_for_ever():
@@ -252,7 +252,7 @@ def test_small_requests_pass_a_large_one_but_not_for_ever():
         play >> goes(name)
         assert play << starts(name) << ends(name, 100) >> reports(name)
         play.table.shadow.slots[1:] = [None] * 3
-    assert asks(play, "late", MORE, 10)  # that would fit
+    assert asks(play, "late", MORE, 10)  # this one would fit
     assert play.placement.queued == 2
     play << ends("r0", 1000, generated=1) >> reports("r0") >> goes("big")
     assert play >> pooled("late", PoolAct.WAITED) >> pooled("late", PoolAct.ERASED) >> fills(0, Purpose.EMPTY)
@@ -303,7 +303,7 @@ def test_a_request_that_has_outgrown_its_cells_gets_all_it_may_need():
     assert expected(outputs, outgrown=True) == 50_000
 
 
-# -- what the engine does by itself ----------------------------------------------------------------------
+# -- what the engine does on its own -----------------------------------------------------------------------
 
 
 def test_the_lowest_idle_slots_go_when_an_answer_outgrows_the_buffer():

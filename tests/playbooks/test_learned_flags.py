@@ -1,4 +1,4 @@
-"""Flags that nobody told us: what an engine does changes what is done from then on."""
+"""Flags that the sidecar does not know: the engine's behaviour changes later decisions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def turns(play: Play) -> None:
 
 
 def parts(play: Play, name: str, prompt: Tokens, cached: int) -> Play:
-    """An edit of the second turn's end, which finds what the second turn left."""
+    """An edit of the second turn's end, which finds the state that the second turn left."""
     play << arrives(name) << knows(name, prompt) >> goes(name, slot=0, reason=Reason.PREFIX)
     return play << ends(name, len(prompt), cached) >> reports(name)
 

@@ -1,4 +1,4 @@
-"""How each kind of loss arises: events in, and the report that names it."""
+"""Each kind of loss: the events that cause it, and the report that names it."""
 
 from typing import Any
 
@@ -97,7 +97,7 @@ def test_restarted():
     assert play << arrives("r2") << knows("r2", A) >> goes("r2", slot=0, reason=Reason.COLD)
     assert play << ends("r2", 2000, 0) >> reports("r2", lost=Lost(Loss.RESTARTED, 1999))
     assert one_turn(play, "r3", X, slot=1)
-    assert one_turn(play, "r4", Y, slot=0)  # computed since, so that it is the slots that are too few
+    assert one_turn(play, "r4", Y, slot=0)  # computed since then, so the number of slots is the reason
     assert play << arrives("r5") << knows("r5", A) >> goes("r5", slot=1, reason=Reason.COLD)
     assert play << ends("r5", 2000, 0) >> reports("r5", lost=Lost(Loss.OVERWRITTEN, 1999))
 
@@ -115,12 +115,12 @@ def test_checkpoint():
     play = Play(n_slots=1)
     assert one_turn(play, "r1", A, slot=0)
     assert play << arrives("r2") << knows("r2", A.cut(0, 1400)) >> goes("r2", slot=0)
-    # Checkpoints stand at 1484 and 1996.
+    # Checkpoints are at 1484 and 1996.
     assert play << ends("r2", 1400, 0) >> reports("r2", predicted=0, lost=Lost(Loss.CHECKPOINT, 1399))
 
 
 def test_checkpoint_though_one_was_planted_on_the_way():
-    """The slot held the shared beginning; what is planted for a request was computed for it."""
+    """The slot held the shared beginning; a plant for a request was computed for that request."""
     play = Play(n_slots=1, eager_thinning=False)
     assert one_turn(play, "r1", A, slot=0)
     assert play << arrives("r2") << knows("r2", B) >> plants("r2", 0, Purpose.PLANT)
@@ -182,7 +182,7 @@ def test_a_bypass_of_which_no_tokens_are_known_says_nothing():
     assert play << ends("r2", 2000, 0) >> reports("r2", oracle=None, lost=None)
 
 
-# -- on the way there ------------------------------------------------------------------------------------
+# -- during the steps before it ------------------------------------------------------------------------
 
 
 def test_a_file_that_cannot_be_had_is_a_loss_of_the_slots():
@@ -212,7 +212,7 @@ def test_a_reply_that_was_sampled_counts_as_computed():
     assert play << ends("r3", 2200, 0) >> reports("r3", oracle=100, lost=Lost(Loss.OVERWRITTEN, 2100))
 
 
-# -- the account -----------------------------------------------------------------------------------------
+# -- the figures -----------------------------------------------------------------------------------------
 
 
 @given(
@@ -220,7 +220,7 @@ def test_a_reply_that_was_sampled_counts_as_computed():
         st.tuples(
             st.sampled_from([A, B, C, D, X, Y, HEAD, A + MORE, B + MORE]),
             st.sampled_from([{}, {"bypass": True}, {"id_slot": 0}, {"uncached": True}, {"brief": True}]),
-            st.integers(min_value=0, max_value=100),  # percent of what was foretold that came true
+            st.integers(min_value=0, max_value=100),  # cached tokens in percent of the prediction
         ),
         max_size=8,
     ),

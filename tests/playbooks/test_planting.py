@@ -1,4 +1,4 @@
-"""What is planted on the way to a request: where, in which order, and what waits for it."""
+"""Plants before a request: where, in which order, and what waits for them."""
 
 from itertools import pairwise
 from typing import Any
@@ -56,7 +56,7 @@ def test_where_two_prompts_part_a_checkpoint_is_planted_for_the_third():
 
 
 def test_nothing_is_planted_for_a_prompt_that_the_engine_will_refuse():
-    """It would compute as much as there is room for, over what the slot holds."""
+    """The engine would compute as much as fits, over the slot's contents."""
     play = Play(n_slots=1, n_ctx=2000, **LATER_BUILD)
     assert one_turn(play, "r1", PROMPTS[0].cut(0, 1900), slot=0)
     assert play << arrives("r2") << knows("r2", PROMPTS[1]) >> goes("r2", slot=0)
@@ -109,7 +109,7 @@ def test_a_long_head_of_which_nothing_is_known_gets_checkpoints_at_even_distance
         play << planted("r1", at - done)
     assert play >> goes("r1", slot=0) << ends("r1", 5500, 4504) >> reports("r1")
 
-    agent = head.cut(0, 3500) + Tokens(range(20_000, 21_000)) + ASKS[1]  # its tools are others from there on
+    agent = head.cut(0, 3500) + Tokens(range(20_000, 21_000)) + ASKS[1]  # its tools differ from there on
     play << arrives("r2") << knows("r2", agent, Boundary(4500, BoundaryKind.HEAD))
     play >> plants("r2", 0, Purpose.PLANT, tokens=agent.cut(0, 3504)) << planted("r2", 3504 - 3072)
     assert play >> goes("r2", slot=0, reason=Reason.PREFIX)
@@ -247,7 +247,7 @@ def test_a_long_message_is_cut_before_its_last_line_and_the_next_question_costs_
     document = HEAD + Tokens(range(30_000, 36_000))
     first, second = (document + Tokens(range(n, n + 30)) for n in (80_000, 90_000))
     play = Play(n_slots=1, checkpoint_cap=64, **LATER_BUILD)
-    play.placement._state.tree(NO_ROUTER).add(HEAD + ASKS[1])  # so its end is worth nothing
+    play.placement._state.tree(NO_ROUTER).add(HEAD + ASKS[1])  # so a state at its end saves nothing
     play << arrives("r1") << knows("r1", first, *asked(first))
     play >> plants("r1", 0, Purpose.PLANT, tokens=first.cut(0, 1004)) << planted("r1", 1004)
     play >> plants("r1", 0, Purpose.PLANT, tokens=first.cut(0, 7004)) << planted("r1", 6000)
@@ -260,7 +260,8 @@ def test_with_large_batches_it_is_cut_further_back_as_well():
     prompt = Tokens(range(8000))
     play = Play(n_slots=1, checkpoint_cap=64, n_ubatch=2048, **LATER_BUILD)
     play << arrives("r1") << knows("r1", prompt, *asked(prompt)[1:])
-    play >> plants("r1", 0, Purpose.PLANT, tokens=prompt.cut(0, 5952)) << planted("r1")  # the engine's own
+    # the engine's own checkpoint
+    play >> plants("r1", 0, Purpose.PLANT, tokens=prompt.cut(0, 5952)) << planted("r1")
     play >> plants("r1", 0, Purpose.PLANT, tokens=prompt.cut(0, 7704)) << planted("r1")
     play >> plants("r1", 0, Purpose.PLANT, tokens=prompt.cut(0, 7974)) << planted("r1")
     assert play >> goes("r1", slot=0)
@@ -272,7 +273,7 @@ def held_checkpoints(play):
 
 @pytest.mark.parametrize("build", [{**NEW_FILES, **LATER_BUILD}, {**OLD_FILES, "eager_thinning": True}])
 def test_a_plant_does_not_cost_the_request_a_checkpoint_of_its_own(build):
-    """One ubatch before its end; behind that the head ends, where a file is worth it."""
+    """One ubatch before its end; the head ends after that, where a file is worth it."""
     prompt, head = PROMPTS[0].cut(0, 870), Boundary(612, BoundaryKind.HEAD)
     play = Play(n_slots=1, **build)
     play << arrives("r1") << knows("r1", prompt, head)
@@ -312,7 +313,7 @@ def test_a_checkpoint_and_a_file_that_nearly_meet_are_made_together_and_cost_no_
     [
         {"memory": "dense"},
         {"eager_thinning": True},  # the next task would thin it out
-        {"checkpoint_cap": 5},  # an older checkpoint would go for it
+        {"checkpoint_cap": 5},  # an older checkpoint would be dropped for it
     ],
 )
 def test_no_line_is_cut_where_a_checkpoint_would_not_last_or_push_out_another(engine):
@@ -323,7 +324,7 @@ def test_no_line_is_cut_where_a_checkpoint_would_not_last_or_push_out_another(en
 
 
 def test_no_line_is_cut_where_the_engine_keeps_a_checkpoint_near_enough():
-    """With small batches it leaves one 68 tokens before the end."""
+    """With small batches the engine leaves a checkpoint 68 tokens before the end."""
     prompt = Tokens(range(8000))
     play = Play(n_slots=1, checkpoint_cap=64, n_ubatch=64, **LATER_BUILD)
     play << arrives("r1") << knows("r1", prompt, Boundary(7970, BoundaryKind.QUESTION))

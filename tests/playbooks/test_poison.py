@@ -1,4 +1,4 @@
-"""An engine that says it reused what it cannot have: neither its slot nor the file is used again."""
+"""An engine that reports impossible reuse: neither its slot nor the file is used again."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_more_than_any_prompt_before_had_in_common_is_impossible():
 
 
 def test_tokens_of_another_conversation_are_impossible():
-    """The engine had them once, but not in this slot."""
+    """The engine had these tokens once, but not in this slot."""
     play = Play(memory="dense", n_slots=1)
     assert one_turn(play, "r1", A, slot=0)
     assert one_turn(play, "r2", B, slot=0)
@@ -74,8 +74,8 @@ def test_the_file_that_brought_it_goes_too():
 @pytest.mark.parametrize(
     "happened",
     [
-        [engine_up(fresh=False), sees()],  # it had other clients before us
-        [sees(1), sees()],  # it has others beside us
+        [engine_up(fresh=False), sees()],  # other clients used it before
+        [sees(1), sees()],  # other clients use it now
     ],
 )
 def test_an_engine_that_others_use_may_know_what_we_do_not(happened):

@@ -1,4 +1,4 @@
-"""When a file is restored for a request, what becomes of it, and what if it fails."""
+"""When a file is restored for a request, what follows, and what happens if that fails."""
 
 from collections import Counter
 
@@ -75,7 +75,7 @@ def test_no_file_is_restored_where_a_slot_has_as_much():
 
 
 def test_a_branch_that_only_a_file_can_be_cut_to_is_restored():
-    """The slot went on, and its checkpoint at the fork is not there any more."""
+    """The slot has moved on, and its checkpoint at the fork is gone."""
     play = Play(**NEW_FILES)
     assert one_turn(play, "r1", A + B, slot=0)
     assert (
@@ -91,9 +91,9 @@ def test_a_branch_that_only_a_file_can_be_cut_to_is_restored():
 @pytest.mark.parametrize(
     "useless",
     [
-        snapshot("s1", A + B, checkpoints=()),  # it goes on otherwise, and cannot be cut
+        snapshot("s1", A + B, checkpoints=()),  # it continues differently, and cannot be cut
         snapshot("s1", A, fingerprint="of another model"),
-        snapshot("s1", A, size=10**13),  # read for hours
+        snapshot("s1", A, size=10**13),  # a read would take hours
         snapshot("s1", A, tier=Tier.COLD, size=2 * 10**9),
     ],
 )
@@ -118,7 +118,7 @@ def test_checkpoints_that_did_not_come_along_are_not_counted_on():
     assert play >> proves("s1", paid=False) >> drops("s1") >> reports("r1", predicted=0)
 
 
-# -- when it fails ---------------------------------------------------------------------------------------
+# -- failed restores -------------------------------------------------------------------------------------
 
 
 def test_a_damaged_file_is_forgotten_and_the_next_best_taken():
@@ -213,7 +213,7 @@ def test_t9_a_restored_slot_is_erased_before_the_engine_would_cut_it_inside_its_
     assert play << arrives("r1") << knows("r1", A + MORE) >> restores(0, "s1") << restored() >> goes("r1")
     assert play << ends("r1", 5100, 5000) >> proves("s1", paid=True) >> reports("r1")
     assert play << arrives("r2") << knows("r2", A.cut(0, 4800) + C) >> erases(0)
-    # Its beginning is computed anew, so it can be saved: prompts have parted behind it.
+    # Its beginning is computed again, so it can be saved: prompts have diverged after it.
     play << erased() >> plants("r2", 0, Purpose.PLANT, tokens=A.cut(0, 4800)) << planted("r2", 4800)
     assert play >> saves(0, SaveMoment.BOUNDARY) << saved("s2") >> goes("r2", slot=0)
     assert play << ends("r2", 9800, 4800) >> reports("r2", predicted=4800)

@@ -1,4 +1,4 @@
-"""When a slot is saved: at a pause, before it is overwritten, when we close; and when it is not."""
+"""When a slot is saved: at a pause, before it is overwritten, at shutdown; and when it is not."""
 
 import pytest
 
@@ -63,7 +63,7 @@ def test_a_slot_has_the_checkpoints_that_its_engine_wrote_whatever_else_is_in_th
     play = Play(**NEW_FILES)
     assert one_turn(play, "r1", A, slot=0)
     assert play.wakes() >> saves(0)
-    assert play << saved("s1", checkpoints=(300, 996), written=(484, 996))  # one was left out, one added
+    assert play << saved("s1", checkpoints=(300, 996), written=(484, 996))  # one was left out, one was added
     assert [checkpoint.at for checkpoint in play.table.shadow.slots[0].checkpoints] == [484, 996]
 
 
@@ -117,11 +117,11 @@ def test_a_save_that_fails_lets_the_engine_rest_for_a_minute():
     assert one_turn(play, "r2", B, slot=1)
     assert play.later(10) << sees() >> saves(0) << unsaved()
     failed = play.clock
-    while not play.effects:  # we are woken for it, although nothing else happens
+    while not play.effects:  # the timer fires for it, although nothing else happens
         play.wakes()
     assert play >> saves(1) << saved("s2")
     assert SAVES_REST <= play.clock - failed < SAVES_REST + 1
-    assert play.later(300) << sees()  # slot 0 has nothing new
+    assert play.later(300) << sees()  # slot 0 has no new tokens
 
 
 def test_a_save_that_failed_by_chance_holds_up_no_other():
@@ -161,7 +161,7 @@ def test_a_state_without_room_is_not_saved():
 
 
 def test_a_file_that_had_to_go_at_once_does_not_end_all_saving():
-    """It is worth least of all, because much longer ones are there: that says nothing of the next."""
+    """It is worth least only because much longer ones exist: that does not apply to the next one."""
     play = dense(limits=Limits(hot_bytes=10_300 * TOKEN_BYTES))
     assert play << snapshots_changed(snapshot("s0", LONG, golden=True))
     assert one_turn(play, "r1", A.cut(0, 300), slot=0)
@@ -194,7 +194,7 @@ def test_a_long_conversation_is_parked_before_another_takes_its_slot():
 
 
 @pytest.mark.parametrize("kept", ["in a file", "in the RAM cache", "nowhere"])
-def test_it_is_not_parked_if_it_is_kept_elsewhere(kept):
+def test_a_slot_is_not_parked_if_its_contents_are_kept_elsewhere(kept):
     play = dense(n_slots=1, ram_cache=kept == "in the RAM cache")
     for turn in range(1, 6):
         assert one_turn(play, f"r{turn}", LONG.cut(0, turn * 2000), slot=0, cached=(turn - 1) * 2000)
@@ -223,7 +223,7 @@ def test_when_the_client_leaves_during_the_save_the_file_and_the_slot_are_kept()
     assert play << arrives("r10") << knows("r10", LONG + A) >> goes("r10", slot=0, reason=Reason.PREFIX)
 
 
-# -- when we close -----------------------------------------------------------------------------------------
+# -- at shutdown -----------------------------------------------------------------------------------------
 
 
 def test_closing_saves_all_that_is_worth_it_at_once():

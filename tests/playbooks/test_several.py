@@ -1,4 +1,4 @@
-"""Engines of different speed and load: where requests go, and when one waits for a slot that is not free."""
+"""Engines of different speed and load: where requests go, and when one waits for a busy slot."""
 
 import pytest
 
@@ -30,12 +30,12 @@ MORE = Tokens(range(100))
 
 
 def prompt(name: int, tokens: int = 1000) -> Tokens:
-    """One of its own: no two have anything in common."""
+    """Return a prompt that shares nothing with the others."""
     return Tokens(range(name * 100_000, name * 100_000 + tokens))
 
 
 def play_of(*speeds: tuple[float, float], slots: int = 2, **more) -> Play:
-    """An engine for each pair of prefill and decode rates, in tokens a second; replies have 100 tokens."""
+    """Make an engine for each pair of prefill and decode rates (tokens/s); replies have 100 tokens."""
     traits = {"memory": "dense", "n_slots": slots, "limits": QUIET, **more}
     play = Play(engines=len(speeds), **traits)
     for name, (prefill, decode) in zip(play.names, speeds, strict=True):
@@ -57,7 +57,7 @@ def test_a_new_prompt_goes_to_the_faster_engine():
 
 
 def test_an_answer_counts_as_well_not_its_prompt_alone():
-    """1000 tokens sooner by half a second; 100 tokens of answer later by eight."""
+    """1000 prompt tokens are half a second faster; 100 tokens of answer are eight seconds slower."""
     assert begins(play_of((2000, 10), (1000, 50)), "r1", prompt(1), "e1")
 
 
@@ -77,13 +77,13 @@ def test_a_conversation_stays_where_its_state_is():
 
 
 def only(play: Play, request: str, tokens: Tokens, engine: str, other: str, **how) -> bool:
-    """It begins where it would not by itself: the other one is drained meanwhile."""
+    """Send a request to an engine that it would not choose: the other one is drained meanwhile."""
     assert play << drain(other) >> drained(other)
     assert begins(play, request, tokens, engine, **how)
     return bool(play << drain(other, on=False))
 
 
-def test_it_stays_on_a_slower_engine_as_long_as_that_pays():
+def test_a_conversation_stays_on_a_slower_engine_as_long_as_that_pays():
     """Its 100 tokens take a second there, and the answer two more; elsewhere 4100 tokens take four."""
     play = play_of((100, 25), (1000, 50))
     assert only(play, "r1", prompt(1, 4000), "e0", "e1")
@@ -91,8 +91,8 @@ def test_it_stays_on_a_slower_engine_as_long_as_that_pays():
     assert begins(play, "r2", prompt(1, 4000) + MORE, "e0", slot=0)
 
 
-def test_it_moves_once_waiting_costs_more():
-    """A prompt of 30,000 tokens is before it; elsewhere 4100 are computed again."""
+def test_a_conversation_moves_once_waiting_costs_more():
+    """A prompt of 30,000 tokens is before it; elsewhere 4100 tokens are computed again."""
     play = play_of((1000, 50), (1000, 50))
     assert begins(play, "r1", prompt(1, 4000), "e0")
     assert play << ends("r1", 4000) >> reports("r1")
@@ -101,7 +101,7 @@ def test_it_moves_once_waiting_costs_more():
 
 
 def test_engines_that_differ_no_more_than_noise_are_of_one_speed():
-    """An empty slot on one is taken before a conversation loses its own on the other."""
+    """An empty slot on one engine is used before a conversation loses its slot on the other."""
     play = play_of((1000, 50), (1000, 50))
     e0, e1 = (play.placement.tables[name].rates for name in play.names)
     for speed in (900, 1100, 700, 1000):
@@ -113,7 +113,7 @@ def test_engines_that_differ_no_more_than_noise_are_of_one_speed():
 
 
 def test_its_state_follows_from_a_file():
-    """Its slot was given to another one; both engines can load the file."""
+    """Its slot was given to another conversation; both engines can load the file."""
     play = play_of((1000, 50), (1000, 50), **NEW_FILES)
     assert play << snapshots_changed(snapshot("a", prompt(1, 4000)))
     assert begins(play, "r2", prompt(2, 30_000), "e0")
@@ -123,14 +123,14 @@ def test_its_state_follows_from_a_file():
 
 
 def test_among_equal_engines_new_tokens_times_batch_size_decides():
-    """A thousand tokens lie at an engine with three answers; computing the rest would hold all of them up."""
+    """An engine with three answers holds a thousand tokens; computing the rest would delay all three."""
     play = play_of((1000, 50), (1000, 50), slots=4)
     for n in range(8):
         assert begins(play, f"r{n}", prompt(n + 1), f"e{n % 2}")
     for n in (0, 1, 3, 5, 7):
         assert play << ends(f"r{n}", 1000) >> reports(f"r{n}")
     play.later(10)
-    # 300 x 4 there; 1300 x 1 elsewhere, and what is lost of a slot
+    # 300 x 4 there; 1300 x 1 elsewhere, and the lost contents of a slot
     assert begins(play, "near", prompt(1) + prompt(50, 300), "e0", slot=0)
     assert play << ends("near", 1300, 1000) >> reports("near")
     # 9000 x 4 there; 10,000 x 1 elsewhere
@@ -145,7 +145,7 @@ def test_a_request_waits_for_a_fast_engine_whose_slot_is_soon_free():
     assert play << ends("r1", 1000) >> reports("r1") >> goes("r2", engine="e1")
 
 
-def test_it_goes_elsewhere_when_that_takes_longer_than_foretold():
+def test_a_request_goes_elsewhere_when_the_wait_is_longer_than_predicted():
     play = play_of((100, 50), (1000, 50), slots=1)
     assert begins(play, "r1", prompt(1), "e1")
     assert play << arrives("r2") << knows("r2", prompt(2))
@@ -155,8 +155,8 @@ def test_it_goes_elsewhere_when_that_takes_longer_than_foretold():
     assert play >> goes("r2", engine="e0")
 
 
-def test_those_who_wait_for_it_count():
-    """The third one would be served after two others: then the slow one is quicker."""
+def test_waiting_requests_count_in_the_price_of_an_engine():
+    """The third one would wait for two others, so the slow engine is faster for it."""
     play = play_of((100, 50), (1000, 50), slots=1)
     assert begins(play, "r1", prompt(1, 3000), "e1")
     assert play << arrives("r2", client="b") << knows("r2", prompt(2))

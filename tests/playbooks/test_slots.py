@@ -1,4 +1,4 @@
-"""One task in a slot, until the engine has really released it."""
+"""One task per slot, until the engine has really released it."""
 
 import pytest
 
@@ -90,7 +90,7 @@ def test_a_retry_waits_for_the_slot_that_still_computes_its_prompt():
     long = Tokens(range(20_000))
     play = Play()
     assert play << arrives("r1") << knows("r1", long) >> goes("r1", slot=0) << starts("r1") << leaves("r1")
-    assert play << arrives("r2") << knows("r2", long)  # slot 1 is free, but would begin from nothing
+    assert play << arrives("r2") << knows("r2", long)  # slot 1 is free, but has nothing of it
     assert play << sees(contents={0: 18_432}) >> goes("r2", slot=0, reason=Reason.PREFIX)
     assert play << ends("r2", 20_000, 18_432) >> reports("r2", predicted=18_432)
 

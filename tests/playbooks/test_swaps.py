@@ -1,4 +1,4 @@
-"""Which model a router loads, which one goes for it, and what is saved before."""
+"""Which model a router loads, which one is unloaded for it, and what is saved before."""
 
 import pytest
 
@@ -46,13 +46,13 @@ def routed(*loaded, most=1, **more):
 
 
 def up(play, name):
-    """It has been loaded."""
+    """A model was loaded."""
     assert play << lists(name)
     return bool(play << engine_up(name, model=name) << sees(engine=name))
 
 
 def down(play, name):
-    """It has been unloaded; what follows is still to be named."""
+    """A model was unloaded; the expected effects are left to the caller."""
     assert play << engine_lost(name)
     return play << lists()
 
@@ -65,7 +65,7 @@ def turn(play, request, prompt, *, model, **how):
 
 
 def next_decision(play):
-    """Time passes until something is done."""
+    """Let time pass until an effect follows."""
     while not play.effects:
         play.wakes()
     return play
@@ -123,7 +123,7 @@ def test_nothing_is_unloaded_while_it_answers():
 
 
 def test_what_a_slot_holds_is_known_before_it_is_saved():
-    """The tokens of a brief request are found when its answer is over."""
+    """The tokens of a brief request are found after its answer."""
     play = routed("a")
     assert play << arrives("r1", model="a", brief=True) >> goes("r1", engine="a", reason=Reason.BRIEF)
     assert play << starts("r1") << arrives("r2", model="b")
@@ -159,7 +159,7 @@ def test_requests_of_the_loaded_model_go_first_for_a_while():
 
 
 def test_the_model_that_was_just_loaded_stays_as_long_for_the_next_swap():
-    """Else the requests that came meanwhile for the other model would have it back at once."""
+    """Otherwise the requests that came meanwhile for the other model would load that again at once."""
     play = routed("a", limits=Limits(swap_wait=10.0))
     assert play << arrives("r1", model="a") << knows("r1", SHORT) >> goes("r1", engine="a")
     assert play << starts("r1") << arrives("r2", model="b") << arrives("r3", model="b", client="ben")
@@ -279,7 +279,7 @@ def test_a_bypass_waits_for_its_model_too():
 
 
 def test_idle_work_makes_way_for_a_swap():
-    """A prefill for the next turn is not waited for, and nothing more of it is begun."""
+    """A prefill for the next turn is stopped, and no other one begins."""
     play = routed("a", limits=Limits(pause=0.25))
     assert turn(play, "r1", A, model="a")
     assert play << arrives("r2", model="b") >> saves(0)

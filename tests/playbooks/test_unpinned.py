@@ -1,4 +1,4 @@
-"""Requests whose slot nobody can choose: bypass, n > 1, /v1/messages, embeddings."""
+"""Requests whose slot the sidecar cannot choose: bypass, n > 1, /v1/messages, embeddings."""
 
 from collections import deque
 
@@ -68,7 +68,7 @@ def test_the_slot_of_an_unpinned_request_is_free_only_when_the_engine_says_so():
     play = Play()
     assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS)
     assert play << bypass("r2") >> unpinned("r2", Reason.BYPASS)
-    assert play << sees(0, 1)  # who is where is a guess
+    assert play << sees(0, 1)  # which task is in which slot is a guess
     assert play << arrives("r3") << knows("r3", A)
     assert play << ends("r1", 40) >> reports("r1")
     assert play << sees(0)  # the guess was wrong
@@ -104,17 +104,17 @@ def test_a_busy_slot_seen_before_an_unpinned_request_was_sent_is_not_its():
     assert "running" not in play.states
 
 
-def test_one_that_ended_before_it_was_seen_is_found_by_what_it_left():
+def test_a_request_that_ended_unseen_is_found_by_the_slot_it_filled():
     play = Play()
     assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS)
     assert play << ends("r1", 300, 0, generated=21)
     assert play << arrives("r2") << knows("r2", A)
-    assert play.placement.queued == 1  # nothing is pinned while a slot's content is unknown
+    assert play.placement.queued == 1  # nothing is pinned while a slot's contents are unknown
     assert play << sees(contents={1: 320}) >> reports("r1", slot=1) >> goes("r2", slot=0)
     assert play.table.shadow.slots[1].total == 320
 
 
-def test_one_that_left_no_trace_is_reported_without_a_slot():
+def test_a_request_that_left_no_trace_is_reported_without_a_slot():
     play = Play()
     assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS)
     assert play << ends("r1", 300) << sees() >> reports("r1", slot=None)
@@ -134,7 +134,7 @@ def test_an_old_look_at_one_that_has_ended_does_not_make_it_anothers_task():
     assert play << ends("r1", 300) << sees(0, asked=asked)
     assert play.states == ["idle", "idle"]
     assert play << sees(contents={0: 300}) >> reports("r1", slot=0)
-    assert play << arrives("r2") << knows("r2", A) >> goes("r2")  # nobody else was seen here
+    assert play << arrives("r2") << knows("r2", A) >> goes("r2")  # no other client was seen here
 
 
 def test_two_that_ended_unseen_are_found_in_two_slots():
@@ -145,7 +145,7 @@ def test_two_that_ended_unseen_are_found_in_two_slots():
     assert play << sees(contents={0: 300, 1: 300}) >> reports("r1", slot=1) >> reports("r2", slot=0)
 
 
-def test_one_that_left_before_it_was_seen_may_still_begin():
+def test_a_lost_request_that_was_not_seen_may_still_begin():
     play = Play(n_slots=1)
     assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS) << leaves("r1")
     assert play << arrives("r2") << knows("r2", A) << sees()
@@ -155,7 +155,7 @@ def test_one_that_left_before_it_was_seen_may_still_begin():
     assert play << sees(contents={0: 30}) >> goes("r2", slot=0)
 
 
-def test_one_that_left_and_never_began_holds_nobody_up():
+def test_a_lost_request_that_never_began_delays_no_other():
     play = Play(n_slots=1)
     assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS) << leaves("r1")
     assert play << arrives("r2") << knows("r2", A)
@@ -280,7 +280,7 @@ def test_a_client_that_leaves_while_its_prompt_is_planted_frees_the_slot_only_wh
     steered(play)
     assert play << sees(1) << leaves("r2")
     assert play.states == ["idle", "draining"]
-    assert play << planted("r2", 996)  # too late: nobody minds
+    assert play << planted("r2", 996)  # too late, but harmless
     assert play << sees(contents={1: 512})
     assert play.table.shadow.slots[1].tokens == Tokens()
     assert play.rests()
@@ -300,7 +300,7 @@ def test_a_failed_plant_holds_its_request_up_no_longer_than_its_slot():
     play = Play(memory="dense")
     prompt = steered(play)
     assert play << planted("r2", None)
-    assert play.states == ["idle", "draining"]  # what became of the plant is not known
+    assert play.states == ["idle", "draining"]  # the fate of the plant is not known
     assert play.later(LINGER) << sees(contents={1: 0}) >> unpinned("r2", Reason.ENGINE_CHOSE)
     assert play << sees(0)
     assert play << ends("r2", len(prompt), 400) >> reports("r2", usage__planted=0)
@@ -331,7 +331,7 @@ def test_between_two_plants_the_slot_is_promised():
 
 
 def test_a_slot_that_another_may_have_taken_between_two_steps_is_looked_at():
-    """The engine releases it when a plant ends, and gives it to who waits there (T1)."""
+    """The engine releases it when a plant ends, and gives it to a deferred task (T1)."""
     system = Tokens(range(50_000, 52_000))
     play = Play(ram_cache=True, memory="dense")
     conversation(play, "r1", system + A, 0)
@@ -366,7 +366,7 @@ def test_copies_of_one_request_are_not_taken_for_another():
     play = Play(n_slots=3)
     assert play << arrives("r1", copies=2, rendered=False) >> unpinned("r1", Reason.UNPINNABLE)
     assert play << bypass("r2") >> unpinned("r2", Reason.BYPASS)
-    assert play << sees(0, 1)  # both are the first one's: the second is still on its way to slot 2
+    assert play << sees(0, 1)  # both are the first request's: the second is still on its way to slot 2
     assert play << arrives("r3") << knows("r3", A)
     assert play.placement.queued == 1
     assert play << sees(0, 1, 2)
@@ -377,7 +377,7 @@ def test_copies_whose_client_left_are_not_taken_for_another():
     play = Play(n_slots=3)
     assert play << arrives("r1", copies=2, rendered=False) >> unpinned("r1", Reason.UNPINNABLE)
     assert play << leaves("r1")
-    assert play << bypass("r2")  # it would take slot 2, and then be taken for a copy
+    assert play << bypass("r2")  # it would take slot 2, and look like a copy
     assert play << sees(0, 1) >> unpinned("r2", Reason.BYPASS)  # the engine has not noticed yet
     assert play << arrives("r3") << knows("r3", A) << sees(0, 1)
     assert play.placement.queued == 1
@@ -386,7 +386,7 @@ def test_copies_whose_client_left_are_not_taken_for_another():
 
 
 def test_a_look_from_before_it_was_sent_does_not_show_copies_whose_client_left():
-    """What is busy there is another's, which left as well: the copies are on their way to slots 0 and 2."""
+    """The busy slot is another client's that left, too: the copies are on their way to slots 0 and 2."""
     play = Play(n_slots=3)
     assert play << bypass("r0") >> unpinned("r0", Reason.BYPASS) << leaves("r0")
     assert play.later(LINGER) << sees() << sees()
@@ -400,18 +400,18 @@ def test_a_look_from_before_it_was_sent_does_not_show_copies_whose_client_left()
     assert "idle" not in play.states
 
 
-def test_one_that_left_is_not_taken_for_one_that_is_on_its_way():
+def test_a_task_whose_client_left_is_not_taken_for_a_request_on_its_way():
     play = Play()
     assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS) << leaves("r1")
     play.later(LINGER)
     assert play << bypass("r2")
-    assert play << sees(0) >> unpinned("r2", Reason.BYPASS)  # the first is still at work there
+    assert play << sees(0) >> unpinned("r2", Reason.BYPASS)  # the first one still runs there
     assert play.states == ["draining", "idle"]
     assert play << arrives("r3") << knows("r3", A)
     assert play.placement.queued == 1
 
 
-def test_one_that_waits_in_the_engine_is_not_taken_for_one_that_left():
+def test_a_request_deferred_by_the_engine_is_not_taken_for_a_lost_one():
     play = Play()
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << starts("r1")
     assert play << bypass("r2") >> unpinned("r2", Reason.BYPASS) << leaves("r2")
@@ -421,7 +421,7 @@ def test_one_that_waits_in_the_engine_is_not_taken_for_one_that_left():
     assert play << ends("r1", 1000) >> reports("r1") >> unpinned("r3", Reason.UNPINNABLE)
 
 
-def test_one_that_waits_in_the_engine_may_begin_long_after_its_client_left():
+def test_a_request_deferred_by_the_engine_may_begin_long_after_its_client_left():
     play = Play(n_slots=1)
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << starts("r1")
     assert play << bypass("r2") >> unpinned("r2", Reason.BYPASS) << sees(0) << leaves("r2")
@@ -435,7 +435,7 @@ def test_a_prompt_that_waits_in_the_engine_gets_the_next_free_slot():
     play = Play()
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << starts("r1")
     assert play << arrives("r2", copies=2, bypass=True, rendered=False) >> unpinned("r2", Reason.BYPASS)
-    assert play << sees(0, 1)  # one of its prompts; the other waits until a slot is free
+    assert play << sees(0, 1)  # one of its prompts; the other waits for a free slot
     assert play << arrives("r3") << knows("r3", B)
     assert play << ends("r1", 1000) >> reports("r1")
     assert play.placement.queued == 1
@@ -463,7 +463,7 @@ SYSTEM = Tokens(range(50_000, 50_400))
 
 
 class Rush:
-    """Pinned requests on all slots: whenever one ends, another is on its way, and more are queued."""
+    """Pinned requests on all slots: when one ends, another is on its way, and more are queued."""
 
     def __init__(self, *, space="", **traits):
         self.play = Play(n_slots=SLOTS, memory="dense", **traits)
@@ -510,7 +510,7 @@ class Rush:
         self.starts()
 
     def overtake(self, request):
-        """How many that arrived later were sent before it."""
+        """Return how many later requests were sent before it."""
         before = self.pins
         for _ in range(20 * SLOTS):
             if request in self.forwarded:
@@ -550,14 +550,14 @@ def test_while_pins_never_pause_several_slots_are_waited_for_by_those_that_came_
 
 
 def test_while_others_never_pause_messages_in_a_namespace_wait_until_none_of_them_looks_as_good():
-    rush = Rush(space="b", **FILES)  # with prompts that are unknown: any may begin like this one
+    rush = Rush(space="b", **FILES)  # with unknown prompts: any may begin like this one
     rush.happens(arrives("m", pinnable=False, namespace="a"), knows("m", A))
     assert 0 < rush.overtake("m") <= PASSES + SLOTS
     assert "m" in rush.forwarded
 
 
 def test_nothing_is_sent_after_messages_in_a_namespace_until_they_are_seen_to_run():
-    """It could end before they arrive: what it leaves in a slot would then look best to the engine."""
+    """It could end before they arrive: the slot that it leaves would then look best to the engine."""
     play = Play(n_slots=3, **FILES)
     play << arrives("m", pinnable=False, namespace="a") << knows("m", None)
     assert play >> unpinned("m", Reason.UNPINNABLE, apart=True)

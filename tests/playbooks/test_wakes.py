@@ -1,4 +1,4 @@
-"""We are woken when something is due, and not for what was due once."""
+"""Timers fire when something is due, and not again for what was due before."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TURNS = 60
 
 
 def test_wakes_that_were_overtaken_do_not_breed():
-    """Two conversations in turn, beside a stream because of which nobody ever pauses for long."""
+    """Two conversations alternate, beside a stream that keeps the engine from pausing for long."""
     play = Play(memory="dense", n_slots=3, **NEW_FILES)
     prompts = [Tokens(range(start, start + 1000)) for start in (0, 100_000)]
     begin(play, "stream", ENDLESS)
@@ -43,7 +43,7 @@ def begin(play: Play, request: str, prompt: Tokens) -> None:
 
 
 def do(play: Play) -> None:
-    """Whatever is to be done; saves go well."""
+    """Answer all effects; saves succeed."""
     while play.effects:
         effect = play.effects.popleft()
         if isinstance(effect, Save):

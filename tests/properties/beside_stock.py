@@ -1,7 +1,7 @@
-"""Two worlds with the same clients: rules, placement and an engine; a prompt is computed from the body.
+"""Two worlds with the same clients: rules, placement and an engine; the prompt is made from the body.
 
-An engine is simulated, dense and without any cache but its slots. Nothing is left to time: a request is over
-before the next one comes, and nobody is idle.
+The simulated engine is dense and has no cache except its slots. Nothing depends on time: a request ends
+before the next one comes, and there is no idle time.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _PIECE: Final = re.compile(r"\w+|\s+|[^\w\s]")
 
 
 def tokens_of(doc: Doc) -> Tokens:
-    """Tools, then messages, each with its calls: what most templates write, a token for each word."""
+    """Return a prompt, a token for each word: tools, then messages with their calls, as in most templates."""
     tools = [orjson.dumps(tool).decode() for tool in doc.get("tools", ())]
     return Tokens([token for text in (*tools, *map(_said, doc["messages"])) for token in _tokens(text)])
 
@@ -65,7 +65,7 @@ def _tokens(text: str) -> tuple[int, ...]:
 
 
 class World:
-    """`rules` as a user writes them. A slot holds `context` tokens, as far as we are told."""
+    """`rules` as a user writes them. A slot holds `context` tokens, by the settings."""
 
     def __init__(self, *rules: str, slots: int, context: int = 0) -> None:
         self._context = context
@@ -74,7 +74,7 @@ class World:
         self.placement = Placement(HERE, limits=Limits(idle_tokens=0))
         self.work = 0  # prompt tokens that the engine has computed
         self.fixed = 0
-        self.sent: Doc = {}  # the last request, as it went out
+        self.sent: Doc = {}  # the last request, as it was sent to the engine
         self._clock = 0.0
         self.asked = 0
         self._effects: deque[Effect] = deque()
@@ -82,7 +82,7 @@ class World:
         self._post(EngineUp(at=0.0, engine=HERE, traits=traits))
 
     def without_rules(self) -> None:
-        """From now on."""
+        """Switch the rules off from now on."""
         self.rewriting = Rewriting(Choice.of(("all=off",), DEFAULTS), Metrics())
 
     def ask(self, doc: Doc, reply: Doc, **headers: str) -> None:
@@ -110,7 +110,7 @@ class World:
         self._serve(taken, rendered, doc, reply)
 
     def _serve(self, taken: Taken, rendered: Rendered, doc: Doc, reply: Doc) -> None:
-        """Until its answer is over."""
+        """Serve a request to the end of its answer."""
         request = rendered.request
         late: Rendered | None = rendered
         while True:
@@ -135,7 +135,8 @@ class World:
         slot, said = task.slot, tokens_of({"messages": [reply]})
         assert slot is not None
         whole = task.prompt + said
-        self.engine.slots[slot].tokens = whole.cut(0, len(whole) - 1)  # the last one sampled is not in it
+        # the last sampled token is not in the slot
+        self.engine.slots[slot].tokens = whole.cut(0, len(whole) - 1)
         at, request = self._clock, RequestId(str(task.owner))
         figures = {"prompt_tokens": len(task.prompt), "cached": task.cached, "generated": len(said)}
         self._post(Begun(at=at, request=request))

@@ -1,4 +1,4 @@
-"""What an agent sends, written down as a body of one of three APIs."""
+"""An agent's requests, as bodies of one of three APIs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slotkeeper.api.head import Api
 
 Doc = dict[str, Any]
 
-# What clients put into their system texts; in braces what changes between requests.
+# Phrases of clients' system texts; the parts in braces change between requests.
 CLIENTS = {
     "claude": (
         "x-anthropic-billing-header: cc_version=2.1.37.3a3; cc_entrypoint=cli; cch={nonce};\n"
@@ -47,7 +47,7 @@ CLIENTS = {
         "This is only a reference.\n"
     ),
 }
-# What stands before the first thing that a user says.
+# Texts in front of a user's first message.
 CONTEXTS = {
     "claude": (
         "<system-reminder>\nAs you answer, you can use this context:\n# currentDate\n"
@@ -67,7 +67,7 @@ CONTEXTS = {
 
 @dataclass
 class Reply:
-    """As the model samples it."""
+    """A reply as the model samples it."""
 
     content: str
     thought: str
@@ -75,7 +75,7 @@ class Reply:
 
     @property
     def told(self) -> Doc:
-        """As the engine tells it."""
+        """Return the reply as the engine sends it."""
         said: Doc = {"role": "assistant", "content": self.content}
         if self.thought:
             said["reasoning_content"] = self.thought
@@ -89,7 +89,7 @@ class Reply:
 
 @dataclass
 class Said:
-    """What a user typed, with the reminder that stood behind it when it was new."""
+    """A user's message, and the reminder that was appended when it was new."""
 
     text: str
     reminder: str | None
@@ -102,7 +102,7 @@ class Answer:
 
     id: str
     output: str
-    first: bool  # of those of one reply
+    first: bool  # whether it is the first of one reply
 
 
 Item = Said | Reply | Answer
@@ -117,7 +117,10 @@ def body_of(
     parts: bool,
     emptied: Callable[[], str] | None,
 ) -> Doc:
-    """`parts`: content is a list. `emptied`: gives ids to reasoning items, which stay when emptied."""
+    """Return a body. `parts`: content is a list.
+
+    `emptied`: reasoning items have ids, and stay when they are emptied.
+    """
     match api:
         case Api.CHAT:
             return _chat(system, tools, items, parts)

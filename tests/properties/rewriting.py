@@ -1,7 +1,7 @@
-"""Agents as they are: each request is built anew from what they remember, and they remember it differently.
+"""Agents that build each request again from their memory, and change some of it each time.
 
-A session is a walk of one agent through turns and tool calls. It is written down as the bodies of one of
-three APIs, with the phrases of a real client around what changes. A faithful agent changes nothing.
+A session is a walk of one agent through turns and tool calls, as bodies of one of three APIs, with a real
+client's phrases around the changing parts. A faithful agent changes nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WAYS = ("nonce", "facts", "tools", "keys", "ids", "ends", "arguments", "reasonin
 
 @dataclass
 class Result:
-    of: tuple[Reply, int]  # whose call, and which
+    of: tuple[Reply, int]  # the reply, and the number of the call in it
     output: str
 
 
@@ -32,17 +32,17 @@ class Request:
     """A body, and what a test knows about it."""
 
     body: Doc
-    values: list[str]  # facts that it holds, as they stand in it
-    asked: list[str]  # what users typed, in its order
+    values: list[str]  # facts in it, as they are written
+    asked: list[str]  # users' messages, in order
 
 
 @dataclass
 class Agent:
-    """One session. `tag` begins every word that is its own."""
+    """One session. `tag` begins every word that is unique to it."""
 
     chance: Random
     tag: str
-    ways: frozenset[str]  # in which it rewrites
+    ways: frozenset[str]  # the ways in which it rewrites
     api: Api = field(init=False)
     history: list[Said | Reply | Result] = field(default_factory=list)
 
@@ -51,18 +51,19 @@ class Agent:
         self.api = self.chance.choice(APIS)
         self.system = self.chance.choice(sorted(CLIENTS))
         self.parts = self.chance.random() < 0.5
-        self.forgets = self.chance.random() < 0.2  # sends no reasoning at all
+        self.forgets = self.chance.random() < 0.2  # sends no reasoning
         self.world = {"nonce": "fffff", "month": "Nov", "platform": "linux", "clock": "03:40:20.761438+00:00"}
         self.world |= {"day": "2026-11-21", "number": "21", "weekday": "Sat"}
         self.world |= {key: self.word() for key in ("changed", "memory")}
         self.world |= {"used": "1200", "left": "198800"}
         self.world |= {"cwd": f"/home/dev/{self.word()}", "commit": "5d6e7f8"}
-        self.tools = [self.tool() for _ in range(self.chance.randrange(2, 4))]  # one alone is a side request
-        self.salt = ""  # before the ids of calls
-        self.counts = self.chance.random() < 0.3  # ids are numbers instead, from the newest on
+        # a request with one tool is a side request
+        self.tools = [self.tool() for _ in range(self.chance.randrange(2, 4))]
+        self.salt = ""  # prefix of the ids of calls
+        self.counts = self.chance.random() < 0.3  # whether newer ids are numbers instead
 
     def word(self) -> str:
-        """One that stands nowhere else."""
+        """Return a word that occurs nowhere else."""
         return f"{self.tag}{next(self.numbers)}"
 
     def id(self) -> str:
@@ -74,10 +75,10 @@ class Agent:
         parameters = {"type": "object", "properties": properties, "required": keys[:2]}
         return {"name": self.word(), "description": self.word(), "parameters": parameters}
 
-    # -- what happens ---------------------------------------------------------------------------------
+    # -- events -----------------------------------------------------------------------------------------
 
     def requests(self, steps: int) -> Iterator[Request]:
-        """Each one, and behind it the model's reply becomes part of the history."""
+        """Yield each request; after each, the model's reply becomes part of the history."""
         self.ask()
         for _ in range(steps):
             self.next_reply = self.reply()
@@ -111,7 +112,7 @@ class Agent:
         return self.id(), tool["name"], text
 
     def change(self) -> None:
-        """The world goes on."""
+        """Change the world of the agent, such as the date."""
         if "facts" in self.ways:
             new = {"day": "2026-11-22", "number": "22", "weekday": "Sun", "clock": "04:11:02.118732+00:00"}
             new |= {"changed": self.word(), "memory": f"{self.word()}\n- {self.word()}", "platform": "darwin"}
@@ -132,7 +133,7 @@ class Agent:
                 self.tools.append(self.tool())
 
     def edit(self) -> None:
-        """Not written otherwise, but something else: old results are cut, a call or a tool is another."""
+        """Make a real edit, not a rewrite: old results are cut, a call or a tool changes."""
         results = [item for item in self.history if isinstance(item, Result)]
         replies = [item for item in self.history if isinstance(item, Reply) and item.calls]
         match self.chance.choice(["result", "call", "tool"]):
@@ -146,7 +147,7 @@ class Agent:
                 at = self.chance.randrange(len(self.tools))
                 self.tools[at] = {**self.tools[at], "description": self.word()}
 
-    # -- how it is written ----------------------------------------------------------------------------
+    # -- how requests are written -------------------------------------------------------------------------
 
     def request(self) -> Request:
         system = CLIENTS[self.system].format(**self.world)
@@ -172,7 +173,7 @@ class Agent:
         return Request(body, values, asked)
 
     def said(self, item: Said, values: list[str]) -> Said:
-        """A reminder stands there, or not, or another one does."""
+        """Return a user's message with a reminder, without one, or with another one."""
         if item.reminder is None:
             return Said(item.text, None)
         reminder = self.chance.choice([item.reminder, item.reminder, None, self.word()])
@@ -183,13 +184,13 @@ class Agent:
         return Said(item.text, reminder)
 
     def echo(self, reply: Reply) -> Reply:
-        """What the client sends back of a reply."""
+        """Return a reply as the client sends it back."""
         dropped = self.forgets or ("reasoning" in self.ways and self.chance.random() < 0.3)
         calls = [(self.named(id_), name, self.rewritten(arguments)) for id_, name, arguments in reply.calls]
         return Reply(self.ends(reply.content), "" if dropped else self.ends(reply.thought), calls)
 
     def named(self, id_: str) -> str:
-        """The id under which a call comes back."""
+        """Return the id under which a call comes back."""
         if not self.salt or not self.counts:
             return self.salt + id_
         calls = [call for item in self.history if isinstance(item, Reply) for call, _, _ in item.calls]
@@ -216,9 +217,9 @@ class Agent:
         )
 
     def turned(self, value: Any) -> Any:
-        """The same with its keys in another order."""
+        """Return the same with its keys in another order."""
         if isinstance(value, list):
-            return self.chance.sample(value, len(value))  # of names that are required
+            return self.chance.sample(value, len(value))  # names of required fields
         if not isinstance(value, dict):
             return value
         keys = self.chance.sample(sorted(value), len(value))

@@ -1,8 +1,8 @@
-"""A stock engine as far as placement can tell: slots, a deferred queue, releases that come late.
+"""A stock engine as placement sees it: slots, a deferred queue, and slots that are released late.
 
-What it mirrors: `get_available_slot` (engine.md 1.2, T1, T8), the deferred queue, copies of n > 1 and several
-prompts in one body (6), tasks that outlive their client (7), GET /slots (1.7). It notes every pinned task
-that met a busy slot.
+It mirrors `get_available_slot` (engine.md 1.2, T1, T8), the deferred queue, copies of n > 1 and several
+prompts in one body (6), tasks that outlive their client (7), GET /slots (1.7). It records every pinned task
+that came to a busy slot.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from slotkeeper.scheduler.types import EMPTY, SlotId, Tokens
 
 @dataclass(eq=False)
 class Task:
-    owner: str | None  # request id; None: somebody else's
+    owner: str | None  # request id; None: of another program
     prompt: Tokens
     wanted: int | None = None  # id_slot
     generate: int = 1
     plant: bool = False
     copies: int = 1
-    prompts: int = 1  # in one body: each is a task of its own
-    parent: Task | None = None  # of a copy, or of a further prompt: the task that answers for it
-    left: bool = False  # its client is gone
+    prompts: int = 1  # prompts in one body: each is its own task
+    parent: Task | None = None  # of a copy or a further prompt: the task that answers for it
+    left: bool = False  # whether its client has disconnected
     number: int = 0
     cached: int = 0
-    slot: int | None = None  # where it began
-    space: str = ""  # the namespace that it is of
+    slot: int | None = None  # the slot where it began
+    space: str = ""  # its namespace
     uncached: bool = False
-    at_work: int = 0  # of a parent: how many of its tasks, itself included, are not over
+    at_work: int = 0  # of a parent: the number of its unfinished tasks, itself included
 
     @property
     def whole(self) -> Task:
-        """What the client knows of: the answer is over when every copy and every prompt is."""
+        """Whether the client's answer is complete: every copy and every prompt has ended."""
         return self.parent or self
 
 
 @dataclass
 class Slot:
     tokens: Tokens = EMPTY
-    space: str = ""  # the namespace of who wrote them
+    space: str = ""  # the namespace of the tokens
     task: Task | None = None
     last: int | None = None  # number of the last task
     age: int = 0
@@ -51,8 +51,8 @@ class SimulatedEngine:
     n: int
     slots: list[Slot] = field(default_factory=list)
     deferred: list[Task] = field(default_factory=list)
-    collisions: list[tuple[Task, Task]] = field(default_factory=list)  # (newcomer, who was there)
-    mixed: list[Task] = field(default_factory=list)  # that reused what another namespace had left
+    collisions: list[tuple[Task, Task]] = field(default_factory=list)  # (newcomer, the task in the slot)
+    mixed: list[Task] = field(default_factory=list)  # tasks that reused tokens of another namespace
     tasks: int = 0
 
     def __post_init__(self) -> None:
@@ -75,7 +75,7 @@ class SimulatedEngine:
                 self.deferred.append(more)
 
     def end(self, slot: int, *, evaluated: int | None = None) -> Task:
-        """The task in a slot is over; `evaluated` tokens, if it was cut short."""
+        """End the task in a slot; `evaluated` tokens, if it was cut short."""
         here = self.slots[slot]
         task = here.task
         assert task is not None
@@ -91,7 +91,7 @@ class SimulatedEngine:
         return task
 
     def cancel(self, task: Task, *, evaluated: int) -> None:
-        """The engine has seen that a client left: all copies end at once."""
+        """The engine has seen that a client disconnected: all copies end at once."""
         for slot, other in self.running():
             if other.whole is task.whole:
                 self.end(slot, evaluated=evaluated)
@@ -149,12 +149,12 @@ class SimulatedEngine:
         return best if similar(best) > 0.1 else min(idle, key=lambda n: (self.slots[n].age, n))
 
     def _pop(self, slot: int) -> None:
-        """One deferred task: the first that wants this slot, else the front; it may go to the back."""
+        """Return a deferred task: the first that wants this slot, else the front; it may go to the back."""
         waiting = [task for task in self.deferred if task.wanted is not None and task.wanted % self.n == slot]
         task = waiting[0] if waiting else (self.deferred[0] if self.deferred else None)
         if task:
             self.deferred.remove(task)
             before = len(self.collisions)
             if not self._launch(task):
-                del self.collisions[before:]  # it waits again: it met the same task before
+                del self.collisions[before:]  # it waits again, after the same task as before
                 self.deferred.append(task)

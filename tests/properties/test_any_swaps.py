@@ -1,4 +1,4 @@
-"""Random traffic to the models of a router: every request is served, and nothing is lost by a swap."""
+"""Random traffic to the models of a router: every request is served, and swaps lose nothing."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from slotkeeper.scheduler.types import ClientId, EngineId, ModelName, RequestId,
 ROUTER = EngineId("r")
 MODELS = ("a", "b", "c")
 STEPS = 60
-PATIENCE = 2000  # steps in which all that is left must be served
+PATIENCE = 2000  # steps in which all remaining requests must be served
 
 
 @dataclass
@@ -108,7 +108,7 @@ class World:
             case SetTimer():
                 self.alarm = self.now + effect.delay
 
-    # -- what happens ------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
 
     def asks(self, model: str) -> None:
         request = RequestId(f"{len(self.arrived)}")
@@ -130,7 +130,7 @@ class World:
         )
 
     def goes_on(self) -> None:
-        """One call is answered."""
+        """Answer one call."""
         effect = self.due.pop(self.random.randrange(len(self.due)))
         for event in self.outcome(effect):
             self.tell(event)

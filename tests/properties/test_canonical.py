@@ -1,8 +1,8 @@
-"""Canonical rules over made-up conversations of agents that rewrite their past in every way that we know.
+"""Canonical rules on generated conversations of agents that rewrite their history in every known way.
 
-What must hold whatever an agent does: nothing that it says is lost, nothing changes its place among the
-messages, a second application changes nothing, nothing comes over from another conversation, and an agent
-that rewrites nothing gets its bodies untouched. And what all this is for: what was sent stays as it was.
+Whatever an agent does: no message is lost or moved, a second application changes nothing, nothing comes from
+another conversation, and the bodies of an agent that rewrites nothing stay untouched. Above all, the part of
+the prompt that was sent before stays unchanged.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Sidecar:
         return canonical(doc, layout, match, rules=RULES, modes=self.modes, lay_out=read)
 
     def take(self, api: Api, doc: Doc) -> tuple[Outcome, Match, Conversation]:
-        """The request as it goes on; the conversation is then the one that it belongs to."""
+        """Return the request as it is sent; its conversation is then the current one."""
         self.now += 1
         who, layout = Who("client"), laid_out(api, doc)
         match = self.book.find(who, layout)
@@ -78,7 +78,7 @@ def written(doc: Any) -> str:
 
 
 def words(doc: Doc) -> set[str]:
-    """Those of agents: they stand in all that is said, and in the names of tools; but in no ids."""
+    """Return the words of agents: in all messages and in the names of tools, but not in ids."""
     return {*_WORD.findall(written(doc))}
 
 
@@ -110,7 +110,7 @@ def calls(layout: Layout) -> list[Call]:
 
 
 def results(layout: Layout) -> list[int]:
-    """For each result the how manieth call it answers: the latest with that id."""
+    """Return for each result the number of the call that it answers: the latest with that id."""
     latest: dict[str, int] = {}
     found: list[int] = []
     numbers = count()
@@ -121,7 +121,7 @@ def results(layout: Layout) -> list[int]:
 
 
 def past(layout: Layout, messages: int) -> list[Any]:
-    """What the engine has of the first messages, but for reasoning."""
+    """Return what the engine has of the first messages, without reasoning."""
     return [
         (
             message.role,
@@ -134,7 +134,7 @@ def past(layout: Layout, messages: int) -> list[Any]:
 
 
 def check_the_past_stands(agent: Agent, before: Layout, after: Layout) -> None:
-    """Whatever was rewritten, what was sent before is sent again as it was, and something behind it."""
+    """Check that everything that was sent before is sent again unchanged, followed by something new."""
     assert written(after.tools[: len(before.tools)]) == written(before.tools)
     now, then = (past(layout, len(before.messages)) for layout in (after, before))
     if not agent.counts:
@@ -158,7 +158,7 @@ def check_replies_come_back_as_sampled(agent: Agent, layout: Layout) -> None:
 
 
 def talk(agent: Agent, sidecar: Sidecar) -> Iterator[None]:
-    """A session through the sidecar; it pauses behind each request, so that others come in between."""
+    """Play a session through the sidecar; it pauses after each request, so that others come in between."""
     before: Layout | None = None
     grown, tools = False, len(agent.tools)
     for request in agent.requests(agent.chance.choice(STEPS)):
@@ -171,7 +171,7 @@ def talk(agent: Agent, sidecar: Sidecar) -> Iterator[None]:
         check_order(agent, request, outcome.doc)
         if not agent.ways:
             assert outcome.doc is request.body
-        # Who comes with another set of tools is another agent: what rules remember begins anew.
+        # An agent with another set of tools is another agent: what rules remember begins anew.
         same_tools, tools = len(request.body["tools"]) == tools, len(request.body["tools"])
         grown = grown or not same_tools
         if before is not None and same_tools and sidecar.modes is FIX and "edits" not in agent.ways:
@@ -185,7 +185,7 @@ def talk(agent: Agent, sidecar: Sidecar) -> Iterator[None]:
 
 
 def play(seed: int, ways: frozenset[str] | None = None, modes: Mapping[RuleName, Mode] = FIX) -> None:
-    """Two sessions of one client, in turns."""
+    """Play two sessions of one client, alternately."""
     chance = Random(seed)
     sidecar = Sidecar(modes)
     chosen = [some(chance) if ways is None else ways for _ in range(2)]

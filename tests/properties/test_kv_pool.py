@@ -1,7 +1,7 @@
-"""Random traffic on slots that share one KV buffer: what is admitted fits, and everybody is served.
+"""Random traffic on slots that share one KV buffer: what is admitted fits, and every request is served.
 
-What the slots really hold is taken from the simulated engine. It is compared where all of it can be known:
-every prompt is, and no slot is at work on something that nobody waits for any more.
+The slots' real contents come from the simulated engine. They are compared when all of them can be known:
+every prompt is known, and no slot runs a task whose client has left.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ UNSURE = {SlotState.DRAINING, SlotState.FOREIGN}
 
 
 class OneBuffer(Quiet):
-    """As the quiet machine, but a slot cannot have its cells for itself."""
+    """As `Quiet`, but slots share their cells."""
 
     offered = ("chat", "resumable", "own slot", "messages")
 
@@ -42,7 +42,7 @@ class OneBuffer(Quiet):
         return self.up[name] and known and settled and len(table.states) > 1 and not self.actions
 
     def held(self, name: EngineId) -> int:
-        """Cells that will be taken when all that is at work, or on its way, has come to its end."""
+        """Return the cells that will be taken when all running and sent requests have ended."""
         engine = self.engines[name]
         ends = {n: len(slot.tokens) for n, slot in enumerate(engine.slots)}
         sent = [task for _, where, task in self.transit if where == name]

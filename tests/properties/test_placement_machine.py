@@ -70,8 +70,8 @@ from slotkeeper.scheduler.types import (
 )
 
 SETTINGS = settings(max_examples=150, stateful_step_count=40)
-STEPS_TO_REST = 40  # for each request and task: a long run leaves a long line behind
-ROOM = 4000  # tokens that fit into the hot tier: files must go now and then
+STEPS_TO_REST = 40  # for each request and task: a long run leaves a long queue
+ROOM = 4000  # tokens that fit into the hot tier, so that files must be evicted now and then
 TOKEN_BYTES = 65536
 BOUNDARIES = (
     Boundary(10, BoundaryKind.HEAD),
@@ -82,16 +82,16 @@ KINDS = ("chat", "messages", "bypass", "own slot", "two copies", "two prompts", 
 
 
 def longest_answer(prompt: Tokens) -> int:
-    """Tokens that are generated after this prompt."""
+    """Return the number of tokens that are generated after this prompt."""
     return 1 + len(prompt) % 5
 
 
 class Quiet(RuleBasedStateMachine):
-    """Everything that happens to us alone: nobody else uses the engines."""
+    """All events of one sidecar: no other program uses the engines."""
 
     foreign_tasks: ClassVar[bool] = False
-    namespaces: ClassVar[bool] = False  # one for each client
-    offered: ClassVar[tuple[str, ...]] = KINDS  # kinds of requests that come
+    namespaces: ClassVar[bool] = False  # one namespace per client
+    offered: ClassVar[tuple[str, ...]] = KINDS  # kinds of requests that arrive
 
     # -- the world -----------------------------------------------------------------------------------
 
@@ -124,17 +124,17 @@ class Quiet(RuleBasedStateMachine):
         self.placement = Placement(*names, limits=limits)
         self.clock = 100.0
         self.transit: list[tuple[float, EngineId, Task]] = []  # on the way to an engine
-        self.inbox: list[Event] = []  # on the way to us
+        self.inbox: list[Event] = []  # on the way to the scheduler
         self.looks: list[Observe] = []
         self.answers: list[Event] = []
         self.actions: list[Save | Restore | Erase] = []  # on slots, on the way to an engine
         self.files: dict[SnapshotId, Tokens] = {}
         self.wakes: list[float] = []
-        self.filing: dict[RequestId, Filed] = {}  # written, and not kept yet
+        self.filing: dict[RequestId, Filed] = {}  # written, but not kept yet
         self.saves = 0
         self.prompts: dict[RequestId, Tokens] = {}
         self.unrendered: list[RequestId] = []
-        self.alive: set[RequestId] = set()  # arrived, neither finished nor gone
+        self.alive: set[RequestId] = set()  # arrived, neither finished nor lost
         self.forwards: Counter[RequestId] = Counter()
         self.reports: Counter[RequestId] = Counter()
         self.kinds: dict[RequestId, str] = {}
@@ -199,12 +199,12 @@ class Quiet(RuleBasedStateMachine):
         task.uncached = bool(task.space) and not effect.apart
         self.reasons[effect.request] = effect.reason
         if task.uncached and kind == "messages":
-            self.broken(task)  # it cannot be sent uncached: it is refused
+            self.broken(task)  # it cannot be sent uncached, so it is refused
         else:
             self.transit.append((self.clock, effect.engine, task))
 
     def stop(self, owner: RequestId) -> None:
-        """A chore's prefill is broken off: if it is not over yet, the engine goes on for a while."""
+        """Stop a chore's prefill: unless it has ended, the engine continues for a while."""
         tasks = [item[2] for item in self.transit]
         for engine in self.engines.values():
             tasks += [*engine.deferred, *(task for _, task in engine.running())]
@@ -228,7 +228,7 @@ class Quiet(RuleBasedStateMachine):
                 assert min(1, usage.computed) <= report.oracle <= usage.computed + usage.prepared
 
     def later(self, seconds: float) -> None:
-        """Time passes. What was sent reaches the engine in less than LINGER."""
+        """Let time pass. Everything that was sent reaches the engine in less than LINGER."""
         self.clock += seconds
         for item in list(self.transit):
             if self.clock - item[0] >= LINGER:
@@ -278,7 +278,7 @@ class Quiet(RuleBasedStateMachine):
                 self.inbox.append(Erased(at=0.0, request=request, ok=not lost))
 
     def save(self, action: Save, tokens: Tokens, *, lost: bool, full: bool) -> None:
-        """The engine writes; whether the file is kept is known at once, or after the request went on."""
+        """The engine writes; whether the file is kept is known at once, or after the request continued."""
         self.saves += 1
         new, kept = SnapshotId(f"s{self.saves}"), None
         if not lost and not full:
@@ -331,7 +331,7 @@ class Quiet(RuleBasedStateMachine):
             )
         )
 
-    # -- what may happen -------------------------------------------------------------------------------
+    # -- possible events -------------------------------------------------------------------------------
 
     @rule(
         choices=st.lists(st.integers(0, 999), max_size=3),
@@ -381,7 +381,7 @@ class Quiet(RuleBasedStateMachine):
 
     @rule(choices=st.lists(st.integers(0, 999), min_size=1, max_size=12))
     def time_goes_on(self, choices: list[int]) -> None:
-        """Whatever may happen next happens, in any order."""
+        """Let anything that is possible happen next, in any order."""
         for choice in choices:
             moves = self.moves()
             if moves:
@@ -431,7 +431,7 @@ class Quiet(RuleBasedStateMachine):
         if isinstance(event, Finished | Gone):
             self.alive.discard(event.request)
         self.count(event)
-        self.post(with_time(event, self.clock))  # perhaps too late: the scheduler must not mind
+        self.post(with_time(event, self.clock))  # perhaps too late, which the scheduler must tolerate
         if isinstance(event, Saved) and event.written:
             self.inbox.append(self.filing.pop(event.request))
         if isinstance(event, Finished):

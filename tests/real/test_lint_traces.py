@@ -1,4 +1,4 @@
-"""Recorded sessions of real agents: every place where one rewrites its past has its name."""
+"""Recorded sessions of real agents: every rewrite of the history is reported with its cause."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slotkeeper.conversation.causes import explain
 from slotkeeper.conversation.layout import Who
 from slotkeeper.conversation.likeness import RequestKind
 
-# What costs more than 200 tokens, and how often; the sessions that are not here rewrite nothing.
+# Rewrites that cost more than 200 tokens, and their number; sessions that are not here rewrite nothing.
 CAUSES = {
     "aider/main1": {"file_refreshed": 7},
     "codex/compact1": {"tool_removed": 2},  # asks for a summary with no tools: 11,000 tokens each time
@@ -33,7 +33,7 @@ CAUSES = {
     "qwen-code/main1": {"git_status": 2},
     "qwen-code/sub1": {"reminder_moved": 1},
 }
-# Requests that are no step of a conversation: beginnings (sub-agents among them), titles, summaries, edits.
+# Requests that are no step of a conversation: beginnings (also of sub-agents), titles, summaries, edits.
 KINDS = {
     "aider/main1": {"cold": 1, "side": 3, "compaction": 3, "rewrite": 7},
     "claude-code/trace-0100": {"cold": 2, "branch": 1},
@@ -55,7 +55,7 @@ pytestmark = recorded.needed
 
 
 def explained(path):
-    """Each request of one session as the sidecar would explain it."""
+    """Return the report on each request of one session."""
     book = Conversations()
     for entry in merged([read(path)]):
         layout = laid_out(entry)

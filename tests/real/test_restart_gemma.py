@@ -17,7 +17,7 @@ from slotkeeper.engine.launch import find_engine
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
-FIGURES = 0.35  # of a logprob: what another division into batches may change (engine.md T4)
+FIGURES = 0.35  # of a logprob: what a different division into batches may change (engine.md T4)
 CHAT = "/v1/chat/completions"
 
 

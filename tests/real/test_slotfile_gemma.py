@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 TEXT = Path(__file__).parents[2] / "docs" / "engine.md"
 WINDOW = 512  # tokens
 HELD = 900
-FIGURES = 0.35  # of a logprob: what another division into batches may change
+FIGURES = 0.35  # of a logprob: what a different division into batches may change
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def gemma(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Gemma]:
 
 
 def likely(answer: dict[str, Any]) -> dict[int, float]:
-    """The logprobs of the likeliest first tokens."""
+    """Return the logprobs of the likeliest first tokens."""
     return {top["id"]: top["logprob"] for top in answer["completion_probabilities"][0]["top_logprobs"]}
 
 

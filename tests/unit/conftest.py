@@ -1,4 +1,4 @@
-"""What tests of several packages have in common."""
+"""Fixtures for the tests of several packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Accounts of requests as the admin port gives them, and an admin port that gives what a test says."""
+"""Records of requests as the admin port gives them, and an admin port that gives what a test sets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Document = dict[str, Any]
 
 
 def record(number: int = 1, **given: Any) -> Record:
-    """One that has just come; `given` is what else is known of it."""
+    """Return a record of a request that has just arrived; `given` are further fields."""
     known: Document = {
         "route": "chat",
         "request_id": f"request-{number:08}",
@@ -38,13 +38,13 @@ def record(number: int = 1, **given: Any) -> Record:
 
 
 def counted(**given: Any) -> Document:
-    """What a record keeps of them: `cached` and `planted` are the engine's figures."""
+    """Return the counts of a record: `cached` and `planted` are the engine's figures."""
     usage = usage_of(given.get("prompt_tokens"), given.pop("cached", None), planted=given.pop("planted", 0))
     return {"usage": usage} | given
 
 
 def ended(number: int = 1, **given: Any) -> Record:
-    """One that was answered, with nothing computed twice."""
+    """Return a record of an answered request that computed nothing twice."""
     basis: Document = {
         "conversation": 3,
         "kind": RequestKind.MAIN_TURN,
@@ -65,7 +65,7 @@ def ended(number: int = 1, **given: Any) -> Record:
 
 
 def rewritten(number: int = 1, **given: Any) -> Record:
-    """One whose client put a new date in front of what was there."""
+    """Return a record of a request whose client put a new date in front of its history."""
     place = Option(reason=Reason.PREFIX, engine=ENGINE, slot=1, reuse=20, price=11_980.0, steps=("plant",))
     other = Option(reason=Reason.COLD, engine=ENGINE, slot=0, reuse=0, price=12_345.0)
     basis: Document = {
@@ -100,7 +100,7 @@ def change(mode: Mode, before: str, after: str) -> ShownChange:
 
 
 def state(**given: Any) -> Document:
-    """One engine with one idle slot and one at work."""
+    """Return a state with one engine, one idle slot and one busy slot."""
     sums: Document = {
         "requests": 12,
         "prompt_tokens": 1000,
@@ -168,7 +168,7 @@ def state(**given: Any) -> Document:
 
 
 class Said:
-    """What the admin port says at each path, and what it was asked. It may be changed meanwhile."""
+    """The admin port's answers by path, which a test may change at any time, and its requests."""
 
     def __init__(self, documents: dict[str, Any]) -> None:
         self.documents = documents

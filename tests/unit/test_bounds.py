@@ -1,4 +1,4 @@
-"""Nothing that is kept over requests grows without bound: each is filled ten times over."""
+"""Collections that outlive a request are bounded: each is filled ten times over."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def conversations_by_characters() -> tuple[int, int]:
 
 
 def conversations_of_empty_messages() -> tuple[int, int]:
-    """A message without a character takes memory all the same."""
+    """A message without characters takes memory, too."""
     book = Conversations(characters=1000 * 600)
     for n in range(100):
         sends(book, chat(*[user("")] * 100), f"{n}")
@@ -149,7 +149,7 @@ def names_of_conversations() -> tuple[int, int]:
 
 
 def titles() -> tuple[int, int]:
-    """Also in characters: they are kept with the text that they were asked for with."""
+    """Bounded in characters, too: they are kept with the text of their request."""
     known, asked = Naming(text=True), "Generate a title for this conversation. " + "x" * 10 * naming.LOOKED_IN
     for n in range(10 * naming.TITLES):
         known.answered(f"{n}", chat(user(asked)), {"content": "A title"})
@@ -193,7 +193,7 @@ def ram_cache() -> tuple[int, int]:
 
 
 def orders_of_files() -> tuple[int, int]:
-    """Each new model, or each flag that is changed, is a new fingerprint."""
+    """Each new model, and each changed flag, is a new fingerprint."""
     catalog = Catalog()
     for n in range(100):
         catalog.put(snapshot(n, fingerprint=f"{n}"))
@@ -222,7 +222,7 @@ def warmed_files() -> tuple[int, int]:
 
 
 def requests_that_were_never_seen() -> tuple[int, int]:
-    """GET /slots does not answer, and everything else does."""
+    """GET /slots does not answer; every other route does."""
     play = Play(memory="dense")
     for n in range(10 * outcomes.UNSEEN):
         _ = play << arrives(f"r{n}", bypass=True, rendered=False) << ends(f"r{n}", 40)
@@ -266,7 +266,7 @@ def counted(client: str):
 
 
 def connections() -> tuple[int, int]:
-    """Of clients that come and go, each from an address of its own."""
+    """Clients come and go, each from its own address."""
     handlers: Iterator[Any] = (asyncio.BaseProtocol() for _ in range(100))
     port = Connections(Metrics(), most=5, of_one=5, head_seconds=1.0)
     port._handlers = lambda: next(handlers)
@@ -330,7 +330,7 @@ def events_of_a_stream() -> tuple[int, int]:
 
 
 def series_of_metrics() -> tuple[int, int]:
-    """No label has a value of a client's, but for the first clients' own rows."""
+    """No label has a client's value, except the rows of the first clients."""
     metrics, clients = Metrics(), Clients()
     metrics.watch(lambda: Play(memory="dense").placement, clients)
 

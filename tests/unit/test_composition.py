@@ -67,7 +67,7 @@ def test_the_scheduler_makes_no_room_in_a_shared_store(tmp_path):
 
 
 @pytest.mark.parametrize("key", [None, KEY])
-async def test_all_who_share_a_store_tell_namespaces_alike(tmp_path, key):
+async def test_sidecars_that_share_a_store_share_the_namespace_secret(tmp_path, key):
     cold = tmp_path / "cold"
     async with (
         sidecar(tmp_path / "one", cold, key) as (one, _),

@@ -1,4 +1,4 @@
-"""The admin port against web pages: names that lead here, requests from other sites, caches."""
+"""The admin port against web pages: host names of this machine, requests from other sites, caches."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def locked() -> AsyncIterator[TestClient]:
     "host",
     ["localhost", "LOCALHOST:9090", "a.localhost", "127.0.0.1:1", "[::1]:9090", "10.2.3.4", "box.lan:9090"],
 )
-async def test_it_answers_to_its_own_names(client, host):
+async def test_the_admin_port_answers_to_its_own_host_names(client, host):
     async with client.get("/api/state", headers={"Host": host}) as answer:
         assert answer.status == 200
 
@@ -51,7 +51,7 @@ async def test_it_answers_to_its_own_names(client, host):
     "host",
     ["evil.example", "evil.example:9090", "localhost.evil.example", "127.0.0.1.evil.example", "", "[::", "@"],
 )
-async def test_it_answers_to_no_other_name(client, host):
+async def test_the_admin_port_answers_to_no_other_host_name(client, host):
     for path in EVERY:
         async with client.get(path, headers={"Host": host}) as answer:
             assert answer.status == 403

@@ -1,4 +1,4 @@
-"""The last requests on the admin port: a list, one of them by its id, and excerpts where they may be kept."""
+"""The last requests on the admin port: a list, a request by its id, and excerpts where they may be kept."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ODD_IDS = ["a/b:c+d=e@f~1", "../../etc", "%2F%41", "ü" * 20, "a b?c#d", "\N{SNO
 
 
 class Speaker:
-    """The engine's vocabulary: ids are letters."""
+    """An engine's vocabulary in which ids are letters."""
 
     def __init__(self, trouble: Exception | None = None) -> None:
         self.trouble = trouble
@@ -43,14 +43,14 @@ class Speaker:
         return "".join(map(chr, ids))
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Close nothing."""
 
 
 @asynccontextmanager
 async def port(
     *records: Record, size: int = 1000, token: str | None = None, speaker: Speaker | None = None
 ) -> AsyncIterator[TestClient]:
-    """The admin port of a sidecar that served these, in their order."""
+    """Run the admin port of a sidecar that has served these requests, in their order."""
     journal, link = Journal(size), StubLink()
     client: Any = speaker or Speaker()
     link.client = client
@@ -97,13 +97,13 @@ async def test_one_conversation_can_be_picked():
         assert await listed(client, "?conversation=0") == []
 
 
-async def test_one_that_waits_in_line_is_picked_with_its_conversation():
+async def test_a_queued_request_is_selected_with_its_conversation():
     waits = record("waits", name=Name("opencode", 1))
     async with port(record("r1", conversation=1), record("r2", conversation=2), waits) as client:
         assert await listed(client, "?conversation=1") == ["waits", "r1"]
 
 
-async def test_those_that_computed_tokens_twice_can_be_picked():
+async def test_requests_that_computed_tokens_twice_can_be_selected():
     counted = {"prompt_tokens": 2000, "cached": 1000, "oracle": 100}
     twice = record("twice", **counted, lost=Lost(Loss.OVERWRITTEN, FEW + 1))
     hardly = record("hardly", **counted, lost=Lost(Loss.OVERWRITTEN, FEW))
@@ -132,7 +132,7 @@ async def test_a_journal_that_keeps_nothing_has_nothing_to_list():
 # -- one of them -----------------------------------------------------------------------------------------
 
 
-async def test_one_is_found_by_its_id_by_the_end_of_it_and_as_the_last():
+async def test_a_request_is_found_by_its_id_by_the_end_of_its_id_and_as_the_last():
     async with port(record("abc-11112222"), record("r2"), record("abc-33334444")) as client:
         for name, found in (
             ("abc-11112222", "abc-11112222"),

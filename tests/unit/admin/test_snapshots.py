@@ -1,4 +1,4 @@
-"""Snapshots on the admin port: a list, a look at every byte, one removed; the scheduler learns of it."""
+"""Snapshots on the admin port: list, verify, remove; the scheduler learns of a removal."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ROUTES = (
 
 @pytest.fixture
 async def three(hot: Path, cold: Path) -> list[Kept]:
-    """In the hot tier, in both, and in the cold one, the last one used last."""
+    """Keep three snapshots: in the hot tier, in both, and in the cold one; the last one was used last."""
     async with opened(hot, cold) as store:
         kept = [await keep(store, hot) for _ in range(3)]
         await store.copy_cold(kept[1].id)
@@ -45,7 +45,7 @@ async def three(hot: Path, cold: Path) -> list[Kept]:
 
 @asynccontextmanager
 async def port(store: Store | None, token: str | None = None) -> AsyncIterator[tuple[TestClient, Driver]]:
-    """The admin port of a driver that has read its folders."""
+    """Run the admin port of a driver that has read its folders."""
     limits = Limits(hot_bytes=1 << 30, cold_bytes=1 << 31)
     driver = Driver({ENGINE_URL: StubLink(traits=FITTING)}, Metrics(), store=store, limits=limits)
     driver.start()

@@ -1,4 +1,4 @@
-"""What the admin port shows of the moment: engines, slots, figures, tiers, and the prompt tree."""
+"""The admin port's document of the present state: engines, slots, figures, tiers, and the prompt tree."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FITTING = replace(TRAITS, slot_files=True, state_version=4, fingerprint="f")
 
 
 class Served:
-    """A running sidecar's admin port, and who stands behind it."""
+    """The admin port of a running sidecar, and the sidecar's parts."""
 
     def __init__(self, client: TestClient, driver: Driver, admin: AdminPort) -> None:
         self.client = client

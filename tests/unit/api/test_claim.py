@@ -1,4 +1,4 @@
-"""What a body takes of the engine, and the bytes that go out for it (test_bodies.py: on real engines)."""
+"""What a body needs of the engine, and the bytes that are sent for it (test_bodies.py: on real engines)."""
 
 import json
 
@@ -218,6 +218,6 @@ def test_a_path_that_can_be_read_in_several_ways_is_refused(path):
     assert "send" in refused.value.message
 
 
-def test_it_says_how_long_an_answer_may_be():
+def test_a_claim_has_the_longest_possible_answer():
     assert claim(Api.CHAT, {"max_tokens": 300}).most == 300
     assert claim(Api.CHAT, {}).most is None

@@ -1,4 +1,4 @@
-"""How a client sends replies back is learnt from one echo, and then done as it does it."""
+"""How a client sends replies back is learned from one echo, and predicted from then on."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ REPLIES = st.builds(reply, WORDS, THOUGHTS, CALLS)
 
 
 def spoken(message: Message) -> tuple[Any, ...]:
-    """What of a message makes a difference to the engine, but for ids."""
+    """Return the parts of a message that matter to the engine, except ids."""
     content = message.get("content")
     parts = content if isinstance(content, list) else [{"text": content}]
     said = [part["text"] for part in parts if part["text"]]
@@ -139,7 +139,7 @@ def spoken(message: Message) -> tuple[Any, ...]:
 @pytest.mark.parametrize("name", CLIENTS)
 @given(first=REPLIES, second=REPLIES)
 def test_what_a_client_did_once_is_done_again_or_left_open(name, first, second):
-    """No certainty is ever wrong: where one reply cannot tell two habits apart, neither is chosen."""
+    """No prediction is ever wrong: if one reply cannot tell two habits apart, neither is chosen."""
     client, after = CLIENTS[name], RESULT if first.get("tool_calls") else NEXT
     habit = taught(first, client(first), after)
     assert not habit.puzzling
@@ -188,7 +188,7 @@ def both(habit: Habit, said: Message) -> tuple[Habit, ...]:
 
 
 def test_the_order_of_arguments_is_among_what_may_differ():
-    """Most templates are given them parsed: then nothing else of them counts."""
+    """Most templates get them parsed: then only the order matters."""
     said = reply(thought="", calls=[call('{"b":1,"a":1}')])
     written = [echoed(guess, said)["tool_calls"][0]["function"]["arguments"] for guess in both(Habit(), said)]
     assert [list(json.loads(one)) for one in written] == [["b", "a"], ["a", "b"]]
@@ -202,7 +202,7 @@ def test_reasoning_of_which_nothing_is_known_may_be_kept_or_dropped():
 
 
 def test_moved_into_the_content_it_is_known_only_for_replies_of_that_kind():
-    """What stands between thoughts and words cannot be told from a reply without words."""
+    """A reply without text does not show what is between reasoning and text."""
     silent, speaking = reply(content="", calls=[call()]), reply(calls=[call()])
     habit = taught(silent, tags(silent), RESULT)
     assert habit.calling is ReasoningForm.INLINE
@@ -234,7 +234,7 @@ def test_a_user_who_speaks_among_the_results_is_reckoned_with(answers, before, a
 
 
 def test_a_client_that_forgets_at_the_users_message_is_known_by_it():
-    """As some models want it: reasoning stays between calls, and goes when the user speaks."""
+    """As some models need it: reasoning stays between calls, and is dropped at the next user message."""
     called = reply(calls=[call()])
     asked = [*ASKED, called, RESULT]
     said = reply()

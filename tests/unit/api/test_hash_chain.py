@@ -23,7 +23,7 @@ def hash_chain(api=Api.CHAT, **body):
 
 
 @given(first=MESSAGES, second=MESSAGES)
-def test_one_continues_another_just_when_its_messages_do(first, second):
+def test_a_hash_chain_continues_another_just_when_its_messages_do(first, second):
     a, b = hash_chain(messages=first), hash_chain(messages=second)
     assert len(a) == len(first) + 1
     assert (b[: len(a)] == a) == (second[: len(first)] == first)

@@ -1,4 +1,4 @@
-"""What clients call their conversations. Headers are spelled as the clients send them."""
+"""Names that clients give their conversations. Headers are spelled as the clients send them."""
 
 import pytest
 

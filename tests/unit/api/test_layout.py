@@ -1,4 +1,4 @@
-"""What reaches the prompt, in bodies of the three APIs, and the paths that lead to it."""
+"""The parts of bodies of the three APIs that reach the prompt, and their paths."""
 
 import copy
 from typing import Any
@@ -74,7 +74,7 @@ def at(value, path):
 
 
 def leaves(value, path=()):
-    """Each path to a value that is no object or list, or an empty one, and that value."""
+    """Yield each path to a value that is no object or list, or an empty one, and that value."""
     if not isinstance(value, dict | list) or not value:
         return {path: value}
     inner = value.items() if isinstance(value, dict) else enumerate(value)
@@ -90,7 +90,7 @@ def everything(layout):
 
 
 def spoken(layout):
-    """Who says what in which section; how calls are parted into messages is each API's own."""
+    """Return speaker and text of each section; APIs differ in how they divide calls into messages."""
     for message in layout.messages:
         for text in message.pieces():
             yield message.role, text.section, text.text
@@ -219,7 +219,7 @@ def test_every_text_is_where_its_path_says_and_an_edit_there_changes_nothing_els
 
 
 @given(api=st.sampled_from([Api.CHAT, Api.MESSAGES, Api.RESPONSES]), body=BODY)
-def test_it_refuses_what_the_engines_own_converter_does(api, body):
+def test_a_layout_refuses_what_the_engines_converter_refuses(api, body):
     try:
         parse(api, orjson.dumps(body))
     except NotOurs:

@@ -1,4 +1,4 @@
-"""Requests laid out one after the other: what stood there before is the same object, and only that."""
+"""Requests laid out one after the other: unchanged messages are the same objects, and only these."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def called(value):
 
 
 def again(api, old, new):
-    """The layout of a request, after another one."""
+    """Return the layout of a request, after another one."""
     return lay_out(api, new, seen(api, old, lay_out(api, old)))
 
 

@@ -1,4 +1,4 @@
-"""Progress events leave no trace in what the client reads."""
+"""Progress events leave no trace in the stream that the client reads."""
 
 from __future__ import annotations
 

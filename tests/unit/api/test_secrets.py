@@ -1,4 +1,4 @@
-"""Credentials where they do not belong are found, and nothing else is taken for one."""
+"""Credentials in wrong places are found, and nothing else is taken for one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading a client's slot action as the engine would, or not at all."""
+"""A client's slot action is read as the engine would read it, or refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slotkeeper.exchange.slot_actions import Act, left_by, read_action
         ("/%73lots/%37?action=save", "/slots/7?action=save"),
     ],
 )
-def test_it_is_written_anew(target, sent):
+def test_a_slot_action_is_sent_in_canonical_form(target, sent):
     action = read_action(target, b'{"filename": "a", "filename": "b"}')
     assert (action.target, action.body, action.act) == (sent, b'{"filename":"b"}', Act.SAVE)
 

@@ -1,4 +1,4 @@
-"""What the demo says; that it works is shown in tests/engine."""
+"""The demo's output; tests/engine shows that it works."""
 
 from __future__ import annotations
 

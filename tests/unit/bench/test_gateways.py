@@ -1,4 +1,4 @@
-"""The rules of gateways that the simulator compares."""
+"""The routing rules of gateways that the simulator compares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flags of a laboratory's engines are those of `slotkeeper up`, and what a laboratory needs."""
+"""Engines of benchmarks have the flags of `slotkeeper up`, and those that benchmarks need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arithmetic of the comparison."""
+"""The arithmetic of comparisons."""
 
 from __future__ import annotations
 

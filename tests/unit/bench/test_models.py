@@ -1,4 +1,4 @@
-"""The tiny models are the same bytes everywhere, and a broken file is never taken for one."""
+"""The tiny models are the same bytes everywhere, and a broken file is made again."""
 
 from __future__ import annotations
 

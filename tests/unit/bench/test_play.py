@@ -1,4 +1,4 @@
-"""Playing a script: what is asked, in whose name, and what comes back into it."""
+"""Playing a script: its requests, their conversation names, and the replies that it gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a replay changes of a recorded request, and what it leaves alone."""
+"""What a replay changes in a recorded request, and what it leaves unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scripted sessions: what each is there to do to a cache."""
+"""The scripted sessions: the effect on a cache that each must have."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def replies():
 
 
 def played(script) -> list[Turn]:
-    """All turns, with a different answer to each."""
+    """Return all turns, with a different answer to each."""
     answers = replies()
     turns = [next(script)]
     while True:

@@ -1,4 +1,4 @@
-"""The simulator: what must hold of every fleet, and that it serves what it was given, the same each time."""
+"""The simulator: laws of every fleet, every request is served, and equal seeds give equal results."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_another_seed_is_another_load():
 
 
 def test_room_for_all_loses_nothing_on_one_engine():
-    """A slot for each conversation: only what two begin with at once is computed twice."""
+    """With a slot for each conversation, only beginnings that two compute at once are computed twice."""
     found = simulated(engines=1, slots=8)
     assert found.sums.hit_rate == pytest.approx(found.large_cache, abs=0.08)
 

@@ -1,4 +1,4 @@
-"""What a measured server says of a request, beside its answer."""
+"""The figures of a measured server, beside its answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def exposed(count: float) -> str:
 
 
 class Server:
-    """Answers as an engine does; `work` is what its counter grows by with each request."""
+    """Answers as an engine; its counter grows by `work` with each request."""
 
     def __init__(self, *, work: int = 4, headers: dict[str, str] | None = None) -> None:
         self.count, self.work, self.headers = 1000, work, headers
@@ -105,7 +105,7 @@ def test_only_the_engines_own_counter_will_do():
         counted("# TYPE other counter\nother 1\n")
 
 
-def test_what_came_too_late_for_the_head_is_read_from_a_comment():
+def test_figures_that_came_after_the_head_are_read_from_a_comment():
     response = httpx.Response(200, headers={PLANTED: "0"})
     body = b": waiting\n\n: X-Slotkeeper-Planted: 512\n\ndata: {}\n\n"
     assert _said(PLANTED, response, body) == "512"

@@ -1,4 +1,4 @@
-"""Traces as others record them: whole, compressed, damaged."""
+"""Traces that others recorded: whole, compressed, damaged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark behind docs/when-you-need-it.md: its clients are what it says they are."""
+"""The benchmark behind docs/when-you-need-it.md: its clients are as described."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: exit codes, help that teaches, and words that go where they belong."""
+"""The command line: exit codes, help texts, and output on the right stream."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def no_settings_of_this_machine(monkeypatch, tmp_path):
 
 @pytest.fixture
 def told(capsys):
-    """Run a command line; its exit code and all that it printed, spaces and line ends made one."""
+    """Run a command line; return its exit code and its output, with white space joined."""
 
     def run(*words: str) -> tuple[int, str, str]:
         try:
@@ -77,7 +77,7 @@ def test_without_a_command_help_is_shown_and_the_code_says_so(told):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_every_command_teaches(command, told):
-    """What it does in a sentence, every option explained, and something to take along at the end."""
+    """A sentence, an explanation of every option, and an example at the end."""
     code, out, _ = told(command, "--help")
     assert code == 0
     usage, _, rest = out.partition("[-h]")
@@ -243,7 +243,7 @@ def test_doctor_tries_out_the_folder_that_it_is_given(told, monkeypatch):
 
 @pytest.fixture
 def started(monkeypatch) -> list[dict]:
-    """What `up` was called with, instead of a start."""
+    """Record the arguments of `up` instead of starting it."""
     calls: list[dict] = []
 
     def up(settings, **given) -> int:

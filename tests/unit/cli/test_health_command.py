@@ -1,4 +1,4 @@
-"""`slotkeeper health`: an exit code for what starts containers anew, and a sentence for who asks why."""
+"""`slotkeeper health`: an exit code for orchestrators, and a sentence for a person."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ NOBODY = "http://127.0.0.1:1"
 
 @pytest.fixture
 async def sidecar():
-    """In front of an engine that does not answer. Its admin port has a token, which probes do not need."""
+    """Run a sidecar in front of an engine that does not answer.
+
+    Its admin port has a token, which probes do not need.
+    """
     settings = Settings(
         upstream=(NOBODY,),
         listen="127.0.0.1:0",

@@ -1,4 +1,4 @@
-"""`slotkeeper lint`: recorded sessions, what was rewritten in them, and the exit code."""
+"""`slotkeeper lint`: recorded sessions, the rewrites in them, and the exit code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATH = "/v1/chat/completions"
 
 
 def body(day, *more, **options):
-    """An agent with a date in its system text, and a first round of tools."""
+    """Return a request of an agent with a date in its system text, and a first round of tools."""
     system = f"You are an agent.\nToday's date: 2026-11-{day}\n{RULES}"
     call = {"id": "c1", "type": "function", "function": {"name": "read", "arguments": "{}"}}
     return {
@@ -37,7 +37,7 @@ TURN = ({"role": "assistant", "content": "Done."}, {"role": "user", "content": "
 
 @pytest.fixture
 def trace(tmp_path):
-    """Writes a recording of (session, body), a second apart."""
+    """Write a recording of (session, body), a second apart."""
 
     def write(*requests, name="day.jsonl", client="agent"):
         lines = [
@@ -62,7 +62,7 @@ def trace(tmp_path):
 
 @pytest.fixture
 def linted(capsys):
-    """Runs the command; its exit code and what it printed."""
+    """Run the command; return its exit code and its output."""
 
     def run(*words):
         code = main(["lint", *map(str, words)])
@@ -154,7 +154,7 @@ def test_what_parts_two_sessions_is_shown_without_a_rule(trace, linted):
 
 
 def pruned(*masked, behind=()):
-    """The same session with a second round of tools, of whose results some are masked."""
+    """Return the same session with a second round of tools, of whose results some are masked."""
     sent = body(21, *body(21)["messages"][2:], *behind)
     for at in masked:
         sent["messages"][at]["content"] = "[Old tool result content cleared]"
@@ -184,7 +184,7 @@ def test_the_rule_saves_nothing_where_a_slot_has_no_room(trace, linted, context,
 
 
 def test_what_the_rule_lets_through_later_is_taken_from_what_it_saves(trace):
-    """The second prune comes when there is no room: both go through at once."""
+    """The second prune comes when there is no room: both are let through at once."""
     long = {"role": "user", "content": "And the writer? " + RULES}
     behind = (TURN[0], long, TURN[0], TURN[1])
     requests = [("s", pruned()), ("s", pruned(3, behind=TURN[:1])), ("s", pruned(3, 5, behind=behind))]

@@ -1,4 +1,4 @@
-"""`slotkeeper snapshots`: of a running sidecar and of a folder it says and does the same."""
+"""`slotkeeper snapshots` prints and does the same on a running sidecar and on a folder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Told = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 async def two(hot: Path, cold: Path) -> list[Kept]:
-    """One in the hot tier, and one in both."""
+    """Keep two snapshots: in the hot tier, and in both."""
     async with opened(hot, cold) as store:
         kept = [await keep(store, hot) for _ in range(2)]
         await store.copy_cold(kept[1].id)
@@ -39,7 +39,7 @@ async def two(hot: Path, cold: Path) -> list[Kept]:
 
 @pytest.fixture(params=["running", "folder"])
 async def ask(request, hot, cold, two, capsys):
-    """Runs a command; its exit code and what it printed."""
+    """Run a command; return its exit code and its output."""
 
     def told(opening, action: str, words: tuple[str, ...], as_json: bool):
         console = Console(record=True, width=200)
@@ -72,7 +72,7 @@ async def ask(request, hot, cold, two, capsys):
 
 
 def ruin(path: Path) -> None:
-    """So that only reading all of it can tell."""
+    """Damage a file so that only reading all of it shows it."""
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
@@ -125,7 +125,7 @@ async def test_damage_is_found_and_is_a_failure(ask, two, hot):
     assert (code, "1 of 1 are whole." in out) == (0, True)
 
 
-async def test_one_is_verified_by_the_end_of_its_id(ask, two, hot):
+async def test_a_snapshot_is_verified_by_the_end_of_its_id(ask, two, hot):
     ruin(hot / f"{two[0].id}.slot")
     code, out = await ask("verify", two[1].id[-8:], as_json=True)
     assert (code, json.loads(out)["verdict"]) == (0, "whole")

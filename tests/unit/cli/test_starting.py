@@ -1,4 +1,4 @@
-"""Whose folders we believe."""
+"""Whose folders the sidecar trusts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`slotkeeper top`: a screen of what a sidecar holds, at any width, and what happens when it goes away."""
+"""`slotkeeper top`: a screen of a sidecar's state, at any width, and when the sidecar stops."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOBODY = "http://127.0.0.1:1"
 
 
 def drawn(width: int = 100, trouble: str = "", requests=(), **given) -> str:
-    """The screen as text, without the spaces at the ends of lines."""
+    """Return the screen as text, without the spaces at the ends of lines."""
     out = io.StringIO()
     seen = ScreenState(state=state(**given), requests=[summary(one) for one in requests], at=CAME)
     Console(file=out, width=width).print(screen(seen, "127.0.0.1:9090", width, trouble))
@@ -138,7 +138,7 @@ def test_the_last_requests_have_their_verdicts():
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 132])
-def test_it_fits_and_leaves_out_what_matters_least(width):
+def test_the_screen_fits_and_leaves_out_the_least_important_lines(width):
     out = drawn(width, requests=[rewritten(2), lost(1)])
     assert max(map(len, out.splitlines())) <= width
     assert line(out, "0")[1] == "idle"
@@ -198,7 +198,7 @@ async def test_once_is_plain_text_and_the_end():
 
 
 async def test_without_a_terminal_one_screen_follows_the_other_even_while_nobody_answers():
-    """It says so, shows what was last, and goes on when the sidecar is there again."""
+    """It reports the lost connection, shows the last state, and continues when the sidecar is back."""
     failures: list[BaseException] = []
     tasks = Tasks(failures.append)
     out = io.StringIO()

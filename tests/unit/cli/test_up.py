@@ -1,4 +1,4 @@
-"""What `up` says of the engine that it starts: its command line, and no secret of it."""
+"""What `up` prints about the engine that it starts: its command line, without secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`slotkeeper why`: the answer first, then what it rests on; nothing of a client's is taken for markup."""
+"""`slotkeeper why`: the answer first, then its reasons; no text of a client is read as markup."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EVIL = "\x1b[2J[red]bold\r\x07\u202e"  # clears a terminal, rings, and turns wha
 
 @pytest.fixture
 def ask(capsys):
-    """Ask an admin port that says these documents; the exit code and all that was printed."""
+    """Run the command on an admin port with these documents; return the exit code and the output."""
 
     async def run(
         documents: dict[str, Document], id_: str | None = None, *, width: int = 120, **given
@@ -231,7 +231,7 @@ async def test_an_id_is_one_part_of_the_path_whatever_it_holds(ask):
 
 
 async def test_a_token_that_is_missing_is_asked_for(capsys):
-    """By a real sidecar."""
+    """With a real sidecar."""
     from slotkeeper.app import running
     from slotkeeper.settings import Settings
 

@@ -46,7 +46,7 @@ def user(text: str) -> dict[str, Any]:
 
 
 def reply(text: str = "", reasoning: str = "", **calls: Any) -> dict[str, Any]:
-    """An assistant's message; a keyword is the name of a tool, its value the arguments."""
+    """Return an assistant's message; a keyword is the name of a tool, its value the arguments."""
     message: dict[str, Any] = {"role": "assistant", "content": text}
     if reasoning:
         message["reasoning_content"] = reasoning
@@ -69,7 +69,7 @@ def result(name: str, text: str) -> dict[str, Any]:
 def chat(*messages: dict[str, Any], tools: list[dict[str, Any]] | None = None, **options: Any) -> Layout:
     offered = TOOLS if tools is None else tools
     body = {"messages": list(messages), "tools": offered, **options}
-    layout = lay_out(Api.CHAT, deepcopy(body))  # as if it was parsed from bytes of its own
+    layout = lay_out(Api.CHAT, deepcopy(body))  # a copy, as if it was parsed from its own bytes
     assert layout is not None
     return layout
 
@@ -89,7 +89,7 @@ HISTORY = (TASK, *ROUND, *SECOND)
 
 
 class Desk:
-    """A book with a clock of its own."""
+    """A book with its own clock."""
 
     def __init__(self, **bounds: int) -> None:
         self.book = Conversations(**bounds)
@@ -108,7 +108,7 @@ class Desk:
 
 
 def explained(old: Layout, new: Layout, who: Who = ME) -> Explained:
-    """The second of two requests."""
+    """Return the report on the second of two requests."""
     desk = Desk()
     desk.sends(old, who)
     return desk.explains(new, who)

@@ -1,4 +1,4 @@
-"""Which program asks: by its own words, by its headers, and what a client turned out to be."""
+"""Recognising the client program: by its texts, by its headers, and by earlier requests."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_open_webui_is_known_by_the_headers_that_it_adds():
     assert in_headers(library | {"X-Title": "Open WebUI"}) == "Open WebUI"
 
 
-def test_nobody_is_known_by_no_header():
+def test_an_agent_without_headers_is_unknown():
     assert in_headers({}) == UNKNOWN
 
 

@@ -1,4 +1,4 @@
-"""Conversations are found again by name and by content, and never those of somebody else."""
+"""Conversations are found again by name and by content, and never another client's."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_the_next_turn_does_not_go_on_from_a_suggestion():
 
 
 def test_nor_does_it_on_the_next_day():
-    """The suggestion has one message more in common, but it is not the conversation."""
+    """The suggestion shares one message more, but is not the conversation."""
     desk = Desk()
     _, line = desk.sends(chat(system(), *HISTORY), NOBODY)
     desk.sends(chat(system(), *HISTORY, DONE, user("[SUGGESTION MODE: Suggest.]")), NOBODY)
@@ -234,7 +234,7 @@ def test_a_forgotten_one_is_not_found_and_weighs_nothing():
     assert desk.book._index == {}
 
 
-def test_one_that_went_while_its_request_was_out_begins_anew():
+def test_a_conversation_forgotten_during_its_request_begins_again():
     desk = Desk()
     _, line = desk.sends(THEN)
     match = desk.book.find(ME, LATER)
@@ -298,7 +298,7 @@ FEW = [TOOLS[2], TOOLS[0]]  # in another order
 
 
 def test_a_sub_agent_with_some_of_the_tools_is_remembered_by_itself():
-    """Qwen Code's memory request has the history, some of the tools, and them in another order."""
+    """Qwen Code's memory request has the history, and some of the tools in another order."""
     desk = Desk()
     _, main = desk.sends(chat(system(), *HISTORY))
     match, sub = desk.sends(chat(system(), *HISTORY, DONE, NEXT, tools=FEW))

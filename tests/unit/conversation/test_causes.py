@@ -1,4 +1,4 @@
-"""Where a request parts from the one before it, why, what that costs, and the rule that puts it right."""
+"""Where a request diverges from the previous one, why, what that costs, and the rule that undoes it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ GIT = (
 
 
 def turned(schema):
-    """The same tool with its keys the other way round."""
+    """Return the same tool with its keys in reverse order."""
     if isinstance(schema, dict):
         return {key: turned(value) for key, value in reversed(schema.items())}
     return schema
@@ -276,7 +276,7 @@ def test_every_cause_has_words():
 
 
 def test_a_message_that_says_nothing_has_its_place_all_the_same():
-    """What the old request has next belongs to a later message, which the new one does not reach."""
+    """The old request's next part belongs to a later message, which the new one does not reach."""
     old, new = chat(system(), TASK, reply(), NEXT), chat(system(), TASK, result("read", "text"))
     found = explained(old, new)
     assert found.divergence is not None
@@ -334,7 +334,7 @@ def test_the_first_piece_that_differs_in_the_order_of_templates(new, section, me
         chat(system(), TASK, *ROUND),  # it ends earlier
     ],
 )
-def test_nothing_parts(new):
+def test_an_extended_history_does_not_diverge(new):
     assert parted(OLD, new) is None
 
 
@@ -373,7 +373,7 @@ def test_a_common_start_of_long_texts():
 
 
 def image(data, text=None):
-    """A message with an image, and a question to it."""
+    """Return a message with an image, and a question about it."""
     shown = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
     return {"role": "user", "content": [shown, *([{"type": "text", "text": text}] if text else [])]}
 

@@ -1,4 +1,4 @@
-"""What clients put around what changes, and that nobody's own sentence is taken for it."""
+"""The phrases of clients around changing facts, which a person's own sentence is not taken for."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ def test_what_changes_in_the_system_text_of(client):
 
 
 @pytest.mark.parametrize("client", SYSTEM)
-def test_they_stand_in_order_and_apart(client):
+def test_facts_are_in_order_and_do_not_overlap(client):
     text, _ = SYSTEM[client]
     given = facts(text)
     assert all(fact.value in text[fact.start : fact.end] for fact in given)

@@ -1,4 +1,4 @@
-"""What kind of request it is, for each in the shape of a real client's."""
+"""The kind of a request, for each client in the shape of its real requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts that were made to be slow: time grows with their length and no faster, whatever stands in them.
+"""Texts that are made to be slow: the time grows linearly with their length, whatever is in them.
 
 Time is that of this thread, and only how it grows counts: a text eight times as long takes about eight times
 as long, and at a square of it sixty-four times.
@@ -20,7 +20,7 @@ MUCH_FASTER = 3 * TIMES  # than a square, much slower than a line
 
 
 def seconds(text: str) -> float:
-    """The least of some tries: whatever else the machine does only adds to it."""
+    """Return the least of several tries, since other load only adds to the time."""
     found = []
     for _ in range(TRIES):
         begun = time.thread_time()
@@ -56,6 +56,6 @@ def test_what_has_more_facts_of_a_form_than_any_program_writes_is_data():
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.anchor)
 def test_every_form_that_has_an_end_says_so_outside_of_its_pattern(form):
-    """A pattern that looks for an end far away would look for it once for each beginning."""
+    """A pattern that searches for a distant end would do so once for each beginning."""
     assert ".*" not in form.pattern.pattern
     assert "\\Z" not in form.pattern.pattern

@@ -1,4 +1,4 @@
-"""Messages known again though their client rewrote them, and not mistaken for each other."""
+"""Messages that are recognised although their client rewrote them, and are not mistaken for each other."""
 
 from dataclasses import replace
 from typing import Any

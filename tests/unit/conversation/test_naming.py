@@ -1,4 +1,4 @@
-"""What conversations are called: the same for all of their requests, and no more of it than may be kept."""
+"""Names of conversations: the same for all of their requests, with no more of their text than may be kept."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def title_request(text: str = TASK) -> Any:
 
 
 class Desk:
-    """Requests of clients, as the sidecar takes them in."""
+    """Requests of clients, as the sidecar receives them."""
 
     def __init__(self, *, text: bool) -> None:
         self.naming = Naming(text=text)

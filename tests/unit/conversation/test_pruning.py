@@ -1,4 +1,4 @@
-"""What agents leave of old tool results, each in its program's way, and what only looks like that."""
+"""What each agent leaves of old tool results, and texts that only look like that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slot files made in memory, by the description in engine.md 2.2: of a few hundred bytes."""
+"""Slot files made in memory, as described in engine.md 2.2: a few hundred bytes each."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def recurrent(position: int) -> bytes:
 
 
 def content(length: int) -> bytes:
-    """Bytes that are no other fields by chance."""
+    """Return bytes that cannot be mistaken for other fields."""
     return bytes(itertools.islice(itertools.cycle(b"\xde\xad\xbe\xef"), length))
 
 

@@ -1,4 +1,4 @@
-"""What a build is called: its number where anybody knows it, else what was seen of it, in words."""
+"""Names of builds: the number if it is known, else the observed facts in words."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_build_is_never_called_by_a_number_that_is_none(said, started, model, 
     ("found", "kind"), [(skulk(), EngineKind.SKULK), (xllamacpp(), EngineKind.XLLAMACPP)]
 )
 def test_a_packages_version_holds_its_build(found, kind):
-    """As installed here: if a newer package comes, its own number is shown, not the one in our text."""
+    """As installed here: a newer package shows its own number, not the one in our text."""
     if found is None:
         pytest.skip("this package is not installed")
     assert found.build > fingerprint.FIRST

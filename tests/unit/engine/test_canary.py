@@ -1,4 +1,4 @@
-"""What is made of a file that an engine has written, and what is kept of it."""
+"""What the probe concludes from a file that an engine has written, and what it remembers."""
 
 from __future__ import annotations
 

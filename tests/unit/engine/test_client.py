@@ -1,4 +1,4 @@
-"""What the client makes of answers that a healthy engine seldom gives."""
+"""The client and answers that a healthy engine seldom gives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOADING = {"error": {"message": "Loading model", "type": "unavailable_error", "c
 
 @pytest.fixture
 async def serve() -> AsyncIterator:
-    """A maker of a server with these routes, and a client for it."""
+    """Return a function that makes a server with these routes, and a client for it."""
     async with asyncio.timeout(PATIENCE), AsyncExitStack() as stack:
 
         async def start(**routes) -> EngineClient:

@@ -1,4 +1,4 @@
-"""One stock engine after another: what the doctor says, and that it is silent about what is well."""
+"""What the doctor says of several stock engines, and that it reports only faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which family a template is of, and how its markers are learned and checked, on templates in Python."""
+"""The family of a template, and how its markers are learned and checked, on templates in Python."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ async def test_a_lead_behind_the_first_opener_is_noticed(inside):
 
 
 async def test_markers_that_find_too_much_are_not_believed():
-    """The opener stands twice in front of each message: then only the generation prompt is learned."""
+    """The opener is twice in front of each message: then only the generation prompt is learned."""
 
     def doubled(messages, tools, generate):
         return said(messages, {**OPENERS, "user": "<U><U>"}) + "<A>" * generate
@@ -163,7 +163,7 @@ async def test_a_reply_that_goes_on_behind_a_result_needs_no_opener_there_and_on
 
 
 async def test_of_several_openers_of_a_result_the_nearest_counts():
-    """Phi has a place for tools in its system message whose name others give to results."""
+    """Phi has a place for tools in its system message, with a name that others give to results."""
     family = Family("<U>", "<A>", ("<T>", "<R>"))
 
     def phi(messages, tools, generate):

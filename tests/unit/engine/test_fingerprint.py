@@ -1,4 +1,4 @@
-"""What makes another fingerprint, and what does not."""
+"""What changes a fingerprint, and what does not."""
 
 from __future__ import annotations
 

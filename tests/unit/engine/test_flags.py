@@ -1,4 +1,4 @@
-"""The command line: read back what we write, never say a flag twice."""
+"""The command line: the sidecar can read the flags that it writes, and writes none twice."""
 
 from __future__ import annotations
 

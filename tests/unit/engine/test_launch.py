@@ -1,4 +1,4 @@
-"""What can be said about launching without an engine."""
+"""Parts of launching that need no engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When two voices are one, and what is remembered of them."""
+"""When two logprob fingerprints are of one engine, and what is remembered of them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_file_that_is_not_ours_is_nothing_heard(tmp_path, data):
 
 
 class Refuses(EngineClient):
-    """An engine that nobody used yet, and that does not say what is likely."""
+    """An unused engine that gives no logprobs."""
 
     def __init__(self):
         pass

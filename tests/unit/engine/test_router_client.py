@@ -1,4 +1,4 @@
-"""What a router says of its models, and how a model is named in a call."""
+"""What a router reports on its models, and how a call names a model."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""New files from old ones: only the checkpoints that are wanted, and only such as the engine survives."""
+"""New files from old ones: only the chosen checkpoints, and only those that do not crash the engine."""
 
 from __future__ import annotations
 

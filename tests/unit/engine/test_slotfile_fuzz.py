@@ -1,4 +1,4 @@
-"""Any bytes at all give a verdict: no exception, in bounded time and memory."""
+"""Any bytes give a verdict: no exception, in bounded time and memory."""
 
 from __future__ import annotations
 

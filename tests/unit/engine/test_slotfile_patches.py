@@ -1,4 +1,4 @@
-"""Four bytes are changed where the whole table says that they may be, and nowhere else."""
+"""Four bytes are changed where the complete table says that they may be, and nowhere else."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def windowed(positions: list[int], version: int = 4, *, slot: int = 0) -> bytes:
 @pytest.mark.parametrize("slot", [0, 1])
 @pytest.mark.parametrize("turn", [0, 3, 7])
 def test_the_first_cell_of_the_window_moves_one_back(version: int, slot: int, turn: int) -> None:
-    """Wherever it lies: the window is a ring."""
+    """In any cell: the window is a ring."""
     positions = list(range(N - WINDOW, N))
     positions = positions[turn:] + positions[:turn]
     data = windowed(positions, version, slot=slot)

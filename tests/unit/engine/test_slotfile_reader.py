@@ -1,4 +1,4 @@
-"""A whole slot file is read to its end; one that was cut or bent is not, or is seen by its layout."""
+"""A complete slot file is read to its end; a cut or changed one fails, or has another layout."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_file_without_tokens_has_no_layout() -> None:
 @both_versions
 @all_kinds
 def test_every_cut_is_seen(kind: str, version: int) -> None:
-    """Between two memories, or keys and values, a cut leaves a whole file, but of another layout."""
+    """A cut between two memories, or keys and values, leaves a complete file of another layout."""
     data = slot_file(kind, version)
     file = whole_file(data)
     passed = []
@@ -162,7 +162,7 @@ def test_a_bad_header_has_its_verdict(data: bytes, verdict: Verdict) -> None:
 
 
 def test_checkpoints_need_not_ascend() -> None:
-    """A sliding window that was cut back to one makes the next one a token before it."""
+    """A sliding window that was cut back to a checkpoint makes the next one a token before it."""
     found = verdict_on(slot_file("hybrid") + appendix([record(16), record(4)]))
     assert isinstance(found, SlotFile)
     assert [kept.at for kept in found.records] == [16, 4]

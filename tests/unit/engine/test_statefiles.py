@@ -1,4 +1,4 @@
-"""How large a state can get, and what is said about an engine's slot files."""
+"""The largest size of a state, and notes on an engine's slot files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one request's account writes in its record of what it did itself."""
+"""What one request's account writes into its record about the sidecar's own work."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_a_name_that_cannot_be_made_costs_a_request_nothing(driver):
 
 @pytest.mark.parametrize("says", [Tokens(range(40)), EngineGoneError("gone")])
 async def test_rendering_is_told_from_when_it_began_and_not_from_when_the_request_came(driver, link, says):
-    """A brief request is rendered only when its answer is over."""
+    """A brief request is rendered only after its answer."""
     link.says = says
     mine = await account(driver)
     assert mine.open()

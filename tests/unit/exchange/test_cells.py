@@ -1,4 +1,4 @@
-"""An answer is held back only as long as it may say that no cell was left; in whatever pieces it comes."""
+"""An answer is held back only while it may report that no cell was left, in whatever pieces it comes."""
 
 from __future__ import annotations
 

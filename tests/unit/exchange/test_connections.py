@@ -1,4 +1,4 @@
-"""Whose connection it is, and how many descriptors clients may have."""
+"""The client of a connection, and how many descriptors clients may have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When an engine is asked about a credential, and for how long its word counts."""
+"""When the sidecar asks an engine about a credential, and for how long the answer counts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GOOD, BAD = {"Authorization": "Bearer good"}, {"Authorization": "Bearer bad"}
 
 
 class Answer:
-    """What an engine with one key says to GET /props; it wants none where `key` is None."""
+    """An answer of an engine with one key to GET /props; it needs none if `key` is None."""
 
     def __init__(self, status: int) -> None:
         self.status, self.reason, self.headers = (
@@ -47,7 +47,7 @@ class Answer:
 
 
 class Engine:
-    """Upstream, driver, engines and link in one."""
+    """Upstream, driver, engines and link in one object."""
 
     def __init__(self, key: str | None = "Bearer good") -> None:
         self.key, self.status, self.asked, self.clock = key, 0, 0, 1000.0
@@ -76,7 +76,7 @@ class Engine:
         assert since == CAME
 
     async def folder_tried(self) -> None:
-        """It is open at once."""
+        """Report the folder as open at once."""
 
     def expects(self) -> bool:
         return self.status < 0
@@ -193,7 +193,7 @@ async def test_a_client_whose_key_is_new_may_lend_it_to_us():
 
 
 async def test_several_headers_of_one_name_are_shown_as_they_came():
-    """The engine reads the first; what is remembered of one order says nothing of the other."""
+    """The engine reads the first; the result for one order says nothing about the other."""
     engine = Engine()
     bad, good = ("Authorization", "Bearer bad"), ("Authorization", "Bearer good")
     assert await engine.judge([good, bad]) is KeyCheck.LET_IN  # type: ignore[arg-type]
@@ -252,7 +252,7 @@ async def test_keys_are_held_apart_where_that_is_asked_for():
 
 
 async def test_the_first_request_is_known_by_the_secret_of_the_folder_that_is_opened_meanwhile(monkeypatch):
-    """Else it would find none of its files."""
+    """Otherwise it would find none of its files."""
     engine, found = Engine(), list[bytes]()
 
     async def opens() -> None:

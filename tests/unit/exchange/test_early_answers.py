@@ -1,4 +1,4 @@
-"""An answer that came before the upload was over, and a connection that is reset behind it."""
+"""An answer that comes before the upload is over, and a connection that is reset after it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LARGE = b"x" * (16 * PIECE)
 
 
 class Server:
-    """Reads the head, says what it has to say, and resets the connection with the upload unread."""
+    """Reads the headers, answers, and resets the connection with the upload unread."""
 
     def __init__(self, says: bytes) -> None:
         self._says = says
@@ -46,7 +46,7 @@ class Server:
 
 
 class HeldUp(BytesIO):
-    """The loop stands still after the first piece until the server has closed: it reads nothing before."""
+    """Blocks the loop after the first piece until the server has closed, so that nothing is read before."""
 
     def __init__(self, over: threading.Event) -> None:
         super().__init__(LARGE)

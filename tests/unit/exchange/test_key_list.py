@@ -1,4 +1,4 @@
-"""The list of --keys-file: what it may look like, who may read it, and what a key may use."""
+"""The list of --keys-file: its format, who may read it, and what a key may use."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Limited:
         self.keys = OwnKeys(self.path, now=lambda: self.clock)
 
     def refused(self) -> tuple[str, int] | None:
-        """Why it may not begin a request now, and for how long."""
+        """Return why the key may not begin a request now, and for how long."""
         key = self.keys.find(SECRET)
         assert key is not None
         try:

@@ -1,4 +1,4 @@
-"""What a waiting client hears, without sockets; with them: tests/chaos/test_waiting_client.py."""
+"""What a waiting client receives, without sockets; with them: tests/chaos/test_waiting_client.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHORT = 0.001
 
 
 class Response:
-    """A client's answer, of which every write is kept until the client is gone."""
+    """A client's answer, which records every write until the client disconnects."""
 
     def __init__(self, *, takes: int) -> None:
         self.takes = takes
@@ -47,7 +47,7 @@ async def tasks() -> AsyncIterator[Tasks]:
 
 
 async def fewer(tasks: Tasks, left: int) -> None:
-    """Wait until no more than `left` tasks are there."""
+    """Wait until at most `left` tasks run."""
     async with asyncio.timeout(PATIENCE):
         while len(tasks) > left:
             await asyncio.sleep(SHORT)
@@ -106,7 +106,7 @@ async def test_the_first_bytes_that_go_on_end_the_comments(tasks):
 
 
 async def test_waiting_again_is_one_wait_that_ends_with_the_answer(tasks):
-    """As for a request whose engine has ended before it said anything, which is sent again."""
+    """As for a request whose engine ended before it sent anything, and which is sent again."""
     response = Response(takes=1000)
     talk = waiting(tasks, response)
     talk.start()

@@ -1,4 +1,4 @@
-"""A folder that is recorded to, for the tests of recordings."""
+"""A folder for recordings, for the tests of recordings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BODY = b'{"messages":[{"role":"user","content":"hi"}]}'
 
 
 class Room:
-    """A folder that is recorded to, and what went wrong there."""
+    """A folder for recordings, and the errors that occurred there."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

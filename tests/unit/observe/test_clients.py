@@ -1,4 +1,4 @@
-"""The table of clients: sums that agree with those of all requests, for a bounded number of rows."""
+"""The table of clients: sums that agree with those of all requests, in a bounded number of rows."""
 
 from __future__ import annotations
 

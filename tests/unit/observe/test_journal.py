@@ -1,4 +1,4 @@
-"""What the journal writes down while real placements pass it."""
+"""What the journal records of real placements."""
 
 import pytest
 

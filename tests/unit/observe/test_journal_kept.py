@@ -1,4 +1,4 @@
-"""Which requests the journal has, for how long, and how one of them is found."""
+"""Which requests the journal keeps, for how long, and how one of them is found."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def test_the_last_ones_are_kept_the_newest_in_front():
 
 
 def test_a_journal_of_size_0_keeps_nothing_and_writes_all_the_same():
-    """Whoever else has the record, as those who send spans, wants it whole."""
+    """Other readers of a record, such as the span exporter, need it complete."""
     play = WatchedPlay(memory="dense", journal=Journal(0))
     came = play.comes("r1")
     assert play << knows("r1", A) >> goes("r1") << ends("r1", 2000, 0) >> reports("r1")
@@ -129,7 +129,7 @@ def test_the_first_that_ran_in_its_slot_since_then_took_it():
 
 
 @pytest.mark.parametrize("conversation", [1, None])
-def test_nobody_took_the_slot_of_who_comes_first_or_is_nobodys_turn(conversation):
+def test_a_first_request_or_one_without_conversation_lost_its_slot_to_no_other(conversation):
     journal = Journal(10)
     ran(journal, "other", 2, 0)
     assert journal.took_slot(ran(journal, "mine", conversation, 0)) is None

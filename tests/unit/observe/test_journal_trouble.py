@@ -1,4 +1,4 @@
-"""What the journal writes down of requests that break, are sent again, or leave."""
+"""What the journal records of requests that break, are sent again, or leave."""
 
 import pytest
 
@@ -53,7 +53,7 @@ def test_without_an_engine_it_goes_through_and_is_not_followed_for_ever():
 
 
 def test_who_was_let_through_is_told_so_whatever_had_been_decided_before():
-    """The scheduler has failed while a file was being restored, and is made anew."""
+    """The scheduler fails while a file is being restored, and is replaced."""
     play = WatchedPlay(n_slots=1, **NEW_FILES)
     assert play << snapshots_changed(snapshot("a", A, checkpoints=(1484, 1996)))
     came = play.comes("r1")
@@ -68,7 +68,7 @@ def test_who_was_let_through_is_told_so_whatever_had_been_decided_before():
 
 
 @pytest.mark.parametrize("then", ["known", "unknown"])
-def test_one_whose_tokens_come_after_its_answer_is_followed_until_it_is_reported(play, then):
+def test_a_request_whose_tokens_come_after_its_answer_is_followed_until_it_is_reported(play, then):
     came = play.comes("r1", brief=True)
     assert play >> goes("r1", reason=Reason.BRIEF) << ends("r1", 40, 0)
     assert came.oracle is None
@@ -126,7 +126,7 @@ def test_who_leaves_during_the_answer_had_its_first_tokens(play):
     assert spans[RequestStage.GENERATE] > 1.9
 
 
-def test_one_that_is_sent_again_goes_on_in_the_same_record(play):
+def test_a_request_that_is_sent_again_continues_its_record(play):
     came = play.comes("r1")
     assert play << knows("r1", A) >> goes("r1", slot=0) << leaves("r1")
     assert play.later(LINGER) << sees()

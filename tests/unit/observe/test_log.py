@@ -1,4 +1,4 @@
-"""Log lines: one each, in the style that was asked for, and never with a word of a prompt."""
+"""Log lines: one per event, in the chosen format, and never with a word of a prompt."""
 
 from __future__ import annotations
 

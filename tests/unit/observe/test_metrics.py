@@ -97,7 +97,7 @@ def metrics() -> Metrics:
 
 @pytest.fixture
 def used(metrics) -> Metrics:
-    """Every series exists."""
+    """Return metrics in which every series exists."""
     metrics.engine_up(EngineId("http://e"), up=True)
     metrics.freezes.labels(engine="http://e")
     metrics.shared_up.labels(part="store")
@@ -107,7 +107,7 @@ def used(metrics) -> Metrics:
 
 
 def families(metrics):
-    """As a scraper reads them, each under the name that its users write."""
+    """Return the families as a scraper reads them, each under the name that its users write."""
     text = generate_latest(metrics.registry).decode()
     for family in text_string_to_metric_families(text):
         yield family.name + ("_total" if family.type == "counter" else ""), family
@@ -184,7 +184,7 @@ def test_nothing_of_ours_has_failed_yet(metrics):
 
 
 def test_counting_anything_makes_no_new_series(metrics):
-    """So labels are bounded, and the first of a kind is an increase that Prometheus sees."""
+    """So labels are bounded, and the first event of a kind is an increase that Prometheus sees."""
 
     def series():
         return {(s.name, *s.labels.items()) for family in metrics.registry.collect() for s in family.samples}
@@ -283,7 +283,7 @@ def test_time_for_steps_is_taken_off_even_where_that_leaves_less_than_nothing(me
 
 
 def exemplars(metrics) -> dict[str, set[str]]:
-    """Family -> the ids of requests that are named there, as a scraper of OpenMetrics reads them."""
+    """Return family -> the request ids in its exemplars, as a scraper of OpenMetrics reads them."""
     text = openmetrics.generate_latest(metrics.registry).decode()
     named: dict[str, set[str]] = {}
     for family in openmetrics_families(text):
@@ -295,7 +295,7 @@ def exemplars(metrics) -> dict[str, set[str]]:
 
 @pytest.fixture
 def counted():
-    """Metrics in which one request was counted, whose client named it so."""
+    """Return metrics in which one request was counted, with the id that its client chose."""
 
     def count(request_id: str) -> Metrics:
         metrics = Metrics()

@@ -1,4 +1,4 @@
-"""Where a running request is: by the engine's own progress where it tells it, else by the learned rate."""
+"""Progress of a running request: by the engine's own figures if it sends them, else by the learned rate."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_where_nothing_is_told_it_is_estimated_and_says_so():
     assert moment.seconds_left == pytest.approx(30.0)
 
 
-def test_it_is_never_done_before_a_token_has_come():
+def test_a_prefill_is_below_100_percent_until_the_first_token():
     assert prefilling(record(), Work(begun=0.0), 5000, now=10_000.0).percent == MOST
     assert prefilling(record(), told(5000), 5000, now=10.0).percent == MOST
 

@@ -83,7 +83,7 @@ async def test_a_key_in_a_name_an_agent_or_a_body_is_not_written_either(room):
     assert key.encode() not in room.files[0].read_bytes()
 
 
-def test_all_that_names_a_conversation_is_written():
+def test_a_recording_has_every_header_that_names_a_conversation():
     given = dict.fromkeys(SESSION_HEADERS, "mine")
     assert dict(harmless(given, Secrets.of(given))) == given
 

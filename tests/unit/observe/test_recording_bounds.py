@@ -95,7 +95,7 @@ async def test_a_folder_that_goes_away_is_made_again(room):
 
 @pytest.fixture
 def tiny_disk(tmp_path: Path):
-    """64 KiB."""
+    """Mount a disk of 64 KiB."""
     if os.geteuid() != 0:
         pytest.skip("only root can mount a small disk")
     folder = tmp_path / "disk"

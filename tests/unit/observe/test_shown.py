@@ -1,4 +1,4 @@
-"""Records as documents: figures, places, and a timeline in its order."""
+"""Records as documents: figures, plans, and a timeline in order."""
 
 from datetime import UTC, datetime
 
@@ -25,7 +25,7 @@ BEATEN = Option(reason=Reason.COLD, engine="http://e", slot=None, reuse=None, pr
 
 @pytest.fixture
 def whole() -> Record:
-    """Everything is known of it."""
+    """Return a record with every field."""
     came = record(
         client="c0ffee/cafe",
         named="thread-1",
@@ -92,7 +92,7 @@ def test_a_line_of_the_list_has_the_figures_of_the_record(whole):
     assert line["verdict"] == verdict(whole)
 
 
-def test_one_that_waits_in_line_is_of_the_conversation_that_its_name_says():
+def test_a_queued_request_belongs_to_the_conversation_of_its_name():
     name = Name("opencode", 7)
     assert summary(record(name=name))["conversation"] == 7
     assert summary(record(name=name, conversation=8))["conversation"] == 8  # it began one of its own
@@ -168,7 +168,7 @@ def test_who_took_its_slot_is_named(whole):
     assert detail(whole, record("taker"))["slot_taken_by"] == "taker"
 
 
-def test_of_one_that_has_just_come_little_is_known_and_all_of_it_can_be_told():
+def test_a_request_that_has_just_arrived_shows_the_little_that_is_known():
     account = detail(record())
     assert (account["outcome"], account["status"], account["verdict"]) == ("running", None, "")
     assert (account["choice"], account["parting"], account["timeline"]) == (None, None, [])

@@ -1,4 +1,4 @@
-"""Spans as a collector receives them, and what happens when there is none."""
+"""Spans as a collector receives them, and what happens without a collector."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def record(**more: Any) -> Record:
 
 
 async def sent(collector: Collector, *records: Record, **headers: str) -> list[str | None]:
-    """What the engine would be told of each."""
+    """Return the trace headers that the engine would get for each."""
     spans, told = Spans(collector.url), []
     for each in records:
         trace = spans.begin(headers)
@@ -191,7 +191,7 @@ def test_a_request_of_which_little_is_known_says_little():
 
 
 def conventions() -> Iterator[str]:
-    """All attribute names of OpenTelemetry's own package."""
+    """Return all attribute names of OpenTelemetry's own package."""
     folders = (opentelemetry.semconv, opentelemetry.semconv._incubating)
     for folder in folders:
         package = importlib.import_module(f"{folder.__name__}.attributes")

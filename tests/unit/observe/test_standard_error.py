@@ -1,4 +1,7 @@
-"""What standard error does not take is counted. With processes: tests/chaos/test_log_not_written.py."""
+"""Lines that standard error does not take are counted.
+
+With processes: tests/chaos/test_log_not_written.py.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ def dropped() -> float:
 
 @contextmanager
 def piped() -> Iterator[int]:
-    """Standard error is a pipe: the number of its other end. No fixture: pytest sets it between these."""
+    """Make standard error a pipe; yield its other end. No fixture, since pytest replaces it between these."""
     (reading, writing), before = os.pipe(), sys.stderr
     with open(writing, "w", encoding="utf-8") as stream:  # noqa: PTH123
         sys.stderr = stream
@@ -34,7 +37,7 @@ def piped() -> Iterator[int]:
 
 
 def fill(number: int) -> int:
-    """Leave no room in a pipe; how much went into it."""
+    """Fill a pipe; return how many bytes went into it."""
     os.set_blocking(number, False)
     size = 0
     try:

@@ -1,4 +1,4 @@
-"""What is said of a request: every value has words, the words are plain, and none is a prompt's."""
+"""The sentences about a request: every value has words, the words are plain, and none is a prompt's."""
 
 import re
 from itertools import product
@@ -51,7 +51,7 @@ def divergence(cause: Cause = Cause.DATE, **more) -> PromptDivergence:
 
 
 def answered(**more) -> Record:
-    """Of 2000 prompt tokens 1100 were computed, and 100 of them had to be."""
+    """Return a record: of 2000 prompt tokens 1100 were computed, and 100 of them had to be."""
     usual: dict[str, Any] = {
         "outcome": "ok",
         "prompt_tokens": 2000,
@@ -63,7 +63,7 @@ def answered(**more) -> Record:
 
 
 def said(came: Record, taker: Record | None = None) -> str:
-    """All sentences, each of which must be one."""
+    """Return all sentences, and check that each is one."""
     found = sentences(came, taker)
     for sentence in found:
         assert re.fullmatch(r"[A-Z0-9][ -~]*\.", sentence), sentence
@@ -135,7 +135,7 @@ def test_where_nothing_was_computed_twice_that_is_all_there_is_to_say():
 
 
 def test_what_is_not_known_is_not_claimed():
-    """Of a prompt without tokens nobody can say what a perfect cache would have had."""
+    """Without tokens, the result of a perfect cache is unknown."""
     came = answered(oracle=None, predicted=None)
     assert "twice" not in said(came)
     assert verdict(came) == ""
@@ -147,7 +147,7 @@ def test_an_answer_without_a_count_says_so():
     assert verdict(came) == ""
 
 
-def test_one_that_is_under_way_tells_where_it_went_and_no_more():
+def test_a_running_request_is_explained_by_its_slot_alone():
     came = record(decision=Decision(chosen=option()))
     assert said(came).startswith("It has not ended yet. It went to slot 1 (prefix)")
     assert said(record()) == "It has not ended yet."

@@ -1,4 +1,4 @@
-"""A playbook whose every event and effect passes a journal, as it does in the driver."""
+"""A playbook that passes every event and effect to a journal, as the driver does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slotkeeper.scheduler.events import Event
 from slotkeeper.scheduler.types import RequestId
 from unit.looking import counted
 
-THOUGHT = 0.001  # seconds that a decision takes
+THOUGHT = 0.001  # seconds of a decision
 BESIDE = {
     RequestStage.PARSE,
     RequestStage.RENDER,
@@ -54,12 +54,12 @@ class WatchedPlay(Play):
 
 
 def stages(came: Record) -> list[RequestStage]:
-    """In the order of their beginnings."""
+    """Return the stages in the order of their beginnings."""
     return [span.stage for span in sorted(came.spans, key=lambda span: (span.begin, span.end))]
 
 
 def without_gaps(came: Record) -> bool:
-    """One thing after the other, from the arrival on, but for what a decision took to begin."""
+    """Check that stages follow each other without gaps from the arrival on, except the time of a decision."""
     spans = sorted(
         (span for span in came.spans if span.stage not in BESIDE), key=lambda span: (span.begin, span.end)
     )

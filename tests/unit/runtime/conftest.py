@@ -1,4 +1,4 @@
-"""A driver in front of an engine that does not exist."""
+"""A driver in front of a stub of an engine."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A line to an engine that does not exist, and what one does with a driver in front of it.
+"""A stub of the link to an engine, and helpers for a driver in front of it.
 
-The line says what it is told to say, and remembers what was asked.
+The link answers what a test sets, and records the requests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PROMPT = Tokens(range(1, 400))
 
 @dataclass
 class StubClient(EngineClient):
-    """Slots that are as the test says, and prefills that wait for the test or fail."""
+    """Slots as the test sets them, and prefills that wait for the test or fail."""
 
     views: list[SlotView]
     looks: int = 0
@@ -76,7 +76,7 @@ class StubClient(EngineClient):
 
 
 class StubLink(EngineLink):
-    """A line that is up from the start. Its words are the ids of their letters."""
+    """A link that is up from the start. The tokens of a text are the codes of its letters."""
 
     client: StubClient
 
@@ -90,10 +90,10 @@ class StubLink(EngineLink):
         self.end_of_turn = END_OF_TURN
         self.kicks = 0
         self.rendered: list[Any] = []  # chats that were to be rendered
-        self.says: Tokens | Exception = Tokens()  # what rendering the next chat gives
+        self.says: Tokens | Exception = Tokens()  # the result of rendering the next chat
 
     async def was_lost(self, losses: int) -> bool:
-        """Nobody watches it."""
+        """Whether the engine was lost since then. Nothing watches this link, so it returns at once."""
         return self.losses != losses
 
     def kick(self) -> None:
@@ -141,7 +141,7 @@ def admit(driver: Driver, name: str, prompt: Tokens = PROMPT, **more) -> asyncio
 
 
 def finish(driver: Driver, name: str, prompt: Tokens = PROMPT, cached: int = 0) -> None:
-    """It ends as on an engine, whose slot then shows that it holds the prompt and one token of the reply."""
+    """End a task as an engine does; the slot then holds the prompt and one token of the reply."""
     for link in driver.links.values():
         table = driver.placement.tables.get(link.engine)
         for slot, owner in enumerate(table.owners if table else ()):

@@ -1,4 +1,4 @@
-"""The driver: effects are performed, and their outcomes come back as events."""
+"""The driver: effects are run, and their outcomes come back as events."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_a_request_that_leaves_the_line_is_never_granted(driver):
 
 
 async def test_an_event_caused_by_an_event_is_taken_after_it(driver, link):
-    """Effects are performed before the next event is looked at, however deep it was posted."""
+    """Effects are run before the next event is taken, however deeply it was posted."""
     order: list[str] = []
     real = driver.placement.on
 
@@ -104,7 +104,7 @@ async def test_close_ends_all_tasks_and_every_line_to_an_engine(link):
 
 @pytest.fixture
 async def steered(driver, link) -> asyncio.Future[Forward]:
-    """A request on a route without id_slot, which wants a slot that the engine would not choose."""
+    """Return a request on a route without id_slot that needs a slot that the engine would not choose."""
     link.client.hold = asyncio.Event()
     filler = Tokens([5] * 40)
     for name, prompt in (("a", PROMPT), ("b", filler)):

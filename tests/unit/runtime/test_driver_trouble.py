@@ -1,4 +1,4 @@
-"""Whatever breaks in us or behind us, no request waits for ever, and no slot is given out unseen."""
+"""Whatever fails in the sidecar or the engine, no request waits for ever, and no slot is used unseen."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from unit.runtime.stubs import ENGINE, TRAITS, StubLink, admit, fallbacks, finis
 
 @pytest.fixture
 def broken(monkeypatch):
-    """The next event of this kind meets a bug in the scheduler; later ones do not."""
+    """Make the next event of this kind raise in the scheduler; later ones do not."""
 
     def breaks(kind: type) -> None:
         real = Placement.on
@@ -68,7 +68,7 @@ async def test_after_a_bug_the_next_request_is_placed_again(driver, link, broken
 
 
 async def test_after_a_bug_no_slot_is_given_out_unseen(driver, link, broken):
-    """The fresh core knows nothing of what runs: it must look first (engine.md T1)."""
+    """The new scheduler knows nothing of running tasks: it must read GET /slots first (engine.md T1)."""
     running = await granted(admit(driver, "a"))
     busy = SlotView(slot=SlotId(running.slot), busy=True, task=1, held=10)
     link.client.views[running.slot] = busy
@@ -156,7 +156,7 @@ WAIT = Limits().engine_wait
 async def test_each_request_waits_as_long_for_an_engine_that_is_gone(
     driver, link, *, lost, came, starts, waits
 ):
-    """`lost` and `came`: so many seconds ago."""
+    """`lost` and `came`: this many seconds ago."""
     link.up, link.returns, link.pulse.frozen = False, True, True
     link.replace = (lambda: None) if starts else None
     now = driver.now()

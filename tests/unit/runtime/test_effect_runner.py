@@ -1,4 +1,4 @@
-"""Steps: each has its answer, whatever breaks on the way, and what was computed is counted."""
+"""Steps: each has its outcome, whatever fails, and computed tokens are counted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILE = Snapshot(id=SnapshotId("s"), fingerprint="f", tokens=Tokens(range(300)), 
 
 
 class Broken:
-    """Snapshots with a bug in every step."""
+    """Snapshots that raise in every step."""
 
     async def save(self, *_: object) -> Event:
         raise KeyError("n_saved")
@@ -110,7 +110,7 @@ async def test_whoever_looks_on_hears_how_far_a_prefill_is():
 
 
 async def test_an_alarm_that_was_overtaken_does_not_sleep_on():
-    """Else each pause of a busy day leaves a task that sleeps for a minute."""
+    """Otherwise each pause of a busy day leaves a task that sleeps for a minute."""
     said: list[Event | BaseException] = []
     tasks = Tasks(said.append)
     effect_runner = EffectRunner(

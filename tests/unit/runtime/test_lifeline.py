@@ -9,7 +9,7 @@ from patience import PATIENCE
 from slotkeeper.runtime.tasks import lifeline
 
 
-async def test_it_says_when_the_other_end_is_gone():
+async def test_a_lifeline_reports_that_the_other_end_closed():
     ends = asyncio.Event()
     talks: list[asyncio.StreamWriter] = []
 
@@ -31,7 +31,7 @@ async def test_it_says_when_the_other_end_is_gone():
 
 
 async def lines_that_are_cut_at_once(at_least: int, is_another: Callable[[int], bool]) -> int:
-    """How many there are half a second after the first `at_least`.
+    """Return the number of connections half a second after the first `at_least`.
 
     `is_another`: whether the engine is a new one after so many.
     """
@@ -58,17 +58,17 @@ async def lines_that_are_cut_at_once(at_least: int, is_another: Callable[[int], 
     return lines
 
 
-async def test_one_that_is_always_cut_at_once_is_not_tried_in_a_loop():
+async def test_a_lifeline_that_is_always_cut_at_once_is_not_retried_in_a_loop():
     """As a load balancer without a backend does."""
     assert await lines_that_are_cut_at_once(1, lambda _: False) == 1
 
 
 async def test_an_engine_that_is_restarted_often_has_a_line_at_once():
-    """The second restart is not to be missed because the first line was short."""
+    """The second restart must not be missed because the first connection was short."""
     assert await lines_that_are_cut_at_once(5, lambda lines: lines < 5) == 5
 
 
-async def test_it_waits_for_an_engine_that_is_not_there():
+async def test_a_lifeline_waits_for_an_engine_that_is_not_up():
     ends: list[bool] = []
 
     async def ended() -> bool:

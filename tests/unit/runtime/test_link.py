@@ -17,7 +17,7 @@ NOBODY = EngineId("http://127.0.0.1:9")
 
 
 class Told(EngineClient):
-    """An engine whose health is what a test says."""
+    """An engine whose health the test sets."""
 
     def __init__(self) -> None:
         self.said = Health.OK
@@ -61,7 +61,7 @@ async def test_an_engine_that_is_slow_to_answer_is_not_lost(said, frozen_after, 
 
 
 async def looks(link: EngineLink, *said: Health) -> list[EngineLink]:
-    """Who was told that the engine is lost, after looks that found this."""
+    """Return who was told that the engine is lost, after polls with these results."""
     gone: list[EngineLink] = []
     engine = link.client = Told()
     for engine.said in said:
@@ -76,7 +76,7 @@ def silent_for_long() -> EngineLink:
     return link
 
 
-async def test_one_look_in_vain_is_not_enough_since_we_may_have_stood_still():
+async def test_one_poll_without_answer_does_not_prove_a_frozen_engine():
     assert not await looks(silent_for_long(), Health.SILENT)
     assert not await looks(silent_for_long(), Health.SILENT, Health.OK, Health.SILENT)
     assert await looks(silent_for_long(), Health.SILENT, Health.SILENT)

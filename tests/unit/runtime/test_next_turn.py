@@ -1,4 +1,4 @@
-"""The next turn's prefix: never more than what the next prompt really begins with, else nothing."""
+"""The next turn's prefix: never more than the next prompt really begins with, else nothing."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def drops(message: Message) -> Message:
 
 
 class Talk:
-    """One program's requests; `said` gives what is foretold as text."""
+    """One program's requests; `said` returns the prediction as text."""
 
     def __init__(self, turns: NextTurns, link: Template, client: str = "a") -> None:
         self.turns, self.link, self.client = turns, link, client
@@ -122,7 +122,7 @@ async def test_what_one_client_does_says_nothing_of_another(turns):
 
 
 async def test_a_conversation_has_its_own_habit_before_that_of_its_client(turns):
-    """Two programs with one key."""
+    """Two programs use one key."""
     link = Template()
     talk = Talk(turns, link)
     other = [{"role": "user", "content": "Other."}]

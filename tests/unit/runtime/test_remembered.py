@@ -1,4 +1,4 @@
-"""What is remembered of engines' slot files: bounded, whole or nothing, and never in the way."""
+"""What the sidecar remembers of engines' slot files: bounded, complete or nothing, and never harmful."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def test_nothing_is_written_that_is_there_already(tmp_path):
 
 
 def written_at(folder):
-    """Reading changes other times of a file, and writing puts another one in its place."""
+    """Return when it was written. Reading changes other times of a file, and writing replaces the file."""
     found = (folder / FILE).stat()
     return found.st_ino, found.st_mtime_ns
 

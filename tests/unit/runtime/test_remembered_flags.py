@@ -1,4 +1,4 @@
-"""Flags that were found out are known to the next sidecar, as long as the engine is the same process."""
+"""The next sidecar knows flags that were found out, as long as the engine is the same process."""
 
 from __future__ import annotations
 

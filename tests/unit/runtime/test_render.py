@@ -1,4 +1,4 @@
-"""Prompts and replies as ids: exact, or not at all."""
+"""Prompts and replies as ids: exact, or none."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_a_raw_prompt_needs_no_template(link):
     assert link.rendered == []
 
 
-async def test_what_cannot_be_known_is_none_and_not_a_guess(link):
+async def test_tokens_of_an_unknown_prompt_are_none_and_not_a_guess(link):
     assert await prompt_of(link, asked(media=True), {}) is None
 
 
@@ -82,7 +82,7 @@ async def test_a_reply_that_comes_back_otherwise_is_not_guessed(link):
 
 
 async def test_a_template_that_changes_what_stood_before_gives_nothing(link):
-    """A reply's text may be right where the history before it is rendered anew."""
+    """A reply's text may be right while the history before it is rendered differently."""
     rendered = [1, 2, 88, 4, *SAID, END_OF_TURN, *AFTER]
     assert await reply_in_chat(link, rendered, generated=4) is None
 
@@ -101,7 +101,7 @@ async def test_never_more_than_the_slot_holds(link, generated):
     [({}, "user"), ({"reasoning_content": "hm"}, "tool"), ({"tool_calls": [{"id": "1"}]}, "tool")],
 )
 async def test_the_turn_after_a_reply_leaves_its_reasoning_where_it_was(link, reply, role):
-    """Many templates strip the reasoning of what stands before a user's message."""
+    """Many templates strip the reasoning before a user's message."""
     await reply_in_chat(link, [*PROMPT, *SAID, END_OF_TURN], generated=4, **reply)
     chat, _ = link.rendered[-1]
     *before, said, after = chat["messages"]

@@ -1,4 +1,4 @@
-"""What a request's changes cost, by the engine's figures, and what is kept of them."""
+"""The cost of a request's changes, by the engine's figures, and what is kept of them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def prompt(day: int, turns: int) -> Tokens:
 
 
 class Beside:
-    """Stands for the thread: in it, nothing may be touched that the loop changes."""
+    """Stands for the thread, in which nothing may be touched that the loop changes."""
 
     def __init__(self, rewriting: Rewriting, *meanwhile: Any) -> None:
         self.ran: list[str] = []
@@ -86,7 +86,10 @@ class Desk:
         changed: bool | None = None,
         **more: Any,
     ):
-        """What went on, and where it parts. As rules would have it, unless `changed` says otherwise."""
+        """Return what was sent, and where it diverges.
+
+        Rules have changed it, unless `changed` says otherwise.
+        """
         self._count += 1
         taken = take(
             self.rewriting,
@@ -220,7 +223,7 @@ def test_a_rule_that_would_cost_is_counted_as_declined_and_what_came_is_what_cou
 
 
 def test_where_only_our_rule_made_prompts_part_its_name_is_said():
-    """The date was put back once, and is not any more: what the client sends has not changed."""
+    """The date was put back once, and is not any more: the client's request has not changed."""
     desk = Desk("date=fix")
     desk.asks(request(1, 0), prompt(1, 0), cached=0)
     desk.asks(request(2, 1), prompt(1, 1), cached=2000)
@@ -276,7 +279,7 @@ def test_a_conversation_that_goes_on_meanwhile_is_for_the_thread_as_it_was():
 
 @pytest.mark.parametrize("changed", [True, False])
 def test_what_was_read_beside_the_loop_leaves_nothing_slow_to_it(changed, monkeypatch):
-    """Whichever form goes out: both were judged."""
+    """Both forms were compared, so it does not matter which one is sent."""
     desk = Desk(f"{RuleName.DATE}=fix")
     desk.asks(request(1, 0), prompt(1, 0), cached=0)
     beside, judged = Beside(desk.rewriting), []

@@ -1,4 +1,4 @@
-"""A line to a router that does what the test says: swaps that go wrong, and models that come and go."""
+"""A link to a router that the test controls: swaps that fail, and models that come and go."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MODELS = (ModelEntry(name=ModelName("coder"), aliases=("gpt",), port=0), ModelEn
 
 
 class FakeRouter(RouterClient):
-    """Its models are as the test says; a load or an unload does what it is told to."""
+    """A router whose models the test sets; it loads or unloads as it is told."""
 
     def __init__(self) -> None:
         super().__init__(BASE)
@@ -56,7 +56,7 @@ class FakeRouter(RouterClient):
 
 
 class Line(StubLink):
-    """A line to a model; it is up as soon as the router has it, unless the test says otherwise."""
+    """A link to a model; it is up as soon as the router has it, unless the test says otherwise."""
 
     probes = True
 

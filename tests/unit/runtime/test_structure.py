@@ -30,7 +30,7 @@ TALK: list[dict[str, Any]] = [
 
 
 class Templating(StubLink):
-    """A template of which only the markers decide whether its family is known."""
+    """A template whose family is known by its markers only."""
 
     def __init__(self, markers: Markers) -> None:
         super().__init__(traits=replace(TRAITS, markers=markers))
@@ -160,7 +160,7 @@ async def test_a_long_message_at_the_end_is_cut_before_its_question_where_checkp
 
 
 async def test_text_in_parts_is_one_text_and_a_part_begins_a_line():
-    """This template shows parts as Python does, with the line end of the text spelled out."""
+    """This template shows parts as Python does, with the text's line feed spelled out."""
     link = Templating(KNOWN)
     link.traits = replace(HYBRID, markers=KNOWN)
     parts = [{"type": "text", "text": DOCUMENT * 2}, {"type": "text", "text": "What is it?"}]

@@ -23,7 +23,7 @@ def tasks(failures) -> Tasks:
 
 
 async def settled() -> None:
-    """Let everything that can run do so."""
+    """Let everything run that can run."""
     for _ in range(5):
         await asyncio.sleep(0)
 

@@ -1,4 +1,4 @@
-"""A tokenizer is tried out once for each model and build, not at each start of the engine."""
+"""A tokenizer is tested once for each model and build, not at each start of the engine."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def snapshot(name, tokens=A, **more):
 
 
 def test_without_files_nothing_is_kept_in_mind():
-    """Each answer would keep a prompt alive, for ever where no file ever comes."""
+    """Otherwise each answer would keep a prompt in memory, for ever if no file ever comes."""
     catalog = Catalog()
     for n in range(100):
         assert catalog.covered(Tokens(range(n, n + 50)), TRAITS) == 0

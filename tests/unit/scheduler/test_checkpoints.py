@@ -1,4 +1,4 @@
-"""Every list of checkpoints that was measured, against the model."""
+"""Every measured list of checkpoints, compared with the model."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def places(checkpoints):
 
 
 def prefill(engine, *steps, user_starts=()):
-    """Each step extends the one before, as one task. A step is its end, or (reuse, end)."""
+    """Run steps, each of which extends the one before, as one task. A step is its end, or (reuse, end)."""
     kept: tuple[Checkpoint, ...] = ()
     contents = 0
     for task, step in enumerate(steps, start=1):

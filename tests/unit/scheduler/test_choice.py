@@ -1,4 +1,4 @@
-"""Which place is taken for which prompt."""
+"""Which slot is chosen for which prompt."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ def text(start, length):
 
 
 def conversation(prompt, *, turns=3, memory=Memory.HYBRID, hash_chain=()):
-    """A state as left by a chat: checkpoints at the system prompt's end and four before its own."""
+    """Return a state as left by a chat: checkpoints at the system prompt's end and four before its own."""
     kept = () if memory is Memory.DENSE else (Checkpoint(2125, 1), Checkpoint(len(prompt) - 4, 2))
     checkpoints = tuple(c for c in kept if c.at < len(prompt))
     return SlotContents(
@@ -108,7 +108,7 @@ def test_with_a_draft_model_a_file_is_surer_than_the_ram_cache(size, reason):
 
 
 def test_a_branch_leaves_the_conversation_in_its_slot_though_a_save_of_it_would_be_quick():
-    """The file could not be cut, which the next branch would need; the task that copies it makes it sure."""
+    """The file could not be cut, as the next branch needs; the task that copies it keeps it safe."""
     files = {"slot_files": True, "fingerprint": "f", "state_version": 2, "files_carry": False}
     long = conversation(SYSTEM + text(10_000, 3000))
     engine = table(long, None, **files)
@@ -144,7 +144,7 @@ def test_t6_while_a_pin_is_on_its_way_a_touch_does_the_same():
 
 
 def test_a_slot_is_not_touched_to_load_back_what_it_holds():
-    """Nor for an entry that the touch replaces by what the slot holds."""
+    """Nor for an entry that the touch replaces by the slot's own contents."""
     uncut = replace(conversation(SYSTEM + text(10_000, 9000)), checkpoints=())
     engine = table(uncut)
     engine.shadow.ram.append(replace(uncut, tokens=SYSTEM, checkpoints=(Checkpoint(2121, 1),)))
@@ -202,7 +202,7 @@ def test_a_slot_about_to_be_free_is_waited_for_when_it_saves_much():
 
 
 def test_a_slot_that_is_being_saved_is_waited_for_however_little_another_would_compute_more():
-    """Nothing is computed in the whole engine meanwhile, so another slot would not begin sooner."""
+    """The engine computes nothing meanwhile, so another slot would not begin sooner."""
     now = conversation(A + text(40_000, 100))
     engine = table(now, conversation(A), ram_cache=False)
     engine.move(SlotId(0), SlotState.MAINTENANCE, RequestId("chore"), NOW)

@@ -1,4 +1,4 @@
-"""A fast and a slow engine: one sidecar over both beside every static split, in simulated time."""
+"""A fast and a slow engine: one sidecar over both, compared with every static split, in simulated time."""
 
 import pytest
 from benchmarks.simulated_engines import compared
@@ -7,5 +7,5 @@ from benchmarks.simulated_engines import compared
 @pytest.mark.parametrize("agents", [8, 12])
 @pytest.mark.parametrize("think", [0.2, 2.0])
 def test_the_first_token_comes_as_soon_as_with_the_best_static_split(agents, think):
-    """One is three times slower; the split is chosen with hindsight, and for each load anew."""
+    """One engine is three times slower; the split is chosen with hindsight, for each load."""
     assert compared(3, agents, think=think)["p95_ratio"] <= 1.1

@@ -28,7 +28,7 @@ WORDS: dict[str, int] = {}
 
 
 def ids(text: str) -> Tokens:
-    """A token for all that stands between two blanks."""
+    """Return a token for everything between two blanks."""
     return Tokens(WORDS.setdefault(word, len(WORDS)) for word in text.split(" "))
 
 

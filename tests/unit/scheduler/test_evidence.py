@@ -29,7 +29,7 @@ SLOT = SlotId(0)
 
 
 def cuts(cached: int, end: int, *, batch: int, ubatch: int) -> tuple[int, ...]:
-    """Where an engine ends its batches (engine.md 3)."""
+    """Return where an engine ends its batches (engine.md 3)."""
     stops, at = [], cached
     while at < end:
         at = min([end, at + batch, *(c for c in (end - TAIL - ubatch, end - TAIL) if c > at)])
@@ -81,7 +81,7 @@ def test_what_has_another_explanation_proves_nothing(traits, seen):
 
 
 class Engine:
-    """What a real one would do: its own list of checkpoints, by its own flags."""
+    """A model of a real engine: its own list of checkpoints, by its own flags."""
 
     def __init__(self, traits: EngineTraits) -> None:
         self.traits = traits
@@ -104,7 +104,7 @@ class Engine:
 
 
 def ask(engine: Engine, shadow: EngineShadow, doubts: Doubts, prompt: Tokens) -> tuple[int, int]:
-    """The same prompt to both: what was predicted, and what was reused."""
+    """Give the same prompt to both; return the prediction and the reuse."""
     reuse_plan, base = shadow.plan_reuse(SLOT, prompt), shadow.slots[SLOT]
     cached = engine.ask(prompt)
     shadow.launch(reuse_plan, ())
@@ -125,7 +125,7 @@ def ask(engine: Engine, shadow: EngineShadow, doubts: Doubts, prompt: Tokens) ->
 
 
 def prompts(turns: int, *, back_to: int) -> list[Tokens]:
-    """A conversation, and then one that parts from its turn `back_to`."""
+    """Return a conversation, and then one that diverges from its turn `back_to`."""
     asked = [Tokens(range(1, 700 * turn)) for turn in range(1, turns + 1)]
     return [*asked, Tokens([*range(1, 700 * back_to + 10), *range(90_000, 90_300)])]
 

@@ -1,4 +1,4 @@
-"""What requests cost: the definitions that every view reads."""
+"""The cost of requests: the definitions that every view reads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_without_figures_there_is_no_account():
     assert usage_of(5, None) is None
 
 
-def test_plants_in_vain_are_work_but_no_prompt_has_more_tokens_than_it_has():
+def test_useless_plants_count_as_work_but_not_as_tokens_of_the_prompt():
     usage = usage_of(1000, 0, planted=800)
     assert usage is not None
     assert (usage.reused, usage.computed, usage.work) == (0, 1000, 1800)

@@ -1,4 +1,4 @@
-"""How much may be written, and when more may."""
+"""How much may be written, and when more may be."""
 
 from math import inf
 
@@ -15,7 +15,7 @@ def test_an_hours_worth_may_be_written_at_once_and_then_as_it_comes():
 
 
 @pytest.mark.parametrize(("size", "seconds"), [(0, 0.0), (3600, 3600.0), (3601, inf), (100, 100.0)])
-def test_it_tells_how_long_one_must_wait(size, seconds):
+def test_the_hourly_budget_says_how_long_a_write_must_wait(size, seconds):
     budget = HourlyBudget(3600, left=0.0, at=50.0)
     assert budget.wait(size, 50.0) == seconds
 

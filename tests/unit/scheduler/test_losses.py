@@ -16,7 +16,7 @@ OTHER = Tokens(range(5000, 6000))
 
 
 def answered(**more) -> Answered:
-    """All of the prompt was computed once; this time no slot had any of it."""
+    """Return the report on a request whose whole prompt had been computed once, and that no slot had now."""
     usual: dict[str, Any] = {
         "reason": Reason.COLD,
         "prompt": PROMPT,
@@ -59,7 +59,7 @@ def test_what_the_slot_held_but_could_not_be_cut_to_needed_a_checkpoint():
 
 
 def test_the_larger_part_names_the_loss():
-    """Of 1000 tokens the slot held so many, and had no checkpoint for them; the rest was nowhere."""
+    """The slot held this many of 1000 tokens without a checkpoint for them; the rest was nowhere."""
     assert why(base=SlotContents(tokens=PROMPT.cut(0, 499) + OTHER)) is Loss.OVERWRITTEN
     assert why(base=SlotContents(tokens=PROMPT.cut(0, 501) + OTHER)) is Loss.CHECKPOINT
 

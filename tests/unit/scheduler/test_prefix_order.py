@@ -1,4 +1,4 @@
-"""What is kept in mind of files around a prompt gives the same answers as looking again each time."""
+"""The kept order of files around a prompt gives the same answers as a new search."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KINDS = {
 
 
 def some_tokens(chance: random.Random) -> Tokens:
-    """They share beginnings of 0 to 400 tokens."""
+    """Draw prompts that share beginnings of 0 to 400 tokens."""
     shared = [7] * (100 * chance.randrange(5))
     return Tokens([*shared, *([chance.randrange(4)] * chance.randrange(20, 300))])
 
@@ -44,7 +44,7 @@ def priced(rate: float, snapshot: Snapshot) -> float:
 
 
 def most_saved(snapshots: list[Snapshot], prompt: Tokens, traits: EngineTraits, price: float) -> float:
-    """By looking at every file."""
+    """Return the result of a search through every file."""
     values = [
         reuse(restored(s, traits, now=0.0), prompt, traits) - price * s.size
         for s in snapshots

@@ -6,7 +6,7 @@ from slotkeeper.scheduler.types import ClientId, RequestId
 
 
 def filled(*requests):
-    """Requests are named client + number."""
+    """Return a queue of requests that are named client + number."""
     queue = FairQueue()
     for request in requests:
         queue.add(RequestId(request), ClientId(request[0]))
@@ -21,7 +21,7 @@ def drain(queue):
     return order
 
 
-def test_one_of_each_client_in_turn_and_the_oldest_first_within():
+def test_clients_alternate_and_each_has_its_oldest_request_served_first():
     queue = filled("a1", "a2", "a3", "b1", "c1", "c2")
     assert list(queue) == ["a1", "b1", "c1", "a2", "c2", "a3"]
     assert drain(queue) == ["a1", "b1", "c1", "a2", "c2", "a3"]
@@ -34,7 +34,7 @@ def test_who_was_served_goes_behind_those_who_wait():
     assert drain(queue) == ["b1", "a2", "c1"]
 
 
-def test_one_that_left_holds_nobody_up_and_keeps_its_clients_turn():
+def test_a_request_that_left_delays_no_other_and_keeps_its_clients_turn():
     queue = filled("a1", "a2", "b1")
     queue.discard(RequestId("a1"))
     queue.discard(RequestId("unknown"))
@@ -42,7 +42,7 @@ def test_one_that_left_holds_nobody_up_and_keeps_its_clients_turn():
     assert drain(queue) == ["a2", "b1"]
 
 
-def test_one_put_back_is_the_next():
+def test_a_request_put_back_into_the_queue_is_the_next():
     queue = filled("a1", "b1", "b2")
     queue.served(RequestId("b1"))
     queue.put_back(RequestId("b1"), ClientId("b"))

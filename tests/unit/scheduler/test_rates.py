@@ -1,4 +1,4 @@
-"""What files cost, learned from what they took."""
+"""The cost of files, learned from the times that they took."""
 
 import pytest
 
@@ -8,7 +8,7 @@ MB = 10**6
 
 
 def learned(*measured: tuple[float, float]) -> FileTimes:
-    """From files of so many megabytes that took so many milliseconds."""
+    """Return times learned from files of this many megabytes that took this many milliseconds."""
     times = FileTimes(5e8)
     for size, milliseconds in measured:
         times.took(int(size * MB), milliseconds / 1000)
@@ -29,7 +29,7 @@ def test_the_machine_may_be_slower_than_the_guess():
 
 
 @pytest.mark.parametrize("held_up", [0, 1, 4])
-def test_one_that_was_held_up_changes_nothing(held_up):
+def test_a_delayed_measurement_changes_no_rate(held_up):
     measured = [(size, 10 + 2 * size) for size in (1, 2, 4, 8, 16, 32)]
     measured[held_up] = (measured[held_up][0], 900)
     times = learned(*measured)

@@ -1,4 +1,4 @@
-"""Which snapshots go: what each saves, on every kind of memory, and what never goes before others."""
+"""Which snapshots are evicted: what each saves, on every kind of memory, and which never go first."""
 
 from dataclasses import replace
 

@@ -223,7 +223,7 @@ def test_a_touch_parks_what_it_overwrites():
 
 
 def test_a_touch_promises_nothing_that_it_replaces_itself():
-    """What it parks contains the entry, and cannot be cut: there is nothing left to load."""
+    """What it parks contains the entry, and cannot be cut: nothing is left to load."""
     engine = shadow(A, None, memory=Memory.HYBRID)
     engine.ram = [state(A.cut(0, 300), checkpoints=(Checkpoint(296, 1),))]
     prompt = A.cut(0, 300) + E

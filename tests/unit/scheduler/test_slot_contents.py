@@ -41,7 +41,7 @@ def contents(traits, checkpoints=LIVE, slack=0):
 
 
 def parts(before):
-    """A prompt that parts from what is held so many tokens before its end."""
+    """Return a prompt that diverges from the contents this many tokens before their end."""
     return PROMPT.cut(0, N - before) + OTHER
 
 
@@ -194,7 +194,7 @@ def test_tokens_of_unknown_identity_are_never_counted():
     assert reuse(answered, PROMPT + OTHER, HYBRID) == 2996  # thinking stripped: engine.md 2.6
 
 
-def test_nothing_gives_nothing():
+def test_an_empty_slot_gives_no_reuse():
     assert reuse(None, PROMPT, DENSE) == 0
     assert reuse(SlotContents(), PROMPT, DENSE) == 0
     assert reuse(contents(DENSE), Tokens([0]), DENSE) == 0

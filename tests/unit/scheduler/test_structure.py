@@ -1,4 +1,4 @@
-"""Boundaries of prompts whose markers are single numbers, so that one can see them."""
+"""Boundaries of prompts whose markers are single numbers, for readability."""
 
 import pytest
 from hypothesis import given
@@ -58,14 +58,14 @@ def test_without_a_generation_prompt_the_reply_begins_at_the_end():
 
 
 def test_what_rendering_found_counts_before_markers_and_nothing_is_said_of_the_lead():
-    """System text between the opener of the first message and its own text."""
+    """There is system text between the opener of the first message and its own text."""
     chat = [1, USER, 2, 2, 2, 3, REPLY, 4, USER, 5, REPLY]
     head = Boundary(5, BoundaryKind.HEAD)
     assert found(chat, INSIDE, [head]) == [(5, "head"), (8, "user"), (10, "turn")]
     assert found(chat, INSIDE) == [(1, "user"), (8, "user"), (10, "turn")]
 
 
-def test_what_falls_together_is_one_boundary_and_the_head_wins():
+def test_boundaries_at_one_token_are_one_and_the_head_wins():
     both = [Boundary(2, BoundaryKind.USER), Boundary(2, BoundaryKind.HEAD)]
     assert found([SYSTEM, 1, USER, 2, REPLY], KNOWN, both) == [(2, "head"), (4, "turn")]
     assert found([SYSTEM, 1, 2, 3], UNKNOWN, reversed(both)) == [(2, "head")]

@@ -1,4 +1,4 @@
-"""What GET /slots tells, merged into what we believe."""
+"""What GET /slots shows, merged into the scheduler's model."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ def table(*contents, **traits):
 
 
 def look(*slots, asked=NOW):
-    """A slot is "busy", or the tokens it holds."""
+    """Return a slot's view: "busy", or the tokens that it holds."""
     views = tuple(
         SlotView(slot=SlotId(n), busy=s == "busy", task=n, held=None if s == "busy" else s or None)
         for n, s in enumerate(slots)
@@ -249,7 +249,7 @@ def test_two_tasks_side_by_side_prove_nothing():
 # -- when to look ------------------------------------------------------------------------------------------
 
 
-def test_nobody_looks_when_nothing_depends_on_it():
+def test_get_slots_is_not_polled_when_nothing_depends_on_it():
     engine = table(A, B)
     assert engine.watch(waiting=False, now=NOW) is None
     engine.move(SlotId(0), LAUNCHED, R1, NOW)
@@ -290,7 +290,7 @@ def test_looks_that_change_nothing_come_more_slowly_and_a_change_wakes_them():
     assert engine.watch(waiting=False, now=NOW) == first
 
 
-def test_one_that_waits_in_the_engine_does_not_keep_a_lost_client_from_being_seen():
+def test_a_request_deferred_by_the_engine_does_not_hide_a_lost_client():
     engine = table(None)
     engine.move(SlotId(0), DRAINING, None, NOW - 1)
     engine.send(R1, 1, NOW - 1)

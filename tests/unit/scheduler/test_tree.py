@@ -162,7 +162,7 @@ class TestCold:
         tree.add(self.KNOWN)
         return tree
 
-    def test_it_takes_little_memory_and_all_of_it_is_known(self, tree):
+    def test_a_cooled_edge_takes_little_memory_and_is_still_found_whole(self, tree):
         assert tree.size == NODE_BYTES + (2 * BLOCK - 1) * WIDTH + 3 * HASH_BYTES
         assert tree.longest(self.KNOWN) == len(self.KNOWN)
         assert repr(tree._root.children[0].edge) == "<Edge 639 tokens, 384 hashed>"
@@ -196,7 +196,7 @@ class TestCold:
         assert tree.longest(self.KNOWN) == 2 * BLOCK + 50
         assert tree.tokens == len(prompt)
 
-    def test_all_below_is_forgotten_with_it(self):
+    def test_a_forgotten_node_takes_its_subtree_with_it(self):
         tree = PromptTree(warm=0)
         for token in (2, 3, 4):
             tree.add(self.KNOWN + said(token, 3 * BLOCK))

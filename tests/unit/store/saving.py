@@ -1,4 +1,4 @@
-"""An engine that saves, without one: whole slot files of a few hundred bytes in the store's hot folder."""
+"""Saves without an engine: complete slot files of a few hundred bytes in the store's hot folder."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def opened(hot: Path, cold: Path | None = None, **more: Any) -> AsyncItera
 
 
 async def keep(store: Store, hot: Path, data: bytes | None = None, seed: int = 0, **facts: Any) -> Kept:
-    """Save and keep a state; another one each time, unless it is given."""
+    """Save and keep a state; a new one each time, unless it is given."""
     seed = seed or next(_numbers)
     data = file_of(seed) if data is None else data
     name = await store.temporary(len(data))
@@ -49,14 +49,14 @@ async def keep(store: Store, hot: Path, data: bytes | None = None, seed: int = 0
 
 
 async def offered(store: Store, hot: Path, snapshot: SnapshotId) -> bytes:
-    """What an engine would read."""
+    """Return the bytes that an engine would read."""
     return (hot / await store.offer(snapshot, ENGINE)).read_bytes()
 
 
 def names_in(folder: Path) -> set[str]:
-    """All files there and below, but for the lock, the seal and the index.
+    """Return all files there and below, except the lock, the seal and the index.
 
-    SQLite that was killed before it had written its journal's head leaves the journal, and minds it no more.
+    A SQLite that was killed before it wrote its journal's header leaves the journal, and later ignores it.
     """
     found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     own = {"slotkeeper.lock", "slotkeeper.seal", "slotkeeper.seal.first"}
@@ -72,5 +72,5 @@ def owner(path: Path) -> int:
 
 
 def times(path: Path) -> tuple[int, int]:
-    """When it says that it was written, and when anything about it last changed, in nanoseconds."""
+    """Return the file's mtime and ctime, in nanoseconds."""
     return path.stat().st_mtime_ns, path.stat().st_ctime_ns

@@ -21,7 +21,7 @@ KEY: Final = StoreKey(b"k" * 32)
 
 
 def unheard(up: bool, why: str) -> None:
-    """Of a store that is lost or back."""
+    """Ignore that a store is lost or back."""
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Garbage in a shared store: what goes, in which order, and that every step may be the last."""
+"""Garbage in a shared store: what is removed, in which order, and that every step may be the last."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def age_new(cold: Path, seconds: float) -> None:
 
 
 async def filled(store, one: Path, cold: Path, count: int) -> None:
-    """So many states, the first the oldest."""
+    """Write this many states, the oldest first."""
     for seed in range(1, count + 1):
         await store.copy_cold((await kept_state(store, one, seed)).id)
         age_new(cold, (count + 2 - seed) * HOUR)
@@ -100,7 +100,7 @@ async def test_leftovers_go_when_nobody_can_be_at_them_any_more(tmp_path):
 
 
 async def test_a_collector_that_ends_at_any_step_leaves_what_the_next_one_ends(tmp_path, monkeypatch):
-    """The store fails at its first, second, third removal: every state is there whole, or found no more."""
+    """The store fails at its first, second, third removal: every state is complete or not found."""
     one, cold = tmp_path / "one", tmp_path / "shared"
     async with sidecar(one, cold) as (store, shared):
         await filled(store, one, cold, 4)
@@ -129,7 +129,7 @@ async def test_a_collector_that_ends_at_any_step_leaves_what_the_next_one_ends(t
         assert len(objects(cold, "heads")) == len(objects(cold, "blobs")) == 1
 
 
-async def test_one_is_elected_for_each_term(tmp_path):
+async def test_one_collector_is_elected_for_each_term(tmp_path):
     cold = tmp_path / "shared"
     async with sidecar(tmp_path / "one", cold) as (_, one), sidecar(tmp_path / "other", cold) as (_, other):
         collectors = [StoreCollector(one, 0), StoreCollector(other, 0)]

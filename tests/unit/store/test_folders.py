@@ -1,4 +1,4 @@
-"""Folders that are full, read-only, gone, slow or taken: told, survived, and over when they are over."""
+"""Folders that are full, read-only, missing, slow or taken: reported, survived, and used again afterwards."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from unit.store.saving import ENGINE, file_of, ids, keep, names_in, offered, ope
 
 @contextmanager
 def failing(name: str, number: int) -> Iterator[None]:
-    """A call of the system's that is refused."""
+    """Make a system call fail."""
     with patch.object(os, name, side_effect=OSError(number, os.strerror(number))):
         yield
 
 
 @contextmanager
 def mounted(folder: Path, options: str) -> Iterator[None]:
-    """A file system of its own; only root can."""
+    """Mount a file system; only root can."""
     folder.mkdir(exist_ok=True)
     if system("mount", "-t", "tmpfs", "-o", options, "slotkeeper-test", str(folder)):
         pytest.skip("no file system can be mounted here")
@@ -100,7 +100,7 @@ async def test_whatever_the_system_refuses_is_told_and_leaves_nothing(
         assert store.listing() == []
 
 
-async def test_it_recovers_by_itself(hot: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_a_folder_that_failed_is_tried_again_and_recovers(hot: Path, monkeypatch: pytest.MonkeyPatch):
     async with opened(hot) as store:
         with failing("fsync", errno.ENOSPC), pytest.raises(StoreError):
             await keep(store, hot)
@@ -137,7 +137,7 @@ async def test_a_read_only_folder(hot: Path):
 
 
 async def test_a_folder_that_became_read_only_still_gives(hot: Path):
-    """As the kernel makes it after errors of the disk: nothing can be dated back, so all is hashed anew."""
+    """As the kernel mounts it after disk errors: times cannot be set back, so every file is hashed again."""
     async with opened(hot) as store:
         kept = await keep(store, hot, file_of(1), seed=1)
         with (

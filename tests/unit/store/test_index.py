@@ -1,4 +1,4 @@
-"""What the index remembers, and that nothing but that is lost without it."""
+"""What the index remembers, and that nothing else is lost without it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_uses_are_counted_and_outlive_the_process(path: Path):
     assert reopened(path, {A: 1.0, B: 2.0}) == {A: Use(used=5.0, restores=2, failures=1), B: Use(used=2.0)}
 
 
-def test_it_agrees_with_what_is_there(path: Path):
+def test_the_index_agrees_with_the_files(path: Path):
     index = Index(path)
     index.open({A: 1.0, B: 2.0})
     index.used(A, 3.0, paid=True)
@@ -91,7 +91,7 @@ async def test_without_an_index_the_store_goes_on(tmp_path: Path):
         assert store.trouble is None
 
 
-async def test_it_lies_in_its_own_folder_if_that_is_given(tmp_path: Path):
+async def test_the_index_is_in_the_state_folder_if_one_is_given(tmp_path: Path):
     hot, state = tmp_path / "hot", tmp_path / "state"
     async with opened(hot, state=state):
         assert exists(state / INDEX)

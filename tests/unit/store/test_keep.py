@@ -1,4 +1,4 @@
-"""What becomes of a state that an engine has saved: torn files, edits."""
+"""What the store does with a state that an engine has saved: torn files, edits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_a_torn_save_is_not_kept(hot: Path, change: str):
 
 @pytest.mark.parametrize("known", [12, 20, 30])
 async def test_the_header_says_what_is_held(hot: Path, known: int):
-    """What we believe to be in the slot may be shorter or longer than what the engine saved."""
+    """The scheduler's model of the slot may be shorter or longer than what the engine saved."""
     async with opened(hot) as store:
         kept = await keep(store, hot, file_of(1), seed=1, tokens=Tokens(ids(1, known)))
         assert kept.tokens == Tokens(ids(1))
@@ -105,7 +105,7 @@ async def test_an_editor_that_changes_nothing_keeps_the_file(hot: Path):
     ],
 )
 async def test_checkpoints_of_other_tokens_are_left_out(hot: Path, cuts, stale, kept):
-    """After a cut the engine's list need not ascend, and one that has outlived it must not be used (T11)."""
+    """After a cut the engine's list need not ascend, and a surviving checkpoint must not be used (T11)."""
     async with opened(hot) as store:
         edit = Editing(EngineTraits(memory=Memory.HYBRID), (), stale)
         found = await keep(store, hot, file_of(1, cuts=cuts), seed=1, edit=edit)
@@ -146,7 +146,7 @@ async def test_an_edit_that_breaks_the_file_is_not_kept(hot: Path):
 
 
 async def test_the_last_token_is_the_headers(hot: Path):
-    """The trick with the last token changes what the engine believes, so that is what counts."""
+    """A changed last token changes the engine's view, so that is what counts."""
 
     def other_end(_: object, found: SlotFile) -> SlotFileEdit:
         return SlotFileEdit(recipe=patched(whole(found), other_last_token(found, 7)))

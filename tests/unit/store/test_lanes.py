@@ -20,7 +20,7 @@ async def lane() -> AsyncIterator[Lane]:
 
 
 class Slow:
-    """Work that goes on until it is told to stop, and says when it began."""
+    """Work that runs until it is told to stop, and reports its beginning."""
 
     def __init__(self) -> None:
         self.begun, self.ended = asyncio.Event(), False
@@ -50,7 +50,7 @@ async def test_a_cancelled_caller_waits_until_its_work_has_ended(lane: Lane):
     assert slow.ended
 
 
-async def test_what_has_not_begun_never_does(lane: Lane):
+async def test_work_cancelled_before_it_begins_never_runs(lane: Lane):
     slow, done = Slow(), []
     first = asyncio.gather(lane.do(slow))
     second = asyncio.gather(lane.do(lambda _: done.append("second")))

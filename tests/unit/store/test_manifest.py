@@ -1,4 +1,4 @@
-"""A manifest is read back exactly as it was written, or not believed."""
+"""A manifest is read exactly as it was written, or rejected."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MANIFEST = Manifest(
 
 
 def resealed(**changes: Any) -> bytes:
-    """A manifest with other fields and a seal that fits, as one writes it who knows the secret."""
+    """Return a manifest with other fields and a valid seal, as written by one who knows the secret."""
     body = orjson.loads(encode(MANIFEST, SECRET)) | changes
     body = {name: value for name, value in body.items() if value is not None and name != "seal"}
     seal = hmac.digest(SECRET, orjson.dumps(body, option=orjson.OPT_SORT_KEYS), "sha256").hex()
@@ -48,7 +48,7 @@ def resealed(**changes: Any) -> bytes:
 
 
 def of_before(**changes: Any) -> bytes:
-    """As releases wrote it that had no secret."""
+    """Return a manifest as releases without a secret wrote it."""
     body = orjson.loads(encode(MANIFEST, SECRET)) | {"format": 1} | changes
     del body["seal"]
     seal = hashlib.sha256(orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).hexdigest()
@@ -70,7 +70,7 @@ def test_without_namespaces_nothing_is_said_of_them():
     assert decode(resealed(namespace="x" * 65), ID, SECRET) is Flaw.VALUES
 
 
-def test_it_comes_back_as_it_was():
+def test_a_manifest_is_read_as_it_was_written():
     assert decode(encode(MANIFEST, SECRET), ID, SECRET) == MANIFEST
     of_a_key = replace(MANIFEST, namespace="0123abcd")
     assert decode(encode(of_a_key, SECRET), ID, SECRET) == of_a_key
@@ -112,7 +112,7 @@ def test_a_seal_may_be_anything(seal: object):
 
 
 def test_prompts_are_not_in_it():
-    """Ids that occur in no other field: the manifest must not be a second copy of the prompt."""
+    """Uses ids that occur in no other field: the manifest must not be a second copy of the prompt."""
     tokens = Tokens(range(777_000_000, 777_000_300))
     written = encode(replace(MANIFEST, tokens=300, chain=chain(tokens), checkpoints=()), SECRET)
     assert b"777000" not in written
@@ -169,7 +169,7 @@ def test_the_chain_tells_any_other_prompt(ids: list[int], data: st.DataObject):
     assert all(a != b for a, b in zip(other[place // BLOCK :], whole[place // BLOCK :], strict=True))
 
 
-def test_it_fits_its_own_tokens_only():
+def test_a_manifest_fits_its_own_tokens_only():
     assert MANIFEST.fits(TOKENS)
     assert not MANIFEST.fits(Tokens(range(599)))
     assert not MANIFEST.fits(Tokens(range(1, 601)))

@@ -1,4 +1,4 @@
-"""Manifests that somebody else wrote are not believed; those of earlier releases are taken over once."""
+"""Manifests of other writers are rejected; those of earlier releases are taken over once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unit.store.saving import ENGINE, keep, mode, offered, opened
 
 
 def unkeyed(folder: Path, snapshot: SnapshotId, **changes: object) -> None:
-    """Write its manifest anew as releases did that had no secret, which anybody can."""
+    """Write its manifest as releases without a secret did, which anyone can."""
     path = folder / (snapshot + files.MANIFEST)
     body = orjson.loads(path.read_bytes()) | {"format": 1} | changes
     del body["seal"]
@@ -37,7 +37,7 @@ async def test_the_secret_is_for_its_owner_and_stays(hot: Path):
 
 
 async def test_a_forged_manifest_is_not_believed(hot: Path):
-    """One could give a file to the wrong engine, or have any bytes loaded."""
+    """A forged one could give a file to the wrong engine, or have any bytes loaded."""
     async with opened(hot) as store:
         one, two = await keep(store, hot), await keep(store, hot)
     unkeyed(hot, one.id, fingerprint="of another engine")

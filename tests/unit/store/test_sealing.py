@@ -1,4 +1,4 @@
-"""What is sealed opens under its name, whole and in order, or not at all."""
+"""A sealed object opens under its name, complete and in order, or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store that sidecars share: found by tokens, written once, verified, sealed, and kept apart."""
+"""A store that sidecars share: found by tokens, written once, verified, sealed, separated by namespace."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def prompt(seed: int, *, length: int = LONG) -> Tokens:
 
 @pytest.fixture
 def two(tmp_path: Path) -> tuple[Path, Path, Path]:
-    """Two hot folders, and what they share."""
+    """Return two hot folders, and what they share."""
     return tmp_path / "one", tmp_path / "other", tmp_path / "shared"
 
 
@@ -102,7 +102,7 @@ async def test_what_is_no_better_than_what_is_here_is_not_read(two):
 
 
 async def test_the_deepest_of_many_states_is_found(two):
-    """Those of one conversation, and others that begin with the same system prompt."""
+    """The states of one conversation, and others that begin with the same system prompt."""
     one, _, cold = two
     async with sidecar(one, cold) as (store, shared):
         own = [*ids(1, 300)]
@@ -123,7 +123,7 @@ async def _saved(store, hot, tokens) -> None:
 
 @KEYS
 async def test_one_state_is_written_once(two, key):
-    """Two sidecars that save the same: one head, one blob, and both can restore it."""
+    """Two sidecars save the same state: one head, one blob, and both can restore it."""
     one, other, cold = two
     async with sidecar(one, cold, key) as (store, _), sidecar(other, cold, key) as (second, _):
         first, again = await kept_state(store, one, 1), await kept_state(second, other, 1)

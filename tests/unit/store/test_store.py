@@ -1,4 +1,4 @@
-"""The life of a snapshot: saved, kept, offered, moved between the tiers, forgotten, found again."""
+"""The life of a snapshot: saved, kept, offered, moved between the tiers, removed, found again."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_files_are_for_us_alone(hot: Path):
 
 
 async def test_files_are_dated_back(hot: Path):
-    """Where a file system's clock has not ticked since we hashed, a write would leave the same times."""
+    """If the file system's clock has not ticked since the hash, a write would leave the same times."""
     async with opened(hot) as store:
         kept = await keep(store, hot)
         written, changed = times(hot / f"{kept.id}.slot")
@@ -158,7 +158,7 @@ async def test_one_file_is_worked_on_by_one_at_a_time(hot: Path, cold: Path):
 
 
 class Stuck:
-    """An editor that takes until somebody wants it to end."""
+    """An editor that takes until it is told to end."""
 
     def __init__(self, store: Store) -> None:
         self.begun = asyncio.Event()

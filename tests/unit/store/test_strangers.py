@@ -1,4 +1,4 @@
-"""What else may lie in a folder: other people's files, links, what a kill left, what is damaged."""
+"""Other contents of a folder: other programs' files, links, leftovers of a kill, damaged files."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_a_temporary_file_that_is_being_written_is_spared(hot: Path):
 @pytest.mark.parametrize("how", ["symlink", "hard link", "fifo", "folder", "dangling"])
 @pytest.mark.parametrize("suffix", ["tmp", "slot", "json"])
 async def test_no_link_is_followed(hot: Path, tmp_path: Path, how: str, suffix: str):
-    """Neither read nor written nor removed: a file outside, behind a name of ours."""
+    """A file outside with a link under one of our names is neither read nor written nor removed."""
     outside = tmp_path / "outside"
     outside.write_bytes(file_of(1))
     outside.chmod(0o644)

@@ -1,4 +1,4 @@
-/** Engines that do not answer, above all else. */
+/** Alarms at the top of the page: engines that do not answer. */
 
 import { el, keyed, say } from "./dom.js";
 import { span } from "./format.js";
@@ -13,15 +13,15 @@ const STATES = {
 export function alarms(list) {
   return (engines) => {
     const down = engines.filter((engine) => !engine.up && engine.health !== "unloaded");
-    const found = down.map((engine) => ({ key: engine.engine, text: told(engine) }));
+    const lines = down.map((engine) => ({ key: engine.engine, text: describe(engine) }));
     if (down.length > 0 && down.length === engines.length) {
-      found.push({ key: "", text: "No engine is up: requests fail until one is." });
+      lines.push({ key: "", text: "No engine is up: requests fail until one is." });
     }
-    keyed(list, found, ({ key }) => key, () => el("li"), (node, { text }) => say(node, text));
+    keyed(list, lines, ({ key }) => key, () => el("li"), (node, { text }) => say(node, text));
   };
 }
 
-function told({ engine, health, down_seconds: since }) {
+function describe({ engine, health, down_seconds: since }) {
   const state = STATES[health] ?? `cannot be probed (${health}): the log says why`;
   return `${engine} ${state}${since == null ? "" : `, for ${span(since)}`}`;
 }

@@ -1,4 +1,4 @@
-/** The decision: where a request went, and the places that this beat. */
+/** The decision: the slot that a request went to, and the plans that were worse. */
 
 import { el } from "./dom.js";
 import { exact, NONE, seconds, words } from "./format.js";

@@ -1,10 +1,10 @@
-/** Who asks, and what it cost: a row for each client. */
+/** The table of clients: requests, tokens and waiting time saved for each. */
 
 import { el, keyed, say } from "./dom.js";
 import { age, exact, seconds } from "./format.js";
 import { shareBar, showShares } from "./shares.js";
 
-/** @param {Element} body of a table in a card @returns {(clients: object[]) => void} */
+/** @param {Element} body the body of a table inside a card @returns {(clients: object[]) => void} */
 export function clients(body) {
   const card = body.closest(".card");
   return (found) => {

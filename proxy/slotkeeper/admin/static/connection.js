@@ -1,15 +1,15 @@
-/** Asking the admin port: with a token where one is wanted, again and again, through restarts. */
+/** Requests to the admin port: with a token where the sidecar wants one, and repeated, also over its restarts. */
 
 const TOKEN = "slotkeeper-token";
-const SEEN_MS = 1000; // between two looks
-const HIDDEN_MS = 10_000; // while nobody sees the page
-const LOST_MS = 2000;
+const SEEN_MS = 1000; // between two polls while the page is visible
+const HIDDEN_MS = 10_000; // while it is hidden
+const LOST_MS = 2000; // after a poll that failed
 const TIMEOUT_MS = 8000;
 
 export class Unauthorized extends Error {}
 export class Missing extends Error {}
 
-/** @param {string|null} value kept until the tab is closed; null forgets it */
+/** @param {string|null} value the token, kept until the tab is closed; null removes it */
 export function keepToken(value) {
   if (value === null) sessionStorage.removeItem(TOKEN);
   else sessionStorage.setItem(TOKEN, value);
@@ -17,13 +17,13 @@ export function keepToken(value) {
 
 export const hasToken = () => sessionStorage.getItem(TOKEN) !== null;
 
-let skew = 0; // of the server's clock against ours, in ms
+let skew = 0; // ms that the server's clock is ahead of the browser's
 
-/** The server's clock in ms: what `came` is told by. */
+/** The server's clock in ms. The API's times, such as `came`, are on this clock. */
 export const serverNow = () => Date.now() + skew;
 
 /**
- * One document of the API.
+ * Fetch one document of the API.
  * @param {string} path
  * @throws {Unauthorized|Missing|Error}
  */
@@ -35,26 +35,26 @@ export async function ask(path) {
     credentials: "omit",
     signal: AbortSignal.timeout(TIMEOUT_MS),
   });
-  follow(answer.headers.get("Date"));
+  measureSkew(answer.headers.get("Date"));
   if (answer.status === 401) throw new Unauthorized();
   if (answer.status === 404) throw new Missing();
   if (!answer.ok) throw new Error(`${path}: ${answer.status}`);
   return answer.json();
 }
 
-/** The header has whole seconds, so only a larger difference means that clocks disagree. */
-function follow(date) {
-  const found = date === null ? NaN : Date.parse(date) - Date.now();
-  if (Math.abs(found - skew) > 2000) skew = Math.abs(found) > 2000 ? found : 0;
+/** Correct `skew` by a Date header. It has whole seconds, so only a larger difference means that clocks disagree. */
+function measureSkew(date) {
+  const ahead = date === null ? NaN : Date.parse(date) - Date.now();
+  if (Math.abs(ahead - skew) > 2000) skew = Math.abs(ahead) > 2000 ? ahead : 0;
 }
 
 /**
- * Look about once a second, more seldom while the page is hidden, never twice at a time.
- * @param {() => Promise<void>} look
- * @param {(error: Error|null) => void} told after each look, with what went wrong
- * @returns {() => void} looks at once, also after a look that failed
+ * Poll about once a second, less often while the page is hidden. Polls never overlap.
+ * @param {() => Promise<void>} look one poll
+ * @param {(error: Error|null) => void} report called after each poll, with its error
+ * @returns {() => void} polls at once, also after a poll that failed
  */
-export function poll(look, told) {
+export function poll(look, report) {
   let timer;
   let looking = false;
 
@@ -69,8 +69,8 @@ export function poll(look, told) {
       failed = error;
     }
     looking = false;
-    told(failed);
-    if (failed instanceof Unauthorized) return; // until somebody gives a token
+    report(failed);
+    if (failed instanceof Unauthorized) return; // the user has to enter a token first
     timer = setTimeout(turn, document.hidden ? HIDDEN_MS : failed ? LOST_MS : SEEN_MS);
   }
 

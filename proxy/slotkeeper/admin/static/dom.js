@@ -1,4 +1,4 @@
-/** Building and updating nodes. Text is only ever set as text: names and ids come from clients. */
+/** Building and updating nodes. Text is never set as markup, because names and ids come from clients. */
 
 const SVG = "http://www.w3.org/2000/svg";
 const children = new WeakMap();
@@ -7,7 +7,7 @@ const children = new WeakMap();
 export const byId = (id) => document.getElementById(id);
 
 /**
- * An HTML element. `say` is its text, everything else an attribute; null and false leave one out.
+ * Make an HTML element. `say` is its text; every other key is an attribute, left out if it is null or false.
  * @param {string} tag
  * @param {Record<string, unknown>} attributes
  * @param {...(Node|string)} inside
@@ -16,7 +16,7 @@ export function el(tag, attributes = {}, ...inside) {
   return filled(document.createElement(tag), attributes, inside);
 }
 
-/** The same for an SVG element. */
+/** Make an SVG element; see `el`. */
 export function svg(tag, attributes = {}, ...inside) {
   return filled(document.createElementNS(SVG, tag), attributes, inside);
 }
@@ -28,7 +28,7 @@ function filled(node, { say: text, ...attributes }, inside) {
   return node;
 }
 
-/** Set attributes, touching only what differs. */
+/** Set attributes; those that do not change are not written. */
 export function put(node, attributes) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value == null || value === false) node.removeAttribute(name);
@@ -37,22 +37,22 @@ export function put(node, attributes) {
   return node;
 }
 
-/** Set the text, if it differs: what a reader has selected stays selected. */
+/** Set the text if it differs. An unchanged text keeps the reader's selection. */
 export function say(node, text) {
   if (node.textContent !== String(text)) node.textContent = text;
   return node;
 }
 
-/** A part of the whole as the custom property --part, from 0 to 1; style sheets make a width of it. */
+/** Set the custom property --part, from 0 to 1; the style sheets turn it into a width. */
 export function part(node, value) {
   node.style.setProperty("--part", Math.min(1, Math.max(0, value || 0)).toFixed(4));
   return node;
 }
 
 /**
- * One child for each item, made once and updated after: focus, scroll and selection survive.
+ * Keep one child for each item. It is made once and updated later, so focus, scroll and selection survive.
  * @template T
- * @param {Element} parent whose children are all kept here
+ * @param {Element} parent all its children are managed by this function
  * @param {T[]} items
  * @param {(item: T) => string|number} keyOf unique among the items
  * @param {(item: T) => Element} make
@@ -79,7 +79,7 @@ export function keyed(parent, items, keyOf, make, update = () => {}) {
   children.set(parent, known);
 }
 
-/** Follow an element's width in pixels, now and whenever it changes. */
+/** Call `draw` with an element's width in pixels, now and whenever it changes. */
 export function onWidth(node, draw) {
   new ResizeObserver(([entry]) => draw(entry.contentRect.width)).observe(node);
 }

@@ -1,9 +1,9 @@
-/** Asking for the admin token, where the sidecar wants one. */
+/** The dialog that asks for the admin token, if the sidecar wants one. */
 
 import { hasToken, keepToken } from "./connection.js";
 import { byId, say } from "./dom.js";
 
-/** @param {() => void} given called when there is a token to try @returns {() => void} opens it */
+/** @param {() => void} given called when the user has entered a token @returns {() => void} opens the dialog */
 export function door(given) {
   const dialog = byId("door");
   const token = byId("token");
@@ -16,7 +16,7 @@ export function door(given) {
     dialog.close();
     given();
   });
-  dialog.addEventListener("cancel", (event) => event.preventDefault()); // there is nothing behind it
+  dialog.addEventListener("cancel", (event) => event.preventDefault()); // without a token the page has nothing to show
   return () => {
     say(wrong, hasToken() ? "That token was refused." : "");
     keepToken(null);

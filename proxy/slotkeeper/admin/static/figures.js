@@ -1,4 +1,4 @@
-/** The figures at the top, each with its course over the last half hour. */
+/** The figures at the top, each with a sparkline of the last half hour. */
 
 import { el, put, say, svg } from "./dom.js";
 import { exact, percent, ratio, seconds, tokens } from "./format.js";
@@ -6,18 +6,18 @@ import { shareBar, showShares } from "./shares.js";
 
 const WIDTH = 160;
 const HEIGHT = 36;
-const EDGE = 3; // so that no line is cut at the rim
-const BUCKET = 10; // seconds that a point stands for
+const EDGE = 3; // margin, so that lines are not cut off
+const BUCKET = 10; // seconds of one point
 
 /**
  * @typedef {object} Figure
- * @property {string} name
+ * @property {string} name its heading
  * @property {(totals: object) => string} value
  * @property {(totals: object) => string} note
  * @property {(history: object[]) => (number|null)[]} course one value for each bucket
- * @property {(value: number) => string} written one value of the course
- * @property {[number, number]} range the least extent of its axis
- * @property {number} [mark] a line across, where a value is perfect
+ * @property {(value: number) => string} written formats one value of the course
+ * @property {[number, number]} range what the axis covers at least
+ * @property {number} [mark] a perfect value, drawn as a horizontal line
  */
 
 /** @type {Figure[]} */
@@ -103,11 +103,11 @@ function inWords(points, written) {
   const all = points.map((p) => p.value);
   return (
     `between ${written(Math.min(...all))} and ${written(Math.max(...all))} ` +
-    `in the last half hour, ${written(all.at(-1))} at last`
+    `in the last half hour, now ${written(all.at(-1))}`
   );
 }
 
-/** What became of all prompt tokens. */
+/** The tile that divides all prompt tokens into reused, computed, computed again and idle. */
 function divisionTile() {
   const value = el("p", { class: "value" });
   const bar = shareBar();

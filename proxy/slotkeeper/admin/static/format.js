@@ -1,4 +1,4 @@
-/** How figures are written. Every number, time and name that the page shows comes from here. */
+/** Formats of all numbers, times and names on the page. */
 
 const grouped = new Intl.NumberFormat("en-GB");
 const clock = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
@@ -58,13 +58,13 @@ export function ratio(value) {
   return value == null || !Number.isFinite(value) ? NONE : value.toFixed(2);
 }
 
-/** @param {string|number|Date} moment on this browser's clock face: 12:03:41 */
+/** @param {string|number|Date} moment in the browser's time zone: 12:03:41 */
 export function time(moment) {
   return clock.format(new Date(moment));
 }
 
 /**
- * What a conversation is called. The name is the server's; its age is added where nothing says what it is about.
+ * Name of a conversation, as the server gives it. Its age is added if the server does not say what it is about.
  * @param {{name: ?string, about: ?string, conversation_began?: string}} request
  * @param {number} [now] the server's clock in ms
  */
@@ -81,14 +81,14 @@ export function span(time) {
   return whole < 86_400 ? `${Math.floor(whole / 3600)} h` : `${Math.floor(whole / 86_400)} d`;
 }
 
-/** What a request that has not ended does: `now` as the API has it. */
+/** What a running request is doing, from the API's field `now`. */
 export function doing({ doing: what, place, percent: done, seconds_left: left, estimated }) {
   if (what === "queued") return place ? `queued, place ${place}` : "waits for an engine";
   if (what !== "prefill" || done == null) return what;
   return `prefill ${estimated ? "about " : ""}${done} %${left == null ? "" : `, ${seconds(left)} left`}`;
 }
 
-/** The words of the API as a person reads them: tool_round_trip → tool round trip. */
+/** A value of the API's enums in plain words: tool_round_trip → tool round trip. */
 export function words(value) {
   return value == null ? NONE : value.replaceAll("_", " ");
 }

@@ -1,13 +1,13 @@
-/** Conversations as lanes over time: a bar for each request, as wide as it took. */
+/** Conversations as lanes over time: a bar for each request, as wide as the time that it took. */
 
 import { byId, el, keyed, onWidth, put, say, svg } from "./dom.js";
 import { conversation, plural, seconds, time } from "./format.js";
-import { hitRate, shares, told } from "./shares.js";
+import { describeCounts, hitRate, shares } from "./shares.js";
 
 const LANES = 12;
-const HEIGHT = 32; // pixels of a lane
-const NARROW = 3; // pixels of the shortest request
-// Seconds that the axis may cover, and between two of its marks.
+const HEIGHT = 32; // pixels
+const NARROW = 3; // least width of a bar, pixels
+// Seconds that the axis covers, and seconds between two of its marks.
 const SPANS = [[30, 10], [60, 15], [120, 30], [300, 60], [600, 120], [1200, 300], [1800, 300], [3600, 600]];
 
 /**
@@ -42,11 +42,11 @@ export function lanes(parent) {
   };
 }
 
-/** The latest conversations, the latest on top; their requests oldest first. */
+/** The latest conversations, newest first; the requests of each, oldest first. */
 function rowsOf(requests, now) {
   const rows = new Map();
   for (const request of requests) {
-    const key = request.conversation ?? request.name; // several new ones may be queued, none with a number
+    const key = request.conversation ?? request.name; // queued requests of new conversations have no number yet
     if (!rows.has(key)) rows.set(key, { key, name: conversation(request, now), model: request.model, requests: [] });
     const from = Date.parse(request.came);
     rows.get(key).requests.unshift({ ...request, from, key: `${request.id} ${request.came}` });
@@ -73,7 +73,7 @@ function showLane(node, row, scale) {
 
 function total(requests) {
   const counted = requests.filter((request) => request.reused != null);
-  const sum = (name) => counted.reduce((found, request) => found + request[name], 0);
+  const sum = (name) => counted.reduce((subtotal, request) => subtotal + request[name], 0);
   return { reused: sum("reused"), prompt_tokens: sum("prompt_tokens") };
 }
 
@@ -89,15 +89,15 @@ function showBar(bar, request, { x, now, tallest }) {
   const left = x(request.from);
   const width = Math.max(NARROW, x(request.from + took * 1000) - left);
   const height = HEIGHT * (0.35 + 0.65 * ((request.prompt_tokens ?? 0) / tallest)) - 2;
-  const text = `${time(request.came)}, ${seconds(took)}, ${told(request)}. ${request.verdict}`;
+  const text = `${time(request.came)}, ${seconds(took)}, ${describeCounts(request)}. ${request.verdict}`;
   say(title, text);
   put(bar, { "aria-label": `Why: ${text}`, "data-running": request.outcome === "running" ? "" : null });
   const column = { x: left.toFixed(1), width: width.toFixed(1) };
   put(frame, { ...column, y: HEIGHT - 1 - height, height });
-  const found = shares(request) ?? { reused: 0, computed: 0, repeated: 0 };
+  const parts = shares(request) ?? { reused: 0, computed: 0, repeated: 0 };
   let y = HEIGHT - 1;
   for (const piece of pieces) {
-    const size = found[piece.getAttribute("class")] * height;
+    const size = parts[piece.getAttribute("class")] * height;
     y -= size;
     put(piece, { ...column, y: y.toFixed(2), height: size.toFixed(2) });
   }
@@ -113,7 +113,7 @@ function drawAxis(axis, width, span, step) {
 
 // -- the keyboard ------------------------------------------------------------------------------------
 
-/** One bar of each lane can be tabbed to; arrows go on from there. */
+/** Keyboard: Tab reaches one bar of each lane, and the arrow keys move along the lane. */
 function walkable(parent) {
   parent.addEventListener("keydown", (event) => {
     const bar = event.target.closest(".bar");

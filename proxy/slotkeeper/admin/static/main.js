@@ -1,4 +1,4 @@
-/** The page: one look at the API after the other, and what is shown of each. */
+/** The page: polls the API and shows each answer. */
 
 import { alarms } from "./alarms.js";
 import { clients } from "./clients.js";
@@ -17,7 +17,7 @@ import { tree } from "./tree.js";
 import { welcome } from "./welcome.js";
 import { why } from "./why.js";
 
-const KEPT = 100; // requests that are asked for
+const KEPT = 100; // requests to ask for
 
 theme(byId("theme"));
 const showFigures = figures(byId("figures"));
@@ -31,7 +31,7 @@ const showTiers = tiers(byId("tiers"));
 const showRequests = requests(byId("requests"));
 const lookAgain = why();
 const connection = byId("connection");
-let drawn = null; // what the tree was drawn of
+let drawn = null; // the state that the tree shows
 
 async function look() {
   const [state, { requests: found }] = await Promise.all([ask("/api/state"), ask(`/api/requests?limit=${KEPT}`)]);
@@ -48,7 +48,7 @@ async function look() {
   await Promise.all([lookAgain(), lookAtTree(state)]);
 }
 
-/** It is asked for only when something was computed, moved or saved. */
+/** Fetch and draw the prompt tree, but only if something was computed, moved or saved since. */
 async function lookAtTree({ totals, tiers: kept, engines }) {
   const held = engines.map((engine) => engine.slots.map((slot) => slot.held_tokens));
   const now = JSON.stringify([totals, kept, held]);
@@ -63,14 +63,14 @@ function vitals({ version, uptime_seconds: uptime, queued, draining }) {
   return facts.filter(Boolean).join(" · ");
 }
 
-function told(failed) {
+function showConnection(failed) {
   if (failed instanceof Unauthorized) openDoor();
   const state = failed === null ? "live" : failed instanceof Unauthorized ? "locked" : "lost";
-  const words = { live: "Live", locked: "A token is wanted", lost: "Connection lost, trying again" };
+  const words = { live: "Live", locked: "Token needed", lost: "Connection lost, trying again" };
   put(connection, { "data-state": state });
   say(connection, words[state]);
   put(document.body, { "data-lost": state === "lost" ? "" : null });
 }
 
-const lookNow = poll(look, told);
+const lookNow = poll(look, showConnection);
 const openDoor = door(lookNow);

@@ -1,35 +1,35 @@
-/** Where a prompt parts from the one before it, and what was changed in the request. */
+/** Where a prompt diverges from the previous prompt of its conversation, and what was changed in the request. */
 
 import { el } from "./dom.js";
 import { exact, seconds, words } from "./format.js";
 import { pair } from "./shares.js";
 
-const NO_TEXT = "Its words are not kept; --why-text keeps them, in memory only.";
+const NO_TEXT = "The text is not kept. With --why-text it is, in memory only.";
 
 /** @param {object} request @returns {(Element|null)[]} */
-export function parting({ parting: found, changes }) {
-  return [found && where(found), changes.length ? changed(changes) : null];
+export function parting({ parting: report, changes }) {
+  return [report && where(report), changes.length ? changed(changes) : null];
 }
 
-function where(found) {
+function where(report) {
   const terms = [
-    ["first token that differs", exact(found.token), "counted from 0"],
-    ["where", found.where],
-    ["cause", words(found.cause)],
-    ["computed again", exact(found.repeated_tokens), "tokens behind it that had not changed"],
-    ["that took", seconds(found.seconds)],
-    ["rule", found.rule ? `${words(found.rule)}, ${found.fixed ? "fixed it" : "only observes"}` : "none"],
+    ["first token that differs", exact(report.token), "counted from 0"],
+    ["where", report.where],
+    ["cause", words(report.cause)],
+    ["computed again", exact(report.repeated_tokens), "tokens behind it that had not changed"],
+    ["that took", seconds(report.seconds)],
+    ["rule", report.rule ? `${words(report.rule)}, ${report.fixed ? "fixed it" : "only observes"}` : "none"],
   ];
   return el(
     "section",
     { "aria-labelledby": "parting-title" },
     el("h3", { id: "parting-title", say: "Where it parts from the one before" }),
     el("dl", { class: "pairs" }, ...terms.map((term) => pair(...term))),
-    found.text ? surroundings(found.text) : el("p", { class: "quiet", say: NO_TEXT }),
+    report.text ? surroundings(report.text) : el("p", { class: "quiet", say: NO_TEXT }),
   );
 }
 
-/** Both begin where the first token differs; what they end with alike did not change. */
+/** Both texts begin at the first token that differs. Their common end did not change, so it is not marked. */
 function surroundings({ lead, was, now }) {
   const [before, after] = [[...was], [...now]];
   let alike = 0;
@@ -52,7 +52,7 @@ function changed(changes) {
 }
 
 function change({ rule, mode, declined, path, before, after }) {
-  const title = `${rule ? words(rule) : "told again"} (${words(declined ? "declined" : mode)}) `;
+  const title = `${rule ? words(rule) : "repeated"} (${words(declined ? "declined" : mode)}) `;
   const node = el("li", {}, el("p", {}, title, el("code", { say: path })));
   if (before || after) {
     const side = (name, tag, text) => el("div", {}, el("dt", { say: name }), el("dd", {}, el(tag, { say: text })));

@@ -52,7 +52,7 @@ function show(row, request, clock) {
   say(name.firstElementChild, called);
   put(name.firstElementChild, { title: [called, request.model].filter(Boolean).join(" · ") });
   say(kind, words(request.kind));
-  say(slot, went(request));
+  say(slot, placeOf(request));
   say(prompt, exact(request.prompt_tokens));
   showShares(bar.firstElementChild, request);
   say(computed, exact(request.computed));
@@ -60,12 +60,12 @@ function show(row, request, clock) {
   say(why, running ? (request.now ? doing(request.now) : "running") : ended(request));
 }
 
-function went({ slot, decision }) {
+function placeOf({ slot, decision }) {
   if (decision == null) return "waits";
   return slot == null ? words(decision) : `${slot} · ${words(decision)}`;
 }
 
-/** What went wrong counts more than what was computed. */
+/** How a request ended. An error is shown rather than the verdict on what was computed. */
 function ended({ outcome, status, verdict }) {
   if (status != null && status >= 400) return `${words(outcome)} (${status})`;
   return verdict || words(outcome);

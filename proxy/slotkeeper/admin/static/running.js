@@ -1,4 +1,4 @@
-/** Requests that have not ended: their place in the line, or how far their prompt is computed. */
+/** Running requests: their place in the queue, or how much of their prompt is computed. */
 
 import { el, keyed, part, put, say } from "./dom.js";
 import { conversation, doing, seconds } from "./format.js";

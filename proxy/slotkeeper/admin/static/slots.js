@@ -1,4 +1,4 @@
-/** The engines and their slots: what each holds, for whom, and how full it is. */
+/** The engines and their slots: which conversation each slot holds, and how full it is. */
 
 import { el, keyed, part, put, say } from "./dom.js";
 import { age, conversation, exact, plural, tokens, words } from "./format.js";
@@ -22,7 +22,7 @@ function makeEngine() {
 function showEngine(node, engine) {
   const [title, facts, pool, list] = node.children;
   const [state, address] = title.children;
-  const unloaded = engine.health === "unloaded"; // its router loads it when it is wanted
+  const unloaded = engine.health === "unloaded"; // the router loads it for the next request
   put(state, { "data-state": engine.up ? "up" : unloaded ? "idle" : "down" });
   const word = engine.up ? engine.health : unloaded ? "not loaded" : "down";
   say(state, engine.draining ? `${word}, ${engine.drained ? "drained" : "draining"}` : word);
@@ -47,7 +47,7 @@ function showEngine(node, engine) {
   keyed(list, unloaded ? [] : engine.slots, (slot) => slot.slot, makeSlot, (item, slot) => showSlot(item, slot, engine));
 }
 
-/** What all slots together hold, or were promised, of a KV buffer that they share. */
+/** Show how many cells of a shared KV buffer are taken by its slots or promised to them. */
 function showPool(gauge, pool) {
   gauge.hidden = !pool;
   if (!pool) return;
@@ -85,7 +85,7 @@ function showSlot(node, slot, engine) {
   showLink(link, slot);
 }
 
-/** To the why of the request that wrote it last. */
+/** Show the link to the explanation of the last request in this slot. */
 function showLink(link, { slot, request, idle_seconds: idle }) {
   link.hidden = !request;
   if (!request) return;

@@ -1,11 +1,11 @@
-/** The reader's choice of light or dark; without one, the system's. */
+/** The reader's choice of a light or dark theme; the default is the system's. */
 
 import { say } from "./dom.js";
 
 const KEY = "slotkeeper-theme";
 const CHOICES = ["auto", "light", "dark"];
 
-/** @param {HTMLButtonElement} button goes from one choice to the next */
+/** @param {HTMLButtonElement} button each click selects the next choice */
 export function theme(button) {
   let chosen = localStorage.getItem(KEY);
   if (!CHOICES.includes(chosen)) chosen = CHOICES[0];

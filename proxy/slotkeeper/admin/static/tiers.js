@@ -1,4 +1,4 @@
-/** Snapshots by tier: how many there are, and how much of the budget they take. */
+/** Snapshots by tier: their number, and how much of the budget their files take. */
 
 import { byId, el, keyed, part, put, say } from "./dom.js";
 import { bytes, plural } from "./format.js";
@@ -6,9 +6,9 @@ import { bytes, plural } from "./format.js";
 /** @param {Element} parent @returns {(tiers: object[]) => void} */
 export function tiers(parent) {
   return (all) => {
-    const found = all.filter((tier) => tier.snapshots || tier.budget_bytes); // there may be no second one
-    byId("tiers-empty").hidden = found.length > 0;
-    keyed(parent, found, (tier) => tier.tier, make, show);
+    const used = all.filter((tier) => tier.snapshots || tier.budget_bytes); // a second tier is optional
+    byId("tiers-empty").hidden = used.length > 0;
+    keyed(parent, used, (tier) => tier.tier, make, show);
   };
 }
 

@@ -1,9 +1,9 @@
-/** What a request spent its time with, as a table whose last column is a chart. */
+/** The stages of a request over time, as a table whose last column is a chart. */
 
 import { el } from "./dom.js";
 import { exact, NONE, seconds, words } from "./format.js";
 
-/** The colours of the stages; all others are time that passes between them. */
+/** Colours of stages; every other stage is shown as time that passes. */
 const COLOURS = { prefill: "computed", plant: "computed", restore: "reused", save: "kept", generate: "generated" };
 
 /** @param {object} request @returns {Element|null} */

@@ -1,12 +1,12 @@
-/** The prompt tree, drawn from left to right: what prompts share stands once, and parts where they do. */
+/** The prompt tree, drawn from left to right: a shared prefix is drawn once and branches where prompts diverge. */
 
 import { byId, keyed, onWidth, put, say, svg } from "./dom.js";
 import { exact, plural, tokens } from "./format.js";
 
-const ROW = 18; // pixels of a leaf
-const LEAVES = 12; // that are drawn
-const ENDS = 52; // pixels on the right, for the slots' names
-const TOP = 20; // pixels of the axis
+const ROW = 18; // height of a leaf, pixels
+const LEAVES = 12; // leaves that are drawn
+const ENDS = 52; // width on the right for the slots' names, pixels
+const TOP = 20; // height of the axis, pixels
 const TICKS = 4;
 
 /** @param {SVGElement} chart @returns {(tree: object) => void} */
@@ -38,7 +38,7 @@ export function tree(chart) {
   };
 }
 
-/** Rows for the nodes, siblings by how many tokens follow; of the most recent leaves only. */
+/** Give a row to each node that leads to one of the most recent leaves, siblings in the order of the API. */
 function laid(nodes) {
   const byParent = Map.groupBy(nodes, (node) => node.parent);
   const leaves = nodes.filter((node) => !byParent.has(node.id));
@@ -101,7 +101,7 @@ function showNode(g, node, x) {
 
 function described(node) {
   const facts = [`tokens ${exact(node.begin)} to ${exact(node.end)}`, `passed ${plural(node.passed, "time")}`];
-  if (node.forks > 1) facts.push(`goes on in ${exact(node.ways)} ways`);
+  if (node.forks > 1) facts.push(`continues in ${exact(node.ways)} ways`);
   if (node.snapshots) facts.push(plural(node.snapshots, "snapshot"));
   for (const { engine, slot } of node.slots) facts.push(`slot ${slot} of ${engine}`);
   return facts.join(", ");

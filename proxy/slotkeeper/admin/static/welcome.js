@@ -1,4 +1,4 @@
-/** Where to point a client at, while none has come. */
+/** The addresses to point a client at, shown until the first request. */
 
 import { byId, say } from "./dom.js";
 
@@ -6,7 +6,7 @@ import { byId, say } from "./dom.js";
 export function welcome(port) {
   byId("welcome").hidden = !port;
   if (!port) return;
-  // One that listens on every address is reached by the name under which this page was.
+  // A data port that listens on every address is reached by the host name of this page.
   const base = `${port.scheme}://${port.everywhere ? `${location.hostname}:${port.port}` : port.address}`;
   say(byId("welcome-v1"), `${base}/v1`);
   say(byId("welcome-base"), base);

@@ -1,4 +1,4 @@
-/** One request's why, in a dialog of its own address: `#request=ID`. */
+/** The explanation of one request, in a dialog with its own address: `#request=ID`. */
 
 import { ask, Missing, serverNow } from "./connection.js";
 import { byId, el, say } from "./dom.js";
@@ -11,11 +11,11 @@ import { timeline } from "./timeline.js";
 const PREFIX = "#request=";
 const HOME = "./";
 
-/** @returns {() => Promise<void>} looks at the request again, while it has not ended */
+/** @returns {() => Promise<void>} fetches the request again, until it has ended */
 export function why() {
   const dialog = byId("why");
   const body = byId("why-body");
-  let shown = null; // the document, as it was answered last
+  let shown = null; // the request's document, as fetched last
   let opener = null;
 
   async function look() {
@@ -39,9 +39,9 @@ export function why() {
       opener = document.activeElement;
       dialog.showModal();
     }
-    body.replaceChildren(el("p", { class: "quiet", say: "Looking it up" }));
+    body.replaceChildren(el("p", { class: "quiet", say: "Loading" }));
     say(byId("why-title"), "Request");
-    look().catch(() => {}); // the next look of the page says what is wrong
+    look().catch(() => {}); // the page's next poll shows the error
   }
 
   dialog.addEventListener("close", () => {
@@ -50,7 +50,7 @@ export function why() {
     if (opener?.isConnected) opener.focus();
   });
   dialog.addEventListener("click", (event) => {
-    if (event.target === dialog) dialog.close(); // beside its content
+    if (event.target === dialog) dialog.close(); // a click on the backdrop
   });
   byId("why-close").addEventListener("click", () => dialog.close());
   window.addEventListener("hashchange", follow);
@@ -72,7 +72,7 @@ function wanted() {
 function fill(body, request) {
   if (request.missing) {
     say(byId("why-title"), "Request");
-    body.replaceChildren(el("p", { say: "It is not among the last requests any more." }));
+    body.replaceChildren(el("p", { say: "This request is not among the last requests any more." }));
     return;
   }
   say(byId("why-title"), request.verdict || words(request.outcome));
@@ -105,12 +105,12 @@ function figures(request) {
     ["prompt", exact(request.prompt_tokens), "tokens, by the engine's count"],
     ["reused", exact(request.reused), "tokens that earlier work had left"],
     ["prepared", exact(request.prepared), "of these, computed in idle time"],
-    ["computed", exact(request.computed), "tokens that it waited for"],
-    ["planted", exact(request.planted), "of these, computed by prefills of ours before it went on"],
+    ["computed", exact(request.computed), "tokens that the request waited for"],
+    ["planted", exact(request.planted), "of these, computed by Slotkeeper's own prefills before the request was sent"],
     ["least possible", exact(request.oracle), "what a perfect cache would have computed"],
     ["computed again", exact(request.repeated), "tokens that had been computed before"],
-    ["first token", seconds(request.first_token_seconds), "since it came"],
-    ["in all", seconds(request.seconds), "since it came"],
+    ["first token", seconds(request.first_token_seconds), "since it arrived"],
+    ["in all", seconds(request.seconds), "since it arrived"],
     ["saved", seconds(request.saved_seconds), "against computing the reused tokens, less what restores and touches took"],
   ];
   return el("section", { "aria-label": "Figures" }, bar, el("dl", { class: "pairs" }, ...terms.map((t) => pair(...t))));

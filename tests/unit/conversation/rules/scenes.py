@@ -1,4 +1,4 @@
-"""A request and the one before it, as a rule sees them; and what becomes of it."""
+"""A request and the one before it, as a rule sees them, and the rule's result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def laid_out(doc: Doc, api: Api = Api.CHAT) -> Layout:
 
 
 def replies_of(*messages: Doc) -> dict[str, Doc]:
-    """Replies as they are kept: by the ids of their calls, and one without calls by its place."""
+    """Return replies as they are kept: by the ids of their calls, and one without calls by its place."""
     kept: dict[str, Doc] = {}
     for at, message in enumerate(messages):
         kept |= {call["id"]: message for call in message.get("tool_calls", ())} or {f"#{at}": message}
@@ -40,7 +40,7 @@ def scene(
     room: Room | None = None,
     tokens: int | None = None,
 ) -> Scene:
-    """`tokens`: how many the prompt had that went out before."""
+    """Return a scene. `tokens`: length of the prompt that was sent before."""
     layout = laid_out(now, api)
     if sent is None:
         return Scene(layout, None, 0, room=room)
@@ -58,7 +58,7 @@ def scene(
 
 
 def put_right(rule: Rule, now: Doc, sent: Doc | None = None, **more: Any) -> Doc:
-    """What the rule makes of a request. It is never edited in place, and a second time nothing changes."""
+    """Return the rule's result. The request is never edited in place, and a second pass changes nothing."""
     untouched = deepcopy(now)
     edits = [change for change in rule.changes(scene(now, sent, **more)) if isinstance(change, Edit)]
     after = edited(now, edits)

@@ -1,4 +1,4 @@
-"""A client's session, request by request, through rules that fix: what goes on to the engine of each."""
+"""A client's session, request by request, through rules that fix: the requests that go to the engine."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Doc = dict[str, Any]
 
 
 class Session:
-    """One conversation, in which each request goes on from the one before it."""
+    """One conversation, in which each request continues the one before it."""
 
     def __init__(self, rules: Sequence[Rule], api: Api = Api.CHAT, room: Room | None = None) -> None:
         self._rules, self._api, self.room = rules, api, room
         self.before: Conversation | None = None
 
     def send(self, doc: Doc) -> Outcome:
-        """What becomes of it. It is not edited in place, and to go through here again changes nothing."""
+        """Return the request as it is sent. It is not edited in place, and a second pass changes nothing."""
         untouched = deepcopy(doc)
         received = self._laid_out(doc)
         assert received is not None
@@ -56,6 +56,6 @@ class Session:
 
 
 def noted(text: str) -> tuple[str, ...]:
-    """What notes at the end of a text tell."""
+    """Return the facts in the notes at the end of a text."""
     opening = f"{base.OPENING}\n{base.HEADING}\n\n"
     return tuple(part.split(f"\n{base.CLOSING}")[0] for part in text.split(opening)[1:])

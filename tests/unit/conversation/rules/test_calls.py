@@ -1,4 +1,4 @@
-"""Calls that come back: as opencode and pi write arguments anew, and with ids made for each request."""
+"""Calls that come back changed: with arguments written again, as by opencode and pi, and with new ids."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def written(doc: Doc) -> list[str]:
 
 
 def ids(doc: Doc) -> list[list[str]]:
-    """By message: those of its calls, or the one that it answers."""
+    """Return by message the ids of its calls, or the id that it answers."""
     own = [[c["id"] for c in m.get("tool_calls", ())] for m in doc["messages"]]
     return [
         of or [m["tool_call_id"]]
@@ -93,7 +93,7 @@ def test_what_was_sent_before_stays_as_it_was_sent_then():
 
 
 def test_a_client_that_repeats_its_own_writing_gets_ours():
-    """It came rewritten once, went on as sampled, and comes rewritten again."""
+    """A call came changed once, was sent as sampled, and comes changed again."""
     received = chat(reply(call("c1", REWRITTEN)), result("c1"))
     sent = chat(reply(call("c1")), result("c1"))
     now = chat(reply(call("c1", REWRITTEN)), result("c1"), {"role": "user", "content": "Go on."})
@@ -175,7 +175,7 @@ def test_the_same_call_written_otherwise_gets_its_id_back():
 
 
 def test_an_id_that_another_call_has_now_is_not_given_twice():
-    """Numbered from the newest: what was the first call's is now the second's."""
+    """Ids are numbered from the newest: the first call's old id is now the second's."""
     sent = chat(reply(call("call_0")), result("call_0"))
     now = chat(reply(call("call_1")), result("call_1"), reply(call("call_0")), result("call_0"))
     assert put_right(CallIds(), now, sent) is now

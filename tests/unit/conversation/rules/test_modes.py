@@ -1,4 +1,4 @@
-"""Which rule is in which mode for whom, and what a wrong setting is told."""
+"""The mode of each rule for each client, and the errors for wrong settings."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Facts that change in the system text, as each client writes them: put back, and told at the end."""
+"""Facts that change in the system text, as each client writes them: put back, and noted at the end."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_all_of_them_together_make_one_note():
     assert "- Use csv." in note
 
 
-def test_it_is_told_once_and_stays_told_there():
+def test_a_moved_fact_is_noted_once_and_the_note_stays():
     session = Session([Date()])
     session.send(chat(AIDER.format("2026-11-21")))
     system = AIDER.format("2026-11-22")

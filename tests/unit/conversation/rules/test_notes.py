@@ -1,4 +1,4 @@
-"""Where a note is put, that it stays there from then on, and that it is never put there twice."""
+"""Where a note is put, that it stays there, and that it is never added twice."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_an_empty_message_becomes_the_note():
     )
 
 
-def test_it_stands_behind_results_in_anthropic_bodies():
+def test_a_note_follows_results_in_anthropic_bodies():
     result = {"type": "tool_result", "tool_use_id": "c1", "content": "import os"}
     use = {"type": "tool_use", "id": "c1", "name": "read", "input": {}}
     messages = [ASKED, {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
@@ -115,7 +115,7 @@ def test_it_stands_behind_results_in_anthropic_bodies():
     assert told["messages"][:2] == messages[:2]
 
 
-def test_it_stands_behind_results_in_responses_bodies():
+def test_a_note_follows_results_in_responses_bodies():
     call = {"type": "function_call", "call_id": "c1", "name": "read", "arguments": "{}"}
     result = {"type": "function_call_output", "call_id": "c1", "output": "import os"}
     told = after({"input": [ASKED, call, result]}, DAY, common=1, api=Api.RESPONSES)
@@ -142,7 +142,7 @@ def test_a_new_one_comes_behind_those_of_before():
     assert kept == {1: (note([DAY]), note([FILE]))}
 
 
-def test_it_is_never_put_there_twice():
+def test_a_note_is_never_added_twice():
     before = conversation(chat(SAID, NEXT), {1: (note([DAY]),), 3: (note([FILE]),)})
     told = after(chat(SAID, NEXT), common=3, before=before)
     assert after(told, common=3, before=before) is told

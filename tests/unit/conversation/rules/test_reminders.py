@@ -1,4 +1,4 @@
-"""Reminders that clients put into messages and later drop, change, or move: qwen-code and Claude Code do."""
+"""Reminders that qwen-code and Claude Code put into messages, and later drop, change or move."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SATURDAY, SUNDAY = "Saturday, November 21, 2026", "Sunday, November 22, 2026"
 
 
 def qwen(*behind: Doc, days: tuple[str, ...] = (), setup: str = SETUP) -> Doc:
-    """Its first message: parts of reminders, then what the user asks."""
+    """Return its first message: parts of reminders, then the user's question."""
     reminders = [part(setup), *(part(reminder(today(day))) for day in days)]
     first = {"role": "user", "content": [*reminders, part("Fix the cart.")]}
     return {"messages": [{"role": "system", "content": "You are Qwen."}, first, *behind]}
@@ -42,7 +42,7 @@ def turn(text: str) -> tuple[Doc, Doc]:
     return {"role": "assistant", "content": "Done."}, {"role": "user", "content": text}
 
 
-def test_one_that_qwen_drops_when_it_resumes_comes_back():
+def test_a_reminder_that_qwen_drops_on_resume_comes_back():
     session = Session([Reminders()])
     session.send(qwen(days=(SATURDAY,)))
     resumed = qwen(*turn("Next."))
@@ -50,7 +50,7 @@ def test_one_that_qwen_drops_when_it_resumes_comes_back():
     assert after["messages"] == qwen(*turn("Next."), days=(SATURDAY,))["messages"]
 
 
-def test_one_that_comes_into_a_message_of_before_is_told_at_the_end():
+def test_a_reminder_added_to_an_old_message_is_noted_at_the_end():
     session = Session([Reminders()])
     session.send(qwen())
     after = session.send(qwen(*turn("Next."), days=(SUNDAY,))).doc
@@ -58,7 +58,7 @@ def test_one_that_comes_into_a_message_of_before_is_told_at_the_end():
     assert noted(after["messages"][-1]["content"]) == (today(SUNDAY),)
 
 
-def test_one_that_changes_is_put_back_and_told_until_it_is_what_it_was():
+def test_a_changed_reminder_is_put_back_and_noted_until_it_changes_back():
     session = Session([Reminders()])
     turns: tuple[Doc, ...] = ()
     told = []
@@ -99,7 +99,7 @@ def result(*texts: str) -> Doc:
     return {"role": "user", "content": [block, *(part(text) for text in texts)]}
 
 
-def test_one_beside_a_result_stays_there_when_it_moves_on():
+def test_a_reminder_beside_a_result_stays_there_when_the_client_moves_it():
     session = Session([Reminders()], Api.MESSAGES)
     session.send(claude(says("Fix the cart."), USE, result(EMPTY_LIST)))
     later = {"role": "assistant", "content": [part("Done.")]}
@@ -113,7 +113,7 @@ def test_one_beside_a_result_stays_there_when_it_moves_on():
     ]
 
 
-def test_one_inside_a_text_goes_back_into_it():
+def test_a_reminder_inside_a_text_goes_back_into_it():
     session = Session([Reminders()], Api.MESSAGES)
     session.send(claude(says(f"{EMPTY_LIST}\nFix the cart.")))
     later = {"role": "assistant", "content": [part("Done.")]}

@@ -27,7 +27,7 @@ def user(content: Any) -> Doc:
 
 
 def read(name: str, content: Any = FILE) -> list[Doc]:
-    """A call, and its result."""
+    """Return a call and its result."""
     function = {"name": "read_file", "arguments": f'{{"path": "{name}.txt"}}'}
     made = {"id": name, "type": "function", "function": function}
     return [
@@ -98,7 +98,7 @@ def test_no_other_rule_puts_back_what_there_is_no_room_for():
 
 
 def needed(doc: Doc) -> int:
-    """Tokens, as the rule reckons without any count."""
+    """Return the tokens, as the rule estimates them without a count."""
     return -(-length(laid_out(doc)) // CHARACTERS_A_TOKEN)
 
 
@@ -170,14 +170,14 @@ FOR_FOUR = Room(needed(FOUR) * 4 // 3 + 8)  # of which a quarter is the answer's
 
 
 class Agent:
-    """Masks all results but the last, and sends what `talk` says by then."""
+    """Masks all results but the last, and sends what `talk` has by then."""
 
     def __init__(self, room: Room) -> None:
         self.session = Session([PrunedResults()], room=room)
         self.talk: list[Doc] = []
 
     def says(self, *messages: Doc) -> list[str]:
-        """What the model reads as results."""
+        """Return what the model reads as results."""
         self.talk += messages
         results = [m for m in self.talk if m["role"] == "tool"]
         masked = [{**m, "content": "<MASKED>"} if m in results[:-1] else m for m in self.talk]

@@ -1,4 +1,4 @@
-"""What was changed, in excerpts."""
+"""Excerpts of changes."""
 
 from slotkeeper.conversation.layout import Edit
 from slotkeeper.conversation.rules.apply import LONGEST, shown

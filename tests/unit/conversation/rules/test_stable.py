@@ -1,4 +1,4 @@
-"""Texts that should stand still: Claude Code's stamp, white space that clients trim, reasoning left out."""
+"""Texts that should not change: Claude Code's stamp, trimmed white space, dropped reasoning."""
 
 from __future__ import annotations
 
