@@ -1,4 +1,4 @@
-"""Servers that sidecars share: Redis, an S3 server (moto's), and a proxy in front of it that has faults.
+"""Servers that sidecars share: Redis, S3 servers (moto's, versitygw), and a proxy in front that has faults.
 
 All of them listen on loopback, are processes of their own, and are killed by their own process ids.
 """
@@ -6,7 +6,9 @@ All of them listen on loopback, are processes of their own, and are killed by th
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import shutil
 import socket
 import subprocess
 import urllib.request
@@ -17,13 +19,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from engine.conftest import wait_until
 from patience import PATIENCE
 from programs import program
 from slotkeeper.engine.launch import free_port
 
 BUCKET: Final = "slots"
-# What obstore reads; the server checks none of it.
+# What obstore reads; moto checks none of it.
 CREDENTIALS: Final = {
     "AWS_ACCESS_KEY_ID": "AKIDOFTESTS",
     "AWS_SECRET_ACCESS_KEY": "secret-of-tests",
@@ -62,6 +66,29 @@ def s3_server(port: int = 0) -> Iterator[str]:
         made = urllib.request.Request(f"{endpoint}/{BUCKET}", data=b"", method="PUT")
         urllib.request.urlopen(made, timeout=PATIENCE).close()
         yield endpoint
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def versitygw(folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """An S3 server that users run, with one bucket: buckets are folders, objects are files in them."""
+    path = shutil.which(os.environ.get("VERSITYGW") or "versitygw")
+    if path is None:
+        pytest.skip("versitygw is not installed here: tests/README.md says how to get it")
+    user = {
+        "ROOT_ACCESS_KEY": CREDENTIALS["AWS_ACCESS_KEY_ID"],
+        "ROOT_SECRET_KEY": CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+    }
+    (folder / BUCKET).mkdir(parents=True, exist_ok=True)
+    words = [path, "--quiet", "--port", f"127.0.0.1:{port}", "posix", str(folder)]
+    process = subprocess.Popen(
+        words, env=os.environ | user, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        wait_for(port, process)
+        yield process
     finally:
         process.kill()
         process.wait()
