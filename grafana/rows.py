@@ -192,7 +192,7 @@ def slots() -> list[Panel]:
         lines(
             "Engines, by state",
             "Good is up, and `unloaded` or `sleeping` where that is wanted. `failing`: it answers, but "
-            "requests fail there, and go elsewhere. `draining` and `drained` are what somebody has asked for.",
+            "requests fail there, and go elsewhere. Somebody has asked for what is `draining` or `drained`.",
             {"{{engine}} {{state}}": f"{NOW.total('engine_state', 'engine', 'state')} > 0"},
             stacked=True,
         ),

@@ -6,7 +6,7 @@ from ipaddress import ip_network
 from typing import Final
 
 from slotkeeper.exchange.connections import Connections, Network, Tls, raise_descriptors, room_for
-from slotkeeper.exchange.relay import ReadAhead
+from slotkeeper.exchange.outlet import ReadAhead
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.cold_store import cold_room
 from slotkeeper.scheduler.costs import Limits

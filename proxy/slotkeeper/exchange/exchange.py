@@ -17,11 +17,12 @@ from slotkeeper.api.head import request_id as safe_id
 from slotkeeper.api.request import NotPlain, ask_for, can_ask, is_large, placed, uncached
 from slotkeeper.conversation.naming import Naming
 from slotkeeper.exchange.account import Account
-from slotkeeper.exchange.cells import OutOfCells
+from slotkeeper.exchange.cells import OutOfCells, gate_for
 from slotkeeper.exchange.connections import Network
 from slotkeeper.exchange.door import Door, KeyCheck, Refusal, program_of
 from slotkeeper.exchange.keys import CrowdedFault, Used
-from slotkeeper.exchange.relay import ReadAhead, Relay, Waiting
+from slotkeeper.exchange.outlet import ReadAhead
+from slotkeeper.exchange.relay import Relay, Waiting
 from slotkeeper.exchange.slot_actions import SlotActions
 from slotkeeper.exchange.upstream import GONE, NotSent, Upstream, answering
 from slotkeeper.observe.log import get_logger
@@ -363,9 +364,9 @@ class Exchange:
                 raise UpstreamFault(f"the model {link.address.model} was unloaded before it began")
             self._waiting.stop()
             driver.post(Started(at=driver.now(), request=self._account.key))
-            again, ahead = not self._outgrown and forward.reason is not Reason.BYPASS, self._gate.ahead
             answered = (self._request, self._api, self._account, self._waiting)
-            relay = Relay(driver, *answered, ahead=ahead, again=again)
+            cells = gate_for(driver, forward, outgrown=self._outgrown)
+            relay = Relay(driver, *answered, ahead=self._gate.ahead, cells=cells)
             return await relay.run(answer, forward, link, progress, alone=not self._hears_comments())
 
     def _apart(self, body: bytes, forward: Forward) -> bytes:

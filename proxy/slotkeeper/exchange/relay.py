@@ -1,18 +1,11 @@
-"""An answer on its way to its client, and what a client hears while it is queued.
-
-A client that reads slowly, or not at all, would hold a slot: the engine waits for us, and we wait for the
-client. So we read ahead, into the write buffer of the client's own connection, and the slot is free when the
-engine has finished. That buffer is bounded, for each answer and for all. A client whose buffer is full has
-some seconds to read a block of it; then its connection is broken off.
-"""
+"""An answer on its way to its client, and what a client hears while it is queued."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import aiohttp
 from aiohttp import web
@@ -24,8 +17,8 @@ from slotkeeper.api.errors import UpstreamFault
 from slotkeeper.api.head import Api
 from slotkeeper.exchange.account import Account
 from slotkeeper.exchange.cells import CellsGate, OutOfCells
+from slotkeeper.exchange.outlet import Outlet, ReadAhead
 from slotkeeper.exchange.upstream import (
-    CHUNK,
     EVENT_STREAM,
     GONE,
     abort,
@@ -35,113 +28,13 @@ from slotkeeper.exchange.upstream import (
     prepared,
     whole,
 )
-from slotkeeper.observe.log import Seldom, get_logger
-from slotkeeper.observe.metrics import ConnectionCut, Metrics
+from slotkeeper.observe.log import get_logger
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.scheduler.effects import Forward
 
-BLOCK: Final = 256 * 1024  # so much room is taken at a time
-FRAMING: Final = 32  # bytes around a chunk, at most
-
 log = get_logger(__name__)
-
-
-class Stalled(ConnectionResetError):  # noqa: N818 - the client's doing; for all else it is a client that left
-    """A client has not read for too long, and its connection was broken off."""
-
-
-class ReadAhead:
-    """Room for what clients have not read yet."""
-
-    def __init__(self, each: int, total: int, *, seconds: float, metrics: Metrics) -> None:
-        """Bytes for each answer and for all; `seconds` that a client has to read on once it is full."""
-        self.each = max(each, CHUNK)
-        self.seconds = seconds
-        self.free = total
-        self._metrics = metrics
-        self._seldom = Seldom(log)
-
-    def take(self, wanted: int) -> int:
-        """At most `wanted`; it must be given back."""
-        taken = max(0, min(wanted, self.free))
-        self.free -= taken
-        return taken
-
-    def cut_off(self, request: web.BaseRequest, unread: int) -> Stalled:
-        """Break the connection of a client that does not read."""
-        abort(request)
-        self._metrics.cut(ConnectionCut.STALLED)
-        self._seldom.warning("client_stalled", client=request.remote, unread=unread, seconds=self.seconds)
-        return Stalled("the client does not read its answer")
-
-
-class Outlet:
-    """One answer. Use as a context manager; leaving it gives its room back."""
-
-    def __init__(self, ahead: ReadAhead, request: web.BaseRequest, response: web.StreamResponse) -> None:
-        self._ahead = ahead
-        self._request = request
-        self._response = response
-        self._high = CHUNK  # above this size of the connection's buffer a writer waits
-        self._taken = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._ahead.free += self._taken
-        self._taken = 0
-
-    async def write(self, data: bytes) -> None:
-        """Returns as soon as there is room for it. Raises GONE errors, Stalled among them."""
-        if self._request.protocol.writing_paused or not self._fits(len(data)):
-            await self._in_time(self._response.write(data))
-        else:
-            await self._response.write(data)
-
-    async def end(self) -> None:
-        """The end of the answer. Waits for its client as long as that reads at all: no slot waits with it."""
-        plug, protocol = self._request.transport, self._request.protocol
-        if plug is not None and self._taken:
-            plug.set_write_buffer_limits(high=CHUNK)
-        while protocol.writing_paused:
-            unread = self._unread()
-            try:
-                async with asyncio.timeout(self._ahead.seconds):
-                    await self._request.writer.drain()
-            except TimeoutError:
-                if self._unread() >= unread:
-                    raise self._ahead.cut_off(self._request, unread) from None
-        await self._response.write_eof()
-
-    def _fits(self, size: int) -> bool:
-        """Whether the buffer has room for so much, if need be with more room than it had."""
-        lacking = self._unread() + size + FRAMING - self._high
-        if lacking <= 0:
-            return True
-        wanted = min(-(-lacking // BLOCK) * BLOCK, self._ahead.each - self._high)
-        taken = self._ahead.take(wanted)
-        plug = self._request.transport
-        if taken and plug is not None:
-            self._taken += taken
-            self._high += taken
-            plug.set_write_buffer_limits(high=self._high, low=max(self._high - BLOCK, self._high // 2))
-        return taken >= lacking
-
-    def _unread(self) -> int:
-        plug = self._request.transport
-        return plug.get_write_buffer_size() if plug is not None else 0
-
-    async def _in_time(self, writing: Awaitable[None]) -> None:
-        try:
-            async with asyncio.timeout(self._ahead.seconds):
-                await writing
-        except TimeoutError:
-            raise self._ahead.cut_off(self._request, self._unread()) from None
 
 
 # -- the answer on its way -------------------------------------------------------------------------------
@@ -281,10 +174,10 @@ class Relay:
         waiting: Waiting,
         *,
         ahead: ReadAhead,
-        again: bool,
+        cells: CellsGate | None,
     ) -> None:
-        """`again`: it may be sent again where the engine has no cells for it."""
-        self._cells = CellsGate(driver, account.key, shut=again)
+        """`cells`: where the engine may have none left for it."""
+        self._cells = cells
         self._driver = driver
         self._ahead = ahead
         self._request = request
@@ -305,36 +198,18 @@ class Relay:
 
         `alone`: no comment of ours may stand between the engine's events.
         """
-        account, waiting = self._account, self._waiting
+        account, waiting, streams = self._account, self._waiting, flows(answer)
         account.listener.begin(answer)
-        body = await self._cells.whole(answer)
+        body = await self._cells.whole(answer) if self._cells else b""
         await self._predicted()
-        if waiting.opened is not None and not flows(answer):
+        if waiting.opened is not None and not streams:
             return await self._retell(answer, forward, link, read=body)
         response = await waiting.accept(answer)
-        if not flows(answer):
-            progress = None
-        elif not alone:
+        if streams and not alone:
             waiting.start()
-        rest = account.listener.without(progress) if progress else bytes
-
-        def heard(chunk: bytes) -> None:
-            link.pulse.heard()
-            self._cells.heard(chunk)
-            account.listener.heard(chunk)
-
-        def passing(chunk: bytes) -> bytes:
-            return waiting.ends_with(self._cells.passing(rest(chunk)) if flows(answer) else chunk)
-
         with Outlet(self._ahead, self._request, response) as out:
             try:
-                async with answering(link):
-                    await copy(answer, out.write, heard, passing, read=body)
-                waiting.stop()
-                if flows(answer):
-                    await out.write(self._cells.close() + (progress.close() if progress else b""))
-                if link.address.model:
-                    self._check_whole(answer)
+                await self._copied(answer, link, out, progress if streams else None, read=body)
             except UpstreamFault as fault:
                 waiting.stop()
                 link.kick()
@@ -344,10 +219,46 @@ class Relay:
                 account.gone()
                 await self._break_off(answer, out, fault)
                 return response
-            self._cells.ended(account.listener.end())
+            if self._cells:
+                self._cells.ended(account.listener.end())
             account.finished(forward, link, answer.status)
             await out.end()
         return response
+
+    async def _copied(
+        self,
+        answer: aiohttp.ClientResponse,
+        link: EngineLink,
+        out: Outlet,
+        progress: ProgressFilter | None,
+        *,
+        read: bytes,
+    ) -> None:
+        """All of it but the progress. Raises UpstreamFault."""
+        listener, cells, waiting, streams = self._account.listener, self._cells, self._waiting, flows(answer)
+        steps = [listener.without(progress)] if progress else []
+        if cells and streams:
+            steps.append(cells.passing)
+        steps.append(waiting.ends_with)
+
+        def passing(chunk: bytes) -> bytes:
+            for step in steps:
+                chunk = step(chunk)
+            return chunk
+
+        def heard(chunk: bytes) -> None:
+            link.pulse.heard()
+            if cells:
+                cells.heard(chunk)
+            listener.heard(chunk)
+
+        async with answering(link):
+            await copy(answer, out.write, heard, passing, read=read)
+        waiting.stop()
+        if streams:
+            await out.write((cells.close() if cells else b"") + (progress.close() if progress else b""))
+        if link.address.model:
+            self._check_whole(answer)
 
     def _check_whole(self, answer: aiohttp.ClientResponse) -> None:
         """A router ends a stream in order whose engine has died, with a line of its own in it (engine.md 13).
