@@ -1,4 +1,4 @@
-"""What settings make of the parts of a sidecar."""
+"""Builds parts of a sidecar from the settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slotkeeper.scheduler.costs import Limits
 from slotkeeper.settings import Settings
 
 ADMIN_CONNECTIONS: Final = 128
-KEEPALIVE_SECONDS: Final = 75.0  # longer than what usually stands in front (nginx: 60 s towards upstreams)
+KEEPALIVE_SECONDS: Final = 75.0  # longer than usual proxies in front keep them (nginx: 60 s to upstreams)
 
 
 def limits_in(settings: Settings) -> Limits:
@@ -38,7 +38,7 @@ def trusted_in(settings: Settings) -> tuple[Network, ...]:
 def connections_of(
     settings: Settings, metrics: Metrics, tls: Tls | None = None
 ) -> tuple[Connections, Connections]:
-    """Of the data port and of the admin port."""
+    """Return the connection limits of the data port and of the admin port."""
     context = tls.context if tls else None
     most = room_for(settings.max_connections, raise_descriptors())
     data = Connections(

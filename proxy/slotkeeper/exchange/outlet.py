@@ -1,9 +1,9 @@
-"""The end of an answer's way, at its client.
+"""Writes an answer to its client, which may read slowly.
 
 A client that reads slowly, or not at all, would hold a slot: the engine waits for us, and we wait for the
-client. So we read ahead, into the write buffer of the client's own connection, and the slot is free when the
+client. So we read ahead into the write buffer of the client's connection, and the slot is free when the
 engine has finished. That buffer is bounded, for each answer and for all. A client whose buffer is full has
-some seconds to read a block of it; then its connection is broken off.
+some seconds to read a block of it; then its connection is reset.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from slotkeeper.exchange.upstream import CHUNK, abort
 from slotkeeper.observe.log import Seldom, get_logger
 from slotkeeper.observe.metrics import ConnectionCut, Metrics
 
-BLOCK: Final = 256 * 1024  # so much room is taken at a time
+BLOCK: Final = 256 * 1024  # bytes by which a buffer grows
 FRAMING: Final = 32  # bytes around a chunk, at most
 
 log = get_logger(__name__)
 
 
-class Stalled(ConnectionResetError):  # noqa: N818 - the client's doing; for all else it is a client that left
-    """A client has not read for too long, and its connection was broken off."""
+class Stalled(ConnectionResetError):  # noqa: N818 - handled like a client that left
+    """The connection of a client that did not read for too long was reset."""
 
 
 class ReadAhead:
-    """Room for what clients have not read yet."""
+    """Memory for bytes of answers that clients have not read yet."""
 
     def __init__(self, each: int, total: int, *, seconds: float, metrics: Metrics) -> None:
-        """Bytes for each answer and for all; `seconds` that a client has to read on once it is full."""
+        """`each` and `total` are bytes. A client with a full buffer has `seconds` to read some of it."""
         self.each = max(each, CHUNK)
         self.seconds = seconds
         self.free = total
@@ -41,13 +41,13 @@ class ReadAhead:
         self._seldom = Seldom(log)
 
     def take(self, wanted: int) -> int:
-        """At most `wanted`; it must be given back."""
+        """Take up to `wanted` bytes; the caller must give them back. Returns the bytes taken."""
         taken = max(0, min(wanted, self.free))
         self.free -= taken
         return taken
 
     def cut_off(self, request: web.BaseRequest, unread: int) -> Stalled:
-        """Break the connection of a client that does not read."""
+        """Reset the connection of a client that does not read, and return the error to raise."""
         abort(request)
         self._metrics.cut(ConnectionCut.STALLED)
         self._seldom.warning("client_stalled", client=request.remote, unread=unread, seconds=self.seconds)
@@ -55,13 +55,13 @@ class ReadAhead:
 
 
 class Outlet:
-    """One answer. Use as a context manager; leaving it gives its room back."""
+    """The client's side of one answer. Use it as a context manager, which gives its memory back."""
 
     def __init__(self, ahead: ReadAhead, request: web.BaseRequest, response: web.StreamResponse) -> None:
         self._ahead = ahead
         self._request = request
         self._response = response
-        self._high = CHUNK  # above this size of the connection's buffer a writer waits
+        self._high = CHUNK  # bytes in the connection's buffer above which a write waits
         self._taken = 0
 
     def __enter__(self) -> Self:
@@ -74,14 +74,14 @@ class Outlet:
         self._taken = 0
 
     async def write(self, data: bytes) -> None:
-        """Returns as soon as there is room for it. Raises GONE errors, Stalled among them."""
+        """Write as soon as the buffer has room. Raises GONE errors, including Stalled."""
         if self._request.protocol.writing_paused or not self._fits(len(data)):
             await self._in_time(self._response.write(data))
         else:
             await self._response.write(data)
 
     async def end(self) -> None:
-        """The end of the answer. Waits for its client as long as that reads at all: no slot waits with it."""
+        """End the answer. Waits while the client keeps reading; the slot is already free."""
         plug, protocol = self._request.transport, self._request.protocol
         if plug is not None and self._taken:
             plug.set_write_buffer_limits(high=CHUNK)
@@ -96,7 +96,7 @@ class Outlet:
         await self._response.write_eof()
 
     def _fits(self, size: int) -> bool:
-        """Whether the buffer has room for so much, if need be with more room than it had."""
+        """Whether the buffer has room for `size` bytes; it grows if needed and possible."""
         lacking = self._unread() + size + FRAMING - self._high
         if lacking <= 0:
             return True

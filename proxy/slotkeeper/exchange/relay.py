@@ -1,4 +1,4 @@
-"""An answer on its way to its client, and what a client hears while it is queued."""
+"""Relays an answer to its client, and sends comments to a client that waits."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ from slotkeeper.scheduler.effects import Forward
 log = get_logger(__name__)
 
 
-# -- the answer on its way -------------------------------------------------------------------------------
-# For minutes there may be nothing to send: the request is queued, steps are taken in its slot, or the
-# engine computes the prompt, between its head and its first event. Clients, and the proxies in front of us,
-# give up on a silent connection. A comment (a line that begins with a colon) is what SSE has against that.
+# -- comments while a client waits -----------------------------------------------------------------------
+# There may be nothing to send for minutes: the request is queued, steps are taken in its slot, or the
+# engine computes the prompt, between its head and its first event. Clients, and proxies in front of us,
+# close a silent connection. SSE comments (lines that begin with a colon) prevent that.
 
 WAITING: Final = comment("waiting")
 
 
 class Waiting:
-    """One client that asked for a stream.
+    """A client that asked for a stream and waits for its first event.
 
-    Once the head of a stream is out, our own or the engine's, `opened` is the answer to go on with. Then no
-    headers and no status can be passed on any more: what is no stream must end as an error event (`end`).
-    As long as nothing else has `begun`, another answer may still follow.
+    Once the head of a stream is sent, our own or the engine's, `opened` is the answer to continue. From then
+    on headers and status cannot be passed on: an answer that is no stream must become an error event (`end`).
+    Until `begun`, the request can still be sent again and another answer can follow.
     """
 
     def __init__(
@@ -62,21 +62,21 @@ class Waiting:
         seconds: float,
         labels: Callable[[], Mapping[str, str]],
     ) -> None:
-        """`seconds` between two comments; `labels` are our own headers, as far as they are known by now."""
+        """`seconds` are between two comments; `labels` are our own headers, as far as they are known."""
         self._request = request
         self._request_id = request_id
         self._tasks = tasks
         self._seconds = seconds
         self._labels = labels
-        self._said: dict[str, str] = {}  # labels that stand in the head
+        self._sent: dict[str, str] = {}  # labels that the sent head has
         self._talking: asyncio.Task[None] | None = None
         self.opened: web.StreamResponse | None = None
-        self.begun = False  # bytes of the engine's own are with the client
+        self.begun = False  # the client has bytes of the engine's answer
 
     def start(self) -> None:
-        """Comment from now on, in what is open, else in an answer of our own that begins when it must.
+        """Start comments, in the open answer or in our own answer, which begins with the first comment.
 
-        A request that is sent again may still be commenting: then that goes on, and `stop` ends it.
+        If comments of a request that is sent again still run, they continue until `stop`.
         """
         if self._talking is not None:
             return
@@ -86,47 +86,47 @@ class Waiting:
         self._talking = self._tasks.start(self._talk(owner))
 
     def stop(self) -> None:
-        """No byte of ours is written after this. Comments are written whole, so none is cut."""
+        """End the comments: no byte of ours is written after this. No comment is cut off."""
         if self._talking is not None:
             self._talking.cancel()
             self._talking = None
 
     def ends_with(self, passing: bytes) -> bytes:
-        """Called with all that goes on to the client: its first bytes end the waiting."""
+        """Return `passing`, the bytes for the client; the first bytes end the waiting."""
         if passing:
             self.begun = True
             self.stop()
         return passing
 
     async def accept(self, answer: aiohttp.ClientResponse) -> web.StreamResponse:
-        """The head is with the client after this: the engine's with our labels, or ours and late labels."""
+        """Send the engine's head with our labels. After our own head, write late labels as a comment."""
         labels = self._labels()
         if self.opened is None:
             response = prepared(answer, self._request_id)
-            if answer.status < 400:  # else they would tell who has no key what others have asked
+            if answer.status < 400:  # else a client without a key would see what others have asked
                 response.headers.update(labels)
             await response.prepare(self._request)
             if flows(answer):
-                self.opened, self._said = response, dict(labels)
+                self.opened, self._sent = response, dict(labels)
             else:
                 self.begun = True
             return response
-        late = [f"{name}: {value}" for name, value in labels.items() if self._said.get(name) != value]
+        late = [f"{name}: {value}" for name, value in labels.items() if self._sent.get(name) != value]
         if late:
             await self.opened.write(comment(*late))
         return self.opened
 
     async def end(self, event: bytes) -> web.StreamResponse:
-        """The last event of a stream of ours that the engine's never followed."""
+        """End a stream that we opened, with one last event, because no stream came from the engine."""
         self.stop()
         if self.opened is None:
-            raise AssertionError("only what was begun can be ended")
+            raise AssertionError("only an opened stream can be ended")
         await self.opened.write(event)
         await self.opened.write_eof()
         return self.opened
 
     async def _talk(self, owner: asyncio.Task[object]) -> None:
-        """A client that has left ends its request, even if nothing else has noticed."""
+        """Write comments for ever. If the client has left, cancel `owner`, the task of its request."""
         try:
             while True:
                 await asyncio.sleep(self._seconds)
@@ -137,8 +137,8 @@ class Waiting:
                 owner.cancel()
 
     async def _open(self) -> web.StreamResponse:
-        """The head that the engine would send for a stream, and our own labels."""
-        self._said = dict(self._labels())
+        """Send the head that the engine would send for a stream, with our own labels."""
+        self._sent = dict(self._labels())
         origin = self._request.headers.get("Origin")
         self.opened = web.StreamResponse(
             headers={
@@ -147,7 +147,7 @@ class Waiting:
                 "X-Accel-Buffering": "no",
                 **({"Access-Control-Allow-Origin": origin} if origin else {}),
                 names.REQUEST_ID: self._request_id,
-                **self._said,
+                **self._sent,
             }
         )
         await self.opened.prepare(self._request)
@@ -160,9 +160,9 @@ PREDICTION_WAIT: Final = 0.05  # seconds that an answer's head may wait for our 
 
 
 class Relay:
-    """One answer: whole, retold as an event, or visibly broken off.
+    """Relays one answer: whole, as an error event, or visibly broken off.
 
-    Raises UpstreamFault where it breaks off and no byte of it is with the client.
+    Raises UpstreamFault if it breaks off before the client has a byte of it.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class Relay:
         ahead: ReadAhead,
         cells: CellsGate | None,
     ) -> None:
-        """`cells`: where the engine may have none left for it."""
+        """`cells`: what detects that the engine had no free cells for it; None where that cannot be."""
         self._cells = cells
         self._driver = driver
         self._ahead = ahead
@@ -194,9 +194,9 @@ class Relay:
         *,
         alone: bool,
     ) -> web.StreamResponse:
-        """Copy the answer, behind our own head if that is out. The first event ends the waiting.
+        """Copy the answer, after our own head if that is sent. The first event ends the waiting.
 
-        `alone`: no comment of ours may stand between the engine's events.
+        `alone`: we may not write comments between the engine's events.
         """
         account, waiting, streams = self._account, self._waiting, flows(answer)
         account.listener.begin(answer)
@@ -261,16 +261,16 @@ class Relay:
             self._check_whole(answer)
 
     def _check_whole(self, answer: aiohttp.ClientResponse) -> None:
-        """A router ends a stream in order whose engine has died, with a line of its own in it (engine.md 13).
+        """Check that a stream is complete: a router ends it normally if its engine dies (engine.md 13).
 
         Raises UpstreamFault.
         """
-        heard = self._account.listener.end()
-        if flows(answer) and answer.status < 400 and not heard.complete and heard.error is None:
+        result = self._account.listener.end()
+        if flows(answer) and answer.status < 400 and not result.complete and result.error is None:
             raise UpstreamFault("the router broke off in the middle of an answer: its engine has ended")
 
     async def _predicted(self) -> None:
-        """The prediction is ready by now but for very short prompts, which may be given a moment."""
+        """Wait briefly for our prediction: only for a very short prompt it is not ready yet."""
         pending = self._driver.placement.pending(self._account.key)
         if pending and pending.predicted is None and not pending.rendered:
             with suppress(TimeoutError):
@@ -280,7 +280,7 @@ class Relay:
     async def _retell(
         self, answer: aiohttp.ClientResponse, forward: Forward, link: EngineLink, *, read: bytes
     ) -> web.StreamResponse:
-        """No stream came, and the client reads one by now: what the engine said, as an error event."""
+        """Send the engine's answer as an error event: it is no stream, but the client already reads one."""
         account = self._account
         try:
             async with answering(link):
@@ -297,7 +297,7 @@ class Relay:
         return await self._waiting.end(errors.sse(fault, self._api))
 
     async def _break_off(self, answer: aiohttp.ClientResponse, out: Outlet, fault: UpstreamFault) -> None:
-        """Never a clean end: an error event where the client reads events, else a broken connection."""
+        """End an incomplete answer visibly: with an error event in a stream, else with a reset connection."""
         log.warning("answer_broke_off", request_id=self._account.id, error=fault.message)
         if flows(answer):
             await out.write(b"\n\n" + errors.sse(fault, self._api))

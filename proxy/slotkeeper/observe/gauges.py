@@ -1,4 +1,4 @@
-"""Figures that are read at each scrape, so they are never stale: slots, snapshots, the line, engines."""
+"""Metrics that are read at each scrape, so that they are never stale: slots, snapshots, engines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slotkeeper.scheduler.types import EngineId
 
 
 class SlotFigures(Collector):
-    """Slots, snapshots and the line, as the scheduler knows them."""
+    """Reads the scheduler at each scrape, so that its metrics are never stale."""
 
     def __init__(self, placement: Callable[[], Placement]) -> None:
         self._placement = placement
@@ -30,7 +30,7 @@ class SlotFigures(Collector):
         yield slots
         catalog = self._placement().catalog
         yield GaugeMetricFamily("slotkeeper_snapshots", "Snapshots that may be offered.", value=len(catalog))
-        sizes = GaugeMetricFamily("slotkeeper_snapshot_bytes", "Bytes of their files.", labels=["tier"])
+        sizes = GaugeMetricFamily("slotkeeper_snapshot_bytes", "Bytes of snapshot files.", labels=["tier"])
         for tier in Tier:
             sizes.add_metric([tier.value], catalog.size(tier))
         yield sizes

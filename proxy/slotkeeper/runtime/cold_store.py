@@ -1,4 +1,4 @@
-"""The snapshot store as the settings want it: its folders, and what it shares with other sidecars."""
+"""Builds the snapshot store from the settings: its folders, or a shared store with key and hints."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ log = get_logger(__name__)
 
 
 def store_in(settings: Settings, metrics: Metrics) -> Store | None:
-    """None without a slot folder. Raises UsageError where an extra is missing, or a value is of no use."""
+    """Return the store; None without a slot folder.
+
+    Raises UsageError if settings contradict each other, an extra is missing, or a value cannot be used.
+    """
     if settings.cold_store and settings.cold_dir:
-        raise UsageError("--cold-store stands in place of --cold-dir: name one of them")
+        raise UsageError("--cold-store replaces --cold-dir: name one of them")
     if settings.cold_store and settings.slot_dir is None:
-        raise UsageError("--cold-store stands beside --slot-dir, where the engine writes and reads")
+        raise UsageError("--cold-store needs --slot-dir, the folder that the engine writes and reads")
     if not settings.cold_store and (settings.hints or settings.store_key_file):
-        raise UsageError("--hints and --store-key-file stand beside --cold-store")
+        raise UsageError("--hints and --store-key-file need --cold-store")
     if settings.slot_dir is None:
         return None
     cold: Path | ColdTier | None = settings.cold_dir
@@ -40,7 +43,10 @@ def store_in(settings: Settings, metrics: Metrics) -> Store | None:
 
 
 def cold_room(settings: Settings) -> int:
-    """Bytes that the scheduler may fill; a shared store sees to its room itself."""
+    """Return the bytes of the cold tier that the scheduler may fill; no limit for a shared store.
+
+    A shared store is kept within its budget by its own collector.
+    """
     if settings.cold_store:
         return UNLIMITED
     return int(settings.cold_bytes) if settings.cold_dir else 0
@@ -81,11 +87,11 @@ def _hints(settings: Settings, metrics: Metrics) -> Hints | None:
     try:
         return Hints(settings.hints.get_secret_value(), settings.cold_store, _watched("hints", metrics))
     except ValueError as error:
-        raise UsageError("--hints: it is no URL such as redis://HOST:6379/0") from error
+        raise UsageError("--hints: not a URL such as redis://HOST:6379/0") from error
 
 
 def _watched(part: SharedPart, metrics: Metrics) -> Callable[[bool, str], None]:
-    """Tells of a store that is lost, and that it is back."""
+    """Return a callback that logs and counts when this part of the shared store fails or works again."""
     metrics.shared_up.labels(part=part).set(1)
 
     def changed(up: bool, why: str) -> None:

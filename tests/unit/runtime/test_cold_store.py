@@ -27,10 +27,10 @@ def test_without_a_slot_folder_there_is_no_store():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"cold_store": "/x", "cold_dir": "/y"}, "in place of"),
-        ({"cold_store": "/x", "slot_dir": None}, "beside --slot-dir"),
-        ({"hints": "redis://127.0.0.1:1"}, "beside --cold-store"),
-        ({"store_key_file": "/x"}, "beside --cold-store"),
+        ({"cold_store": "/x", "cold_dir": "/y"}, "replaces --cold-dir"),
+        ({"cold_store": "/x", "slot_dir": None}, "needs --slot-dir"),
+        ({"hints": "redis://127.0.0.1:1"}, "need --cold-store"),
+        ({"store_key_file": "/x"}, "need --cold-store"),
         ({"cold_store": "/dev/null/x"}, "cannot be used"),
         ({"cold_store": "s3://"}, "cannot be used"),
     ],
