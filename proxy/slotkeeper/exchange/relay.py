@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -13,9 +13,11 @@ from aiohttp import web
 from slotkeeper.api import errors
 from slotkeeper.api import head as names
 from slotkeeper.api.answer import ProgressFilter, comment
+from slotkeeper.api.assembling import Assembler, WholeAnswer
 from slotkeeper.api.errors import UpstreamFault
 from slotkeeper.api.head import Api
 from slotkeeper.exchange.account import Account
+from slotkeeper.exchange.answer_form import AnswerForm, NotAssembled
 from slotkeeper.exchange.cells import CellsGate, OutOfCells
 from slotkeeper.exchange.outlet import Outlet, ReadAhead
 from slotkeeper.exchange.upstream import (
@@ -43,6 +45,7 @@ log = get_logger(__name__)
 # close a silent connection. SSE comments (lines that begin with a colon) prevent that.
 
 WAITING: Final = comment("waiting")
+JSON: Final = "application/json; charset=utf-8"  # as llama-server writes it
 
 
 class Waiting:
@@ -115,6 +118,16 @@ class Waiting:
         if late:
             await self.opened.write(comment(*late))
         return self.opened
+
+    def whole(self, answer: aiohttp.ClientResponse, made: WholeAnswer) -> web.Response:
+        """Return an answer that was made from the engine's stream, with the engine's head and our labels."""
+        headers = prepared(answer, self._request_id).headers
+        for name in ("Content-Type", "X-Accel-Buffering"):  # those of a stream
+            headers.popall(name, None)
+        if made.status < 400:
+            headers.update(self._labels())
+        headers["Content-Type"] = JSON
+        return web.Response(status=made.status, headers=headers, body=made.body)
 
     async def end(self, event: bytes) -> web.StreamResponse:
         """End a stream that we opened, with one last event, because no stream came from the engine."""
@@ -190,7 +203,7 @@ class Relay:
         answer: aiohttp.ClientResponse,
         forward: Forward,
         link: EngineLink,
-        progress: ProgressFilter | None,
+        form: AnswerForm,
         *,
         alone: bool,
     ) -> web.StreamResponse:
@@ -204,12 +217,15 @@ class Relay:
         await self._predicted()
         if waiting.opened is not None and not streams:
             return await self._retell(answer, forward, link, read=body)
+        if form.assembler and streams:
+            return await self._assembled(answer, forward, link, form.progress, form.assembler)
         response = await waiting.accept(answer)
         if streams and not alone:
             waiting.start()
         with Outlet(self._ahead, self._request, response) as out:
             try:
-                await self._copied(answer, link, out, progress if streams else None, read=body)
+                progress = form.progress if streams else None
+                await self._copied(answer, link, out.write, waiting.ends_with, progress, read=body)
             except UpstreamFault as fault:
                 waiting.stop()
                 link.kick()
@@ -229,17 +245,18 @@ class Relay:
         self,
         answer: aiohttp.ClientResponse,
         link: EngineLink,
-        out: Outlet,
+        write: Callable[[bytes], Awaitable[None]],
+        written: Callable[[bytes], bytes],
         progress: ProgressFilter | None,
         *,
-        read: bytes,
+        read: bytes = b"",
     ) -> None:
-        """All of it but the progress. Raises UpstreamFault."""
-        listener, cells, waiting, streams = self._account.listener, self._cells, self._waiting, flows(answer)
+        """Write all of it but the progress; `written` is told before. Raises UpstreamFault."""
+        listener, cells, streams = self._account.listener, self._cells, flows(answer)
         steps = [listener.without(progress)] if progress else []
         if cells and streams:
             steps.append(cells.passing)
-        steps.append(waiting.ends_with)
+        steps.append(written)
 
         def passing(chunk: bytes) -> bytes:
             for step in steps:
@@ -253,12 +270,44 @@ class Relay:
             listener.heard(chunk)
 
         async with answering(link):
-            await copy(answer, out.write, heard, passing, read=read)
-        waiting.stop()
+            await copy(answer, write, heard, passing, read=read)
+        self._waiting.stop()
         if streams:
-            await out.write((cells.close() if cells else b"") + (progress.close() if progress else b""))
+            await write((cells.close() if cells else b"") + (progress.close() if progress else b""))
         if link.address.model:
             self._check_whole(answer)
+
+    async def _assembled(
+        self,
+        answer: aiohttp.ClientResponse,
+        forward: Forward,
+        link: EngineLink,
+        progress: ProgressFilter | None,
+        assembler: Assembler,
+    ) -> web.Response:
+        """Return the whole answer that a stream tells. Until it is complete, the client has no byte of it.
+
+        Raises UpstreamFault, NotAssembled.
+        """
+
+        async def take(chunk: bytes) -> None:
+            assembler.feed(chunk)
+
+        try:
+            await self._copied(answer, link, take, bytes, progress)
+        except UpstreamFault:
+            link.kick()
+            raise
+        whole = assembler.close()
+        if whole is None:
+            link.assembles = False
+            log.warning("answer_not_assembled", request_id=self._account.id, engine=link.engine)
+            self._driver.metrics.fallback("assemble")
+            raise NotAssembled("no whole answer could be made of the engine's stream")
+        if self._cells:
+            self._cells.ended(self._account.listener.end())
+        self._account.finished(forward, link, whole.status)
+        return self._waiting.whole(answer, whole)
 
     def _check_whole(self, answer: aiohttp.ClientResponse) -> None:
         """Check that a stream is complete: a router ends it normally if its engine dies (engine.md 13).

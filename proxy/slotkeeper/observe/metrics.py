@@ -31,6 +31,7 @@ from slotkeeper.scheduler.types import Crowded, EngineId, ModelName, Reason, id_
 from slotkeeper.store.trouble import Trouble
 
 Fallback = Literal[
+    "assemble",
     "effect",
     "exchange",
     "explain",
