@@ -13,7 +13,15 @@ from typing import Final
 from aiohttp import web
 
 from slotkeeper.admin.admin import AdminPort
-from slotkeeper.composition import KEEPALIVE_SECONDS, connections_of, limits_in, read_ahead_in, trusted_in
+from slotkeeper.composition import (
+    KEEPALIVE_SECONDS,
+    cold_room,
+    connections_of,
+    limits_in,
+    read_ahead_in,
+    store_in,
+    trusted_in,
+)
 from slotkeeper.conversation.naming import Naming
 from slotkeeper.conversation.rules.apply import DEFAULTS
 from slotkeeper.conversation.rules.base import Choice
@@ -36,7 +44,6 @@ from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.recording import Recorder
 from slotkeeper.observe.spans import spans_to
-from slotkeeper.runtime.cold_store import cold_room, store_in
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.membership import link_to

@@ -270,6 +270,16 @@ class Lane:
         finally:
             self._halts.discard(halt)
 
+    def finish(self, work: Callable[[], None]) -> None:
+        """Run `work` after all earlier work, also if no caller waits for it; at once if the lane is closed.
+
+        For what must be given back even if the caller is cancelled a second time.
+        """
+        try:
+            self._pool.submit(work)
+        except RuntimeError:  # the thread has ended
+            work()
+
     async def close(self) -> None:
         self._closed = True
         for halt in self._halts:

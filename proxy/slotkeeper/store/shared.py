@@ -36,7 +36,6 @@ from slotkeeper.store.snapshot_folder import SnapshotFolder
 from slotkeeper.store.streams import BlobReader, BlobWriter, stored_size
 from slotkeeper.store.tiers import Swept
 from slotkeeper.store.trouble import (
-    HaltedError,
     LateError,
     MissingError,
     SnapshotError,
@@ -248,8 +247,7 @@ class SharedStore:
             else:
                 await self.objects.stream_up(blob, self._read(source, manifest))
         finally:
-            for reader in opened:
-                await self._close(reader)
+            self._lane.finish(partial(_close_all, opened))
         if size > AT_ONCE and await self.objects.size(blob) != size:
             raise StoreError(Trouble.UNREACHABLE, f"{self.name} has not kept what was written")
         if time.monotonic() - began > FRESH:  # a collector may already take the blob for a leftover
@@ -258,13 +256,6 @@ class SharedStore:
             await self.objects.remove(blob)  # another sidecar was first; no head names our blob
             await self._tell_use(entry, manifest.size)
         return True
-
-    async def _close(self, reader: BlobReader) -> None:
-        """Close the reader after the read in progress; at once if the lane is closed."""
-        try:
-            await self._lane.do(lambda _: reader.close())
-        except HaltedError:
-            reader.close()
 
     async def _read(self, source: BlobReader, manifest: Manifest) -> AsyncIterator[bytes]:
         """Yield the blob as stored. Raises UnfitError at the end if the file is not what was kept."""
@@ -363,6 +354,11 @@ def _promise(entry: HeadName, marks: Sequence[str]) -> tuple[int, bool]:
     """Return a sort key: tokens shared with the prompt, then whether these are all of the entry's tokens."""
     common = entry.common(marks)
     return common, common == entry.tokens // BLOCK * BLOCK
+
+
+def _close_all(readers: list[BlobReader]) -> None:
+    for reader in readers:
+        reader.close()
 
 
 def _feed(target: BlobWriter, chunk: memoryview, _: Halt) -> None:

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from pydantic import ByteSize
 
-from slotkeeper.composition import limits_in
+from slotkeeper.composition import limits_in, store_in
 from slotkeeper.config import UsageError
 from slotkeeper.observe.metrics import Metrics
-from slotkeeper.runtime.cold_store import store_in
 from slotkeeper.settings import Settings
 from unit.store.sharing import KEY, sidecar
 
