@@ -298,16 +298,16 @@ class Relay:
         except UpstreamFault:
             link.kick()
             raise
-        whole = assembler.close()
-        if whole is None:
+        made = assembler.close()
+        if made is None:
             link.assembles = False
             log.warning("answer_not_assembled", request_id=self._account.id, engine=link.engine)
             self._driver.metrics.fallback("assemble")
             raise NotAssembled("no whole answer could be made of the engine's stream")
         if self._cells:
             self._cells.ended(self._account.listener.end())
-        self._account.finished(forward, link, whole.status)
-        return self._waiting.whole(answer, whole)
+        self._account.finished(forward, link, made.status)
+        return self._waiting.whole(answer, made)
 
     def _check_whole(self, answer: aiohttp.ClientResponse) -> None:
         """Check that a stream is complete: a router ends it normally if its engine dies (engine.md 13).
