@@ -28,6 +28,7 @@ from benchmarks.tables import MEASURED, code, table
 from slotkeeper.conversation.divergence import CAUSES
 from slotkeeper.conversation.likeness import RequestKind
 from slotkeeper.conversation.rules.apply import RULES
+from slotkeeper.observe.gauges import EngineSeen, EngineState
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.types import EngineId, Reason
@@ -124,8 +125,9 @@ def metrics() -> str:
 
 def _metrics() -> Iterator[Sequence[str]]:
     live = Metrics()
-    live.watch(Placement)
-    live.engine_up(EngineId("x"), up=True)
+    seen = EngineSeen(engine=EngineId("x"), state=EngineState.UP, answers=True, losses=0)
+    live.watch(Placement, engines=lambda: [seen])
+    live.engine_added(seen.engine)
     labels = _labels(live)
     for family in sorted(live.registry.collect(), key=lambda family: family.name):
         name = family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")

@@ -196,6 +196,22 @@ def slots() -> list[Panel]:
             {"{{state}}": NOW.total("slots", "state")},
             stacked=True,
         ),
+        lines(
+            "Engines, by state",
+            "Good is up, and `unloaded` or `sleeping` where that is wanted. `failing`: it answers, but "
+            "requests fail there, and go elsewhere. Somebody has asked for what is `draining` or `drained`.",
+            {"{{engine}} {{state}}": f"{NOW.total('engine_state', 'engine', 'state')} > 0"},
+            stacked=True,
+        ),
+        lines(
+            "Engines that fail",
+            "Requests that failed by an engine's fault, and engines that were lost: they ended, froze, slept "
+            "or were unloaded. Good is 0, but for sleep and for models that take turns.",
+            {
+                "failed: {{engine}}": NOW.increase("engine_failures_total", "engine"),
+                "lost: {{engine}}": NOW.increase("engine_losses_total", "engine"),
+            },
+        ),
         lines("Queued requests", "Good is 0 most of the time.", {"waiting": NOW.total("queued_requests")}),
         lines(
             "Flags found out",

@@ -74,12 +74,21 @@ ALERTS: Final = (
     ),
     Alert(
         name="SlotkeeperEngineDown",
-        measure=LONG.series("engine_up"),
+        measure=LONG.series("engine_state", state="down"),
         over="==",
-        threshold=0,
+        threshold=1,
         hold="2m",
         severity="critical",
         summary="The engine {{ $labels.engine }} does not answer.",
+    ),
+    Alert(
+        name="SlotkeeperEngineFailing",
+        measure=f"avg_over_time({LONG.series('engine_state', state='failing')}[{LONG.window}])",
+        over=">",
+        threshold=0.5,
+        hold="5m",  # else the first minute of a sidecar could be enough
+        severity="warning",
+        summary="The engine {{ $labels.engine }} answers, but requests fail there.",
     ),
     Alert(
         name="SlotkeeperRequestsFail",

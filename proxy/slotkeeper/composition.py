@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from slotkeeper.config import UsageError
 from slotkeeper.exchange.connections import Connections, Network, Tls, raise_descriptors, room_for
-from slotkeeper.exchange.relay import ReadAhead
+from slotkeeper.exchange.outlet import ReadAhead
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics, SharedPart
 from slotkeeper.scheduler.costs import Limits

@@ -187,6 +187,35 @@ async def test_a_prefill_shows_how_far_it_is(browser: Browser, busy: Sidecar, vi
         assert looker.complaints == []
 
 
+@pytest.mark.parametrize(
+    ("changed", "shown"),
+    [
+        ({"failing": True}, "ok, requests fail"),
+        ({"draining": True}, "ok, draining"),
+        ({"draining": True, "drained": True}, "ok, drained"),
+    ],
+    ids=["failing", "draining", "drained"],
+)
+async def test_an_engine_says_how_it_is_used(
+    browser: Browser, busy: Sidecar, changed: dict[str, bool], shown: str
+):
+    """For as long as this test looks at it: the rest is the sidecar's own answer."""
+
+    async def used_so(route: Route) -> None:
+        answer = await route.fetch()
+        state = await answer.json()
+        state["engines"][0] |= changed
+        await route.fulfill(response=answer, json=state)
+
+    async with reading(browser, admin_of(busy)) as looker:
+        await looker.page.route("**/api/state", used_so)
+        await looker.open()
+        told = looker.page.locator(".engine h3 .state").first
+        await expect(told).to_have_text(shown)
+        await expect(told).to_have_attribute("data-state", "down" if "failing" in changed else "up")
+        assert looker.complaints == []
+
+
 @needs_b10434
 async def test_a_model_that_is_not_loaded_is_shown_and_no_alarm(browser: Browser, tmp_path: Path):
     async with router(tmp_path) as started, lab.keeping(started) as sidecar:

@@ -7,14 +7,14 @@ import shutil
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
 
-from commands.process import SLOTKEEPER, environ, lives
+from commands.process import serving
 from containers import ROOT
 from engine.conftest import Engine, Factory, wait_until
 from programs import program
@@ -32,6 +32,17 @@ def found(name: str) -> str:
     """Return the path of HAProxy or nginx."""
     path = shutil.which(name, path=os.pathsep.join((os.environ.get("PATH", os.defpath), SBIN)))
     return path or program(name)
+
+
+@contextmanager
+def beside(
+    engine: str, log: Path, *words: str, data: str | None = None
+) -> Iterator[tuple[subprocess.Popen[Any], str, str]]:
+    """A sidecar that is a process of its own, once it serves: its process, its data port, its admin port."""
+    words = ("--upstream", engine, "--save-pause", "0.05", *words)
+    with log.open("wb") as out, serving(*words, data=data, stdout=out, stderr=out) as sidecar:
+        wait_until(lambda: httpx.get(f"http://{sidecar[2]}/readyz", timeout=5).is_success)
+        yield sidecar
 
 
 @dataclass
@@ -69,6 +80,7 @@ class Pods:
     folder: Path
     more: Sequence[str] = ()
     all: list[Pod] = field(default_factory=list)
+    _open: ExitStack = field(default_factory=ExitStack)  # their sidecars
 
     def start(self, *more: str, data: str | None = None, slots: int = 2, files: bool = False) -> Pod:
         """Start a pod.
@@ -78,24 +90,14 @@ class Pods:
         engine = self.factory("tiny-hybrid", args=["-np", str(slots), "--alias", MODEL])
         if files:
             more = (*more, "--slot-dir", str(engine.slot_dir))
-        data, admin = data or f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
-        words = ["--upstream", engine.base, "--listen", data, "--admin-listen", admin]
-        words += ["--drain-delay", "3", "--save-pause", "0.05", *self.more, *more]
-        log = (self.folder / f"sidecar-{len(self.all)}.log").open("wb")
-        process = subprocess.Popen(
-            [*SLOTKEEPER, "serve", *words], env=environ(), stdout=log, stderr=log, stdin=subprocess.DEVNULL
-        )
-        log.close()
-        pod = Pod(engine, data, admin, process)
-        self.all.append(pod)
-        wait_until(lambda: lives(admin))
-        wait_until(lambda: httpx.get(f"http://{admin}/readyz", timeout=5).is_success)
+        log = self.folder / f"sidecar-{len(self.all)}.log"
+        words = ["--drain-delay", "3", *self.more, *more]
+        process, data, admin = self._open.enter_context(beside(engine.base, log, *words, data=data))
+        self.all.append(pod := Pod(engine, data, admin, process))
         return pod
 
     def close(self) -> None:
-        for pod in self.all:
-            pod.process.kill()
-            pod.process.wait()
+        self._open.close()
 
 
 # -- gateways --------------------------------------------------------------------------------------------

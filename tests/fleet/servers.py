@@ -1,4 +1,4 @@
-"""Servers that sidecars share: Redis, an S3 server (moto's), and a proxy in front of it that injects faults.
+"""Servers that sidecars share: Redis, S3 servers (moto's, versitygw), and a proxy that injects faults.
 
 Each is a separate process on loopback, and is killed by its process id.
 """
@@ -6,7 +6,9 @@ Each is a separate process on loopback, and is killed by its process id.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import shutil
 import socket
 import subprocess
 import urllib.request
@@ -17,13 +19,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from engine.conftest import wait_until
 from patience import PATIENCE
 from programs import program
 from slotkeeper.engine.launch import free_port
 
 BUCKET: Final = "slots"
-# The credentials that obstore reads; the server checks none of them.
+# The credentials that obstore reads; moto checks none of them.
 CREDENTIALS: Final = {
     "AWS_ACCESS_KEY_ID": "AKIDOFTESTS",
     "AWS_SECRET_ACCESS_KEY": "secret-of-tests",
@@ -62,6 +66,29 @@ def s3_server(port: int = 0) -> Iterator[str]:
         made = urllib.request.Request(f"{endpoint}/{BUCKET}", data=b"", method="PUT")
         urllib.request.urlopen(made, timeout=PATIENCE).close()
         yield endpoint
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def versitygw(folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """An S3 server that users run, with one bucket: buckets are folders, objects are files in them."""
+    path = shutil.which(os.environ.get("VERSITYGW") or "versitygw")
+    if path is None:
+        pytest.skip("versitygw is not installed here: tests/README.md says how to get it")
+    user = {
+        "ROOT_ACCESS_KEY": CREDENTIALS["AWS_ACCESS_KEY_ID"],
+        "ROOT_SECRET_KEY": CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+    }
+    (folder / BUCKET).mkdir(parents=True, exist_ok=True)
+    words = [path, "--quiet", "--port", f"127.0.0.1:{port}", "posix", str(folder)]
+    process = subprocess.Popen(
+        words, env=os.environ | user, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        wait_for(port, process)
+        yield process
     finally:
         process.kill()
         process.wait()

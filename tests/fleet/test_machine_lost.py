@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import aiohttp
 import pytest
 
-from chaos.lab_snapshots import CHAT, Bench, Talk, bench, undisturbed
+from chaos.lab_snapshots import CHAT, Talk, bench, undisturbed
 from chaos.raw import until
+from fleet.parts import beside
 from fleet.servers import BUCKET
 from fleet.test_moving import BUILD, MODEL
-from patience import PATIENCE
-from slotkeeper.engine.launch import free_port
 
 TALKS: Final = 40
 TURNS: Final = 4
@@ -50,29 +46,6 @@ class Sums:
     again: int = 0  # requests that were sent a second time, to the other machine
     restored: int = 0
     lost: list[int] = field(default_factory=list)  # tokens beyond the oracle, of each request that had any
-
-
-@contextmanager
-def serve(engine: Bench, settings: dict[str, Any]) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Run a sidecar in its own process."""
-    port, admin = free_port(), free_port()
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
-    listen = [f"--listen=127.0.0.1:{port}", f"--admin-listen=127.0.0.1:{admin}"]
-    log = (engine.folder / "sidecar.log").open("wb")
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "slotkeeper", "serve", "--upstream", engine.base),
-            *("--slot-dir", str(engine.slots), "--save-pause", "0.05", *listen, *words),
-        ],
-        stderr=log,
-        env=os.environ,
-    )
-    try:
-        yield f"http://127.0.0.1:{port}", process
-    finally:
-        process.kill()
-        process.wait()
-        log.close()
 
 
 async def play(talk: Talk, machines: list[Machine], home: int, sums: Sums) -> None:
@@ -109,17 +82,19 @@ async def test_a_sidecar_and_its_engine_are_killed_and_the_other_goes_on(
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
     key = tmp_path / "key"
     key.write_text("k" * 64)
-    shared = {"cold_store": f"s3://{BUCKET}/lost", "hints": redis, "store_key_file": key}
+    shared = ["--cold-store", f"s3://{BUCKET}/lost", "--hints", redis, "--store-key-file", str(key)]
     async with AsyncExitStack() as stack:
         one = await stack.enter_async_context(bench(MODEL, BUILD, tmp_path / "one", *FLAGS))
         other = await stack.enter_async_context(bench(MODEL, BUILD, tmp_path / "other", *FLAGS))
         talks = await undisturbed(one, TALKS, turns=TURNS, lead=LEAD)
-        base, process = stack.enter_context(serve(one, shared))
-        survivor, _ = stack.enter_context(serve(other, shared))
-        for each in (base, survivor):
-            await until_it_serves(each)
-        machines = [Machine(survivor), Machine(base)]
-        sums, doomed = Sums(), machines[1]
+        sidecars = [
+            stack.enter_context(
+                beside(each.base, each.folder / "sidecar.log", "--slot-dir", str(each.slots), *shared)
+            )
+            for each in (other, one)
+        ]
+        machines = [Machine(f"http://{data}") for _, data, _ in sidecars]
+        sums, doomed, process = Sums(), machines[1], sidecars[1][0]
         async with asyncio.TaskGroup() as group:
             for talk in talks:
                 group.create_task(play(talk, machines, talk.number % 2, sums))
@@ -136,14 +111,3 @@ async def test_a_sidecar_and_its_engine_are_killed_and_the_other_goes_on(
 def record(figures: str) -> None:
     """Write the figures for a person who runs pytest -s."""
     sys.stderr.write(figures + "\n")
-
-
-async def until_it_serves(base: str) -> None:
-    async with aiohttp.ClientSession() as client, asyncio.timeout(PATIENCE):
-        while True:
-            try:
-                async with client.get(base + "/health") as answer:
-                    if answer.status == 200:
-                        return
-            except aiohttp.ClientError:
-                await asyncio.sleep(0.05)

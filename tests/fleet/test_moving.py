@@ -20,9 +20,9 @@ from chaos.lab_snapshots import (
     take_turn,
     undisturbed,
 )
-from fleet.servers import BUCKET
+from fleet.servers import BUCKET, versitygw
 from slotkeeper.app import Sidecar
-from slotkeeper.engine.launch import EngineKind
+from slotkeeper.engine.launch import EngineKind, free_port
 from slotkeeper.scheduler.slot_contents import Tier
 
 MODEL: Final = "tiny-hybrid"
@@ -48,7 +48,7 @@ async def _turn(client: aiohttp.ClientSession, talk: Talk) -> int:
     return int(usage["prompt_tokens"] + usage["completion_tokens"])
 
 
-@pytest.mark.parametrize("where", ["s3", "folder"])
+@pytest.mark.parametrize("where", ["s3", "folder", pytest.param("versitygw", marks=pytest.mark.fleet)])
 async def test_a_conversation_that_moves_costs_its_new_part(
     where: str, s3: str, redis: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -60,6 +60,10 @@ async def test_a_conversation_that_moves_costs_its_new_part(
     if where == "folder":
         more = {"cold_store": str(tmp_path / "shared")}
     async with AsyncExitStack() as stack:
+        if where == "versitygw":
+            port = free_port()
+            stack.enter_context(versitygw(tmp_path / "data", port))
+            monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
         one = await stack.enter_async_context(bench(MODEL, BUILD, tmp_path / "one"))
         other = await stack.enter_async_context(bench(MODEL, BUILD, tmp_path / "other"))
         (talk,) = await undisturbed(one, 1, turns=4)

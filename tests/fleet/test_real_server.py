@@ -1,51 +1,31 @@
-"""MinIO, an S3 server in wide use, which moto only imitates. Skipped if it is not installed."""
+"""versitygw, an S3 server in wide use, which moto only imitates. Skipped if it is not installed."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
-import boto3
 import pytest
 
-from fleet.servers import BUCKET, CREDENTIALS, wait_for
+from fleet.servers import BUCKET, CREDENTIALS, versitygw
 from fleet.test_killed import let_go
-from programs import program
 from slotkeeper.engine.launch import free_port
 from slotkeeper.store import shared as module
 from slotkeeper.store.collector import StoreCollector
-from slotkeeper.store.trouble import StoreError
+from slotkeeper.store.objects import Objects
+from slotkeeper.store.trouble import StoreError, Trouble
 from unit.store.saving import offered
-from unit.store.sharing import KEY, LONG, found, kept_state, sidecar
+from unit.store.sharing import KEY, LONG, found, kept_state, sidecar, unheard
 from unit.store.test_shared import prompt
 
 pytestmark = pytest.mark.fleet
 
 LARGE = 100_000  # their file has several parts
 DEATHS = 10
-
-
-@contextmanager
-def minio(folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    user = {
-        "MINIO_ROOT_USER": CREDENTIALS["AWS_ACCESS_KEY_ID"],
-        "MINIO_ROOT_PASSWORD": CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
-    }
-    words = [program("minio"), "server", str(folder), "--address", f"127.0.0.1:{port}", "--quiet"]
-    process = subprocess.Popen(
-        words, env=os.environ | user, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        wait_for(port, process)
-        yield process
-    finally:
-        process.kill()
-        process.wait()
+RACES = 50
+RIVALS = 8  # that create one object at once
 
 
 @pytest.fixture
@@ -55,16 +35,10 @@ def port(monkeypatch: pytest.MonkeyPatch) -> int:
     return found_
 
 
-def make_bucket(port: int) -> None:
-    client = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{port}")
-    client.create_bucket(Bucket=BUCKET)
-
-
 async def test_conditional_writes_parts_and_listings(port: int, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(module, "AT_ONCE", 1 << 20)
     one, other, url = tmp_path / "one", tmp_path / "other", f"s3://{BUCKET}/real"
-    with minio(tmp_path / "data", port):
-        await asyncio.to_thread(make_bucket, port)
+    with versitygw(tmp_path / "data", port):
         async with sidecar(one, url, KEY) as (store, writer), sidecar(other, url, KEY) as (second, shared):
             assert await writer.objects.create("heads/x", b"1")
             assert not await writer.objects.create("heads/x", b"2")
@@ -82,18 +56,45 @@ async def test_conditional_writes_parts_and_listings(port: int, tmp_path: Path, 
             assert [seen async for seen in shared.objects.listing("heads")] == []
 
 
+async def test_of_many_that_create_one_object_at_once_one_has(port: int, tmp_path: Path):
+    """On this the heads and the elections rely."""
+    with versitygw(tmp_path / "data", port):
+        rivals = [Objects(f"s3://{BUCKET}/races", unheard) for _ in range(RIVALS)]
+        for race in range(RACES):
+            path = f"elections/{race}"
+            made = await asyncio.gather(
+                *(rival.create(path, b"%d" % number) for number, rival in enumerate(rivals))
+            )
+            assert made.count(True) == 1
+            assert await rivals[0].read(path, 10) == b"%d" % made.index(True)
+
+
+async def test_a_listing_of_more_than_one_page_is_whole(port: int, tmp_path: Path):
+    """S3 lists a thousand at a time."""
+    with versitygw(tmp_path / "data", port):
+        objects = Objects(f"s3://{BUCKET}/pages", unheard)
+        names = {f"heads/a/b/{number:04d}" for number in range(1100)}
+        await asyncio.gather(*map(objects.mark, names))
+        assert {seen.path async for seen in objects.listing("heads/a/b")} == names
+
+
+async def test_other_credentials_are_refused(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not " + CREDENTIALS["AWS_SECRET_ACCESS_KEY"])
+    with versitygw(tmp_path / "data", port):
+        with pytest.raises(StoreError) as caught:
+            await Objects(f"s3://{BUCKET}/refused", unheard).create("heads/x", b"1")
+        assert caught.value.trouble is Trouble.REFUSED
+        assert CREDENTIALS["AWS_ACCESS_KEY_ID"] not in str(caught.value)
+
+
 async def test_the_server_is_killed_in_the_middle_and_nothing_that_was_reported_is_lost(
     port: int, tmp_path: Path
 ):
     one, url, chance = tmp_path / "one", f"s3://{BUCKET}/killed", random.Random(15)
     reported: dict[int, str] = {}
     seed = 0
-    for death in range(DEATHS + 1):
-        with minio(tmp_path / "data", port) as process:
-            if not death:
-                await asyncio.to_thread(make_bucket, port)
-            if death == DEATHS:
-                break
+    for _ in range(DEATHS):
+        with versitygw(tmp_path / "data", port) as process:
             async with sidecar(one, url, KEY) as (store, _):
                 asyncio.get_running_loop().call_later(chance.random(), process.kill)
                 with suppress(StoreError):
@@ -103,7 +104,8 @@ async def test_the_server_is_killed_in_the_middle_and_nothing_that_was_reported_
                         await store.copy_cold(kept.id)
                         reported[seed] = kept.manifest.sha256
                         await let_go(store, kept.id)
-    with minio(tmp_path / "data", port):
+    assert reported
+    with versitygw(tmp_path / "data", port):
         async with sidecar(tmp_path / "reader", url, KEY) as (_, shared):
             for number, digest in reported.items():
                 (there,) = await found(shared, prompt(number))

@@ -57,6 +57,10 @@ def predicted(right: int, wrong: int) -> Series:
     return {f'{error}_bucket{{le="64.0"}}': right, f"{error}_count": right + wrong}
 
 
+def states(**values: int) -> Series:
+    return {f'engine_state{{engine="a",state="{state}"}}': value for state, value in values.items()}
+
+
 def operation(op: str, outcome: str) -> str:
     return f'snapshot_operations_total{{op="{op}",outcome="{outcome}"}}'
 
@@ -69,9 +73,12 @@ def requests(ok: int, gone: int, broken: int) -> Series:
 SCENES: Final = {
     "SlotkeeperDown": Scene(fires={"up": 0}, quiet={"up": 1}, gauges=True),
     "SlotkeeperEngineDown": Scene(
-        fires={'engine_up{engine="a"}': 0, 'engine_up{engine="b"}': 1},
-        quiet={'engine_up{engine="a"}': 1, 'engine_up{engine="b"}': 1},
+        fires=states(down=1, up=0),
+        quiet=states(down=0, up=0, drained=1),  # which may well be down
         gauges=True,
+    ),
+    "SlotkeeperEngineFailing": Scene(
+        fires=states(failing=1, up=0), quiet=states(failing=0, up=1), gauges=True
     ),
     "SlotkeeperRequestsFail": Scene(fires=requests(80, 10, 10), quiet=requests(80, 18, 2)),
     "SlotkeeperQueueLong": Scene(fires=waiting(80, 20), quiet=waiting(99, 1)),

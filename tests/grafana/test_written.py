@@ -13,7 +13,9 @@ import pytest
 import yaml
 from grafana.__main__ import FILES, HERE, main
 
+from slotkeeper.observe.gauges import EngineFigures, SlotFigures
 from slotkeeper.observe.metrics import Metrics
+from slotkeeper.scheduler.placement import Placement
 
 DASHBOARD: Final = json.loads((HERE / "dashboards/slotkeeper.json").read_text("utf-8"))
 PANELS: Final = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
@@ -65,8 +67,8 @@ def test_a_panel_says_what_is_good_and_asks_the_chosen_source_for_the_chosen_sid
 def test_every_metric_is_on_the_dashboard():
     shown = set(re.findall(r"slotkeeper_\w+", json.dumps(DASHBOARD)))
     plain = {re.sub(r"_(total|bucket|count|sum|info)$", "", name) for name in shown}
-    made = Metrics()
-    assert {family.name for family in made.registry.collect()} <= plain
+    sources = (Metrics().registry, SlotFigures(Placement), EngineFigures(tuple))
+    assert {family.name for source in sources for family in source.collect()} <= plain
 
 
 def test_variables_narrow_what_is_shown():

@@ -19,6 +19,7 @@ from urllib.parse import unquote_to_bytes
 import orjson
 
 from slotkeeper.api import anthropic, openai, responses
+from slotkeeper.api.assembling import assembles
 from slotkeeper.api.document import (
     Doc,
     NotOurs,
@@ -286,6 +287,7 @@ class Ask:
     progress: bool  # the body has `return_progress` itself
     hash_chain: tuple[bytes, ...]  # chained digests: of all before the messages, then per message
     conversation: str | None  # any name that the body offers for its conversation
+    assembles: bool = False  # the whole answer that it wants can be made from a stream
 
 
 def parse(api: Api, body: bytes) -> Ask:
@@ -315,6 +317,7 @@ def read(api: Api, doc: Doc, taken: Claim | None = None) -> Ask:
         progress="return_progress" in doc,
         hash_chain=() if told is None else hash_chain(told, shape.lead),
         conversation=offered(doc),
+        assembles=assembles(api, doc),
     )
 
 
@@ -399,6 +402,11 @@ PROGRESS: Final = b'"return_progress"'
 def can_ask(ask: Ask) -> bool:
     """Whether we can ask for progress without the client noticing."""
     return ask.stream and ask.api in PROGRESS_ROUTES and ask.claim.copies == 1 and not ask.progress
+
+
+def can_assemble(ask: Ask) -> bool:
+    """Whether we can request a stream, and make the one whole answer of it that the client wants."""
+    return ask.assembles and ask.claim.copies == 1
 
 
 def ask_for(body: bytes) -> bytes:

@@ -74,16 +74,15 @@ def is_router(props: Mapping[str, Any]) -> bool:
     return props.get("role") == "router"
 
 
-class EngineClient:
-    """The control routes of one engine. Use as an async context manager, or `close` it."""
+class ControlClient:
+    """The connections to one server. Use as an async context manager, or `close` it."""
 
     def __init__(self, base: str, *, api_key: str | None = None, pulse: Pulse | None = None) -> None:
         self._http = EngineHttp(base, api_key=api_key, pulse=pulse)
         self.base = self._http.base
-        self.computed = 0  # prompt tokens of completed prefills and guesses
 
     def __repr__(self) -> str:
-        return f"<EngineClient {self._http!r}>"
+        return f"<{type(self).__name__} {self._http!r}>"
 
     async def __aenter__(self) -> Self:
         return self
@@ -93,6 +92,14 @@ class EngineClient:
 
     async def close(self) -> None:
         await self._http.close()
+
+
+class EngineClient(ControlClient):
+    """The control routes of one engine."""
+
+    def __init__(self, base: str, *, api_key: str | None = None, pulse: Pulse | None = None) -> None:
+        super().__init__(base, api_key=api_key, pulse=pulse)
+        self.computed = 0  # prompt tokens of completed prefills and guesses
 
     @property
     def busy(self) -> bool:
@@ -319,27 +326,8 @@ class Listing:
     most: int
 
 
-class RouterClient:
-    """A router's own routes; none of them loads or wakes a model except `load`.
-
-    Use as an async context manager, or `close` it.
-    """
-
-    def __init__(self, base: str, *, api_key: str | None = None) -> None:
-        self._http = EngineHttp(base, api_key=api_key)
-        self.base = self._http.base
-
-    def __repr__(self) -> str:
-        return f"<RouterClient {self._http!r}>"
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        await self._http.close()
+class RouterClient(ControlClient):
+    """A router's own routes; none of them loads or wakes a model except `load`."""
 
     async def listing(self, *, headers: Headers | None = None) -> Listing:
         """Return the models. Raises EngineError, EngineGoneError."""

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from slotkeeper.engine import disk_cache, fingerprint
 from slotkeeper.engine.answers import NoFilesError, Why
@@ -29,9 +29,6 @@ from slotkeeper.scheduler.adapters import Adapter
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.types import SlotId
 from slotkeeper.vocab.gguf import GgufHeader, read_header
-
-if TYPE_CHECKING:
-    from slotkeeper.vocab.gguf import GgufHeader
 
 # Bytes of 32 values, from ggml's block sizes; a type that is not listed counts as f16.
 BLOCK_BYTES: Final = {

@@ -14,8 +14,9 @@ from slotkeeper.api.answer import Answer
 from slotkeeper.api.errors import UpstreamFault
 from slotkeeper.exchange.upstream import flows, whole
 from slotkeeper.runtime.driver import Driver
+from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.events import Exceeded
-from slotkeeper.scheduler.types import RequestId
+from slotkeeper.scheduler.types import Reason, RequestId
 
 WORDS: Final = b"Context size has been exceeded"
 ERRORS: Final = (b'data: {"error"', b"event: error", b"error: ")  # beginnings of an error event
@@ -100,3 +101,10 @@ class CellsGate:
         """Return the bytes held back; all that follows passes."""
         held, self._held, self._shut = self._held, b"", False
         return held
+
+
+def gate_for(driver: Driver, forward: Forward, *, outgrown: bool) -> CellsGate | None:
+    """None where slots share no buffer, so no answer can be this error. It is sent again only once."""
+    if not driver.placement.may_lack_cells(forward.engine):
+        return None
+    return CellsGate(driver, forward.request, shut=not outgrown and forward.reason is not Reason.BYPASS)

@@ -25,7 +25,7 @@ from slotkeeper.engine.client import LOOP_STATUS
 from slotkeeper.exchange.connections import Connections
 from slotkeeper.exchange.door import Judged, KeyCheck, Refusal
 from slotkeeper.exchange.exchange import Exchange, Gate
-from slotkeeper.exchange.relay import Outlet
+from slotkeeper.exchange.outlet import Outlet
 from slotkeeper.exchange.upstream import GONE, abort, answering, copy, prepared, target
 from slotkeeper.observe.log import Seldom, get_logger
 from slotkeeper.observe.metrics import ConnectionCut, Metrics

@@ -10,18 +10,19 @@ from aiohttp import web
 
 from slotkeeper.api import errors
 from slotkeeper.api import head as names
-from slotkeeper.api.answer import ProgressFilter
 from slotkeeper.api.errors import ClientFault, Fault, UpstreamFault
 from slotkeeper.api.head import Api, Secrets
 from slotkeeper.api.head import request_id as safe_id
-from slotkeeper.api.request import NotPlain, ask_for, can_ask, is_large, placed, uncached
+from slotkeeper.api.request import NotPlain, is_large, placed, uncached
 from slotkeeper.conversation.naming import Naming
 from slotkeeper.exchange.account import Account
-from slotkeeper.exchange.cells import OutOfCells
+from slotkeeper.exchange.answer_form import NotAssembled, form_for
+from slotkeeper.exchange.cells import OutOfCells, gate_for
 from slotkeeper.exchange.connections import Network
 from slotkeeper.exchange.door import Door, KeyCheck, Refusal, program_of
 from slotkeeper.exchange.keys import CrowdedFault, Used
-from slotkeeper.exchange.relay import ReadAhead, Relay, Waiting
+from slotkeeper.exchange.outlet import ReadAhead
+from slotkeeper.exchange.relay import Relay, Waiting
 from slotkeeper.exchange.slot_actions import SlotActions
 from slotkeeper.exchange.upstream import GONE, NotSent, Upstream, answering
 from slotkeeper.observe.log import get_logger
@@ -37,8 +38,6 @@ from slotkeeper.scheduler.types import Crowded, EngineId, Reason
 if TYPE_CHECKING:
     from slotkeeper.observe.otel import Spans  # of an extra
 
-# Passed through, or over within moments: we do not ask for progress.
-AS_IT_IS: Final = frozenset({Reason.BYPASS, Reason.BRIEF})
 CROWDED: Final = {
     Crowded.ALL: "too many requests wait for a slot; try again later, or raise --max-waiting",
     Crowded.CLIENT: "too many of your requests wait; try again later, or raise --max-waiting-per-client",
@@ -195,8 +194,8 @@ class Exchange:
             losses = self._gate.driver.links[forward.engine].losses
             try:
                 return await self._answer(forward, losses)
-            except OutOfCells:
-                self._outgrown = True
+            except (OutOfCells, NotAssembled) as why:
+                self._outgrown = self._outgrown or isinstance(why, OutOfCells)
             except UpstreamFault as fault:
                 if not await self._again(forward.engine, losses, fault):
                     raise
@@ -337,19 +336,17 @@ class Exchange:
         """Send the request and relay the answer. `losses` is the engine's count from before the send."""
         driver = self._gate.driver
         body = placed(self._apart(self._body_out, forward), self._account.claim, forward.slot)
-        ask, progress = self._account.ask, None
-        if ask is not None and forward.reason not in AS_IT_IS and can_ask(ask):
-            body, progress = ask_for(body), ProgressFilter()
-        self._account.progress = progress
         link = driver.links[forward.engine]
         driver.engines.check_listed(link, self._account.claim.model)
+        form = form_for(self._account.ask, body, forward, link)
+        self._account.progress = form.progress
         try:
             parent = self._trace.trace_parent if self._trace else None
             async with answering(link):
                 answer = await self._gate.upstream.send(
                     link.address,
                     self._request,
-                    body,
+                    form.body,
                     self._account.id,
                     trace_parent=parent,
                     held=forward.reason is not Reason.FAIL_OPEN,
@@ -364,10 +361,10 @@ class Exchange:
                 raise UpstreamFault(f"the model {link.address.model} was unloaded before it began")
             self._waiting.stop()
             driver.post(Started(at=driver.now(), request=self._account.key))
-            again, ahead = not self._outgrown and forward.reason is not Reason.BYPASS, self._gate.ahead
             answered = (self._request, self._api, self._account, self._waiting)
-            relay = Relay(driver, *answered, ahead=ahead, again=again)
-            return await relay.run(answer, forward, link, progress, alone=not self._hears_comments())
+            cells = gate_for(driver, forward, outgrown=self._outgrown)
+            relay = Relay(driver, *answered, ahead=self._gate.ahead, cells=cells)
+            return await relay.run(answer, forward, link, form, alone=not self._hears_comments())
 
     def _apart(self, body: bytes, forward: Forward) -> bytes:
         """Return the body to send; with caching off if the engine may reuse a state of others."""

@@ -1,18 +1,11 @@
-"""Relays an answer to its client, and sends comments to a client that waits.
-
-A client that reads slowly, or not at all, would hold a slot: the engine waits for us, and we wait for the
-client. So we read ahead into the write buffer of the client's connection, and the slot is free when the
-engine has finished. That buffer is bounded, for each answer and for all. A client whose buffer is full has
-some seconds to read a block of it; then its connection is reset.
-"""
+"""Relays an answer to its client, and sends comments to a client that waits."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import aiohttp
 from aiohttp import web
@@ -20,12 +13,14 @@ from aiohttp import web
 from slotkeeper.api import errors
 from slotkeeper.api import head as names
 from slotkeeper.api.answer import ProgressFilter, comment
+from slotkeeper.api.assembling import Assembler, WholeAnswer
 from slotkeeper.api.errors import UpstreamFault
 from slotkeeper.api.head import Api
 from slotkeeper.exchange.account import Account
+from slotkeeper.exchange.answer_form import AnswerForm, NotAssembled
 from slotkeeper.exchange.cells import CellsGate, OutOfCells
+from slotkeeper.exchange.outlet import Outlet, ReadAhead
 from slotkeeper.exchange.upstream import (
-    CHUNK,
     EVENT_STREAM,
     GONE,
     abort,
@@ -35,113 +30,13 @@ from slotkeeper.exchange.upstream import (
     prepared,
     whole,
 )
-from slotkeeper.observe.log import Seldom, get_logger
-from slotkeeper.observe.metrics import ConnectionCut, Metrics
+from slotkeeper.observe.log import get_logger
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.scheduler.effects import Forward
 
-BLOCK: Final = 256 * 1024  # bytes by which a buffer grows
-FRAMING: Final = 32  # bytes around a chunk, at most
-
 log = get_logger(__name__)
-
-
-class Stalled(ConnectionResetError):  # noqa: N818 - handled like a client that left
-    """The connection of a client that did not read for too long was reset."""
-
-
-class ReadAhead:
-    """Memory for bytes of answers that clients have not read yet."""
-
-    def __init__(self, each: int, total: int, *, seconds: float, metrics: Metrics) -> None:
-        """`each` and `total` are bytes. A client with a full buffer has `seconds` to read some of it."""
-        self.each = max(each, CHUNK)
-        self.seconds = seconds
-        self.free = total
-        self._metrics = metrics
-        self._seldom = Seldom(log)
-
-    def take(self, wanted: int) -> int:
-        """Take up to `wanted` bytes; the caller must give them back. Returns the bytes taken."""
-        taken = max(0, min(wanted, self.free))
-        self.free -= taken
-        return taken
-
-    def cut_off(self, request: web.BaseRequest, unread: int) -> Stalled:
-        """Reset the connection of a client that does not read, and return the error to raise."""
-        abort(request)
-        self._metrics.cut(ConnectionCut.STALLED)
-        self._seldom.warning("client_stalled", client=request.remote, unread=unread, seconds=self.seconds)
-        return Stalled("the client does not read its answer")
-
-
-class Outlet:
-    """The client's side of one answer. Use it as a context manager, which gives its memory back."""
-
-    def __init__(self, ahead: ReadAhead, request: web.BaseRequest, response: web.StreamResponse) -> None:
-        self._ahead = ahead
-        self._request = request
-        self._response = response
-        self._high = CHUNK  # bytes in the connection's buffer above which a write waits
-        self._taken = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._ahead.free += self._taken
-        self._taken = 0
-
-    async def write(self, data: bytes) -> None:
-        """Write as soon as the buffer has room. Raises GONE errors, including Stalled."""
-        if self._request.protocol.writing_paused or not self._fits(len(data)):
-            await self._in_time(self._response.write(data))
-        else:
-            await self._response.write(data)
-
-    async def end(self) -> None:
-        """End the answer. Waits while the client keeps reading; the slot is already free."""
-        plug, protocol = self._request.transport, self._request.protocol
-        if plug is not None and self._taken:
-            plug.set_write_buffer_limits(high=CHUNK)
-        while protocol.writing_paused:
-            unread = self._unread()
-            try:
-                async with asyncio.timeout(self._ahead.seconds):
-                    await self._request.writer.drain()
-            except TimeoutError:
-                if self._unread() >= unread:
-                    raise self._ahead.cut_off(self._request, unread) from None
-        await self._response.write_eof()
-
-    def _fits(self, size: int) -> bool:
-        """Whether the buffer has room for `size` bytes; it grows if needed and possible."""
-        lacking = self._unread() + size + FRAMING - self._high
-        if lacking <= 0:
-            return True
-        wanted = min(-(-lacking // BLOCK) * BLOCK, self._ahead.each - self._high)
-        taken = self._ahead.take(wanted)
-        plug = self._request.transport
-        if taken and plug is not None:
-            self._taken += taken
-            self._high += taken
-            plug.set_write_buffer_limits(high=self._high, low=max(self._high - BLOCK, self._high // 2))
-        return taken >= lacking
-
-    def _unread(self) -> int:
-        plug = self._request.transport
-        return plug.get_write_buffer_size() if plug is not None else 0
-
-    async def _in_time(self, writing: Awaitable[None]) -> None:
-        try:
-            async with asyncio.timeout(self._ahead.seconds):
-                await writing
-        except TimeoutError:
-            raise self._ahead.cut_off(self._request, self._unread()) from None
 
 
 # -- comments while a client waits -----------------------------------------------------------------------
@@ -150,6 +45,7 @@ class Outlet:
 # close a silent connection. SSE comments (lines that begin with a colon) prevent that.
 
 WAITING: Final = comment("waiting")
+JSON: Final = "application/json; charset=utf-8"  # as llama-server writes it
 
 
 class Waiting:
@@ -223,6 +119,16 @@ class Waiting:
             await self.opened.write(comment(*late))
         return self.opened
 
+    def whole(self, answer: aiohttp.ClientResponse, made: WholeAnswer) -> web.Response:
+        """Return an answer that was made from the engine's stream, with the engine's head and our labels."""
+        headers = prepared(answer, self._request_id).headers
+        for name in ("Content-Type", "X-Accel-Buffering"):  # those of a stream
+            headers.popall(name, None)
+        if made.status < 400:
+            headers.update(self._labels())
+        headers["Content-Type"] = JSON
+        return web.Response(status=made.status, headers=headers, body=made.body)
+
     async def end(self, event: bytes) -> web.StreamResponse:
         """End a stream that we opened, with one last event, because no stream came from the engine."""
         self.stop()
@@ -281,10 +187,10 @@ class Relay:
         waiting: Waiting,
         *,
         ahead: ReadAhead,
-        again: bool,
+        cells: CellsGate | None,
     ) -> None:
-        """`again`: the request may be sent again if the engine has no free cells for it."""
-        self._cells = CellsGate(driver, account.key, shut=again)
+        """`cells`: what detects that the engine had no free cells for it; None where that cannot be."""
+        self._cells = cells
         self._driver = driver
         self._ahead = ahead
         self._request = request
@@ -297,7 +203,7 @@ class Relay:
         answer: aiohttp.ClientResponse,
         forward: Forward,
         link: EngineLink,
-        progress: ProgressFilter | None,
+        form: AnswerForm,
         *,
         alone: bool,
     ) -> web.StreamResponse:
@@ -305,49 +211,103 @@ class Relay:
 
         `alone`: we may not write comments between the engine's events.
         """
-        account, waiting = self._account, self._waiting
+        account, waiting, streams = self._account, self._waiting, flows(answer)
         account.listener.begin(answer)
-        body = await self._cells.whole(answer)
+        body = await self._cells.whole(answer) if self._cells else b""
         await self._predicted()
-        if waiting.opened is not None and not flows(answer):
+        if waiting.opened is not None and not streams:
             return await self._retell(answer, forward, link, read=body)
+        if form.assembler and streams:
+            return await self._assembled(answer, forward, link, form.progress, form.assembler)
         response = await waiting.accept(answer)
-        if not flows(answer):
-            progress = None
-        elif not alone:
+        if streams and not alone:
             waiting.start()
-        rest = account.listener.without(progress) if progress else bytes
-
-        def observe(chunk: bytes) -> None:
-            link.pulse.heard()
-            self._cells.heard(chunk)
-            account.listener.heard(chunk)
-
-        def passing(chunk: bytes) -> bytes:
-            return waiting.ends_with(self._cells.passing(rest(chunk)) if flows(answer) else chunk)
-
         with Outlet(self._ahead, self._request, response) as out:
             try:
-                async with answering(link):
-                    await copy(answer, out.write, observe, passing, read=body)
-                waiting.stop()
-                if flows(answer):
-                    await out.write(self._cells.close() + (progress.close() if progress else b""))
-                if link.address.model:
-                    self._check_whole(answer)
+                progress = form.progress if streams else None
+                await self._copied(answer, link, out.write, waiting.ends_with, progress, read=body)
             except UpstreamFault as fault:
                 waiting.stop()
                 link.kick()
-                # If the client has no byte of an answer yet, the request can be sent again unnoticed.
+                # Without a byte of an answer the client sees nothing of this, if it is sent again.
                 if not waiting.begun or isinstance(fault, OutOfCells):
                     raise
                 account.gone()
                 await self._break_off(answer, out, fault)
                 return response
-            self._cells.ended(account.listener.end())
+            if self._cells:
+                self._cells.ended(account.listener.end())
             account.finished(forward, link, answer.status)
             await out.end()
         return response
+
+    async def _copied(
+        self,
+        answer: aiohttp.ClientResponse,
+        link: EngineLink,
+        write: Callable[[bytes], Awaitable[None]],
+        written: Callable[[bytes], bytes],
+        progress: ProgressFilter | None,
+        *,
+        read: bytes = b"",
+    ) -> None:
+        """Write all of it but the progress; `written` is told before. Raises UpstreamFault."""
+        listener, cells, streams = self._account.listener, self._cells, flows(answer)
+        steps = [listener.without(progress)] if progress else []
+        if cells and streams:
+            steps.append(cells.passing)
+        steps.append(written)
+
+        def passing(chunk: bytes) -> bytes:
+            for step in steps:
+                chunk = step(chunk)
+            return chunk
+
+        def heard(chunk: bytes) -> None:
+            link.pulse.heard()
+            if cells:
+                cells.heard(chunk)
+            listener.heard(chunk)
+
+        async with answering(link):
+            await copy(answer, write, heard, passing, read=read)
+        self._waiting.stop()
+        if streams:
+            await write((cells.close() if cells else b"") + (progress.close() if progress else b""))
+        if link.address.model:
+            self._check_whole(answer)
+
+    async def _assembled(
+        self,
+        answer: aiohttp.ClientResponse,
+        forward: Forward,
+        link: EngineLink,
+        progress: ProgressFilter | None,
+        assembler: Assembler,
+    ) -> web.Response:
+        """Return the whole answer that a stream tells. Until it is complete, the client has no byte of it.
+
+        Raises UpstreamFault, NotAssembled.
+        """
+
+        async def take(chunk: bytes) -> None:
+            assembler.feed(chunk)
+
+        try:
+            await self._copied(answer, link, take, bytes, progress)
+        except UpstreamFault:
+            link.kick()
+            raise
+        made = assembler.close()
+        if made is None:
+            link.assembles = False
+            log.warning("answer_not_assembled", request_id=self._account.id, engine=link.engine)
+            self._driver.metrics.fallback("assemble")
+            raise NotAssembled("no whole answer could be made of the engine's stream")
+        if self._cells:
+            self._cells.ended(self._account.listener.end())
+        self._account.finished(forward, link, made.status)
+        return self._waiting.whole(answer, made)
 
     def _check_whole(self, answer: aiohttp.ClientResponse) -> None:
         """Check that a stream is complete: a router ends it normally if its engine dies (engine.md 13).

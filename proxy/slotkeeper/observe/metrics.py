@@ -13,14 +13,13 @@ from types import MappingProxyType
 from typing import Final, Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
 
 from slotkeeper import __version__
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import Doubt
 from slotkeeper.conversation.causes import Cause
 from slotkeeper.conversation.rules.base import RuleName
+from slotkeeper.observe.gauges import EngineFigures, EngineSeen, SlotFigures
 from slotkeeper.observe.request_record import Client, ClientFigures, History
 from slotkeeper.observe.standard_error import DROPPED
 from slotkeeper.scheduler.effects import Poison, PoolAct, Purpose, Report
@@ -28,12 +27,11 @@ from slotkeeper.scheduler.engine_model import FLAGS, Known
 from slotkeeper.scheduler.events import Loading
 from slotkeeper.scheduler.figures import Loss, of_request
 from slotkeeper.scheduler.placement import Placement
-from slotkeeper.scheduler.slot_contents import Tier
-from slotkeeper.scheduler.table import SlotState
 from slotkeeper.scheduler.types import Crowded, EngineId, ModelName, Reason, id_of
 from slotkeeper.store.trouble import Trouble
 
 Fallback = Literal[
+    "assemble",
     "effect",
     "exchange",
     "explain",
@@ -101,144 +99,173 @@ class Metrics:
     """All metrics of the sidecar, in one registry."""
 
     def __init__(self) -> None:
-        registry = self.registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
         self.history = History()
+        self._about_requests()
+        self._about_tokens()
+        self._about_engines()
+        self._about_snapshots()
+        self._about_itself()
+        self._touch_all()
 
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"slotkeeper_{name}", text, labels, registry=registry)
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"slotkeeper_{name}", text, labels, registry=self.registry)
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-            return Histogram(f"slotkeeper_{name}", text, labels, buckets=buckets, registry=registry)
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(f"slotkeeper_{name}", text, labels, buckets=buckets, registry=self.registry)
 
-        self.requests = counter("requests_total", "Requests answered.", "route", "outcome")
-        self.decisions = counter("decisions_total", "Where requests were sent, and why.", "reason")
-        self.prompt_tokens = counter(
-            "prompt_tokens_total",
-            "Prompt tokens of client requests: reused from earlier work, and computed while they waited.",
-            "source",
+    def _about_requests(self) -> None:
+        self.requests = self._counter("requests_total", "Requests answered.", "route", "outcome")
+        self.decisions = self._counter("decisions_total", "Where requests were sent, and why.", "reason")
+        self.crowded = self._counter(
+            "crowded_requests_total", "Requests answered 429, because too many waited for a slot.", "reason"
         )
-        self.prefill_tokens = counter(
-            "prefill_tokens_total", "Prompt tokens that the engine computed, by purpose.", "purpose"
-        )
-        self.oracle_tokens = counter(
-            "oracle_tokens_total", "Prompt tokens that a perfect cache would have computed."
-        )
-        self.fallbacks = counter("fallbacks_total", "Times that a part of Slotkeeper failed open.", "reason")
-        self.cuts = counter(
-            "connections_cut_total", "Connections of clients that were refused or closed early.", "reason"
-        )
-        self.refusals = counter(
+        self.refusals = self._counter(
             "refused_requests_total",
             "Requests answered 400, because the engine might read them differently from Slotkeeper.",
             "reason",
         )
-        self.crowded = counter(
-            "crowded_requests_total", "Requests answered 429, because too many waited for a slot.", "reason"
+        self.cuts = self._counter(
+            "connections_cut_total", "Connections of clients that were refused or closed early.", "reason"
         )
-        self.sent_again = counter(
+        self.sent_again = self._counter(
             "requests_sent_again_total",
             "Times that a request was sent again, because its engine ended before the answer began.",
         )
-        self.poisoned = counter(
-            "poisoned_slots_total",
-            "Times that an engine reported impossible reuse, or was unsound after it refused a file.",
-            "reason",
-        )
-        self.pool_acts = counter(
-            "kv_pool_total",
-            "Actions on the KV buffer that all slots of an engine share.",
-            "reason",
-        )
-        self.freezes = counter(
-            "engine_freezes_total",
-            "Times that an engine was silent for so long that it counted as frozen.",
-            "engine",
-        )
-        self.inexact = counter(
-            "inexact_prompts_total", "Prompts whose length Slotkeeper had counted wrongly."
-        )
-        self.flags_learned = counter(
-            "engine_flags_learned_total",
-            "Flags of engines that were learned at runtime, and how.",
-            "flag",
-            "how",
-        )
-        self.prediction_error = histogram(
-            "prediction_error_tokens", "Difference of predicted and real reuse.", ERRORS
-        )
-        self.first_token = histogram(
+        self.queue_wait = self._histogram("queue_wait_seconds", "Waiting for a free slot.", PREFILL)
+        self.first_token = self._histogram(
             "time_to_first_token_seconds", "From the request's arrival to its first token.", PREFILL
         )
-        self.overhead = histogram("overhead_seconds", "Time spent in the sidecar itself.", OWN, "stage")
-        self.queue_wait = histogram("queue_wait_seconds", "Waiting for a free slot.", PREFILL)
-        self.operations = counter("snapshot_operations_total", "Operations on slot files.", "op", "outcome")
-        self.operation_seconds = histogram(
-            "snapshot_seconds",
-            "Duration of operations on slot files, with hashing and waiting for the engine.",
-            FILES,
-            "op",
+        self.overhead = self._histogram("overhead_seconds", "Time spent in the sidecar itself.", OWN, "stage")
+
+    def _about_tokens(self) -> None:
+        self.prompt_tokens = self._counter(
+            "prompt_tokens_total",
+            "Prompt tokens of client requests: reused from earlier work, and computed while they waited.",
+            "source",
         )
-        self.shared_losses = counter(
-            "shared_losses_total",
-            "Times that the shared store, or its hints, became unusable.",
-            "part",
+        self.prefill_tokens = self._counter(
+            "prefill_tokens_total", "Prompt tokens that the engine computed, by purpose.", "purpose"
         )
-        self.rewrites = counter(
+        self.oracle_tokens = self._counter(
+            "oracle_tokens_total", "Prompt tokens that a perfect cache would have computed."
+        )
+        self.prepared_tokens = self._counter(
+            "prepared_tokens_total", "Cached prompt tokens that were computed in idle time."
+        )
+        self.lost_tokens = self._counter(
+            "lost_tokens_total",
+            "Prompt tokens that were computed again, by why no cache had them.",
+            "reason",
+        )
+        self.repeated = self._counter(
+            "repeated_tokens_total",
+            "Prompt tokens computed again because of what the client had changed.",
+            "cause",
+        )
+        self.rewrites = self._counter(
             "rewrites_total",
             "Requests in which a rule found something: fixed, observed, or declined as it saves nothing.",
             "rule",
             "action",
         )
-        self.repeated = counter(
-            "repeated_tokens_total",
-            "Prompt tokens computed again because of what the client had changed.",
-            "cause",
-        )
-        self.saved_seconds = counter(
+        self.saved_seconds = self._counter(
             "prefill_saved_seconds_total",
             "Prefill time that the reused tokens would have taken, at the engine's own rate.",
         )
-        self.step_seconds = counter(
+        self.step_seconds = self._counter(
             "step_seconds_total",
             "Time that requests waited for restores, touches and steers: subtract it from the time saved.",
         )
-        self.prepared_tokens = counter(
-            "prepared_tokens_total", "Cached prompt tokens that were computed in idle time."
+        self.prediction_error = self._histogram(
+            "prediction_error_tokens", "Difference of predicted and real reuse.", ERRORS
         )
-        self.model_tokens = counter(
+        self.inexact = self._counter(
+            "inexact_prompts_total", "Prompts whose length Slotkeeper had counted wrongly."
+        )
+
+    def _about_engines(self) -> None:
+        self.poisoned = self._counter(
+            "poisoned_slots_total",
+            "Times that an engine reported impossible reuse, or was unsound after it refused a file.",
+            "reason",
+        )
+        self.pool_acts = self._counter(
+            "kv_pool_total",
+            "Actions on the KV buffer that all slots of an engine share.",
+            "reason",
+        )
+        self.freezes = self._counter(
+            "engine_freezes_total",
+            "Times that an engine was silent for so long that it counted as frozen.",
+            "engine",
+        )
+        self.failures = self._counter(
+            "engine_failures_total",
+            "Requests that failed at an engine, by its fault: these open its circuit breaker.",
+            "engine",
+        )
+        self.flags_learned = self._counter(
+            "engine_flags_learned_total",
+            "Flags of engines that were learned at runtime, and how.",
+            "flag",
+            "how",
+        )
+        self.model_tokens = self._counter(
             "model_prompt_tokens_total",
             "Prompt tokens for each model of a router: reused, computed, and the least possible.",
             "model",
             "source",
         )
-        self.model_loads = counter(
+        self.model_loads = self._counter(
             "model_loads_total", "Times that a router was asked to load a model.", "model", "outcome"
         )
-        self.model_load_seconds = histogram(
+        self.model_load_seconds = self._histogram(
             "model_load_seconds",
             "From the request to load a model until it serves, without saving the other one.",
             PREFILL,
         )
-        self.lost_tokens = counter(
-            "lost_tokens_total",
-            "Prompt tokens that were computed again, by why no cache had them.",
-            "reason",
+
+    def _about_snapshots(self) -> None:
+        self.operations = self._counter(
+            "snapshot_operations_total", "Operations on slot files.", "op", "outcome"
         )
-        registry.register(DROPPED)
-        self._up = Gauge("slotkeeper_engine_up", "Whether the engine answers.", ["engine"], registry=registry)
+        self.operation_seconds = self._histogram(
+            "snapshot_seconds",
+            "Duration of operations on slot files, with hashing and waiting for the engine.",
+            FILES,
+            "op",
+        )
+        self.shared_losses = self._counter(
+            "shared_losses_total",
+            "Times that the shared store, or its hints, became unusable.",
+            "part",
+        )
         self.shared_up = Gauge(
             "slotkeeper_shared_up",
             "Whether the shared store and its hints can be used.",
             ["part"],
-            registry=registry,
+            registry=self.registry,
         )
-        Info("slotkeeper_build", "The sidecar's own version.", registry=registry).info(
+
+    def _about_itself(self) -> None:
+        self.fallbacks = self._counter(
+            "fallbacks_total", "Times that a part of Slotkeeper failed open.", "reason"
+        )
+        self.registry.register(DROPPED)
+        Info("slotkeeper_build", "The sidecar's own version.", registry=self.registry).info(
             {"version": __version__}
         )
-        self._touch_all()
 
-    def watch(self, placement: Callable[[], Placement], clients: Iterable[Client] = ()) -> None:
-        self.registry.register(_Slots(placement))
+    def watch(
+        self,
+        placement: Callable[[], Placement],
+        clients: Iterable[Client] = (),
+        engines: Callable[[], Iterable[EngineSeen]] = tuple,
+    ) -> None:
+        """What is read at each scrape."""
+        self.registry.register(SlotFigures(placement))
+        self.registry.register(EngineFigures(engines))
         self.registry.register(ClientFigures(clients))
 
     def decision(self, reason: Reason) -> None:
@@ -289,13 +316,15 @@ class Metrics:
     def lost(self, cause: Cause, tokens: int) -> None:
         self.repeated.labels(cause=cause.value).inc(tokens)
 
-    def engine_up(self, engine: EngineId, *, up: bool) -> None:
-        self._up.labels(engine=engine).set(up)
+    def engine_added(self, engine: EngineId) -> None:
+        """Create the metrics of an engine, so that they are zero and not absent."""
+        for counter in (self.freezes, self.failures):
+            counter.labels(engine=engine)
 
     def engine_removed(self, engine: EngineId) -> None:
-        """Remove the metrics of an engine that is not used any more, so that it does not count as down."""
-        self._up.remove(engine)
-        self.freezes.remove(engine)
+        """Remove the metrics of an engine that is not used any more."""
+        for counter in (self.freezes, self.failures):
+            counter.remove(engine)
 
     def loaded(self, model: ModelName, seconds: float | None) -> None:
         """Count a router's loading of a model. `seconds`: its duration; None: it failed."""
@@ -366,26 +395,3 @@ def exemplar(request_id: str) -> dict[str, str] | None:
     if not request_id or len(EXEMPLAR) + len(request_id) > EXEMPLAR_RUNES:
         return None
     return {EXEMPLAR: request_id}
-
-
-class _Slots(Collector):
-    """Reads the scheduler at each scrape, so that its metrics are never stale."""
-
-    def __init__(self, placement: Callable[[], Placement]) -> None:
-        self._placement = placement
-
-    def collect(self) -> Iterable[GaugeMetricFamily]:
-        slots = GaugeMetricFamily("slotkeeper_slots", "Slots of all engines, by state.", labels=["state"])
-        tables = self._placement().tables.values()
-        for state in SlotState:
-            slots.add_metric([state.value], sum(len(table.in_state(state)) for table in tables if table.up))
-        yield slots
-        catalog = self._placement().catalog
-        yield GaugeMetricFamily("slotkeeper_snapshots", "Snapshots that may be offered.", value=len(catalog))
-        sizes = GaugeMetricFamily("slotkeeper_snapshot_bytes", "Bytes of snapshot files.", labels=["tier"])
-        for tier in Tier:
-            sizes.add_metric([tier.value], catalog.size(tier))
-        yield sizes
-        waiting = GaugeMetricFamily("slotkeeper_queued_requests", "Requests waiting for a slot.")
-        waiting.add_metric([], self._placement().queued)
-        yield waiting

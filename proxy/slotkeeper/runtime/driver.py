@@ -104,7 +104,9 @@ class Driver:
         self.numbers = count(1)  # numbers of requests: a client may send one id twice
         self.learning: set[RequestId] = set()  # requests whose replies are being rendered
         self.placement = Placement(*links, limits=self._limits)
-        metrics.watch(lambda: self.placement, self.journal.clients)
+        metrics.watch(
+            lambda: self.placement, self.journal.clients, lambda: self.membership.seen(self.placement)
+        )
         self.reports: Callable[[Report], None] = metrics.report
         self._seldom = Seldom(log)
         self._events: deque[Event] = deque()
@@ -159,8 +161,7 @@ class Driver:
                 self.tasks.start(lasting)
         await self.folder_tried()
         for link in self.links.values():
-            self.metrics.engine_up(link.engine, up=False)
-            self.metrics.freezes.labels(engine=link.engine)
+            self.metrics.engine_added(link.engine)
         self.engines.watch(self._engine_up, self._engine_lost, self.post)
 
     @property
@@ -359,7 +360,6 @@ class Driver:
         self.metrics.probed(link.probed)
         link.probed = 0
         if link.traits:
-            self.metrics.engine_up(link.engine, up=True)
             self.post(self._up(link, link.traits, fresh=link.fresh))
             self.engines.came_or_went()
             if link.lacks_files:
@@ -379,12 +379,12 @@ class Driver:
         table = self.placement.tables.get(link.engine)
         before = table is not None and table.failing
         link.kick()
+        self.metrics.failures.labels(engine=link.engine).inc()
         self.post(RequestFailed(at=self.now(), engine=link.engine, broken=broken))
         if table is not None and table.failing and not before:
             log.warning("engine_failing", engine=link.engine, failures=table.breaker.failures)
 
     def _engine_lost(self, link: EngineLink) -> None:
-        self.metrics.engine_up(link.engine, up=False)
         if link.pulse.frozen:
             self.metrics.freezes.labels(engine=link.engine).inc()
         self.post(EngineLost(at=self.now(), engine=link.engine, returns=link.returns))

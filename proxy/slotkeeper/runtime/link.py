@@ -61,6 +61,7 @@ class EngineLink(KnownEngine):
         )
         self.labels: tuple[tuple[str, str], ...] = ()  # the user's labels for it
         self.draining = False  # no request may begin there
+        self.assembles = True  # whole answers can be made of its streams, as far as we know
         self.routes = False  # it is a router, or was one when it last answered
         self.listed = True  # whether we may look at it: a router's model only while it is loaded
         self.frozen_after = frozen_after

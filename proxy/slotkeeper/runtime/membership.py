@@ -7,14 +7,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
+from slotkeeper.engine.answers import Health
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.http import EngineAddress
+from slotkeeper.observe.gauges import EngineSeen, EngineState
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.engines import Engines, LinkMaker
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.scheduler.events import DrainAsked, EnginesNamed, Event
+from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.types import EngineId
 from slotkeeper.upstreams import NamedUpstream, UpstreamsError
 
@@ -80,6 +83,13 @@ class Membership:
         if link is not None and engine in self._going:
             self._tasks.start(self._remove(link))
 
+    def seen(self, placement: Placement) -> Iterator[EngineSeen]:
+        """All of them, for a scraper."""
+        for link in self._engines.links.values():
+            answers = link.up or link.health in {Health.SLEEPING, Health.ROUTER}
+            state = _state(link, placement, answers=answers)
+            yield EngineSeen(engine=link.engine, state=state, answers=answers, losses=link.losses)
+
     def asked(self) -> Iterator[Event]:
         """Return an event for each draining engine, for a scheduler that was made anew."""
         return (self._asked(link) for link in self._engines.upstreams if link.draining)
@@ -127,8 +137,7 @@ class Membership:
         if self._new_link is None:
             raise AssertionError("engines can be added only with a `new_link`")
         engine, link = link_to(upstream, self._new_link)
-        self._metrics.engine_up(engine, up=False)
-        self._metrics.freezes.labels(engine=engine)
+        self._metrics.engine_added(engine)
         log.info("engine_added", engine=engine, url=upstream.base)
         self._engines.add(link)
         self._name()
@@ -152,3 +161,16 @@ class Membership:
     @staticmethod
     def _asked(link: EngineLink) -> DrainAsked:
         return DrainAsked(at=time.monotonic(), engine=link.engine, drain=link.draining)
+
+
+def _state(link: EngineLink, placement: Placement, *, answers: bool) -> EngineState:
+    table = placement.tables.get(link.engine)
+    states = {
+        EngineState.DRAINED: placement.drained(link.engine),
+        EngineState.UNLOADED: link.health is Health.UNLOADED,
+        EngineState.DOWN: not answers,
+        EngineState.DRAINING: link.draining,
+        EngineState.SLEEPING: link.health is Health.SLEEPING,
+        EngineState.FAILING: table is not None and table.up and table.failing,
+    }
+    return next((state for state in EngineState if states.get(state)), EngineState.UP)

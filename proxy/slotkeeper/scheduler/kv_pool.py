@@ -62,6 +62,12 @@ def cells_of(traits: EngineTraits) -> int:
     return traits.pool_cells or traits.n_ctx if shared and traits.memory is not Memory.RECURRENT else 0
 
 
+def may_share(traits: EngineTraits) -> bool:
+    """Whether its slots share a buffer, or may: the first request that fails for lack of cells shows it."""
+    alone = not traits.unified and traits.known("unified") is not Known.DEFAULT
+    return traits.n_slots > 1 and traits.memory is not Memory.RECURRENT and not alone
+
+
 @dataclass(slots=True)
 class Outputs:
     """The lengths of answers, by kind of client."""

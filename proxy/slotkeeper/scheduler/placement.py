@@ -253,6 +253,11 @@ class Placement:
         cells = kv_pool.cells_of(table.traits)
         return {"cells": cells, "taken": kv_pool.in_use(self._state, table)} if cells else None
 
+    def may_lack_cells(self, engine: EngineId) -> bool:
+        """Whether a request may fail there because the KV buffer is full that slots share."""
+        table = self.tables.get(engine)
+        return table is not None and kv_pool.may_share(table.traits)
+
     def back_by(self, now: float, model: ModelName) -> float | None:
         """Return until when to wait for an engine of this model; None if one is up or none is expected."""
         return self._state.back_by(now, model)

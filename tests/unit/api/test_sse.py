@@ -83,11 +83,11 @@ def test_a_dropped_event_is_not_kept_in_memory():
 def test_a_long_line_in_small_pieces_costs_linear_time():
     def seconds(pieces):
         splitter = SseSplitter()
-        start = time.perf_counter()
+        start = time.process_time()
         for _ in range(pieces):
             splitter.feed(b"x" * 16)
         splitter.feed(b"\n\n")
-        return time.perf_counter() - start
+        return time.process_time() - start
 
     seconds(1000)
     small, large = min(seconds(10_000) for _ in range(3)), min(seconds(100_000) for _ in range(3))

@@ -31,7 +31,7 @@ def attention(
     values: bool = True,
     row: int = 16,
 ) -> bytes:
-    made = struct.pack("<I", streams)
+    made = bytearray(struct.pack("<I", streams))  # of a long prompt it has megabytes
     for stream in range(streams):
         cells = positions if stream == min(slot, streams - 1) else ()
         made += struct.pack("<I", len(cells))
@@ -43,7 +43,7 @@ def attention(
         keys = [struct.pack("<iQ", 1, row) + content(len(cells) * row) for _ in range(2)]
         head = struct.pack("<iII", 1, 2, row // 2) if transposed else struct.pack("<iQ", 1, row)
         made += b"".join(keys) + (head + content(len(cells) * row)) * (2 * values)
-    return made
+    return bytes(made)
 
 
 def recurrent(position: int) -> bytes:

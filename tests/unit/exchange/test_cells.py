@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,9 +13,13 @@ from hypothesis import strategies as st
 
 from slotkeeper.api.answer import Answer
 from slotkeeper.api.answer_builder import Figures
-from slotkeeper.exchange.cells import CellsGate, OutOfCells
-from slotkeeper.scheduler.events import Exceeded
-from slotkeeper.scheduler.types import RequestId
+from slotkeeper.exchange.cells import CellsGate, OutOfCells, gate_for
+from slotkeeper.scheduler.effects import Forward
+from slotkeeper.scheduler.engine_model import EngineTraits, Known, Memory
+from slotkeeper.scheduler.events import EngineUp, Exceeded
+from slotkeeper.scheduler.placement import Placement
+from slotkeeper.scheduler.types import EngineId, Reason, RequestId
+from unit.runtime.stubs import TRAITS
 
 ERROR = b'data: {"error":{"code":500,"message":"Context size has been exceeded.","type":"server_error"}}\n\n'
 OF_MESSAGES = b'event: error\ndata: {"code":500,"message":"Context size has been exceeded."}\n\n'
@@ -72,3 +77,23 @@ def test_an_answer_that_only_speaks_of_it_has_not_failed():
     shut.heard(WORD)
     shut.ended(Answer(figures=Figures(), reply=None, complete=True, error=None))
     assert told == []
+
+
+@pytest.mark.parametrize(
+    ("traits", "stands"),
+    [
+        (TRAITS.corrected(Known.FLAGS, unified=True), True),
+        (TRAITS.corrected(Known.FLAGS, unified=False), False),
+        (TRAITS, True),  # nobody has said: the first failure shows it
+        (replace(TRAITS, n_slots=1), False),
+        (replace(TRAITS, memory=Memory.RECURRENT), False),
+    ],
+    ids=["shared", "apart", "not known", "one slot", "recurrent"],
+)
+def test_only_where_slots_may_share_a_buffer_anything_stands_in_the_way(traits: EngineTraits, stands: bool):
+    engine = EngineId("e")
+    placement = Placement(engine)
+    placement.on(EngineUp(at=1.0, engine=engine, traits=traits, fresh=True))
+    forward = Forward(request=RequestId("1:r"), engine=engine, slot=0, reason=Reason.PREFIX)
+    driver = cast("Any", SimpleNamespace(placement=placement))
+    assert (gate_for(driver, forward, outgrown=False) is not None) == stands

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from slotkeeper import __version__
 from slotkeeper.api.head import Api
+from slotkeeper.observe.gauges import EngineSeen, EngineState
 from slotkeeper.observe.metrics import OPERATIONS, OUTCOMES, Fallback, Metrics
 from slotkeeper.observe.request_record import Clients
 from slotkeeper.scheduler.effects import Purpose, Report
@@ -52,6 +53,9 @@ BEYOND: Final[dict[str, set[str]]] = {
     "slotkeeper_step_seconds_total": set(),
     "slotkeeper_engine_flags_learned_total": {"flag", "how"},
     "slotkeeper_engine_freezes_total": {"engine"},
+    "slotkeeper_engine_failures_total": {"engine"},
+    "slotkeeper_engine_losses_total": {"engine"},
+    "slotkeeper_engine_state": {"engine", "state"},
     "slotkeeper_shared_losses_total": {"part"},
     "slotkeeper_shared_up": {"part"},
     "slotkeeper_poisoned_slots_total": {"reason"},
@@ -86,20 +90,27 @@ REPORT: Final = Report(
 )
 
 
+ENGINE: Final = EngineId("http://e")
+
+
 @pytest.fixture
-def metrics() -> Metrics:
+def engines() -> list[EngineSeen]:
+    return [EngineSeen(engine=ENGINE, state=EngineState.UP, answers=True, losses=0)]
+
+
+@pytest.fixture
+def metrics(engines) -> Metrics:
     made = Metrics()
     clients = Clients()
     clients.add(record(client="0123456789abcdef/0123", usage=REPORT.usage))
-    made.watch(lambda: Placement(EngineId("http://e")), clients)
+    made.watch(lambda: Placement(ENGINE), clients, lambda: engines)
     return made
 
 
 @pytest.fixture
 def used(metrics) -> Metrics:
     """Return metrics in which every series exists."""
-    metrics.engine_up(EngineId("http://e"), up=True)
-    metrics.freezes.labels(engine="http://e")
+    metrics.engine_added(ENGINE)
     metrics.shared_up.labels(part="store")
     metrics.report(replace(REPORT, model=ModelName("coder")))
     metrics.loaded(ModelName("coder"), 1.5)
@@ -333,12 +344,30 @@ def test_an_id_that_is_too_long_is_left_out_and_still_counted(counted, length, n
 # -- gauges --------------------------------------------------------------------------------------------
 
 
-def test_an_engine_that_is_lost_is_shown_as_down(metrics):
-    engine = EngineId("http://e")
-    metrics.engine_up(engine, up=True)
-    assert value(metrics, "engine_up", engine=engine) == 1
-    metrics.engine_up(engine, up=False)
-    assert value(metrics, "engine_up", engine=engine) == 0
+def test_an_engine_that_is_lost_is_shown_as_down(metrics, engines):
+    assert value(metrics, "engine_up", engine=ENGINE) == 1
+    engines[0] = EngineSeen(engine=ENGINE, state=EngineState.DOWN, answers=False, losses=1)
+    assert value(metrics, "engine_up", engine=ENGINE) == 0
+    assert value(metrics, "engine_losses_total", engine=ENGINE) == 1
+
+
+@pytest.mark.parametrize("state", EngineState)
+def test_an_engine_is_in_one_state(metrics, engines, state):
+    engines[0] = EngineSeen(engine=ENGINE, state=state, answers=True, losses=0)
+    told = {other: value(metrics, "engine_state", engine=ENGINE, state=other.value) for other in EngineState}
+    assert told == {other: float(other is state) for other in EngineState}
+
+
+def test_a_model_that_is_not_loaded_is_not_missing(metrics, engines):
+    engines[0] = EngineSeen(engine=ENGINE, state=EngineState.UNLOADED, answers=False, losses=1)
+    assert metrics.registry.get_sample_value("slotkeeper_engine_up", {"engine": ENGINE}) is None
+
+
+def test_an_engine_that_is_not_used_any_more_has_no_series(metrics, engines):
+    metrics.engine_added(ENGINE)
+    engines.clear()
+    metrics.engine_removed(ENGINE)
+    assert ENGINE not in generate_latest(metrics.registry).decode()
 
 
 # -- models of a router ------------------------------------------------------------------------------------

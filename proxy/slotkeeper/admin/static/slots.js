@@ -23,9 +23,10 @@ function showEngine(node, engine) {
   const [title, facts, pool, list] = node.children;
   const [state, address] = title.children;
   const unloaded = engine.health === "unloaded"; // the router loads it for the next request
-  put(state, { "data-state": engine.up ? "up" : unloaded ? "idle" : "down" });
+  put(state, { "data-state": engine.up && !engine.failing ? "up" : unloaded ? "idle" : "down" });
   const word = engine.up ? engine.health : unloaded ? "not loaded" : "down";
-  say(state, engine.draining ? `${word}, ${engine.drained ? "drained" : "draining"}` : word);
+  const drain = engine.draining ? (engine.drained ? "drained" : "draining") : null;
+  say(state, [word, engine.failing ? "requests fail" : null, drain].filter(Boolean).join(", "));
   say(address, engine.engine.replace(/^https?:\/\//, ""));
   const speed = engine.prefill_tokens_per_second;
   const kept = engine.ram_cache_entries_tokens.length;

@@ -1,0 +1,47 @@
+"""The form in which an answer is requested: as its client wants it, with progress, or as a stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from slotkeeper.api.answer import ProgressFilter
+from slotkeeper.api.assembling import Assembler, as_stream
+from slotkeeper.api.errors import UpstreamFault
+from slotkeeper.api.request import PROGRESS_ROUTES, Ask, ask_for, can_ask, can_assemble
+from slotkeeper.runtime.link import EngineLink
+from slotkeeper.scheduler.effects import Forward
+from slotkeeper.scheduler.types import Reason
+
+# Not changed, or so short that progress does not help.
+NO_PROGRESS: Final = frozenset({Reason.BYPASS, Reason.BRIEF})
+
+
+class NotAssembled(UpstreamFault):
+    """A stream was complete, but no whole answer could be made of it. No byte of it is with the client."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerForm:
+    """A request, and what its answer goes through."""
+
+    body: bytes
+    progress: ProgressFilter | None = None
+    assembler: Assembler | None = None  # the client wants a whole answer, and the engine sends a stream
+
+
+def form_for(ask: Ask | None, body: bytes, forward: Forward, link: EngineLink) -> AnswerForm:
+    """Choose the form. Only a router's model is asked for a stream that its client did not want."""
+    if ask is None:
+        return AnswerForm(body=body)
+    routed = bool(link.address.model) and link.assembles
+    if routed and forward.reason is not Reason.BYPASS and can_assemble(ask):
+        watched = ask.api in PROGRESS_ROUTES
+        return AnswerForm(
+            body=as_stream(body, ask.api, progress=watched),
+            progress=ProgressFilter() if watched else None,
+            assembler=Assembler(ask.api),
+        )
+    if forward.reason not in NO_PROGRESS and can_ask(ask):
+        return AnswerForm(body=ask_for(body), progress=ProgressFilter())
+    return AnswerForm(body=body)

@@ -1,0 +1,88 @@
+"""Metrics that are read at each scrape, so that they are never stale: slots, snapshots, engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from slotkeeper.scheduler.placement import Placement
+from slotkeeper.scheduler.slot_contents import Tier
+from slotkeeper.scheduler.table import SlotState
+from slotkeeper.scheduler.types import EngineId
+
+
+class SlotFigures(Collector):
+    """Reads the scheduler at each scrape, so that its metrics are never stale."""
+
+    def __init__(self, placement: Callable[[], Placement]) -> None:
+        self._placement = placement
+
+    def collect(self) -> Iterable[Metric]:
+        slots = GaugeMetricFamily("slotkeeper_slots", "Slots of all engines, by state.", labels=["state"])
+        tables = self._placement().tables.values()
+        for state in SlotState:
+            slots.add_metric([state.value], sum(len(table.in_state(state)) for table in tables if table.up))
+        yield slots
+        catalog = self._placement().catalog
+        yield GaugeMetricFamily("slotkeeper_snapshots", "Snapshots that may be offered.", value=len(catalog))
+        sizes = GaugeMetricFamily("slotkeeper_snapshot_bytes", "Bytes of snapshot files.", labels=["tier"])
+        for tier in Tier:
+            sizes.add_metric([tier.value], catalog.size(tier))
+        yield sizes
+        waiting = GaugeMetricFamily("slotkeeper_queued_requests", "Requests waiting for a slot.")
+        waiting.add_metric([], self._placement().queued)
+        yield waiting
+
+
+class EngineState(StrEnum):
+    """What an engine is for requests. The first that is true counts."""
+
+    DRAINED = "drained"  # by its user, and at rest: it may well be down
+    UNLOADED = "unloaded"  # a model that its router does not have in memory
+    DOWN = "down"  # it does not answer, still loads its model, or cannot be probed
+    DRAINING = "draining"  # by its user: nothing begins there, running answers end
+    SLEEPING = "sleeping"  # the next request wakes it
+    FAILING = "failing"  # it answers, but requests fail there: its circuit breaker is open
+    UP = "up"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSeen:
+    """One engine, or a model of a router, at a scrape."""
+
+    engine: EngineId
+    state: EngineState
+    answers: bool
+    losses: int  # since we watch it
+
+
+class EngineFigures(Collector):
+    """Engines by name. There are as many as were named, and as routers list models."""
+
+    def __init__(self, engines: Callable[[], Iterable[EngineSeen]]) -> None:
+        self._engines = engines
+
+    def collect(self) -> Iterable[Metric]:
+        up = GaugeMetricFamily("slotkeeper_engine_up", "Whether the engine answers.", labels=["engine"])
+        states = GaugeMetricFamily(
+            "slotkeeper_engine_state",
+            "What the engine is for requests: 1 for its state, 0 for all others.",
+            labels=["engine", "state"],
+        )
+        losses = CounterMetricFamily(
+            "slotkeeper_engine_losses",
+            "Times that an engine ended, froze, fell asleep, was unloaded or became another process.",
+            labels=["engine"],
+        )
+        for seen in self._engines():
+            for state in EngineState:
+                states.add_metric([seen.engine, state.value], seen.state is state)
+            if seen.state is not EngineState.UNLOADED:
+                up.add_metric([seen.engine], seen.answers)
+            losses.add_metric([seen.engine], seen.losses)
+        yield from (up, states, losses)

@@ -1,0 +1,214 @@
+"""A router's whole answers are made of streams: the same, field for field, as the engine's own.
+
+The engine here is no router: only which form is requested depends on that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any, Final
+
+import httpx
+import orjson
+import pytest
+
+from chaos.raw import dial
+from patience import PATIENCE
+from slotkeeper.api.assembling import Assembler, as_stream
+from slotkeeper.api.head import Api
+from slotkeeper.app import Sidecar
+from slotkeeper.bench import lab
+from slotkeeper.engine.http import EngineAddress
+from slotkeeper.exchange import answer_form, exchange
+from slotkeeper.scheduler.types import ModelName
+
+Doc = dict[str, Any]
+
+ASKED: Final = [{"role": "user", "content": "Hello there, how are you?"}]
+PLACE: Final = {"path": {"type": "string", "enum": ["a", "bcd"]}, "deep": {"type": "boolean"}}
+SCHEMA: Final = {"type": "object", "properties": PLACE, "required": ["path", "deep"]}
+TOOL: Final = {"name": "ls", "description": "lists", "parameters": SCHEMA}
+CALLS: Final = {"tool_choice": "required", "chat_template_kwargs": {"enable_thinking": False}}
+PATHS: Final = {
+    Api.CHAT: "/v1/chat/completions",
+    Api.COMPLETION: "/completion",
+    Api.MESSAGES: "/v1/messages",
+    Api.RESPONSES: "/v1/responses",
+}
+CASES: Final[dict[str, tuple[Api, Doc]]] = {
+    "chat": (Api.CHAT, {"messages": ASKED, "max_tokens": 60}),
+    "chat, sampled": (Api.CHAT, {"messages": ASKED, "max_tokens": 60, "temperature": 1.5, "seed": 3}),
+    "chat, only reasoning": (Api.CHAT, {"messages": ASKED, "max_tokens": 3}),
+    "chat, a call": (
+        Api.CHAT,
+        {"messages": ASKED, "max_tokens": 200, "tools": [{"type": "function", "function": TOOL}], **CALLS},
+    ),
+    "chat, a call cut off": (
+        Api.CHAT,
+        {"messages": ASKED, "max_tokens": 25, "tools": [{"type": "function", "function": TOOL}], **CALLS},
+    ),
+    "completion": (Api.COMPLETION, {"prompt": "Hello there", "n_predict": 40}),
+    "completion, sampled": (
+        Api.COMPLETION,
+        {"prompt": "Hello there", "n_predict": 60, "temperature": 2.0, "seed": 8, "ignore_eos": True},
+    ),
+    "completion, stopped": (
+        Api.COMPLETION,
+        {"prompt": "Hello there", "n_predict": 60, "stop": [" prevent"], "stream": False},
+    ),
+    "messages": (Api.MESSAGES, {"messages": ASKED, "max_tokens": 60}),
+    "messages, stopped": (Api.MESSAGES, {"messages": ASKED, "max_tokens": 60, "stop_sequences": ["exec"]}),
+    "messages, a call": (
+        Api.MESSAGES,
+        {
+            "messages": ASKED,
+            "max_tokens": 200,
+            "tools": [{"name": "ls", "description": "lists", "input_schema": SCHEMA}],
+            "tool_choice": {"type": "any"},
+        },
+    ),
+    "responses": (Api.RESPONSES, {"input": "Hello there", "max_output_tokens": 60}),
+    "responses, a call": (
+        Api.RESPONSES,
+        {"input": "Hello", "max_output_tokens": 200, "tools": [{"type": "function", **TOOL}], **CALLS},
+    ),
+}
+each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+RANDOM: Final = frozenset({"id", "call_id"})
+# The sidecar chooses another slot, which holds more or less.
+OF_SLOTS: Final = frozenset(
+    {"id_slot", "cache_n", "prompt_n", "cached_tokens", "cache_read_input_tokens", "input_tokens"}
+)
+TIMES: Final = ("_ms", "_per_second", "created", "created_at", "completed_at")
+
+
+def lasting(value: Any, *, but: frozenset[str] = frozenset()) -> Any:
+    """What two answers to one request have in common: of names, times and `but` only that they are there."""
+    if isinstance(value, list):
+        return [lasting(each, but=but) for each in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: type(each).__name__ if name in RANDOM | but or name.endswith(TIMES) else lasting(each, but=but)
+        for name, each in value.items()
+    }
+
+
+@pytest.fixture
+async def client(engine) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=engine.base, timeout=PATIENCE) as made:
+        yield made
+
+
+async def whole(client: httpx.AsyncClient, api: Api, body: Doc) -> httpx.Response:
+    """The engine's own answer, once its slot has all that it can have of the prompt."""
+    await client.post(PATHS[api], json=body)
+    answer = await client.post(PATHS[api], json=body)
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+@each_case
+async def test_the_answer_that_is_made_of_a_stream_is_the_engines_own(client, case):
+    api, asked = case
+    body = {"temperature": 0, "seed": 1, **asked}
+    own = await whole(client, api, body)
+    streamed = await client.post(PATHS[api], content=as_stream(orjson.dumps(body), api, progress=True))
+    made = Assembler(api)
+    made.feed(streamed.content)
+    answer = made.close()
+    assert answer
+    assert answer.status == 200
+    assert lasting(orjson.loads(answer.body)) == lasting(own.json())
+
+
+# -- through a sidecar ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def sidecar(engine) -> AsyncIterator[Sidecar]:
+    async with lab.in_front_of(engine.base) as made:
+        yield made
+
+
+@pytest.fixture
+async def user(sidecar) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=lab.url_of(sidecar), timeout=PATIENCE) as made:
+        yield made
+
+
+@pytest.fixture
+def routed(monkeypatch: pytest.MonkeyPatch) -> list[answer_form.AnswerForm]:
+    """From now on answers are requested as from a router's model; the forms that were chosen."""
+    chosen: list[answer_form.AnswerForm] = []
+
+    def form_for(ask: Any, body: bytes, forward: Any, link: Any) -> answer_form.AnswerForm:
+        as_model = SimpleNamespace(
+            address=EngineAddress(link.address.base, ModelName("m")), assembles=link.assembles
+        )
+        chosen.append(answer_form.form_for(ask, body, forward, as_model))  # type: ignore[arg-type]
+        return chosen[-1]
+
+    monkeypatch.setattr(exchange, "form_for", form_for)
+    return chosen
+
+
+@each_case
+async def test_a_client_gets_the_same_answer(user, client, case, routed):
+    api, asked = case
+    body = {"temperature": 0, "seed": 1, **asked}
+    answer = (await whole(user, api, body)).json()
+    assert all(form.assembler for form in routed)
+    own = (await whole(client, api, body)).json()
+    assert lasting(answer, but=OF_SLOTS) == lasting(own, but=OF_SLOTS)
+
+
+async def test_the_head_is_that_of_a_whole_answer(user, routed):
+    api, asked = CASES["chat"]
+    answer = await whole(user, api, asked)
+    assert routed[-1].assembler
+    assert answer.headers["Content-Type"] == "application/json; charset=utf-8"
+    assert answer.headers["Content-Length"] == str(len(answer.content))
+    assert {"x-request-id", "x-slotkeeper-decision", "x-slotkeeper-slot"} <= set(answer.headers)
+    assert "X-Accel-Buffering" not in answer.headers
+
+
+async def test_an_error_that_is_no_stream_passes_as_it_is(user, client, routed):
+    body = {"messages": [{"role": "user"}]}
+    answer, own = [await each.post(PATHS[Api.CHAT], json=body) for each in (user, client)]
+    assert (answer.status_code, answer.content) == (own.status_code, own.content)
+
+
+async def test_a_client_that_leaves_frees_its_slot_while_another_answer_goes_on(sidecar, client, routed):
+    """Of a whole answer the engine does not notice that: it looks only after a second without any token."""
+    endless = {"prompt": "Hello there", "n_predict": -1, "ignore_eos": True}
+
+    async def busy(slot: int) -> bool:
+        return bool((await client.get("/slots")).json()[slot]["is_processing"])
+
+    async with client.stream("POST", PATHS[Api.COMPLETION], json={**endless, "id_slot": 0, "stream": True}):
+        async with asyncio.timeout(PATIENCE), dial(sidecar.addresses[0]) as wire:
+            await wire.post(PATHS[Api.COMPLETION], {**endless, "id_slot": 1})
+            while not await busy(1):
+                await asyncio.sleep(0.01)
+        async with asyncio.timeout(PATIENCE):
+            while await busy(1):
+                await asyncio.sleep(0.01)
+        assert await busy(0), "it began before, and would have ended before"
+    assert routed[-1].assembler
+
+
+async def test_if_no_answer_can_be_made_the_engine_is_asked_for_a_whole_one_from_then_on(
+    sidecar, user, routed, monkeypatch
+):
+    monkeypatch.setattr(Assembler, "close", lambda _: None)
+    api, asked = CASES["chat"]
+    for _ in range(2):
+        answer = await user.post(PATHS[api], json=asked)
+        assert answer.status_code == 200
+        assert answer.json()["object"] == "chat.completion"
+    assert [form.assembler is not None for form in routed] == [True, False, False]
+    value, labels = sidecar.metrics.registry.get_sample_value, {"route": "chat", "outcome": "ok"}
+    assert value("slotkeeper_requests_total", labels) == 2

@@ -1,0 +1,73 @@
+"""What a scraper reads of each engine: one state at a time, also of one that is drained, asleep or gone."""
+
+from __future__ import annotations
+
+import pytest
+
+from slotkeeper.engine.client import Health
+from slotkeeper.observe.gauges import EngineState
+from unit.runtime.stubs import ENGINE, settled
+
+
+@pytest.fixture
+def figure(driver):
+    """A figure of the only engine, as it is scraped."""
+    return lambda name, **labels: driver.metrics.registry.get_sample_value(
+        f"slotkeeper_engine_{name}", {"engine": ENGINE, **labels}
+    )
+
+
+@pytest.fixture
+def seen(figure):
+    """Its state."""
+
+    def look() -> EngineState:
+        (found,) = (state for state in EngineState if figure("state", state=state.value))
+        return found
+
+    return look
+
+
+def test_an_engine_that_serves_is_up(seen):
+    assert seen() is EngineState.UP
+
+
+async def test_one_whose_circuit_breaker_is_open_fails(driver, link, seen):
+    driver.failed(link, broken=True)
+    assert seen() is EngineState.FAILING
+    assert (
+        driver.metrics.registry.get_sample_value("slotkeeper_engine_failures_total", {"engine": ENGINE}) == 1
+    )
+
+
+async def test_one_that_is_drained_is_so_while_it_is_down_as_well(driver, link, seen):
+    driver.membership.drain(link, drain=True)
+    await settled()
+    assert seen() is EngineState.DRAINED
+    link.up, link.health = False, Health.DOWN
+    assert seen() is EngineState.DRAINED
+    driver.membership.drain(link, drain=False)
+    assert seen() is EngineState.DOWN
+
+
+async def test_one_that_still_answers_requests_drains(driver, link, seen, monkeypatch):
+    driver.membership.drain(link, drain=True)
+    monkeypatch.setattr(driver.placement, "drained", lambda _: False)
+    assert seen() is EngineState.DRAINING
+
+
+@pytest.mark.parametrize(
+    ("health", "state"),
+    [
+        (Health.DOWN, EngineState.DOWN),
+        (Health.LOADING, EngineState.DOWN),
+        (Health.SLEEPING, EngineState.SLEEPING),
+        (Health.ROUTER, EngineState.UP),
+        (Health.UNLOADED, EngineState.UNLOADED),
+    ],
+)
+async def test_one_that_is_not_probed_is_what_it_answers(link, seen, figure, health, state):
+    link.up, link.health = False, health
+    assert seen() is state
+    expected = {EngineState.DOWN: 0, EngineState.UNLOADED: None}
+    assert figure("up") == expected.get(state, 1)
