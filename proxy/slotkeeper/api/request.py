@@ -31,8 +31,10 @@ from slotkeeper.api.document import (
 )
 from slotkeeper.api.errors import ClientFault
 from slotkeeper.api.head import Api
+from slotkeeper.api.hints import in_body
 from slotkeeper.api.openai import split
 from slotkeeper.conversation.layout import Layout
+from slotkeeper.scheduler.hints import NO_HINTS, Hints
 
 __all__ = ["Ask", "NotOurs", "Prompt", "lay_out", "model_of", "parse", "read"]
 
@@ -117,6 +119,7 @@ class Claim:
     copies: int  # tasks that it becomes: `n`, times the number of prompts
     model: Any = None  # what stands under `model`
     most: int | None = None  # tokens that its answer may have
+    hints: Hints = NO_HINTS
 
 
 UNNAMED: Final = Claim(named=_ABSENT, id_slot=None, copies=1)
@@ -143,17 +146,26 @@ def load(body: bytes, encoding: str = "") -> Doc:
     return doc
 
 
+def loaded(api: Api, body: bytes, encoding: str) -> tuple[Doc, Claim]:
+    """The object in `body`, and what it takes. Raises NotPlain, and ClientFault for what is too much."""
+    check_values(body)
+    doc = load(body, encoding)
+    check_depth(body, doc)
+    return doc, claim(api, doc)
+
+
 def claim(api: Api, doc: Doc) -> Claim:
     """What `doc` takes on a route of this kind."""
     named, model, most = doc.get("id_slot", _ABSENT), doc.get("model"), answer_cap(api, doc)
+    hints = in_body(api, doc)
     if not api.pinnable:  # there the engine drops id_slot and n (T5)
         copies = _tasks(doc) if api is Api.TASK else 1
-        return Claim(named=named, id_slot=None, copies=copies, model=model, most=most)
+        return Claim(named=named, id_slot=None, copies=copies, model=model, most=most, hints=hints)
     slot = as_int(named)
     prompts = _count(doc.get("prompt")) if api in {Api.COMPLETION, Api.COMPLETIONS} else 1
     given = next((n for key in ("n_cmpl", "n") if (n := as_int(doc.get(key))) is not None), 1)
     copies, slot = max(1, given) * prompts, None if slot == -1 else slot
-    return Claim(named=named, id_slot=slot, copies=copies, model=model, most=most)
+    return Claim(named=named, id_slot=slot, copies=copies, model=model, most=most, hints=hints)
 
 
 def placed(body: bytes, taken: Claim, slot: int | None) -> bytes:

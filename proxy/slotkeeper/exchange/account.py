@@ -12,6 +12,7 @@ from typing import Final
 
 import orjson
 
+from slotkeeper.api import hints
 from slotkeeper.api.answer import Answer, ProgressFilter
 from slotkeeper.api.answer_builder import Figures
 from slotkeeper.api.document import Doc
@@ -22,14 +23,12 @@ from slotkeeper.api.request import (
     Ask,
     Claim,
     NotOurs,
-    check_depth,
     check_lists,
-    check_values,
-    claim,
-    load,
+    loaded,
     model_of,
     read,
 )
+from slotkeeper.conversation.likeness import asks_aside
 from slotkeeper.conversation.naming import Naming
 from slotkeeper.engine.answers import EngineGoneError
 from slotkeeper.exchange.learning import AnsweredRequest, Explaining, Listener, NameKeeper, learn
@@ -44,6 +43,7 @@ from slotkeeper.runtime.tasks import Runner, here
 from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.events import Finished, Gone, Rendered
 from slotkeeper.scheduler.figures import usage_of
+from slotkeeper.scheduler.hints import Hints
 from slotkeeper.scheduler.types import NO_ROUTER, Boundary, Reason, RequestId, Tokens
 
 # Elsewhere the difference may come from our conversion of the body.
@@ -124,7 +124,7 @@ class Account:
         Raises NotPlain for what must not be sent on, and ClientFault for what is too much.
         """
         self.record.body_bytes, self._came = len(body), body
-        doc, self.claim = await run(_loaded, self._api, body, encoding)
+        doc, self.claim = await run(loaded, self._api, body, encoding)
         return doc
 
     async def parse(
@@ -159,6 +159,12 @@ class Account:
         now = self._driver.now()
         self._metrics.spent("parse", now - self.arrived)
         self.record.add(RequestStage.PARSE, self.arrived, now)
+
+    def hints(self, since: float) -> Hints:
+        """How urgent it is; it waits `since` that moment. Raises ClientFault."""
+        taken = self._explaining.taken if self._explaining else None
+        aside = taken is not None and asks_aside(taken.received)
+        return hints.hints(self._headers, self.claim.hints, aside=aside, since=since)
 
     # -- the form in which it goes out -------------------------------------------------------------
 
@@ -385,14 +391,6 @@ class Account:
             seconds=round(self._driver.now() - self.arrived, 4),
             first_token_seconds=None if first is None else round(first, 4),
         )
-
-
-def _loaded(api: Api, body: bytes, encoding: str) -> tuple[Doc, Claim]:
-    """Raises NotPlain, and ClientFault for what is too much."""
-    check_values(body)
-    doc = load(body, encoding)
-    check_depth(body, doc)
-    return doc, claim(api, doc)
 
 
 def _outcome_of(status: int) -> str:

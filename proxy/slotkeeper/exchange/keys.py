@@ -188,6 +188,13 @@ class OwnKeys:
         used.owed += tokens
 
 
+CROWDED: Final = {
+    Crowded.ALL: "as many requests wait for a slot as may; come again, or raise --max-waiting",
+    Crowded.CLIENT: "so many of your requests wait already; come again, or raise --max-waiting-per-client",
+    Crowded.KEY_QUEUED: "as many requests of this key wait for a slot as may; come again",
+}
+
+
 class CrowdedFault(ClientFault):
     """A key's limit of requests or tokens is reached: 429."""
 

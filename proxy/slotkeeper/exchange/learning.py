@@ -112,7 +112,8 @@ class AnsweredRequest:
 async def learn(driver: Driver, link: EngineLink, heard: AnsweredRequest) -> None:
     """Tell the driver what can be found out; nothing, where rendering fails."""
     await _as_sampled(driver, link, heard)
-    begins = await _as_sent_back(driver, link, heard) if driver.looks_ahead else None
+    ahead = driver.looks_ahead and heard.ask.claim.hints.prefetch
+    begins = await _as_sent_back(driver, link, heard) if ahead else None
     driver.post(NextKnown(at=driver.now(), request=heard.request, tokens=begins))
 
 

@@ -23,10 +23,11 @@ from slotkeeper.conversation.causes import Cause
 from slotkeeper.conversation.rules.base import RuleName
 from slotkeeper.observe.request_record import Client, ClientFigures, History
 from slotkeeper.observe.standard_error import DROPPED
-from slotkeeper.scheduler.effects import Poison, PoolAct, Purpose, Report
+from slotkeeper.scheduler.effects import Forward, Poison, PoolAct, Purpose, Report
 from slotkeeper.scheduler.engine_model import FLAGS, Known
 from slotkeeper.scheduler.events import Loading
 from slotkeeper.scheduler.figures import Loss, of_request
+from slotkeeper.scheduler.hints import Priority, PriorityAct
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.slot_contents import Tier
 from slotkeeper.scheduler.table import SlotState
@@ -149,6 +150,15 @@ class Metrics:
             "What was done about the KV buffer that all slots of an engine share.",
             "reason",
         )
+        self.priority_acts = counter(
+            "priority_total", "What was done because of priorities and deadlines of requests.", "reason"
+        )
+        self.priority_wait = histogram(
+            "priority_wait_seconds",
+            "In the queue in all, by the priority of the request.",
+            PREFILL,
+            "priority",
+        )
         self.freezes = counter(
             "engine_freezes_total",
             "Times that an engine said nothing for so long that it counted as frozen.",
@@ -230,6 +240,12 @@ class Metrics:
 
     def decision(self, reason: Reason) -> None:
         self.decisions.labels(reason=reason.value).inc()
+
+    def went(self, forward: Forward) -> None:
+        """A request was sent."""
+        self.decision(forward.reason)
+        if forward.waited is not None:
+            self.priority_wait.labels(priority=forward.priority.value).observe(forward.waited)
 
     def planted(self, purpose: Purpose, computed: int) -> None:
         self._prefilled("idle" if purpose.idle else "plant", computed)
@@ -328,6 +344,8 @@ class Metrics:
             (self.refusals, Doubt),
             (self.poisoned, Poison),
             (self.pool_acts, PoolAct),
+            (self.priority_acts, PriorityAct),
+            (self.priority_wait, Priority),
             (self.overhead, get_args(Stage)),
             (self.cuts, ConnectionCut),
             (self.crowded, Crowded),

@@ -27,6 +27,7 @@ from slotkeeper.scheduler.effects import (
     Poisoned,
     Pooled,
     Prove,
+    Ranked,
     Refuse,
     Report,
     Restore,
@@ -94,7 +95,7 @@ class EffectRunner:
                 self._tasks.start(self._observe(effect))
             case LoadModel() | UnloadModel():
                 self._swap(effect)
-            case Forward() | Drained() | Refuse() | Report() | Learned() | Poisoned() | Pooled():
+            case Forward() | Drained() | Refuse() | Report() | Learned() | Poisoned() | Pooled() | Ranked():
                 raise AssertionError(f"{type(effect).__name__} is for the driver itself")
 
     def let_go(self, request: RequestId) -> tuple[int, int] | None:

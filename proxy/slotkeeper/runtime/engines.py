@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Final
 
 from slotkeeper.api.errors import ClientFault
@@ -226,11 +227,11 @@ class Engines:
             await self._came_or_went.wait()
         return link
 
-    async def awake(self, since: float, model: ModelName = NO_ROUTER) -> None:
+    async def awake(self, since: float, model: ModelName = NO_ROUTER, latest: float = inf) -> None:
         """Wait, but not for long, until an engine is ready, and none may have been restarted unseen.
 
         For one that has ended and is expected back it waits longer, counted from `since`. For a model that
-        is not loaded the request waits in the scheduler.
+        is not loaded the request waits in the scheduler. Nothing is waited for after the moment `latest`.
         """
         doubtful = [link for link in self.of(model) if link.doubtful]
         if self._there(self.front(model)) and not doubtful:
@@ -238,7 +239,7 @@ class Engines:
         if not all(link.pulse.frozen for link in self.links.values()):
             await self._probed(doubtful, model)
         if not model:
-            await self._returned(since)
+            await self._returned(since, latest)
 
     def rouse(self, model: ModelName = NO_ROUTER) -> None:
         """Have engines that sleep load their models, if no other is ready, so that a slot can be chosen.
@@ -280,9 +281,9 @@ class Engines:
         """Whether another engine of this model can take a request."""
         return any(link.ready and not link.draining for link in self.of(model) if link.engine != engine)
 
-    async def _returned(self, since: float) -> None:
+    async def _returned(self, since: float, latest: float = inf) -> None:
         """Wait until some engine is ready: all that come while one is expected wait for the same time."""
-        until = since + self._wait if self.expects() else since
+        until = min(since + self._wait if self.expects() else since, latest)
         while not self._there(self.front()) and any(link.returns for link in self.upstreams):
             if until <= time.monotonic():
                 return

@@ -11,6 +11,7 @@ from math import inf
 
 from slotkeeper.scheduler.engine_model import Known
 from slotkeeper.scheduler.figures import Lost, Usage
+from slotkeeper.scheduler.hints import Priority, PriorityAct
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
 from slotkeeper.scheduler.types import NO_ROUTER, EngineId, ModelName, Place, Reason, RequestId, Tokens
 
@@ -26,6 +27,7 @@ class Purpose(StrEnum):
     BACK = "back"  # to where the next turn will go on, since the slot is overwritten once that is saved
     HOME = "home"  # forward again to where the slot was before its states were saved
     EMPTY = "empty"  # one token, so that a slot gives up its cells of a shared KV buffer
+    PIECE = "piece"  # one batch of a request that can give way to others behind each
     DRAFT = "draft"  # tokens that make the draft model's state whole, or let a file carry it
 
     @property
@@ -139,6 +141,8 @@ class Forward:
     reason: Reason
     changed: bool = False  # whether it goes as rules would have it; else as its client wrote it
     apart: bool = False  # it can meet nothing that another namespace has left in the engine
+    priority: Priority = Priority.NORMAL
+    waited: float | None = None  # seconds in our queue; None: it never was there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +172,25 @@ class Refuse:
 
     request: RequestId
     engine: EngineId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranked:
+    """Something was done about a request because of priorities or deadlines.
+
+    Where it was weighed, `gain` is the time that a more urgent request does not have to wait for this one,
+    and `loss` the time that will be spent again, both in seconds.
+    """
+
+    request: RequestId
+    act: PriorityAct
+    priority: Priority
+    other: RequestId | None = None  # the more urgent request
+    engine: EngineId | None = None
+    waited: float = 0.0  # seconds in our queue so far
+    gain: float | None = None
+    loss: float | None = None
+    retry_after: int = 0  # seconds after which a slot will probably be free; of one that has expired
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,6 +276,7 @@ Effect = (
     | UnloadModel
     | Drained
     | Refuse
+    | Ranked
     | Observe
     | Learned
     | Poisoned

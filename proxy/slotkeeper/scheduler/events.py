@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from slotkeeper.scheduler.engine_model import EngineTraits
+from slotkeeper.scheduler.hints import NO_HINTS, Hints
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
 from slotkeeper.scheduler.types import (
     NO_ROUTER,
@@ -64,6 +65,7 @@ class Arrived:
     answer_limit: int | None = None  # tokens that its answer may have, as its client says
     size: int = 0  # bytes of its body
     outgrown: bool = False  # it has failed for lack of cells once, see `kv_pool`
+    hints: Hints = NO_HINTS
 
     @property
     def to_be_pinned(self) -> bool:

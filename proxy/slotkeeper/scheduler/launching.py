@@ -15,6 +15,7 @@ from slotkeeper.scheduler.types import Reason, SlotId
 def requeue(state: State, pending: Pending) -> None:
     """Back into the queue: its slot was lost on the way, with the engine or by a step that failed."""
     pending.stage = Stage.QUEUED
+    pending.queued_at, pending.aged, pending.stood_back = state.at, False, False
     if pending.plan:
         pending.plan.table.work.ends(pending.arrived.request)
     pending.plan = pending.slot = None
@@ -24,6 +25,8 @@ def requeue(state: State, pending: Pending) -> None:
 
 def begin(state: State, pending: Pending, plan: Plan, now: float) -> Effect:
     state.begun += 1
+    state.served_at[pending.arrived.hints.priority] = now
+    pending.waited += now - pending.queued_at
     pending.plan, pending.begun_at = plan, now
     pending.work_begins(now)
     kv_pool.reserve(state, pending, plan)
@@ -75,6 +78,8 @@ def forward(pending: Pending, now: float) -> Forward:
         reason=plan.reason,
         changed=pending.goes_changed,
         apart=plan.apart,
+        priority=pending.arrived.hints.priority,
+        waited=pending.waited,
     )
 
 

@@ -17,6 +17,9 @@ A request is served by the first of these that applies (`arrivals` carries the n
   slot, nothing that came later goes first.
 8 Where all slots share one KV buffer, what 1 to 6 have found is for it only if its cells fit; else idle
   slots are emptied for it, or it waits as in 7. See `kv_pool`.
+9 A long one of low priority waits while more urgent requests are at work on that engine. See `giving_way`.
+
+Who is asked first: see `turns`.
 
 One task in a slot, always, until the engine has released it (engine.md T1): see `table`.
 In idle time, slots whose conversations have paused are saved: see `chores`.
@@ -34,11 +37,13 @@ from slotkeeper.scheduler import (
     chores,
     draining,
     elsewhere,
+    giving_way,
     kv_pool,
     outcomes,
     preparing,
     retention,
     swaps,
+    turns,
 )
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.choice import Plan
@@ -178,6 +183,7 @@ class Placement:
 
     def on(self, event: Event) -> list[Effect]:
         """Take one event in; returns what must be done now."""
+        self._state.at = event.at
         before = {engine: table.traits for engine, table in self._state.tables.items()}
         effects = [*self._take(event), *arrivals.settle(self._state, event.at)]
         return [*effects, *learned(self._state, before)]
@@ -195,7 +201,13 @@ class Placement:
     @property
     def line(self) -> Sequence[RequestId]:
         """Who waits for a slot, the next one first, as far as that can be said by now."""
-        return (*self._state.bypassing, *self._state.queue)
+        return (*self._state.bypassing, *turns.in_turn(self._state, self._state.at))
+
+    @property
+    def divided(self) -> bool:
+        """Whether a request is computed in pieces, or waits to be: what its slot holds must not be lost."""
+        state = self._state
+        return any(giving_way.divisible(p) for r in state.hinted if (p := state.requests.get(r)))
 
     def waiting_of(self, client: ClientId) -> int:
         """How many requests of this client are queued."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from typing import Final, assert_never
 
-from slotkeeper.scheduler import chores, kv_pool, retention
+from slotkeeper.scheduler import chores, giving_way, kv_pool, retention
 from slotkeeper.scheduler.effects import Effect, Load, Prefill, Purpose, Step, Wipe
 from slotkeeper.scheduler.events import Erased, Filed, Loading, Planted, Restored, Saved
 from slotkeeper.scheduler.evidence import by_batches
+from slotkeeper.scheduler.hints import PriorityAct
 from slotkeeper.scheduler.launching import forward, next_step, requeue
 from slotkeeper.scheduler.outcomes import SURPRISE
 from slotkeeper.scheduler.pending import Pending, Stage
@@ -115,7 +116,10 @@ def _go_on(
 ) -> Iterator[Effect]:
     """The next step of a request, or the request itself."""
     pending.steps_left -= 1
-    if table.unsettled or table.orphans:  # one that went unpinned meanwhile may have the slot by now (T1)
+    paused = yield from _after_piece(state, pending, slot, now)
+    if (
+        paused or table.unsettled or table.orphans
+    ):  # one that went unpinned meanwhile may have the slot by now (T1)
         _without(state, pending, table, slot, now=now)
     elif pending.steps_left:
         yield next_step(state, pending, now)
@@ -126,6 +130,19 @@ def _go_on(
     else:
         table.move(slot, SlotState.RUNNING, pending.arrived.request, now)
         state.steered.append(pending.arrived.request)
+
+
+def _after_piece(state: State, pending: Pending, slot: SlotId, now: float) -> Generator[Effect, None, bool]:
+    """Whether a request gives way to another one, now that a piece of its prompt is computed."""
+    plan, done = pending.plan, pending.steps_left + 1
+    step = plan.steps[-done] if plan else None
+    if not isinstance(step, Prefill) or step.purpose is not Purpose.PIECE:
+        return False
+    pending.pieces_until = now
+    weighed = giving_way.after_piece(state, pending, slot, now)
+    if weighed is not None:
+        yield weighed
+    return weighed is not None and weighed.act is PriorityAct.GAVE_WAY
 
 
 def _take_in(

@@ -16,6 +16,7 @@ from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.costs import HourlyBudget, Limits
 from slotkeeper.scheduler.engine_model import EngineTraits, unmarked
 from slotkeeper.scheduler.events import Arrived
+from slotkeeper.scheduler.hints import Priority
 from slotkeeper.scheduler.kv_pool import Outputs
 from slotkeeper.scheduler.pending import Pending, Scene, Stage
 from slotkeeper.scheduler.prompt_tree import PromptTree
@@ -135,6 +136,9 @@ class State:
     chores: dict[RequestId, Chore] = field(default_factory=dict)
     chores_begun: int = 0
     begun: int = 0  # requests that were taken from the queue
+    at: float = 0.0  # of the last event
+    hinted: set[RequestId] = field(default_factory=set)  # with a priority or a deadline
+    served_at: dict[Priority, float] = field(default_factory=dict)  # when one of it was served last
     wakes_at: float | None = None  # when a `SetTimer` that is out will be answered
     closing: bool = False
 

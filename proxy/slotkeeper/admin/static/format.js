@@ -82,8 +82,9 @@ export function span(time) {
 }
 
 /** What a request that has not ended does: `now` as the API has it. */
-export function doing({ doing: what, place, percent: done, seconds_left: left, estimated }) {
-  if (what === "queued") return place ? `queued, place ${place}` : "waits for an engine";
+export function doing({ doing: what, place, priority, percent: done, seconds_left: left, estimated }) {
+  const urgency = priority === "normal" ? "" : ` (${priority})`;
+  if (what === "queued") return place ? `queued${urgency}, place ${place}` : "waits for an engine";
   if (what !== "prefill" || done == null) return what;
   return `prefill ${estimated ? "about " : ""}${done} %${left == null ? "" : `, ${seconds(left)} left`}`;
 }
