@@ -5,9 +5,9 @@ client sends a long prompt, as low where the sidecar may divide it. Another one 
 moment after its answer, and asks the next, until the long one is answered.
 
 What a question waits for is told twice. First in batches of the long prompt that the engine computes between
-the question's arrival and its first token: no load of the machine changes that. Then in seconds until the first
-token, less those on an engine that does nothing else, divided by what the long prompt's dearest batch takes
-alone. Tokens are the engine's own counter, divided by the prompts' lengths.
+the question's arrival and its first token: no load of the machine changes that. Then in seconds until the
+first token, less those on an engine that does nothing else, divided by what the long prompt's dearest batch
+takes alone. Tokens are the engine's own counter, divided by the prompts' lengths.
 """
 
 from __future__ import annotations
@@ -36,14 +36,18 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.sessions import prose
 from slotkeeper.observe.log import configure
-from slotkeeper.scheduler.hints import PriorityAct
+from slotkeeper.observe.request_record import RequestStage
+from slotkeeper.scheduler.hints import Priority, PriorityAct
 
 BUILD: Final = "b11549"
 BATCH: Final = 2048  # tokens, llama-server's -b
 ANSWER: Final = 8  # tokens of each
 CHARACTERS: Final = 3.6  # of prose in a token, about
 PATIENCE: Final = 1800.0  # seconds for one answer
-PAUSE: Final = 1.5  # batches between an answer and the next question
+PAUSE: Final = 0.5  # batches between an answer and the next question
+MOST_BATCHES: Final = (
+    1.1  # that a question waits for; a few tokens more where a state is cut for the next piece
+)
 MOST_COMPUTED: Final = 1.05  # of the tokens of all requests alone
 LOW: Final = {"X-Slotkeeper-Priority": "low"}
 
@@ -98,7 +102,7 @@ class Load:
         async with self.client.stream("POST", "/v1/chat/completions", json=body) as answer:
             async for line in answer.aiter_lines():
                 said = _event(line)
-                delta = next((choice["delta"] for choice in said.get("choices", ())), {})
+                delta: dict[str, Any] = next((choice["delta"] for choice in said.get("choices", ())), {})
                 if not first and (delta.get("content") or delta.get("reasoning_content")):
                     first = time.monotonic() - began
                     self.batches.append((self.computed - before) / BATCH)
@@ -142,6 +146,7 @@ class Found:
     load: Load
     computed: int  # tokens, by the engine's counter
     acts: dict[str, int]
+    begun_meanwhile: int  # batches of the long one that were begun though a question had come
 
 
 def p95(values: Sequence[float]) -> float:
@@ -189,7 +194,7 @@ def _engine(stack: AsyncExitStack, model: Tiny, slots: int, tokens: int) -> Any:
     return lab.tiny_engine(model, BUILD, folder, context_tokens=tokens + 8192, recipe=recipe)
 
 
-async def measured(model: Tiny, slots: int, tokens: int, questions: int, way: Way, pause: float) -> Found:
+async def measured(model: Tiny, slots: int, tokens: int, questions: int, *, way: Way, pause: float) -> Found:
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(_engine(stack, model, slots, tokens))
         base, sidecar = engine.base, None
@@ -200,7 +205,33 @@ async def measured(model: Tiny, slots: int, tokens: int, questions: int, way: Wa
         before = await lab.evaluated(engine.base)
         load = Load(client, tokens, LOW if way is Way.LOW else {}, ours=lambda: lab.spent(sidecar).plant)
         await load.beside(questions, pause)
-        return Found(load=load, computed=await lab.evaluated(engine.base) - before, acts=acts(sidecar))
+        return Found(
+            load=load,
+            computed=await lab.evaluated(engine.base) - before,
+            acts=acts(sidecar),
+            begun_meanwhile=begun_meanwhile(sidecar),
+        )
+
+
+def begun_meanwhile(sidecar: Sidecar | None) -> int:
+    """Prefills of ours that began between the arrival of another request and its first token."""
+    records = list(sidecar.driver.journal) if sidecar else []
+    begun = [
+        (record, record.at + span.begin)
+        for record in records
+        for span in record.spans
+        if span.stage is RequestStage.PLANT
+    ]
+    waits = [
+        (record, record.at + span.begin, record.at + record.first_token)
+        for record in records
+        for span in record.spans
+        if span.stage is RequestStage.QUEUE
+        if record.first_token is not None and record.priority is Priority.NORMAL
+    ]
+    return sum(
+        came < at < first for question, came, first in waits for record, at in begun if record is not question
+    )
 
 
 def acts(sidecar: Sidecar | None) -> dict[str, int]:
@@ -235,6 +266,7 @@ async def compared(model: Tiny, slots: int, tokens: int, questions: int) -> list
                 "computed": found.computed,
                 "computed_of_alone": round(found.computed / least, 4),
                 "long_seconds_of_alone": round(found.load.long_seconds / by_itself.long_seconds, 2),
+                "begun_meanwhile": found.begun_meanwhile,
                 "acts": found.acts,
             }
         )
@@ -247,7 +279,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--tokens", type=int, default=30_000, help="of the long prompt (default: %(default)s)"
     )
-    parser.add_argument("--questions", type=int, default=12, help="at most (default: %(default)s)")
+    parser.add_argument("--questions", type=int, default=40, help="at most (default: %(default)s)")
     parser.add_argument("--models", type=Tiny, nargs="+", default=[Tiny.HYBRID, Tiny.DENSE])
     chosen = parser.parse_args(arguments)
     configure("error", "console")
@@ -276,7 +308,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(row["model"], row["slots"], row["way"], row["acts"])
     keep("priority", rows)
     ours = [row for row in rows if row["way"] == Way.LOW]
-    good = (row["computed_of_alone"] <= MOST_COMPUTED and row["p95_batches"] <= 1 for row in ours)
+    good = (row["computed_of_alone"] <= MOST_COMPUTED and row["p95_batches"] <= MOST_BATCHES for row in ours)
     return 0 if all(good) else 1
 
 

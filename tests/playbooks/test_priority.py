@@ -1,7 +1,7 @@
 """Priorities: who is served first, what gives way, and what is refused because it would begin too late."""
 
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -26,12 +26,13 @@ from playbooks.playbook import (
     starts,
 )
 from slotkeeper.scheduler.costs import Limits
-from slotkeeper.scheduler.effects import Purpose, SaveMoment
-from slotkeeper.scheduler.hints import Hints, Priority, PriorityAct, SaidBy
+from slotkeeper.scheduler.effects import Effect, Forward, Plant, Purpose, Ranked, SaveMoment
+from slotkeeper.scheduler.hints import NO_HINTS, Hints, Priority, PriorityAct, SaidBy
 from slotkeeper.scheduler.kv_pool import TOLD_MARGIN, Outputs
 from slotkeeper.scheduler.turns import AGES_AFTER
 from slotkeeper.scheduler.types import Reason, Tokens
 
+E = TypeVar("E", bound=Effect)
 BATCH, TAIL = 2048, 4
 LONG = Tokens(range(100_000, 110_000))
 ENDS = (1808, 3856, 5904, 7952)  # of its pieces: the last batch goes with the request itself
@@ -47,8 +48,14 @@ def one_slot(**traits: Any) -> Play:
 
 def asks(play: Play, request: str, prompt: Tokens, hints: Hints | None = None, **more: Any) -> Play:
     """It comes, and its tokens are known."""
-    given = {"hints": hints} if hints else {}
-    return play << arrives(request, **given, **more) << knows(request, prompt)
+    return play << arrives(request, hints=hints or NO_HINTS, **more) << knows(request, prompt)
+
+
+def following(play: Play, kind: type[E]) -> E:
+    """The next effect, which is of this kind."""
+    effect = play.effects.popleft()
+    assert isinstance(effect, kind)
+    return effect
 
 
 def waiting(play: Play, *requests: tuple[str, Hints | None]) -> None:
@@ -156,7 +163,7 @@ def test_nor_a_short_one():
 def test_nor_what_a_prefill_of_ours_could_not_help(more: dict[str, Any]):
     play = Play(limits=CALM, memory="dense")
     asks(play, "low", LONG, LOW, **more)
-    assert type(play.effects[0]).__name__ == "Forward"
+    assert isinstance(play.effects[0], Forward)
 
 
 def test_the_last_user_message_of_a_model_with_checkpoints_has_one_at_its_beginning():
@@ -165,8 +172,8 @@ def test_the_last_user_message_of_a_model_with_checkpoints_has_one_at_its_beginn
     play = one_slot(memory="hybrid", user_start=((7, 8),))
     asks(play, "low", prompt, LOW)
     found = []
-    while play.effects and type(play.effects[0]).__name__ == "Plant":
-        step = play.effects.popleft()
+    while isinstance(play.effects[0], Plant):
+        step = following(play, Plant)
         found.append(len(step.tokens))
         play.step = step
         play << filled(found[-1] - sum(found[-2:-1]))
@@ -206,7 +213,9 @@ def test_both_prices_are_said_and_the_loss_is_the_smaller():
     begun(play)
     assert asks(play, "short", A)
     play << filled(ENDS[0])
-    weighed = play.effects.popleft()
+    weighed = following(play, Ranked)
+    assert weighed.loss is not None
+    assert weighed.gain is not None
     assert 0 < weighed.loss < weighed.gain
 
 
@@ -304,7 +313,9 @@ def test_all_that_was_computed_for_it_is_told():
     assert asks(play, "low", LONG, LOW) >> piece("low", ENDS[0])
     for before, end in pairwise((0, *ENDS)):
         play << filled(end - before)
-        play.step = play.effects.popleft()
+        if end != ENDS[-1]:
+            play.step = following(play, Plant)
+    following(play, Forward)
     assert play << ends("low", len(LONG), ENDS[-1]) >> reports("low", usage__computed=len(LONG))
 
 
@@ -320,7 +331,7 @@ def test_a_request_that_cannot_begin_in_time_is_refused():
     assert asks(play, "busy", A) >> goes("busy")
     assert asks(play, "late", B, by(play, 5.0))
     assert play.wakes() >> ranked("late", PriorityAct.EXPIRED)
-    assert play.placement.pending("late") is None
+    assert "late" not in play.placement.line
     assert play << ends("busy", 400) >> reports("busy")
 
 
@@ -329,7 +340,7 @@ def test_it_is_told_when_a_slot_will_be_free():
     assert asks(play, "busy", A) >> goes("busy")
     assert asks(play, "late", B, by(play, 1.0))
     play.wakes()
-    assert play.effects.popleft().retry_after >= 1
+    assert following(play, Ranked).retry_after >= 1
 
 
 def test_one_that_begins_in_time_is_never_refused():

@@ -223,9 +223,7 @@ def activity(now: Row | None) -> str:
         return ""
     match now["doing"]:
         case Doing.QUEUED:
-            urgency = (
-                f" ({now['priority']})" if now.get("priority", Priority.NORMAL) != Priority.NORMAL else ""
-            )
+            urgency = "" if now["priority"] == Priority.NORMAL else f" ({now['priority']})"
             return f"queued{urgency}, place {now['place']}" if now["place"] else "waits for an engine"
         case Doing.PREFILL:
             return prefill(now)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from slotkeeper.scheduler.choice import TOUCH_PRICE, Plan
-from slotkeeper.scheduler.effects import Effect, Prefill, Purpose, Ranked, Step, Wipe
+from slotkeeper.scheduler.effects import Effect, Keep, Prefill, Purpose, Ranked, Step, Wipe
 from slotkeeper.scheduler.engine_model import TAIL
 from slotkeeper.scheduler.hints import Priority, PriorityAct, SaidBy
 from slotkeeper.scheduler.pending import Pending, Stage
@@ -36,6 +36,7 @@ from slotkeeper.scheduler.types import Reason, RequestId, SlotId, Tokens
 
 MOST_GIVEN_BACK: Final = 0.05  # of a prompt, which may be computed again because it gave way
 OURS: Final = {Purpose.PLANT, Purpose.STEER}  # prefills of a request's own prompt
+BORDERS: Final = {Purpose.PIECE, Purpose.PLANT}  # of these, those behind which it may pause
 
 
 def divisible(pending: Pending) -> bool:
@@ -76,7 +77,7 @@ def _pieces(prompt: Tokens, todo: range, starts: Sequence[int], batch: int) -> I
     """
     ends = {*range(todo.stop - batch, todo.start, -batch)}
     if ends:
-        ends |= {start + TAIL for start in starts if todo.start < start + TAIL < max(ends)}
+        ends |= {start + TAIL for start in starts if todo.start < start < max(ends) - TAIL}
     at = todo.start
     for end in sorted(ends):
         if end - at >= LEAST or end - TAIL in starts:
@@ -94,6 +95,13 @@ def resumes(pending: Pending, plan: Plan) -> None:
 # -- 1, 2: after a piece ---------------------------------------------------------------------------------
 
 
+def at_border(pending: Pending, plan: Plan) -> bool:
+    """Whether a part of its prompt was just computed, and nothing is to be done with the slot's state."""
+    left = pending.steps_left
+    done, saved = plan.steps[-left - 1], left > 0 and isinstance(plan.steps[-left], Keep)
+    return divisible(pending) and isinstance(done, Prefill) and done.purpose in BORDERS and not saved
+
+
 @dataclass(frozen=True, slots=True)
 class MoreUrgent:
     """A request for which one of low priority may give way."""
@@ -105,7 +113,7 @@ class MoreUrgent:
 def after_piece(state: State, pending: Pending, slot: SlotId, now: float) -> Ranked | None:
     """Whether it gives way now; None where nobody is more urgent."""
     plan, prompt = pending.plan, pending.prompt
-    if plan is None or prompt is None or not divisible(pending):
+    if plan is None or prompt is None:
         return None
     table, other = plan.table, _more_urgent(state, pending, plan.table)
     if other is None:

@@ -133,10 +133,9 @@ def _go_on(
 
 
 def _after_piece(state: State, pending: Pending, slot: SlotId, now: float) -> Generator[Effect, None, bool]:
-    """Whether a request gives way to another one, now that a piece of its prompt is computed."""
-    plan, done = pending.plan, pending.steps_left + 1
-    step = plan.steps[-done] if plan else None
-    if not isinstance(step, Prefill) or step.purpose is not Purpose.PIECE:
+    """Whether a request gives way to another one, now that a part of its prompt is computed."""
+    plan = pending.plan
+    if plan is None or not giving_way.at_border(pending, plan):
         return False
     pending.pieces_until = now
     weighed = giving_way.after_piece(state, pending, slot, now)
