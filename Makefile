@@ -71,12 +71,12 @@ bench: $(VENVS)/dev/ready  ## benchmarks (beside nginx, if it is installed)
 
 lock:  ## write the lock files anew, after a change of dependencies
 	$(PYTHON) -m venv $(VENVS)/lock && $(VENVS)/lock/bin/pip install --quiet uv==0.13.8
-	$(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 --extra demo pyproject.toml requirements/build.in -o requirements/demo.lock
-	$(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 --extra dev pyproject.toml requirements/build.in -o requirements/dev.lock
-	$(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 --extra otel --extra s3 --extra hints pyproject.toml requirements/build.in -o requirements/image.lock
-	$(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 requirements/real.in -o requirements/real.lock
-	$(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 requirements/audit.in -o requirements/audit.lock
-	$(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 requirements/fleet.in -o requirements/fleet.lock
+	$(UV) pip compile --quiet --universal --no-strip-extras --generate-hashes --python-version 3.11 --extra demo pyproject.toml requirements/build.in -o requirements/demo.lock
+	$(UV) pip compile --quiet --universal --no-strip-extras --generate-hashes --python-version 3.11 --extra dev pyproject.toml requirements/build.in -o requirements/dev.lock
+	$(UV) pip compile --quiet --universal --no-strip-extras --generate-hashes --python-version 3.11 --extra otel --extra s3 --extra hints pyproject.toml requirements/build.in -o requirements/image.lock
+	$(UV) pip compile --quiet --universal --no-strip-extras --generate-hashes --python-version 3.11 requirements/real.in -o requirements/real.lock
+	$(UV) pip compile --quiet --universal --no-strip-extras --generate-hashes --python-version 3.11 requirements/audit.in -o requirements/audit.lock
+	$(UV) pip compile --quiet --universal --no-strip-extras --generate-hashes --python-version 3.11 requirements/fleet.in -o requirements/fleet.lock
 
 $(VENVS)/fleet/ready: requirements/fleet.lock
 	$(PYTHON) -m venv --clear $(VENVS)/fleet

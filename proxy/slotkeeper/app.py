@@ -1,4 +1,4 @@
-"""The sidecar as a whole: composed here, started, and ended so that no answer is cut off."""
+"""The sidecar as a whole: composes it, starts it, and ends it so that no answer is cut off."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ from typing import Final
 from aiohttp import web
 
 from slotkeeper.admin.admin import AdminPort
-from slotkeeper.composition import KEEPALIVE_SECONDS, connections_of, limits_in, read_ahead_in, trusted_in
+from slotkeeper.composition import (
+    KEEPALIVE_SECONDS,
+    cold_room,
+    connections_of,
+    limits_in,
+    read_ahead_in,
+    store_in,
+    trusted_in,
+)
 from slotkeeper.conversation.naming import Naming
 from slotkeeper.conversation.rules.apply import DEFAULTS
 from slotkeeper.conversation.rules.base import Choice
@@ -36,7 +44,6 @@ from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.recording import Recorder
 from slotkeeper.observe.spans import spans_to
-from slotkeeper.runtime.cold_store import cold_room, store_in
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.membership import link_to
@@ -47,9 +54,9 @@ from slotkeeper.settings import Settings
 from slotkeeper.units import Address
 from slotkeeper.upstreams import UpstreamsError
 
-BEGUN: Final = 10  # turns of the event loop in which a connection that was accepted begins to be served
+BEGUN: Final = 10  # turns of the event loop after which an accepted connection is served
 BACKLOG: Final = 1024
-OTHER_PORT: Final = "choose another --listen or --admin-listen, or end what has that port"
+OTHER_PORT: Final = "choose another --listen or --admin-listen, or end the process that has that port"
 
 Beside = Callable[[Mapping[EngineId, EngineLink]], Awaitable[None]]
 
@@ -57,10 +64,10 @@ log = get_logger(__name__)
 
 
 class Sidecar:
-    """Both ports and all that is behind them. Use as an async context manager."""
+    """Both ports and everything behind them. Call `start`, and `close` at the end; `running` does both."""
 
     def __init__(self, settings: Settings, flags: Mapping[EngineId, EngineFlags] | None = None) -> None:
-        """Raises KeysError, TlsError, UpstreamsError and UsageError."""
+        """Compose the parts. Raises KeysError, TlsError, UpstreamsError and UsageError."""
         key = settings.engine_api_key.get_secret_value() if settings.engine_api_key else None
         self._engine_key = key
         token = settings.admin_token.get_secret_value() if settings.admin_token else None
@@ -125,17 +132,17 @@ class Sidecar:
         return Recorder(folder, int(self.settings.record_bytes), lambda _: self.metrics.fallback("record"))
 
     def _secret(self) -> bytes | None:
-        """That of the folder of the snapshots, once that is open."""
+        """Return the secret of the snapshot folder; None until the folder is open."""
         snapshots = self.driver.snapshots
         return snapshots.store.secret if snapshots else None
 
     @property
     def addresses(self) -> list[str]:
-        """host:port of the data port and of the admin port, as really bound."""
+        """host:port of the data port and of the admin port, as bound."""
         return ["{}:{}".format(*runner.addresses[0][:2]) for runner in self._runners]
 
     def _gate(self, upstream: Upstream) -> Gate:
-        """What each request of the data port goes through."""
+        """Return the parts that handle each request of the data port."""
         settings, trusted = self.settings, trusted_in(self.settings)
         door = Door(
             self.driver,
@@ -170,7 +177,7 @@ class Sidecar:
         )
 
     async def start(self) -> None:
-        """Raises OSError when a port is taken."""
+        """Listen on both ports and start the driver. Raises OSError if a port is taken."""
         settings, key = self.settings, self._engine_key
         ours = {"Authorization": f"Bearer {key}"} if key else {}
         self._upstream = Upstream(secrets.token_hex(8), ours if self._keys else None)
@@ -183,7 +190,7 @@ class Sidecar:
             draining=self.admin.draining,
         )
         complaints = Complaints(self.metrics)
-        # Without handler_cancellation a client that leaves during prefill is not noticed.
+        # Without handler_cancellation we do not notice a client that leaves during prefill.
         self._data = web.AppRunner(
             data.app(),
             handler_cancellation=True,
@@ -217,11 +224,11 @@ class Sidecar:
 
     @property
     def reloads(self) -> bool:
-        """Whether there is anything to read again."""
+        """Whether there are files to read again at SIGHUP."""
         return any((self._keys, self._tls, self.settings.upstreams_file))
 
     def reload(self) -> None:
-        """Read files again that may have changed. What cannot be used leaves all as it was."""
+        """Read keys, certificate and upstreams again. A file that cannot be used changes nothing."""
         reloads = [files.reload for files in (self._keys, self._tls) if files]
         if self.settings.upstreams_file:
             reloads.append(lambda: self.driver.membership.change(self.settings.engines()))
@@ -232,7 +239,7 @@ class Sidecar:
                 log.error("not_reloaded", error=str(error))  # noqa: TRY400 - the message says it all
 
     async def drain(self, *, delay: float) -> None:
-        """Stop being ready, wait `delay`, stop accepting, let running answers finish."""
+        """Become unready, wait `delay` seconds, stop accepting, let running answers finish, save slots."""
         self.admin.drain()
         log.info("draining", delay=delay, timeout=self.settings.drain_timeout)
         await asyncio.sleep(delay)
@@ -249,16 +256,16 @@ class Sidecar:
         self._aside.close()
         if self._upstream is not None:
             await self._upstream.close()
-        for told in (self._recorder, self._spans):
-            if told is not None:
-                await told.close()
+        for sink in (self._recorder, self._spans):
+            if sink is not None:
+                await sink.close()
 
 
 async def _end(runner: web.AppRunner) -> None:
-    """Stop listening, let running answers finish, end.
+    """Stop listening, let running answers finish, and end the runner.
 
-    aiohttp overlooks a connection that was accepted in the very moment of its cleanup: it closes idle ones,
-    this one does not wait for a request yet, and is then waited for as if it had one, for the whole timeout.
+    aiohttp's cleanup closes idle connections. A connection that was just accepted is not idle yet, so cleanup
+    would wait for it, without any request, for the whole timeout. Some turns of the event loop prevent that.
     """
     for site in list(runner.sites):
         await site.stop()
@@ -271,7 +278,7 @@ async def _end(runner: web.AppRunner) -> None:
 async def running(
     settings: Settings, flags: Mapping[EngineId, EngineFlags] | None = None
 ) -> AsyncIterator[Sidecar]:
-    """A sidecar that serves inside the block."""
+    """Run a sidecar inside the block."""
     sidecar = Sidecar(settings, flags)
     try:
         await sidecar.start()
@@ -281,15 +288,15 @@ async def running(
 
 
 class Signals:
-    """SIGTERM and SIGINT: the first asks for an orderly end, the second ends it now. SIGHUP reloads files."""
+    """SIGTERM and SIGINT: the first signal asks for an orderly end, the second ends the sidecar at once."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         self.now = asyncio.Event()
-        self.urgent = False  # a person at a terminal does not wait for load balancers
+        self.urgent = False  # SIGINT from a terminal: do not wait for load balancers
 
     def install(self) -> None:
-        """But for SIGHUP, which ends a process unless it has a use for it: a terminal was closed."""
+        """Handle SIGTERM and SIGINT. SIGHUP still ends the process, unless `serve` has files to reload."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._came, number)
@@ -310,12 +317,12 @@ async def serve(
 ) -> None:
     """Serve until a signal.
 
-    `beside` runs along (the supervised engine), with the lines to the engines; its failure is raised here.
-    `listening` is told HOST:PORT of the data port and of the admin port, as really bound.
+    `beside` (the supervised engine) runs at the same time, with the links to the engines; its failure is
+    raised here. `listening` is called with HOST:PORT of the data port and of the admin port, as bound.
     """
     signals = Signals()
     signals.install()
-    tasks = Tasks(lambda _: None)  # whatever fails is raised below
+    tasks = Tasks(lambda _: None)  # failures are raised below
     async with running(settings, flags) as sidecar:
         if sidecar.reloads:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, sidecar.reload)

@@ -1,19 +1,32 @@
-"""What settings make of the parts of a sidecar."""
+"""Builds parts of a sidecar from the settings: limits, connections, and the snapshot store."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from ipaddress import ip_network
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
+from slotkeeper.config import UsageError
 from slotkeeper.exchange.connections import Connections, Network, Tls, raise_descriptors, room_for
 from slotkeeper.exchange.relay import ReadAhead
-from slotkeeper.observe.metrics import Metrics
-from slotkeeper.runtime.cold_store import cold_room
+from slotkeeper.observe.log import get_logger
+from slotkeeper.observe.metrics import Metrics, SharedPart
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.settings import Settings
+from slotkeeper.store.store import Store
+from slotkeeper.store.tiers import ColdTier
+
+if TYPE_CHECKING:
+    from slotkeeper.store.hints import Hints
+    from slotkeeper.store.sealing import StoreKey
 
 ADMIN_CONNECTIONS: Final = 128
-KEEPALIVE_SECONDS: Final = 75.0  # longer than what usually stands in front (nginx: 60 s towards upstreams)
+KEEPALIVE_SECONDS: Final = 75.0  # longer than usual proxies in front keep them (nginx: 60 s to upstreams)
+UNLIMITED: Final = sys.maxsize
+
+log = get_logger(__name__)
 
 
 def limits_in(settings: Settings) -> Limits:
@@ -38,7 +51,7 @@ def trusted_in(settings: Settings) -> tuple[Network, ...]:
 def connections_of(
     settings: Settings, metrics: Metrics, tls: Tls | None = None
 ) -> tuple[Connections, Connections]:
-    """Of the data port and of the admin port."""
+    """Return the connection limits of the data port and of the admin port."""
     context = tls.context if tls else None
     most = room_for(settings.max_connections, raise_descriptors())
     data = Connections(
@@ -66,3 +79,88 @@ def read_ahead_in(settings: Settings, metrics: Metrics) -> ReadAhead:
         seconds=settings.write_timeout,
         metrics=metrics,
     )
+
+
+# -- the snapshot store -------------------------------------------------------------------------------------
+
+
+def store_in(settings: Settings, metrics: Metrics) -> Store | None:
+    """Return the store; None without a slot folder.
+
+    Raises UsageError if settings contradict each other, an extra is missing, or a value cannot be used.
+    """
+    if settings.cold_store and settings.cold_dir:
+        raise UsageError("--cold-store replaces --cold-dir: name one of them")
+    if settings.cold_store and settings.slot_dir is None:
+        raise UsageError("--cold-store needs --slot-dir, the folder that the engine writes and reads")
+    if not settings.cold_store and (settings.hints or settings.store_key_file):
+        raise UsageError("--hints and --store-key-file need --cold-store")
+    if settings.slot_dir is None:
+        return None
+    cold: Path | ColdTier | None = settings.cold_dir
+    if settings.cold_store:
+        cold = _shared(settings, metrics)
+    return Store(settings.slot_dir, cold)
+
+
+def cold_room(settings: Settings) -> int:
+    """Return the bytes of the cold tier that the scheduler may fill; no limit for a shared store.
+
+    A shared store is kept within its budget by its own collector.
+    """
+    if settings.cold_store:
+        return UNLIMITED
+    return int(settings.cold_bytes) if settings.cold_dir else 0
+
+
+def _shared(settings: Settings, metrics: Metrics) -> ColdTier:
+    try:
+        from slotkeeper.store.objects import Objects  # noqa: PLC0415 - an extra
+        from slotkeeper.store.shared import SharedStore  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError as error:
+        raise UsageError(f"--cold-store needs: pip install 'slotkeeper[s3]' ({error})") from error
+    key, hints = _key(settings.store_key_file), _hints(settings, metrics)
+    try:
+        objects = Objects(settings.cold_store, _watched("store", metrics))
+    except ValueError as error:
+        raise UsageError(f"--cold-store: {settings.cold_store} cannot be used: {error}") from error
+    return SharedStore(objects, key, hints)
+
+
+def _key(path: Path | None) -> StoreKey | None:
+    if path is None:
+        return None
+    from slotkeeper.store.sealing import KeyFileError, StoreKey  # noqa: PLC0415 - an extra
+
+    try:
+        return StoreKey.read(path)
+    except KeyFileError as error:
+        raise UsageError(f"--store-key-file: {error}") from error
+
+
+def _hints(settings: Settings, metrics: Metrics) -> Hints | None:
+    if settings.hints is None:
+        return None
+    try:
+        from slotkeeper.store.hints import Hints  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError as error:
+        raise UsageError(f"--hints needs: pip install 'slotkeeper[hints]' ({error})") from error
+    try:
+        return Hints(settings.hints.get_secret_value(), settings.cold_store, _watched("hints", metrics))
+    except ValueError as error:
+        raise UsageError("--hints: not a URL such as redis://HOST:6379/0") from error
+
+
+def _watched(part: SharedPart, metrics: Metrics) -> Callable[[bool, str], None]:
+    """Return a callback that logs and counts when this part of the shared store fails or works again."""
+    metrics.shared_up.labels(part=part).set(1)
+
+    def changed(up: bool, why: str) -> None:
+        metrics.shared_up.labels(part=part).set(up)
+        if up:
+            log.info("shared_back", part=part)
+        else:
+            metrics.shared_losses.labels(part=part).inc()
+            log.warning("shared_lost", part=part, why=why)
+
+    return changed

@@ -23,10 +23,12 @@ _LINK: Final = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_|$)|_PORT(_\d+_(TCP|UD
 PLAIN: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         ("byte_size", "byte_size_unit"),
-        "is no size; write a number of bytes, or such as 32GiB or 500MB",
+        "is not a size; write it as a number of bytes, or as in 32GiB or 500MB",
     ),
-    **dict.fromkeys(("float_parsing", "float_type"), "is no number; write such as 2.5"),
-    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "is no whole number; write such as 500"),
+    **dict.fromkeys(("float_parsing", "float_type"), "is not a number; write it as in 2.5"),
+    **dict.fromkeys(
+        ("int_parsing", "int_type", "int_from_float"), "is not a whole number; write it as in 500"
+    ),
     **dict.fromkeys(("bool_parsing", "bool_type"), "is neither true nor false"),
 }
 

@@ -1,4 +1,4 @@
-"""The table of everything that can be set, with its defaults and what is wrong with a value."""
+"""All settings with their defaults, and the checks of their values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECRETS: Final = ("engine_api_key", "admin_token", "hints")
 
 
 class Settings(BaseSettings):
-    """Everything that `serve` can be told."""
+    """All settings of `serve`."""
 
     model_config = SettingsConfigDict(
         frozen=True, extra="forbid", env_prefix=PREFIX, arbitrary_types_allowed=True
@@ -25,15 +25,13 @@ class Settings(BaseSettings):
 
     upstream: Annotated[tuple[str, ...], NoDecode] = Field(
         default=("http://127.0.0.1:8081",),
-        description=(
-            "URL of a llama-server, or NAME=URL; several times for several engines with the same model"
-        ),
+        description=("URL of a llama-server, or NAME=URL; repeat it for several engines with the same model"),
     )
     upstreams_file: Path | None = Field(
         default=None,
         description=(
-            "more engines, a TOML file with a table for each (docs/engines.md); read again at SIGHUP: "
-            "new ones are used, those that are gone are drained"
+            "TOML file with a table for each further engine (docs/engines.md); read again at SIGHUP: "
+            "added engines are used, removed ones are drained"
         ),
     )
     listen: str = Field(default="127.0.0.1:8080", description="where clients connect, HOST:PORT")
@@ -41,28 +39,28 @@ class Settings(BaseSettings):
     slot_dir: Path | None = Field(
         default=None,
         description=(
-            "keep snapshots of slots here: the folder that the engine has as --slot-save-path, as this "
-            "machine sees it; a local disk, or a tmpfs where there is memory for it (then with --cold-dir)"
+            "folder for snapshots of slots: the engine's --slot-save-path, as this machine sees it; on a "
+            "local disk, or on a tmpfs if there is enough memory (then with --cold-dir)"
         ),
     )
     cold_dir: Path | None = Field(
         default=None,
         description=(
-            "where snapshots go that have no room in the slot folder: a larger or slower disk, or one that "
-            "outlives a tmpfs; only Slotkeeper needs to see it"
+            "folder for snapshots that have no room in the slot folder: on a larger or slower disk, or on "
+            "one that outlives a tmpfs; only Slotkeeper needs access to it"
         ),
     )
     shared_slot_dir: bool = Field(
         default=False,
         description=(
-            "the slot folder and the cold one may be writable for a group or for all, as volumes of a pod "
-            "are: a user who can write there can have the engine load other files"
+            "allow the slot folder and the cold folder to be writable for a group or for all, like volumes "
+            "of a pod; a user who can write there can make the engine load other files"
         ),
     )
     hot_bytes: ByteSize = Field(
         default=ByteSize(16 * 2**30),
         ge=0,
-        description="room for snapshots in the slot folder; those worth least move to the cold folder, or go",
+        description="room for snapshots in the slot folder; the least valuable move to the cold folder or go",
     )
     cold_bytes: ByteSize = Field(
         default=ByteSize(128 * 2**30), ge=0, description="room for snapshots in the cold folder"
@@ -70,110 +68,110 @@ class Settings(BaseSettings):
     cold_store: str = Field(
         default="",
         description=(
-            "in place of a cold folder, a store that several sidecars share: s3://BUCKET/PREFIX (credentials "
-            "and endpoint by the variables AWS_...), or a folder that all of them see "
+            "a store that several sidecars share, instead of a cold folder: s3://BUCKET/PREFIX (credentials "
+            "and endpoint from the variables AWS_...), or a folder that all of them see "
             "(docs/shared-store.md); needs the extra `s3`"
         ),
     )
     store_key_file: Path | None = Field(
         default=None,
-        description="file with a secret of 32 bytes or more, the same for all sidecars: encrypts the store",
+        description="file with a secret of 32 bytes or more, the same for all sidecars; encrypts the store",
     )
     cold_store_bytes: ByteSize = Field(
         default=ByteSize(512 * 2**30),
         ge=0,
-        description="room in the shared store, for all sidecars: the least recently used go; 0: no limit",
+        description="room in the shared store, for all sidecars; least recently used states go; 0: no limit",
     )
     hints: SecretStr | None = Field(
         default=None,
         description=(
-            "a Redis or Valkey, redis://HOST:6379/0, in which sidecars that share a store tell each other "
-            "what lies there and who is at what: quicker, never needed; needs the extra `hints`"
+            "URL of a Redis or Valkey, redis://HOST:6379/0, that makes the shared store quicker: sidecars "
+            "record there what the store has and which states they write; needs the extra `hints`"
         ),
     )
     evacuate: bool = Field(
         default=False,
         description=(
-            "when the sidecar is stopped, move what lies in the slot folder to the cold one: for a slot "
-            "folder that goes with the sidecar (a tmpfs, an emptyDir of a pod)"
+            "when the sidecar stops, move all snapshots from the slot folder to the cold folder or shared "
+            "store; for a slot folder that ends with the sidecar (a tmpfs, an emptyDir of a pod)"
         ),
     )
     hourly_bytes: ByteSize = Field(
         default=ByteSize(64 * 2**30),
         ge=0,
         description=(
-            "how much may be written in an hour for conversations that pause and for what several begin "
-            "with, since disks wear out; what is saved before it would be lost is not counted"
+            "bytes that may be written in an hour for conversations that pause and for beginnings that "
+            "several share, because disks wear out; saves before an eviction are not counted"
         ),
     )
     save_pause: float = Field(
         default=0.25,
         ge=0,
-        description="seconds without a request until a conversation is saved; longer where a save is slow",
+        description="seconds without a request until a conversation is saved; longer if saves are slow",
     )
     save_timeout: float = Field(
-        default=60.0, ge=0, description="seconds that saving and moving may take when the sidecar is stopped"
+        default=60.0, ge=0, description="seconds that saving and moving may take when the sidecar stops"
     )
     idle_tokens: int = Field(
         default=1_000_000,
         ge=0,
         description=(
             "prompt tokens that may be computed per hour in idle time, so that the next turn finds "
-            "its prefix ready; 0 turns that off"
+            "its prefix ready (prefetch); 0: off"
         ),
     )
     engine_wait: float = Field(
         default=60.0,
         ge=0,
         description=(
-            "seconds for which requests wait for an engine that has ended, and are sent (again) when it is "
-            "back, unless their answer had begun; 0 answers them with an error at once"
+            "seconds that requests wait for an engine that has ended; when it is back they are sent (again), "
+            "unless their answer had begun; 0: answer them with an error at once"
         ),
     )
     swap_wait: float = Field(
         default=10.0,
         ge=0,
         description=(
-            "seconds that a request waits at most for requests of other models, if its router has not loaded "
-            "its own; then nothing more begins there, and the models are swapped"
+            "seconds that a request whose model is not loaded waits, at most, for requests of the loaded "
+            "models; then no more of those begin, and the router swaps the models"
         ),
     )
     engine_frozen_after: float = Field(
         default=30.0,
         gt=0,
         description=(
-            "seconds for which an engine may say nothing at all, not even to GET /health, until it counts as "
-            "frozen: its requests get 504, and `up` starts it again; one that computes for long does answer"
+            "seconds without any answer of the engine, not even to GET /health, until it counts as frozen: "
+            "its requests get 504, and `up` restarts it; an engine that computes for long does answer"
         ),
     )
     keep_alive: float = Field(
         default=10.0,
         gt=0,
         description=(
-            "seconds of silence after which a client that streams hears an SSE comment, while its request "
-            "waits for a slot, is being prepared, or has its prompt computed"
+            "seconds of silence after which a streaming client gets an SSE comment, while its request "
+            "waits for a slot, is prepared, or is in prefill"
         ),
     )
     rules: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
         description=(
             "what to do about clients that rewrite their own prompts: NAME=off|observe|fix, where NAME is a "
-            "rule or `all`, and behind an @ a pattern for the User-Agent of those it is for; the last that "
-            "fits counts (docs/rules.md)"
+            "rule or `all`, optionally with @ and a pattern for the User-Agent; the last match counts "
+            "(docs/rules.md)"
         ),
     )
     probe: bool = Field(
         default=True,
         description=(
-            "test an unused engine with a few hundred tokens, to learn what its slot "
-            "files carry and which flags it has; else snapshots and answers tell in time"
+            "test an unused engine with a few hundred tokens, to learn what its slot files carry and which "
+            "flags it has; else that is learnt later, from snapshots and answers"
         ),
     )
     read_flags: bool = Field(
         default=True,
         description=(
             "read the flags of an engine that runs here as the same user from its process (/proc); else they "
-            "are found out by what it does"
+            "are inferred from its behaviour"
         ),
     )
     engine_api_key: SecretStr | None = Field(
@@ -182,24 +180,24 @@ class Settings(BaseSettings):
     tls_cert: Path | None = Field(
         default=None,
         description=(
-            "speak TLS on both ports, with this certificate and those between it and the root, as PEM; read "
+            "use TLS on both ports, with this certificate and its intermediate certificates (PEM); read "
             "again at SIGHUP"
         ),
     )
     tls_key: Path | None = Field(
-        default=None, description="its key, as PEM, if that does not stand in the file of the certificate"
+        default=None, description="key of the certificate (PEM), if the certificate's file does not have it"
     )
     keys_file: Path | None = Field(
         default=None,
         description=(
-            "serve only clients with a key of this list, a TOML file (docs/security.md); the engine hears "
-            "--engine-api-key in place of theirs; read again at SIGHUP"
+            "serve only clients with a key of this TOML file (docs/security.md); the engine gets "
+            "--engine-api-key instead of theirs; read again at SIGHUP"
         ),
     )
     admin_host: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
         description=(
-            "a name under which the admin port may be asked, besides localhost and addresses in numbers: the "
+            "a host name under which the admin port may be called, besides localhost and IP addresses: the "
             "host name or Service by which others reach it; may be given several times"
         ),
     )
@@ -209,15 +207,15 @@ class Settings(BaseSettings):
     namespaces: Literal["auto", "key", "off"] = Field(
         default="auto",
         description=(
-            "key: what was computed for one API key is never reused for another; off: all keys share one "
-            "cache; auto: off until an engine has let in a second key, from then on key (docs/security.md)"
+            "key: tokens computed for one API key are never reused for another; off: all keys share a cache; "
+            "auto: off until an engine has accepted a second key, from then on key (docs/security.md)"
         ),
     )
     slot_actions: Literal["auto", "on", "off"] = Field(
         default="auto",
         description=(
             "on: clients may save, restore and erase slots themselves (POST /slots/N?action=...), in files "
-            "that are not ours; off: that is refused with 403; auto: off where namespaces are on"
+            "that are not ours; off: that is refused with 403; auto: off if namespaces are on"
         ),
     )
     api_prefix: str = Field(default="", description="the engine's --api-prefix")
@@ -233,55 +231,55 @@ class Settings(BaseSettings):
         default=30.0,
         gt=0,
         description=(
-            "seconds that a client has to read on when what it has not read of its answer has no room any "
-            "more; then its connection is broken off, so that its slot is free"
+            "seconds that a client has to continue reading when its read-ahead buffer is full; then its "
+            "connection is reset, so that its slot is free"
         ),
     )
     read_ahead_bytes: ByteSize = Field(
         default=ByteSize(4 * 2**20),
         ge=0,
-        description="of each answer, room for what the engine has said and its client has not read yet",
+        description="room for bytes of one answer that its client has not read yet",
     )
     read_ahead_total: ByteSize = Field(
-        default=ByteSize(256 * 2**20), ge=0, description="of all answers together, the same"
+        default=ByteSize(256 * 2**20), ge=0, description="the same for all answers together"
     )
     body_timeout: float = Field(
         default=30.0,
         gt=0,
         description=(
-            "seconds that a request's body may take to come, and another one for each 16 KiB of it; else 408"
+            "seconds that a request's body may take to arrive, plus one for each 16 KiB of it; else 408"
         ),
     )
     head_timeout: float = Field(
         default=20.0,
         gt=0,
-        description="seconds in which a new connection must have said what it wants, or it is cut off",
+        description="seconds within which a new connection must send a request's head, or it is closed",
     )
     max_connections: int = Field(
         default=8192,
         ge=1,
         description=(
-            "connections of clients on the data port; fewer where the system grants fewer file descriptors"
+            "client connections on the data port; fewer if the system grants fewer file descriptors"
         ),
     )
     max_connections_per_address: int = Field(
-        default=4096, ge=1, description="of them, those of one address (of one /64 of IPv6)"
+        default=4096, ge=1, description="of these, from one address (one /64 of IPv6)"
     )
     max_waiting: int = Field(default=4000, ge=1, description="requests that may wait for a slot; else 429")
     max_waiting_per_client: int = Field(
-        default=1000, ge=1, description="of them, those of one client: one key, else one address"
+        default=1000, ge=1, description="of these, from one client: one key, else one address"
     )
     trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
         description=(
-            "proxies in front, ADDRESS or NETWORK/BITS, whose X-Forwarded-For is believed: without keys, "
-            "clients are told apart by it"
+            "proxies in front, ADDRESS or NETWORK/BITS, whose X-Forwarded-For is trusted: without keys, it "
+            "distinguishes clients"
         ),
     )
     drain_delay: float = Field(
         default=2.0,
         ge=0,
-        description="seconds between SIGTERM (readyz turns 503) and the end of accepting",
+        description="seconds from SIGTERM (readyz turns 503) until new connections are refused",
     )
     drain_timeout: float = Field(
         default=300.0, ge=0, description="seconds that running answers get to finish after that"
@@ -294,8 +292,8 @@ class Settings(BaseSettings):
     why_text: bool = Field(
         default=False,
         description=(
-            "keep excerpts of prompts around the places where they part, in memory only, and show them on "
-            "the admin port"
+            "keep excerpts of prompts around the places where they diverge, in memory only, and show them "
+            "on the admin port"
         ),
     )
     record: Path | None = Field(
@@ -306,13 +304,13 @@ class Settings(BaseSettings):
         ),
     )
     record_bytes: ByteSize = Field(
-        default=ByteSize(2**30), ge=0, description="room for them; the oldest files go first"
+        default=ByteSize(2**30), ge=0, description="room for trace files; the oldest are removed first"
     )
     otlp_endpoint: str = Field(
         default="",
         description=(
             "send a span for each request to this OpenTelemetry collector, http://HOST:4318; needs the "
-            "extra `otel`; the OTEL_* variables say the rest"
+            "extra `otel`; the OTEL_* variables set the rest"
         ),
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
@@ -364,7 +362,7 @@ class Settings(BaseSettings):
     @field_validator(*SECRETS)
     @classmethod
     def _unset(cls, value: SecretStr | None) -> SecretStr | None:
-        return value if value and value.get_secret_value() else None  # an empty variable is no secret
+        return value if value and value.get_secret_value() else None  # an empty variable sets no secret
 
     @model_validator(mode="after")
     def _guarded(self) -> Settings:
@@ -375,7 +373,7 @@ class Settings(BaseSettings):
         return self
 
     def engines(self) -> tuple[NamedUpstream, ...]:
-        """All named engines; the file is read anew. With a file the default address does not count.
+        """Return all named engines, reading the file anew. With a file, the default address is not used.
 
         Raises UpstreamsError.
         """
@@ -385,7 +383,7 @@ class Settings(BaseSettings):
 
     @property
     def scheme(self) -> str:
-        """Of both ports' URLs."""
+        """The scheme of both ports' URLs."""
         return "https" if self.tls_cert else "http"
 
     @classmethod
@@ -397,4 +395,4 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (init_settings,)  # `load` merges the others itself, to know where each value came from
+        return (init_settings,)  # `load` merges the other sources itself, to know where each value came from

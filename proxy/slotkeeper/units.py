@@ -109,7 +109,7 @@ def base_of(url: str) -> str:
 def host_name(text: str) -> str:
     """The same text, if it is a host name. Raises ValueError."""
     if not re.fullmatch(r"[A-Za-z0-9._-]+", text):
-        raise ValueError(f"{text!r} is no host name; write it without scheme and port")
+        raise ValueError(f"{text!r} is not a host name; write it without scheme and port")
     return text
 
 
@@ -118,5 +118,5 @@ def network(text: str) -> str:
     try:
         ip_network(text, strict=False)
     except ValueError:
-        raise ValueError(f"{text!r} is no address; write such as 10.0.0.7 or 10.0.0.0/8") from None
+        raise ValueError(f"{text!r} is not an address; write it as in 10.0.0.7 or 10.0.0.0/8") from None
     return text

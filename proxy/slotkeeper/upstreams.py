@@ -1,4 +1,4 @@
-"""Engines as their user names them: `--upstream NAME=URL`, and the table of `--upstreams-file`."""
+"""Engines as the user names them: `--upstream NAME=URL`, and the tables of `--upstreams-file`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _NAMED: Final = re.compile(rf"({NAME.pattern})\s*=(.*)", re.DOTALL)
 
 
 class UpstreamsError(ValueError):
-    """The engines cannot be used as they are named; the message says what to do."""
+    """The named engines cannot be used; the message says what to do."""
 
 
 class _UpstreamEntry(BaseModel):
-    """What stands in the file under the name of an engine."""
+    """The table of one engine in the file."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -33,10 +33,10 @@ class _UpstreamEntry(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class NamedUpstream:
-    """One engine. Without a name of its own it is called by its address."""
+    """One engine. If the user gives no name, its address is the name."""
 
     name: str
-    base: str  # its URL, as it is put in front of paths
+    base: str  # its URL, to which paths are appended
     labels: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class NamedUpstream:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """`NAME=URL`, or a URL. Raises ValueError."""
+        """Parse `NAME=URL`, or a URL. Raises ValueError."""
         if named := _NAMED.fullmatch(text.strip()):
             return cls(named[1], base_of(named[2]))
         base = base_of(text)
@@ -52,7 +52,7 @@ class NamedUpstream:
 
 
 def checked(upstreams: Iterable[NamedUpstream]) -> tuple[NamedUpstream, ...]:
-    """All of them. Raises UpstreamsError where there is none, or two are one."""
+    """Return all engines. Raises UpstreamsError if there are none, or two have one name or address."""
     found = tuple(upstreams)
     names, bases = ({getattr(one, part) for one in found} for part in ("name", "base"))
     if not found or len(bases) < len(found):
@@ -63,7 +63,7 @@ def checked(upstreams: Iterable[NamedUpstream]) -> tuple[NamedUpstream, ...]:
 
 
 def read_table(path: Path) -> tuple[NamedUpstream, ...]:
-    """The engines of a file, in its order. Raises UpstreamsError."""
+    """Return the engines of a file, in its order. Raises UpstreamsError."""
     try:
         with path.open("rb") as file:
             data = file.read(LARGEST + 1)
@@ -73,7 +73,7 @@ def read_table(path: Path) -> tuple[NamedUpstream, ...]:
     except OSError as error:
         raise UpstreamsError(f"{path}: {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UpstreamsError(f"{path} is no TOML: {error}") from None
+        raise UpstreamsError(f"{path} is not valid TOML: {error}") from None
     try:
         return checked(_upstream(name, table) for name, table in tables.items())
     except ValueError as error:
@@ -82,9 +82,11 @@ def read_table(path: Path) -> tuple[NamedUpstream, ...]:
 
 def _upstream(name: str, table: Any) -> NamedUpstream:
     if not NAME.fullmatch(name):
-        raise UpstreamsError(f"{name!r} is no name; write letters, digits, dots and dashes, at most 40")
+        raise UpstreamsError(
+            f"{name!r} is not a valid name; use letters, digits, dots and dashes, at most 40"
+        )
     if not isinstance(table, Mapping):
-        raise UpstreamsError(f'{name} is no table; write [{name}] and url = "http://HOST:PORT" below it')
+        raise UpstreamsError(f'{name} is not a table; write [{name}] and url = "http://HOST:PORT" below it')
     try:
         found = _UpstreamEntry.model_validate(table)
     except ValidationError as error:

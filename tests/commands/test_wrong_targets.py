@@ -48,7 +48,7 @@ def check(code: int, hints: tuple[str, ...], *words: str, **how: Any) -> str:
         (["helth", "--live"], "did you mean health?"),
         (["serve", "--listn", "x"], "slotkeeper serve: there is no --listn; did you mean --listen?"),
         (["serve", "--slotdir=/x"], "there is no --slotdir; did you mean --slot-dir?"),
-        (["serve", "--gibberish"], "slotkeeper serve --help lists what there is"),
+        (["serve", "--gibberish"], "slotkeeper serve --help lists all flags"),
         (["up", "--modle", "x"], "slotkeeper up: there is no --modle; did you mean --model?"),
         (["up", "-ngl", "99"], "flags of llama-server go after --"),
         (["up", "--context", "many"], "--context"),
@@ -65,10 +65,10 @@ def check(code: int, hints: tuple[str, ...], *words: str, **how: Any) -> str:
         (["lint", "x.jsonl", "--jsno"], "did you mean --json?"),
         (
             ["serve", "--hot-bytes", "plenty"],
-            "--hot-bytes: 'plenty' is no size; write a number of bytes, or such as 32GiB",
+            "--hot-bytes: 'plenty' is not a size; write it as a number of bytes, or as in 32GiB",
         ),
-        (["serve", "--record-bytes", "5 gigs"], "such as 32GiB"),
-        (["serve", "--drain-delay", "soon"], "--drain-delay: 'soon' is no number; write such as 2.5"),
+        (["serve", "--record-bytes", "5 gigs"], "as in 32GiB"),
+        (["serve", "--drain-delay", "soon"], "--drain-delay: 'soon' is not a number; write it as in 2.5"),
         (
             ["serve", "--upstream", "localhost:8081"],
             "--upstream: 'localhost:8081' is not a URL; write http://HOST:PORT",
@@ -195,11 +195,11 @@ def programs(tmp_path: Path) -> dict[str, Path]:
 @pytest.mark.parametrize(
     ("name", "hints"),
     [
-        ("true", ("is no llama-server", "--engine PATH")),
+        ("true", ("is not a llama-server", "--engine PATH")),
         ("no exec bit", ("may not be executed", "chmod +x ")),
-        ("text", ("is no program for this machine", "--engine PATH")),
+        ("text", ("is not a program for this machine", "--engine PATH")),
         ("folder", ("is a folder", "--engine PATH")),
-        ("absent", ("is not there", "pip install 'slotkeeper[engine]'")),
+        ("absent", ("does not exist", "pip install 'slotkeeper[engine]'")),
         ("broken", ("failed (3)", "cannot find libcuda.so")),
     ],
 )
@@ -234,8 +234,8 @@ def folders(tmp_path: Path) -> Iterator[dict[str, Path]]:
 @pytest.mark.parametrize(
     ("name", "hints"),
     [
-        ("file", ("file is no folder", "Name another one")),
-        ("in a file", ("file is no folder", "Name another one")),
+        ("file", ("file is not a folder", "Give another one")),
+        ("in a file", ("file is not a folder", "Give another one")),
         ("no parent", ("typo. Make it: mkdir -p -m 700 ")),
         ("closed", ("cannot write to", "sudo install -d -m 700 -o ")),
         ("in a closed one", ("cannot write to", "sudo install -d -m 700 -o ")),
@@ -301,7 +301,7 @@ def elsewhere(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.mark.parametrize("command", ["serve", "doctor"])
 def test_an_upstream_that_is_no_llama_server(command, elsewhere):
     ports = ("--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0") if command == "serve" else ()
-    hints = (f"{elsewhere} is no llama-server", "by --upstream")
+    hints = (f"{elsewhere} is not a llama-server", "by --upstream")
     check(FAILURE, hints, command, "--upstream", f"{elsewhere}/v1/", *ports)
 
 

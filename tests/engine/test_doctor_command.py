@@ -199,8 +199,8 @@ def test_snapshots_that_work_are_described_and_leave_no_trace(engine_factory, bu
     assert re.search(rf"files of version {4 if newer else 2}, fingerprint [0-9a-f]{{16}}", out)
     assert ("carry the checkpoints" in out) is (newer and model is not Tiny.DENSE)
     assert ("carry no checkpoints" in out) is (not newer and model is not Tiny.DENSE)
-    assert ("mend its window" in out) is (not newer and model is Tiny.SWA)
-    assert "(voice " in finding(out, "fingerprint", "note"), "how it is known again must be said"
+    assert ("repair its window" in out) is (not newer and model is Tiny.SWA)
+    assert "(fingerprint " in finding(out, "fingerprint", "note"), "how it is known again must be said"
     assert [path.name for path in engine.slot_dir.iterdir()] == [fingerprint.FILE]
     slots = httpx.get(f"{engine.base}/slots", timeout=PATIENCE).json()
     assert not any(slot["is_processing"] or slot.get("n_prompt_tokens") for slot in slots)

@@ -35,7 +35,8 @@ async def test_growing_chats_do_not_fail_and_say_what_they_would_with_room(flags
     assert ours.failed == 0
     assert ours.others(oracle) == 0
     assert ours.computed <= MOST[flags] * oracle.computed
-    assert ours.acts["waited"] > 0
+    if flags == "no RAM cache":  # else the engine itself clears idle slots when a task begins
+        assert ours.acts["waited"] + ours.acts["parked"] + ours.acts["erased"] > 0
     assert ours.acts["failed"] == ours.acts["retried"] == 0
 
 

@@ -45,9 +45,9 @@ def test_a_table_has_names_addresses_and_labels(tmp_path):
     ("text", "said"),
     [
         ("", "at least one"),
-        ("[a", "is no TOML"),
-        ("a = 1", "a is no table"),
-        ('["a b"]\nurl = "http://a:1"', "is no name"),
+        ("[a", "is not valid TOML"),
+        ("a = 1", "a is not a table"),
+        ('["a b"]\nurl = "http://a:1"', "is not a valid name"),
         ("[a]\nurl = 1", "a.url"),
         ('[a]\nurl = "a:1"', "a.url: 'a:1' is not a URL"),
         ('[a]\nurl = "http://a:1"\nport = 1', "a.port"),

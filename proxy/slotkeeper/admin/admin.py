@@ -34,23 +34,23 @@ from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import MissingError, SnapshotError, StoreError
 from slotkeeper.units import Address
 
-# -- snapshots: what lies there, whether it is whole, and away with one of them --------------------------
+# -- snapshots: list, verify, remove ---------------------------------------------------------------------
 
 OFF: Final = "there are no snapshots here: start the sidecar with --slot-dir"
-LAST_SECOND: Final = 253402300799.0  # of the year 9999: RFC 3339 has no later one
+LAST_SECOND: Final = 253402300799.0  # of the year 9999: RFC 3339 has no later time
 
 
 class FileVerdict(StrEnum):
-    """Of one snapshot whose every byte was to be read."""
+    """The result of reading every byte of a snapshot."""
 
     WHOLE = "whole"
-    DAMAGED = "damaged"  # a copy was, and is in quarantine now; `tiers` says whether another one is left
+    DAMAGED = "damaged"  # a damaged copy is in quarantine now; `tiers` shows whether another one is left
     MISSING = "missing"  # a file is gone, or the snapshot was dropped meanwhile
-    UNREAD = "unread"  # the folder cannot be used now, so nothing is known
+    UNREAD = "unread"  # the folder cannot be used now, so the state is unknown
 
 
 class SnapshotRoutes:
-    """What the driver's store has. Without a slot folder everything is 404."""
+    """Routes for the snapshots in the driver's store. Without a slot folder all answer 404."""
 
     def __init__(self, driver: Driver, limits: Limits) -> None:
         self._driver = driver
@@ -64,7 +64,7 @@ class SnapshotRoutes:
         ]
 
     async def _list(self, _: web.Request) -> web.Response:
-        """Also while the folder cannot be used, for then a person wants to know why."""
+        """List the snapshots, also while the folder cannot be used: the document says why."""
         document = overview(self._snapshots().store, self._limits)
         for entry in document["snapshots"]:
             entry["engines"] = self._engines(entry["fingerprint"])
@@ -73,9 +73,9 @@ class SnapshotRoutes:
         return answer(document)
 
     async def _verify(self, request: web.Request) -> web.StreamResponse:
-        """One line of JSON for each, as soon as it was read: gigabytes take their time.
+        """Verify snapshots; send one line of JSON for each when it is read, as gigabytes take time.
 
-        The body names some, `{"ids": [...]}`; without one it is all.
+        The body names some, `{"ids": [...]}`; an empty body means all.
         """
         store = self._usable().store
         wanted = _named(await request.read())
@@ -115,13 +115,13 @@ class SnapshotRoutes:
         return snapshots
 
     def _engines(self, fingerprint: str) -> list[str]:
-        """Those that are up and may load files of this kind."""
+        """Return the engines that may load files with this fingerprint and are up or may be loaded."""
         tables = self._driver.placement.tables.values()
-        there = (table for table in tables if table.up or table.model)  # a model may be loaded again
+        there = (table for table in tables if table.up or table.model)  # a router may load a model again
         return [table.engine for table in there if table.traits.fingerprint == fingerprint]
 
     def _tell(self, store: Store, id_: SnapshotId) -> None:
-        """The scheduler must not offer what was lost. What it had dropped itself it is not given again."""
+        """Tell the scheduler which files were lost, except for snapshots that it dropped itself."""
         now = self._driver.now()
         left = next((kept for kept in store.listing() if kept.id == id_), None)
         if left is None:
@@ -131,11 +131,11 @@ class SnapshotRoutes:
             self._driver.post(SnapshotsChanged(at=now, snapshots=(snapshot(left, offset),)))
 
 
-# -- documents, of any store ---------------------------------------------------------------------------
+# -- documents about a store -----------------------------------------------------------------------------
 
 
 def overview(store: Store, limits: Limits | None = None) -> dict[str, Any]:
-    """All that is kept, what was used last in front. Sizes are in bytes."""
+    """Return the document of all snapshots, the most recently used first. Sizes are in bytes."""
     listing = sorted(store.listing(), key=lambda kept: kept.use.used, reverse=True)
     budgets = {Tier.HOT: limits.hot_bytes, Tier.COLD: limits.cold_bytes} if limits else {}
     trouble = store.trouble
@@ -155,7 +155,10 @@ def overview(store: Store, limits: Limits | None = None) -> dict[str, Any]:
 
 
 def described(kept: Kept) -> dict[str, Any]:
-    """`restores` are those that the engine's own count said were worth it, `failures` the others."""
+    """Return the document of one snapshot.
+
+    `restores` counts restores that paid off by the engine's own count, `failures` the others.
+    """
     manifest, use = kept.manifest, kept.use
     return {
         "id": kept.id,
@@ -176,7 +179,7 @@ def described(kept: Kept) -> dict[str, Any]:
 
 
 async def verified(store: Store, id_: SnapshotId) -> dict[str, Any]:
-    """Hash every copy of it again, off the loop; what is damaged goes to quarantine."""
+    """Hash every copy of a snapshot again, off the event loop; damaged copies go to quarantine."""
     verdict, why = FileVerdict.WHOLE, ""
     try:
         await store.verify(id_)
@@ -191,16 +194,16 @@ async def verified(store: Store, id_: SnapshotId) -> dict[str, Any]:
 
 
 def rfc3339(seconds: float) -> str:
-    """A wall clock's time, whatever a manifest or an index says that it is."""
+    """Return a wall-clock time as text, for any number that a manifest or an index holds."""
     possible = min(max(0.0, seconds), LAST_SECOND)
     return datetime.fromtimestamp(possible, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-# -- what was asked ------------------------------------------------------------------------------------
+# -- bodies of requests ----------------------------------------------------------------------------------
 
 
 def _named(body: bytes) -> Sequence[SnapshotId]:
-    """The ids in a body; none means all."""
+    """Return the ids in a body; empty means all."""
     if not body.strip():
         return ()
     try:
@@ -215,7 +218,7 @@ def _named(body: bytes) -> Sequence[SnapshotId]:
 
 def _checked(word: Any) -> SnapshotId:
     if not isinstance(word, str) or not files.ours(word + files.SLOT):
-        raise refused(web.HTTPBadRequest, f"{word!r} is no id of a snapshot")
+        raise refused(web.HTTPBadRequest, f"{word!r} is not the id of a snapshot")
     return SnapshotId(word)
 
 
@@ -226,7 +229,7 @@ ASSETS: Final = "/assets/"
 TYPES: Final[Mapping[str, str]] = MappingProxyType(
     {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 )
-# Scripts, styles, the icon and the API come from here; nothing else comes from anywhere.
+# Scripts, styles, the icon and the API come from this port; everything else is blocked.
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
@@ -244,7 +247,7 @@ HEADERS: Final[Mapping[str, str]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """A file of the dashboard. It holds no data, so no token is asked for it."""
+    """A file of the dashboard. It holds no data, so it needs no token."""
 
     path: str
     body: bytes
@@ -262,11 +265,11 @@ def _assets() -> Iterator[Asset]:
 
 
 _FILES: Final = tuple(_assets())
-OPEN_FILES: Final = frozenset(asset.path for asset in _FILES)  # paths that want no token
+OPEN_FILES: Final = frozenset(asset.path for asset in _FILES)  # paths that need no token
 
 
 def routes() -> list[web.RouteDef]:
-    """The page at `/`, and what it loads below `/assets/`."""
+    """Return the routes of the page at `/` and of its files below `/assets/`."""
     return [web.get(asset.path, _serving(asset)) for asset in _FILES]
 
 
@@ -293,7 +296,7 @@ OPEN: frozenset[str] = PROBES | OPEN_FILES
 
 
 class AdminPort:
-    """Is it alive, is it ready, what does it count, what did it do and why."""
+    """The admin port: liveness, readiness, metrics, state, and the explanation of requests."""
 
     def __init__(
         self,
@@ -305,7 +308,7 @@ class AdminPort:
         hosts: Collection[str] = (),
         why_text: bool = False,
     ) -> None:
-        """`limits` are the budgets of the snapshots, which are shown with them; `hosts` as for `Guard`."""
+        """`limits`: budgets of snapshots, which are shown with them; `hosts` as for `Guard`."""
         self._snapshots = SnapshotRoutes(driver, limits)
         self._state = StateRoutes(driver, metrics.history, limits, why_text=why_text)
         self._driver = driver
@@ -314,14 +317,14 @@ class AdminPort:
         self._guard = Guard(token, hosts, OPEN)
 
     def listens(self, data_port: Address, scheme: str = "http") -> None:
-        """Where clients are to be pointed at."""
+        """Note the data port's address, which the dashboard shows to clients."""
         self._state.data_port, self._state.scheme = data_port, scheme
 
     def draining(self) -> bool:
         return self._state.draining
 
     def drain(self) -> None:
-        """Not ready any more, and never again."""
+        """Report not ready from now on."""
         self._state.draining = True
 
     def app(self) -> web.Application:
@@ -337,18 +340,18 @@ class AdminPort:
         return app
 
     async def _live(self, _: web.Request) -> web.Response:
-        """Never touches an engine: a dead engine is no reason to restart us."""
+        """Answer without asking an engine: a dead engine is no reason to restart the sidecar."""
         return web.Response(text="ok\n")
 
     def _engines(self) -> str:
-        """What each is like; addresses only where every client of this port may see everything."""
+        """Return each engine's state; addresses only if every client of this port may see everything."""
         links = self._driver.links.values()
         return ", ".join(f"{'one' if self._token else link.engine} {SAID[link.health]}" for link in links)
 
     async def _ready(self, _: web.Request) -> web.Response:
         if self._state.draining:
             return web.Response(status=503, text="draining\n")
-        # Also an engine that we cannot probe (--no-slots, a key that we lack) is served: unpinned.
+        # An engine that we cannot probe (--no-slots, a key that we lack) is also served, but unpinned.
         if not any(link.health in {Health.OK, Health.ROUTER} for link in self._driver.links.values()):
             return web.Response(status=503, text=f"no engine is up: {self._engines()}\n")
         if all(link.draining for link in self._driver.engines.upstreams):

@@ -1,4 +1,4 @@
-"""Engines on the admin port: drain one, and put it back."""
+"""Routes of the admin port that drain and undrain an engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slotkeeper.runtime.link import EngineLink
 
 
 def membership(driver: Driver, link: EngineLink) -> dict[str, Any]:
-    """What its user calls it, and whether it is in use."""
+    """Return the document of an engine's address, labels and use."""
     table = driver.placement.tables.get(link.engine)
     return {
         "address": link.address.base,
@@ -25,7 +25,7 @@ def membership(driver: Driver, link: EngineLink) -> dict[str, Any]:
 
 
 class EngineRoutes:
-    """The body names the engine: {"engine": NAME}."""
+    """`POST /api/drain` and `/api/undrain`. The body names the engine: {"engine": NAME}."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver

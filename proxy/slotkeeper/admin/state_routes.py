@@ -1,4 +1,4 @@
-"""What the admin port shows: engines, slots, figures, tiers and the prompt tree, and the last requests."""
+"""Documents of the admin port: engines, slots, figures, tiers, the prompt tree, and the last requests."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ EMPTY_SLOT: Final[dict[str, Any]] = {
     "idle_seconds": None,
     "saved": False,
 }
-FILES: Final = 200  # snapshots that are looked for in the tree
+FILES: Final = 200  # snapshots that are searched for in the tree
 
 Document = dict[str, Any]
 Latest = dict[tuple[str | None, int | None], Record]  # by engine and slot
 
 
 def flag(told: Told) -> Document:
-    """One of an engine's flags, and how it is known."""
+    """Return the document of one of an engine's flags, and how it is known."""
     return {"flag": told.flag, "value": told.value, "how": told.how.value}
 
 
@@ -76,8 +76,8 @@ class StateRoutes:
         self._why_text = why_text
         self._began = time.monotonic()
         self.draining = False
-        self.data_port: Address | None = None  # once it listens
-        self.scheme = "http"  # of its URL
+        self.data_port: Address | None = None  # set when it listens
+        self.scheme = "http"  # of the data port's URL
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get("/api/state", self._state), web.get("/api/tree", self._tree)]
@@ -108,7 +108,7 @@ class StateRoutes:
         )
 
     def _data_port(self) -> Document | None:
-        """Where to point a client at; `everywhere`: also at any other address of this machine."""
+        """Return the address for clients; `everywhere`: any other address of this machine works too."""
         if self.data_port is None:
             return None
         reached = self.data_port.reached
@@ -120,7 +120,7 @@ class StateRoutes:
         }
 
     def _last_in_slots(self) -> Latest:
-        """Of each slot the newest request that ran there, as far as the journal goes back."""
+        """Return the newest recorded request of each slot."""
         return {(record.engine, record.slot): record for record in reversed(tuple(self._driver.journal))}
 
     def _tiers(self) -> list[Document]:
@@ -138,7 +138,7 @@ class StateRoutes:
         ]
 
     def _running(self) -> list[Document]:
-        """What has not ended: those that wait in the order of the queue, then the newest first."""
+        """Return unfinished requests: those that wait in the order of the queue, then the newest first."""
         found = [
             {
                 **asked_by(record),
@@ -153,7 +153,7 @@ class StateRoutes:
         return sorted(found, key=lambda one: (one["now"]["place"] is None, one["now"]["place"] or 0))
 
     def _engine(self, link: EngineLink, table: EngineTable | None, latest: Latest, now: float) -> Document:
-        """Also one that was never there: then there is nothing more to say of it."""
+        """Return the document of an engine, with few fields if it was never up."""
         known: Document = {
             "engine": link.engine,
             "model": link.address.model or None,
@@ -243,7 +243,7 @@ class StateRoutes:
 
 
 def moment_of(driver: Driver, record: Record) -> Moment | None:
-    """None where it has ended."""
+    """Return the progress of a request; None if it has ended."""
     if record.outcome != RUNNING:
         return None
     pending = driver.placement.pending(record.key)
@@ -290,7 +290,7 @@ class RequestRoutes:
         ]
 
     async def _list(self, request: web.Request) -> web.Response:
-        """The newest first; `limit`, `conversation` and `repeated=1` choose among them."""
+        """List requests, the newest first, filtered by `limit`, `conversation` and `repeated=1`."""
         most = min(MOST, number(request, "limit", LIMIT))
         conversation = number(request, "conversation", -1)
         found = (
@@ -307,7 +307,7 @@ class RequestRoutes:
         if record is None:
             kept = len(self._driver.journal)
             among = f"none of the last {kept} requests" if kept else "no request is kept, so none"
-            raise refused(web.HTTPNotFound, f"{among} is called {wanted}")
+            raise refused(web.HTTPNotFound, f"{among} has the id {wanted}")
         document = self._now(record) | detail(record, self._driver.journal.took_slot(record))
         if record.divergence and record.divergence.now:
             document["parting"]["text"] = await self._text(record, record.divergence)
@@ -323,7 +323,7 @@ class RequestRoutes:
         return self._driver.journal.find(wanted)
 
     async def _text(self, record: Record, divergence: PromptDivergence) -> dict[str, str] | None:
-        """The words around the place, by the engine's own vocabulary; None where it does not answer."""
+        """Return the words around the divergence from the engine's vocabulary; None if it does not answer."""
         link = next((link for link in self._driver.links.values() if link.engine == record.engine), None)
         if link is None:
             return None

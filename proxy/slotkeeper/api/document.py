@@ -1,7 +1,7 @@
-"""What bodies of all APIs have in common: how they are read, hashed and laid out, and the name they give.
+"""What bodies of all APIs have in common: parsing, hashing and layout, and the name that they give.
 
 Functions that read a document are small and total. They follow the engine's own `json_value`: a key that is
-missing, null or of another type is its default.
+missing, null or of another type has its default.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from slotkeeper.conversation.layout import Layout, Message, Path, Role, Section,
 Doc = dict[str, Any]
 Prompt = str | list[Any]  # text, token ids, or strings and ids mixed
 
-# Not orjson: the engine writes 1e-05 and 1e+22 as Python does, and the text of a tool call's arguments
-# becomes part of the prompt.
+# Not orjson: the engine writes 1e-05 and 1e+22 as Python does, and the text of a tool call's arguments is
+# part of the prompt.
 _COMPACT: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 
 
-class NotOurs(Exception):  # noqa: N818 (not an error: the engine may answer it all the same)
-    """What we cannot make out. The engine may still answer it, or say better than we what is wrong."""
+class NotOurs(Exception):  # noqa: N818 (not an error: the engine may still answer it)
+    """A request that we cannot interpret. The engine may still answer it, or report better what is wrong."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -37,38 +37,38 @@ class NotOurs(Exception):  # noqa: N818 (not an error: the engine may answer it 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a body of any API comes down to."""
+    """The parts that bodies of all APIs have."""
 
     chat: Doc | None = None  # for /apply-template
-    lead: int = 0  # how many of the first messages stand outside the client's own list (system, instructions)
+    lead: int = 0  # how many first messages are not in the client's own list (system, instructions)
     prompt: Prompt | None = None
     media: bool = False
 
 
 def text(doc: Doc, key: str, default: str = "") -> str:
-    """The string under `key`."""
+    """Return the string under `key`."""
     value = doc.get(key)
     return value if isinstance(value, str) else default
 
 
 def table(doc: Doc, key: str) -> Doc:
-    """The object under `key`, or an empty one."""
+    """Return the object under `key`, or an empty one."""
     value = doc.get(key)
     return value if isinstance(value, dict) else {}
 
 
 def rows(value: Any) -> list[Doc]:
-    """The objects of a list; other elements are left out."""
+    """Return the objects of a list, without its other elements."""
     return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
 
 
 def integer(value: Any) -> int | None:
-    """A JSON integer, which in Python must not be a bool."""
+    """Return a JSON integer; a bool, which Python takes for one, is none."""
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def compact(value: Any) -> str:
-    """JSON text as the engine's own `dump()` writes it: no spaces, keys in their order."""
+    """Return JSON text as the engine's own `dump()` writes it: no spaces, keys in their order."""
     try:
         return _COMPACT.encode(value)
     except RecursionError as error:
@@ -76,19 +76,19 @@ def compact(value: Any) -> str:
 
 
 def pick(doc: Doc, keys: tuple[str, ...]) -> Doc:
-    """The part of `doc` under `keys`."""
+    """Return the part of `doc` under `keys`."""
     return {key: doc[key] for key in keys if key in doc}
 
 
 # -- messages as a hash chain ----------------------------------------------------------------------------
-# Only what reaches the prompt is hashed: clients move cache_control marks, item ids and statuses from one
-# request to the next without changing a token.
+# Only values that reach the prompt are hashed: clients move cache_control marks, item ids and statuses from
+# one request to the next without changing a token.
 #
-# A client sends its whole history each time. What is equal to the last request's is not laid out again, and
-# comparing the two is immediate.
+# A client sends its whole history each time. Messages that equal those of the last request are not laid out
+# again, and are compared at once.
 
-# What stands before the messages or decides how they are rendered. `model` chooses the template in router
-# mode (engine.md 7). A grammar can come with its own template text, so schemas count.
+# Keys that precede the messages in the prompt or decide how they are rendered. `model` chooses the template
+# in router mode (engine.md 7). A grammar can bring its own template text, so schemas count.
 HEAD: Final = (
     "model",
     "tools",
@@ -113,11 +113,11 @@ _SPOKEN: Final = ("role", "name", "content", "reasoning_content", "tool_calls", 
 
 
 def hash_chain(chat: Doc, lead: int = 0) -> tuple[bytes, ...]:
-    """Digests of a chat body: first of all before the messages, then one per message, each over the last.
+    """Return the digests of a chat body: first all before the messages, then one per message, chained.
 
-    `lead` messages (an Anthropic system prompt, Responses instructions) belong to what comes before.
-    The chain of the messages does not include the first digest: that two requests have the same
-    messages can be seen when their tools differ.
+    `lead` messages (an Anthropic system prompt, Responses instructions) belong to the part before the
+    messages. The chain of the messages does not include the first digest, so that two requests with the same
+    messages are recognized when their tools differ.
     """
     messages = chat["messages"]
     before = {key: value for key, value in pick(chat, HEAD).items() if renders(key, value)}
@@ -130,20 +130,20 @@ def hash_chain(chat: Doc, lead: int = 0) -> tuple[bytes, ...]:
 
 
 def renders(key: str, value: Any) -> bool:
-    """Whether it can change the prompt. An agent's `tool_choice` comes and goes: only `none` hides tools."""
+    """Whether a key can change the prompt. Agents vary `tool_choice`: only `none` hides tools."""
     return key not in _SAMPLING or (key == "tool_choice" and value == "none")
 
 
 def _chain(before: bytes, value: Any) -> bytes:
     try:
         text = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
-    except orjson.JSONEncodeError as error:  # nested deeper than it will write
+    except orjson.JSONEncodeError as error:  # nested deeper than orjson writes
         raise NotOurs("nesting") from error
     return blake2b(before + text, digest_size=DIGEST_BYTES).digest()
 
 
 def _spoken(message: Doc) -> Doc:
-    """The message as the template sees it: a single text part is that text, nothing said is absent."""
+    """Return the message as the template sees it: one text part becomes its text, empty values are absent."""
     spoken = {key: message[key] for key in _SPOKEN if message.get(key)}
     content = spoken.get("content")
     if isinstance(content, list):
@@ -153,23 +153,23 @@ def _spoken(message: Doc) -> Doc:
     return spoken
 
 
-# -- requests seen before: a message that stood there is the very same object ----------------------------
+# -- recent requests, whose message objects are used again -----------------------------------------------
 
-RECENT: Final = 16  # requests of all clients; several sessions of one agent are told apart
-LIMIT: Final = 32 << 20  # bytes of their bodies
+RECENT: Final = 16  # requests of all clients: room for several sessions of one agent
+LIMIT: Final = 32 << 20  # bytes of their bodies together
 _LISTS: Final = {Api.CHAT: "messages", Api.MESSAGES: "messages", Api.RESPONSES: "input"}
 
 
 @dataclass(frozen=True, slots=True)
 class SeenRequest:
-    """A client's own list of messages, and what was made of each."""
+    """A client's own list of messages, and the message made of each."""
 
     raw: Sequence[Any]
     messages: Sequence[Message]
-    strict: bool  # arguments are objects in them, and to Python 1, 1.0 and true are equal
+    strict: bool  # arguments are objects, in which Python takes 1, 1.0 and true for equal
 
     def start(self, given: Sequence[Any]) -> int:
-        """How many messages are the same, from the first on."""
+        """Return how many first messages are the same in both lists."""
         for at, (one, other) in enumerate(zip(self.raw, given, strict=False)):
             if one is not other and (one != other or (self.strict and _written(one) != _written(other))):
                 return at
@@ -177,7 +177,7 @@ class SeenRequest:
 
 
 def seen(api: Api, doc: Doc, layout: Layout) -> SeenRequest | None:
-    """What the next request may have in common with this one; None where nothing is worth keeping."""
+    """Return what the next request may share with this one; None if nothing is worth keeping."""
     raw = doc.get(_LISTS.get(api, ""))
     if not isinstance(raw, list) or any(message.media for message in layout.messages):
         return None
@@ -187,14 +187,14 @@ def seen(api: Api, doc: Doc, layout: Layout) -> SeenRequest | None:
 def listed(
     given: Sequence[Doc], key: str, make: Callable[[Doc, Path], Message], before: SeenRequest | None
 ) -> tuple[Message, ...]:
-    """The messages of a client's list under `key`. What `make` raises comes through."""
+    """Return the messages of a client's list under `key`. Exceptions of `make` pass through."""
     start = before.start(given) if before else 0
     rest = (make(given[n], (key, n)) for n in range(start, len(given)))
     return (*(before.messages[:start] if before else ()), *rest)
 
 
 class RecentRequests:
-    """The last requests of all clients."""
+    """The latest requests of all clients."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self._kept: deque[tuple[Api, str, SeenRequest, int]] = deque()
@@ -205,11 +205,11 @@ class RecentRequests:
         return f"<Recent {len(self._kept)} requests>"
 
     def of(self, api: Api, client: str) -> list[SeenRequest]:
-        """Those of one client, the latest first."""
+        """Return the requests of one client, the latest first."""
         return [kept for of, who, kept, _ in reversed(self._kept) if of is api and who == client]
 
     def add(self, api: Api, client: str, doc: Doc, layout: Layout, size: int) -> SeenRequest | None:
-        """Remember it, unless its body of `size` bytes is too large; what there is to remember."""
+        """Remember a request, unless its body of `size` bytes is too large. Returns what can be shared."""
         kept = seen(api, doc, layout)
         if kept is None or size > self._limit:
             return kept
@@ -221,7 +221,7 @@ class RecentRequests:
 
 
 def most_like(recent: Iterable[SeenRequest], api: Api, doc: Doc) -> SeenRequest | None:
-    """The one that has most in common with `doc`."""
+    """Return the request that has most in common with `doc`."""
     given = doc.get(_LISTS.get(api, ""))
     return max(recent, key=lambda kept: kept.start(given), default=None) if isinstance(given, list) else None
 
@@ -233,7 +233,7 @@ def _written(value: Any) -> bytes:
 # -- strings, tools, options, marks of media -------------------------------------------------------------
 
 _MARK_BYTES: Final = 16
-# The tools have their own place, and `model` chooses the engine.
+# Tools have a field of their own, and `model` chooses the engine.
 _OPTIONS: Final = tuple(key for key in HEAD if key not in {"model", "tools"})
 _SECTIONS: Final = {
     Role.SYSTEM: Section.SYSTEM,
@@ -244,12 +244,12 @@ _SECTIONS: Final = {
 
 
 def section_of(role: Role) -> Section:
-    """Where the texts of a message of this role stand."""
+    """Return the section of a text in a message of this role."""
     return _SECTIONS[role]
 
 
 def strings(content: Any, path: Path, section: Section, parts: Mapping[str, str]) -> tuple[Text, ...]:
-    """The strings of a content that is one, or a list of parts; `parts` names each type's key."""
+    """Return the strings of a content that is one, or a list of parts; `parts` gives each type's key."""
     if isinstance(content, str):
         return (Text(path, content, section),)
     if not isinstance(content, list):
@@ -265,7 +265,7 @@ def strings(content: Any, path: Path, section: Section, parts: Mapping[str, str]
 
 
 def tools(doc: Doc) -> tuple[Doc, ...] | None:
-    """The tools as they stand; None where one of them is not an object."""
+    """Return the tools as given; None if one of them is not an object."""
     offered = doc.get("tools")
     if not isinstance(offered, list):
         return ()
@@ -273,15 +273,15 @@ def tools(doc: Doc) -> tuple[Doc, ...] | None:
 
 
 def options(doc: Doc) -> Doc:
-    """What else an OpenAI body says to the template. An agent's `tool_choice` only does as `none`."""
+    """Return the other keys of an OpenAI body that reach the template; `tool_choice` only if it is `none`."""
     return {key: doc[key] for key in _OPTIONS if doc.get(key) is not None and renders(key, doc[key])}
 
 
 def mark(part: Doc) -> bytes:
-    """Equal for equal media.
+    """Return a digest that is equal for equal media.
 
     Raises:
-        NotOurs: for what is nested deeper than orjson will write.
+        NotOurs: for values nested deeper than orjson writes.
     """
     try:
         data = orjson.dumps(part, option=orjson.OPT_SORT_KEYS)
@@ -291,10 +291,10 @@ def mark(part: Doc) -> bytes:
 
 
 # -- a client's own name for its conversation ------------------------------------------------------------
-# It means something only together with the client: two may use the same.
+# A name is only unique together with its client: two clients may use the same one.
 
 LONGEST_NAME: Final = 512  # characters: longer is data, not a name
-# The most telling first. Codex gives its main agent, its sub-agents and its compactions one session and one
+# The most specific first. Codex gives its main agent, its sub-agents and its compactions one session and one
 # cache key, and each agent a thread of its own.
 SESSION_HEADERS: Final = (
     CONVERSATION.lower(),
@@ -314,9 +314,10 @@ _OF_SESSIONS: Final = frozenset(f"{ascii_letters}{digits}-")
 
 
 def named(headers: Mapping[str, str], doc: Doc) -> str | None:
-    """The most telling name that a request gives its conversation; None where it gives none.
+    """Return the most specific name that a request gives its conversation; None if it gives none.
 
-    A user's id is no name of a conversation unless it holds a session (Claude Code's does): a user has many.
+    A user's id does not name a conversation, as a user has many, unless it holds a session, as Claude Code's
+    does.
     """
     given = {name.lower(): value for name, value in headers.items()}
     offers = [name for header in SESSION_HEADERS if (name := _name(given.get(header)))]
@@ -327,7 +328,7 @@ def named(headers: Mapping[str, str], doc: Doc) -> str | None:
 
 
 def offered(doc: Doc) -> str | None:
-    """Whatever the body alone offers as a name, the id of a user at the last."""
+    """Return any name that the body itself offers; the last choice is the user's id."""
     return _in_body(doc) or _name(doc.get(_USER)) or _name(table(doc, "metadata").get(_USER))
 
 
@@ -348,7 +349,7 @@ def _name(value: Any) -> str | None:
 
 
 def _session(user: Any) -> Any:
-    """The session in Claude Code's `user_..._account_..._session_...`, or in the JSON that it became."""
+    """Return the session in Claude Code's `user_..._account_..._session_...`, or in its later JSON form."""
     if not isinstance(user, str):
         return None
     if not user.startswith("{"):
@@ -356,7 +357,7 @@ def _session(user: Any) -> Any:
         fits = found and len(session) <= LONGEST_NAME and _OF_SESSIONS.issuperset(session)
         return session if fits else None
     try:
-        told = orjson.loads(user)
+        doc = orjson.loads(user)
     except orjson.JSONDecodeError:
         return None
-    return told.get("session_id") if isinstance(told, dict) else None
+    return doc.get("session_id") if isinstance(doc, dict) else None

@@ -1,10 +1,10 @@
-"""One generation request, parsed once: its prompt, what it takes of the engine, and the body that goes out.
+"""One generation request, parsed once: its prompt, its claims on the engine, and the body that is sent.
 
-Two tasks in one slot change a running answer silently (engine.md T1). So what the engine will read in a
-body is read here first, by the engine's own conversions, and what could be read otherwise is refused.
+Two tasks in one slot change a running answer silently (engine.md T1). So we first read the body as the engine
+will, by the engine's own conversions, and refuse bodies that can be read in two ways.
 
-A layout copies nothing and converts nothing: a text in it is the body's own, and its path leads back to it.
-Media stand in no text.
+A layout copies and converts nothing: a text in it is the body's own, and its path leads back to it. Media are
+not part of any text.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from slotkeeper.scheduler.hints import NO_HINTS, Hints
 
 __all__ = ["Ask", "NotOurs", "Prompt", "lay_out", "model_of", "parse", "read"]
 
-LARGE: Final = 256 * 1024  # bytes of a body that is read beside the event loop
-BRACES: Final = 2_000  # objects in it, likewise
-MOST_VALUES: Final = 2_000_000  # more commas and brackets than a prompt of any model has
+LARGE: Final = 256 * 1024  # bytes; larger bodies are parsed off the event loop
+BRACES: Final = 2_000  # objects; bodies with more are parsed off the event loop
+MOST_VALUES: Final = 2_000_000  # commas and brackets; no model's prompt has so many
 MOST_MESSAGES: Final = 20_000
-MOST_DEEP: Final = 512  # lists and objects in one another; no client nests a tool's schema deeper than 20
+MOST_DEEP: Final = 512  # nested lists and objects; no client nests a tool's schema deeper than 20
 _LISTS: Final = ("messages", "input", "tools", "system")
 
 
 def is_large(body: bytes) -> bool:
-    """Whether reading it takes so long that others would notice."""
+    """Whether parsing a body takes so long that it would delay others."""
     return len(body) > LARGE or body.count(b"{") > BRACES
 
 
 def check_values(body: bytes) -> None:
-    """Raises ClientFault where reading it would take more memory than a request is worth."""
+    """Raise ClientFault if parsing the body would take more memory than a request may use."""
     if len(body) <= MOST_VALUES:
         return
     if body.count(b",") + body.count(b"[") + body.count(b"{") > MOST_VALUES:
@@ -60,7 +60,7 @@ def check_values(body: bytes) -> None:
 
 
 def check_depth(body: bytes, doc: Doc) -> None:
-    """Raises ClientFault where functions that call themselves would run out of stack."""
+    """Raise ClientFault if recursive functions would run out of stack."""
     if body.count(b"[") + body.count(b"{") <= MOST_DEEP:
         return
     level: list[Any] = [doc]
@@ -69,11 +69,11 @@ def check_depth(body: bytes, doc: Doc) -> None:
         level = [value for value in inner if type(value) is dict or type(value) is list]
         if not level:
             return
-    raise ClientFault(f"the body is nested deeper than {MOST_DEEP}; send it flatter")
+    raise ClientFault(f"the body is nested deeper than {MOST_DEEP}; send it with less nesting")
 
 
 def check_lists(doc: Doc) -> None:
-    """Raises ClientFault for more messages than a conversation has."""
+    """Raise ClientFault for more messages than any conversation has."""
     for name in _LISTS:
         listed = doc.get(name)
         if isinstance(listed, list) and len(listed) > MOST_MESSAGES:
@@ -82,9 +82,9 @@ def check_lists(doc: Doc) -> None:
             )
 
 
-# -- what it takes of the engine, and the body that goes out ---------------------------------------------
+# -- claims on the engine, and the body that is sent -----------------------------------------------------
 
-_BOM: Final = b"\xef\xbb\xbf"  # the engine skips one
+_BOM: Final = b"\xef\xbb\xbf"  # the engine skips one at the start
 _INT32: Final = 2**31
 _ABSENT: Final = object()
 _PLAIN: Final = re.compile(r"(?:/(?:[\w.~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})*)+", re.ASCII)
@@ -93,7 +93,7 @@ _DOTS: Final = frozenset({b".", b".."})
 
 
 class Doubt(StrEnum):
-    """Why a request is not sent on: the engine might read it otherwise than we do."""
+    """Why a request is not sent on: the engine might read it differently from us."""
 
     JSON = "json"
     OBJECT = "object"
@@ -102,7 +102,10 @@ class Doubt(StrEnum):
 
 
 class NotPlain(NotOurs):
-    """A request that must not go on: the engine might read it otherwise. The message says what to do."""
+    """A request that must not be sent on: the engine might read it differently.
+
+    The message says what to do.
+    """
 
     def __init__(self, doubt: Doubt, message: str) -> None:
         super().__init__(doubt.value)
@@ -112,13 +115,13 @@ class NotPlain(NotOurs):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """What a body takes of the engine, whatever else it says."""
+    """What a body claims of the engine, whatever else it says."""
 
-    named: Any  # what stands under `id_slot`, if anything does
-    id_slot: int | None  # the slot that this chooses, as the engine reads it (T8); None: it chooses none
-    copies: int  # tasks that it becomes: `n`, times the number of prompts
-    model: Any = None  # what stands under `model`
-    most: int | None = None  # tokens that its answer may have
+    named: Any  # the value of `id_slot`, if there is one
+    id_slot: int | None  # the slot that `named` chooses in the engine (T8); None: no slot
+    copies: int  # number of tasks: `n` times the number of prompts
+    model: Any = None  # the value of `model`
+    most: int | None = None  # limit of its answer, in tokens
     hints: Hints = NO_HINTS
 
 
@@ -126,20 +129,20 @@ UNNAMED: Final = Claim(named=_ABSENT, id_slot=None, copies=1)
 
 
 def load(body: bytes, encoding: str = "") -> Doc:
-    """The object in `body`, which came with this Content-Encoding. Raises NotPlain.
+    """Return the object in `body`, which has this Content-Encoding. Raises NotPlain.
 
-    Of two equal keys the last counts, however they are escaped: here as in the engine. What the engine
-    would accept and this does not: a NUL byte behind the document, and nesting deeper than 1024.
+    Of two equal keys the last counts, however they are escaped, as in the engine. The engine accepts two
+    things that this does not: a NUL byte after the document, and nesting deeper than 1024.
     """
     if encoding.strip().lower() not in {"", "identity"}:
         raise NotPlain(
-            Doubt.ENCODING, f"Content-Encoding {encoding[:40]!r} is not read here; send the body as it is"
+            Doubt.ENCODING, f"Content-Encoding {encoding[:40]!r} is not supported; send the body unencoded"
         )
     try:
         doc = orjson.loads(body.removeprefix(_BOM))
     except orjson.JSONDecodeError as error:
         raise NotPlain(
-            Doubt.JSON, f"the body is not JSON: {error}; send one object in UTF-8, with nothing behind it"
+            Doubt.JSON, f"the body is not JSON: {error}; send one object in UTF-8, with nothing after it"
         ) from error
     if not isinstance(doc, dict):
         raise NotPlain(Doubt.OBJECT, "the body is JSON, but not an object; send {...}")
@@ -155,10 +158,10 @@ def loaded(api: Api, body: bytes, encoding: str) -> tuple[Doc, Claim]:
 
 
 def claim(api: Api, doc: Doc) -> Claim:
-    """What `doc` takes on a route of this kind."""
+    """Return what `doc` claims on a route of this kind."""
     named, model, most = doc.get("id_slot", _ABSENT), doc.get("model"), answer_cap(api, doc)
     hints = in_body(api, doc)
-    if not api.pinnable:  # there the engine drops id_slot and n (T5)
+    if not api.pinnable:  # the engine ignores id_slot and n on these routes (T5)
         copies = _tasks(doc) if api is Api.TASK else 1
         return Claim(named=named, id_slot=None, copies=copies, model=model, most=most, hints=hints)
     slot = as_int(named)
@@ -169,10 +172,10 @@ def claim(api: Api, doc: Doc) -> Claim:
 
 
 def placed(body: bytes, taken: Claim, slot: int | None) -> bytes:
-    """The bytes of `body` that name this slot or, for None, no slot; `taken` is what was read there.
+    """Return `body` with this `id_slot`, or without a slot for None; `taken` is the body's claim.
 
-    Nothing else is changed. The field stands first; where the body names a slot itself, however it spells
-    the key, it stands last, because of two equal keys the engine takes the last.
+    Nothing else changes. The field comes first. If the body has `id_slot` itself, however the key is escaped,
+    ours comes last, because the engine takes the last of two equal keys.
     """
     wanted = -1 if slot is None else slot
     if taken.named is _ABSENT:
@@ -184,14 +187,17 @@ def placed(body: bytes, taken: Claim, slot: int | None) -> bytes:
 
 
 def uncached(body: bytes) -> bytes:
-    """The bytes of `body`, but the engine reuses nothing for it: of two equal keys it takes the last."""
+    """Return `body` with prompt reuse off.
+
+    The field comes last: the engine takes the last of two equal keys.
+    """
     end = body.rindex(b"}")
     empty = body[:end].rstrip().endswith(b"{")
     return body[:end] + (b"" if empty else b",") + b'"cache_prompt":false' + body[end:]
 
 
 def plain(path: str) -> str:
-    """The same path (without its query), which every parser reads alike. Raises NotPlain.
+    """Return the path (without its query) if every parser reads it alike. Raises NotPlain.
 
     The engine's HTTP library also decodes %uXXXX, and drops a tab at the end.
     """
@@ -213,10 +219,10 @@ def plain(path: str) -> str:
 
 
 def as_int(value: Any) -> int | None:
-    """What the engine makes of a value where it expects a 32-bit integer; None: nothing, or unknown.
+    """Return the engine's conversion of a value to a 32-bit integer; None: none, or unknown.
 
-    Whole numbers wrap around, others lose their fraction, true is 1. Beyond 32 bits a fraction's
-    conversion is not defined.
+    Integers wrap around, other numbers lose their fraction, true is 1. Beyond 32 bits the conversion of a
+    fraction is undefined.
     """
     if isinstance(value, int):
         return (value + _INT32) % (2 * _INT32) - _INT32
@@ -226,12 +232,15 @@ def as_int(value: Any) -> int | None:
 
 
 def _count(prompt: Any) -> int:
-    """How many tasks a `prompt` becomes."""
+    """Return how many tasks a `prompt` becomes."""
     return max(1, len(split(prompt)))
 
 
 def _tasks(doc: Doc) -> int:
-    """Embeddings: one for each input; rankings: one for each document. Rather too many than too few."""
+    """Return the number of tasks: one per input of embeddings, one per document of rankings.
+
+    Never too few.
+    """
     ranked = (len(rows) for key in ("documents", "texts") if isinstance(rows := doc.get(key), list))
     return max(_count(doc.get("input")), _count(doc.get("content")), *ranked)
 
@@ -242,7 +251,7 @@ def _first(body: bytes, field: bytes) -> bytes:
     return body[:start] + field + (b"" if empty else b",") + body[start:]
 
 
-# -- what it asks for ------------------------------------------------------------------------------------
+# -- the parsed request ----------------------------------------------------------------------------------
 
 _LONGEST_MODEL: Final = 128  # characters
 
@@ -257,15 +266,15 @@ class Ask:
     cache_prompt: bool
     chat: Doc | None  # a chat body for /apply-template; None for raw prompts and for media
     prompt: Prompt | None  # a raw prompt; None when unknown (infill, several prompts, media)
-    adapted: bool  # LoRA scales of its own: what its slot holds fits no other request
+    adapted: bool  # has its own LoRA scales: its slot's contents fit no other request
     media: bool  # images or audio: the token ids cannot be known
-    progress: bool  # it says itself whether it wants `return_progress`
-    hash_chain: tuple[bytes, ...]  # chained digests: of what stands before the messages, then per message
-    conversation: str | None  # whatever the body offers as the name of its conversation
+    progress: bool  # the body has `return_progress` itself
+    hash_chain: tuple[bytes, ...]  # chained digests: of all before the messages, then per message
+    conversation: str | None  # any name that the body offers for its conversation
 
 
 def parse(api: Api, body: bytes) -> Ask:
-    """The request in `body`, sent to a route that generates.
+    """Parse the request in `body`, sent to a route that generates.
 
     Raises:
         NotOurs: for anything that we cannot read, and nothing else.
@@ -274,9 +283,9 @@ def parse(api: Api, body: bytes) -> Ask:
 
 
 def read(api: Api, doc: Doc, taken: Claim | None = None) -> Ask:
-    """The same of a body that was loaded, and whose claim may be known. Raises NotOurs."""
+    """Parse a body that is loaded already; `taken` is its claim, if known. Raises NotOurs."""
     shape = _shape(api, doc)
-    pinned = api.pinnable  # /v1/messages drops everything that it does not know (T5)
+    pinned = api.pinnable  # /v1/messages ignores all fields that it does not know (T5)
     return Ask(
         api=api,
         stream=doc.get("stream") is True,
@@ -293,7 +302,7 @@ def read(api: Api, doc: Doc, taken: Claim | None = None) -> Ask:
 
 
 def named_model(body: bytes) -> str | None:
-    """The model that a body names, if it is a JSON object with one."""
+    """Return the model that a body names, if the body is a JSON object."""
     try:
         named = load(body).get("model")
     except NotPlain:
@@ -302,10 +311,10 @@ def named_model(body: bytes) -> str | None:
 
 
 def model_of(doc: Doc) -> str | None:
-    """The model that it names, where that can be shown."""
+    """Return the model that a document names, if it is short and printable."""
     model = doc.get("model")
-    told = isinstance(model, str) and model.isprintable() and 0 < len(model) <= _LONGEST_MODEL
-    return model if told else None
+    showable = isinstance(model, str) and model.isprintable() and 0 < len(model) <= _LONGEST_MODEL
+    return model if showable else None
 
 
 def _shape(api: Api, doc: Doc) -> Shape:
@@ -324,7 +333,7 @@ def _shape(api: Api, doc: Doc) -> Shape:
             raise NotOurs("route")
 
 
-# How each API names the most tokens that an answer may have.
+# Each API's fields for the limit of an answer's tokens.
 CAPS: Final[dict[Api, tuple[str, ...]]] = {
     Api.CHAT: ("max_tokens", "max_completion_tokens", "n_predict"),
     Api.COMPLETIONS: ("max_tokens", "n_predict"),
@@ -336,16 +345,16 @@ CAPS: Final[dict[Api, tuple[str, ...]]] = {
 
 
 def answer_cap(api: Api, doc: Doc) -> int | None:
-    """The most tokens that an answer may have, as its client says; None (-1, null): no limit."""
+    """Return the client's limit of the answer's tokens; None (-1, null): no limit."""
     caps = (integer(doc.get(name)) for name in CAPS.get(api, ()))
     return min((cap for cap in caps if cap is not None and cap >= 0), default=None)
 
 
-# -- laid out: which strings of a body reach its prompt, and where they stand ----------------------------
+# -- layouts: which strings of a body reach its prompt, and at which paths -------------------------------
 
 
 def lay_out(api: Api, doc: Doc, before: SeenRequest | None = None) -> Layout | None:
-    """The request in `doc`, sent to a route of `api`; None where we cannot read it, or it is no chat.
+    """Return the layout of `doc`, sent to a route of `api`; None if we cannot read it or it is not a chat.
 
     Messages that are equal in `before` are taken from there.
     """
@@ -363,19 +372,19 @@ def lay_out(api: Api, doc: Doc, before: SeenRequest | None = None) -> Layout | N
         return None
 
 
-# -- progress of the prefill: asked for here, taken out of the answer again (api/answer.py) --------------
+# -- prefill progress: requested here, removed from the answer in api/answer.py --------------------------
 
-# Not Responses: there the events replace one that the client expects. Not Messages: it drops the field.
+# Not Responses: its events would replace one that the client expects. Not Messages: it ignores the field.
 PROGRESS_ROUTES: Final = frozenset({Api.CHAT, Api.COMPLETIONS, Api.COMPLETION})
 PROGRESS: Final = b'"return_progress"'
 
 
 def can_ask(ask: Ask) -> bool:
-    """Whether progress can be had without the client's notice."""
+    """Whether we can ask for progress without the client noticing."""
     return ask.stream and ask.api in PROGRESS_ROUTES and ask.claim.copies == 1 and not ask.progress
 
 
 def ask_for(body: bytes) -> bytes:
-    """The same bytes with the field spliced in after the first brace. The object is not empty."""
+    """Return the same bytes with the field inserted after the first brace. The object is not empty."""
     start = body.index(b"{") + 1
     return body[:start] + PROGRESS + b":true," + body[start:]

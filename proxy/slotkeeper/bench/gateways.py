@@ -1,7 +1,8 @@
-"""What stands in front of many sidecars in the simulator: rules by which a gateway chooses one.
+"""Gateways of the simulator: rules that choose a sidecar for each request.
 
-Each sees what a gateway can see: the conversation's name, the prompt, and how many requests it has sent there
-that are not over. Only LMetric is also told what engines hold and have to compute, which it needs.
+Each rule sees what a gateway can see: the conversation's name, the prompt, and the number of unfinished
+requests that it sent to each sidecar. Only LMetric also sees the contents and the pending tokens of engines,
+which it needs.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import Final, Protocol
 
 from slotkeeper.scheduler.types import WIDTH, Tokens
 
-POINTS: Final = 160  # of each sidecar on the ring, as ketama and HAProxy have for a weight of one or more
-MATCHED: Final = 256 * WIDTH  # bytes: prompts are compared block by block
+POINTS: Final = 160  # points of each sidecar on the ring, as in ketama and HAProxy at weight one
+MATCHED: Final = 256 * WIDTH  # bytes of a block: prompts are compared block by block
 # SMG 1.13, `smg launch --help`: --cache-threshold, --balance-abs-threshold, --balance-rel-threshold.
 SMG_SHARE: Final = 0.3
 SMG_ABOVE: Final = 64
@@ -24,22 +25,22 @@ SMG_LEAST: Final = 4
 
 
 class Worker(Protocol):
-    """A sidecar, as a gateway sees it."""
+    """A sidecar as a gateway sees it."""
 
     @property
-    def in_flight(self) -> int: ...  # requests that were sent there and are not over
+    def in_flight(self) -> int: ...  # unfinished requests that were sent to it
 
     @property
-    def pending(self) -> int: ...  # prompt tokens that its engines have yet to compute
+    def pending(self) -> int: ...  # prompt tokens that its engines have not computed yet
 
-    def held(self, prompt: Tokens) -> int: ...  # the most of this prompt that a slot has
+    def held(self, prompt: Tokens) -> int: ...  # the longest prefix of this prompt in a slot, in tokens
 
 
 Choose = Callable[[str, Tokens], int]
 
 
 def round_robin(workers: Sequence[Worker]) -> Choose:
-    """One after the other."""
+    """Choose each sidecar in turn."""
     sent = 0
 
     def choose(_: str, __: Tokens) -> int:
@@ -51,7 +52,7 @@ def round_robin(workers: Sequence[Worker]) -> Choose:
 
 
 def consistent_hash(workers: Sequence[Worker]) -> Choose:
-    """By the conversation's name, on a ring: who comes or goes moves only its own share."""
+    """Choose by the conversation's name on a ring: a sidecar that comes or goes moves only its own share."""
     points = sorted((_digest(b"%d/%d" % (n, p)), n) for n in range(len(workers)) for p in range(POINTS))
     places = [place for place, _ in points]
 
@@ -63,11 +64,12 @@ def consistent_hash(workers: Sequence[Worker]) -> Choose:
 
 
 def cache_aware(workers: Sequence[Worker]) -> Choose:
-    """SMG's rule: who was sent the longest beginning of this prompt, if that is enough of it.
+    """Choose by SMG's rule: the sidecar that got the longest prefix of this prompt, if that is long enough.
 
-    Not where it has far more requests than the mean; then, and where too little is known, who has the fewest.
+    If that sidecar has far more requests than the mean, or no prefix is long enough, choose the one with the
+    fewest.
     """
-    owners: dict[bytes, int] = {}  # the chained digest of blocks -> to whom they were sent last
+    owners: dict[bytes, int] = {}  # the chained digest of blocks -> the sidecar that got them last
 
     def choose(_: str, prompt: Tokens) -> int:
         loads = [worker.in_flight for worker in workers]
@@ -89,7 +91,7 @@ def _too_loaded(load: int, mean: float) -> bool:
 
 
 def lmetric(workers: Sequence[Worker]) -> Choose:
-    """LMetric (OSDI'26): the least of new prompt tokens, waiting ones included, times the batch."""
+    """Choose by LMetric (OSDI'26): least new prompt tokens, with pending ones, times the batch."""
 
     def price(worker: Worker, prompt: Tokens) -> tuple[float, int]:
         new = len(prompt) - worker.held(prompt) + worker.pending

@@ -1,12 +1,11 @@
-"""`slotkeeper replay`: recorded requests, sent again, and what the server computed for them.
+"""`slotkeeper replay`: sends recorded requests again, and counts what the server computed for them.
 
-A recording is one JSON object a line (docs/recording.md). A recorder may write more (`method`, `kind`, the
-answer); what we do not know is left alone. Files may be compressed (`.jsonl.xz`). A line that cannot be
-read costs that line, not the file.
+A recording has one JSON object per line (docs/recording.md). Other fields of a recorder (`method`, `kind`,
+the answer) are ignored. Files may be compressed (`.jsonl.xz`). A line that cannot be read is skipped.
 
-Requests go out one at a time, in the order in which they were recorded over all files: sessions that ran
-beside each other are interleaved as they were. They are sent as recorded; the history in them is the
-recorded one, so what the model says now plays no part, and the oracle counts prompts only.
+Requests are sent one at a time, in the order in which they were recorded over all files: concurrent sessions
+stay interleaved. They are sent as recorded, with the recorded history, so the model's new answers play no
+part, and the oracle counts prompts only.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ from slotkeeper.engine.client import EngineError, EngineGoneError
 
 
 class TraceError(Exception):
-    """A file that is no trace at all."""
+    """A file that is not a trace."""
 
 
 class LineError(ValueError):
-    """A line that is no request."""
+    """A line that is not a request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +57,11 @@ class Trace:
     """The requests of some recordings, and the lines that could not be read."""
 
     entries: tuple[Entry, ...]
-    problems: tuple[str, ...]  # "FILE:LINE: what is wrong", one for each line left out
+    problems: tuple[str, ...]  # "FILE:LINE: what is wrong", one for each skipped line
 
 
 def read(path: Path) -> Trace:
-    """All of one file. Raises TraceError when the file cannot be read or holds no request."""
+    """Read one file. Raises TraceError if it cannot be read or holds no request."""
     entries: list[Entry] = []
     problems: list[str] = []
     try:
@@ -81,7 +80,7 @@ def read(path: Path) -> Trace:
 
 
 def entry(line: bytes, *, session: str) -> Entry:
-    """One line; `session` is its name if it has none itself. Raises LineError."""
+    """Parse one line; `session` is the name if the line has none. Raises LineError."""
     try:
         doc = orjson.loads(line)
     except orjson.JSONDecodeError as error:
@@ -104,7 +103,7 @@ def entry(line: bytes, *, session: str) -> Entry:
 
 
 def merged(traces: Sequence[Trace]) -> list[Entry]:
-    """The requests of all traces in the order in which they were sent."""
+    """Return the requests of all traces in the order in which they were sent."""
     return sorted((entry for trace in traces for entry in trace.entries), key=lambda entry: entry.at)
 
 
@@ -118,12 +117,12 @@ def _name(path: Path) -> str:
 
 
 def _seconds(value: Any) -> float:
-    """Without a time a request keeps its place: sorting is stable."""
+    """Return the time, or 0.0 if there is none: sorting is stable, so the request keeps its place."""
     return float(value) if isinstance(value, int | float) else 0.0
 
 
 def _body(value: Any) -> Doc | None:
-    """The body as an object; some recorders keep the text."""
+    """Return the body as an object; some recorders store it as text."""
     if isinstance(value, str) and value:
         try:
             value = orjson.loads(value)
@@ -136,18 +135,18 @@ def _body(value: Any) -> Doc | None:
     return value
 
 
-# -- sent again ------------------------------------------------------------------------------------------
+# -- sending requests again ------------------------------------------------------------------------------
 
-# Keys of another server, and what the answer is to be packed in.
+# Keys of another server, and headers that depend on the sent bytes or the client.
 NOT_SENT: Final = ("authorization", "x-api-key", "host", "content-length", "content-type", "accept-encoding")
 
 
 async def replay(
     traces: Sequence[Path], *, base: str, against: str | None, max_tokens: int, engines: Sequence[str] = ()
 ) -> int:
-    """Send, count, print. `engines`: those behind `base`, whose own counters are read.
+    """Send, count, print. `engines`: those behind `base` whose own counters are read.
 
-    Returns the exit code: 1 when a request failed, a line could not be read, or the figures cannot be.
+    Returns the exit code: 1 if a request failed, a line could not be read, or the figures are impossible.
     """
     console = wide_console()
     try:
@@ -171,19 +170,19 @@ async def replay(
 
 
 def _faulty(traces: Sequence[Trace], samples: Collection[Sequence[Sample]]) -> bool:
-    """Whether a line could not be read, a request failed, or the figures cannot be."""
+    """Whether a line could not be read, a request failed, or the figures are impossible."""
     unread = any(trace.problems for trace in traces)
     failed = any(sample.failure for found in samples for sample in found)
     return unread or failed or any(map(impossible, samples))
 
 
 def generates(entry: Entry) -> bool:
-    """Whether the request asked for tokens; the others (lists of models, health) cost nothing."""
+    """Whether the request generates tokens; others (lists of models, health) cost nothing."""
     return entry.body is not None and classify(entry.method, entry.path.partition("?")[0]).generates
 
 
 def shot(entry: Entry, max_tokens: int) -> Shot:
-    """The request to send for a recorded one."""
+    """Return the request to send for a recorded one."""
     api = classify(entry.method, entry.path.partition("?")[0])
     return Shot(
         session=f"{entry.client}/{entry.session}",
@@ -195,14 +194,14 @@ def shot(entry: Entry, max_tokens: int) -> Shot:
 
 
 def capped(api: Api, body: Doc, max_tokens: int) -> Doc:
-    """The body with no cap above `max_tokens`; a reply without an end would be measured otherwise."""
+    """Return the body with no limit above `max_tokens`: endless replies would distort the measurement."""
     names = CAPS[api]
     lower = {name: _lower(body[name], max_tokens) for name in names if name in body}
     return {**body, **(lower or {names[0]: max_tokens})}
 
 
 def _lower(value: Any, limit: int) -> int:
-    """-1 and null are "no limit" to the engine, 0 is a limit."""
+    """Return the lower limit; -1 and null mean "no limit" to the engine, 0 is a limit."""
     asked = integer(value)
     return limit if asked is None or asked < 0 else min(asked, limit)
 
@@ -222,7 +221,7 @@ async def _sent(
 
 
 async def _reachable(console: Console, servers: Mapping[str, str]) -> bool:
-    """Say which server is which, and what is wrong before an hour is spent."""
+    """Print which server is which; return whether all answer, before an hour is spent."""
     processes = []
     for name, url in servers.items():
         console.print(f"{name}: {url}", highlight=False)
@@ -234,7 +233,7 @@ async def _reachable(console: Console, servers: Mapping[str, str]) -> bool:
             return False
         except EngineError as error:
             console.print(
-                f"[red]{url} refuses to say what it is: {escape(str(error))}[/red]", highlight=False
+                f"[red]{url} refuses to identify itself: {escape(str(error))}[/red]", highlight=False
             )
             return False
     if len(set(processes)) < len(processes):
@@ -247,8 +246,8 @@ async def _reachable(console: Console, servers: Mapping[str, str]) -> bool:
 
 def _introduce(console: Console, traces: Sequence[Trace], entries: Sequence[Entry]) -> None:
     skipped = sum(len(trace.entries) for trace in traces) - len(entries)
-    aside = f" ({skipped} others ask for no tokens)" if skipped else ""
+    aside = f" ({skipped} others generate no tokens)" if skipped else ""
     console.print(f"{len(entries)} requests in {len(traces)} files{aside}, one at a time.", highlight=False)
     for trace in traces:
         for problem in trace.problems:
-            console.print(f"[yellow]{escape(problem)}; left out[/yellow]", highlight=False)
+            console.print(f"[yellow]{escape(problem)}; skipped[/yellow]", highlight=False)

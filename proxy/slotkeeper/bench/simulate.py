@@ -1,8 +1,8 @@
-"""`slotkeeper simulate`: the real scheduler with many engines that only keep time.
+"""`slotkeeper simulate`: the real scheduler with many simulated engines.
 
-Beside the rules of gateways stand two bounds: one sidecar that chooses among all engines itself, and one
-large cache, which reuses the longest beginning that any earlier prompt or reply had. Figures are those of
-`slotkeeper.scheduler.figures`; the oracle is that of the whole fleet, whatever one machine can know.
+Two bounds are compared with the gateways' rules: one sidecar that chooses among all engines itself, and one
+large cache, which reuses the longest prefix that any earlier prompt or reply had. Figures are those of
+`slotkeeper.scheduler.figures`; the oracle is that of the whole fleet, even beyond what one machine can know.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ class Files(StrEnum):
     """Where snapshots of slots are kept."""
 
     NONE = "none"
-    LOCAL = "local"  # each sidecar has a folder of its own
-    SHARED = "shared"  # and all of them one store
+    LOCAL = "local"  # a folder for each sidecar
+    SHARED = "shared"  # a folder for each sidecar, and one store for all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetShape:
-    """One fleet."""
+    """The parameters of one fleet."""
 
     engines: int
-    way: str  # who chooses: one of `WAYS`
+    way: str  # how a sidecar is chosen: one of `WAYS`
     files: Files = Files.LOCAL
     slots: int = 4
     memory: Memory = Memory.DENSE
@@ -59,7 +59,7 @@ class FleetShape:
 
 @dataclass(slots=True)
 class Simulated:
-    """What one fleet did."""
+    """The results of one fleet."""
 
     shape: FleetShape
     sums: Sums = field(default_factory=Sums)
@@ -67,8 +67,8 @@ class Simulated:
     known: int = 0  # prompt tokens that one large cache would have reused
     first: list[float] = field(default_factory=list)  # seconds to the first token
     requests: list[int] = field(default_factory=list)  # of each sidecar
-    seconds: float = 0.0  # of the simulation's own time
-    took: float = 0.0  # of ours
+    seconds: float = 0.0  # of simulated time
+    took: float = 0.0  # of real time
 
     @property
     def large_cache(self) -> float:
@@ -77,11 +77,11 @@ class Simulated:
 
     @property
     def busiest(self) -> float:
-        """How many times its share of the requests the busiest sidecar had."""
+        """Requests of the busiest sidecar, divided by the mean."""
         return max(self.requests) * len(self.requests) / max(1, sum(self.requests))
 
     def shown(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the results for JSON."""
         shape, sums = self.shape, self.sums
         return {
             "engines": shape.engines,
@@ -111,7 +111,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 class Fleet:
-    """Sidecars, and who chooses between them."""
+    """The sidecars, and the rule that chooses between them."""
 
     def __init__(
         self, shape: FleetShape, clock: VirtualClock, reports: Callable[[Report, Asked], None]
@@ -133,7 +133,7 @@ class Simulation:
     def __init__(self, load: LoadProfile, shape: FleetShape) -> None:
         self._clock = VirtualClock()
         self._tree = PromptTree()
-        self._known: dict[int, int] = {}  # of a turn on its way: what one large cache has of it
+        self._known: dict[int, int] = {}  # tokens that one large cache has of each unfinished turn's prompt
         self.outcome = Simulated(shape)
         self._fleet = Fleet(shape, self._clock, self._report)
         self._left = len(load.conversations)
@@ -178,7 +178,7 @@ class Simulation:
     def _report(self, report: Report, asked: Asked) -> None:
         usage, known, outcome = report.usage, self._known.pop(id(asked.turn)), self.outcome
         if usage is None:
-            raise AssertionError("a simulated engine always gives figures")
+            raise AssertionError("a simulated engine always reports figures")
         outcome.known += known
         outcome.first.append(asked.first - asked.came)
         outcome.sums.add(
@@ -191,7 +191,7 @@ class Simulation:
 def shapes_of(
     engines: Sequence[int], ways: Sequence[str], files: Sequence[Files], **more: Any
 ) -> list[FleetShape]:
-    """Every combination; where there is one engine nobody chooses, and nothing is shared."""
+    """Return every combination; with one engine there is no choice of a sidecar and no shared store."""
     alone = dict.fromkeys(Files.LOCAL if where is Files.SHARED else where for where in files)
     return [
         FleetShape(engines=count, way=way, files=where, **more)

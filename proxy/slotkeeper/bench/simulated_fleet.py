@@ -1,11 +1,11 @@
-"""The simulator's sidecars: the real `Placement`, on a clock of its own, with engines that only keep time.
+"""The simulator's sidecars: the real `Placement` on a virtual clock, with simulated engines.
 
-Whatever a sidecar's runtime does for the scheduler is done here without waiting: events are posted in the
-order of the simulated time, effects become work of an engine, and its outcome is an event again. Nothing is
+This module does for the scheduler what a sidecar's runtime does, without waiting: events are posted in the
+order of simulated time, effects become work of an engine, and their outcomes become events. Nothing is
 rendered, no answer is lost, and no engine ends.
 
-The shared store offers to every sidecar, before it places a prompt, the snapshot that saves most of it, as
-hints would. A snapshot gets there over its machine's line, and comes from there over another's.
+Before a sidecar places a prompt, the shared store offers it the snapshot that saves most of the prompt, as
+hints would. Snapshots take time on the network of the machine that sends or fetches them.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId, Tier
 from slotkeeper.scheduler.types import ClientId, EngineId, Place, RequestId, SlotId, Tokens
 
-LOOK: Final = 0.001  # seconds that GET /slots takes
+LOOK: Final = 0.001  # seconds that a GET /slots takes
 NO_REPLY: Final = Tokens()
 
 
 class VirtualClock:
-    """What happens when: the earliest first, and of what happens at once, what was asked for first."""
+    """Runs actions in the order of their times, and actions of one time in the order of their addition."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -76,20 +76,20 @@ class VirtualClock:
         heapq.heappush(self._due, (max(time, self.now), self._count, act))
 
     def run_until(self, done: Callable[[], bool]) -> None:
-        """Raises AssertionError where it is not done, and nothing will happen any more."""
+        """Run actions until `done`. Raises AssertionError if no action is left before that."""
         while not done():
             if not self._due:
-                raise AssertionError("the simulation has come to rest before all was served")
+                raise AssertionError("the simulation has no more events, but requests are unfinished")
             self.now, _, act = heapq.heappop(self._due)
             act()
 
 
 @dataclass(slots=True)
 class SimulatedStore:
-    """Snapshots of all machines. At the budget those go that were asked for least recently.
+    """The snapshots of all machines. Over the budget, the least recently requested ones are dropped.
 
-    Of a state that can be cut anywhere a longer snapshot of the same conversation takes the place of the
-    shorter one, unless others begin with that as well.
+    If states can be cut anywhere, a longer snapshot of a conversation replaces the shorter one, unless other
+    conversations begin with that as well.
     """
 
     budget: int  # bytes
@@ -99,7 +99,7 @@ class SimulatedStore:
     _ages: dict[SnapshotId, int] = field(default_factory=dict)
 
     def put(self, snapshot: Snapshot, traits: EngineTraits) -> bool:
-        """Whether it was new."""
+        """Add a snapshot; return whether it was new."""
         before = self.catalog.best(snapshot.tokens + NEVER, traits, lambda _: 0.0)
         if before is not None and before[1] >= len(snapshot.tokens):
             return False
@@ -114,7 +114,7 @@ class SimulatedStore:
         return True
 
     def offer(self, prompt: Tokens, traits: EngineTraits) -> Snapshot | None:
-        """What saves most of a prompt."""
+        """Return the snapshot that saves most of a prompt."""
         found = self.catalog.best(prompt, traits, self._price)
         if found is None:
             return None
@@ -122,7 +122,7 @@ class SimulatedStore:
         return found[0]
 
     def _price(self, snapshot: Snapshot) -> float:
-        """Of fetching and restoring it, in tokens of prefill."""
+        """Return the price of fetching and restoring a snapshot, in tokens of prefill."""
         rates = self.rates
         return snapshot.size * (1 / rates.network + 1 / rates.restore) * rates.prefill
 
@@ -137,18 +137,18 @@ class SimulatedStore:
 
 @dataclass(slots=True)
 class Moved:
-    """Bytes, and what was computed for no request."""
+    """Bytes that were moved, and tokens that were computed in idle time."""
 
     saved: int = 0
     restored: int = 0
     sent: int = 0  # to the shared store
-    fetched: int = 0  # from it
-    idle: int = 0  # prompt tokens
+    fetched: int = 0  # from the shared store
+    idle: int = 0  # prompt tokens computed in idle time
 
 
 @dataclass(slots=True)
 class Asked:
-    """A request on its way."""
+    """An unfinished request."""
 
     turn: SimulatedTurn
     came: float
@@ -157,7 +157,7 @@ class Asked:
 
 
 class SimulatedSidecar:
-    """One sidecar and its engines. `store` is what it shares with others, if anything."""
+    """One sidecar and its engines. `store`: the store that it shares with others, if any."""
 
     def __init__(
         self,
@@ -183,12 +183,12 @@ class SimulatedSidecar:
         for name in self.engines:
             self._post(EngineUp(at=clock.now, engine=name, traits=traits))
         for table in self.placement.tables.values() if store else ():
-            table.rates.bringing = FileTimes(rates.network)  # known here, not to be guessed
+            table.rates.bringing = FileTimes(rates.network)  # known in the simulation, so not estimated
 
     def __repr__(self) -> str:
         return f"<SimulatedSidecar {self._name}, {self.in_flight} in flight>"
 
-    # -- as a gateway sees it ----------------------------------------------------------------------
+    # -- what a gateway sees -------------------------------------------------------------------------
 
     @property
     def pending(self) -> int:
@@ -214,7 +214,7 @@ class SimulatedSidecar:
     # -- effects -----------------------------------------------------------------------------------
 
     def _post(self, event: Event) -> None:
-        """An effect may cause an event at once: that is taken when this one is done with."""
+        """Post an event. Events that its effects cause at once are handled after it."""
         self._inbox.append(event)
         if len(self._inbox) > 1:
             return
@@ -248,7 +248,7 @@ class SimulatedSidecar:
                 self._reports(effect, self._asked.pop(effect.request))
             case Poisoned():
                 raise AssertionError(f"the model of an engine contradicts itself: {effect}")
-            case _:  # a prefill that is to be stopped ends by itself; what a file has proved changes nothing
+            case _:  # prefills are not cancelled here, and what a restore has proved changes nothing
                 pass
 
     def _engine(self, place: Place) -> TimedEngine:
@@ -327,7 +327,7 @@ class SimulatedSidecar:
         self._clock.at(engine.file(size, self._rates.save, self._clock.now), written)
 
     def _filed(self, effect: Save, size: int, now: float) -> Snapshot | None:
-        """The file of a slot; the shared store has it as soon as it was sent there."""
+        """Return the snapshot of a slot; the shared store gets it after the time of the transfer."""
         place = effect.place
         contents = self._engine(place).shadow.slots[place.slot]
         if contents is None:
@@ -353,7 +353,7 @@ class SimulatedSidecar:
             self.moved.sent += kept.size
 
     def _restore(self, effect: Restore) -> None:
-        """From the shared store it is fetched first, and then lies in the slot folder."""
+        """Load a snapshot. One in the shared store is fetched first, and is in the slot folder afterwards."""
         snapshot, now = effect.snapshot, self._clock.now
         if snapshot.tier is not Tier.COLD:
             self._load(effect, now)

@@ -1,12 +1,12 @@
-"""What the simulator serves: conversations as token ids, recorded or made.
+"""Loads of the simulator: conversations as token ids, recorded or synthetic.
 
-A conversation is a run of turns. A turn is sent when its time has come, and not before the answer to the one
-before it is over. Prompts are made when they are sent, so that a thousand conversations fit into memory.
+A conversation is a sequence of turns. A turn is sent at its time, but not before the answer to the previous
+turn has ended. Prompts are made when they are sent, so that a thousand conversations fit into memory.
 
-* Recordings (docs/recording.md): four bytes of text are one token. That is about what vocabularies do with
-  code and English, and two texts have as much in common as their bytes.
+* Recordings (docs/recording.md): four bytes of text are one token. That is about the ratio of vocabularies
+  for code and English, and two texts have as long a common prefix as their bytes.
 * Mooncake's traces (FAST'25): `timestamp` in milliseconds, `input_length`, `output_length`, `hash_ids` of
-  blocks of 512 tokens. A block that is not whole has an id of its own, so what a reply left counts as new.
+  blocks of 512 tokens. A partial block has a separate id, so the tokens that a reply left count as new.
 * Synthetic: agents with a few system prompts, turns that grow, pauses between them.
 """
 
@@ -28,29 +28,29 @@ from slotkeeper.bench.replay import Entry, LineError, Trace, TraceError, generat
 from slotkeeper.conversation.layout import Layout, Message, Role
 from slotkeeper.scheduler.types import WIDTH, Boundary, BoundaryKind, Tokens
 
-USER_MARK: Final = Tokens([1])  # opens a user message: bytes of text never spell it
+USER_MARK: Final = Tokens([1])  # begins a user message: no bytes of text equal it
 BLOCK: Final = 512  # tokens of a block in Mooncake's traces
 ID_STRIDE: Final = 2**31 // BLOCK  # block ids beyond that would share tokens
-GUESSED_REPLY: Final = 200  # tokens of a recorded reply that no later request shows
+GUESSED_REPLY: Final = 200  # tokens of a recorded reply that no later request contains
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedTurn:
-    """One request, and what is answered. Times are seconds of the simulation."""
+    """One request and its answer. Times are seconds of simulated time."""
 
     prompt: Tokens
     reply: Tokens  # as the next turn will send it
-    at: float = 0.0  # it is not sent before
-    pause: float = 0.0  # nor sooner than this after the answer to the one before it
+    at: float = 0.0  # the earliest time at which it is sent
+    pause: float = 0.0  # the least time after the answer to the previous turn
     hash_chain: tuple[bytes, ...] = ()
     boundaries: tuple[Boundary, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadProfile:
-    """Conversations by their names; each is begun anew for every run."""
+    """Conversations by name; each run starts them anew."""
 
-    told: str  # what it is, for people
+    told: str  # a description for people
     conversations: Mapping[str, Callable[[], Iterator[SimulatedTurn]]]
 
 
@@ -59,11 +59,14 @@ class LoadProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Synthetic:
-    """Agents at work. Lengths are tokens, times seconds; those of turns vary by half around what is said."""
+    """Synthetic agents.
+
+    Lengths are tokens, times seconds; those of turns vary by half around these values.
+    """
 
     conversations: int = 40
     turns: int = 8
-    systems: int = 3  # system prompts with tools, of which the first is used most
+    systems: int = 3  # system prompts with tools; the first is used most
     system_tokens: int = 4000
     first_tokens: int = 1500  # of a conversation's first message
     turn_tokens: int = 800
@@ -121,7 +124,7 @@ def _noise(chance: random.Random, tokens: int) -> Tokens:
 
 
 def mooncake(lines: Iterable[bytes], *, name: str, most: int | None = None) -> LoadProfile:
-    """At most so many requests of a trace. Raises LineError for a line that is no request."""
+    """Return at most `most` requests of a trace. Raises LineError for a line that is not a request."""
     conversations: dict[str, list[SimulatedTurn]] = {}
     ends: dict[bytes, str] = {}  # the whole blocks of a request -> its conversation
     count = 0
@@ -134,7 +137,7 @@ def mooncake(lines: Iterable[bytes], *, name: str, most: int | None = None) -> L
         whole = turn.hash_chain
         found = next((ends[digest] for digest in reversed(whole[1:]) if digest in ends), None)
         conversation = found or f"m{number}"
-        if whole[1:]:  # one block may be everybody's
+        if whole[1:]:  # a single block may be common to all
             ends[whole[-1]] = conversation
         conversations.setdefault(conversation, []).append(turn)
         count += 1
@@ -153,7 +156,7 @@ def _mooncake_turn(line: bytes, number: int) -> SimulatedTurn:
         at = float(doc["timestamp"]) / 1000
         ids = [int(block) for block in blocks]
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
-        raise LineError(f"line {number} is no request of Mooncake's format: {error!r}") from None
+        raise LineError(f"line {number} is not a request in Mooncake's format: {error!r}") from None
     if not 0 < length <= len(ids) * BLOCK:
         raise LineError(f"line {number}: {len(ids)} blocks do not hold {length} tokens")
     tokens = Tokens(token for block in ids for token in _block(block)).cut(0, length)
@@ -174,7 +177,7 @@ def _block(block: int) -> range:
 
 
 def recorded(traces: Sequence[Trace], *, name: str) -> LoadProfile:
-    """Chats of recordings, with the pauses between requests that were recorded."""
+    """Return the chats of recordings, with the recorded pauses between requests."""
     entries = [entry for entry in merged(traces) if generates(entry)]
     laid: dict[str, list[tuple[Entry, Layout]]] = {}
     for entry in entries:
@@ -224,7 +227,7 @@ def _recorded_turn(at: float, layout: Layout, after: Layout | None) -> Simulated
 
 
 def _reply_in(after: Layout | None, index: int) -> Tokens:
-    """The reply as the next request sends it back; where none does, tokens that nothing else has."""
+    """Return the reply as the next request sends it back; if none does, tokens that occur nowhere else."""
     if after is not None and len(after.messages) > index and after.messages[index].role is Role.ASSISTANT:
         return _message_as_tokens(after.messages[index])
     return Tokens(range(-GUESSED_REPLY - 1, -1))
@@ -250,7 +253,7 @@ def _bytes_as_tokens(content: bytes) -> Tokens:
 
 
 def from_files(paths: Sequence[Path], *, most: int | None = None) -> LoadProfile:
-    """Recordings, or one trace of Mooncake's. Raises TraceError, LineError."""
+    """Read recordings, or one Mooncake trace. Raises TraceError, LineError."""
     if len(paths) == 1 and _is_mooncake(paths[0]):
         with paths[0].open("rb") as file:
             return mooncake(file, name=paths[0].name, most=most)
@@ -258,7 +261,7 @@ def from_files(paths: Sequence[Path], *, most: int | None = None) -> LoadProfile
 
 
 def _is_mooncake(path: Path) -> bool:
-    """By its first line."""
+    """Whether the first line is one of a Mooncake trace."""
     if path.suffix == ".xz":
         return False
     try:

@@ -1,11 +1,12 @@
-"""One engine of the simulator: slots as llama-server has them, and how long what it does takes.
+"""One engine of the simulator: slots as in llama-server, and the time that its work takes.
 
-What it reuses is told by `EngineShadow`, the model by which the scheduler foretells a real engine; tests hold
-that to real ones to the token (tests/engine/test_prediction.py). Time is simpler than on a real engine:
+`EngineShadow` determines reuse: it is the model by which the scheduler predicts a real engine, and tests
+compare it with real ones to the token (tests/engine/test_prediction.py). Time is simpler than on a real
+engine:
 
 * Prompts are computed one after the other, at one rate. So are saves and restores: nothing else runs then.
-* An answer takes its tokens by the rate of one, slower by a share for each other answer that runs as it
-  begins.
+* An answer takes its tokens at the rate of a single answer, slowed by a share for each other answer that runs
+  when it begins.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ FINGERPRINT: Final = "simulated"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRates:
-    """What one engine can do. The defaults are those of a mid-sized model on one good card."""
+    """The speed of one engine. The defaults are those of a mid-sized model on one good card."""
 
-    prefill: float = 1500.0  # tokens a second
-    decode: float = 40.0  # tokens a second, of one answer alone
-    crowding: float = 0.1  # by which each other answer slows one down
-    save: float = 1e9  # bytes a second
+    prefill: float = 1500.0  # tokens per second
+    decode: float = 40.0  # tokens per second of a single answer
+    crowding: float = 0.1  # share by which each other answer slows an answer
+    save: float = 1e9  # bytes per second
     restore: float = 2e9
-    network: float = 1.25e9  # bytes a second between a machine and the shared store: 10 Gbit/s
-    token_bytes: int = 65536  # of a token's state in a file
+    network: float = 1.25e9  # bytes per second between a machine and the shared store: 10 Gbit/s
+    token_bytes: int = 65536  # of each token's state in a file
 
 
 def traits_of(memory: Memory, slots: int, rates: EngineRates, *, files: bool) -> EngineTraits:
-    """A stock engine of the newest build, with its RAM cache off, as `slotkeeper up` does not start it."""
+    """Return the traits of a stock engine of the newest build, but without its RAM cache."""
     return EngineTraits(
         n_slots=slots,
         memory=memory,
@@ -56,7 +57,7 @@ def traits_of(memory: Memory, slots: int, rates: EngineRates, *, files: bool) ->
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A task that was taken on: when its first token and its last come, and what it reuses."""
+    """A task that began: the times of its first and last token, and its reuse."""
 
     slot: SlotId
     cached: int
@@ -70,17 +71,17 @@ class TimedEngine:
     traits: EngineTraits
     rates: EngineRates
     shadow: EngineShadow = field(init=False)
-    free_at: float = 0.0  # when what it computes one after the other is done
-    busy: dict[SlotId, int] = field(default_factory=dict)  # slot -> number of the task that runs there
+    free_at: float = 0.0  # when its sequential work is done
+    busy: dict[SlotId, int] = field(default_factory=dict)  # slot -> number of its running task
     last: dict[SlotId, int] = field(default_factory=dict)
-    pending: int = 0  # prompt tokens that were given to it and are not computed
+    pending: int = 0  # prompt tokens of its tasks that are not computed yet
     tasks: int = 0
 
     def __post_init__(self) -> None:
         self.shadow = EngineShadow(self.traits)
 
     def task(self, prompt: Tokens, generate: int, wanted: int | None, now: float) -> Ran:
-        """A prompt goes to a slot, or where the engine itself would put it; the slot must be free."""
+        """Run a prompt in the `wanted` slot, which must be free; None: in the slot of the engine's choice."""
         idle = [slot for n in range(self.traits.n_slots) if (slot := SlotId(n)) not in self.busy]
         choice = self.shadow.engine_choice(prompt, idle) if wanted is None else None
         if wanted is not None and SlotId(wanted) not in self.busy:
@@ -98,13 +99,13 @@ class TimedEngine:
         return Ran(choice.slot, choice.reuse, seconds, first, first + generate * slowed / self.rates.decode)
 
     def computed(self, ran: Ran, prompt: Tokens) -> None:
-        """Its prompt is done."""
+        """Count a prompt as computed."""
         self.pending -= len(prompt) - ran.cached
 
     def end(
         self, ran: Ran, prompt: Tokens, reply: Tokens, *, hash_chain: tuple[bytes, ...], now: float
     ) -> SlotContents:
-        """A task is over; its slot holds prompt and reply, less the last token of an answer."""
+        """End a task; its slot then holds prompt and reply, without the last token of an answer."""
         del self.busy[ran.slot]
         contents = self.shadow.finish(
             ran.slot,
@@ -121,7 +122,7 @@ class TimedEngine:
         return known
 
     def file(self, size: int, rate: float, now: float) -> float:
-        """A save or a restore of so many bytes: when it ends."""
+        """Save or restore `size` bytes; return when that ends."""
         self.free_at = max(now, self.free_at) + size / rate
         return self.free_at
 
@@ -130,12 +131,12 @@ class TimedEngine:
         self.last.pop(slot, None)
 
     def best(self, prompt: Tokens) -> int:
-        """The most of a prompt that any slot has."""
+        """Return the length of the longest prefix of a prompt in any slot."""
         slots = (contents for contents in self.shadow.slots if contents)
         return max((contents.tokens.lcp(prompt) for contents in slots), default=0)
 
     def views(self) -> tuple[SlotView, ...]:
-        """As GET /slots shows them."""
+        """Return the slots as GET /slots shows them."""
         found = []
         for number, contents in enumerate(self.shadow.slots):
             slot = SlotId(number)

@@ -1,4 +1,4 @@
-"""Asking a running sidecar on its admin port."""
+"""The client of a running sidecar's admin port, for the commands that ask a sidecar."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ from slotkeeper.units import Address, base_of
 USUAL_ADMIN: Final = "http://127.0.0.1:9090"
 UNTRUSTED: Final = "CERTIFICATE_VERIFY_FAILED"
 END: Final = "-----END CERTIFICATE-----"
-ANSWER_SECONDS: Final = 10.0  # for what is answered at once
+ANSWER_SECONDS: Final = 10.0  # for requests that the admin port answers at once
 
 
 class AskedError(Exception):
-    """It cannot be done, and the text says why. Exit code 1."""
+    """A request to a sidecar failed; the message says why. Exit code 1."""
 
 
 class AdminClient:
-    """The admin port of a running sidecar. Every call raises AskedError."""
+    """A connection to the admin port of a running sidecar. Every call raises AskedError."""
 
     def __init__(self, client: httpx.AsyncClient, advice: str) -> None:
-        """`advice`: what to do when no sidecar answers."""
+        """`advice`: a sentence that says what to do when no sidecar answers."""
         self.client = client
         self._advice = advice
 
     async def get(self, path: str, **params: str | int) -> Any:
-        """The document at `path`."""
+        """Return the document at `path`."""
         return await self.asked("GET", path, **params)
 
     async def asked(self, method: str, path: str, *, json: Any = None, **params: str | int) -> Any:
+        """Send a request and return the document in its answer."""
         try:
             answer = await self.client.request(method, path, params=params, json=json)
         except httpx.HTTPError as error:
@@ -51,44 +52,47 @@ class AdminClient:
         base = str(self.client.base_url).rstrip("/")
         if UNTRUSTED in str(error):
             return AskedError(
-                f"{base} cannot be trusted: {error}. Name the certificate that signed its own by --admin-ca."
+                f"{base} cannot be trusted: {error}. Give the certificate that signed its own by --admin-ca."
             )
         if isinstance(error, httpx.ConnectError):
             return AskedError(f"no sidecar answers at {base}. {self._advice}")
-        return AskedError(f"{base} broke off: {error or type(error).__name__}")
+        return AskedError(f"the connection to {base} broke off: {error or type(error).__name__}")
 
 
 def refusal(answer: httpx.Response) -> AskedError:
-    """Of our own admin port it is a sentence."""
+    """Return the error that an answer describes. Our own admin port describes it in one sentence."""
     try:
-        said = answer.json()["error"]
+        message = answer.json()["error"]
     except (ValueError, KeyError, TypeError):
-        said = None
-    if not isinstance(said, str):
+        message = None
+    if not isinstance(message, str):
         return strange(answer)
     if answer.status_code == httpx.codes.UNAUTHORIZED:
         return AskedError(
-            f"{said}. Give the sidecar's --admin-token, by that flag or SLOTKEEPER_ADMIN_TOKEN."
+            f"{message}. Give the sidecar's admin token by --admin-token or SLOTKEEPER_ADMIN_TOKEN."
         )
-    return AskedError(said)
+    return AskedError(message)
 
 
 def strange(answer: httpx.Response) -> AskedError:
-    """No admin port answers like this; the data port does, for its engine."""
+    """Return the error for an answer that no admin port gives.
+
+    The data port gives such answers, for its engine.
+    """
     return AskedError(
         f"{answer.url} is not on the admin port of a sidecar (it answers {answer.status_code}). "
-        f"Name the address of --admin-listen by --admin, such as {USUAL_ADMIN}."
+        f"Give the address of --admin-listen by --admin, such as {USUAL_ADMIN}."
     )
 
 
 def trusting(path: Path, *, itself: bool = False) -> ssl.SSLContext:
-    """Certificates signed by those of this file; `itself`: the first one there, whatever it is called.
+    """Return a TLS context that trusts certificates signed by those in a file.
 
-    Raises UsageError.
+    `itself`: it trusts the first certificate of the file itself, under any host name. Raises UsageError.
     """
     try:
         context = ssl.create_default_context()
-        if itself:  # our own, of this machine: the name in it is the one that others use
+        if itself:  # our own, on this machine: it names the host as other machines do
             text = path.read_text("ascii")
             context = ssl.create_default_context(cadata=text[: text.index(END) + len(END)])
             context.check_hostname = False
@@ -104,13 +108,13 @@ def trusting(path: Path, *, itself: bool = False) -> ssl.SSLContext:
 async def admin_port(
     url: str | None,
     token: str | None,
-    advice: str = "Name its admin port by --admin.",
+    advice: str = "Give its admin port by --admin.",
     *,
     ca: Path | None = None,
 ) -> AsyncIterator[AdminClient]:
-    """Of what is not given, what the sidecar's own variables say (SLOTKEEPER_ADMIN_LISTEN and others).
+    """Connect to an admin port. Values not given come from the sidecar's variables (SLOTKEEPER_ADMIN_*).
 
-    `ca`: certificates that are trusted beside those of the system.
+    `ca`: certificates that are trusted in addition to the system's.
     """
     settings = load({"admin_token": token} if token else {}).settings
     verify = trusting(ca) if ca else True

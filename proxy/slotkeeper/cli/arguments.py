@@ -1,4 +1,4 @@
-"""Settings as flags, made from the same table as variables and file; misspelt words; those of `snapshots`."""
+"""Flags for all settings, from the same table as variables and file; misspelt words; flags of `snapshots`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENGINE_WORDS: Final = "flags of llama-server go after --, as in: slotkeeper up -
 def check_words(
     parser: argparse.ArgumentParser, commands: Mapping[str, argparse.ArgumentParser], words: Sequence[str]
 ) -> None:
-    """Raises UsageError for the first command or flag that there is not."""
+    """Raise UsageError for the first word that is not a known command or flag."""
     command = next((word for word in words if not word.startswith("-")), None)
     if command is None:
         return
@@ -32,7 +32,7 @@ def check_words(
 
 
 def _check_flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    known = ["--help", *FLAG.findall(parser.format_usage())]  # the usage names it -h alone
+    known = ["--help", *FLAG.findall(parser.format_usage())]  # the usage names only -h
     for word in words:
         name = word.partition("=")[0]
         if not FLAG.fullmatch(name) or any(flag.startswith(name) for flag in known):
@@ -40,7 +40,7 @@ def _check_flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
         hint = meant(name, known)
         if parser.prog.endswith(" up") and not hint:
             hint = f"; {ENGINE_WORDS}"
-        hint = hint or f"; {parser.prog} --help lists what there is"
+        hint = hint or f"; {parser.prog} --help lists all flags"
         raise UsageError(f"{parser.prog}: there is no {name}{hint}")
 
 
@@ -77,13 +77,13 @@ METAVARS: Final = {
     **dict.fromkeys(("write_timeout", "body_timeout", "head_timeout"), "SECONDS"),
 }
 ADMIN: Final = "the sidecar's admin port (default: SLOTKEEPER_ADMIN_LISTEN, else http://127.0.0.1:9090)"
-ADMIN_TOKEN: Final = "of the admin port (default: SLOTKEEPER_ADMIN_TOKEN)"  # noqa: S105 - help
-ADMIN_CA: Final = "trust an admin port with TLS whose certificate is this one, or is signed by it"
+ADMIN_TOKEN: Final = "token of the admin port (default: SLOTKEEPER_ADMIN_TOKEN)"  # noqa: S105 - help
+ADMIN_CA: Final = "trust this certificate of the admin port, or one that it signed"
 SNAPSHOTS: Final = """\
-List the snapshots of a sidecar, read each again to see that its bytes are those that
-were kept, or remove some. A running sidecar is asked on its admin port; where none
-runs, --slot-dir looks into the folder itself.
-Exit code 1 when something is damaged or no sidecar answers.
+List the snapshots of a sidecar, verify that their bytes are unchanged, or remove some.
+The command asks a running sidecar on its admin port; while none runs, --slot-dir
+reads the folder itself.
+Exit code 1 if something is damaged or no sidecar answers.
 """
 SNAPSHOTS_EPILOG: Final = """\
 Example: slotkeeper snapshots ls
@@ -91,12 +91,12 @@ Example: slotkeeper snapshots ls
          slotkeeper snapshots rm --all --admin http://127.0.0.1:9090
          slotkeeper snapshots ls --json --slot-dir /var/lib/slots | jq .tiers
 Next:    slotkeeper why, to see which requests they served
-An ID is what `ls` shows, or at least its last 4 letters.
+An ID is one that `ls` shows, or at least its last 4 letters.
 """
 
 
 def add_settings(parser: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
-    """A flag for every setting; only those that were given count (argparse.SUPPRESS)."""
+    """Add a flag for every setting. Only the flags that were given count (argparse.SUPPRESS)."""
     parser.add_argument("--config", type=Path, metavar="FILE.toml", help="read settings from a file")
     parser.add_argument(
         "--print-config", action="store_true", help="show every setting and its origin, then exit"
@@ -125,7 +125,7 @@ def add_settings(parser: argparse.ArgumentParser, without: Sequence[str] = ()) -
 
 
 def help_of(name: str) -> str:
-    """What a setting is, and its default."""
+    """Return a setting's description and its default."""
     field = Settings.model_fields[name]
     default = in_words(field.default)
     return f"{field.description}" + (f" (default: {default})" if default else "")
@@ -144,7 +144,7 @@ def positive(text: str) -> int:
 
 
 def print_config(loaded: Loaded, without: Sequence[str] = ()) -> int:
-    """As columns of plain text: a table would cut long paths where the terminal ends."""
+    """Print the settings in columns of plain text: a table would cut long paths at the terminal's width."""
     rows = [("setting", "value", "from"), *(row for row in shown(loaded) if row[0] not in without)]
     names, values = (max(len(row[column]) for row in rows) for column in (0, 1))
     for name, value, origin in rows:
@@ -156,26 +156,26 @@ def add_snapshots(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action",
         choices=("ls", "verify", "rm"),
-        help="ls: a table of them; verify: what is damaged goes to quarantine; rm: remove",
+        help="ls: list them; verify: read them and move damaged ones to quarantine; rm: remove them",
     )
-    parser.add_argument("ids", nargs="*", metavar="ID", help="which (default: all)")
-    parser.add_argument("--all", action="store_true", help="all of them; `rm` without an ID wants this word")
+    parser.add_argument("ids", nargs="*", metavar="ID", help="which snapshots (default: all)")
+    parser.add_argument("--all", action="store_true", help="all of them; `rm` needs this flag or an ID")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--admin", metavar="URL", help=ADMIN)
     where.add_argument(
-        "--slot-dir", type=Path, metavar="DIR", help="the folder itself, while no sidecar runs"
+        "--slot-dir", type=Path, metavar="DIR", help="read this slot folder itself, while no sidecar runs"
     )
-    parser.add_argument("--cold-dir", type=Path, metavar="DIR", help="beside --slot-dir: its second tier")
+    parser.add_argument("--cold-dir", type=Path, metavar="DIR", help="with --slot-dir: its second tier")
     parser.add_argument("--admin-token", metavar="TOKEN", help=ADMIN_TOKEN)
     parser.add_argument("--admin-ca", type=Path, metavar="FILE.pem", help=ADMIN_CA)
     parser.add_argument("--json", action="store_true", help="lines of JSON instead of tables and sentences")
 
 
 def check_snapshots(args: argparse.Namespace) -> None:
-    """What argparse cannot say. Raises UsageError."""
+    """Check what argparse cannot check. Raises UsageError."""
     if args.all and args.ids:
-        raise UsageError("name some snapshots, or say --all")
+        raise UsageError("give IDs of snapshots or --all, not both")
     if args.action == "rm" and not (args.all or args.ids):
-        raise UsageError("name what to remove, or say --all")
+        raise UsageError("give the IDs of the snapshots to remove, or --all")
     if args.cold_dir and not args.slot_dir:
-        raise UsageError("--cold-dir stands beside --slot-dir")
+        raise UsageError("--cold-dir needs --slot-dir")

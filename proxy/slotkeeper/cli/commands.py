@@ -16,11 +16,14 @@ from slotkeeper.cli.arguments import ADMIN, ADMIN_CA, ADMIN_TOKEN
 from slotkeeper.cli.terminal import complain
 from slotkeeper.config import server
 
-ADVICE: Final = "`slotkeeper doctor --upstream URL` looks at one."
+ADVICE: Final = "`slotkeeper doctor --upstream URL` examines an engine."
 
 
 async def health(*, admin: str | None, live: bool, ca: Path | None = None) -> int:
-    """0 if it is, 1 with a sentence on standard error if not. Probes need no token."""
+    """Return 0 if the sidecar is ready; else print why not on standard error and return 1.
+
+    Probes need no token.
+    """
     async with admin_port(admin, None, ca=ca) as port:
         try:
             answer = await port.client.get("/livez" if live else "/readyz")
@@ -30,8 +33,8 @@ async def health(*, admin: str | None, live: bool, ca: Path | None = None) -> in
         return _no(str(strange(answer)))
     if answer.is_success:
         return 0
-    said = answer.text.strip()
-    return _no(f"{said}. {ADVICE}" if said.startswith("no engine") else said)
+    reason = answer.text.strip()
+    return _no(f"{reason}. {ADVICE}" if reason.startswith("no engine") else reason)
 
 
 def _no(why: str) -> int:
@@ -42,20 +45,20 @@ def _no(why: str) -> int:
 # -- a running sidecar: `why`, `top`, `health` -----------------------------------------------------------
 
 
-MOST: Final = 500  # requests that the admin port lists at once
-LEAST_PAUSE: Final = 0.1  # seconds between two looks
+MOST: Final = 500  # most requests that the admin port lists in one answer
+LEAST_PAUSE: Final = 0.1  # seconds between two refreshes
 MOST_PAUSE: Final = 3600.0
 
 WHY: Final = """\
-Say why a request computed what it computed: where it went and what that beat, how long each
+Explain what a request computed: where it was sent and which choices that beat, how long each
 stage took, what its client had changed, which tokens were computed twice, and what to do about
-it. Without an ID: the last requests, one a line.
+it. Without an ID: list the last requests, one per line.
 """
 WHY_EPILOG: Final = """\
 Example: slotkeeper why
          slotkeeper why 4be1a0c2
          slotkeeper why --repeated --json | jq .cause
-Next:    what to do about it stands in the answer; slotkeeper top shows the rest live
+Next:    do what the answer advises; slotkeeper top shows the sidecar live
 An ID is the X-Request-Id of an answer, or at least its last 4 letters; `last` is the newest.
 Excerpts of prompts are shown only if the sidecar runs with --why-text.
 """
@@ -109,7 +112,7 @@ def add_top(commands: Any) -> None:
     parser = commands.add_parser(
         "top",
         help="slots, conversations and the hit rate of a running sidecar, live",
-        description="Show what slots hold, what hits, and what is computed, until Ctrl-C is pressed.",
+        description="Show the contents of slots, hits, and computed tokens, until Ctrl-C is pressed.",
         epilog=(
             "Example: slotkeeper top --admin http://127.0.0.1:9090\n"
             "Next:    slotkeeper why ID, for a request that computed much."
@@ -121,9 +124,9 @@ def add_top(commands: Any) -> None:
         type=_pause,
         default=1.0,
         metavar="SECONDS",
-        help="between two looks (default: %(default)s)",
+        help="time between two refreshes (default: %(default)s)",
     )
-    parser.add_argument("--once", action="store_true", help="print it once and end")
+    parser.add_argument("--once", action="store_true", help="print once and exit")
     _where(parser)
 
     def run(args: argparse.Namespace) -> int:
@@ -144,19 +147,19 @@ def add_top(commands: Any) -> None:
 
 
 def add_drain(commands: Any) -> None:
-    """`slotkeeper drain` and `slotkeeper undrain`."""
+    """Add `slotkeeper drain` and `slotkeeper undrain`."""
     parser = commands.add_parser(
         "drain",
-        help="let nothing new begin on an engine, and wait until it is at rest",
+        help="send no new requests to an engine, and wait until it is idle",
         description=(
-            "Take an engine out of use: nothing new begins there, running answers end, what its slots hold\n"
-            "is saved, so that its conversations go on elsewhere. It stays so until `slotkeeper undrain`."
+            "Take an engine out of use: it gets no new requests, running answers end, and what its slots\n"
+            "hold is saved, so that its conversations continue elsewhere. `slotkeeper undrain` ends this."
         ),
         epilog="Example: slotkeeper drain cuda\nNext:    slotkeeper undrain cuda, once it is back",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("engine", metavar="NAME", help="its name, or its address")
-    parser.add_argument("--no-wait", action="store_true", help="only ask for it")
+    parser.add_argument("--no-wait", action="store_true", help="do not wait until it is drained")
     _where(parser)
 
     def run(args: argparse.Namespace) -> int:
@@ -168,9 +171,9 @@ def add_drain(commands: Any) -> None:
     parser.set_defaults(run=run)
     back = commands.add_parser(
         "undrain",
-        help="use an engine again that was drained",
+        help="use a drained engine again",
         description="Use an engine again that `slotkeeper drain` had taken out of use.",
-        epilog="Example: slotkeeper undrain cuda\nNext:    slotkeeper top, to see it at work",
+        epilog="Example: slotkeeper undrain cuda\nNext:    slotkeeper top, to see its slots",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     back.add_argument("engine", metavar="NAME", help="its name, or its address")
@@ -192,12 +195,14 @@ def add_health(commands: Any) -> None:
         description="Ask a running sidecar whether it is ready. Exit code 0 if so, else 1.",
         epilog=(
             "Example: slotkeeper health --admin http://127.0.0.1:9090\n"
-            "Next:    slotkeeper doctor --upstream URL, where no engine is up."
+            "Next:    slotkeeper doctor --upstream URL, if no engine is up."
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--live", action="store_true", help="only whether it lives, whatever its engines and its draining do"
+        "--live",
+        action="store_true",
+        help="only whether the process is alive, even if it drains or no engine is up",
     )
     parser.add_argument("--admin", metavar="URL", help=ADMIN)
     parser.add_argument("--admin-ca", type=Path, metavar="FILE.pem", help=ADMIN_CA)
@@ -233,21 +238,21 @@ def _where(parser: argparse.ArgumentParser) -> None:
 
 
 LINT: Final = """\
-Read recorded requests, and say where each parts from the one before it: a date in the system prompt, the
-git status, tools in another order, reasoning that was left out. Everything behind such a place is computed
-again by an engine, though nothing in it changed. No engine is needed. Tokens are counted from characters.
+Read recorded requests, and report where each diverges from the one before it: a date in the system prompt,
+the git status, tools in another order, reasoning that was left out. An engine computes everything after such
+a place again, although it is unchanged. No engine is needed. Tokens are estimated from characters.
 """
 LINT_EPILOG: Final = """\
 Example: slotkeeper lint day.jsonl
          slotkeeper lint *.jsonl.xz --json | jq '.findings[] | {client, cause, tokens_about, rule}'
-Next:    slotkeeper serve --rules NAME=fix, with the rule that it names
+Next:    slotkeeper serve --rules NAME=fix, with a rule that the report names
 Exit code 0 when nothing was rewritten, 1 when something costs more than 200 tokens, 2 for wrong usage.
 A line of a trace is one JSON object: t, client, session, path, headers, body.
 """
 
 
 def add_replay(commands: Any, run_loop: Callable[[Awaitable[Any]], Any]) -> None:
-    """`slotkeeper replay`: send them again, and count."""
+    """Add `slotkeeper replay`: send recorded requests again and count tokens."""
     parser = commands.add_parser(
         "replay",
         help="send recorded sessions to a server and count what it computed",
@@ -257,19 +262,19 @@ def add_replay(commands: Any, run_loop: Callable[[Awaitable[Any]], Any]) -> None
         ),
         epilog=(
             "Example: slotkeeper replay day.jsonl --base http://127.0.0.1:8081 --against http://127.0.0.1:8080\n"
-            "Next:    slotkeeper lint day.jsonl, for what the clients themselves rewrite."
+            "Next:    slotkeeper lint day.jsonl, to see what the clients themselves rewrite."
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE.jsonl", help="also .jsonl.xz")
-    parser.add_argument("--base", required=True, metavar="URL", help="where to send them")
-    parser.add_argument("--against", metavar="URL", help="send them there too, and compare")
+    parser.add_argument("--base", required=True, metavar="URL", help="the server to send them to")
+    parser.add_argument("--against", metavar="URL", help="a second server to send them to, for comparison")
     parser.add_argument(
         "--engine",
         action="append",
         default=[],
         metavar="URL",
-        help="an engine behind --base, whose own counter is read; else --base is asked to pass that on",
+        help="an engine behind --base whose own counter is read (default: the counter that --base passes on)",
     )
     parser.add_argument(
         "--max-tokens", type=int, default=64, metavar="N", help="cap of each reply (%(default)s)"
@@ -288,10 +293,10 @@ def add_replay(commands: Any, run_loop: Callable[[Awaitable[Any]], Any]) -> None
 
 
 def add_lint(commands: Any) -> None:
-    """`slotkeeper lint`: say what they rewrite."""
+    """Add `slotkeeper lint`: report what recorded agents rewrite."""
     parser = commands.add_parser(
         "lint",
-        help="what recorded agents rewrite in their own past, what that costs, and which rule puts it right",
+        help="what recorded agents rewrite in earlier messages, what that costs, and which rule fixes it",
         description=LINT,
         epilog=LINT_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -302,7 +307,7 @@ def add_lint(commands: Any) -> None:
         "--context",
         type=int,
         metavar="TOKENS",
-        help="of a slot: how much room there is for results that an agent has pruned (default: enough)",
+        help="context of a slot: the limit for restoring results that an agent has pruned (default: none)",
     )
 
     def run(args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""`slotkeeper drain` and `slotkeeper undrain`: take an engine out of use while the others go on."""
+"""`slotkeeper drain` and `slotkeeper undrain`: take an engine out of use while the others serve."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any, Final
 from slotkeeper.cli.admin_client import AdminClient, AskedError, admin_port
 from slotkeeper.cli.terminal import complain
 
-LOOK_SECONDS: Final = 0.5  # between looks at whether it is drained
+LOOK_SECONDS: Final = 0.5  # between two requests for the engine's state
 
 
 async def drain(name: str, *, admin: str | None, token: str | None, ca: Path | None, wait: bool) -> int:
-    """Ask for it, and wait until nothing runs there any more."""
+    """Ask the sidecar to drain an engine. With `wait`, return when nothing runs there any more."""
     try:
         async with admin_port(admin, token, ca=ca) as port:
             engine = await port.asked("POST", "/api/drain", json={"engine": name})
             if not engine["drained"] and wait:
-                print(f"{engine['engine']} is draining: nothing new begins there, running answers end.")  # noqa: T201
+                print(f"{engine['engine']} is draining: it gets no new requests; running answers end.")  # noqa: T201
                 engine = await _drained(port, engine["engine"])
     except AskedError as error:
         complain("drain", str(error))
@@ -28,7 +28,7 @@ async def drain(name: str, *, admin: str | None, token: str | None, ca: Path | N
 
 
 async def undrain(name: str, *, admin: str | None, token: str | None, ca: Path | None) -> int:
-    """Put it back."""
+    """Ask the sidecar to use an engine again."""
     try:
         async with admin_port(admin, token, ca=ca) as port:
             engine = await port.asked("POST", "/api/undrain", json={"engine": name})
@@ -40,7 +40,10 @@ async def undrain(name: str, *, admin: str | None, token: str | None, ca: Path |
 
 
 async def _drained(port: AdminClient, name: str) -> dict[str, Any]:
-    """Raises AskedError if it was put back or removed meanwhile."""
+    """Return the engine's state when it is drained.
+
+    Raises AskedError if it is undrained or removed meanwhile.
+    """
     while True:
         engines = (await port.get("/api/state"))["engines"]
         engine: dict[str, Any] | None = next((one for one in engines if one["engine"] == name), None)
@@ -54,5 +57,5 @@ async def _drained(port: AdminClient, name: str) -> dict[str, Any]:
 def _said(engine: dict[str, Any]) -> str:
     name = engine["engine"]
     if not engine["drained"]:
-        return f"{name} is draining; `slotkeeper top` says when it is drained."
-    return f"{name} is drained: nothing runs there, and what its slots held is saved if there are snapshots."
+        return f"{name} is draining; `slotkeeper top` shows when it is drained."
+    return f"{name} is drained: nothing runs there, and with snapshots, what its slots held is saved."

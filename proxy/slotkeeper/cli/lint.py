@@ -1,8 +1,8 @@
-"""`slotkeeper lint`: what the agents in a recording rewrite, what that costs, and what puts it right.
+"""`slotkeeper lint`: what the agents in a recording rewrite, what that costs, and which rules fix it.
 
-No engine is asked: costs are characters of the requests that had to be computed again though nothing in
-them changed, as tokens of about 3.6 characters. Pruned results are put back as the rule for them would do it,
-since that depends on the room in the context, and a later request may pay for what an earlier one saved.
+No engine is asked. A cost is the characters of requests that had to be computed again although they did not
+change, as tokens of about 3.6 characters. Pruned results are restored as the rule for them would do it: what
+it saves depends on the room in the context, and a later request may pay for what an earlier one saved.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from slotkeeper.conversation.rules.apply import DEFAULTS, canonical
 from slotkeeper.conversation.rules.base import Mode, Room, RuleName
 from slotkeeper.conversation.rules.results import PrunedResults
 
-CHARACTERS_A_TOKEN: Final = 3.6  # of code and English, in the vocabularies of today
-BOUNDLESS: Final = 1 << 40  # tokens of a context in which everything has room
-NEGLIGIBLE: Final = 720  # characters: 200 tokens are computed faster than anything puts them right
+CHARACTERS_A_TOKEN: Final = 3.6  # of code and English, with current vocabularies
+BOUNDLESS: Final = 1 << 40  # tokens of a context that has room for everything
+NEGLIGIBLE: Final = 720  # characters: 200 tokens are computed faster than any fix of them
 
 
 @dataclass(slots=True)
@@ -54,14 +54,14 @@ class LintFinding:
     client: str
     cause: Cause
     section: Section
-    rule: RuleName | None  # that puts it right; none can between two sessions
-    message: int | None = None  # of the dearest one
+    rule: RuleName | None  # that undoes the change; None between two sessions
+    message: int | None = None  # of the most expensive change
     times: int = 0
     characters: int = 0
-    saved: int = 0  # characters of those that its rule would have saved
-    dearest: int = 0
-    session: str = ""  # of the dearest one, as the next four
-    request: int = 0  # the how manieth of its session
+    saved: int = 0  # characters that its rule would have saved
+    dearest: int = 0  # characters of the most expensive change
+    session: str = ""  # of the most expensive change, as the next four
+    request: int = 0  # its number in the session, from 1
     offset: int = 0
     before: str = ""
     after: str = ""
@@ -72,13 +72,13 @@ class LintFinding:
 
     @property
     def mode(self) -> Mode | None:
-        """Of its rule, by default."""
+        """The default mode of the rule."""
         return DEFAULTS[self.rule] if self.rule else None
 
     def add(self, session: Session, explained: Explained) -> None:
         place = explained.divergence
         if place is None:
-            raise AssertionError("a request that parts nowhere costs nothing")
+            raise AssertionError("a request that does not diverge costs nothing")
         self.times += 1
         self.characters += place.lost
         if place.lost > self.dearest:
@@ -89,11 +89,11 @@ class LintFinding:
 
 @dataclass(slots=True)
 class LintReport:
-    """What was found in all recordings together."""
+    """The findings of all recordings together."""
 
     sessions: list[Session]
-    findings: list[LintFinding]  # the dearest first
-    others: int  # requests that ask for no tokens, or are no chat
+    findings: list[LintFinding]  # the most expensive first
+    others: int  # requests that generate no tokens, or are not chats
     problems: list[str]  # lines that could not be read
 
     @property
@@ -104,9 +104,9 @@ class LintReport:
 def lint(
     traces: Sequence[Path], console: Console, *, as_json: bool = False, context: int | None = None
 ) -> int:
-    """Read, explain, print; a slot has `context` tokens. Returns the exit code: 1 when something costs.
+    """Examine recordings and print a report. Returns the exit code: 1 if any finding costs tokens.
 
-    Raises UsageError.
+    `context`: tokens of a slot. Raises UsageError.
     """
     try:
         report = examined([read(path) for path in traces], context or BOUNDLESS)
@@ -120,9 +120,9 @@ def lint(
 
 
 def examined(traces: Sequence[Trace], context: int = BOUNDLESS) -> LintReport:
-    """All requests in the order in which they were sent: agents that ran beside each other stay so."""
+    """Examine all requests in the order in which they were sent: concurrent agents stay interleaved."""
     book = Conversations()
-    held: Counter[str] = Counter()  # characters that each client's pruned results would not have cost
+    held: Counter[str] = Counter()  # characters that restoring each client's pruned results would have saved
     sessions: dict[tuple[str, str], Session] = {}
     findings: dict[tuple[str, Cause, Section, RuleName | None], LintFinding] = {}
     others = 0
@@ -161,7 +161,7 @@ def api_of(entry: Entry) -> Api:
 
 
 def costs(explained: Explained) -> bool:
-    """Whether something was rewritten that had to be computed again for no good reason."""
+    """Whether a rewrite made unchanged text be computed again without need."""
     place, cause = explained.divergence, explained.cause
     return place is not None and place.lost > NEGLIGIBLE and cause not in NEW_SESSION
 
@@ -171,7 +171,7 @@ def about(characters: int) -> int:
 
 
 def _next(book: Conversations, entry: Entry, layout: Layout, context: int) -> tuple[Explained, int]:
-    """What it is, and the characters that are not computed again, or are, if pruned results are put back."""
+    """Return the request's explanation, and the characters that restored prunes save (negative: cost)."""
     body, api = entry.body or {}, api_of(entry)
     who = Who(entry.client, named(entry.headers, body))
     match = book.find(who, layout)
@@ -219,9 +219,9 @@ def document(report: LintReport) -> dict[str, Any]:
 
 def show(report: LintReport, console: Console) -> None:
     for problem in report.problems:
-        console.print(f"[yellow]{escape(problem)}; left out[/]", highlight=False)
+        console.print(f"[yellow]{escape(problem)}; skipped[/]", highlight=False)
     console.print(kinds(report.sessions))
-    aside = f" ({report.others} others ask for no tokens of a chat)" if report.others else ""
+    aside = f" ({report.others} others are not chats)" if report.others else ""
     console.print(f"{report.requests} requests in {len(report.sessions)} sessions{aside}.", highlight=False)
     if not report.findings:
         console.print("[green]Nothing was rewritten that cost more than 200 tokens.[/]", highlight=False)
@@ -237,15 +237,15 @@ def kinds(sessions: Iterable[Session]) -> Table:
     table = Table("client", "session", "requests", "of which", title="Requests", title_justify="left")
     table.columns[2].justify = "right"
     for one in sessions:
-        told = ", ".join(f"{count} {kind}" for kind, count in one.kinds.most_common())
-        table.add_row(escape(one.client), escape(one.session), str(one.kinds.total()), told)
+        counts = ", ".join(f"{count} {kind}" for kind, count in one.kinds.most_common())
+        table.add_row(escape(one.client), escape(one.session), str(one.kinds.total()), counts)
     return table
 
 
 def ranked(findings: Iterable[LintFinding]) -> Table:
     table = Table(
-        *("", "client", "what changed", "where, at its dearest", "times", "tokens\nabout", "rule (default)"),
-        title="Computed again though it had not changed, the dearest first",
+        *("", "client", "what changed", "where it costs most", "times", "tokens\nabout", "rule (default)"),
+        title="Computed again although unchanged, the most expensive first",
         title_justify="left",
     )
     for column in (0, 4, 5):
@@ -260,23 +260,23 @@ def ranked(findings: Iterable[LintFinding]) -> Table:
 
 def where(found: LintFinding) -> str:
     message = "" if found.message is None else f" of message {found.message}"
-    told = f"{found.section.value}{message}, character {found.offset:,}"
-    return f"{told} (request {found.request} of {escape(found.session)})"
+    place = f"{found.section.value}{message}, character {found.offset:,}"
+    return f"{place} (request {found.request} of {escape(found.session)})"
 
 
 def examples(findings: Iterable[LintFinding]) -> Iterator[Text]:
-    """Around the place, before and after; lines are cut where the terminal ends."""
+    """Yield excerpts around each place, before and after the change; the terminal's width cuts lines."""
     for number, found in enumerate(findings, start=1):
         yield Text(f"{number:3} - {one_line(found.before)}", style="red")
         yield Text(f"    + {one_line(found.after)}", style="green")
 
 
 def advice(findings: Sequence[LintFinding]) -> Iterator[str]:
-    """How to switch on what would have helped."""
+    """Yield sentences that name the rules that would have saved tokens."""
     saved: Counter[RuleName] = Counter()
     for found in findings:
         if found.rule and found.mode is not Mode.FIX and about(found.saved):
             saved[found.rule] += about(found.saved)
     for rule, tokens in saved.most_common():
-        told = f"`slotkeeper serve --rules {rule}=fix` would have saved about {tokens:,} of these tokens"
-        yield f"{told}, where a slot has room for them." if rule is RuleName.PRUNED_RESULTS else f"{told}."
+        text = f"`slotkeeper serve --rules {rule}=fix` would have saved about {tokens:,} of these tokens"
+        yield f"{text}, if a slot has room for them." if rule is RuleName.PRUNED_RESULTS else f"{text}."

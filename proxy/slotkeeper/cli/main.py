@@ -31,33 +31,33 @@ EPILOG_OF_SERVE: Final = """\
 Example: slotkeeper serve --upstream http://127.0.0.1:8081 --slot-dir /var/lib/slots
 Next:    slotkeeper doctor --upstream http://127.0.0.1:8081, then point an agent at http://127.0.0.1:8080/v1
 
-Every flag is also a variable (SLOTKEEPER_LISTEN=...), or a line in the file of --config (listen = "...").
-Flag beats variable beats file beats default; --print-config shows the outcome.
+Every flag can also be a variable (SLOTKEEPER_LISTEN=...) or a line in the file of --config (listen = "...").
+Flag beats variable beats file beats default; --print-config shows the result.
 """
 EPILOG_OF_UP: Final = """\
 Example: slotkeeper up --model model.gguf --slots 2 --context 65536 -- -ngl 99
 Next:    point an agent at http://127.0.0.1:8080/v1, then see `slotkeeper why`
-Arguments after -- go to llama-server and win.
+Arguments after -- go to llama-server and override the flags that `up` chooses.
 """
 EPILOG_OF_DEMO: Final = """\
 Example: slotkeeper demo --model tiny-dense
-Next:    slotkeeper up --model model.gguf, with a model of yours
-No model and no GPU needed: a tiny one is built. What counts is the engine's own count.
+Next:    slotkeeper up --model model.gguf, with a model of your own
+No model and no GPU are needed: a tiny model is built. The figures are the engine's own counts.
 """
 EPILOG_OF_KEYS: Final = """\
 Example: slotkeeper keys alice >> keys.toml
 Next:    slotkeeper serve --keys-file keys.toml; a running sidecar reads the file again at SIGHUP
-The key is shown once, on standard error; the file holds its SHA-256 and, if you write them there, its limits.
+The key is shown once, on standard error; the file holds its SHA-256 and any limits that you add.
 """
 EPILOG_OF_DOCTOR: Final = """\
 Example: slotkeeper doctor --slot-dir /var/lib/slots --upstream http://127.0.0.1:8081
 Next:    start llama-server with the flags that it names, then slotkeeper serve --upstream http://127.0.0.1:8081
 """
-OF_UP: Final = ("upstream", "upstreams_file")  # `up` knows its engine
+OF_UP: Final = ("upstream", "upstreams_file")  # `up` starts its engine itself
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse and run. Returns the exit code."""
+    """Parse the arguments and run the command. Returns the exit code."""
     hold_standard_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     own, engine_words = _split(words)
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_loop(work: Awaitable[Any]) -> Any:
-    """asyncio.run, on uvloop where it exists: 40 % more requests a second."""
+    """Run like asyncio.run, on uvloop if it is installed: 40 % more requests per second."""
 
     async def body() -> Any:
         return await work
@@ -105,7 +105,7 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
-    """The parser, and that of each command."""
+    """Return the parser, and the parser of each command by name."""
     parser = argparse.ArgumentParser(
         prog="slotkeeper",
         description="A sidecar in front of stock llama-server: no token is prefilled twice.",
@@ -186,10 +186,10 @@ def _serve(commands: Any) -> None:
 def _up(commands: Any) -> None:
     parser = commands.add_parser(
         "up",
-        help="start a llama-server with the right flags, and serve in front of it",
+        help="start a llama-server with the right flags, and run the sidecar in front of it",
         description=(
-            "Start a llama-server with the flags that let its cache work, keep it alive, and serve in\n"
-            "front of it. Without --model a tiny model is built, to try things out."
+            "Start a llama-server with the flags that let its cache work, restart it if it ends, and run\n"
+            "the sidecar in front of it. Without --model a tiny model is built, to try things out."
         ),
         epilog=EPILOG_OF_UP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -252,7 +252,7 @@ def _demo(commands: Any) -> None:
 
         if args.engine:
             try:
-                find_engine(args.engine).known  # noqa: B018 - asks it for its help
+                find_engine(args.engine).known  # noqa: B018 - runs it with --help
             except NoEngineError as error:
                 raise UsageError(f"--engine: {error}") from None
         configure("error", "console")
@@ -264,18 +264,18 @@ def _demo(commands: Any) -> None:
 def _doctor(commands: Any) -> None:
     parser = commands.add_parser(
         "doctor",
-        help="what an engine can and cannot do, and which flags to change",
-        description="Look at a running llama-server. Exit code 1 when something makes the sidecar useless.",
+        help="report what an engine can and cannot do, and which flags to change",
+        description="Examine a running llama-server. Exit code 1 if something makes the sidecar useless.",
         epilog=EPILOG_OF_DOCTOR,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--upstream", metavar="URL", help="the llama-server to look at")
+    which.add_argument("--upstream", metavar="URL", help="the llama-server to examine")
     which.add_argument(
         "--compare",
         nargs=2,
         metavar="URL",
-        help="two llama-servers: whether one can go on from the other's snapshots (docs/engines.md)",
+        help="two llama-servers: whether each can continue from the other's snapshots (docs/engines.md)",
     )
     parser.add_argument("--engine-api-key", metavar="KEY", help="its --api-key, if it has one")
     parser.add_argument(
@@ -284,8 +284,8 @@ def _doctor(commands: Any) -> None:
         metavar="DIR",
         help=(
             "its --slot-save-path, to try out snapshots as well: an idle slot is saved, an unused engine "
-            "computes a few tokens, and the folder's speed is measured; nothing stays there but what "
-            "tells this engine from others"
+            "computes a few tokens, and the folder's speed is measured; only the data that tells this "
+            "engine from others stays there"
         ),
     )
 
@@ -310,7 +310,7 @@ def _doctor(commands: Any) -> None:
 def _snapshots(commands: Any) -> None:
     parser = commands.add_parser(
         "snapshots",
-        help="list, verify and remove what is kept of slots in files",
+        help="list, verify and remove the snapshots of slots",
         description=SNAPSHOTS,
         epilog=SNAPSHOTS_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -334,11 +334,11 @@ def _keys(commands: Any) -> None:
     parser = commands.add_parser(
         "keys",
         help="make a key for a client, for the list of --keys-file",
-        description="Make a key for a client. Prints the table that makes it known, and the key itself.",
+        description="Make a key for a client. Prints its table for --keys-file, and the key itself.",
         epilog=EPILOG_OF_KEYS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("name", metavar="NAME", help="whose it is, such as alice")
+    parser.add_argument("name", metavar="NAME", help="the client's name, such as alice")
 
     def run(args: argparse.Namespace) -> int:
         from slotkeeper.exchange.keys import new_key

@@ -1,5 +1,5 @@
-"""`slotkeeper simulate`: its words, and what they mean."""
-# ruff: noqa: PLC0415 - imports what it needs when it runs, so that --help stays quick
+"""`slotkeeper simulate`: its arguments, and how they become a simulation."""
+# ruff: noqa: PLC0415 - the command imports what it needs when it runs, so that --help stays quick
 
 from __future__ import annotations
 
@@ -24,26 +24,27 @@ MEMORIES: Final = ("dense", "swa", "hybrid", "recurrent")
 MOST_ENGINES: Final = 500
 
 SIMULATE: Final = """\
-Run Slotkeeper's own scheduler with many engines that only keep time, and say what a fleet would reuse, how
-long clients would wait, and how many bytes would move. No engine and no model is needed.
+Run Slotkeeper's own scheduler with many simulated engines, and report what a fleet would reuse, how long
+clients would wait, and how many bytes would move. No engine or model is needed.
 
 The load is recorded (docs/recording.md, or a trace in Mooncake's format: JSON lines with timestamp,
-input_length, output_length, hash_ids), or made: agents with shared system prompts whose turns grow.
-Without --way and --files every gateway is tried, with a folder for each sidecar and with one shared store.
+input_length, output_length, hash_ids), or synthetic: agents with shared system prompts whose turns grow.
+Without --way and --files, every gateway is tried, with a folder for each sidecar and with one shared store.
 """
 SIMULATE_EPILOG: Final = """\
 Example: slotkeeper simulate --engines 1,4,16
          slotkeeper simulate day.jsonl --engines 2 --slots 2 --prefill-rate 900
          slotkeeper simulate conversation_trace.jsonl --requests 2000 --engines 8 --json
-Next:    docs/scaling.md says what follows from it; deploy/k8s/fleet and deploy/fleet run one
-Rates are those of one engine: `slotkeeper top` shows what yours does. The same words give the same figures.
+Next:    docs/scaling.md explains the results; deploy/k8s/fleet and deploy/fleet run a fleet
+Rates are those of one engine: `slotkeeper top` shows yours. The same arguments give the same figures.
 """
 LEGEND: Final = """\
-hit rate: reused / prompt tokens; large: that of one large cache for all. waited: what clients waited for, by
-the least that any cache could compute; total: with idle work. TTFT: time to first token. saved, restored: to
-and from slot folders; fetched: from the shared store. busiest: requests of the busiest sidecar, by the mean.
+hit rate: reused / prompt tokens; large: hit rate of one large cache for all. waited: tokens that clients
+waited for / the least that any cache could compute; total: with idle work. TTFT: time to first token. saved,
+restored: bytes to and from slot folders; fetched: bytes from the shared store. busiest: requests of the
+busiest sidecar / the mean.
 """
-GATEWAY: Final = """who chooses the sidecar: round-robin; consistent-hash of the conversation; cache-aware, \
+GATEWAY: Final = """how a sidecar is chosen: round-robin; consistent-hash of the conversation; cache-aware, \
 SMG's rule; lmetric, new tokens times batch; or one-sidecar that has all engines (default: each of them)"""
 
 
@@ -56,33 +57,43 @@ def add_simulate(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("traces", nargs="*", type=Path, metavar="TRACE.jsonl", help="a recorded load")
-    parser.add_argument("--engines", type=_counts, default=(1, 4), metavar="N,...", help="how many (1,4)")
+    parser.add_argument(
+        "--engines", type=_counts, default=(1, 4), metavar="N,...", help="numbers of engines (1,4)"
+    )
     parser.add_argument("--way", action="append", choices=WAYS, help=GATEWAY)
     parser.add_argument("--files", action="append", choices=FILES, help="snapshots (default: local, shared)")
     parser.add_argument("--json", action="store_true", help="one line of JSON for each fleet")
     engine = parser.add_argument_group("each engine")
     engine.add_argument("--slots", type=positive, default=4, metavar="N", help="%(default)s")
-    engine.add_argument("--memory", choices=MEMORIES, default="dense", help="of its model (%(default)s)")
-    engine.add_argument("--prefill-rate", type=_rate, metavar="TOKENS", help="a second (1500)")
-    engine.add_argument("--decode-rate", type=_rate, metavar="TOKENS", help="a second, of one answer (40)")
-    engine.add_argument("--save-rate", type=_size, metavar="SIZE", help="bytes a second to its folder (1e9)")
-    engine.add_argument("--restore-rate", type=_size, metavar="SIZE", help="bytes a second from it (2e9)")
+    engine.add_argument("--memory", choices=MEMORIES, default="dense", help="model's memory (%(default)s)")
+    engine.add_argument("--prefill-rate", type=_rate, metavar="TOKENS", help="tokens per second (1500)")
+    engine.add_argument("--decode-rate", type=_rate, metavar="TOKENS", help="per second and answer (40)")
+    engine.add_argument(
+        "--save-rate", type=_size, metavar="SIZE", help="bytes per second to its folder (1e9)"
+    )
+    engine.add_argument("--restore-rate", type=_size, metavar="SIZE", help="bytes per second from it (2e9)")
     engine.add_argument("--network-rate", type=_size, metavar="SIZE", help="to the shared store (1.25e9)")
-    engine.add_argument("--token-bytes", type=_size, metavar="SIZE", help="of a token in a file (64KiB)")
-    engine.add_argument("--hot-bytes", type=_size, default=64 << 30, metavar="SIZE", help="a folder (64GiB)")
-    engine.add_argument("--store-bytes", type=_size, default=1 << 40, metavar="SIZE", help="the store (1TiB)")
-    made = parser.add_argument_group("a load that is made")
+    engine.add_argument("--token-bytes", type=_size, metavar="SIZE", help="of each token in a file (64KiB)")
+    engine.add_argument(
+        "--hot-bytes", type=_size, default=64 << 30, metavar="SIZE", help="of a folder (64GiB)"
+    )
+    engine.add_argument(
+        "--store-bytes", type=_size, default=1 << 40, metavar="SIZE", help="of the store (1TiB)"
+    )
+    made = parser.add_argument_group("a synthetic load")
     made.add_argument("--conversations", type=positive, default=8, metavar="N", help="per engine (8)")
-    made.add_argument("--turns", type=positive, default=8, metavar="N", help="of each (%(default)s)")
+    made.add_argument("--turns", type=positive, default=8, metavar="N", help="of each one (%(default)s)")
     made.add_argument("--systems", type=positive, default=3, metavar="N", help="system prompts (%(default)s)")
     made.add_argument("--system-tokens", type=positive, default=4000, metavar="N", help="%(default)s")
     made.add_argument("--first-tokens", type=positive, default=1500, metavar="N", help="%(default)s")
     made.add_argument("--turn-tokens", type=positive, default=800, metavar="N", help="%(default)s")
     made.add_argument("--reply-tokens", type=positive, default=200, metavar="N", help="%(default)s")
     made.add_argument("--pause", type=_rate, default=8.0, metavar="SECONDS", help="between turns (8)")
-    made.add_argument("--within", type=_rate, default=120.0, metavar="SECONDS", help="all begin (120)")
+    made.add_argument(
+        "--within", type=_rate, default=120.0, metavar="SECONDS", help="until all have begun (120)"
+    )
     made.add_argument("--seed", type=int, default=1, help="%(default)s")
-    parser.add_argument("--requests", type=positive, metavar="N", help="of a trace of Mooncake's, at most")
+    parser.add_argument("--requests", type=positive, metavar="N", help="most requests of a Mooncake trace")
     parser.set_defaults(run=run)
 
 
@@ -118,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _columns() -> list[Column]:
-    """The last words of a narrow terminal are the ratios."""
+    """Return the table's columns. A narrow terminal keeps the ratios."""
     from slotkeeper.cli.terminal import Column, ratio, seconds, size
 
     def waits(percent: int) -> Callable[[Row], str]:
@@ -190,23 +201,23 @@ def _rates(args: argparse.Namespace) -> Any:
 def _counts(text: str) -> tuple[int, ...]:
     counts = tuple(int(part) for part in text.split(","))
     if not all(1 <= count <= MOST_ENGINES for count in counts):
-        raise argparse.ArgumentTypeError(f"{text}: each is between 1 and {MOST_ENGINES}")
+        raise argparse.ArgumentTypeError(f"{text}: each number must be between 1 and {MOST_ENGINES}")
     return counts
 
 
 def _rate(text: str) -> float:
     value = float(text)
     if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not more than nothing")
+        raise argparse.ArgumentTypeError(f"{text} is not more than 0")
     return value
 
 
 def _size(text: str) -> int:
-    """1e9, 64KiB, 2GB."""
+    """Parse a size such as 1e9, 64KiB or 2GB into bytes."""
     try:
         size = int(float(text))
     except ValueError:
         size = int(TypeAdapter(ByteSize).validate_python(text))
     if size <= 0:
-        raise argparse.ArgumentTypeError(f"{text} is not more than nothing")
+        raise argparse.ArgumentTypeError(f"{text} is not more than 0")
     return size

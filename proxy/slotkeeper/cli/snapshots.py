@@ -25,7 +25,7 @@ from slotkeeper.store import files
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import StoreError, Trouble
 
-ELSEWHERE: Final = "Name its admin port by --admin, or its folder by --slot-dir."
+ELSEWHERE: Final = "Give its admin port by --admin, or its folder by --slot-dir."
 
 
 class Inventory(Protocol):

@@ -1,4 +1,4 @@
-"""What is tried before a sidecar listens, and what `serve` and `up` tell a person once they do."""
+"""Checks before a sidecar listens, and what `serve` and `up` print for a person when they listen."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ USUAL_ADMIN: Final = str(Settings.model_fields["admin_listen"].default)
 
 
 def greeter(settings: Settings) -> Callable[[str, str], None]:
-    """To be told HOST:PORT of both ports, as bound. Says nothing where no person reads."""
+    """Return the function that gets HOST:PORT of both ports, as bound. It prints only to a terminal."""
 
     def greet(data: str, admin: str) -> None:
         if out := terminal(settings.log_format):
@@ -43,43 +43,43 @@ def greeter(settings: Settings) -> Callable[[str, str], None]:
 
 
 def terminal(log_format: str) -> TextIO | None:
-    """Standard output or error, whichever is a terminal. None where the lines would stand among JSON."""
+    """Return standard output or error, whichever is a terminal; None if the log there is JSON."""
     if log_format == "json" and sys.stderr.isatty():
         return None
     return next((stream for stream in (sys.stdout, sys.stderr) if stream.isatty()), None)
 
 
 def greeting(data: str, admin: str, api_prefix: str = "", scheme: str = "http") -> list[str]:
-    """Three lines."""
+    """Return the three lines that tell a person where the sidecar is."""
     agents = f"{scheme}://{Address.parse(data).reached}{api_prefix}"
     watched = str(Address.parse(admin).reached)
     where = "" if (watched, scheme) == (USUAL_ADMIN, "http") else f" --admin {scheme}://{watched}"
     return [
-        f"Agents:     {agents}/v1 or {agents}, as the client wants it; llama-server's web UI is at {agents}/",
+        f"Agents:     {agents}/v1 or {agents}, as the client needs; llama-server's web UI is at {agents}/",
         f"Dashboard:  {scheme}://{watched}/",
         f"Next:       slotkeeper why{where}   (the last requests, and why each was computed)",
     ]
 
 
-# -- what is tried before a sidecar listens --------------------------------------------------------------
+# -- checks before a sidecar listens ---------------------------------------------------------------------
 
 FOLDERS: Final = ("slot_dir", "cold_dir", "record")
-BELIEVED: Final = FOLDERS[:2]  # what lies there is given to the engine
-LOOK_SECONDS: Final = 3.0  # an engine that is silent for longer is waited for later, as one that is down
+BELIEVED: Final = FOLDERS[:2]  # the engine loads files from these folders
+LOOK_SECONDS: Final = 3.0  # an engine silent for longer counts as down, and may come up later
 USUAL_PORTS: Final = {"http": 80, "https": 443}
 
 Ip = IPv4Address | IPv6Address
 
 
 class WrongUpstreamError(Exception):
-    """What answers at --upstream is no llama-server. Exit code 1."""
+    """The server at --upstream is not a llama-server. Exit code 1."""
 
 
 # -- folders -------------------------------------------------------------------------------------------
 
 
 def try_folders(settings: Settings) -> None:
-    """Make those that are not there, and write to each. Raises UsageError, with the command that mends it."""
+    """Make missing folders, and write to each. Raises UsageError, with the command that fixes the problem."""
     for name in FOLDERS:
         folder = getattr(settings, name)
         if folder is None:
@@ -92,7 +92,7 @@ def try_folders(settings: Settings) -> None:
 
 
 def try_files(settings: Settings) -> None:
-    """Read those that a sidecar cannot do without. Raises UsageError, with what mends it."""
+    """Read the files that a sidecar needs. Raises UsageError that says how to fix the problem."""
     if settings.keys_file:
         try:
             KeyList.read(settings.keys_file)
@@ -104,7 +104,7 @@ def try_files(settings: Settings) -> None:
         except UpstreamsError as error:
             raise UsageError(f"--upstreams-file: {error}") from None
     if settings.tls_key and not settings.tls_cert:
-        raise UsageError("--tls-key: it is the key of a certificate; name that by --tls-cert")
+        raise UsageError("--tls-key: it needs its certificate; give that by --tls-cert")
     if settings.tls_cert:
         try:
             Tls(settings.tls_cert, settings.tls_key)
@@ -113,23 +113,26 @@ def try_files(settings: Settings) -> None:
 
 
 def strangers_in(folder: Path) -> str:
-    """Which other users could put files there, and what to do; "" if none.
+    """Return which other users could put files into a folder, and what to do; "" if none.
 
-    Not root, and where we are root not the folder's owner, who is the engine's user then.
+    Root does not count. If we are root, the folder's owner does not count either: it is the engine's user.
     """
     found, us, word = folder.stat(), os.geteuid(), shlex.quote(str(folder))
-    unless = f"; or, if whoever can reach {folder} may be trusted (a volume of one pod), --shared-slot-dir"
+    unless = f"; or, if all who can reach {folder} may be trusted (a volume of one pod), --shared-slot-dir"
     if us != 0 and found.st_uid not in {0, us}:
         user = shlex.quote(_user())
-        return f"{folder} belongs to another user. Mend it: sudo chown {user} {word}{unless}"
+        return f"{folder} belongs to another user. Fix it: sudo chown {user} {word}{unless}"
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        who = "everybody" if found.st_mode & stat.S_IWOTH else "its group"
-        return f"{who} may write to {folder}. Mend it: chmod go-w {word}{unless}"
+        who = "every user" if found.st_mode & stat.S_IWOTH else "its group"
+        return f"{who} may write to {folder}. Fix it: chmod go-w {word}{unless}"
     return ""
 
 
 def trouble_with(folder: Path) -> str:
-    """Why nothing can be written there, and what to do; "" if it can. A full disk is no trouble here."""
+    """Return why a folder cannot be written to, and what to do; "" if it can.
+
+    A full disk is no problem here.
+    """
     word = shlex.quote(str(folder))
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -137,29 +140,29 @@ def trouble_with(folder: Path) -> str:
             file.write(b"\0")
             file.flush()
     except FileNotFoundError:
-        return f"{folder} is not there, nor is {_missing(folder)}. Make it: mkdir -p -m 700 {word}"
+        return f"{folder} does not exist, nor does {_missing(folder)}. Make it: mkdir -p -m 700 {word}"
     except (FileExistsError, NotADirectoryError):
-        return f"{_file_in(folder)} is no folder. Name another one, or move that away."
+        return f"{_file_in(folder)} is not a folder. Give another one, or move that away."
     except PermissionError:
         user = shlex.quote(_user())
-        return f"{_user()} cannot write to {folder}. Mend it: sudo install -d -m 700 -o {user} {word}"
+        return f"{_user()} cannot write to {folder}. Fix it: sudo install -d -m 700 -o {user} {word}"
     except OSError as error:
         if trouble_in(error) is Trouble.DISK_FULL:
-            return ""  # what needs room there waits for it
+            return ""  # work that needs room waits until there is some
         if error.errno == errno.EROFS:
             mend = f"sudo mount -o remount,rw $(df --output=target {word} | tail -1)"
-            return f"{folder} is on a read-only file system. Name another one, or mount it writable: {mend}"
+            return f"{folder} is on a read-only file system. Give another one, or mount it writable: {mend}"
         return f"{folder} cannot be used: {error.strerror}"
     return ""
 
 
 def _missing(folder: Path) -> Path:
-    """The highest folder above it that is not there."""
+    """Return the highest missing folder on the path."""
     return next(parent for parent in reversed(folder.absolute().parents) if not parent.exists())
 
 
 def _file_in(folder: Path) -> Path:
-    """What stands where a folder should: itself, or one above it."""
+    """Return the path's first part that is a file where a folder should be."""
     way = [*reversed(folder.absolute().parents), folder]
     return next((part for part in way if part.exists() and not part.is_dir()), folder)
 
@@ -167,7 +170,7 @@ def _file_in(folder: Path) -> Path:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a container's user often has no name
+    except (KeyError, OSError):  # a user in a container often has no name
         return str(os.getuid())
 
 
@@ -175,19 +178,19 @@ def _user() -> str:
 
 
 def check_loops(settings: Settings) -> None:
-    """Raises UsageError where an engine's address is one of our own. May look names up."""
+    """Raise UsageError if an engine's address is one of our own. May resolve host names."""
     ports = {"--listen": settings.listen, "--admin-listen": settings.admin_listen}
     for url in (one.base for one in settings.engines()):
         for flag, address in ports.items():
             if leads_to(url, Address.parse(address)):
                 raise UsageError(
                     f"--upstream: at {url} Slotkeeper itself listens ({flag} {address}), so requests would "
-                    "go round in a circle. Name the port of llama-server, such as http://127.0.0.1:8081."
+                    "come back to it. Give the port of llama-server, such as http://127.0.0.1:8081."
                 )
 
 
 def leads_to(url: str, listen: Address) -> bool:
-    """Whether who connects to this URL reaches what listens there."""
+    """Whether a connection to this URL reaches the socket that listens at this address."""
     parts = urlsplit(url)
     port = parts.port or USUAL_PORTS.get(parts.scheme, 0)
     if port != listen.port:
@@ -203,12 +206,15 @@ def _same(asked: Ip, bound: Ip) -> bool:
 
 
 def _is_near(address: Ip) -> bool:
-    """Loopback; who connects to 0.0.0.0 or :: gets there too."""
+    """Whether an address is loopback or unspecified: a connection to 0.0.0.0 or :: also reaches loopback."""
     return address.is_loopback or address.is_unspecified
 
 
 def is_of_this_machine(address: Ip) -> bool:
-    """Whether packets to it never leave: then they would come from that very address. None is sent."""
+    """Whether an address belongs to this machine.
+
+    The kernel then uses the address itself as the source of packets to it. Nothing is sent.
+    """
     if _is_near(address):
         return True
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
@@ -221,7 +227,10 @@ def is_of_this_machine(address: Ip) -> bool:
 
 
 def _addresses(host: str) -> Iterator[Ip]:
-    """None where the name means nothing here, now: that is told when it is connected to."""
+    """Yield the addresses of a host name; none if it cannot be resolved now.
+
+    A later connection reports that.
+    """
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -232,7 +241,10 @@ def _addresses(host: str) -> Iterator[Ip]:
 
 
 async def check_engines(settings: Settings) -> None:
-    """Raises WrongUpstreamError for what answers and is no llama-server. What is down may come later."""
+    """Raise WrongUpstreamError for a server that answers and is not a llama-server.
+
+    Engines that are down are accepted: they may come up later.
+    """
     key = settings.engine_api_key.get_secret_value() if settings.engine_api_key else None
     await asyncio.gather(*(_check_engine(one.base, key) for one in settings.engines()))
 
@@ -245,4 +257,4 @@ async def _check_engine(url: str, key: str | None) -> None:
         except TimeoutError:
             return
     if health.wrong:
-        raise WrongUpstreamError(f"{url} {SAID[health]}. Name the port of llama-server by --upstream.")
+        raise WrongUpstreamError(f"{url} {SAID[health]}. Give the port of llama-server by --upstream.")

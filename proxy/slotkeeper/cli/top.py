@@ -43,12 +43,12 @@ from slotkeeper.scheduler.figures import hit_rate
 
 Document = dict[str, Any]
 
-HISTORY: Final = 1800.0  # seconds that the admin port remembers
-SPARKS: Final = 60  # cells for them, where there is room
+HISTORY: Final = 1800.0  # seconds of history that the admin port keeps
+SPARKS: Final = 60  # cells of the sparkline, if the terminal has room
 BAR: Final = 16
 NARROW_BAR: Final = 8
-WIDE: Final = 72  # columns from which on bars are long
-NARROW: Final = 20  # cells beside the sparkline
+WIDE: Final = 72  # columns of a terminal on which bars are long
+NARROW: Final = 20  # cells of the sparkline's label
 STATES: Final = {
     "down": "does not answer",
     "loading": "is loading its model",
@@ -59,15 +59,15 @@ COLOURS: Final = {"idle": "dim", "running": "green", "launched": "green", "tende
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScreenState:
-    """One look at a sidecar."""
+    """The answers of a sidecar that one screen shows."""
 
-    state: Document  # of /api/state
-    requests: Sequence[Document]  # summaries, the newest first
+    state: Document  # the document of /api/state
+    requests: Sequence[Document]  # summaries of requests, the newest first
     at: float  # seconds since the epoch
 
 
 def screen(seen: ScreenState, where: str, width: int, trouble: str = "") -> Group:
-    """At most `width` cells wide. `trouble`: why this is not of this moment."""
+    """Return the screen, at most `width` cells wide. `trouble`: why the answers are out of date."""
     state = seen.state
     parts: list[RenderableType] = [headline(state, where)]
     if trouble:
@@ -94,7 +94,7 @@ def headline(state: Document, where: str) -> Text:
 
 
 def _unloaded(engine: Document) -> bool:
-    """Of a model that its router loads when it is wanted."""
+    """Whether the engine's router has unloaded its model, and loads it again for a request."""
     return bool(engine["health"] == Health.UNLOADED)
 
 
@@ -103,7 +103,7 @@ def _serves(engine: Document) -> bool:
 
 
 def alarms(engines: Sequence[Document]) -> Iterator[Text]:
-    """One line for each engine that does not answer."""
+    """Yield one line for each engine that does not answer."""
     for engine in engines:
         if _serves(engine):
             continue
@@ -123,7 +123,7 @@ def totals(state: Document, width: int) -> Table:
 
 
 def history(buckets: Iterable[Document], now: float, width: int) -> Text:
-    """The hit rate of the last half hour; blank without requests."""
+    """Return the hit rate of the last half hour as a sparkline; blank for times without requests."""
     cells = min(SPARKS, max(width - NARROW, 1))
     reused, prompts = [0] * cells, [0] * cells
     for bucket in buckets:
@@ -135,7 +135,7 @@ def history(buckets: Iterable[Document], now: float, width: int) -> Text:
     return Text.assemble("hit rate, 30 min  ", (sparkline(shares), "green"))
 
 
-# -- what holds tokens ---------------------------------------------------------------------------------
+# -- slots, requests and tiers ---------------------------------------------------------------------------
 
 
 def slots(engine: Document, width: int) -> Iterator[RenderableType]:
@@ -165,7 +165,7 @@ def _filled(slot: Row, width: int) -> Row:
 
 
 def running(rows: Sequence[Row], width: int, now: float) -> Table:
-    """What has not ended, and how far it is."""
+    """Return the table of unfinished requests and their progress."""
     drawn = [
         row
         | {
@@ -197,7 +197,7 @@ def _requests(seen: ScreenState, width: int) -> Iterator[RenderableType]:
 
 
 def colour(slot: Row) -> str:
-    """Yellow is what no request of ours accounts for."""
+    """Return the colour of a slot's state. Yellow: no request of ours explains the state."""
     return COLOURS.get(slot["state"], "yellow")
 
 
@@ -206,7 +206,7 @@ def _room(tier: Row) -> str:
     return size(tier["bytes"]) + (f" of {size(budget)}" if budget is not None else "")
 
 
-TOTALS: Final = (  # of both ratios 1.00 is a perfect cache
+TOTALS: Final = (  # for both ratios, 1.00 is a perfect cache
     Column("waited", lambda sums: ratio(sums["waited"])),
     Column("total", lambda sums: ratio(sums["total"])),
     Column("hit rate", lambda sums: percent(sums["reused"], sums["prompt_tokens"])),
@@ -259,7 +259,7 @@ TIERS: Final = (
 
 # -- the command -----------------------------------------------------------------------------------------
 
-REQUESTS: Final = 10  # of the last ones; a terminal shows as many as it has lines for
+REQUESTS: Final = 10  # the latest ones; a terminal shows as many as it has lines
 
 Draw = Callable[[RenderableType], None]
 
@@ -273,10 +273,10 @@ async def top(
     once: bool,
     ca: Path | None = None,
 ) -> int:
-    """Print what runs, again every `every` seconds, until it is interrupted. Returns the exit code.
+    """Show the sidecar's state again every `every` seconds, until interrupted. Returns the exit code.
 
-    Without a terminal, one screen follows the other as plain text. A sidecar that goes away is waited for;
-    one that was never there is a failure (1).
+    Without a terminal, screens follow each other as plain text. If the sidecar goes away later, the command
+    waits for it; if there is none at the start, it fails with code 1.
     """
     live = out.is_terminal and not out.is_dumb_terminal and not once
     try:
@@ -294,7 +294,7 @@ async def top(
 
 
 async def look(port: AdminClient, out: Console) -> ScreenState:
-    """Raises AskedError."""
+    """Ask the sidecar for its state. Raises AskedError."""
     limit = max(REQUESTS, out.height) if out.is_terminal else REQUESTS
     state = await port.get("/api/state")
     listed = await port.get("/api/requests", limit=limit)
@@ -302,7 +302,7 @@ async def look(port: AdminClient, out: Console) -> ScreenState:
 
 
 async def _again(port: AdminClient, out: Console, draw: Draw, last: ScreenState) -> ScreenState:
-    """Draws what is there now, or what was there last and why that is all."""
+    """Draw the current state; if it cannot be had, draw the last one and why."""
     try:
         seen = await look(port, out)
     except AskedError as error:
@@ -316,12 +316,12 @@ def _shown(seen: ScreenState, port: AdminClient, out: Console, trouble: str = ""
     return screen(seen, port.client.base_url.netloc.decode(), out.width, trouble)
 
 
-# -- where it is drawn ---------------------------------------------------------------------------------
+# -- terminal or plain text ------------------------------------------------------------------------------
 
 
 @contextmanager
 def _screen(out: Console) -> Iterator[Draw]:
-    """The whole terminal, given back as it was."""
+    """Draw on the whole terminal, and restore it afterwards."""
     with Live(console=out, screen=True, auto_refresh=False) as live:
         yield lambda drawn: live.update(drawn, refresh=True)
 
@@ -338,7 +338,7 @@ def _paper(out: Console) -> Iterator[Draw]:
 
 @asynccontextmanager
 async def interruptible() -> AsyncIterator[None]:
-    """Ctrl-C and SIGTERM end the block, and not the program."""
+    """End the block, not the program, at Ctrl-C or SIGTERM."""
     loop = asyncio.get_running_loop()
     signals = signal.SIGINT, signal.SIGTERM
     try:

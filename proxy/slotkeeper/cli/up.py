@@ -1,4 +1,4 @@
-"""`slotkeeper up`: an engine with the right flags, kept alive, and the sidecar in front of it."""
+"""`slotkeeper up`: starts an engine with the right flags, restarts it if it dies, and runs the sidecar."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ from slotkeeper.vocab.gguf import GgufError, read_header
 
 MODEL_FLAGS: Final = {"-m", "--model", "-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "--models-dir"}
 LOG_NAME: Final = "llama-server.log"
-URL_SECRETS: Final = re.compile(r"(?<=://)[^/@\s]+(?=@)|(?<=\?)\S+")  # of --model-url: user and query
+URL_SECRETS: Final = re.compile(r"(?<=://)[^/@\s]+(?=@)|(?<=\?)\S+")  # in --model-url: user and query
 
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchPlan:
-    """What will be started."""
+    """The engine that will be started: program, arguments, log."""
 
     binary: EngineBinary
     args: list[str]
@@ -67,7 +67,10 @@ def up(
     extra: Sequence[str],
     run_loop: Callable[[Awaitable[Any]], Any],
 ) -> int:
-    """Run until a signal. Returns the exit code: 1 when the engine cannot be started."""
+    """Run the engine and the sidecar until a signal.
+
+    Returns the exit code: 1 if the engine cannot be started.
+    """
     try:
         plan = _plan(
             settings,
@@ -81,7 +84,7 @@ def up(
         raise UsageError(str(error)) from None
     base, keys = plan.flags.base, plan.flags.api_keys
     key = settings.engine_api_key or (SecretStr(keys[0]) if keys else None)
-    folder = plan.flags.slot_save_path  # the user may have named another one after --
+    folder = plan.flags.slot_save_path  # the user may have given another one after --
     mode = "key" if _keeps_apart(settings, plan.flags) else settings.namespaces
     front = settings.model_copy(
         update={
@@ -143,14 +146,14 @@ def _plan(
 
 
 def _keeps_apart(settings: Settings, flags: EngineFlags) -> bool:
-    """Whether namespaces are on from the start: they are to be, or the engine has several keys."""
+    """Whether namespaces are on from the start: the setting says so, or the engine has several keys."""
     if settings.namespaces != "auto":
         return settings.namespaces == "key"
     return len(flags.api_keys) > 1 or (flags.api_key_file is not None and _lines(flags.api_key_file) > 1)
 
 
 def _lines(path: Path) -> int:
-    """Of a file of keys; where it cannot be read, the engine will say so."""
+    """Count the keys in a file; 0 if it cannot be read, which the engine will report."""
     try:
         return sum(1 for line in path.read_text("utf-8", errors="replace").splitlines() if line.strip())
     except OSError:
@@ -158,7 +161,7 @@ def _lines(path: Path) -> int:
 
 
 def _state_folder() -> Path:
-    """Where slot files and the engine's log go by default: a place of this user, or of this run."""
+    """Return the default folder for slot files and the engine's log: one of this user, or of this run."""
     home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "slotkeeper"
     try:
         return private_folder(home)
@@ -170,11 +173,14 @@ def _slot_folder(path: Path) -> Path:
     try:
         return private_folder(path)
     except OSError as error:
-        raise UsageError(f"--slot-dir: {error}; name a folder that this user can write to") from None
+        raise UsageError(f"--slot-dir: {error}; give a folder that this user can write to") from None
 
 
 def _trained_context(path: Path) -> int:
-    """Tokens, 0 if unknown. A missing file is the user's mistake and said at once."""
+    """Return the model's context in tokens, 0 if unknown.
+
+    Raises UsageError if the file is missing or not GGUF.
+    """
     if not path.is_file():
         raise UsageError(f"--model: there is no file {path}")
     try:
@@ -184,7 +190,7 @@ def _trained_context(path: Path) -> int:
 
 
 def _without_keys(words: Sequence[str]) -> list[str]:
-    """A command line that may stand in a log: what follows a flag that is called after a secret is hidden."""
+    """Return a command line for the log: values of flags whose name suggests a secret are hidden."""
     return [_hidden(before, word) for before, word in pairwise(("", *words))]
 
 
@@ -215,7 +221,7 @@ async def _supervise(plan: LaunchPlan, links: Mapping[EngineId, EngineLink]) -> 
         nonlocal last
         if health.value != last:
             last = health.value
-            # Once it has served, its log may hold prompts.
+            # After the engine has served, its log may hold prompts.
             log.info("engine_loading", state=health.value, line="" if served else line[:200])
 
     def up() -> None:

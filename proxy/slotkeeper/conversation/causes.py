@@ -1,4 +1,4 @@
-"""A request explained: its kind, where it parts from the one before it, why, and the rule for that."""
+"""Explains a request: its kind, where and why it diverges from the one before it, and the rule for that."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from slotkeeper.conversation.rules.base import RuleName
 
 __all__ = ["Cause", "Explained", "by_our_rule", "explain", "of_template"]
 
-AGAIN: Final = 16  # characters behind a value that are the same again: it was the value only
-LONGEST: Final = 512  # characters of a value, to either side of where it changed
-_OF_PROGRAMS: Final = frozenset({Section.SYSTEM, Section.TOOLS})  # no person's text
+AGAIN: Final = 16  # characters after a value; where they are equal, only the value changed
+LONGEST: Final = 512  # characters of a value on each side of the divergence
+_OF_PROGRAMS: Final = frozenset({Section.SYSTEM, Section.TOOLS})  # written by programs, never by a person
 _EDGE: Final = " \t\r\n\"'`<>()[]{},;|"
-_FORMS: Final = (  # of words that no known phrase stands around, the most telling first
+_FORMS: Final = (  # of values without a known phrase around them, the most specific form first
     (Cause.CLOCK, re.compile(r"(?:\d{4}-\d\d-\d\dT)?\d{1,2}:\d\d(?::\d\d)?\S*")),
     (Cause.DATE, re.compile(r"\d{4}[-/]\d\d[-/]\d\d|\d{1,2}[./]\d{1,2}[./]\d{2,4}")),
     (Cause.DATE, re.compile(r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*")),
@@ -46,7 +46,10 @@ _FORMS: Final = (  # of words that no known phrase stands around, the most telli
 
 
 def value_cause(before: str, after: str, offset: int, section: Section) -> Cause | None:
-    """None where it is neither. Only system text and tools are searched for values without a phrase."""
+    """Return the cause where a known fact, a value of a known form or white space changed; else None.
+
+    Only system text and tools are searched for values without a known phrase around them.
+    """
     if fact := covering(before, after, offset, section):
         return OF_FACT[fact.kind]
     if section in _OF_PROGRAMS and (found := _by_form(before, after, offset)):
@@ -55,7 +58,7 @@ def value_cause(before: str, after: str, offset: int, section: Section) -> Cause
 
 
 def covering(before: str, after: str, offset: int, section: Section) -> FoundFact | None:
-    """The known fact in which either text goes its own way: what rules can put right."""
+    """Return the known fact in which the two texts diverge, if any. Rules can restore such facts."""
     if section is Section.REPLY:
         return None
     authored = section not in _OF_PROGRAMS
@@ -75,7 +78,7 @@ def _by_form(before: str, after: str, offset: int) -> Cause | None:
 
 
 def _word(text: str, offset: int) -> str:
-    """The word around a place; what is longer than any value is cut, and so is like none."""
+    """Return the word around a place. A word longer than any value is cut, and then matches no form."""
     start, least = offset, max(0, offset - LONGEST)
     while start > least and text[start - 1] not in _EDGE:
         start -= 1
@@ -83,32 +86,32 @@ def _word(text: str, offset: int) -> str:
 
 
 def _rest(text: str, offset: int) -> int:
-    """How many characters there are up to the end of the word, as far as that is looked for."""
+    """Return the number of characters up to the end of the word, at most LONGEST."""
     end, most = offset, min(len(text), offset + LONGEST)
     while end < most and text[end] not in _EDGE:
         end += 1
     return end - offset
 
 
-# -- why it parts ----------------------------------------------------------------------------------------
+# -- why it diverges ------------------------------------------------------------------------------------
 
-NEAR: Final = 8  # messages: how far one may have been moved
+NEAR: Final = 8  # messages; a message may have moved by fewer than this
 _VALUES: Final = frozenset(OF_FACT.values()) - {Cause.REMINDER_MOVED}
 _OTHER_TOOLS: Final = frozenset({Cause.TOOL_ADDED, Cause.TOOL_REMOVED, Cause.TOOL_EDITED})
 
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """What kind of request it is, where it parts from the one before it, and why."""
+    """What kind a request is, where it diverges from the one before it, and why."""
 
     kind: RequestKind
-    divergence: Divergence | None = None  # None: nothing parts, or nothing was there before
+    divergence: Divergence | None = None  # None: there is none, or no earlier request
     cause: Cause | None = None
-    rule: RuleName | None = None  # that puts it right; none can between two conversations
+    rule: RuleName | None = None  # that undoes the change; None between two conversations
 
 
 def explain(match: Match, layout: Layout) -> Explained:
-    """A new session is held against the latest of the same agent."""
+    """Compare a request with the one before it, or a new session with the latest of the same agent."""
     before = match.nearest
     if before is None:
         return Explained(kind_at(layout, match, None))
@@ -124,9 +127,10 @@ def explain(match: Match, layout: Layout) -> Explained:
 
 
 def by_our_rule(match: Match, received: Layout, sent: Layout, fixed: Sequence[str]) -> Explained | None:
-    """Where what goes out parts from what went out before, and its client's words go on, or part only later.
+    """Explain a divergence that our own rules made, if there is one.
 
-    `fixed` are the rules that have changed this request.
+    That is so if the request that we send diverges from the one that we sent before, while the client's own
+    request does not, or does so only later. `fixed` are the rules that changed this request.
     """
     before, rules = match.remembered, (*fixed, *(match.before.rules if match.before else ()))
     if before is None or not rules:
@@ -140,7 +144,7 @@ def by_our_rule(match: Match, received: Layout, sent: Layout, fixed: Sequence[st
 
 
 def _order(place: Divergence) -> tuple[int, int, int]:
-    """By which that comes first which stands first in a prompt."""
+    """Return a sort key: the earlier a divergence is in the prompt, the smaller the key."""
     if place.message is not None:
         return place.message, 0, place.offset
     tool = place.path[-1] if place.path and place.section is Section.TOOLS else 0
@@ -148,7 +152,10 @@ def _order(place: Divergence) -> tuple[int, int, int]:
 
 
 def _rule(cause: Cause, divergence: Divergence, found: Rests | None) -> RuleName | None:
-    """Rules know values by the words around them, in messages only; and of white space that at ends."""
+    """Return the rule that can undo the change, if any.
+
+    Rules find values only in messages, by the words around them, and white space only at the end of a text.
+    """
     was, now = (_head(side) for side in found or ((), ()))
     if was is None or now is None or was.section is not now.section:
         return CAUSES[cause].rule
@@ -160,21 +167,21 @@ def _rule(cause: Cause, divergence: Divergence, found: Rests | None) -> RuleName
 
 
 def _in_known_words(was: Piece, now: Piece, offset: int) -> bool:
-    """Whether what differs is a fact in a message, which rules find."""
+    """Whether the values that differ are a fact in a message, where rules can find it."""
     in_message = was.section is not Section.TOOLS
     return in_message and covering(was.text, now.text, offset, was.section) is not None
 
 
 def of_template(before: Layout) -> Cause:
-    """Why prompts part whose texts go on: `before` is the earlier request."""
+    """Return the cause where only the prompts diverge, not the texts. `before` is the earlier request."""
     reasons = any(message.reasoning_text for message in before.messages)
     return Cause.TEMPLATE_STRIPS_REASONING if reasons else Cause.TEMPLATE_RERENDERS
 
 
 def _between_sessions(old: Layout, new: Layout, divergence: Divergence, kind: RequestKind) -> Cause:
-    """What parts two sessions: a value in what they share, else another task, or another agent.
+    """Return the cause of a divergence between two sessions: a changed value, another task or another agent.
 
-    Where most of the piece is the same, it is the same agent, and the piece was edited.
+    Where most of the piece is equal, the agent is the same and the piece was edited.
     """
     cause, found = _cause(old, new, divergence, kind), rests(old, new)
     if found is None or cause is Cause.HISTORY_REPLACED:
@@ -188,7 +195,7 @@ def _between_sessions(old: Layout, new: Layout, divergence: Divergence, kind: Re
 
 
 def _mostly_same(found: Rests, offset: int) -> bool:
-    """Whether the old piece parts from the new one in its second half."""
+    """Whether the two pieces diverge only in the second half of the old one."""
     was = _head(found[0])
     return offset * 2 > len(was.text if was else "")
 
@@ -234,7 +241,7 @@ def _of_other_tools(was: set[str], now: set[str]) -> Cause:
 
 
 def _unordered(value: Any) -> Any:
-    """Equal for schemas that differ in order only, `required` among it."""
+    """Return a form that is equal for schemas that differ only in the order of keys and of `required`."""
     if isinstance(value, dict):
         return {
             key: sorted(map(json_text, inner))
@@ -268,8 +275,8 @@ def _of_messages(old: tuple[Message, ...], new: tuple[Message, ...], at: int, fo
 
 
 def _came_or_went(old: tuple[Message, ...], new: tuple[Message, ...]) -> Cause | None:
-    """Whether the first of either stands a few messages further on in the other."""
-    was, now = digest(old[0]), digest(new[0])  # of each once: texts may be long
+    """Return a cause if the first message of one list is found a few messages further on in the other."""
+    was, now = digest(old[0]), digest(new[0])  # one digest each, because texts may be long
     if was == now:
         return None
     put_in = next((n for n, message in enumerate(new) if digest(message) == was), None)
@@ -282,7 +289,7 @@ def _came_or_went(old: tuple[Message, ...], new: tuple[Message, ...]) -> Cause |
 
 
 def _named(messages: tuple[Message, ...], whole: Cause, reasoned: Cause) -> Cause:
-    """Messages of nothing but reminders, or of nothing but reasoning, have names of their own."""
+    """Return the cause for these messages: some only hold reminders, some only reasoning."""
     if all(_only_reasons(message) for message in messages):
         return reasoned
     if all(_silent(message) for message in messages):
@@ -340,16 +347,16 @@ def _head(pieces: Sequence[Piece]) -> Piece | None:
 
 
 def _otherwise(was: Message, now: Message) -> Cause:
-    """What loose comparison calls the same differs in a program's words; all else is an edit."""
+    """Return the cause if no value was found: with equal loose digests, only a reminder differs."""
     return Cause.REMINDER_MOVED if digest(was) == digest(now) else Cause.MESSAGE_EDITED
 
 
-# -- how a reply comes back ---------------------------------------------------------------------------
+# -- replies that come back changed ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """The newest reply as it comes back: where it stands, and what to say if the slot holds it otherwise."""
+    """Where the newest reply is in a request, and the cause to report if the slot holds it otherwise."""
 
     message: int  # index in the layout
     section: Section
@@ -357,7 +364,7 @@ class Echo:
 
 
 def echo(before: Conversation, layout: Layout) -> Echo | None:
-    """Of a request that goes on from `before`; None where no reply follows."""
+    """Return the echo in a request that continues `before`; None if no reply follows there."""
     at = len(before.received.messages)
     if at >= len(layout.messages) or layout.messages[at].role is not Role.ASSISTANT:
         return None
@@ -367,7 +374,7 @@ def echo(before: Conversation, layout: Layout) -> Echo | None:
 
 
 def _why(before: Conversation, message: Message, *, asked: bool) -> tuple[Section, Cause]:
-    """Templates leave reasoning in place until a user speaks (`asked`)."""
+    """Return where and why the reply changed. Templates keep reasoning until a user speaks (`asked`)."""
     if message.calls and not asked:
         return Section.CALL, Cause.CALL_RERENDERED
     if message.reasoning_text:

@@ -1,8 +1,8 @@
-"""What agents put into prompts that changes by itself (dates, clocks, folders, git), and messages without it.
+"""Finds facts that agents' programs put into prompts and change: dates, clocks, folders, git status.
 
-Each is found by the words that a real client's program puts around it (`phrases`). Texts
-that a person wrote are searched for whole blocks in tags only: people do not type those, and a date in
-a sentence is no fact.
+Each fact is found by the words that a real client's program puts around it (`phrases`). Texts that a person
+wrote are searched only for whole blocks in tags: people do not type those, and a date in a sentence is not a
+fact. Messages are also compared without their facts here.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from slotkeeper.conversation.phrases import FORMS, PROGRAMS, FactKind, PhraseFor
 
 __all__ = ["FactKind", "FoundFact", "bare", "facts", "facts_of", "only_facts_differ"]
 
-REMEMBERED: Final = 16  # texts: several rules ask for the facts in the same few ones, one after the other
+REMEMBERED: Final = 16  # texts: several rules ask for the facts of the same few texts in turn
 
-SEARCHED: Final = 2**20  # characters of a text: what stands behind them is no program's preamble
-MOST: Final = 256  # facts of one form in a text; what has more is data
+SEARCHED: Final = 2**20  # characters of a text; no program's preamble is longer
+MOST: Final = 256  # facts of one form in a text; a text with more is data
 FENCE: Final = "```"
 _BLANKS: Final = " \t\r"
 
 
 @dataclass(frozen=True, slots=True)
 class FoundFact:
-    """One stretch of a text: `text[start:end]`."""
+    """A fact found in a text, at `text[start:end]`."""
 
     kind: FactKind
     start: int
     end: int
-    value: str  # what changes in it
-    label: str = ""  # which of its kind: the name of a file, the key of a line
+    value: str  # the part that changes
+    label: str = ""  # tells facts of one kind apart: a file's name or a line's key
 
 
 def facts(text: str, *, authored: bool = False) -> tuple[FoundFact, ...]:
-    """In their order; they do not overlap. A reminder hides what stands in it.
+    """Find the facts of a text, in order and without overlap. Nothing inside a reminder counts as a fact.
 
-    Authored: a person may have written it, so that only blocks that programs write are facts.
+    `authored`: a person may have written the text, so that only blocks that programs write are facts.
     """
-    return found_in(text[:SEARCHED], authored)  # so much of a text is kept, and no more
+    return found_in(text[:SEARCHED], authored)  # the cache keeps at most this much of a text
 
 
 @lru_cache(maxsize=REMEMBERED)
@@ -63,7 +63,7 @@ def found_in(text: str, authored: bool) -> tuple[FoundFact, ...]:
 
 
 def facts_of(text: Text) -> tuple[FoundFact, ...]:
-    """Those in one text of a request: all in system text, blocks in what users and tools say, else none."""
+    """Find the facts of one text of a request: all in system text, only blocks in user texts and results."""
     if text.section is Section.SYSTEM:
         return facts(text.text)
     if text.section in {Section.USER, Section.RESULT}:
@@ -72,13 +72,13 @@ def facts_of(text: Text) -> tuple[FoundFact, ...]:
 
 
 def bare(text: Text) -> str:
-    """What is left of it without its facts; blank lines are nothing, as a fact may have stood there."""
+    """Return the text without its facts and blank lines; a fact may have been on a blank line."""
     lines = (line.rstrip(_BLANKS) for part in _rest(text) for line in part.split("\n"))
     return "\n".join(filter(None, lines)).strip()
 
 
 def only_facts_differ(one: Text, other: Text) -> bool:
-    """Whether they say the same but for their facts, and for blank lines."""
+    """Whether two texts are the same apart from their facts and blank lines."""
     return _rest(one) == _rest(other) or bare(one) == bare(other)
 
 
@@ -96,33 +96,33 @@ def _found(form: PhraseForm, text: str) -> Iterator[FoundFact]:
 
 
 def _blocks(form: PhraseForm, text: str) -> Iterator[FoundFact]:
-    """From the innermost opening tag to the one that closes it."""
+    """Yield each block, from the innermost opening tag to its closing tag."""
     at = 0
     while (close := text.find(form.close, at)) >= 0:
         before, start = at, text.rfind(form.anchor, at, close)
         at = close + len(form.close)
         line = text.rfind("\n", before, start) + 1 if start >= 0 else 0
-        first = line or not before  # else another block stands before it in its line
+        first = line or not before  # else another block is before it in this line
         if start >= 0 and first and not text[line:start].strip():
             value = text[start + len(form.anchor) : close].strip()
             yield FoundFact(form.kind, start, _end(form.kind, text, start, at), value)
 
 
 class _Phrases:
-    """The facts of one form in one text. No stretch of it is looked at twice for the same thing."""
+    """Finds the facts of one form in one text. No part of the text is searched twice for the same thing."""
 
     def __init__(self, form: PhraseForm, text: str) -> None:
         self._form = form
         self._text = text
-        self._next: dict[str, int] = {}  # where a word stands next; -1: nowhere any more
+        self._next: dict[str, int] = {}  # index of a word's next occurrence; -1: none is left
         self._lines: dict[str, list[int]] | None = None
 
     def found(self) -> Iterator[FoundFact]:
         text, anchor = self._text, self._form.anchor
         at, match = text.find(anchor), None
-        line_end = -1  # of the line that was looked at last
+        line_end = -1  # of the line that was matched last
         while at >= 0:
-            if at > line_end:  # in the same line the same would come of it
+            if at > line_end:  # matching the same line again would give the same result
                 line = text.rfind("\n", max(0, line_end), at) + 1
                 line_end = text.find("\n", at)
                 line_end = len(text) if line_end < 0 else line_end
@@ -152,12 +152,12 @@ class _Phrases:
         return FoundFact(kind, start, _end(kind, text, start, end), value.strip(), groups.get("label") or "")
 
     def _until(self, start: int) -> int:
-        """Where the first of the words stands that end it; else the text's end."""
+        """Return where the first of the form's closing words begins; without one, the text's length."""
         ends = (self._find(word, start - 1) for word in self._form.until)
         return min((at for at in ends if at >= 0), default=len(self._text))
 
     def _closed(self, start: int, groups: dict[str, Any]) -> tuple[int, int] | None:
-        """Where the end of a fact that began before `start` begins and ends; None where it has none."""
+        """Return start and end of the words that close a fact that opened before `start`; None if missing."""
         ends = self._form.ends
         if ends:
             at = self._find(ends, start)
@@ -169,14 +169,14 @@ class _Phrases:
         return None if at < 0 else (at, at + len(ends))
 
     def _find(self, word: str, start: int) -> int:
-        """Like str.find, for starts that never go back: what lies ahead is looked for once."""
+        """Like str.find, for ascending starts only, so that no part of the text is searched twice."""
         at = self._next.get(word, -2)
         if at == -2 or 0 <= at < start:
             at = self._next[word] = self._text.find(word, start)
         return at
 
     def _last_lines(self) -> dict[str, list[int]]:
-        """All lines that may be last ones, with the line ends before them."""
+        """Return the places of all lines that may be last lines, by line with the line end before it."""
         if self._lines is None:
             self._lines = defaultdict(list)
             text, begin = self._text, "\n" + (self._form.last_line.partition("{")[0] or FENCE)
@@ -190,7 +190,7 @@ class _Phrases:
 
 
 def _end(kind: FactKind, text: str, start: int, end: int) -> int:
-    """Without white space at its end; but the empty lines behind a reminder go with it."""
+    """Return the end of a fact without white space; a reminder includes the empty lines after it."""
     if kind is not FactKind.REMINDER:
         return start + len(text[start:end].rstrip())
     while text.startswith("\n", end):
@@ -198,14 +198,14 @@ def _end(kind: FactKind, text: str, start: int, end: int) -> int:
     return end
 
 
-# -- messages compared without them ----------------------------------------------------------------------
+# -- messages compared without facts ----------------------------------------------------------------------
 
 DIGEST_BYTES: Final = 16
-_EXACT: Final = 2**53  # from here on not every whole number is a float
+_EXACT: Final = 2**53  # from here on, not every integer is exact as a float
 
 
 class _Form(NamedTuple):
-    """What is left of a message when everything is gone that may differ."""
+    """The parts of a message that count when two are compared loosely."""
 
     role: Role
     said: str
@@ -214,15 +214,16 @@ class _Form(NamedTuple):
 
 
 def same(one: Message, other: Message) -> bool:
-    """Whether it is the same message, but for facts, reminders, reasoning, ids, and white space at ends.
+    """Whether two messages are the same apart from facts, reminders, reasoning, ids and white space at ends.
 
-    How its text is parted is nothing, and so are blank lines: a fact may have stood between them.
+    It does not matter how the text is divided into parts, nor do blank lines: a fact may have been between
+    them.
     """
     return one is other or _alike(one, other) or _form(one) == _form(other)
 
 
 def digest(message: Message) -> bytes:
-    """Equal for messages that are the same. Kept in the message, as the very same one comes again."""
+    """Return a digest that is equal for messages that are the same. The message caches it."""
     known = message.loose_digest
     if known is None:
         known = _digest(message)
@@ -243,7 +244,7 @@ def _digest(message: Message) -> bytes:
 
 
 def _alike(one: Message, other: Message) -> bool:
-    """Whether nothing in it has to be looked into."""
+    """Whether two messages are plainly equal, without a look at their facts."""
     return (
         one.role is other.role
         and one.media == other.media
@@ -253,7 +254,7 @@ def _alike(one: Message, other: Message) -> bool:
 
 
 def _as_sent(calls: Iterable[Call]) -> list[tuple[str, str | bytes]]:
-    """Not the objects themselves: to Python, 1 and true are one."""
+    """Return the calls in a form that compares correctly: in Python, 1 == True."""
     return [(c.name, c.arguments if isinstance(c.arguments, str) else _value(c.arguments)) for c in calls]
 
 
@@ -268,21 +269,24 @@ def _form(message: Message) -> _Form:
 
 
 def _value(arguments: Any) -> bytes:
-    """Equal for equal JSON values, however they are written."""
+    """Return bytes that are equal for equal JSON values, however these are written."""
     value = arguments
     if isinstance(arguments, str):
         try:
             value = orjson.loads(arguments) if arguments.strip() else {}
-        except orjson.JSONDecodeError:  # cut short, or no JSON at all
+        except orjson.JSONDecodeError:  # truncated, or not JSON
             return _bytes(arguments.strip())
     try:
         return orjson.dumps(_whole(value), option=orjson.OPT_SORT_KEYS)
-    except (orjson.JSONEncodeError, RecursionError):  # nested too deep: then it is like nothing but itself
+    except (orjson.JSONEncodeError, RecursionError):  # nested too deep: equal only to itself
         return _bytes(arguments) if isinstance(arguments, str) else b"%d" % id(arguments)
 
 
 def _whole(value: Any) -> Any:
-    """With 1 for 1.0: agents that read arguments and write them again often change that."""
+    """Return the value with 1 in place of 1.0.
+
+    Agents that parse arguments and write them again often change that.
+    """
     if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
         return int(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Whether a request goes on from a conversation, how sure that is, and what kind of request it then is."""
+"""Whether a request continues a conversation, how sure that is, and what kind of request it is."""
 
 from __future__ import annotations
 
@@ -31,32 +31,35 @@ from slotkeeper.conversation.phrases import ASIDE, ASIDE_SYSTEM, SUMMARIZED, SUM
 from slotkeeper.conversation.pruning import common
 
 DIGEST_BYTES: Final = 16
-SAID: Final = "said:"  # before the keys of replies without calls
-PART: Final = 300  # characters that a message, a text or a call weighs beside its own: about so many bytes
-FIRST_WORDS: Final = 512  # characters of a system text that tell which agent it is of
-_SILENT: Final = digest(Message(Role.USER, NOWHERE))  # of a message that says nothing but facts
+SAID: Final = "said:"  # prefix of the keys of replies without calls
+PART: Final = 300  # characters counted for each message, text and call, about its overhead in bytes
+FIRST_WORDS: Final = 512  # characters of a system text that identify the agent
+_SILENT: Final = digest(Message(Role.USER, NOWHERE))  # of a message that holds only facts
 
 Doc = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """How a request compares with a conversation's last one. The highest `rank` is it."""
+    """How a request compares with the latest of a conversation. The highest `rank` wins."""
 
     conversation: Conversation
     common: int
-    appended: bool  # it is the old one as it was, with something behind it
+    appended: bool  # the request is the old one, unchanged, with something added at its end
 
     @property
     def rank(self) -> tuple[bool, int, float, int]:
-        """An exact continuation first: two runs of one task say much the same, up to their tools' results."""
+        """Sort key; exact continuations first.
+
+        Two runs of one task are equal up to their tools' results.
+        """
         return self.appended, self.common, self.conversation.at, self.conversation.line
 
 
 def opening(layout: Layout) -> int:
-    """How many messages behind the system text there are up to the first thing that a user says.
+    """Count the messages from the system text to the first words of the user, inclusive; 0 if none.
 
-    A client's own context (a date, a folder) may stand in a message of its own before it. 0: there is none.
+    Before that message, a client may put its own context (a date, a folder) into a message.
     """
     for at in range(layout.lead, len(layout.messages)):
         message = layout.messages[at]
@@ -66,7 +69,7 @@ def opening(layout: Layout) -> int:
 
 
 def keys_of(who: Who, layout: Layout) -> Keys:
-    """All that a request's conversation is looked up by, but for its name."""
+    """Return all keys by which a request's conversation is looked up, apart from its name."""
     return Keys(_first(who, layout), _kin(who, layout))
 
 
@@ -76,7 +79,10 @@ def _first(who: Who, layout: Layout) -> tuple[bytes, ...]:
 
 
 def _kin(who: Who, layout: Layout) -> tuple[bytes, ...]:
-    """What conversations of one agent share: system text but for facts, names of tools, the first words."""
+    """Return the keys that conversations of one agent share.
+
+    They are made of the system text without facts, the names of the tools, and the system text's first words.
+    """
     found = []
     if layout.lead:
         found.append(_key("system", who.client, *(digest(m) for m in layout.messages[: layout.lead])))
@@ -88,15 +94,15 @@ def _kin(who: Who, layout: Layout) -> tuple[bytes, ...]:
 
 
 def same_agent(old: Layout, new: Layout) -> bool:
-    """Whether two requests are of one agent: the same tools, in any order, and one family of system texts.
+    """Whether two requests come from one agent: the same tools in any order, and one family of system texts.
 
-    A session id or a cache key says nothing of that: sub-agents, titles and memory requests share them.
+    A session id or a cache key does not show that: sub-agents, titles and memory requests share them.
     """
     return _tool_names(old) == _tool_names(new) and same_family(old, new)
 
 
 def same_family(old: Layout, new: Layout) -> bool:
-    """Whether system texts are the same but for facts, or something in their middle; or neither has one."""
+    """Whether two system texts are equal apart from facts or a middle part, or both requests have none."""
     if not (old.lead and new.lead):
         return old.lead == new.lead
     if _same_system(old, new):
@@ -113,7 +119,10 @@ def more_tools(old: Layout, new: Layout) -> bool:
 
 
 def another_agent(old: Layout, new: Layout) -> bool:
-    """Whether it cannot be one agent whose tools were edited: half of them are gone, or stand otherwise."""
+    """Whether this is another agent, not one whose tools were edited.
+
+    That is so if half of the tools are gone or the rest are in another order.
+    """
     if not same_family(old, new):
         return True
     was, now = _tool_names(old), _tool_names(new)
@@ -126,7 +135,7 @@ def _tool_names(layout: Layout) -> Counter[str]:
 
 
 def tool_name(tool: Doc) -> str:
-    """What a tool is called; what kind it is where it has no name."""
+    """Return a tool's name, or its type if it has no name."""
     function = tool.get("function")
     name = function.get("name") if isinstance(function, dict) else tool.get("name")
     return str(name or tool.get("type") or "")
@@ -137,19 +146,19 @@ def named_key(who: Who) -> tuple[bytes, ...]:
 
 
 def tools_key(who: Who) -> bytes:
-    """Under which the conversations of a client are found that have tools."""
+    """Return the key of a client's conversations that have tools."""
     return _key("any tools", who.client)
 
 
 def likeness(conversation: Conversation, who: Who, layout: Layout) -> Likeness | None:
-    """None where the request does not go on from this conversation."""
+    """Compare a request with a conversation; None if the request does not continue it."""
     if not who.may_continue(conversation.who):
         return None
     old = conversation.received
     count = common(old, layout)
     whole = count == len(old.messages) - old.lead
     if conversation.aside and not whole:
-        return None  # nothing goes on from a title or a suggestion but its own next request
+        return None  # only its own next request continues a title or a suggestion
     found = Likeness(conversation, count, whole and _extends(old, layout))
     if who.name and who.name == conversation.who.name:
         goes_on = count >= max(1, opening(layout)) or _replaced(old, layout)
@@ -159,12 +168,16 @@ def likeness(conversation: Conversation, who: Who, layout: Layout) -> Likeness |
 
 
 def _extends(old: Layout, new: Layout) -> bool:
-    """Whether all of the old one stands in the new one as it was."""
+    """Whether the new request begins with all of the old one, unchanged."""
     return first_difference(old, new) is None and json_text(old.tools) == json_text(new.tools)
 
 
 def _by_content(found: Likeness, layout: Layout, *, whole: bool) -> bool:
-    """The first user message and one reply in common; or its very next request; or the same one again."""
+    """Whether the contents show that a request continues a conversation.
+
+    They share the first user message and one reply; or this is the very next request; or the same request
+    again.
+    """
     old = found.conversation.received
     if found.common < max(1, opening(layout)):
         return False
@@ -172,13 +185,13 @@ def _by_content(found: Likeness, layout: Layout, *, whole: bool) -> bool:
         return True
     if not whole:
         return False
-    if len(layout.messages) - layout.lead == found.common:  # the same words once more
+    if len(layout.messages) - layout.lead == found.common:  # the same messages again
         return found.appended and parted(old, layout) is None
     return _same_system(old, layout)
 
 
 def _replaced(old: Layout, new: Layout) -> bool:
-    """Whether a conversation of this name has another history now: a summary stands where it stood."""
+    """Whether the history of a named conversation was replaced, for example by a summary."""
     if any(user_says(message, SUMMARIZED) for message in new.messages[new.lead :]):
         return True
     return new.has_reply and _same_system(old, new) and bool(old.lead or old.tools)
@@ -189,9 +202,9 @@ def _same_system(old: Layout, new: Layout) -> bool:
 
 
 def standing(conversation: Conversation, count: int) -> tuple[dict[int, tuple[str, ...]], dict[str, str]]:
-    """The notes behind its first `count` messages, and what those have told.
+    """Return the notes after the first `count` messages, and the facts that those notes tell.
 
-    What a note told that no longer stands in the history must be told again.
+    A fact whose note is no longer in the history must be told again.
     """
     end = conversation.sent.lead + count
     notes = {at: texts for at, texts in conversation.notes.items() if at < end}
@@ -200,7 +213,7 @@ def standing(conversation: Conversation, count: int) -> tuple[dict[int, tuple[st
 
 
 def repeated(replies: Mapping[str, Doc], layout: Layout) -> dict[str, Doc]:
-    """Those that a request sends back."""
+    """Return the replies that a request sends back."""
     calls = {call.id for message in layout.messages for call in message.calls}
     said = {m.said.strip() for m in layout.messages if m.role is Role.ASSISTANT}
     return {
@@ -211,13 +224,13 @@ def repeated(replies: Mapping[str, Doc], layout: Layout) -> dict[str, Doc]:
 
 
 def size(conversation: Conversation) -> int:
-    """Characters that it keeps."""
+    """Return the number of characters that a conversation keeps."""
     layouts = {id(layout): layout for layout in (conversation.received, conversation.sent)}.values()
     return sum(_size(layout) for layout in layouts) + sum(map(len, _kept(conversation)))
 
 
 def reply_key(reply: Doc) -> str:
-    """Under which a reply without calls is kept: equal for equal texts."""
+    """Return the key under which a reply without calls is kept; it is equal for equal texts."""
     return SAID + _key(json_text(reply.get("content"))).hex()
 
 
@@ -258,26 +271,26 @@ def _key(*parts: str | bytes | None) -> bytes:
     return hashed.digest()
 
 
-# -- what kind of request it is --------------------------------------------------------------------------
+# -- the kind of a request --------------------------------------------------------------------------
 
 
 class RequestKind(StrEnum):
-    """In reports, logs, metrics and tests alike."""
+    """What a request is in its conversation. Reports, logs, metrics and tests use these values."""
 
     COLD = "cold"  # a conversation begins; a sub-agent's as well
-    TOOL_ROUND_TRIP = "tool_round_trip"  # the last request, the reply, and what its tools gave
-    MAIN_TURN = "main_turn"  # the same, and the user speaks
-    REWRITE = "rewrite"  # something was changed in front of what is still there
+    TOOL_ROUND_TRIP = "tool_round_trip"  # the last request, the reply, and the results of its tools
+    MAIN_TURN = "main_turn"  # the last request, the reply, and a new message of the user
+    REWRITE = "rewrite"  # something changed before messages that are still there
     COMPACTION = "compaction"  # asks for a summary, or is the first request after it
     SIDE = "side"  # a title, a suggestion, a commit message
     RETRY = "retry"  # the very same request again
-    BRANCH = "branch"  # goes back to an earlier message and on from there
+    BRANCH = "branch"  # goes back to an earlier message and continues from there
 
 
 def kind_at(layout: Layout, match: Match, divergence: Divergence | None) -> RequestKind:
-    """Every request has one; what a client's own words say of it comes first.
+    """Return the kind of a request. Words by which clients mark a kind of request decide first.
 
-    The divergence is where it parts from the one before it.
+    `divergence` is where it diverges from the request before it.
     """
     if by_words := _by_words(layout, match):
         return by_words
@@ -295,7 +308,7 @@ def kind_at(layout: Layout, match: Match, divergence: Divergence | None) -> Requ
 
 
 def leads_nowhere(layout: Layout, match: Match) -> bool:
-    """Whether its conversation does not go on from it: the next turn leaves a title or a summary out."""
+    """Whether no turn continues this request: the next turn leaves out a title or a summary."""
     by_words = _by_words(layout, match)
     if by_words is not None:
         return by_words is RequestKind.SIDE or asks_for_summary(layout)
@@ -329,13 +342,13 @@ def _by_words(layout: Layout, match: Match) -> RequestKind | None:
 
 
 def _cut_short(match: Match) -> bool:
-    """Whether some of the conversation is gone; a user may well ask what was done so far."""
+    """Whether some of the conversation is gone. A user may also ask what was done so far."""
     old = match.before.received if match.before else None
     return old is None or match.common < len(old.messages) - old.lead
 
 
 def _beside(layout: Layout, match: Match) -> bool:
-    """None of the tools that this client's conversations have, and at most one, for the answer."""
+    """Whether the request has none of this client's usual tools, and at most one tool, for its answer."""
     if match.beside is None or not match.beside.received.tools:
         return False
     theirs = {tool_name(tool) for tool in match.beside.received.tools}
@@ -351,11 +364,11 @@ def _going_on(old: Layout, new: Layout) -> RequestKind:
 
 
 def _answers(message: Message) -> bool:
-    """Whether it brings results, and no word of a user but a program's reminder."""
+    """Whether the message brings results of tools and no words of the user, except a program's reminder."""
     return message.role is Role.TOOL or bool(message.answers)
 
 
 def _still_there(old: Layout, new: Layout, at: int) -> bool:
-    """Whether messages behind the first that differs are found again."""
+    """Whether messages after the first that differs are found again in the new request."""
     kept = {(m.role, m.said) for m in old.messages[at + 1 :] if m.said.strip()}
     return any((m.role, m.said) in kept for m in new.messages[at:])

@@ -1,7 +1,7 @@
-"""What programs and conversations are called. Every view, the log among them, shows the same name.
+"""Names of programs and conversations. Every view, also the log, shows the same name.
 
-A program is known by the first words of its own system text, else by its headers: a User-Agent may be that of
-a library which many programs use, and some programs send that of another. The words are those of published
+A program is known by the first words of its own system text, else by its headers: a User-Agent may belong to
+a library that many programs use, and some programs send that of another. The words are those of published
 programs, recorded from real clients.
 """
 
@@ -23,8 +23,8 @@ from slotkeeper.conversation.phrases import EXAMPLES, FILES, SUMMARIZED, TITLE_A
 UNKNOWN: Final = "unknown client"
 OPEN_WEBUI: Final = "Open WebUI"
 OPENING: Final = 240  # characters of a text in which a program says who it is
-TEXTS: Final = 4  # system texts that are looked at: the first may be a header of billing
-LONGEST_PRODUCT: Final = 24  # characters of a name that is in no table
+TEXTS: Final = 4  # system texts that are searched: the first may be a billing header
+LONGEST_PRODUCT: Final = 24  # characters of a product name that is in no table
 REMEMBERED: Final = 1024  # clients
 
 # The start of a User-Agent, in lower case, and what people call the program.
@@ -54,7 +54,7 @@ PROGRAMS: Final[Mapping[str, str]] = {
     "openhands/": "OpenHands",
     "litellm/": "LiteLLM",
 }
-# The same of what only says which library the program uses.
+# The start of a User-Agent that only names the library that the program uses.
 LIBRARIES: Final[Mapping[str, str]] = {
     "openai/python": "openai-python",
     "asyncopenai/python": "openai-python",
@@ -78,7 +78,7 @@ LIBRARIES: Final[Mapping[str, str]] = {
     "postmanruntime/": "Postman",
     "mozilla/": "browser",  # llama-server's own page among them
 }
-# Words near the start of a system text, or of a side request's.
+# Words near the start of a program's system text, also of its side requests.
 SPOKEN: Final[Mapping[str, str]] = {
     "You are opencode": "opencode",
     "You are a coding agent running in the Codex CLI": "codex",
@@ -95,31 +95,35 @@ SPOKEN: Final[Mapping[str, str]] = {
     "Act as an expert software developer.\nAlways use best practices": "aider",
     "You are a helpful assistant that can interact with a computer": "mini-swe-agent",
 }
-_JS_CLASS: Final = re.compile(r"[a-z_$]\w{0,3}/js ")  # OpenAI's library in a bundle: `ls/JS 5.23.2`
+_JS_CLASS: Final = re.compile(r"[a-z_$]\w{0,3}/js ")  # OpenAI's library in a minified bundle: `ls/JS 5.23.2`
 _PRODUCT: Final = re.compile(r"[A-Za-z][\w .+-]*")
 
 
 class Agents:
-    """Remembers who a client turned out to be: its titles and summaries do not say it themselves."""
+    """Remembers each client's program: requests for titles and summaries do not name it themselves."""
 
     def __init__(self, most: int = REMEMBERED) -> None:
         self._most = most
         self._known: OrderedDict[str, str] = OrderedDict()
 
     def of(self, client: str, headers: Mapping[str, str], layout: Layout | None) -> str:
-        """`client` is a digest of the key and of the User-Agent; the layout is None for what is no chat."""
-        said = in_words(layout) if layout else None
-        if said is not None:
-            self._known[client] = said
+        """Return the program's name.
+
+        `client` is a digest of the key and the User-Agent; the layout is None for requests that are not
+        chats.
+        """
+        own_name = in_words(layout) if layout else None
+        if own_name is not None:
+            self._known[client] = own_name
             self._known.move_to_end(client)
             if len(self._known) > self._most:
                 self._known.popitem(last=False)
-            return said
+            return own_name
         return self._known.get(client) or in_headers(headers)
 
 
 def in_words(layout: Layout) -> str | None:
-    """By the first words of what the program itself says; None if unknown."""
+    """Return the program's name by the first words of its system text; None if unknown."""
     lead = layout.messages[: layout.lead]
     texts = [text.text for message in lead for text in message.texts if text.section is Section.SYSTEM]
     for text in texts[:TEXTS]:
@@ -131,40 +135,40 @@ def in_words(layout: Layout) -> str | None:
 
 
 def in_headers(headers: Mapping[str, str]) -> str:
-    """By a header of its own, else by the User-Agent."""
+    """Return the program's name by a header that only it sends, else by the User-Agent."""
     given = {name.lower(): " ".join(value.split()) for name, value in headers.items()}
     if given.get("x-title") == OPEN_WEBUI or any(name.startswith("x-openwebui-") for name in given):
         return OPEN_WEBUI
     return _program(given.get("user-agent", "")[:OPENING])
 
 
-@lru_cache(maxsize=64)  # asked several times of every request
-def _program(said: str) -> str:
-    """By a User-Agent."""
-    lower = said.lower()
+@lru_cache(maxsize=64)  # called several times for every request
+def _program(user_agent: str) -> str:
+    """Return the program's name by a User-Agent."""
+    lower = user_agent.lower()
     for start, name in (*PROGRAMS.items(), *LIBRARIES.items()):
         if lower.startswith(start):
             return name
     if _JS_CLASS.match(lower):
         return LIBRARIES["openai/js"]
-    product = _PRODUCT.match(said.partition("/")[0])
+    product = _PRODUCT.match(user_agent.partition("/")[0])
     return (product[0][:LONGEST_PRODUCT].strip() if product else "") or UNKNOWN
 
 
 # -- conversations ---------------------------------------------------------------------------------------
 
 LONGEST: Final = 60  # characters
-LOOKED_AT: Final = 4000  # characters of an answer
-LINE: Final = 400  # of them, in the line that is the title
+LOOKED_AT: Final = 4000  # characters of an answer that are searched
+LINE: Final = 400  # characters of the line that holds the title
 _THOUGHT: Final = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 _LABEL: Final = re.compile(r"(?:#+ *|[-*] +|\**title\** *: *)+", re.IGNORECASE)
 _QUOTES: Final = "\"'`*“”„«» "
 
 
 def title_in(reply: Mapping[str, Any]) -> str:
-    """Of an assistant's message in chat shape; empty where it is none.
+    """Return the title in an assistant's message in chat format; empty if there is none.
 
-    Either a JSON object with a `title`, or the first line of text.
+    The message is either a JSON object with a `title`, or its first line of text is the title.
     """
     content = reply.get("content")
     if not isinstance(content, str):
@@ -178,45 +182,45 @@ def title_in(reply: Mapping[str, Any]) -> str:
 
 
 def squeezed(text: str) -> str:
-    """In one line, without what cannot be seen, and without the quotes around it."""
+    """Return the text in one line, without unprintable characters and surrounding quotes."""
     seen = "".join(c if c.isprintable() else " " for c in text)
     return " ".join(seen.split()).strip(_QUOTES)
 
 
 def _in_json(text: str) -> str | None:
-    """None where there is no object; else its title, if that is a text."""
+    """Return the `title` of a JSON object in the text, empty if it has none; None if there is no object."""
     start, end = text.find("{"), text.rfind("}")
     if not 0 <= start < end:
         return None
     try:
-        told = json.loads(text[start : end + 1])
+        doc = json.loads(text[start : end + 1])
     except ValueError:
         return None
-    title = told.get("title") if isinstance(told, dict) else None
+    title = doc.get("title") if isinstance(doc, dict) else None
     return title if isinstance(title, str) else ""
 
 
 # -- names -----------------------------------------------------------------------------------------------
 
 WORDS: Final = 48  # characters of a task that are kept
-TELLING: Final = 12  # characters of a task from which on a text that holds them is about it
-TASKS: Final = 8  # messages of users in which the task is looked for: the first may be a program's
-SOUGHT: Final = 2**18  # characters in which it is looked for; of those, each text takes some
+TELLING: Final = 12  # characters: a text that contains at least so many of a task is about that task
+TASKS: Final = 8  # user messages that are searched for the task: a program may have written the first
+SOUGHT: Final = 2**18  # characters that are searched for the task; each text counts TEXT in addition
 TEXT: Final = 64
-TITLES: Final = 64  # answers that are kept for conversations which are still to come
-LOOKED_IN: Final = 16_384  # characters of what such a title was asked for with
+TITLES: Final = 64  # titles that are kept for conversations that begin later
+LOOKED_IN: Final = 16_384  # characters that are kept of the request for such a title
 NOT_A_TASK: Final = (*FILES, *SUMMARIZED, *EXAMPLES)
 KEPT: Final = 4096  # names, as many as there are conversations
 
 
 @dataclass(slots=True, eq=False)
 class Name:
-    """Of one conversation, shared by all of its requests: a title that comes late names all of them."""
+    """The name of one conversation. All its requests share it: a title that comes later names all of them."""
 
     agent: str
     conversation: int | None = None
     given: str | None = None  # by X-Slotkeeper-Conversation
-    handle: str = ""  # what answers call it where its client gave it no name: random, so it tells nothing
+    handle: str = ""  # its name in answers where the client gave none: random, so that it reveals nothing
     title: str = ""
     task: str = ""
     began: float | None = None  # seconds, of its first request
@@ -227,7 +231,7 @@ class Name:
 
     @property
     def words(self) -> str:
-        """What it is about; empty where nothing says it."""
+        """What the conversation is about; empty if unknown."""
         return self.given or self.title or self.task
 
 
@@ -238,7 +242,7 @@ class Naming:
         self._text = text
         self._agents = Agents()
         self._names: OrderedDict[int, tuple[str, Name]] = OrderedDict()  # by conversation, with its client
-        self._titles: deque[tuple[str, str, str]] = deque(maxlen=TITLES)  # client, what it is of, title
+        self._titles: deque[tuple[str, str, str]] = deque(maxlen=TITLES)  # client, text it is about, title
 
     def coming(
         self,
@@ -250,7 +254,10 @@ class Naming:
         given: str | None = None,
         now: float = 0.0,
     ) -> Name:
-        """Of a request that is in no conversation yet; it seems to go on the one with the number `before`."""
+        """Return the name of a request that is not in a conversation yet.
+
+        It probably continues the conversation with the number `before`.
+        """
         agent = self._agents.of(client, headers, layout)
         name = None if before is None else self._known(client, before)
         if name is None:
@@ -269,7 +276,7 @@ class Naming:
         given: str | None = None,
         now: float = 0.0,
     ) -> Name:
-        """Of the newest request of a conversation, which was called `coming` until then."""
+        """Return the name of a conversation's newest request, which had the name `coming` until now."""
         agent = self._agents.of(client, headers, conversation.received)
         name = self._known(client, conversation.number)
         if name is None:
@@ -285,7 +292,7 @@ class Naming:
         return name
 
     def answered(self, client: str, asked: Layout, reply: Mapping[str, Any]) -> None:
-        """A request was answered: if that is a title, the conversation that it is of is called so."""
+        """Read a request's answer: if it is a title, name the conversation after it."""
         if not self._text or not asks_for_title(asked):
             return
         title = title_in(reply)
@@ -298,7 +305,7 @@ class Naming:
                     return
 
     def _describe(self, client: str, name: Name, layout: Layout | None) -> None:
-        """By the first words of its task, and by its title, if that is there already."""
+        """Set the task to its first words, and the title if it is known already."""
         if self._text and layout and not name.task and not asks_for_title(layout):
             name.task = task_of(layout)
             self._find_title(client, name)
@@ -314,7 +321,7 @@ class Naming:
             self._names.popitem(last=False)
 
     def _find_title(self, client: str, name: Name) -> None:
-        """An agent may ask for the title before it says anything else."""
+        """Look for a title that came earlier: an agent may ask for one before it sends the task."""
         for whose, what, title in reversed(self._titles):
             if whose == client and _about(what, name):
                 name.title = title
@@ -327,7 +334,7 @@ def asks_for_title(layout: Layout) -> bool:
 
 
 def task_of(layout: Layout) -> str:
-    """The first words that a person seems to have said; empty where none are found."""
+    """Return the first words that a person seems to have written; empty if there are none."""
     for text in _tasks(layout):
         words = squeezed(text[:LOOKED_IN])
         if words:
@@ -336,7 +343,7 @@ def task_of(layout: Layout) -> str:
 
 
 def shortened(words: str) -> str:
-    """At the end of a word, where there is one."""
+    """Return the text cut to WORDS characters, if possible at the end of a word."""
     if len(words) <= WORDS:
         return words
     cut = words[: WORDS - 1]
@@ -362,6 +369,6 @@ def _said(layout: Layout) -> Iterator[str]:
 
 
 def _about(what: str, name: Name) -> bool:
-    """Whether a title that was asked for with these words is that of a conversation."""
+    """Whether the title that was asked for with the text `what` belongs to this conversation."""
     task = name.task.removesuffix("…")
     return len(task) >= TELLING and task in what

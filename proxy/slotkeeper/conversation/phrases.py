@@ -1,12 +1,12 @@
-"""The words of clients' programs: how they ask beside a conversation, what they put around changing facts.
+"""Texts of clients' programs: requests beside a conversation, and the words around changing facts.
 
-Recorded from real clients, or from the text of their published programs. Words of requests beside a
-conversation begin a text, so only starts are looked at: a user who writes about such a request is not taken
-for one.
+They were recorded from real clients, or come from the text of their published programs. Words of requests
+beside a conversation begin a text, so only starts are compared: a user who writes about such a request is not
+mistaken for one.
 
-Words around facts are anchored to the start of a line, apart from the mark of a list before them. A pattern
-describes only how a fact begins: in a line or two, in a time that grows with their length and no faster. Ends
-that may be far away are looked for by `facts`, each stretch of a text once: some texts are made to be slow.
+Words around facts are anchored to the start of a line, after an optional list mark. A pattern describes only
+how a fact begins, within a line or two, and its time grows linearly with their length. `facts` looks for ends
+that may be far away and reads each part of a text once: some texts are made to be slow.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ FILES: Final = (  # a user message that a client refreshes from the disk
     "I have *added these files to the chat*",  # aider
     "Here are some READ ONLY files",  # aider
 )
-EXAMPLES: Final = (  # what stands as a user's message, and no user has said
+EXAMPLES: Final = (  # a client's examples in the role of a user
     "Change get_factorial() to use math.factorial",  # aider
     "Refactor hello() into its own file.",  # aider
     "I switched to a new code base.",  # aider
     "I added these files to the chat",  # aider
 )
-PRUNED: Final = (  # how begins what stands where the result of a tool was
+PRUNED: Final = (  # the beginnings of texts that replace the result of a tool
     "[Old tool result content cleared",  # opencode, Kilo Code, Claude Code, Qwen Code, OpenClaw
     "[Old tool output cleared to save context",  # Hermes
     "[Duplicate tool output",  # Hermes
@@ -80,7 +80,7 @@ PRUNED: Final = (  # how begins what stands where the result of a tool was
     "[cleared]",  # LangChain
     "[Output truncated - ",  # oh-my-pi
 )
-LEFT_OUT: Final = (  # in small letters: one of these stands where a part of a result was
+LEFT_OUT: Final = (  # in lower case: the words that mark where a part of a result was removed
     "...",
     "…",
     "truncated",
@@ -92,14 +92,14 @@ LEFT_OUT: Final = (  # in small letters: one of these stands where a part of a r
     "compacted",
     "compressed",
 )
-HIDDEN: Final = ("redact", "confidential")  # in small letters: what it says may not be seen again
+HIDDEN: Final = ("redact", "confidential")  # in lower case: marks what is removed on purpose
 
 
-# -- around what changes in prompts, client by client ----------------------------------------------------
+# -- words around facts in prompts, client by client ---------------------------------------------------
 
 
 class FactKind(StrEnum):
-    """What changes."""
+    """The kind of a fact that changes in prompts."""
 
     DATE = "date"
     CLOCK = "clock"
@@ -114,16 +114,16 @@ class FactKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PhraseForm:
-    """One way in which a client writes one kind of fact."""
+    """One form in which a client writes one kind of fact."""
 
     kind: FactKind
-    anchor: str  # stands in every such fact, rare elsewhere: looked for first, as that is cheap
-    pattern: re.Pattern[str]  # from the start of the anchor's line; group `fact`, else all of it
-    close: str = ""  # a block: it goes from the anchor to the end of this, whatever stands in it
-    ends: str = ""  # it goes on to the end of the first of these, and is none without it
-    last_line: str = ""  # the same: a whole line, with groups of the pattern in it
-    until: tuple[str, ...] = ()  # it goes on to the first of these, else to the end of the text
-    programs: bool = False  # a block that only programs write: found in what a user sends, too
+    anchor: str  # in every such fact, rare elsewhere: searched first, because that is cheap
+    pattern: re.Pattern[str]  # from the start of the anchor's line; the fact is group `fact`, else all
+    close: str = ""  # a block: from the anchor to the end of this text, with any content
+    ends: str = ""  # the fact ends with the first of these; without one it is no fact
+    last_line: str = ""  # the same for a whole line, formatted with the pattern's groups
+    until: tuple[str, ...] = ()  # the fact ends before the first of these, else with the text
+    programs: bool = False  # a block that only programs write: also searched in user texts
 
 
 def _form(kind: FactKind, anchor: str, pattern: str, *until: str, **more: Any) -> PhraseForm:
@@ -150,12 +150,12 @@ def _date(anchor: str, key: str = "") -> PhraseForm:
 
 
 def _line(kind: FactKind, key: str) -> PhraseForm:
-    """A line such as `Platform: linux`."""
+    """Return the form of a line such as `Platform: linux`."""
     return _form(kind, f"{key}: ", rf"{_LINE}(?P<fact>(?P<label>{re.escape(key)}): (?P<value>[^\n]*\S))")
 
 
 def _block(kind: FactKind, tag: str) -> PhraseForm:
-    """A block in tags of its own. What stands inside is not looked into."""
+    """Return the form of a block in its own tags; its content is not searched for facts."""
     return PhraseForm(kind, f"<{tag}>", _ANYTHING, close=f"</{tag}>", programs=True)
 
 
@@ -267,7 +267,7 @@ FORMS: Final = (
     _form(  # mistral-vibe, Claude Code
         FactKind.MEMORY_FILE,
         "Contents of ",
-        rf"Contents of (?P<label>(?>{_NAME}))[^\n]*:\n",  # the first name counts: no other is tried
+        rf"Contents of (?P<label>(?>{_NAME}))[^\n]*:\n",  # atomic: only the first name is tried
         "\nContents of ",
         "\nIMPORTANT: this context may or may not be relevant",
         "\n# currentDate",

@@ -1,8 +1,8 @@
-"""Tool results of which less stands in a request than was sent before, and messages compared without that.
+"""Tool results that a client has shortened since they were first sent, and how messages compare without that.
 
-Agents make room so: a placeholder, a line about the result, or a part of it stands where it stood. It is
-known by the words of their programs (`phrases.PRUNED`) or by what is left of the text. A text that a program
-hides on purpose (a secret, say) is not pruned, nor is one that says something else.
+Agents prune old results to make room: a placeholder, a line about the result or a part of it replaces the
+text. A prune is known by the words of the agents' programs (`phrases.PRUNED`) or by what is left of the text.
+A text that a program hides on purpose (a secret, say) is not pruned, nor is a text that says something else.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from slotkeeper.conversation.facts import only_facts_differ, same
 from slotkeeper.conversation.layout import Edit, Layout, Message, Path, Role, Section, Text
 from slotkeeper.conversation.phrases import HIDDEN, LEFT_OUT, PRUNED
 
-# Characters. OpenClaw's note behind what it kept has 90, opencode's 70; two lines of any are no more.
+# Characters. OpenClaw's note after the part that it keeps has 90, opencode's 70; two such lines fit.
 MARKER: Final = 240
-# Hermes sums up what has more, and nothing is won by putting back less.
+# Characters. Hermes summarizes results longer than this, and to restore shorter ones gains nothing.
 LEAST: Final = 200
 # `[NAME of the tool] what it did`: Hermes keeps commands up to 80 characters, and paths.
 _SUMMARY: Final = re.compile(r"\[[A-Za-z_][\w.-]{0,63}\] \S[^\n]*")
 _OPENING: Final = ("[", "(", "<", "{", ".", "…", "-", "*")
 _CLOSING: Final = ("]", ")", ">", "}", ".", "…", "-", "*")
 
-Result = tuple[Text, ...]  # of one call
+Result = tuple[Text, ...]  # the texts of one call's result
 
 
 def common(old: Layout, new: Layout) -> int:
-    """How many messages behind the system text are the same, or the same but pruned, from the first on.
+    """Count the first messages after the system text that are the same, or the same apart from prunes.
 
-    Cheap where texts are equal: only those that differ are looked into.
+    This is cheap where texts are equal: only messages that differ are examined.
     """
     pairs = zip(old.messages[old.lead :], new.messages[new.lead :], strict=False)
     count = 0
@@ -44,7 +44,10 @@ def common(old: Layout, new: Layout) -> int:
 
 
 def pruned(now: Message, first: Message) -> tuple[Edit, ...]:
-    """What puts its results back as they were in `first`; nothing where more than them is another."""
+    """Return the edits that restore a message's results as they were in `first`.
+
+    There are none if the messages differ in more than pruned results.
+    """
     if now is first or now.role is not first.role or now.media != first.media:
         return ()
     results, were = _results(now), _results(first)
@@ -64,7 +67,7 @@ def pruned(now: Message, first: Message) -> tuple[Edit, ...]:
 
 
 def left_of(now: str, first: str) -> bool:
-    """Whether this is what a program keeps of a text to save room."""
+    """Whether `now` is what a program keeps of the text `first` to save room."""
     words, stood = now.strip(), first.strip()
     if len(now) >= len(first) or not stood or stood.startswith(PRUNED):
         return False
@@ -75,7 +78,7 @@ def left_of(now: str, first: str) -> bool:
 
 
 def _results(message: Message) -> dict[Path, Result]:
-    """Its texts by the places of the calls that they answer, as far as there are any."""
+    """Return a message's texts of results, by the path of the call's result."""
     places = [answer.path[:-1] for answer in message.answers]
     if not places and message.role is Role.TOOL:
         places = [message.path]
@@ -88,7 +91,7 @@ def _results(message: Message) -> dict[Path, Result]:
 
 
 def _with(texts: Iterable[Text], back: Mapping[Path, Result]) -> Iterator[Text]:
-    """The texts with some results as they were."""
+    """Yield the texts, with some results restored."""
     depth, done = len(next(iter(back))), set[Path]()
     for text in texts:
         place = text.path[:depth]
@@ -110,7 +113,7 @@ def _is_pruned(result: Result, was: Result) -> bool:
 
 
 def _put_back(result: Result, was: Result, now: Message, first: Message) -> Iterator[Edit]:
-    """Text by text, if there are as many; else the whole content, where that is kept."""
+    """Yield edits text by text if both have equally many, else one for the whole content, if that is kept."""
     if len(result) == len(was):
         for text, then in zip(result, was, strict=True):
             if text.text != then.text:
@@ -122,13 +125,13 @@ def _put_back(result: Result, was: Result, now: Message, first: Message) -> Iter
 
 
 def _place(result: Result) -> Path:
-    """Where its content stands: a text, or a list of parts."""
+    """Return the path of the result's content: of its text, or of its list of parts."""
     path = result[0].path
     return path[:-2] if isinstance(path[-2], int) and path[-1] == "text" else path
 
 
 def _content(result: Result, message: Message) -> Any:
-    """What stands there in the body. None: that is not kept."""
+    """Return the content at that path of the body; None if it was not kept."""
     value = message.content
     keys = _place(result)[len(message.path) + 1 :] if value is not None else ()
     for key in keys:
@@ -140,12 +143,12 @@ def _content(result: Result, message: Message) -> Any:
 
 
 def _cut(now: str, first: str) -> bool:
-    """Whether its beginning and its end are all that stands there, but for a mark that says so."""
+    """Whether the text is the beginning and the end of the first one, with or without a mark of the cut."""
     return _parts_of(now, "", first) or any(_parts_of(kept, note, first) for kept, note in _noted(now))
 
 
 def _noted(now: str) -> Iterator[tuple[str, str]]:
-    """A text without a note in brackets that stands in a line of its own behind it, and that note."""
+    """Yield the text without a note in brackets on its last line, and that note."""
     at = now.rfind("\n[")
     note = now[at:].strip()
     if at >= 0 and len(note) <= MARKER and note.endswith("]") and "\n" not in note:
@@ -165,7 +168,7 @@ def _parts_of(kept: str, note: str, first: str) -> bool:
 
 
 def _framed(mark: str) -> bool:
-    """Whether it stands in brackets, dots or the like, as programs' marks do."""
+    """Whether a mark is in brackets, dots or the like, as programs write marks."""
     return mark.strip().startswith(_OPENING) and mark.strip().endswith(_CLOSING)
 
 

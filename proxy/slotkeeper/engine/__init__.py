@@ -1,1 +1,1 @@
-"""The llama-server behind us: talking to it, reading its traits, starting it."""
+"""The llama-server behind the sidecar: control calls, traits, and starting one."""

@@ -1,8 +1,9 @@
-"""Whether two engines compute the same, so that each may go on from states of the other.
+"""Whether two engines compute the same, so that each can continue from states of the other.
 
-After one text both continue with the likeliest token, and the logprobs of the likeliest are compared at each
-step as far as both have said the same. Another build, backend, batch size or number of threads adds up in
-another order: that moves a logprob by hundredths and may turn a tie. Another rope base moves it by tenths.
+Both continue the same text with the likeliest token, and the logprobs of the likeliest tokens are compared at
+each step until they choose different tokens. Another build, backend, batch size or number of threads adds in
+another order: that changes a logprob by hundredths and may change which of two equal tokens wins. Another
+rope base changes it by tenths.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from slotkeeper.engine.client import EngineClient, EngineError
 from slotkeeper.engine.fingerprint import LIKELIEST, TOLERANCE, Identity
 from slotkeeper.engine.traits import identify, read_answers
 
-SAID: Final = 32  # tokens
-BEGINS: Final = (0, 40)  # tokens of the fixed text that are left out: two texts, of which one is shorter
+SAID: Final = 32  # tokens that each engine generates
+BEGINS: Final = (0, 40)  # tokens of the fixed text to skip: this gives two texts of different length
 
 
 class UsedError(Exception):
-    """The engine has been used: to ask it would take a slot that another may have been promised."""
+    """The engine has served requests: to ask it would overwrite a slot that may be promised to one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sayings:
-    """What one engine is, and what it says: after each text, at each step, the likeliest tokens."""
+    """An engine's identity and answers: after each text, the likeliest tokens at each step."""
 
     identity: Identity
     texts: tuple[tuple[Odds, ...], ...]
@@ -35,26 +36,26 @@ class Sayings:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Of two engines."""
+    """The result of comparing two engines."""
 
-    differs: tuple[str, ...]  # facts that are not equal in both, as `Identity` names them
-    steps: int  # at which they were compared
-    said: int  # at which both said the same token
+    differs: tuple[str, ...]  # fields of `Identity` that are not equal
+    steps: int  # at which the engines were compared
+    said: int  # at which both chose the same token
     apart: float  # the largest difference of a logprob
 
     @property
     def equal(self) -> bool:
-        """Whether the numbers are those of one engine, as far as noise goes."""
+        """Whether the logprobs are equal apart from noise."""
         return self.apart <= TOLERANCE
 
     @property
     def share(self) -> bool:
-        """Whether snapshots of one are offered to the other."""
+        """Whether snapshots of one engine may be offered to the other."""
         return self.equal and not self.differs
 
 
 async def sayings(client: EngineClient) -> Sayings:
-    """Raises UsedError, EngineError and EngineGoneError. The engine's slots are empty afterwards."""
+    """Ask an engine. Its slots are empty afterwards. Raises UsedError, EngineError and EngineGoneError."""
     if not await unused(client, None):
         raise UsedError
     identity = await identify(client, await read_answers(client, None, None), None, None)
@@ -62,7 +63,7 @@ async def sayings(client: EngineClient) -> Sayings:
     texts = []
     for begin in BEGINS:
         found = await client.continued(ids[begin:], SAID, LIKELIEST)
-        with suppress(EngineError):  # without a folder for slots it erases none: the text stays there
+        with suppress(EngineError):  # without --slot-save-path it cannot erase: the text stays in the slot
             await swept(client, found.slot, found.held, None)
         texts.append(found.steps)
     return Sayings(identity, tuple(texts))
@@ -77,15 +78,15 @@ def agreement(one: Sayings, other: Sayings) -> Agreement:
         for first, second in zip(mine, theirs, strict=False):
             steps, apart = steps + 1, max(apart, distance(first, second))
             if first[:1] and second[:1] and first[0][0] != second[0][0]:
-                break  # from here on they continue different texts
+                break  # after this they continue different texts
             said += 1
     return Agreement(differs, steps, said, apart)
 
 
 def distance(one: Odds, other: Odds) -> float:
-    """The largest difference of a logprob that both have; infinite where the likeliest tokens are others.
+    """Return the largest difference of a logprob that both have; infinite if the likeliest tokens differ.
 
-    The least likely tokens of each may be missing in the other.
+    The least likely tokens of one engine may be missing in the other.
     """
     first, second = dict(one), dict(other)
     both = first.keys() & second.keys()

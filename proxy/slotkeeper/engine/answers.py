@@ -1,4 +1,4 @@
-"""What an engine answers to control calls, as values; how one can fail, and why there are no slot files."""
+"""Answers of an engine to control calls, as values; how a call can fail, and why there are no slot files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slotkeeper.scheduler.types import SlotId
 
 
 class EngineError(Exception):
-    """The engine answered, and the answer was a refusal."""
+    """The engine answered with a refusal."""
 
     def __init__(self, status: int, message: str, *, foreign: bool = False) -> None:
         """`foreign`: no llama-server answers like this."""
@@ -23,15 +23,15 @@ class EngineError(Exception):
 
 
 class EngineGoneError(ConnectionError):
-    """No answer: refused, reset, or silent past the time limit."""
+    """No answer: the connection was refused or reset, or the time limit passed."""
 
 
 class EngineSilentError(EngineGoneError):
-    """Silent past the time limit: it may be gone, or on a machine that is too busy to answer."""
+    """The time limit passed: the engine may be gone, or its machine too busy to answer."""
 
 
 class EngineFrozenError(EngineSilentError):
-    """It has answered nothing at all for so long that requests no longer wait."""
+    """The engine has not answered for so long that requests no longer wait for it."""
 
 
 # -- answers ---------------------------------------------------------------------------------------------
@@ -40,25 +40,25 @@ Odds = tuple[tuple[int, float], ...]  # tokens and their logprobs, the likeliest
 
 
 class Health(StrEnum):
-    """What `GET /health` says, or that nothing did."""
+    """The engine's answer to `GET /health`, or why there was none."""
 
     OK = "ok"
     LOADING = "loading"  # alive, 503 "Loading model" (engine.md 7)
     SLEEPING = "sleeping"  # alive, model unloaded, all slots empty (engine.md 7)
-    ROUTER = "router"  # alive, and no engine itself: it loads models, each of which is one
+    ROUTER = "router"  # alive, and not an engine itself: each model that it loads is one
     UNLOADED = "unloaded"  # a model that its router has not loaded
     DOWN = "down"  # nothing listens there, or the connection broke
     SILENT = "silent"  # no answer in time: its machine may be busy
-    FOREIGN = "foreign"  # something else answers there
-    LOOP = "loop"  # what answers there has sent us our own request
+    FOREIGN = "foreign"  # the server there is not a llama-server
+    LOOP = "loop"  # the request came back to this sidecar
 
     @property
     def wrong(self) -> bool:
-        """Whether waiting does not help: the address must be changed."""
+        """Whether waiting does not help, because the address must be changed."""
         return self in {Health.FOREIGN, Health.LOOP}
 
 
-# How a sentence goes on that begins with an engine's address.
+# The rest of a sentence that begins with an engine's address.
 SAID: Final[Mapping[Health, str]] = {
     Health.OK: "is up",
     Health.LOADING: "is still loading its model",
@@ -67,35 +67,35 @@ SAID: Final[Mapping[Health, str]] = {
     Health.UNLOADED: "is not loaded",
     Health.DOWN: "does not answer",
     Health.SILENT: "does not answer in time",
-    Health.FOREIGN: "is no llama-server: something answers there, but not as llama-server does",
-    Health.LOOP: "leads back to this sidecar: requests would go round in a circle",
+    Health.FOREIGN: "is not a llama-server: something else answers there",
+    Health.LOOP: "leads back to this sidecar",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillResult:
-    """What one prefill cost, in tokens, by the engine's own count."""
+    """The cost of one prefill, in tokens, by the engine's own count."""
 
     computed: int
     cached: int
     held: int  # tokens in the slot afterwards
     slot: SlotId
     seconds: float = 0.0  # of computing, without the time in the engine's queue
-    cuts: tuple[int, ...] | None = None  # where batches ended, in tokens of the prompt; None: it did not say
+    cuts: tuple[int, ...] | None = None  # where batches ended, in tokens of the prompt; None: not reported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveResult:
-    """A slot's state in a file. T3: it is whole only if the file's size is `written`."""
+    """A slot's state was written to a file. T3: the file is whole only if its size is `written`."""
 
     tokens: int
     written: int  # bytes
-    seconds: float  # for which all slots stood still, without the time in the engine's queue
+    seconds: float  # in which all slots were blocked, without the time in the engine's queue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreResult:
-    """A file's state in a slot. A `read` below the file's size: its checkpoints were not taken."""
+    """A file's state was loaded into a slot. If `read` is below the file's size, its checkpoints were not."""
 
     tokens: int
     read: int  # bytes
@@ -104,7 +104,7 @@ class RestoreResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guess:
-    """What may follow a prompt."""
+    """The tokens that may follow a prompt."""
 
     odds: Odds
     held: int  # tokens in the slot afterwards
@@ -113,7 +113,7 @@ class Guess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Continuation:
-    """What an engine says after a prompt: the likeliest tokens at each step, the best first."""
+    """The likeliest tokens at each step after a prompt, the best first."""
 
     steps: tuple[Odds, ...]
     held: int  # tokens in the slot afterwards
@@ -138,7 +138,7 @@ def view(slot: Mapping[str, Any]) -> SlotView:
 
 
 class Why(StrEnum):
-    """Why there are no slot files to work with."""
+    """Why snapshots do not work with this engine."""
 
     OFF = "off"
     NO_FOLDER = "no_folder"
@@ -151,37 +151,37 @@ class Why(StrEnum):
     UNCERTAIN = "uncertain"
 
 
-# What is so, and what to do.
+# The problem, and what to do.
 NO_FILES: Final[Mapping[Why, tuple[str, str]]] = {
     Why.OFF: (
-        "The engine saves no slots.",
-        "Add --slot-save-path, with the folder that Slotkeeper is given.",
+        "The engine does not save slots.",
+        "Add --slot-save-path, with the folder of Slotkeeper's --slot-dir.",
     ),
-    Why.NO_FOLDER: ("The folder is not there.", "Make it, or mount what should be there."),
+    Why.NO_FOLDER: ("The folder does not exist.", "Make it, or mount its volume."),
     Why.NOT_SHARED: (
-        "What the engine saves does not appear in the folder.",
+        "The files that the engine saves do not appear in the folder.",
         "Its --slot-save-path and our --slot-dir must be the same folder of the same disk.",
     ),
     Why.UNREADABLE: (
-        "What the engine saves cannot be read or removed here.",
-        "Run both as one user, who owns the folder.",
+        "The files that the engine saves cannot be read or removed here.",
+        "Run both as the user who owns the folder.",
     ),
-    Why.CUT: ("Less lies in the folder than the engine says it has written.", "Make room there."),
-    Why.UNKNOWN: ("Its slot files are of a kind that Slotkeeper does not know.", "Use another build."),
+    Why.CUT: ("The file is smaller than the engine reports.", "Make room in the folder."),
+    Why.UNKNOWN: ("Its slot files have a format that Slotkeeper does not know.", "Use another build."),
     Why.REFUSED: (
         "The engine could not save a slot.",
-        "Look for room in the folder, and into the engine's log.",
+        "Check the room in the folder, and the engine's log.",
     ),
     Why.UNCERTAIN: (
-        "The engine does not list its LoRA adapters, so what would fit it is not known.",
+        "The engine does not list its LoRA adapters, so which snapshots fit it is not known.",
         "Use another build.",
     ),
-    Why.BUSY: ("No slot became idle, so none could be saved.", "Try again when there is less to do."),
+    Why.BUSY: ("No slot became idle, so none could be saved.", "Try again when the engine is less busy."),
 }
 
 
 class NoFilesError(Exception):
-    """No snapshots with this engine. The text says why and what to do."""
+    """Snapshots do not work with this engine. The text says why and what to do."""
 
     def __init__(self, why: Why, detail: str = "") -> None:
         what, self.do = NO_FILES[why]

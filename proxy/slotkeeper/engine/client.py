@@ -1,6 +1,6 @@
-"""Control calls to one engine, or to a router: what can be asked, and what it answers.
+"""Control calls to one engine or to a router, and their answers.
 
-No decisions here. How a call is sent is said in `http`; client requests are forwarded elsewhere.
+This module makes no decisions. `http` sends the calls; client requests are forwarded elsewhere.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ __all__ = [
 # These routes never enter the engine's task queue (engine.md 1.4, 1.7).
 QUICK: Final = CallLimits(CallKind.BRIEF, BRIEF_SECONDS)
 TEXT: Final = CallLimits(CallKind.TEXT, 60.0)  # megabytes to tokenize
-# Behind a batch, then 8 GB to a disk that writes 20 MB a second: longer than that, and it is stuck.
+# The rest of a batch, then 8 GB to a disk at 20 MB per second: an engine that takes longer is stuck.
 LONG: Final = CallLimits(CallKind.TASK, 600.0)
 PATIENT: Final = CallLimits(CallKind.TASK, None)  # a prefill takes minutes
-LOOP_STATUS: Final = 508  # what a sidecar answers to a request that has come through it before
+LOOP_STATUS: Final = 508  # a sidecar's answer to a request that has passed through it before
 OWN_PROPS: Final = frozenset(  # one of these is in every llama-server's /props
     {"total_slots", "default_generation_settings", "build_info", "model_path", "is_sleeping", "role"}
 )
@@ -73,17 +73,17 @@ PREFILL_FIELDS: Final = [
 
 
 def is_router(props: Mapping[str, Any]) -> bool:
-    """Whether this is what a router answers to GET /props."""
+    """Whether this is a router's answer to GET /props."""
     return props.get("role") == "router"
 
 
 class EngineClient:
-    """One engine's control routes. Use as an async context manager, or `close` it."""
+    """The control routes of one engine. Use as an async context manager, or `close` it."""
 
     def __init__(self, base: str, *, api_key: str | None = None, pulse: Pulse | None = None) -> None:
         self._http = EngineHttp(base, api_key=api_key, pulse=pulse)
         self.base = self._http.base
-        self.computed = 0  # prompt tokens, by the prefills and guesses that came to their end
+        self.computed = 0  # prompt tokens of completed prefills and guesses
 
     def __repr__(self) -> str:
         return f"<EngineClient {self._http!r}>"
@@ -99,11 +99,11 @@ class EngineClient:
 
     @property
     def busy(self) -> bool:
-        """Whether any call is under way."""
+        """Whether any call is in progress."""
         return self._http.calls > 0
 
     async def health(self, *, headers: Headers | None = None, seconds: float = BRIEF_SECONDS) -> Health:
-        """Never raises. Does not wake a sleeping engine. It is silent after `seconds` without an answer."""
+        """Return the engine's health; SILENT after `seconds`. Never raises or wakes a sleeping engine."""
         limits, model = CallLimits(CallKind.BRIEF, seconds), self._http.address.model
         try:
             if not model:  # a router answers for itself
@@ -125,42 +125,42 @@ class EngineClient:
         return Health.SLEEPING if props.get("is_sleeping") else Health.OK
 
     async def props(self, *, headers: Headers | None = None) -> dict[str, Any]:
-        """Does not wake a sleeping engine."""
+        """Return GET /props. Does not wake a sleeping engine."""
         return await self._props(QUICK, headers)
 
     async def _props(self, limits: CallLimits, headers: Headers | None) -> dict[str, Any]:
-        said = await self._http.json("GET", "/props", limits=limits, headers=headers)
-        return said if isinstance(said, dict) else {}
+        props = await self._http.json("GET", "/props", limits=limits, headers=headers)
+        return props if isinstance(props, dict) else {}
 
     async def slots(self, *, headers: Headers | None = None) -> tuple[SlotView, ...]:
-        """Wakes a sleeping engine, so ask `health` first when idle."""
+        """Return GET /slots. Wakes a sleeping engine, so ask `health` first when idle."""
         listed = await self._http.json("GET", "/slots", limits=QUICK, headers=headers)
         return tuple(view(slot) for slot in listed)
 
     async def rouse(self, *, headers: Headers | None = None) -> None:
-        """Have a sleeping engine load its model, as any task would; answered when that is done."""
+        """Make a sleeping engine load its model, as any task would; returns when it is loaded."""
         async with self._http.ask("GET", "/slots", limits=LONG, headers=headers) as response:
             await response.read()
 
     async def metrics(self, *, headers: Headers | None = None) -> str:
-        """Prometheus text. Wakes a sleeping engine."""
+        """Return the Prometheus text. Wakes a sleeping engine."""
         async with self._http.ask("GET", "/metrics", limits=QUICK, headers=headers) as response:
             return await response.text()
 
     async def models(self, *, headers: Headers | None = None) -> dict[str, Any]:
-        """The entry of the model that is served (engine.md 1.1); a router lists all of its models."""
+        """Return the entry of the model that is served (engine.md 1.1); a router lists all its models."""
         listed = await self._http.json("GET", "/v1/models", limits=QUICK, headers=headers)
         model, entries = self._http.address.model, listed.get("data") or []
         return dict(next((entry for entry in entries if not model or entry.get("id") == model), {}))
 
     async def lora_adapters(self, *, headers: Headers | None = None) -> list[dict[str, Any]]:
-        """Path and scale of each. Enters the task queue, so it would wake a sleeping engine."""
+        """Return path and scale of each adapter. Enters the task queue: it would wake a sleeping engine."""
         return list(await self._http.json("GET", "/lora-adapters", limits=LONG, headers=headers))
 
     async def saves_slots(self, *, headers: Headers | None = None) -> bool:
         """Whether slots can be saved to files. Do not ask a sleeping engine: it may wake.
 
-        An action that does not exist changes nothing: 501 without --slot-save-path, else 400 (both builds).
+        An unknown action changes nothing: 501 without --slot-save-path, else 400 (both builds).
         """
         try:
             await self._http.json("POST", "/slots/0?action=none", limits=QUICK, headers=headers, body={})
@@ -171,7 +171,7 @@ class EngineClient:
         return False
 
     async def apply_template(self, chat: Mapping[str, Any], *, headers: Headers | None = None) -> str:
-        """The text that the chat route would evaluate; an OpenAI chat body only (engine.md 1.4)."""
+        """Return the text that the chat route would evaluate; OpenAI chat bodies only (engine.md 1.4)."""
         answer = await self._http.json("POST", "/apply-template", limits=TEXT, headers=headers, body=chat)
         return str(answer["prompt"])
 
@@ -183,13 +183,13 @@ class EngineClient:
         parse_special: bool,
         headers: Headers | None = None,
     ) -> list[int]:
-        """With both flags set, on a rendered chat: exactly the ids that the chat route evaluates."""
+        """Return token ids; with both flags set, on a rendered chat, exactly those of the chat route."""
         body = {"content": content, "add_special": add_special, "parse_special": parse_special}
         answer = await self._http.json("POST", "/tokenize", limits=TEXT, headers=headers, body=body)
         return list(answer["tokens"])
 
     async def detokenize(self, ids: Sequence[int], *, headers: Headers | None = None) -> str:
-        """The text of these tokens."""
+        """Return the text of these tokens."""
         body = {"tokens": list(ids)}
         answer = await self._http.json("POST", "/detokenize", limits=TEXT, headers=headers, body=body)
         return str(answer["content"])
@@ -202,12 +202,12 @@ class EngineClient:
         headers: Headers | None = None,
         progress: Callable[[int, int], object] | None = None,
     ) -> PrefillResult:
-        """Evaluate a prompt in one slot; it then holds exactly these tokens (engine.md 1.5).
+        """Evaluate a prompt in one slot; the slot then holds exactly these tokens (engine.md 1.5).
 
-        `progress` gets, after each batch, how many tokens of the prompt are done and how many were cached.
-        The slot must be idle: the engine neither refuses nor waits safely (engine.md T1).
-        A cancelled call closes its connection. The engine notices that when it writes (engine.md T10), so
-        the answer is a stream with progress: it stops at its next batch.
+        After each batch, `progress` gets the numbers of processed and of cached prompt tokens. The slot must
+        be idle: the engine neither refuses nor waits safely (engine.md T1). A cancelled call closes its
+        connection. The engine notices that when it writes (engine.md T10), so the answer is a stream with
+        progress: the engine stops at its next batch.
         """
         body = {
             "prompt": list(ids),
@@ -245,59 +245,59 @@ class EngineClient:
         )
 
     async def guess(self, ids: Sequence[int], most: int, *, headers: Headers | None = None) -> Guess:
-        """The likeliest tokens after a prompt. The engine chooses the slot."""
-        steps, said = await self._likeliest(ids, most, headers, n_predict=1, cache_prompt=True)
+        """Return the likeliest tokens after a prompt. The engine chooses the slot."""
+        steps, answer = await self._likeliest(ids, most, headers, n_predict=1, cache_prompt=True)
         odds = tuple(odd for step in steps for odd in step)
-        return Guess(odds=odds, held=said["tokens_cached"], slot=SlotId(said["id_slot"]))
+        return Guess(odds=odds, held=answer["tokens_cached"], slot=SlotId(answer["id_slot"]))
 
     async def continued(self, ids: Sequence[int], tokens: int, most: int) -> Continuation:
-        """The likeliest tokens at each of `tokens` steps after a prompt. The engine chooses the slot."""
-        steps, said = await self._likeliest(ids, most, None, n_predict=tokens, ignore_eos=True)
-        return Continuation(steps=steps, held=said["tokens_cached"], slot=SlotId(said["id_slot"]))
+        """Return the likeliest tokens at each of `tokens` steps. The engine chooses the slot."""
+        steps, answer = await self._likeliest(ids, most, None, n_predict=tokens, ignore_eos=True)
+        return Continuation(steps=steps, held=answer["tokens_cached"], slot=SlotId(answer["id_slot"]))
 
     async def _likeliest(
         self, ids: Sequence[int], most: int, headers: Headers | None, **asked: Any
     ) -> tuple[tuple[Odds, ...], dict[str, Any]]:
-        """The `most` likeliest tokens of each step with their logprobs, and the whole answer."""
+        """Return the `most` likeliest tokens of each step with their logprobs, and the whole answer."""
         body = {"prompt": list(ids), "n_probs": most, "temperature": 0, **asked}
-        said = await self._http.json("POST", "/completion", limits=LONG, headers=headers, body=body)
-        self.computed += said["timings"]["prompt_n"]
-        places = said.get("completion_probabilities", ())
-        return tuple(tuple((t["id"], t["logprob"]) for t in place["top_logprobs"]) for place in places), said
+        doc = await self._http.json("POST", "/completion", limits=LONG, headers=headers, body=body)
+        self.computed += doc["timings"]["prompt_n"]
+        places = doc.get("completion_probabilities", ())
+        return tuple(tuple((t["id"], t["logprob"]) for t in place["top_logprobs"]) for place in places), doc
 
     async def save(self, slot: SlotId, filename: str, *, headers: Headers | None = None) -> SaveResult:
         """Write an idle slot's state to a file in the engine's own folder (engine.md 2)."""
-        said = await self._act(slot, "save", headers, filename=filename)
-        took = seconds(said, "save_ms")
-        return SaveResult(tokens=said["n_saved"], written=said["n_written"], seconds=took)
+        answer = await self._act(slot, "save", headers, filename=filename)
+        took = seconds(answer, "save_ms")
+        return SaveResult(tokens=answer["n_saved"], written=answer["n_written"], seconds=took)
 
     async def restore(self, slot: SlotId, filename: str, *, headers: Headers | None = None) -> RestoreResult:
-        """Load a file into an idle slot. Whatever goes wrong, the slot is empty afterwards (engine.md 2.1).
+        """Load a file into an idle slot. After any error the slot is empty (engine.md 2.1).
 
-        A damaged file can kill the engine (engine.md T2): only files that were found whole.
+        A damaged file can kill the engine (engine.md T2): only restore files whose bytes were verified.
         """
-        said = await self._act(slot, "restore", headers, filename=filename)
-        took = seconds(said, "restore_ms")
-        return RestoreResult(tokens=said["n_restored"], read=said["n_read"], seconds=took)
+        answer = await self._act(slot, "restore", headers, filename=filename)
+        took = seconds(answer, "restore_ms")
+        return RestoreResult(tokens=answer["n_restored"], read=answer["n_read"], seconds=took)
 
     async def erase(self, slot: SlotId, *, headers: Headers | None = None) -> int:
-        """Empty an idle slot; returns the tokens that it held. Needs --slot-save-path as well."""
+        """Empty an idle slot; return its number of tokens. Also needs --slot-save-path."""
         return int((await self._act(slot, "erase", headers))["n_erased"])
 
     async def _act(self, slot: SlotId, action: str, headers: Headers | None, **body: str) -> dict[str, Any]:
-        """Waits for the current batch, then holds all slots (engine.md 2.3).
+        """Wait for the current batch, then act while all slots are blocked (engine.md 2.3).
 
-        It may be done though we left before it began: after a cancellation nothing is known of the slot.
+        The engine may act even if the call was cancelled first: after that, the slot's contents are unknown.
         Never sent twice (see `EngineHttp.ask`; a file can kill the engine: T2).
         """
         path = f"/slots/{slot}?action={action}"
         return dict(await self._http.json("POST", path, limits=LONG, headers=headers, body=body))
 
 
-# -- llama-server in router mode: which models it has, and having it load and unload them (engine.md 13) -
+# -- llama-server in router mode: listing, loading and unloading models (engine.md 13) -------------------
 
-EVENTS: Final = CallLimits(CallKind.BRIEF, None)  # a stream without an end
-# What a load needs before it is answered: an idle victim of the router's own choice has to end.
+EVENTS: Final = CallLimits(CallKind.BRIEF, None)  # an endless stream
+# Before the router answers a load, an idle victim of its choice has to end.
 SWAP: Final = CallLimits(CallKind.BRIEF, 60.0)
 
 
@@ -309,20 +309,20 @@ class ModelEntry:
     aliases: tuple[str, ...] = ()
     status: ModelStatus = ModelStatus.UNLOADED
     failed: bool = False  # its last process ended with an error
-    flags: EngineFlags | None = None  # of its process, None where they cannot be read
-    port: int = 0  # of its process; another one is another process
+    flags: EngineFlags | None = None  # of its process; None if they cannot be read
+    port: int = 0  # of its process; another port means another process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """All models of a router. `most`: so many may be loaded at once; 0: all of them."""
+    """All models of a router. `most`: the number that may be loaded at once; 0: no limit."""
 
     models: tuple[ModelEntry, ...]
     most: int
 
 
 class RouterClient:
-    """A router's own routes; none of them loads or wakes a model unasked.
+    """A router's own routes; none of them loads or wakes a model except `load`.
 
     Use as an async context manager, or `close` it.
     """
@@ -344,7 +344,7 @@ class RouterClient:
         await self._http.close()
 
     async def listing(self, *, headers: Headers | None = None) -> Listing:
-        """Raises EngineError, EngineGoneError."""
+        """Return the models. Raises EngineError, EngineGoneError."""
         props = await self._http.json("GET", "/props", limits=QUICK, headers=headers)
         listed = await self._http.json("GET", "/v1/models", limits=QUICK, headers=headers)
         if not isinstance(props, dict) or not is_router(props):
@@ -354,11 +354,11 @@ class RouterClient:
         return Listing(models=models, most=int(props.get("max_instances") or 0))
 
     async def load(self, model: ModelName, *, headers: Headers | None = None) -> None:
-        """Ask for it; that it is loaded the listing will say. Raises EngineError, EngineGoneError."""
+        """Ask for a load; the listing shows when it is done. Raises EngineError, EngineGoneError."""
         await self._http.json("POST", "/models/load", limits=SWAP, headers=headers, body={"model": model})
 
     async def unload(self, model: ModelName, *, headers: Headers | None = None) -> None:
-        """The same. What runs there is broken off."""
+        """Ask for an unload, which breaks off running answers. Raises like `load`."""
         await self._http.json("POST", "/models/unload", limits=SWAP, headers=headers, body={"model": model})
 
     async def events(self, heard: Callable[[], object], *, headers: Headers | None = None) -> None:
@@ -373,7 +373,7 @@ class RouterClient:
 
 
 def entry_of(said: Mapping[str, Any]) -> ModelEntry:
-    """One entry of /v1/models as a router writes it."""
+    """Parse one entry of a router's /v1/models."""
     status = said.get("status") or {}
     value = status.get("value")
     known = ModelStatus(value) if value in set(ModelStatus) else ModelStatus.UNLOADED
@@ -392,7 +392,7 @@ def entry_of(said: Mapping[str, Any]) -> ModelEntry:
 
 
 async def listen(client: RouterClient, heard: Callable[[], object], *, rest: float) -> None:
-    """Call `heard` at every change, for ever; a stream that ends is opened again after `rest` seconds."""
+    """Call `heard` at every change, forever; reopen a stream that ends after `rest` seconds."""
     while True:
         with suppress(EngineError, EngineGoneError):
             await client.events(heard)

@@ -1,4 +1,4 @@
-"""What an engine cannot do for us and which flag changes that: the rules of engine.md's traps, as findings.
+"""Findings about an engine: what it cannot do, and which flag changes that, after engine.md's traps.
 
 `examine` is pure. `probe` asks the engine without changing it and without waking it.
 """
@@ -20,7 +20,7 @@ SMALL_CONTEXT: Final = 16384  # an agent's system prompt and tools alone are 10,
 FEW_CHECKPOINTS: Final = 16  # a turn of an agent makes up to four
 RAM_CACHE_MIB: Final = 8192  # llama-server's default
 LARGE_UBATCH: Final = 1024  # a checkpoint sits one ubatch before the prompt's end (engine.md 11)
-LARGE_BATCH: Final = 4096  # a cancelled prompt, and everyone else, waits for the batch (engine.md 7)
+LARGE_BATCH: Final = 4096  # a cancelled prompt and all other requests wait for the batch (engine.md 7)
 
 
 class Severity(StrEnum):
@@ -29,7 +29,7 @@ class Severity(StrEnum):
     OK = "ok"
     NOTE = "note"  # worth knowing
     WARN = "warn"  # costs tokens
-    FAIL = "fail"  # Slotkeeper cannot do its work with this engine
+    FAIL = "fail"  # Slotkeeper cannot work with this engine
 
 
 class SaveSupport(StrEnum):
@@ -37,12 +37,12 @@ class SaveSupport(StrEnum):
 
     YES = "yes"
     NO = "no"
-    UNKNOWN = "unknown"  # not asked, or no answer without a key
+    UNKNOWN = "unknown"  # not asked, or the engine requires a key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing about an engine: the trap's name (T1..T9 of engine.md, or a word), what it is, what to do."""
+    """One finding: the trap's name (T1..T9 of engine.md, or a word), the problem, and what to do."""
 
     trap: str
     severity: Severity
@@ -52,7 +52,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """The answers that `examine` needs beside the traits."""
+    """The answers that `examine` needs in addition to the traits."""
 
     props: dict[str, Any]
     slots_ok: bool
@@ -61,7 +61,10 @@ class Probe:
 
 
 async def probe(client: EngineClient, *, headers: Headers | None = None) -> Probe:
-    """Ask once. Raises EngineError (401 without the key, 503 while loading) and EngineGoneError."""
+    """Ask the engine once.
+
+    Raises EngineError (401 without the key, 503 while loading) and EngineGoneError.
+    """
     props = await client.props(headers=headers)
     save = SaveSupport.UNKNOWN
     if not props.get("is_sleeping") and props.get("role") != "router":
@@ -87,16 +90,16 @@ def examine(
     slot_save: SaveSupport,
     files: Iterable[Finding] | None = None,
 ) -> list[Finding]:
-    """Everything worth telling, the worst first; an OK if there is nothing to change.
+    """Return all findings, the worst first; an OK if nothing needs to change.
 
-    `files` is what a closer look at slot files gave, None if not checked.
+    `files`: the findings of a check of slot files, None if there was no check.
     """
     if props.get("role") == "router" or (flags and flags.router):
         return [
             Finding(
                 trap="router",
                 severity=Severity.FAIL,
-                what="This is a router: one address, many models, whose slots come and go.",
+                what="This is a router: one address for several models, each with slots of its own.",
                 do="Start one llama-server for each model, and one Slotkeeper in front of them.",
             )
         ]
@@ -130,19 +133,21 @@ def about_routes(
         what = "GET /metrics is off: the engine's own counters cannot be compared with ours."
         yield Finding(trap="metrics", severity=Severity.NOTE, what=what, do="Add --metrics.")
     if not props.get("chat_template") or (flags and not flags.jinja):
-        what = "No Jinja chat template: chats cannot be rendered, so requests are placed by age alone."
+        what = "No Jinja chat template: chats cannot be rendered, so requests use the least recent slot."
         yield Finding(trap="template", severity=Severity.WARN, what=what, do="Add --jinja.")
     if flags and (flags.api_keys or flags.api_key_file):
-        what = "The engine wants a key: without one of our own, control calls borrow the last client's."
+        what = (
+            "The engine requires a key: without its own, Slotkeeper uses the last client's for control calls."
+        )
         yield Finding(trap="key", severity=Severity.NOTE, what=what, do="Give Slotkeeper the key too.")
 
 
 def about_saving(slot_save: SaveSupport) -> Iterator[Finding]:
     if slot_save is SaveSupport.NO:
-        what = "Slots cannot be saved (501): no snapshots, nothing survives a restart or a full house."
+        what = "Slots cannot be saved (501): without snapshots, nothing survives a restart or an eviction."
         yield Finding(trap="snapshots", severity=Severity.WARN, what=what, do="Add --slot-save-path DIR.")
     if slot_save is SaveSupport.UNKNOWN:
-        what = "Whether slots can be saved was not found out."
+        what = "Whether slots can be saved is not known."
         yield Finding(trap="snapshots", severity=Severity.NOTE, what=what, do="Add --slot-save-path DIR.")
 
 
@@ -153,30 +158,30 @@ def about_slots(traits: EngineTraits, flags: EngineFlags | None) -> Iterator[Fin
     if traits.unified and traits.idle_copy and traits.n_slots > 1:
         what = "All slots share one KV buffer and every task wipes the idle ones: pinned conversations"
         what += " are computed again in full each time."
-        do = "State -np N: without it slots are automatic and shared."
+        do = "Add -np N: without it, slots are automatic and share one buffer."
         if flags and flags.unified:
             do = "Remove --kv-unified, or add --no-cache-idle-slots."
         yield Finding(trap="T6", severity=Severity.FAIL, what=what, do=do)
     elif flags is None and traits.n_slots == AUTO_SLOTS:
         what = "Four slots: if this engine was started without -np they share one KV buffer and are wiped."
-        yield Finding(trap="T6", severity=Severity.NOTE, what=what, do="State -np N.")
+        yield Finding(trap="T6", severity=Severity.NOTE, what=what, do="Add -np N.")
     yield from about_pool(traits)
     if 0 < traits.n_ctx < SMALL_CONTEXT:
         what = f"{traits.n_ctx} tokens of context in each of {traits.n_slots} slots: too few for an agent."
         do = "Raise -c (it is for all slots together) or lower -np."
         yield Finding(trap="context", severity=Severity.WARN, what=what, do=do)
     if traits.n_batch > LARGE_BATCH:
-        what = f"-b {traits.n_batch}: a cancelled prompt and everybody who waits sit out a whole batch."
+        what = f"-b {traits.n_batch}: a cancelled prompt and all waiting requests wait for a whole batch."
         yield Finding(trap="batch", severity=Severity.NOTE, what=what, do="Try -b 1024.")
 
 
 def about_pool(traits: EngineTraits) -> Iterator[Finding]:
     if cells := cells_of(traits):
-        what = f"{traits.n_slots} slots share {cells} cells of KV: alone the server fails all running answers"
+        what = f"{traits.n_slots} slots share {cells} cells of KV: the server alone fails all running answers"
         what += (
             " when they grow beyond that. Slotkeeper lets requests wait, and saves and empties idle slots."
         )
-        do = "State -np N with --no-kv-unified: each slot then has -c / N tokens for itself. Or raise -c."
+        do = "Add -np N with --no-kv-unified: each slot then has its own -c / N tokens. Or raise -c."
         yield Finding(trap="pool", severity=Severity.WARN, what=what, do=do)
 
 
@@ -184,10 +189,10 @@ def about_checkpoints(traits: EngineTraits, flags: EngineFlags | None) -> Iterat
     if traits.cuttable:
         return
     if traits.checkpoint_cap == 0:
-        what = "No context checkpoints: every edit computes the whole prompt again with such a model."
+        what = "No context checkpoints: with this model, every edit computes the whole prompt again."
         yield Finding(trap="checkpoints", severity=Severity.FAIL, what=what, do="Remove --ctx-checkpoints 0.")
     elif traits.checkpoint_cap < FEW_CHECKPOINTS:
-        what = f"{traits.checkpoint_cap} context checkpoints a slot are gone after a few turns."
+        what = f"{traits.checkpoint_cap} context checkpoints per slot are used up after a few turns."
         yield Finding(trap="checkpoints", severity=Severity.WARN, what=what, do="Add --ctx-checkpoints 64.")
     if traits.eager_thinning and traits.checkpoint_min_step > 0:
         unsure = traits.known("checkpoint_min_step") is Known.DEFAULT and not flags
@@ -199,12 +204,10 @@ def about_checkpoints(traits: EngineTraits, flags: EngineFlags | None) -> Iterat
         what = "With -cms 0 this build drops the oldest checkpoint first: that of the system prompt."
         yield Finding(trap="T7", severity=Severity.WARN, what=what, do="Remove --checkpoint-min-step 0.")
     if traits.n_ubatch > LARGE_UBATCH:
-        what = f"-ub {traits.n_ubatch}: checkpoints lie that far before the end of a prompt."
+        what = f"-ub {traits.n_ubatch}: checkpoints are that far before the end of a prompt."
         yield Finding(trap="ubatch", severity=Severity.NOTE, what=what, do="Try -ub 512.")
     if not traits.user_start:
-        what = (
-            "Where user messages begin in this template is not known: boundaries are learned, not foreseen."
-        )
+        what = "Where user messages begin in this template is not known: boundaries are learned from prompts."
         yield Finding(trap="template", severity=Severity.NOTE, what=what)
 
 
@@ -215,55 +218,55 @@ def about_window(traits: EngineTraits) -> Iterator[Finding]:
         do = "--swa-full, if memory allows: then any edit reaches back."
         yield Finding(trap="T4", severity=Severity.NOTE, what=what, do=do)
     if traits.memory is Memory.SWA and traits.swa_full:
-        what = "--swa-full: a restored file holds only the window, so we never roll back into it."
+        what = "--swa-full: a restored file holds only the window, so Slotkeeper never rolls back into it."
         yield Finding(trap="T9", severity=Severity.NOTE, what=what)
     if traits.memory is Memory.UNKNOWN:
-        what = "The model's memory kind is not known here: treated as hybrid, the careful choice."
+        what = "The model's memory kind is not known here: it is treated as hybrid, the safe choice."
         do = "Run Slotkeeper where it can read the model's file."
         yield Finding(trap="memory", severity=Severity.NOTE, what=what, do=do)
 
 
 def about_caches(traits: EngineTraits, flags: EngineFlags | None) -> Iterator[Finding]:
     if not traits.ram_cache:
-        what = "No RAM prompt cache: an overwritten prompt is lost unless we have saved it."
+        what = "No RAM prompt cache: an overwritten prompt is lost unless Slotkeeper has saved it."
         yield Finding(trap="ram-cache", severity=Severity.NOTE, what=what, do="Remove --cache-ram 0.")
     if traits.ram_cache and traits.similarity > 0 and flags and flags.host not in {"127.0.0.1", "localhost"}:
-        what = "Clients can reach the engine past us: a pinned request to a busy slot corrupts its answer."
+        what = "Clients can bypass Slotkeeper: a pinned request to a busy slot corrupts its answer."
         yield Finding(trap="T1", severity=Severity.WARN, what=what, do="Let it listen on 127.0.0.1.")
     if traits.speculative:
-        what = "Speculative decoding: a slot file does not hold the draft's state; drafts are poor after it."
+        what = (
+            "Speculative decoding: a slot file lacks the draft's state, so drafts are poor after a restore."
+        )
         if traits.files_carry:
-            what = "Speculative decoding: of a slot file only the checkpoints hold the draft's state."
+            what = "Speculative decoding: in a slot file, only the checkpoints hold the draft's state."
         yield Finding(trap="draft", severity=Severity.NOTE, what=what)
 
 
 def about_sleep(props: Mapping[str, Any], flags: EngineFlags | None) -> Iterator[Finding]:
     if props.get("is_sleeping") or (flags and flags.sleep_idle_seconds >= 0):
-        now = "The engine sleeps now. " if props.get("is_sleeping") else ""
+        now = "The engine sleeps now.  " if props.get("is_sleeping") else ""
         what = f"{now}Sleep empties all slots, checkpoints and the RAM cache."
         yield Finding(trap="sleep", severity=Severity.WARN, what=what, do="Remove --sleep-idle-seconds.")
 
 
 def about_need(traits: EngineTraits, flags: EngineFlags | None) -> Iterator[Finding]:
-    """Whether a stock server alone would do for this engine."""
+    """Yield whether a stock server without Slotkeeper would do for this engine."""
     do = "See docs/when-you-need-it.md, with figures."
     if not traits.cuttable:
         what = (
-            "This model can be cut only at a checkpoint: alone the server computes whole prompts again after"
+            "This model can be cut only at a checkpoint: the server alone computes whole prompts again after"
         )
-        what += " an edit that reaches behind the last one, and after a restart. Slotkeeper is worth it."
+        what += " an edit before the last checkpoint, and after a restart. Slotkeeper is worth it."
     elif not traits.ram_cache:
-        what = "Without its RAM cache the server alone loses a conversation whenever another takes its slot."
+        what = "Without a RAM cache, the server alone loses a conversation whenever another takes its slot."
     else:
         what = "A dense model and a RAM cache: for one client that only appends, the server alone is enough."
-        what += (
-            f" {_room(traits, flags)}Several clients, restarts and edited prompts are what Slotkeeper is for."
-        )
+        what += f" {_room(traits, flags)}Slotkeeper is for several clients, restarts and edited prompts."
     yield Finding(trap="need", severity=Severity.NOTE, what=what, do=do)
 
 
 def _room(traits: EngineTraits, flags: EngineFlags | None) -> str:
-    """How much its RAM cache holds, where that can be said."""
+    """Return a sentence on how much the RAM cache holds, if that is known."""
     mib = flags.cache_ram if flags else RAM_CACHE_MIB
     if mib <= 0 or not traits.token_bytes:
         return ""
@@ -275,7 +278,7 @@ def _room(traits: EngineTraits, flags: EngineFlags | None) -> str:
 
 
 def about_files(reading: Reading, flags: EngineFlags | None) -> Iterator[Finding]:
-    """For a reading with a folder."""
+    """Yield findings of a check of slot files."""
     if reading.no_files is not None:
         yield Finding(
             trap="snapshots", severity=Severity.FAIL, what=reading.no_files.what, do=reading.no_files.do
@@ -291,14 +294,12 @@ def about_files(reading: Reading, flags: EngineFlags | None) -> Iterator[Finding
 
 
 def about_unseen_flags(voice: str) -> Finding:
-    what = (
-        "Started by others: its --rope-*, --yarn-*, --override-kv and control vectors cannot be seen, and it"
-    )
-    what += " takes files that were made with others without a word."
+    what = "Slotkeeper did not start it: its --rope-*, --yarn-*, --override-kv and control vectors are not"
+    what += " visible, and it loads files made with other ones without an error."
     if voice:
-        what += f" It is told apart by what it says (voice {voice})."
+        what += f" Its logprobs identify it (fingerprint {voice})."
         return Finding(trap="fingerprint", severity=Severity.NOTE, what=what)
-    do = "Name another --slot-dir whenever you change one of these."
+    do = "Give another --slot-dir whenever you change one of these."
     return Finding(trap="fingerprint", severity=Severity.NOTE, what=what, do=do)
 
 
@@ -310,7 +311,7 @@ def about_checkpoints_in_files(traits: EngineTraits) -> Iterator[Finding]:
         yield Finding(trap="files", severity=Severity.OK, what=what)
     elif traits.files_carry is None:
         what = (
-            "Whether slot files carry checkpoints is not known: a slot was in use. The first save will tell."
+            "Whether slot files carry checkpoints is not known: a slot was in use. The first save shows it."
         )
         yield Finding(trap="files", severity=Severity.NOTE, what=what)
     elif traits.checkpoint_cap == 0 or traits.state_version > 2:
@@ -319,11 +320,11 @@ def about_checkpoints_in_files(traits: EngineTraits) -> Iterator[Finding]:
         yield Finding(trap="files", severity=Severity.NOTE, what=what, do=do)
     else:
         what = "Slot files carry no checkpoints: a restored state can be extended, but not cut."
-        do = "A newer llama-server (b11549 does it) keeps them in the file."
+        do = "A newer llama-server (such as b11549) keeps them in the file."
         yield Finding(trap="files", severity=Severity.NOTE, what=what, do=do)
 
 
 def about_the_window(traits: EngineTraits) -> Iterator[Finding]:
     if traits.memory is Memory.SWA and not traits.swa_full and traits.n_swa and not traits.files_carry:
-        what = "Restored as it is, such a file is good for nothing (T4); Slotkeeper can mend its window."
+        what = "Such a file is useless if restored unchanged (T4); Slotkeeper can repair its window."
         yield Finding(trap="T4", severity=Severity.NOTE, what=what)

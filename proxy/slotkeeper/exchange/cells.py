@@ -1,7 +1,7 @@
-"""Answers in which an engine says that no cell of its KV buffer was left (engine.md 14).
+"""Answers that say that the engine's KV buffer has no free cell (engine.md 14).
 
-It says so in a whole answer of 500, or in the last event of a stream, whose head has long been sent. As long
-as the client has nothing but heads and comments, the request can be sent again.
+The error is a whole answer of 500, or the last event of a stream whose head was sent long before. As long as
+the client has only heads and comments, the request can be sent again.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from slotkeeper.scheduler.events import Exceeded
 from slotkeeper.scheduler.types import RequestId
 
 WORDS: Final = b"Context size has been exceeded"
-ERRORS: Final = (b'data: {"error"', b"event: error", b"error: ")  # how an event of an error begins
+ERRORS: Final = (b'data: {"error"', b"event: error", b"error: ")  # beginnings of an error event
 END: Final = b"\n\n"
-LONGEST: Final = 4096  # bytes of such an answer, or event
+LONGEST: Final = 4096  # bytes, the longest such answer or event
 
 
 class OutOfCells(UpstreamFault):
-    """No byte of an answer is with the client."""
+    """The engine had no free cell, and the client has no byte of an answer yet."""
 
 
 class CellsGate:
-    """Holds the beginning of one answer back, as long as it may be this error. Tells the driver of it."""
+    """Holds back the beginning of an answer while it may be this error, and reports it to the driver."""
 
     def __init__(self, driver: Driver, request: RequestId, *, shut: bool) -> None:
-        """If it is not `shut`, everything passes."""
+        """`shut`: hold the beginning back. If not, everything passes."""
         self._driver = driver
         self._request = request
         self._shut = shut
@@ -39,7 +39,7 @@ class CellsGate:
         self._last = b""
 
     def ended(self, answer: Answer) -> None:
-        """It went on to its end."""
+        """Report the error if it is the last event of an answer that was passed on."""
         if answer.error is not None and WORDS in self._last:
             self._tell(again=False)
 
@@ -51,7 +51,10 @@ class CellsGate:
         self._driver.post(Exceeded(at=self._driver.now(), request=self._request, again=again))
 
     async def whole(self, answer: aiohttp.ClientResponse) -> bytes:
-        """A short answer of 500 that is no stream; else nothing is read. Raises OutOfCells, UpstreamFault."""
+        """Read a short answer of 500 that is no stream, and check it; read nothing of any other answer.
+
+        Returns the bytes read. Raises OutOfCells, UpstreamFault.
+        """
         size = answer.content_length
         if not self._shut or answer.status != 500 or flows(answer) or size is None or size > LONGEST:
             return b""
@@ -64,12 +67,12 @@ class CellsGate:
         self._last = chunk
 
     def passing(self, chunk: bytes) -> bytes:
-        """What of a stream may go on. Raises OutOfCells."""
+        """Return the bytes of a stream that may be passed on. Raises OutOfCells."""
         if not self._shut or not chunk:
             return chunk
         self._held += chunk
         out = []
-        while self._held.startswith(b":"):  # comments say nothing of where we are
+        while self._held.startswith(b":"):  # comments may come before any event
             line, end, rest = self._held.partition(END)
             if not end:
                 break
@@ -83,7 +86,7 @@ class CellsGate:
         return b"".join(out)
 
     def _may_be_error(self) -> bool:
-        """Whether its first event is not complete, and may be an error, or is one."""
+        """Whether the first event is this error, or is incomplete and may become an error."""
         held = self._held
         if len(held) > LONGEST:
             return False
@@ -94,6 +97,6 @@ class CellsGate:
         return END not in held or WORDS in held.partition(END)[0]
 
     def close(self) -> bytes:
-        """What was held back; all that follows passes."""
+        """Return the bytes held back; all that follows passes."""
         held, self._held, self._shut = self._held, b"", False
         return held

@@ -1,6 +1,6 @@
-"""The data port: every route of llama-server, byte for byte where nothing has to change.
+"""The data port: every route of llama-server, passed through byte for byte unless something must change.
 
-Bodies on their way in are bounded: how large one may be, and how large all of them together.
+The size of each request body, and of all of them together, is bounded.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from slotkeeper.scheduler.events import Arrived, Gone
 from slotkeeper.scheduler.types import NO_ROUTER, RequestId
 
 RETRY_AFTER: Final = 5  # seconds
-SLOWEST: Final = 16 * 1024  # bytes a second of a body that takes longer than that
+SLOWEST: Final = 16 * 1024  # bytes per second, the slowest upload of a large body
 
 
 class Intake:
-    """Room for the bodies of requests, from their first byte to the end of their answers."""
+    """Memory for request bodies, from the first byte of each to the end of its answer."""
 
     def __init__(self, *, each: int, total: int, seconds: float, metrics: Metrics) -> None:
-        """Bytes; `seconds` for a body to come, and more for a large one."""
+        """`each` and `total` are bytes. A body has `seconds` to arrive, and a large one more (SLOWEST)."""
         self.each = each
         self.total = total
         self.free = total
@@ -51,7 +51,7 @@ class Intake:
 
 
 class Body:
-    """Of one request. Use as a context manager, which gives its room back."""
+    """The body of one request. Use it as a context manager, which frees its memory."""
 
     def __init__(self, intake: Intake, request: web.BaseRequest) -> None:
         self._intake = intake
@@ -68,14 +68,14 @@ class Body:
         self._taken = 0
 
     async def read(self) -> bytes | None:
-        """All of it; None for a request without one. Raises ClientFault."""
+        """Return the whole body; None for a request without one. Raises ClientFault."""
         request = self._request
         if not request.body_exists:
             return None
         self._check(request.content_length or 0)
         if self._intake.free <= 0:
             raise self._full()
-        if request.content.is_eof():  # a small one came with its head
+        if request.content.is_eof():  # a small body arrived with the head
             whole = await request.content.read()
             self._take(len(whole))
             return whole
@@ -93,12 +93,12 @@ class Body:
         except TimeoutError as error:
             self._intake.metrics.cut(ConnectionCut.BODY)
             raise ClientFault(
-                f"the body did not come in time: {self._taken} bytes of it; send it at once, or raise "
+                f"the body did not arrive in time, only {self._taken} bytes of it; send it at once, or raise "
                 "--body-timeout",
                 status=408,
             ) from error
         except (web.RequestPayloadError, HttpProcessingError) as error:
-            raise ClientFault("the body is not framed as HTTP says") from error
+            raise ClientFault("the body is not framed as HTTP requires") from error
         return bytes(whole)
 
     def _take(self, size: int) -> None:
@@ -116,8 +116,8 @@ class Body:
 
     def _full(self) -> ClientFault:
         return ClientFault(
-            f"the requests that are being answered hold all of {self._intake.total} bytes of bodies; come "
-            "again, or raise --all-bodies-bytes",
+            f"the requests being answered use all {self._intake.total} bytes for bodies; try again later, "
+            "or raise --all-bodies-bytes",
             status=429,
             retry_after=RETRY_AFTER,
         )
@@ -125,16 +125,16 @@ class Body:
 
 # -- the routes ------------------------------------------------------------------------------------------
 
-READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # nothing in the engine begins by one of these
-BODY_LEFT: Final = frozenset({408, 413, 429})  # there may be more of the body on its way
+READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # these start no work in the engine
+BODY_LEFT: Final = frozenset({408, 413, 429})  # more of the body may still arrive
 TAKES_SLOT: Final = frozenset({Api.TASK, *(api for api in Api if api.generates)})
-JUDGED: Final = TAKES_SLOT | {Api.CONTROL}  # who asks for these must be known to the engine
+JUDGED: Final = TAKES_SLOT | {Api.CONTROL}  # the engine must know the key of a client that calls these
 
 log = get_logger(__name__)
 
 
 def _known_as(request: web.Request) -> str:
-    """Its client's own id, unless that is no id, or holds the client's key; else a fresh one."""
+    """Return the client's request id if it is valid and does not contain the client's key; else a new id."""
     given = request.headers.get(names.REQUEST_ID)
     if given is not None and Secrets.of(request.headers, request.query_string).stand_in(given):
         given = None
@@ -142,12 +142,12 @@ def _known_as(request: web.Request) -> str:
 
 
 def _model_in(request: web.BaseRequest, body: bytes | None) -> str | None:
-    """Where a router looks for it: in the body of a POST, in the query of a GET."""
+    """Return the model that a request names, as a router reads it: in a POST's body or a GET's query."""
     return request.query.get("model") if request.method in READS else named_model(body or b"")
 
 
 class DataPort:
-    """Answers every request, by an exchange or by copying it through."""
+    """Answers every request, by an exchange if it takes a slot, else by copying it through."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class DataPort:
         api_prefix: str = "",
         draining: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`draining`: whether nothing new should come. Load balancers ask this port for its health."""
+        """`draining`: whether load balancers, which ask this port for its health, should send no more."""
         self._gate = gate
         self._connections = connections
         self._intake = intake
@@ -184,14 +184,14 @@ class DataPort:
             with self._intake.body(request) as body:
                 return await self._handle(request, body)
         except asyncio.CancelledError:
-            if request.writer.output_size:  # it is we who break it off, if the client is still there
+            if request.writer.output_size:  # we cancelled it, if the client is still connected
                 abort(request)
             raise
         finally:
             self._running.discard(task)
 
     async def _shut(self, _: web.Application) -> None:
-        """Asked once, running answers get their time; asked again, they are ended."""
+        """On the first call let running answers end; on the second call cancel them."""
         if self._closing:
             for task in self._running:
                 task.cancel()
@@ -231,7 +231,7 @@ class DataPort:
             return self._broken(request, api, known_as)
 
     def _broken(self, request: web.Request, api: Api, known_as: str) -> web.StreamResponse:
-        """By us, we do not know how."""
+        """Answer after an unexpected error of our own."""
         self._gate.metrics.fallback("exchange")
         if request.writer.output_size:  # a second head would land in the middle of a body
             abort(request)
@@ -244,7 +244,7 @@ class DataPort:
         return refusal.response(known_as)
 
     def _path(self, request: web.Request) -> str:
-        """Its path as it is sent on. Raises ClientFault where the engine might look up another one."""
+        """Return the path that is forwarded. Raises ClientFault if the engine might read another path."""
         path = target(request).partition("#")[0].partition("?")[0]
         if request.method in READS:
             return path
@@ -256,7 +256,7 @@ class DataPort:
             raise ClientFault(why.message) from why
 
     def _not_again(self, request: web.Request) -> None:
-        """Sidecars that point at each other would send a request round for ever."""
+        """Refuse a request that has passed this sidecar before, in a loop. Raises UpstreamFault."""
         if self._gate.upstream.name in names.hops(request.headers.getall(names.HOPS, [])):
             raise UpstreamFault(
                 "this request has come through this sidecar before: its --upstream leads back to it; "
@@ -265,14 +265,15 @@ class DataPort:
             )
 
     def _not_draining(self, request: web.Request, path: str) -> None:
-        """Health means that new requests may come; those that come are served. Raises UpstreamFault."""
+        """Fail health checks while draining; requests that still arrive are served. Raises UpstreamFault."""
         if self._draining() and request.method != "OPTIONS" and is_open(request.method, path, self._prefix):
             raise UpstreamFault("draining: this sidecar is about to end", status=503)
 
     async def _serving(self, request: web.Request, body: bytes | None) -> EngineLink:
-        """Where a request without a slot goes: to the first engine that is there.
+        """Return the engine for a request without a slot: the first one that is ready.
 
-        One for a router's model waits for that: it would have the router load it, and evict another.
+        A request for a router's model waits until it is loaded: else the router would load it and evict
+        another.
         """
         driver = self._gate.driver
         model = driver.engines.model_of(_model_in(request, body)) if driver.engines.routers else NO_ROUTER
@@ -292,7 +293,7 @@ class DataPort:
     async def _through(
         self, request: web.Request, api: Api, body: bytes | None, known_as: str, link: EngineLink
     ) -> web.StreamResponse:
-        """A route without a slot."""
+        """Pass a request without a slot through, and copy its answer back."""
         try:
             async with answering(link):
                 answer = await self._gate.upstream.send(link.address, request, body, known_as)
@@ -320,7 +321,7 @@ class DataPort:
     ) -> web.StreamResponse:
         if not let_in:
             raise UpstreamFault(
-                "no engine says who may do this; when llama-server is up, try again",
+                "no engine can check the key for this now; try again when llama-server is up",
                 status=503,
                 retry_after=1,
             )
@@ -346,5 +347,5 @@ class DataPort:
             headers=headers,
         )
         if fault.status in BODY_LEFT:
-            response.force_close()  # the rest of the body is not worth reading
+            response.force_close()  # do not read the rest of the body
         return response

@@ -1,9 +1,9 @@
-"""Checks credentials: an unknown one is shown to the engine before any work is done for it.
+"""Checks credentials: the engine judges an unknown one before any work is done for the request.
 
-The engine judges a request's key itself, but only when the request reaches it, and by then we would have
-rendered, planted and restored for it with our own key. So its head goes to `GET /props` first, which wants
-the key on every build, costs a millisecond and wakes no sleeping engine. An engine without a key is asked
-once. Only this module says whose request it is (`Caller`).
+The engine checks a request's key itself, but only when the request reaches it. Before that we would have
+rendered, planted and restored for it with our own key. So its headers go to `GET /props` first, which needs
+the key on every build, takes a millisecond and wakes no sleeping engine. An engine that needs no key is asked
+once. Only this module decides whose request it is (`Caller`).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.types import ClientId, EngineId
 
-SHOWN: Final = (*AUTH, "Cookie")  # and what a gateway in front of it may
-OURS_SHOWN: Final = ("Cookie",)  # where the key is ours, the same for all
+SHOWN: Final = (*AUTH, "Cookie")  # the engine's headers, and that of a gateway in front of it
+OURS_SHOWN: Final = ("Cookie",)  # with --keys-file: the engine gets our key for all clients
 REFUSES: Final = frozenset({401, 403})
-LASTS: Final = 60.0  # seconds: a gateway in front of the engine may take a key back
-REFUSAL_LASTS: Final = 5.0
-RENEWAL: Final = 5.0  # seconds for which a credential goes on counting while it is asked for again
+LASTS: Final = 60.0  # seconds: a gateway in front of the engine may revoke a key
+REFUSAL_LASTS: Final = 5.0  # seconds
+RENEWAL: Final = 5.0  # seconds for which a credential stays valid while it is checked again
 MOST_KNOWN: Final = 4096
 MOST_REFUSED: Final = 256
 ASK_SECONDS: Final = 5.0
@@ -47,35 +47,35 @@ OWN_REFUSED: Final = (
     "the engine refuses the key of the sidecar itself; its operator has to set --engine-api-key to a key of "
     "llama-server's --api-key"
 )
-_NAMESPACES: Final = b"namespaces of slotkeeper"  # what the folder's secret is used for here
+_NAMESPACES: Final = b"namespaces of slotkeeper"  # separates this use of the folder's secret from others
 
 
 class KeyCheck(StrEnum):
     LET_IN = "let_in"
-    LATER = "later"  # the engine is gone, and had let it in: to be judged when that is back
-    UNSURE = "unsure"  # no engine could say: the request goes straight through, without any work for it
+    LATER = "later"  # the engine is gone but had accepted the key: check again when it is back
+    UNSURE = "unsure"  # no engine could answer: the request passes through without any work for it
 
 
-Refusal = UpstreamAnswer  # the engine's own words
+Refusal = UpstreamAnswer  # the engine's own answer
 Judged = KeyCheck | Refusal
 V = TypeVar("V")
-Seen = tuple[EngineId, str, bytes]  # engine, its process, a digest of what was shown
+Seen = tuple[EngineId, str, bytes]  # engine, its process, a digest of the credential
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose request it is, as far as that was verified."""
+    """Whose request it is, as far as that is verified."""
 
-    line: ClientId  # whose queue it joins: a key that was verified, else an address
-    namespace: str = ""  # whose states and predictions it may use; "" while namespaces are off
-    key: Key | None = None  # of --keys-file
+    line: ClientId  # the queue that it joins: that of a verified key, else of an address
+    namespace: str = ""  # the namespace whose states it may use; "" while namespaces are off
+    key: Key | None = None  # the entry of --keys-file
 
 
 _CALLER: Final = web.RequestKey("caller", Caller)
 
 
 class Door:
-    """What engines said of credentials, of which only digests are kept."""
+    """Remembers which credentials engines accept and refuse. It keeps only digests of them."""
 
     def __init__(
         self,
@@ -90,11 +90,11 @@ class Door:
         were_apart: Callable[[], bool] = lambda: False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`prefix` is the engine's --api-prefix, `trusted` are proxies in front, `keys` a list of our own.
+        """`prefix` is the engine's --api-prefix, `trusted` are proxies in front, `keys` is our --keys-file.
 
-        `namespaces`: one for each key; None: with a list of our own, else from the second key on that an
-        engine has verified. Those of engines' keys are told by `secret`, so that they are the same after a
-        restart; without one they are not. `were_apart`: whether there are states of namespaces from before.
+        `namespaces`: one for each key; None: with `keys`, else from the second key on that an engine has
+        verified. `secret` makes the namespaces of engine keys the same after a restart; without it they
+        change. `were_apart`: whether there are states in namespaces from an earlier run.
         """
         self.keys = keys
         self._shown = SHOWN if keys is None else OURS_SHOWN
@@ -102,19 +102,19 @@ class Door:
         self._driver = driver
         self._trusted = trusted
         self._namespaces = True if namespaces is None and keys else namespaces
-        self._first_key: bytes | None = None  # that was verified
+        self._first_key: bytes | None = None  # the first verified key
         self._secret = secret
         self._were_apart = were_apart
         self._upstream = upstream
         self._path = f"{prefix}/props"
         self._now = now
         self._salt = secrets.token_bytes(16)
-        self._anyone: dict[EngineId, tuple[str, bool, float]] = {}  # process, whether it wants no key, until
+        self._anyone: dict[EngineId, tuple[str, bool, float]] = {}  # process, needs no key, until
         self._known: OrderedDict[Seen, float] = OrderedDict()
         self._refused: OrderedDict[Seen, tuple[float, Refusal]] = OrderedDict()
 
     def admit(self, request: web.BaseRequest, api: Api, path: str) -> None:
-        """By our own list, if there is one. Raises ClientFault for clients that may not ask for this."""
+        """Check the key by --keys-file, if there is one. Raises ClientFault if the client may not do this."""
         if self.keys is None or is_open(request.method, path, self._prefix):
             return
         given = key_in(request.headers)
@@ -127,23 +127,23 @@ class Door:
         request[_CALLER] = Caller(_line(f"name {key.name}"), namespace, key)
 
     def lent(self, request: web.BaseRequest) -> dict[str, str]:
-        """The credential for calls of ours on behalf of this request; none where the engine has no say."""
+        """Return the client's credential for our own calls for this request; none with --keys-file."""
         return {} if self.keys else credentials(request.headers)
 
     async def judge(self, request: web.BaseRequest, *, since: float, later: bool = False) -> Judged:
-        """Whether every engine that is there lets this client in. It may wait for one that is gone.
+        """Ask every engine that is up whether it accepts this client. It may wait for one that is gone.
 
-        That wait counts from `since`; with `later` a client who was let in before does not wait here.
+        That wait counts from `since`. With `later`, a client that was accepted before does not wait here.
         """
         driver = self._driver
-        await driver.folder_tried()  # whose secret tells namespaces
+        await driver.folder_tried()  # namespaces need the folder's secret
         engines = driver.engines
         if any(link.doubtful for link in driver.links.values()):
             if later and self._was_let_in(request):
                 return KeyCheck.LATER
             await engines.awake(since)
         judged = await self._judged(request)
-        if judged is KeyCheck.UNSURE:  # it may be starting
+        if judged is KeyCheck.UNSURE:  # the engine may be starting
             if later and engines.expects() and self._was_let_in(request):
                 return KeyCheck.LATER
             await engines.awake(since)
@@ -151,16 +151,16 @@ class Door:
         return judged
 
     def caller(self, request: web.BaseRequest) -> Caller:
-        """Whose request this is; by its address alone where no engine has verified a key of it."""
+        """Return whose request this is; by its address alone if no engine has verified its key."""
         return request.get(_CALLER) or Caller(_line(asker(request, self._trusted)))
 
     @property
     def namespaces(self) -> bool:
-        """Whether keys are held apart now."""
+        """Whether each key now has its own namespace."""
         return bool(self._namespaces)
 
     def _let_in(self, request: web.BaseRequest, *, verified: bool) -> None:
-        """By an engine that has `verified` its key, or that wants no key."""
+        """Remember the caller of a request that an engine accepts: its key is `verified`, or not needed."""
         if self.keys:
             return
         key = key_in(request.headers)
@@ -172,12 +172,15 @@ class Door:
         request[_CALLER] = Caller(line, self._namespace(key) if key and self._namespaces else "")
 
     def _namespace(self, key: str) -> str:
-        """The same after a restart once the folder is open; what is computed before is in no file either."""
+        """Return a key's namespace, which is the same after a restart once the folder is open.
+
+        States that were computed before that are in no file.
+        """
         secret = self._secret() or self._salt
         return _keyed(key, blake2b(_NAMESPACES, key=secret, digest_size=32).digest()).hex()
 
     def _was_let_in(self, request: web.BaseRequest) -> bool:
-        """By the processes that were asked last, whatever comes in their place."""
+        """Whether the engine processes that were asked last had accepted this client."""
         digest = self._digest(request, self._shown)
         upstreams = [link.engine for link in self._driver.engines.upstreams]
         last = [(engine, *self._anyone.get(engine, ("", False, 0.0))) for engine in upstreams]
@@ -194,54 +197,54 @@ class Door:
             if await self._wants_no_key(link):
                 continue
             wanted = True
-            said = await self._by(link, request)
-            if isinstance(said, Refusal):
-                return said
-            if said is KeyCheck.UNSURE:
-                judged = said
+            verdict = await self._by(link, request)
+            if isinstance(verdict, Refusal):
+                return verdict
+            if verdict is KeyCheck.UNSURE:
+                judged = verdict
         if judged is KeyCheck.LET_IN:
             self._let_in(request, verified=wanted)
         return judged
 
     async def _wants_no_key(self, link: EngineLink) -> bool:
-        """Asked once of each process, without any credential."""
+        """Whether the engine needs no key; asked once for each process, without any credential."""
         process, open_, until = self._anyone.get(link.engine, ("", False, 0.0))
         if process == link.process and self._now() < until:
             return open_
         asked_of = link.process
-        said = await self._ask(link, CIMultiDict())
-        if said is not KeyCheck.UNSURE:
+        verdict = await self._ask(link, CIMultiDict())
+        if verdict is not KeyCheck.UNSURE:
             lasts = float("inf") if asked_of else REFUSAL_LASTS  # its process is not known yet
-            self._anyone[link.engine] = asked_of, said is KeyCheck.LET_IN, self._now() + lasts
-        return said is KeyCheck.LET_IN
+            self._anyone[link.engine] = asked_of, verdict is KeyCheck.LET_IN, self._now() + lasts
+        return verdict is KeyCheck.LET_IN
 
     async def _by(self, link: EngineLink, request: web.BaseRequest) -> Judged:
         now, seen = self._now(), (link.engine, link.process, self._digest(request, self._shown))
         until = self._known.get(seen)
         if until is not None and now < until:
             return KeyCheck.LET_IN
-        # Its words depend on Origin too, which it repeats.
-        heard = (link.engine, link.process, self._digest(request, (*self._shown, "Origin")))
-        again, refusal = self._refused.get(heard, (0.0, None))
+        # The answer depends on Origin too, which the engine repeats.
+        refused = (link.engine, link.process, self._digest(request, (*self._shown, "Origin")))
+        again, refusal = self._refused.get(refused, (0.0, None))
         if refusal and now < again:
             return refusal
         if until is not None:
             self._known[seen] = now + RENEWAL
-        said = await self._ask(link, self._upstream.outgoing(request, None, ""))
-        match said:
+        verdict = await self._ask(link, self._upstream.outgoing(request, None, ""))
+        match verdict:
             case Refusal() if self.keys:
                 raise UpstreamFault(OWN_REFUSED)
             case Refusal() if not link.judges:  # no key was ever accepted: the route may be closed
                 return KeyCheck.UNSURE
             case Refusal():
                 self._known.pop(seen, None)
-                _keep(self._refused, heard, (self._now() + REFUSAL_LASTS, said), MOST_REFUSED)
+                _keep(self._refused, refused, (self._now() + REFUSAL_LASTS, verdict), MOST_REFUSED)
             case KeyCheck.LET_IN:
                 _keep(self._known, seen, self._now() + LASTS, MOST_KNOWN)
                 link.let_in(self.lent(request))
-            case KeyCheck.UNSURE if until is not None:  # it was let in before
+            case KeyCheck.UNSURE if until is not None:  # the engine had accepted it
                 return KeyCheck.LET_IN
-        return said
+        return verdict
 
     async def _ask(self, link: EngineLink, headers: CIMultiDict[str]) -> Judged:
         if link.pulse.frozen:
@@ -252,7 +255,7 @@ class Door:
             link.kick()
             return KeyCheck.UNSURE
         async with answer:
-            if answer.status >= 500:  # it is loading, or what stands in front cannot reach it
+            if answer.status >= 500:  # it is loading, or a proxy in front cannot reach it
                 return KeyCheck.UNSURE
             if answer.status not in REFUSES:
                 return KeyCheck.LET_IN
@@ -270,12 +273,12 @@ class Door:
 
 
 def credentials(headers: Mapping[str, str]) -> dict[str, str]:
-    """For calls of ours; of several headers of one name the engine reads the first."""
+    """Return the credential headers for our own calls; the engine reads the first of several equal names."""
     return {name: headers[name] for name in AUTH if name in headers}
 
 
 def key_in(headers: Mapping[str, str]) -> str:
-    """The key as the engine reads it: one key is the same in either header; "" where there is none."""
+    """Return the key as the engine reads it, the same from either header; "" if there is none."""
     return next(filter(None, map(headers.get, AUTH)), "").removeprefix(BEARER)
 
 
@@ -284,7 +287,7 @@ def _line(who: str) -> ClientId:
 
 
 def digest_of(text: str) -> str:
-    """What may be kept of a text that tells clients apart."""
+    """Return a digest that may be kept of a text that identifies a client."""
     return blake2b(text.encode(errors="replace"), digest_size=8).hexdigest()
 
 
@@ -300,7 +303,7 @@ def _keep(kept: OrderedDict[Seen, V], key: Seen, value: V, most: int) -> None:
 
 
 def program_of(request: web.BaseRequest, caller: Caller, trusted: Sequence[Network]) -> str:
-    """Which program of whom asks, as far as they can be told apart. Digests, never what was sent."""
+    """Return digests of the client's identity and of its User-Agent, never what was sent."""
     who = f"name {caller.key.name}" if caller.key else next(iter(credentials(request.headers).values()), None)
     who = who or asker(request, trusted)
     return f"{digest_of(who)}/{digest_of(request.headers.get('User-Agent', ''))}"

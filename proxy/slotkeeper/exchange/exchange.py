@@ -1,4 +1,4 @@
-"""One request that takes a slot, from its first byte to the end of its answer."""
+"""One request that takes a slot, from its body to the end of its answer."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ from slotkeeper.scheduler.types import Crowded, EngineId, Reason
 if TYPE_CHECKING:
     from slotkeeper.observe.otel import Spans  # of an extra
 
-# Straight through, or over before its client could tire of it: no progress is asked for.
+# Passed through, or over within moments: we do not ask for progress.
 AS_IT_IS: Final = frozenset({Reason.BYPASS, Reason.BRIEF})
 RETRY_AFTER: Final = 5  # seconds
 MIXED: Final = (
     "this route cannot be kept apart from other keys' requests now; try again, or use /v1/chat/completions; "
     "it needs a llama-server with --slot-save-path, and a sidecar with that folder as --slot-dir"
 )
-ANYONE: Final = "~"  # the namespace of requests without a key, where an engine wants none
-DEATHS: Final = 3  # of engines that were at work on a request, after which it is not sent to another
-AT_WORK: Final = 0.01  # seconds after which the engine has a request that was sent
-SERVER_ERROR: Final = 500  # and above: the engine failed, not its client
-NO_SUCH: Final = 501  # but this is what it cannot do at all
-UNLOADED: Final = frozenset({400, 500})  # of a router whose model was unloaded, or is just being
-BRIEF_BYTES: Final = 512  # of a body: JSON, model name and all, that leaves about a hundred tokens
+ANYONE: Final = "~"  # the namespace of requests without a key, if the engine needs none
+DEATHS: Final = 3  # engines that ended while working on a request, after which it is not sent again
+AT_WORK: Final = 0.01  # seconds after which the engine works on a request that was sent
+SERVER_ERROR: Final = 500  # and above: a failure of the engine, not of the client
+NO_SUCH: Final = 501  # except this: the engine does not have the feature
+UNLOADED: Final = frozenset({400, 500})  # a router's status if the model was or is being unloaded
+BRIEF_BYTES: Final = 512  # bytes of a body: less JSON and model name, about a hundred tokens
 
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """What every exchange needs."""
+    """The parts that every exchange needs."""
 
     driver: Driver
     upstream: Upstream
@@ -67,7 +67,7 @@ class Gate:
     metrics: Metrics
     rewriting: Rewriting
     names: Naming
-    keep_alive: float  # seconds of silence, at most, for a client that waits for a stream
+    keep_alive: float  # seconds between comments to a client that waits for a stream
     ahead: ReadAhead
     aside: Aside
     trusted: tuple[Network, ...]  # proxies in front
@@ -76,7 +76,7 @@ class Gate:
 
 
 class Exchange:
-    """Asks the driver for a place, forwards the bytes, and tells the driver how it ended."""
+    """Asks the driver for a slot, forwards the request, and reports its end to the driver."""
 
     def __init__(
         self,
@@ -90,9 +90,9 @@ class Exchange:
         came: float,
         form: bool = False,
     ) -> None:
-        """If no engine could judge its credential, it goes straight through, without any work for it.
+        """If no engine could judge the credential, the request passes through without any work for it.
 
-        A wait for an engine counts from when it `came`. `form`: the body is a form with a file, and no JSON.
+        A wait for an engine counts from `came`. `form`: the body is a form with a file, not JSON.
         """
         self._gate = gate
         self._judged = judged
@@ -103,10 +103,10 @@ class Exchange:
         self._body = body
         self._form = form
         self._caller = gate.door.caller(request)
-        self._used: Used | None = None  # by its key, where it is of our own list
+        self._used: Used | None = None  # the use of its key, with --keys-file
         self._namespace = self._caller.namespace or (ANYONE if gate.door.namespaces and self._let_in else "")
         secrets = Secrets.of(request.headers, request.query_string)
-        known = secrets.without(request.headers)  # as they may be kept
+        known = secrets.without(request.headers)  # headers without secrets
         self._account = Account(
             gate.driver,
             api,
@@ -119,11 +119,11 @@ class Exchange:
             names=gate.names,
         )
         self._trace = gate.spans.begin(request.headers) if gate.spans else None
-        self._body_out = body  # in the form in which it goes out
-        self._forward: Forward | None = None  # where it is sent, once that is decided
+        self._body_out = body  # the form that is sent
+        self._forward: Forward | None = None  # the decision, once it is made
         self._settled = False
-        self._deaths = 0  # of engines that were at work on it
-        self._outgrown = False  # an engine had no cells left for it
+        self._deaths = 0  # engines that ended while working on it
+        self._outgrown = False  # an engine had no free cells for it
         tasks, labels = gate.driver.tasks, self._labels
         self._waiting = Waiting(request, request_id, tasks, seconds=gate.keep_alive, labels=labels)
 
@@ -155,7 +155,7 @@ class Exchange:
                 self._trace.end(account.record)
 
     def _begin(self) -> None:
-        """Raises CrowdedFault where its key has had enough, ClientFault for hints that cannot be read."""
+        """Count the request for its key. Raises CrowdedFault at a limit, ClientFault for bad hints."""
         hints.check(self._request.headers)
         keys, key = self._gate.door.keys, self._caller.key
         if keys and key:
@@ -172,7 +172,7 @@ class Exchange:
             keys.end(key, self._used, self._account.cost)
 
     async def _understand(self) -> None:
-        """Raises ClientFault for what the engine might read otherwise than we do, or is too much."""
+        """Parse the body. Raises ClientFault if the engine might read it differently, or for large values."""
         run = self._gate.aside if is_large(self._body) else here
         encoding = ",".join(self._request.headers.getall("Content-Encoding", []))
         try:
@@ -185,7 +185,7 @@ class Exchange:
             raise ClientFault(why.message) from why
 
     async def _served(self) -> web.StreamResponse:
-        """Sent again, where its engine ends before a byte of its answer is with the client."""
+        """Send the request; send it again if its engine ends before the client has a byte of the answer."""
         while True:
             self._forward = forward = await self._place()
             losses = self._gate.driver.links[forward.engine].losses
@@ -207,7 +207,7 @@ class Exchange:
                 self._waiting.start()
 
     def _settle(self) -> None:
-        """What is said and kept of it, once. Nothing that goes to the engine depends on this."""
+        """Report and record the request, once. Nothing that is sent to the engine depends on it."""
         if self._settled or not self._api.generates:
             return
         self._settled = True
@@ -216,7 +216,7 @@ class Exchange:
             self._keep(self._body)
 
     def _keep(self, body: bytes) -> None:
-        """For `--record`: as the client sent it."""
+        """Record the request as the client sent it, for `--record`."""
         if self._gate.recorder is not None:
             record = self._account.record
             self._gate.recorder.write(
@@ -229,11 +229,11 @@ class Exchange:
             )
 
     def _rewriting(self) -> Rewriting | None:
-        """None for who asked to be left alone."""
+        """Return the rewriting; None if the client asked for bypass."""
         return None if self._request.headers.get(names.BYPASS) == "1" else self._gate.rewriting
 
     def _hears_comments(self) -> bool:
-        """Who wants a stream, unless it shall be the engine's alone, head and all."""
+        """Whether the client gets keep-alive comments: it asked for a stream and not for bypass."""
         ask = self._account.ask
         return ask is not None and ask.stream and self._request.headers.get(names.BYPASS) != "1"
 
@@ -256,13 +256,13 @@ class Exchange:
         forward = await driver.admit(arrival)
         self._body_out = account.goes(forward) if self._api.generates and self._let_in else self._body
         asyncio.get_running_loop().call_later(AT_WORK, self._settle)
-        if forward.reason is not Reason.BRIEF:  # whose tokens can wait until its answer is over
+        if forward.reason is not Reason.BRIEF:  # a brief request is rendered after its answer
             account.render()
         self._gate.metrics.waited(driver.now() - account.arrived, account.id)
         return forward
 
     async def _judge(self) -> None:
-        """By the engine that is there now; where that cannot say, it stays let in. Raises Fault."""
+        """Have the engine that is back judge the key; if it cannot, the key stays accepted. Raises Fault."""
         if not self._gate.driver.engines.front(self._account.model).ready:
             return
         judged = await self._gate.door.judge(self._request, since=self._waits_since)
@@ -272,7 +272,7 @@ class Exchange:
         self._judged, self._caller = KeyCheck.LET_IN, self._gate.door.caller(self._request)
 
     def _check_line(self) -> None:
-        """Raises ClientFault where too many wait."""
+        """Check the limits of the queue. Raises CrowdedFault if too many requests wait."""
         placement, line, key = self._gate.driver.placement, self._caller.line, self._caller.key
         crowded = placement.no_room_for(line)
         if key and key.queued is not None and placement.waiting_of(line) >= key.queued:
@@ -312,12 +312,12 @@ class Exchange:
         )
 
     async def _again(self, engine: EngineId, losses: int, fault: UpstreamFault) -> bool:
-        """Whether another engine can take it, or this one is gone and expected back: the client sees nothing.
+        """Whether to send the request again: another engine can take it, or this one is expected back.
 
-        One that dies of this very request would do so each time.
+        Raises UpstreamFault after DEATHS engines ended on it: this request may be the cause.
         """
         driver = self._gate.driver
-        link = driver.links.get(engine)  # None: it was removed, because it is named no more
+        link = driver.links.get(engine)  # None: it was removed from the settings
         lost = link is None or await link.was_lost(losses)
         if self._waiting.begun or not (lost or driver.engines.has_other(engine, self._account.model)):
             return False
@@ -332,7 +332,7 @@ class Exchange:
     # -- the answer --------------------------------------------------------------------------------
 
     async def _answer(self, forward: Forward, losses: int) -> web.StreamResponse:
-        """`losses` of its engine before it was sent there."""
+        """Send the request and relay the answer. `losses` is the engine's count from before the send."""
         driver = self._gate.driver
         body = placed(self._apart(self._body_out, forward), self._account.claim, forward.slot)
         ask, progress = self._account.ask, None
@@ -368,7 +368,7 @@ class Exchange:
             return await relay.run(answer, forward, link, progress, alone=not self._hears_comments())
 
     def _apart(self, body: bytes, forward: Forward) -> bytes:
-        """The body that goes where another namespace's state may be: without the help of any cache."""
+        """Return the body to send; with caching off if the engine may hold another namespace's state."""
         one_of_many = self._namespace or (self._gate.door.namespaces and not self._let_in)
         if not one_of_many or forward.apart or not self._api.generates:
             return body
@@ -377,7 +377,7 @@ class Exchange:
         return uncached(body)
 
     def _labels(self) -> dict[str, str]:
-        """Our own headers, as far as they are known by now."""
+        """Return our own headers, as far as they are known."""
         if self._forward is None:
             return {}
         labels = {names.DECISION: self._forward.reason.value}
@@ -388,7 +388,7 @@ class Exchange:
         if not self._namespace:
             if self._forward.slot is not None:
                 labels[names.SLOT] = str(self._forward.slot)
-        elif pending:  # the slot and what is parked would tell how busy other namespaces are
+        elif pending:  # the slot and parked tokens would show how busy other namespaces are
             planted -= pending.parked
         labels[names.PLANTED] = str(planted)
         if urgency := acts.urgency(self._account.record, apart=bool(self._namespace)):

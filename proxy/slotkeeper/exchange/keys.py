@@ -189,9 +189,9 @@ class OwnKeys:
 
 
 CROWDED: Final = {
-    Crowded.ALL: "as many requests wait for a slot as may; come again, or raise --max-waiting",
-    Crowded.CLIENT: "so many of your requests wait already; come again, or raise --max-waiting-per-client",
-    Crowded.KEY_QUEUED: "as many requests of this key wait for a slot as may; come again",
+    Crowded.ALL: "too many requests wait for a slot; try again later, or raise --max-waiting",
+    Crowded.CLIENT: "too many of your requests wait; try again later, or raise --max-waiting-per-client",
+    Crowded.KEY_QUEUED: "too many requests of this key wait for a slot; try again later",
 }
 
 
@@ -208,7 +208,9 @@ class CrowdedFault(ClientFault):
 def new_key(name: str) -> tuple[str, str]:
     """Return a new key, and its table for the file, which holds only its digest. Raises ValueError."""
     if not NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is no name; use up to 40 letters, digits, dots, dashes and underscores")
+        raise ValueError(
+            f"{name!r} is not a name; use up to 40 letters, digits, dots, dashes and underscores"
+        )
     key = PREFIX + secrets.token_urlsafe(32)
     table = f'["{name}"]\nsha256 = "{_sha256(key).hex()}"\n'
     return key, table
@@ -269,9 +271,9 @@ def _exposed(path: Path, found: os.stat_result, *, plain: bool) -> str:
     """
     us, word, mode = os.geteuid(), shlex.quote(str(path)), stat.S_IMODE(found.st_mode)
     if us != 0 and found.st_uid not in {0, us}:
-        return f"{path} belongs to another user. Mend it: sudo chown {us} {word}"
+        return f"{path} belongs to another user. Fix it: sudo chown {us} {word}"
     if plain and mode & (stat.S_IRWXG | stat.S_IRWXO):
-        return f"{path} holds keys, and others may read it. Mend it: chmod 600 {word}"
+        return f"{path} holds keys, and others may read it. Fix it: chmod 600 {word}"
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"others may write to {path}. Mend it: chmod go-w {word}"
+        return f"others may write to {path}. Fix it: chmod go-w {word}"
     return ""

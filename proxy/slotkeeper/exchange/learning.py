@@ -1,6 +1,6 @@
-"""What is learned of one request, beside its way: its answer, its reply's ids, its conversation and its name.
+"""What is learned from a request beside its relay: its answer, its reply's tokens, its conversation and name.
 
-Nothing here can hurt the request: what fails is counted and left out.
+Nothing here can harm the request: a failure is counted, and its result is left out.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ log = get_logger(__name__)
 
 
 class Listener:
-    """Of one answer. The bytes are already with the client when they are read here."""
+    """Reads one answer. The client already has the bytes that are read here."""
 
     def __init__(self, api: Api, record: Record, metrics: Metrics, now: Callable[[], float]) -> None:
-        """`now` in seconds, on the clock of `record.at`."""
+        """`now` returns seconds on the clock of `record.at`."""
         self._api = api
         self._record = record
         self._metrics = metrics
@@ -46,14 +46,14 @@ class Listener:
         self._reader: AnswerReader | None = None
 
     def begin(self, answer: aiohttp.ClientResponse) -> None:
-        """From here on. What is compressed is not read."""
+        """Start to read an answer. A compressed answer is not read."""
         if "Content-Encoding" not in answer.headers:
             streamed = answer.content_type == "text/event-stream"
             self._reader = AnswerReader(self._api, stream=streamed, status=answer.status)
 
     @property
     def events(self) -> int:
-        """That were heard of a stream so far: about as many as tokens that were generated."""
+        """Number of events read from the stream so far; about one for each generated token."""
         return self._reader.events if self._reader else 0
 
     def heard(self, chunk: bytes) -> None:
@@ -68,7 +68,7 @@ class Listener:
             self._give_up()
 
     def without(self, progress: ProgressFilter) -> Callable[[bytes], bytes]:
-        """What goes on of a chunk. What is removed is passed to observers."""
+        """Return a function that removes progress events from chunks, and shows the progress to observers."""
 
         def rest(chunk: bytes) -> bytes:
             left, work = progress.feed(chunk), self._record.work
@@ -79,7 +79,7 @@ class Listener:
         return rest
 
     def end(self) -> Answer:
-        """What it was, as far as it was read."""
+        """Return the answer, as far as it was read."""
         try:
             return self._reader.close() if self._reader else UNREAD
         except Exception:
@@ -92,12 +92,12 @@ class Listener:
         self._reader = None
 
 
-# -- after the answer: the ids of the reply, as sampled and as the next turn begins with it --------------
+# -- after the answer: the reply's tokens as sampled, and as the next turn begins with them --------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnsweredRequest:
-    """A request whose answer has ended well."""
+    """A request whose answer is complete."""
 
     request: RequestId
     request_id: str  # the client's name for it
@@ -109,57 +109,62 @@ class AnsweredRequest:
     generated: int  # tokens
 
 
-async def learn(driver: Driver, link: EngineLink, heard: AnsweredRequest) -> None:
-    """Tell the driver what can be found out; nothing, where rendering fails."""
-    await _as_sampled(driver, link, heard)
-    ahead = driver.looks_ahead and heard.ask.claim.hints.prefetch
-    begins = await _as_sent_back(driver, link, heard) if ahead else None
-    driver.post(NextKnown(at=driver.now(), request=heard.request, tokens=begins))
+async def learn(driver: Driver, link: EngineLink, answered: AnsweredRequest) -> None:
+    """Render the reply and the next turn's prefix for the driver; if rendering fails, nothing is known."""
+    await _as_sampled(driver, link, answered)
+    ahead = driver.looks_ahead and answered.ask.claim.hints.prefetch
+    begins = await _as_sent_back(driver, link, answered) if ahead else None
+    driver.post(NextKnown(at=driver.now(), request=answered.request, tokens=begins))
 
 
-async def _as_sampled(driver: Driver, link: EngineLink, heard: AnsweredRequest) -> None:
+async def _as_sampled(driver: Driver, link: EngineLink, answered: AnsweredRequest) -> None:
     try:
         tokens = await render.with_reply(
-            link, heard.ask, heard.prompt, heard.reply, generated=heard.generated, auth=heard.auth
+            link,
+            answered.ask,
+            answered.prompt,
+            answered.reply,
+            generated=answered.generated,
+            auth=answered.auth,
         )
     except render.FAILURES as error:
-        log.debug("reply_not_rendered", request_id=heard.request_id, error=sayable(error))
+        log.debug("reply_not_rendered", request_id=answered.request_id, error=sayable(error))
         return
     if tokens is not None:
-        driver.post(ReplyKnown(at=driver.now(), request=heard.request, tokens=tokens))
+        driver.post(ReplyKnown(at=driver.now(), request=answered.request, tokens=tokens))
 
 
-async def _as_sent_back(driver: Driver, link: EngineLink, heard: AnsweredRequest) -> Tokens | None:
+async def _as_sent_back(driver: Driver, link: EngineLink, answered: AnsweredRequest) -> Tokens | None:
     try:
         return await driver.next_turns.prefix(
             link,
-            heard.ask,
-            heard.reply,
-            client=heard.client,
-            auth=heard.auth,
-            moment=lambda: driver.idle_moment(heard.request),
+            answered.ask,
+            answered.reply,
+            client=answered.client,
+            auth=answered.auth,
+            moment=lambda: driver.idle_moment(answered.request),
         )
     except (*render.FAILURES, NotOurs) as error:
-        log.debug("next_turn_not_rendered", request_id=heard.request_id, error=sayable(error))
+        log.debug("next_turn_not_rendered", request_id=answered.request_id, error=sayable(error))
         return None
 
 
-# -- its conversation: its name, what its client changed, and what that cost -----------------------------
+# -- the conversation: its name, what the client rewrote, and what that cost -----------------------------
 
 
-HANDLE_BYTES: Final = 8  # as many as nobody guesses
+HANDLE_BYTES: Final = 8  # enough that a handle cannot be guessed
 
 
 class NameKeeper:
     """Writes the name of a request's conversation into its record.
 
-    No decision depends on a name, so a failure is logged and counted only.
+    No decision depends on a name, so a failure is only logged and counted.
     """
 
     def __init__(
         self, names: Naming, metrics: Metrics, record: Record, headers: Mapping[str, str], given: str | None
     ) -> None:
-        """`given`: the name that the client gives its conversation."""
+        """`given` is the client's name for its conversation."""
         self._names = names
         self._metrics = metrics
         self._record = record
@@ -167,7 +172,7 @@ class NameKeeper:
         self._given = given
 
     def update(self, taken: Taken | None) -> None:
-        """Name it by all that is known so far."""
+        """Update the name by what is known so far."""
         record, line = self._record, taken.conversation if taken else None
         try:
             if line is not None:
@@ -195,7 +200,7 @@ class NameKeeper:
             self._metrics.fallback("explain")
 
     def answered(self, taken: Taken | None, answer: Answer) -> None:
-        """The answer may be a title that the agent has asked for."""
+        """Take the answer as a title if the agent has asked for one."""
         if taken and answer.reply and answer.complete:
             try:
                 self._names.answered(self._record.client, taken.received, answer.reply)
@@ -205,20 +210,20 @@ class NameKeeper:
 
 
 class Explaining:
-    """Writes what it finds in the request's record. If that fails, the request goes as it came."""
+    """Writes the conversation and its changes to the record. On failure the body is sent as it came."""
 
     def __init__(self, rewriting: Rewriting, metrics: Metrics, record: Record, context: int) -> None:
-        """A slot holds `context` tokens; 0: that is not known."""
+        """A slot holds `context` tokens; 0: unknown."""
         self._rewriting = rewriting
         self._metrics = metrics
         self._context = context
         self._record = record
-        self.taken: Taken | None = None  # what it goes on as; None: it is no chat, or was not looked at
+        self.taken: Taken | None = None  # the request with its forms; None: no chat, or not read
 
     async def take(
         self, api: Api, doc: Doc, *, headers: Mapping[str, str], run: Runner = here
     ) -> Taken | None:
-        """The request, and how rules would have it; None for what is no chat, or what failed."""
+        """Match the request and apply the rules; None if it is not a chat, or on failure."""
         record = self._record
         try:
             self.taken = await self._rewriting.take(
@@ -238,17 +243,17 @@ class Explaining:
         return self.taken
 
     def goes(self, *, changed: bool) -> None:
-        """In which form it goes out."""
+        """Record the form in which the request is sent."""
         if self.taken is not None:
             self._rewriting.goes(self.taken, changed=changed)
 
     @property
     def rules(self) -> list[str]:
-        """Those that change the request, if it goes out so."""
+        """The names of the rules whose changes the rewritten form has."""
         return self.taken.rules if self.taken else []
 
     def settle(self) -> None:
-        """Find the conversation and the changes, once; the engine is already at work on the request."""
+        """Find the conversation and the changes, once, while the engine works on the request."""
         taken, record = self.taken, self._record
         if taken is None or taken.judged is not None:
             return
@@ -265,7 +270,7 @@ class Explaining:
             record.kind, record.changes = judged.explained.kind, taken.changes
 
     def answered(self, answer: Answer, prompt: Tokens | None, *, planted: int) -> None:
-        """What the request's own changes have cost. `planted` tokens were computed before it went on."""
+        """Record the cost of the request's own changes. `planted` tokens were computed before it was sent."""
         self.settle()
         if self.taken is None:
             return

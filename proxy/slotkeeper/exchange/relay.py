@@ -1,9 +1,9 @@
-"""An answer on its way to its client, and what a client hears while it is queued.
+"""Relays an answer to its client, and sends comments to a client that waits.
 
 A client that reads slowly, or not at all, would hold a slot: the engine waits for us, and we wait for the
-client. So we read ahead, into the write buffer of the client's own connection, and the slot is free when the
+client. So we read ahead into the write buffer of the client's connection, and the slot is free when the
 engine has finished. That buffer is bounded, for each answer and for all. A client whose buffer is full has
-some seconds to read a block of it; then its connection is broken off.
+some seconds to read a block of it; then its connection is reset.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.scheduler.effects import Forward
 
-BLOCK: Final = 256 * 1024  # so much room is taken at a time
+BLOCK: Final = 256 * 1024  # bytes by which a buffer grows
 FRAMING: Final = 32  # bytes around a chunk, at most
 
 log = get_logger(__name__)
 
 
-class Stalled(ConnectionResetError):  # noqa: N818 - the client's doing; for all else it is a client that left
-    """A client has not read for too long, and its connection was broken off."""
+class Stalled(ConnectionResetError):  # noqa: N818 - handled like a client that left
+    """The connection of a client that did not read for too long was reset."""
 
 
 class ReadAhead:
-    """Room for what clients have not read yet."""
+    """Memory for bytes of answers that clients have not read yet."""
 
     def __init__(self, each: int, total: int, *, seconds: float, metrics: Metrics) -> None:
-        """Bytes for each answer and for all; `seconds` that a client has to read on once it is full."""
+        """`each` and `total` are bytes. A client with a full buffer has `seconds` to read some of it."""
         self.each = max(each, CHUNK)
         self.seconds = seconds
         self.free = total
@@ -64,13 +64,13 @@ class ReadAhead:
         self._seldom = Seldom(log)
 
     def take(self, wanted: int) -> int:
-        """At most `wanted`; it must be given back."""
+        """Take up to `wanted` bytes; the caller must give them back. Returns the bytes taken."""
         taken = max(0, min(wanted, self.free))
         self.free -= taken
         return taken
 
     def cut_off(self, request: web.BaseRequest, unread: int) -> Stalled:
-        """Break the connection of a client that does not read."""
+        """Reset the connection of a client that does not read, and return the error to raise."""
         abort(request)
         self._metrics.cut(ConnectionCut.STALLED)
         self._seldom.warning("client_stalled", client=request.remote, unread=unread, seconds=self.seconds)
@@ -78,13 +78,13 @@ class ReadAhead:
 
 
 class Outlet:
-    """One answer. Use as a context manager; leaving it gives its room back."""
+    """The client's side of one answer. Use it as a context manager, which gives its memory back."""
 
     def __init__(self, ahead: ReadAhead, request: web.BaseRequest, response: web.StreamResponse) -> None:
         self._ahead = ahead
         self._request = request
         self._response = response
-        self._high = CHUNK  # above this size of the connection's buffer a writer waits
+        self._high = CHUNK  # bytes in the connection's buffer above which a write waits
         self._taken = 0
 
     def __enter__(self) -> Self:
@@ -97,14 +97,14 @@ class Outlet:
         self._taken = 0
 
     async def write(self, data: bytes) -> None:
-        """Returns as soon as there is room for it. Raises GONE errors, Stalled among them."""
+        """Write as soon as the buffer has room. Raises GONE errors, including Stalled."""
         if self._request.protocol.writing_paused or not self._fits(len(data)):
             await self._in_time(self._response.write(data))
         else:
             await self._response.write(data)
 
     async def end(self) -> None:
-        """The end of the answer. Waits for its client as long as that reads at all: no slot waits with it."""
+        """End the answer. Waits while the client keeps reading; the slot is already free."""
         plug, protocol = self._request.transport, self._request.protocol
         if plug is not None and self._taken:
             plug.set_write_buffer_limits(high=CHUNK)
@@ -119,7 +119,7 @@ class Outlet:
         await self._response.write_eof()
 
     def _fits(self, size: int) -> bool:
-        """Whether the buffer has room for so much, if need be with more room than it had."""
+        """Whether the buffer has room for `size` bytes; it grows if needed and possible."""
         lacking = self._unread() + size + FRAMING - self._high
         if lacking <= 0:
             return True
@@ -144,20 +144,20 @@ class Outlet:
             raise self._ahead.cut_off(self._request, self._unread()) from None
 
 
-# -- the answer on its way -------------------------------------------------------------------------------
-# For minutes there may be nothing to send: the request is queued, steps are taken in its slot, or the
-# engine computes the prompt, between its head and its first event. Clients, and the proxies in front of us,
-# give up on a silent connection. A comment (a line that begins with a colon) is what SSE has against that.
+# -- comments while a client waits -----------------------------------------------------------------------
+# There may be nothing to send for minutes: the request is queued, steps are taken in its slot, or the
+# engine computes the prompt, between its head and its first event. Clients, and proxies in front of us,
+# close a silent connection. SSE comments (lines that begin with a colon) prevent that.
 
 WAITING: Final = comment("waiting")
 
 
 class Waiting:
-    """One client that asked for a stream.
+    """A client that asked for a stream and waits for its first event.
 
-    Once the head of a stream is out, our own or the engine's, `opened` is the answer to go on with. Then no
-    headers and no status can be passed on any more: what is no stream must end as an error event (`end`).
-    As long as nothing else has `begun`, another answer may still follow.
+    Once the head of a stream is sent, our own or the engine's, `opened` is the answer to continue. From then
+    on headers and status cannot be passed on: an answer that is no stream must become an error event (`end`).
+    Until `begun`, the request can still be sent again and another answer can follow.
     """
 
     def __init__(
@@ -169,21 +169,21 @@ class Waiting:
         seconds: float,
         labels: Callable[[], Mapping[str, str]],
     ) -> None:
-        """`seconds` between two comments; `labels` are our own headers, as far as they are known by now."""
+        """`seconds` are between two comments; `labels` are our own headers, as far as they are known."""
         self._request = request
         self._request_id = request_id
         self._tasks = tasks
         self._seconds = seconds
         self._labels = labels
-        self._said: dict[str, str] = {}  # labels that stand in the head
+        self._sent: dict[str, str] = {}  # labels that the sent head has
         self._talking: asyncio.Task[None] | None = None
         self.opened: web.StreamResponse | None = None
-        self.begun = False  # bytes of the engine's own are with the client
+        self.begun = False  # the client has bytes of the engine's answer
 
     def start(self) -> None:
-        """Comment from now on, in what is open, else in an answer of our own that begins when it must.
+        """Start comments, in the open answer or in our own answer, which begins with the first comment.
 
-        A request that is sent again may still be commenting: then that goes on, and `stop` ends it.
+        If comments of a request that is sent again still run, they continue until `stop`.
         """
         if self._talking is not None:
             return
@@ -193,47 +193,47 @@ class Waiting:
         self._talking = self._tasks.start(self._talk(owner))
 
     def stop(self) -> None:
-        """No byte of ours is written after this. Comments are written whole, so none is cut."""
+        """End the comments: no byte of ours is written after this. No comment is cut off."""
         if self._talking is not None:
             self._talking.cancel()
             self._talking = None
 
     def ends_with(self, passing: bytes) -> bytes:
-        """Called with all that goes on to the client: its first bytes end the waiting."""
+        """Return `passing`, the bytes for the client; the first bytes end the waiting."""
         if passing:
             self.begun = True
             self.stop()
         return passing
 
     async def accept(self, answer: aiohttp.ClientResponse) -> web.StreamResponse:
-        """The head is with the client after this: the engine's with our labels, or ours and late labels."""
+        """Send the engine's head with our labels. After our own head, write late labels as a comment."""
         labels = self._labels()
         if self.opened is None:
             response = prepared(answer, self._request_id)
-            if answer.status < 400:  # else they would tell who has no key what others have asked
+            if answer.status < 400:  # else a client without a key would see what others have asked
                 response.headers.update(labels)
             await response.prepare(self._request)
             if flows(answer):
-                self.opened, self._said = response, dict(labels)
+                self.opened, self._sent = response, dict(labels)
             else:
                 self.begun = True
             return response
-        late = [f"{name}: {value}" for name, value in labels.items() if self._said.get(name) != value]
+        late = [f"{name}: {value}" for name, value in labels.items() if self._sent.get(name) != value]
         if late:
             await self.opened.write(comment(*late))
         return self.opened
 
     async def end(self, event: bytes) -> web.StreamResponse:
-        """The last event of a stream of ours that the engine's never followed."""
+        """End a stream that we opened, with one last event, because no stream came from the engine."""
         self.stop()
         if self.opened is None:
-            raise AssertionError("only what was begun can be ended")
+            raise AssertionError("only an opened stream can be ended")
         await self.opened.write(event)
         await self.opened.write_eof()
         return self.opened
 
     async def _talk(self, owner: asyncio.Task[object]) -> None:
-        """A client that has left ends its request, even if nothing else has noticed."""
+        """Write comments for ever. If the client has left, cancel `owner`, the task of its request."""
         try:
             while True:
                 await asyncio.sleep(self._seconds)
@@ -244,8 +244,8 @@ class Waiting:
                 owner.cancel()
 
     async def _open(self) -> web.StreamResponse:
-        """The head that the engine would send for a stream, and our own labels."""
-        self._said = dict(self._labels())
+        """Send the head that the engine would send for a stream, with our own labels."""
+        self._sent = dict(self._labels())
         origin = self._request.headers.get("Origin")
         self.opened = web.StreamResponse(
             headers={
@@ -254,7 +254,7 @@ class Waiting:
                 "X-Accel-Buffering": "no",
                 **({"Access-Control-Allow-Origin": origin} if origin else {}),
                 names.REQUEST_ID: self._request_id,
-                **self._said,
+                **self._sent,
             }
         )
         await self.opened.prepare(self._request)
@@ -267,9 +267,9 @@ PREDICTION_WAIT: Final = 0.05  # seconds that an answer's head may wait for our 
 
 
 class Relay:
-    """One answer: whole, retold as an event, or visibly broken off.
+    """Relays one answer: whole, as an error event, or visibly broken off.
 
-    Raises UpstreamFault where it breaks off and no byte of it is with the client.
+    Raises UpstreamFault if it breaks off before the client has a byte of it.
     """
 
     def __init__(
@@ -283,7 +283,7 @@ class Relay:
         ahead: ReadAhead,
         again: bool,
     ) -> None:
-        """`again`: it may be sent again where the engine has no cells for it."""
+        """`again`: the request may be sent again if the engine has no free cells for it."""
         self._cells = CellsGate(driver, account.key, shut=again)
         self._driver = driver
         self._ahead = ahead
@@ -301,9 +301,9 @@ class Relay:
         *,
         alone: bool,
     ) -> web.StreamResponse:
-        """Copy the answer, behind our own head if that is out. The first event ends the waiting.
+        """Copy the answer, after our own head if that is sent. The first event ends the waiting.
 
-        `alone`: no comment of ours may stand between the engine's events.
+        `alone`: we may not write comments between the engine's events.
         """
         account, waiting = self._account, self._waiting
         account.listener.begin(answer)
@@ -318,7 +318,7 @@ class Relay:
             waiting.start()
         rest = account.listener.without(progress) if progress else bytes
 
-        def heard(chunk: bytes) -> None:
+        def observe(chunk: bytes) -> None:
             link.pulse.heard()
             self._cells.heard(chunk)
             account.listener.heard(chunk)
@@ -329,7 +329,7 @@ class Relay:
         with Outlet(self._ahead, self._request, response) as out:
             try:
                 async with answering(link):
-                    await copy(answer, out.write, heard, passing, read=body)
+                    await copy(answer, out.write, observe, passing, read=body)
                 waiting.stop()
                 if flows(answer):
                     await out.write(self._cells.close() + (progress.close() if progress else b""))
@@ -338,7 +338,7 @@ class Relay:
             except UpstreamFault as fault:
                 waiting.stop()
                 link.kick()
-                # Without a byte of an answer the client sees nothing of this, if it is sent again.
+                # If the client has no byte of an answer yet, the request can be sent again unnoticed.
                 if not waiting.begun or isinstance(fault, OutOfCells):
                     raise
                 account.gone()
@@ -350,16 +350,16 @@ class Relay:
         return response
 
     def _check_whole(self, answer: aiohttp.ClientResponse) -> None:
-        """A router ends a stream in order whose engine has died, with a line of its own in it (engine.md 13).
+        """Check that a stream is complete: a router ends it normally if its engine dies (engine.md 13).
 
         Raises UpstreamFault.
         """
-        heard = self._account.listener.end()
-        if flows(answer) and answer.status < 400 and not heard.complete and heard.error is None:
+        result = self._account.listener.end()
+        if flows(answer) and answer.status < 400 and not result.complete and result.error is None:
             raise UpstreamFault("the router broke off in the middle of an answer: its engine has ended")
 
     async def _predicted(self) -> None:
-        """The prediction is ready by now but for very short prompts, which may be given a moment."""
+        """Wait briefly for our prediction: only for a very short prompt it is not ready yet."""
         pending = self._driver.placement.pending(self._account.key)
         if pending and pending.predicted is None and not pending.rendered:
             with suppress(TimeoutError):
@@ -369,7 +369,7 @@ class Relay:
     async def _retell(
         self, answer: aiohttp.ClientResponse, forward: Forward, link: EngineLink, *, read: bytes
     ) -> web.StreamResponse:
-        """No stream came, and the client reads one by now: what the engine said, as an error event."""
+        """Send the engine's answer as an error event: it is no stream, but the client already reads one."""
         account = self._account
         try:
             async with answering(link):
@@ -386,7 +386,7 @@ class Relay:
         return await self._waiting.end(errors.sse(fault, self._api))
 
     async def _break_off(self, answer: aiohttp.ClientResponse, out: Outlet, fault: UpstreamFault) -> None:
-        """Never a clean end: an error event where the client reads events, else a broken connection."""
+        """End an incomplete answer visibly: with an error event in a stream, else with a reset connection."""
         log.warning("answer_broke_off", request_id=self._account.id, error=fault.message)
         if flows(answer):
             await out.write(b"\n\n" + errors.sse(fault, self._api))

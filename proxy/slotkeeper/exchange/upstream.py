@@ -1,8 +1,8 @@
-"""Sending bytes to an engine and copying its answer back, chunk by chunk, changing nothing.
+"""Sends requests to an engine and copies its answers back unchanged, chunk by chunk.
 
-llama-server refuses a bad key, answers and closes with the upload unread. What is written to it then fails,
-and asyncio and uvloop close a connection whose write failed at once, though the answer may still lie in the
-socket. So the answer is read before the connection is given up.
+llama-server answers a bad key at once and closes the connection with the upload unread. The next write then
+fails, and asyncio and uvloop close a connection at a failed write, although the answer may still be in the
+socket. So we read the answer before we close the connection.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PIECE: Final = 64 * 1024
 
 
 class Connector(aiohttp.TCPConnector):
-    """Its connections hand over all that was received before they report that they are lost."""
+    """Makes connections that deliver all received bytes before they report that they are lost."""
 
     async def connect(self, *args: Any, **kwargs: Any) -> aiohttp.connector.Connection:
         connection = await super().connect(*args, **kwargs)
@@ -46,11 +46,11 @@ class Connector(aiohttp.TCPConnector):
 
 
 class _ToTheEnd(asyncio.Protocol):
-    """Between a transport and the protocol that was its own."""
+    """A protocol between a transport and its original protocol, which reads the socket to its end."""
 
     def __init__(self, handler: asyncio.Protocol, transport: asyncio.Transport) -> None:
         self._transport = transport
-        self.data_received = handler.data_received  # type: ignore[method-assign]  # of every chunk
+        self.data_received = handler.data_received  # type: ignore[method-assign]  # called for every chunk
         self.eof_received = handler.eof_received  # type: ignore[method-assign]
         self.pause_writing = handler.pause_writing  # type: ignore[method-assign]
         self.resume_writing = handler.resume_writing  # type: ignore[method-assign]
@@ -63,7 +63,7 @@ class _ToTheEnd(asyncio.Protocol):
 
 
 def _unread(transport: asyncio.Transport) -> bytes:
-    """What was received, and not read: the socket is closed after `connection_lost`, and does not block."""
+    """Read what the socket has received: it is non-blocking, and closed only after `connection_lost`."""
     pieces = []
     with suppress(OSError):
         plug = transport.get_extra_info("socket").fileno()
@@ -72,14 +72,14 @@ def _unread(transport: asyncio.Transport) -> bytes:
     return b"".join(pieces)
 
 
-# -- there and back --------------------------------------------------------------------------------------
+# -- requests and answers --------------------------------------------------------------------------------
 
 CONNECT_SECONDS: Final = 5.0
 RETRY_AFTER: Final = 2  # seconds: a llama-server that is starting or restarting
 NO_LIMIT: Final = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
 CHUNK: Final = 64 * 1024
 CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-# Our own hints stay with us. aiohttp frames the body itself.
+# Our own headers are not forwarded. aiohttp frames the body itself.
 NOT_SENT: Final = (
     "host",
     "content-length",
@@ -96,21 +96,21 @@ RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: close with RST
 
 
 class NotSent(UpstreamFault):
-    """No connection, so no byte reached the engine: another one may have the request."""
+    """There was no connection, so no byte reached the engine: another engine may get the request."""
 
 
 class Upstream:
-    """The data plane's client. One connection for each request.
+    """The HTTP client of the data port. It opens one connection for each request.
 
-    llama-server closes idle connections when it likes, and a POST that dies on a reused one may or
-    may not have begun: it could neither be sent again nor given up. A fresh connection, as nginx
-    makes by default, has no such doubt.
+    llama-server closes idle connections at any time. If a POST fails on a reused connection, it may or may
+    not have begun, so it could neither be sent again nor dropped. A new connection, which is also nginx's
+    default, avoids that.
     """
 
     def __init__(self, name: str, auth: Mapping[str, str] | None = None) -> None:
-        """`name`: of this sidecar, added to what it sends, so that it knows what comes back to it.
+        """`name` identifies this sidecar in the requests that it sends, so that it detects loops.
 
-        `auth` goes out in place of clients' keys; None: theirs go on.
+        `auth` replaces the clients' keys; None: their keys are forwarded.
         """
         self.name = name
         self._auth = auth
@@ -128,7 +128,7 @@ class Upstream:
         await self._session.close()
 
     def outgoing(self, request: web.BaseRequest, body: bytes | None, request_id: str) -> CIMultiDict[str]:
-        """The headers with which this request goes on."""
+        """Return the headers to forward for this request."""
         headers = outgoing(request, body, request_id)
         if self._auth is not None:
             for name in names.AUTH:
@@ -146,10 +146,10 @@ class Upstream:
         trace_parent: str | None = None,
         held: bool = True,
     ) -> aiohttp.ClientResponse:
-        """Forward a request. Raises UpstreamFault when the engine cannot be reached or hangs up.
+        """Forward a request. Raises UpstreamFault if the engine cannot be reached or closes the connection.
 
-        `trace_parent` names our own span; without one the client's goes on. `held`: a router is not to load
-        a model for it.
+        `trace_parent` names our own span; without it the client's header is forwarded. `held`: a router must
+        not load a model for the request.
         """
         url = URL(address.base + address.passed_on(target(request), held=held), encoded=True)
         headers = self.outgoing(request, body, request_id)
@@ -160,14 +160,14 @@ class Upstream:
     async def post(
         self, base: str, path: str, body: bytes, request: web.BaseRequest, request_id: str
     ) -> aiohttp.ClientResponse:
-        """Send this in place of the request, with its headers. Raises as `send` does."""
+        """Send `body` with the headers of `request`, in its place. Raises as `send` does."""
         headers = self.outgoing(request, body, request_id)
         return await self._sent(base, URL(base + path, encoded=True), headers, method="POST", body=body)
 
     async def look(
         self, base: str, path: str, headers: CIMultiDict[str], *, seconds: float
     ) -> aiohttp.ClientResponse:
-        """GET something of the engine's with these headers and no others. Raises as `send` does."""
+        """Send a GET to the engine with only these headers. Raises as `send` does."""
         limit = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
         return await self._sent(base, URL(base + path, encoded=True), headers, limit=limit)
 
@@ -207,7 +207,7 @@ class Upstream:
 
 
 def _why_not(base: str, error: OSError) -> str:
-    """In a sentence, why there is no connection to an engine."""
+    """Return a sentence that says why there is no connection to an engine."""
     if error.errno in {errno.EMFILE, errno.ENFILE}:
         return (
             f"no file descriptor is left for a connection to the engine at {base}; "
@@ -218,7 +218,7 @@ def _why_not(base: str, error: OSError) -> str:
 
 @asynccontextmanager
 async def answering(link: EngineLink) -> AsyncIterator[None]:
-    """Around all that waits for an engine. Raises UpstreamFault (504) when that is frozen."""
+    """Wrap a wait for an engine. Raises UpstreamFault (504) if the engine is frozen."""
     try:
         async with link.pulse.answer():
             yield
@@ -232,12 +232,12 @@ async def answering(link: EngineLink) -> AsyncIterator[None]:
 
 
 def target(request: web.BaseRequest) -> str:
-    """Path and query as the client wrote them, byte for byte.
+    """Return path and query byte for byte as the client wrote them. Raises ClientFault.
 
-    They are put behind the engine's address, so a target such as "@elsewhere/" must not get there.
+    They are appended to the engine's address, so a target such as "@elsewhere/" must be refused.
     """
     path = request.raw_path
-    if not path.startswith("/"):  # the absolute form, http://host/path, as one writes to a proxy
+    if not path.startswith("/"):  # the absolute form, http://host/path, as for a proxy
         path = str(request.rel_url)
     if not path.startswith("/"):
         raise ClientFault("the target of this request is not a path: begin it with /")
@@ -245,16 +245,16 @@ def target(request: web.BaseRequest) -> str:
 
 
 def _framed(body: bytes) -> bytes | BytesIO:
-    """Large bodies in pieces, so that an upload does not hold the loop.
+    """Return the body, a large one as a stream, so that its upload does not block the event loop.
 
-    Also because aiohttp pauses between two of them: a connection that a write has broken is then read to its
+    Another reason: aiohttp pauses between two pieces. So a connection that a write has broken is read to its
     end before the next write fails (`Connector`).
     """
     return body if len(body) <= CHUNK else BytesIO(body)
 
 
 def outgoing(request: web.BaseRequest, body: bytes | None, request_id: str) -> CIMultiDict[str]:
-    """The client's headers, less this hop's and our own, plus where it came from."""
+    """Return the client's headers without hop-by-hop headers and ours, with X-Forwarded-* added."""
     headers = CIMultiDict(forwardable(request.headers.items(), drop=NOT_SENT))
     headers[names.REQUEST_ID] = request_id
     if body:
@@ -268,9 +268,9 @@ def outgoing(request: web.BaseRequest, body: bytes | None, request_id: str) -> C
 
 
 def prepared(answer: aiohttp.ClientResponse, request_id: str) -> web.StreamResponse:
-    """The head of the client's answer: the engine's own, less this hop's headers.
+    """Return the head for the client: the engine's, without hop-by-hop headers.
 
-    Raises UpstreamFault for one that must not be written: aiohttp reads more than it writes.
+    Raises UpstreamFault for a control character: aiohttp accepts some that it must not write.
     """
     response = web.StreamResponse(status=answer.status, reason=answer.reason)
     for name, value in forwardable(answer.headers.items()):
@@ -282,7 +282,7 @@ def prepared(answer: aiohttp.ClientResponse, request_id: str) -> web.StreamRespo
 
 
 def flows(answer: aiohttp.ClientResponse) -> bool:
-    """Whether lines may be put into this answer and taken out: plain events, of no stated length."""
+    """Whether events may be added to and removed from this answer: uncompressed SSE without a length."""
     plain = "Content-Encoding" not in answer.headers and "Content-Length" not in answer.headers
     return plain and answer.content_type == EVENT_STREAM
 
@@ -295,10 +295,10 @@ async def copy(
     *,
     read: bytes = b"",
 ) -> None:
-    """Every chunk as it comes, shown to `seen` after `write` had what `through` leaves of it.
+    """Copy every chunk: `write` gets what `through` leaves of it, then `seen` gets the whole chunk.
 
-    `read` was read of it before. Raises UpstreamFault when the engine breaks off, and GONE errors when the
-    client does.
+    `read` are bytes of the answer that were read before. Raises UpstreamFault if the engine breaks off, and
+    GONE errors if the client does.
     """
     while chunk := read or await _next(answer):
         if passing := through(chunk):
@@ -308,7 +308,7 @@ async def copy(
 
 
 async def whole(answer: aiohttp.ClientResponse, seen: Callable[[bytes], None]) -> bytes:
-    """All of an answer that is not copied. Raises UpstreamFault when the engine breaks off."""
+    """Read a whole answer that is not copied. Raises UpstreamFault if the engine breaks off."""
     chunks = []
     while chunk := await _next(answer):
         chunks.append(chunk)
@@ -318,7 +318,7 @@ async def whole(answer: aiohttp.ClientResponse, seen: Callable[[bytes], None]) -
 
 @dataclass(frozen=True, slots=True)
 class UpstreamAnswer:
-    """A short one, whole, as it may be given to any number of clients."""
+    """A short, whole answer that can be sent to any number of clients."""
 
     status: int
     reason: str | None
@@ -327,7 +327,7 @@ class UpstreamAnswer:
 
     @classmethod
     async def of(cls, answer: aiohttp.ClientResponse) -> UpstreamAnswer:
-        """Raises UpstreamFault when the engine breaks off."""
+        """Read an answer. Raises UpstreamFault if the engine breaks off."""
         body = await whole(answer, lambda _: None)
         kept = tuple(forwardable(answer.headers.items(), drop=("Content-Length",)))
         return cls(answer.status, answer.reason, kept, body)
@@ -343,7 +343,7 @@ class UpstreamAnswer:
 
 
 async def _next(answer: aiohttp.ClientResponse) -> bytes:
-    """The next bytes, in whatever pieces they come; none at the end."""
+    """Return the next bytes as they arrive; empty at the end. Raises UpstreamFault."""
     try:
         return await answer.content.readany()
     except BROKEN as error:
@@ -351,9 +351,9 @@ async def _next(answer: aiohttp.ClientResponse) -> bytes:
 
 
 def abort(request: web.BaseRequest) -> None:
-    """Break the client's connection: a half answer must not look whole.
+    """Reset the client's connection, so that an incomplete answer does not look complete.
 
-    With a reset, because an HTTP/1.0 client takes an ordinary end for the end of the body.
+    An HTTP/1.0 client takes a normal close for the end of the body.
     """
     if request.transport is None:
         return

@@ -1,1 +1,1 @@
-"""What happened, told in numbers and lines, in spans and in recordings."""
+"""Observation: metrics, the log, spans, recordings and the journal of requests."""

@@ -1,4 +1,4 @@
-"""Records as people and programs read them: sentences, and documents of the admin port. No prompt text."""
+"""Texts and documents about recorded requests, for people and for the admin port. No prompt text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from slotkeeper.scheduler.figures import Loss
 from slotkeeper.scheduler.pending import Weighed
 from slotkeeper.scheduler.types import Reason
 
-FEW: Final = 16  # tokens that need no explanation: what opens a reply, or the last one of a prompt
+FEW: Final = 16  # tokens that need no explanation: the beginning of a reply, or the last token of a prompt
 
 PLACES: Final[Mapping[Section, str]] = MappingProxyType(
     {
@@ -92,9 +92,9 @@ LOST: Final[Mapping[Loss, str]] = MappingProxyType(
 
 
 def sentences(record: Record, taker: Record | None = None) -> list[str]:
-    """What happened and why, the most important first.
+    """Return sentences that say what happened and why, the most important first.
 
-    `taker`: the request that took the slot of this conversation meanwhile.
+    `taker`: the request that took this conversation's slot before this request came.
     """
     if record.outcome == RUNNING:
         return ["It has not ended yet.", *_went(record.decision), *acts.done(record)]
@@ -109,7 +109,7 @@ def sentences(record: Record, taker: Record | None = None) -> list[str]:
 
 
 def verdict(record: Record) -> str:
-    """The same in a few words, for a line of a list."""
+    """Return the same in a few words, for a line of a list."""
     if record.repeated <= FEW:
         known = record.usage is not None and record.oracle is not None
         return "nothing twice" if known else ""
@@ -123,7 +123,7 @@ def verdict(record: Record) -> str:
 
 
 def place(divergence: PromptDivergence) -> str:
-    """The section, and the message's number where there is one."""
+    """Return the name of the section where the prompt diverges, with the message's number if there is one."""
     if divergence.section is None:
         return "template"
     name = PLACES[divergence.section]
@@ -154,7 +154,7 @@ def _parted(divergence: PromptDivergence | None) -> Iterator[str]:
     what = CAUSES[divergence.cause].what
     where = f"token {divergence.token:,}" + (f", in the {place(divergence)}" if divergence.section else "")
     if divergence.cause in NEW_SESSION:
-        yield f"It is {what}: it diverges from the one before at {where}."
+        yield f"It is {what}: it diverges from the session before it at {where}."
         return
     if divergence.reply:
         yield f"The newest reply came back in another form than it was sampled, from {where} on: {what}."
@@ -170,7 +170,7 @@ def _cost(divergence: PromptDivergence) -> Iterator[str]:
         yield f"Rule {divergence.rule.value if divergence.rule else '?'} undid that: it cost nothing."
     elif divergence.tokens > FEW:
         time = f", {divergence.seconds:.1f} s" if divergence.seconds is not None else ""
-        yield f"{divergence.tokens:,} unchanged tokens behind it were computed again{time}."
+        yield f"{divergence.tokens:,} unchanged tokens after it were computed again{time}."
         yield from _advice(divergence)
 
 
@@ -184,7 +184,7 @@ def _advice(divergence: PromptDivergence) -> Iterator[str]:
 
 
 def _weighed(record: Record) -> Iterator[str]:
-    """In which form it went out, and what either would have cost at that moment."""
+    """Yield a sentence that says in which form the request went out, and what each form would have cost."""
     weighed = record.weighed
     if weighed is None:
         return
@@ -203,7 +203,7 @@ def _weighed(record: Record) -> Iterator[str]:
 
 
 def _fixing_rules(record: Record) -> str:
-    """The beginning of a sentence about them."""
+    """Return the subject of a sentence about the rules that changed the request."""
     names = dict.fromkeys(c.rule.value for c in record.changes if c.rule and c.mode is Mode.FIX)
     return f"Rule{'s' if len(names) > 1 else ''} {', '.join(names)}" if names else "Our rules"
 
@@ -244,7 +244,7 @@ Document = dict[str, Any]
 
 
 def summary(record: Record) -> Document:
-    """One line of a list. Tokens are the engine's counts; times are seconds."""
+    """Return the document of one line of a list. Tokens are the engine's counts; times are in seconds."""
     divergence, lost, decision = record.divergence, record.lost, record.decision
     usage, saved = record.usage, record.saved_seconds
     return {
@@ -282,7 +282,7 @@ def summary(record: Record) -> Document:
 
 
 def detail(record: Record, taker: Record | None = None) -> Document:
-    """All that is known of one request; `taker` took the slot of its conversation before it came."""
+    """Return the document of one request. `taker` took the slot of its conversation before it came."""
     return summary(record) | {
         "body_bytes": record.body_bytes,
         "explanation": sentences(record, taker),
@@ -298,7 +298,7 @@ def detail(record: Record, taker: Record | None = None) -> Document:
 
 
 def asked_by(record: Record) -> Document:
-    """Which request, of what conversation, by whom: the same in every document."""
+    """Return which request it is, of which conversation and client, as in every document."""
     return {
         "id": record.request_id,
         "came": _moment(record.came),
@@ -311,7 +311,7 @@ def asked_by(record: Record) -> Document:
 
 
 def began(record: Record) -> float:
-    """When its conversation did, in seconds since the epoch."""
+    """Return when the request's conversation began, in seconds since the epoch."""
     first = record.name.began
     return record.came if first is None else record.came - record.at + first
 
@@ -340,7 +340,7 @@ def _choice(decision: Decision) -> Document:
 
 
 def _option(option: Option, rate: float) -> Document:
-    seconds = option.seconds  # among several engines: with what is before it, and how long answers take there
+    seconds = option.seconds  # with several engines: includes the queue there and the speed of answers
     if seconds is None and rate:
         seconds = option.price / rate
     return {
@@ -355,7 +355,7 @@ def _option(option: Option, rate: float) -> Document:
 
 
 def _divergence_at(divergence: PromptDivergence) -> Document:
-    """The caller turns its ids into text."""
+    """Return the document of a divergence; the caller sets `text`."""
     return {
         "cause": divergence.cause.value,
         "section": divergence.section.value if divergence.section else None,
@@ -371,7 +371,7 @@ def _divergence_at(divergence: PromptDivergence) -> Document:
 
 
 def _forms(weighed: Weighed) -> Document:
-    """Prices are tokens to compute at that moment; null: it was decided without."""
+    """Return the prices of both forms, in tokens to compute at that moment; null: decided without a price."""
     own, changed = (None if price is None else round(price, 1) for price in (weighed.own, weighed.changed))
     return {"own_price_tokens": own, "changed_price_tokens": changed, "changed": weighed.taken}
 

@@ -1,6 +1,6 @@
-"""The journal of the last requests, written from what passes the driver. It decides nothing.
+"""The journal of the last requests, written from the driver's events and effects. It decides nothing.
 
-Every method is a few assignments: what must be compared or put into words is done on request.
+Every method makes only a few assignments: comparisons and texts are made when someone asks for them.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ from slotkeeper.scheduler.pending import Pending
 from slotkeeper.scheduler.slot_contents import SlotContents, SnapshotId
 from slotkeeper.scheduler.types import Place, RequestId
 
-MOST: Final = 4096  # snapshots
-UNDER_WAY: Final = 256  # saves
+MOST: Final = 4096  # snapshots whose owners are remembered
+UNDER_WAY: Final = 256  # unfinished saves whose owners are remembered
 
 
 class Owners:
-    """Which conversation a snapshot is of, as far as it was seen since the start. In memory only."""
+    """Remembers in memory, since the sidecar started, which conversation each snapshot belongs to."""
 
     def __init__(self) -> None:
         self._names: OrderedDict[SnapshotId, Name] = OrderedDict()
@@ -72,7 +72,7 @@ class Owners:
         return self._names.get(snapshot)
 
     def saving(self, asker: RequestId, record: Record | None) -> None:
-        """What is saved for `asker` is the state of the record's conversation."""
+        """Note that the file being saved for `asker` holds the state of the record's conversation."""
         if record is None:
             self._saving.pop(asker, None)
             return
@@ -85,7 +85,7 @@ class Owners:
             self._put(snapshot, name)
 
     def restored(self, snapshot: SnapshotId, record: Record) -> None:
-        """Saved by an earlier run, or unknown: it belongs to the first conversation that continues it."""
+        """Give a snapshot of unknown origin to the first conversation that continues it."""
         if snapshot not in self._names:
             self._put(snapshot, record.name)
 
@@ -95,13 +95,13 @@ class Owners:
             self._names.popitem(last=False)
 
 
-# -- steps, in the words of records ----------------------------------------------------------------------
+# -- steps as records name them --------------------------------------------------------------------------
 
-Effort = Plant | Save | Restore | Erase  # a step that is being taken
+Effort = Plant | Save | Restore | Erase  # a step that an engine executes
 
 
 def told(effort: Effort) -> tuple[RequestStage, int | None, str]:
-    """Its stage, how many tokens it is about, and a note."""
+    """Return a step's stage, its number of tokens, and a note."""
     match effort:
         case Plant():
             return RequestStage.PLANT, len(effort.tokens), effort.purpose.value
@@ -139,29 +139,29 @@ def _word(step: Step) -> str:
 
 # -- the journal -----------------------------------------------------------------------------------------
 
-FOLLOWED: Final = 4096  # requests under way, at most; whatever would be more was lost by a bug
-SHORTEST: Final = 4  # characters of an id's end that may stand for it
+FOLLOWED: Final = 4096  # most unfinished requests; more can only be requests that a bug lost
+SHORTEST: Final = 4  # least characters of an id's end that identify it
 
 Pendings = Callable[[RequestId], Pending | None]
 
 
 class _Live:
-    """A request under way: its record, and since when it does what it does."""
+    """An unfinished request: its record, its current step, and when that began."""
 
     __slots__ = ("answered", "base", "head", "plan", "record", "sent", "since", "step")
 
     def __init__(self, record: Record) -> None:
         self.record = record
-        self.since = record.at  # it waits for a place, or was sent
+        self.since = record.at  # when it began to wait for a slot, or was sent
         self.head: float | None = None  # when the engine's answer began
         self.step: tuple[Effort, float] | None = None
         self.plan: Plan | None = None
-        self.base: SlotContents | None = None  # what its slot holds when it goes there
+        self.base: SlotContents | None = None  # what its slot holds when it is sent there
         self.sent = self.answered = False
 
 
 class Journal:
-    """Holds the last `size` requests. With 0 it keeps none, but follows each to its end all the same."""
+    """Holds the last `size` requests. With size 0 it keeps none, but follows each until it ends."""
 
     def __init__(self, size: int) -> None:
         self._records: deque[Record] = deque(maxlen=size)
@@ -176,11 +176,11 @@ class Journal:
         return len(self._records)
 
     def __iter__(self) -> Iterator[Record]:
-        """The newest first."""
+        """Yield the records, the newest first."""
         return reversed(self._records)
 
     def find(self, request_id: str) -> Record | None:
-        """The newest with that id, else with one that ends so."""
+        """Return the newest record with that id, else the newest whose id ends so."""
         for record in self:
             if record.request_id == request_id:
                 return record
@@ -189,7 +189,7 @@ class Journal:
         return next((record for record in self if record.request_id.endswith(request_id)), None)
 
     def took_slot(self, record: Record) -> Record | None:
-        """The first that ran in the slot of its conversation's request before, after that and before it."""
+        """Return the first request that took the slot of the conversation's previous request."""
         between: list[Record] = []
         older = dropwhile(lambda other: other is not record, self)
         for other in islice(older, 1, None):
@@ -203,7 +203,7 @@ class Journal:
         self._records.append(record)
 
     def follow(self, key: RequestId, record: Record) -> None:
-        """The driver will know it by `key`."""
+        """Begin to follow a request that the driver knows by `key`."""
         record.key = key
         self._live[key] = _Live(record)
         if len(self._live) > FOLLOWED:
@@ -212,7 +212,7 @@ class Journal:
     def saw(
         self, event: Event, effects: Iterable[Effect], begun: float, now: float, pending: Pendings
     ) -> None:
-        """What the driver took in at `begun`, and what was made of it by `now`, on its clock."""
+        """Note an event taken in at `begun`, and its effects by `now`, both on the driver's clock."""
         key = getattr(event, "request", NO_REQUEST)
         concerned = self._live.get(key)
         if concerned is not None:
@@ -225,24 +225,24 @@ class Journal:
                 if isinstance(effect, Report):
                     self.clients.add(live.record)
                     del self._live[effect.request]
-        # Where no place was chosen, or the scheduler was replaced, there is no report.
+        # If no slot was chosen, or the scheduler was replaced, there is no report.
         over = concerned is not None and concerned.answered and pending(key) is None
         if over or isinstance(event, Gone):
             self._live.pop(key, None)
 
     def running(self) -> Iterator[Record]:
-        """Requests that have not ended, the newest first, however few are kept."""
+        """Yield the unfinished requests, newest first, even those that the journal no longer holds."""
         records = {id(live.record): live.record for live in reversed(self._live.values())}
         return (record for record in records.values() if record.outcome == RUNNING)
 
     def planting(self, key: RequestId, computed: int) -> None:
-        """How many tokens the plant that runs for it has computed so far."""
+        """Note how many tokens the running plant of a request has computed so far."""
         live = self._live.get(key)
         if live is not None and live.record.work:
             live.record.work.planting = computed
 
     def _own(self, event: Event, effects: Iterable[Effect]) -> None:
-        """Whose state a file holds: of a beginning for others the request's own, else the slot's."""
+        """Note whose state a file holds: a prefix for others is the request's, all else the slot's."""
         if isinstance(event, Saved | Filed) and event.snapshot:
             self.owners.saved(event.request, event.snapshot.id)
         for effect in effects:
@@ -301,7 +301,7 @@ def _left(live: _Live, at: float) -> None:
 
 
 def _waited(live: _Live, until: float) -> None:
-    """In the line, or for a step of which no end was seen."""
+    """Add the time spent in the queue, or in a step whose end was not seen."""
     if live.step is None:
         live.record.add(RequestStage.QUEUE, live.since, until)
     else:
@@ -312,7 +312,10 @@ def _waited(live: _Live, until: float) -> None:
 
 
 def _answered(live: _Live, event: Finished) -> None:
-    """Where all came at once the first token was not seen, but the engine says how long its prefill took."""
+    """Add the time of the answer.
+
+    If it came all at once, its first token was not seen; the engine says how long the prefill took.
+    """
     end, prefill = event.at, event.prefill_seconds or 0.0
     head, first = end if live.head is None else live.head, _first_token(live.record, end)
     if end - head < prefill:
@@ -322,7 +325,7 @@ def _answered(live: _Live, event: Finished) -> None:
 
 
 def _first_token(record: Record, end: float) -> float:
-    """When it came; the end where none was seen."""
+    """Return when the first token came; the end if it was not seen."""
     return end if record.first_token is None else record.at + record.first_token
 
 
@@ -363,7 +366,7 @@ def _effect(live: _Live, effect: Effect, begun: float, now: float, pending: Pend
 def _reported(record: Record, report: Report) -> None:
     record.slot = report.slot if report.slot is not None else record.slot
     record.usage, record.lost = report.usage, report.lost
-    if record.prompt_tokens is None and report.usage:  # broken off: as far as the engine was
+    if record.prompt_tokens is None and report.usage:  # broken off: what the engine processed
         record.prompt_tokens = report.usage.prompt
     record.predicted, record.oracle = report.predicted, report.oracle
     record.reused_seconds, record.step_seconds = report.reused_seconds, report.step_seconds
@@ -373,7 +376,7 @@ def _reported(record: Record, report: Report) -> None:
 
 
 def _decided(live: _Live, pending: Pending | None, begun: float, now: float) -> None:
-    """Once for each place that was found: after a step that failed there is another."""
+    """Note the decision, once for each slot that was chosen: after a failed step, another is chosen."""
     if pending is None or pending.plan is None or pending.plan is live.plan:
         return
     live.plan = plan = pending.plan
@@ -390,7 +393,7 @@ def _decided(live: _Live, pending: Pending | None, begun: float, now: float) -> 
 
 
 def _unplanned(live: _Live, effect: Forward, begun: float) -> None:
-    """It goes through without a place of ours, whatever was decided before."""
+    """Note that the request is sent without a plan of ours, whatever was decided before."""
     _waited(live, begun)
     chosen = Option(reason=effect.reason, engine=effect.engine, slot=effect.slot, reuse=None, price=0.0)
     live.record.decision = Decision(chosen=chosen)

@@ -1,7 +1,7 @@
-"""The figures of docs/reference.md. A hit is what the engine says it reused, never our own wish.
+"""The metrics that docs/reference.md lists. Hits are the engine's own counts, never our predictions.
 
-Every label has few values, and all are known from the start. Where a figure tells of one request, its id
-goes along as an exemplar, which a scraper gets that asks for OpenMetrics.
+Every label has few values, and all are known from the start. Metrics about one request carry its id as an
+exemplar, for scrapers that ask for OpenMetrics.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from types import MappingProxyType
 from typing import Final, Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
 
 from slotkeeper import __version__
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import Doubt
 from slotkeeper.conversation.causes import Cause
 from slotkeeper.conversation.rules.base import RuleName
+from slotkeeper.observe.gauges import SlotGauges
 from slotkeeper.observe.request_record import Client, ClientFigures, History
 from slotkeeper.observe.standard_error import DROPPED
 from slotkeeper.scheduler.effects import Forward, Poison, PoolAct, Purpose, Report
@@ -29,8 +28,6 @@ from slotkeeper.scheduler.events import Loading
 from slotkeeper.scheduler.figures import Loss, of_request
 from slotkeeper.scheduler.hints import Priority, PriorityAct
 from slotkeeper.scheduler.placement import Placement
-from slotkeeper.scheduler.slot_contents import Tier
-from slotkeeper.scheduler.table import SlotState
 from slotkeeper.scheduler.types import Crowded, EngineId, ModelName, Reason, id_of
 from slotkeeper.store.trouble import Trouble
 
@@ -52,31 +49,31 @@ Fallback = Literal[
 
 
 class ConnectionCut(StrEnum):
-    """Why a client's connection was broken off or refused."""
+    """Why a client's connection was closed or refused."""
 
-    STALLED = "stalled"  # it did not read its answer
-    FULL = "full"  # there were as many connections as there may be
-    ADDRESS = "address"  # there were as many of its address
-    HEAD = "head"  # it did not say in time what it wants
-    BODY = "body"  # it did not send in time what it had promised
-    CLOSING = "closing"  # it did not read the end of its answer
-    HANDSHAKE = "handshake"  # it did not speak TLS, or not in time
-    MALFORMED = "malformed"  # what it sent is no HTTP
+    STALLED = "stalled"  # the client did not read its answer
+    FULL = "full"  # the limit of connections was reached
+    ADDRESS = "address"  # the limit of connections from its address was reached
+    HEAD = "head"  # the client did not send the request's head in time
+    BODY = "body"  # the client did not send the announced body in time
+    CLOSING = "closing"  # the client did not read the end of its answer
+    HANDSHAKE = "handshake"  # the TLS handshake failed or took too long
+    MALFORMED = "malformed"  # the client did not send HTTP
 
 
 Stage = Literal["parse", "render"]
 SharedPart = Literal["store", "hints"]
-Action = Literal["fixed", "observed", "declined"]  # declined: as it came, it was cheaper
+Action = Literal["fixed", "observed", "declined"]  # declined: the unchanged request was cheaper
 
 PREFILL: Final = (0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 FILES: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 OWN: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
 ERRORS: Final = (0, 1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
 OUTCOMES: Final = ("ok", "client_error", "upstream_error", "client_gone", "broken")
-# The first is never raised, the others are troubles of a shared store.
+# The first is never raised; only a shared store has the others.
 NOT_OF_FOLDERS: Final = frozenset({Trouble.SLOW, Trouble.REFUSED, Trouble.UNREACHABLE})
 FOLDER: Final = tuple(trouble.value for trouble in Trouble if trouble not in NOT_OF_FOLDERS)
-USUAL: Final = ("ok", "nothing", "leased")  # that is no trouble
+USUAL: Final = ("ok", "nothing", "leased")  # outcomes that are no failures
 OPERATIONS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "open": ("ok", *FOLDER),
@@ -85,21 +82,21 @@ OPERATIONS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "demote": ("ok", "failed"),
         "drop": ("ok", "failed"),
         "prove": ("failed",),
-        # With a store that others use too.
+        # Only with a shared store.
         "upload": ("ok", "leased", "unfit", "failed"),
         "find": ("ok", "nothing", "late", "failed"),
         "collect": ("ok", "failed"),
     }
 )
 LEARNT: Final = tuple(how for how in Known if how not in {Known.DEFAULT, Known.FLAGS})
-EXEMPLAR_RUNES: Final = 128  # name and value together (OpenMetrics, "Exemplars")
+EXEMPLAR_RUNES: Final = 128  # characters of name and value together (OpenMetrics, "Exemplars")
 EXEMPLAR: Final = "request_id"
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:
-    """Every counter of the sidecar, in a registry of its own."""
+    """All metrics of the sidecar, in one registry."""
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
@@ -115,39 +112,39 @@ class Metrics:
         self.decisions = counter("decisions_total", "Where requests were sent, and why.", "reason")
         self.prompt_tokens = counter(
             "prompt_tokens_total",
-            "Prompt tokens of client requests: what earlier work had left, and what they waited for.",
+            "Prompt tokens of client requests: reused from earlier work, and computed while they waited.",
             "source",
         )
         self.prefill_tokens = counter(
-            "prefill_tokens_total", "Prompt tokens that the engine computed, by who wanted it.", "purpose"
+            "prefill_tokens_total", "Prompt tokens that the engine computed, by purpose.", "purpose"
         )
         self.oracle_tokens = counter(
             "oracle_tokens_total", "Prompt tokens that a perfect cache would have computed."
         )
-        self.fallbacks = counter("fallbacks_total", "Times that something of ours failed open.", "reason")
+        self.fallbacks = counter("fallbacks_total", "Times that a part of Slotkeeper failed open.", "reason")
         self.cuts = counter(
-            "connections_cut_total", "Connections of clients that were refused or broken off.", "reason"
+            "connections_cut_total", "Connections of clients that were refused or closed early.", "reason"
         )
         self.refusals = counter(
             "refused_requests_total",
-            "Requests answered 400, because the engine might have read them otherwise than Slotkeeper.",
+            "Requests answered 400, because the engine might read them differently from Slotkeeper.",
             "reason",
         )
         self.crowded = counter(
-            "crowded_requests_total", "Requests answered 429, as too many waited for a slot.", "reason"
+            "crowded_requests_total", "Requests answered 429, because too many waited for a slot.", "reason"
         )
         self.sent_again = counter(
             "requests_sent_again_total",
-            "Times that a request was sent again, since its engine had ended before the answer began.",
+            "Times that a request was sent again, because its engine ended before the answer began.",
         )
         self.poisoned = counter(
             "poisoned_slots_total",
-            "Times that an engine said it reused more than is possible, or was unsound after a refused file.",
+            "Times that an engine reported impossible reuse, or was unsound after it refused a file.",
             "reason",
         )
         self.pool_acts = counter(
             "kv_pool_total",
-            "What was done about the KV buffer that all slots of an engine share.",
+            "Actions on the KV buffer that all slots of an engine share.",
             "reason",
         )
         self.priority_acts = counter(
@@ -161,12 +158,17 @@ class Metrics:
         )
         self.freezes = counter(
             "engine_freezes_total",
-            "Times that an engine said nothing for so long that it counted as frozen.",
+            "Times that an engine was silent for so long that it counted as frozen.",
             "engine",
         )
-        self.inexact = counter("inexact_prompts_total", "Prompts whose length we had counted wrongly.")
+        self.inexact = counter(
+            "inexact_prompts_total", "Prompts whose length Slotkeeper had counted wrongly."
+        )
         self.flags_learned = counter(
-            "engine_flags_learned_total", "Engines' flags that were found out, and how.", "flag", "how"
+            "engine_flags_learned_total",
+            "Flags of engines that were learned at runtime, and how.",
+            "flag",
+            "how",
         )
         self.prediction_error = histogram(
             "prediction_error_tokens", "Difference of predicted and real reuse.", ERRORS
@@ -176,36 +178,39 @@ class Metrics:
         )
         self.overhead = histogram("overhead_seconds", "Time spent in the sidecar itself.", OWN, "stage")
         self.queue_wait = histogram("queue_wait_seconds", "Waiting for a free slot.", PREFILL)
-        self.operations = counter(
-            "snapshot_operations_total", "What was done with slot files.", "op", "outcome"
-        )
+        self.operations = counter("snapshot_operations_total", "Operations on slot files.", "op", "outcome")
         self.operation_seconds = histogram(
-            "snapshot_seconds", "How long it took, with hashing and waiting for the engine.", FILES, "op"
+            "snapshot_seconds",
+            "Duration of operations on slot files, with hashing and waiting for the engine.",
+            FILES,
+            "op",
         )
         self.shared_losses = counter(
             "shared_losses_total",
-            "Times that the store which sidecars share, or its hints, could not be used any more.",
+            "Times that the shared store, or its hints, became unusable.",
             "part",
         )
         self.rewrites = counter(
             "rewrites_total",
-            "Requests in which a rule found something: put right or not, or declined as it saves nothing.",
+            "Requests in which a rule found something: fixed, observed, or declined as it saves nothing.",
             "rule",
             "action",
         )
         self.repeated = counter(
-            "repeated_tokens_total", "Prompt tokens computed again, by what the client had changed.", "cause"
+            "repeated_tokens_total",
+            "Prompt tokens computed again because of what the client had changed.",
+            "cause",
         )
         self.saved_seconds = counter(
             "prefill_saved_seconds_total",
-            "Prefill time that reused tokens would have taken, at the engine's own rate.",
+            "Prefill time that the reused tokens would have taken, at the engine's own rate.",
         )
         self.step_seconds = counter(
             "step_seconds_total",
-            "Time that requests waited for restores, touches and steers: to be taken off what was saved.",
+            "Time that requests waited for restores, touches and steers: subtract it from the time saved.",
         )
         self.prepared_tokens = counter(
-            "prepared_tokens_total", "Of the cached prompt tokens, those that were computed in idle time."
+            "prepared_tokens_total", "Cached prompt tokens that were computed in idle time."
         )
         self.model_tokens = counter(
             "model_prompt_tokens_total",
@@ -217,17 +222,22 @@ class Metrics:
             "model_loads_total", "Times that a router was asked to load a model.", "model", "outcome"
         )
         self.model_load_seconds = histogram(
-            "model_load_seconds", "From that to a model that serves, without saving the other one.", PREFILL
+            "model_load_seconds",
+            "From the request to load a model until it serves, without saving the other one.",
+            PREFILL,
         )
         self.lost_tokens = counter(
             "lost_tokens_total",
-            "Prompt tokens computed although they had been computed before, by why no cache had them.",
+            "Prompt tokens that were computed again, by why no cache had them.",
             "reason",
         )
         registry.register(DROPPED)
         self._up = Gauge("slotkeeper_engine_up", "Whether the engine answers.", ["engine"], registry=registry)
         self.shared_up = Gauge(
-            "slotkeeper_shared_up", "Whether they can be used.", ["part"], registry=registry
+            "slotkeeper_shared_up",
+            "Whether the shared store and its hints can be used.",
+            ["part"],
+            registry=registry,
         )
         Info("slotkeeper_build", "The sidecar's own version.", registry=registry).info(
             {"version": __version__}
@@ -235,7 +245,7 @@ class Metrics:
         self._touch_all()
 
     def watch(self, placement: Callable[[], Placement], clients: Iterable[Client] = ()) -> None:
-        self.registry.register(_Slots(placement))
+        self.registry.register(SlotGauges(placement))
         self.registry.register(ClientFigures(clients))
 
     def decision(self, reason: Reason) -> None:
@@ -251,7 +261,7 @@ class Metrics:
         self._prefilled("idle" if purpose.idle else "plant", computed)
 
     def probed(self, computed: int) -> None:
-        """Tokens that an engine computed while it was found out what it is like."""
+        """Count tokens that an engine computed for our probes of its properties."""
         if computed:
             self._prefilled("probe", computed)
 
@@ -263,7 +273,7 @@ class Metrics:
         self.flags_learned.labels(flag=FLAGS[name], how=how.value).inc()
 
     def snapshot_operation(self, op: str, outcome: str, seconds: float | None = None) -> None:
-        """`seconds` only where it went well: how long it took in all."""
+        """Count an operation on a slot file. `seconds`: its whole duration, only if it succeeded."""
         self.operations.labels(op=op, outcome=outcome).inc()
         if seconds is not None:
             self.operation_seconds.labels(op=op).observe(seconds)
@@ -296,18 +306,18 @@ class Metrics:
         self._up.labels(engine=engine).set(up)
 
     def engine_removed(self, engine: EngineId) -> None:
-        """It is used no more: nothing is missing where it does not answer."""
+        """Remove the metrics of an engine that is not used any more, so that it does not count as down."""
         self._up.remove(engine)
         self.freezes.remove(engine)
 
     def loaded(self, model: ModelName, seconds: float | None) -> None:
-        """A router was asked to load this model; None: it could not."""
+        """Count a router's loading of a model. `seconds`: its duration; None: it failed."""
         self.model_loads.labels(model=model, outcome="failed" if seconds is None else "ok").inc()
         if seconds is not None:
             self.model_load_seconds.observe(seconds)
 
     def report(self, report: Report) -> None:
-        """Count one answered request, from the engine's figures."""
+        """Count one answered request by the engine's figures."""
         usage = report.usage
         if usage is None:
             return
@@ -319,7 +329,7 @@ class Metrics:
         self.prompt_tokens.labels(source="computed").inc(usage.computed, known_as)
         self.prepared_tokens.inc(usage.prepared)
         self.oracle_tokens.inc(figures["oracle"])
-        if report.model:  # as its router lists it, so there are no more of them
+        if report.model:  # a name of the router's list, so the label is bounded
             for source, count in (("cached", usage.reused), ("computed", usage.computed)):
                 self.model_tokens.labels(model=report.model, source=source).inc(count)
             self.model_tokens.labels(model=report.model, source="oracle").inc(figures["oracle"])
@@ -333,7 +343,7 @@ class Metrics:
             self.lost_tokens.labels(reason=report.lost.why.value).inc(report.lost.tokens, known_as)
 
     def _touch_all(self) -> None:
-        """Zeros are facts too: make every series exist from the start."""
+        """Make every series exist from the start, with value zero."""
         known: tuple[tuple[Counter | Histogram, Iterable[str]], ...] = (
             (self.decisions, Reason),
             (self.prompt_tokens, ("cached", "computed")),
@@ -367,30 +377,7 @@ class Metrics:
 
 
 def exemplar(request_id: str) -> dict[str, str] | None:
-    """None for an id that is too long: cut off, it could be that of another request."""
+    """Return the exemplar of a request; None if its id is too long: cut off, it could equal another id."""
     if not request_id or len(EXEMPLAR) + len(request_id) > EXEMPLAR_RUNES:
         return None
     return {EXEMPLAR: request_id}
-
-
-class _Slots(Collector):
-    """Read from the scheduler at each scrape, so it is never stale."""
-
-    def __init__(self, placement: Callable[[], Placement]) -> None:
-        self._placement = placement
-
-    def collect(self) -> Iterable[GaugeMetricFamily]:
-        slots = GaugeMetricFamily("slotkeeper_slots", "Slots of all engines, by state.", labels=["state"])
-        tables = self._placement().tables.values()
-        for state in SlotState:
-            slots.add_metric([state.value], sum(len(table.in_state(state)) for table in tables if table.up))
-        yield slots
-        catalog = self._placement().catalog
-        yield GaugeMetricFamily("slotkeeper_snapshots", "Snapshots that may be offered.", value=len(catalog))
-        sizes = GaugeMetricFamily("slotkeeper_snapshot_bytes", "Bytes of their files.", labels=["tier"])
-        for tier in Tier:
-            sizes.add_metric([tier.value], catalog.size(tier))
-        yield sizes
-        waiting = GaugeMetricFamily("slotkeeper_queued_requests", "Requests waiting for a slot.")
-        waiting.add_metric([], self._placement().queued)
-        yield waiting

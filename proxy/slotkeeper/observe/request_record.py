@@ -1,6 +1,6 @@
-"""What is kept of one request for `why`, where it is at this moment, and sums over requests.
+"""What is recorded of one request for `why`, its current progress, and sums over requests.
 
-Times are seconds since the request came. Only for observers: nothing is decided by it.
+Times are seconds since the request came. Records serve observers only: no decision depends on them.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from slotkeeper.scheduler.hints import Priority
 from slotkeeper.scheduler.pending import Weighed
 from slotkeeper.scheduler.types import Reason, RequestId
 
-MOST: Final = 99  # per cent, as long as no token has come
+MOST: Final = 99  # highest percentage before the first token
 
 
 class Doing(StrEnum):
-    """What is done for a request at this moment."""
+    """The current stage of a request."""
 
-    QUEUED = "queued"  # in our line
-    PREPARING = "preparing"  # a file is saved or restored for it
-    PREFILL = "prefill"  # its prompt is being computed
+    QUEUED = "queued"  # in our queue
+    PREPARING = "preparing"  # its slot is saved or restored
+    PREFILL = "prefill"  # the engine computes its prompt
     GENERATING = "generating"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """Where a request is at this moment: its place in the queue, or how far its prompt is computed."""
+    """The current progress of a request: its place in the queue, or how far its prompt is computed."""
 
     doing: Doing
-    place: int | None = None  # in the line; 1 is the next
+    place: int | None = None  # in the queue; 1 is the next
     priority: Priority = Priority.NORMAL
-    computed: int | None = None  # tokens so far, of those that the engine has to compute
+    computed: int | None = None  # tokens computed so far
     to_compute: int | None = None
     seconds_left: float | None = None
-    estimated: bool = False  # by the learned rate: the engine tells nothing on this route
+    estimated: bool = False  # by the learned rate: the engine reports no progress on this route
 
     @property
     def percent(self) -> int | None:
@@ -74,7 +74,7 @@ class Moment:
 
 
 def prefilling(record: Record, work: Work, prompt: int | None, now: float) -> Moment:
-    """`prompt` tokens, where they are known; `now` on the driver's clock."""
+    """Return the progress of a prefill of `prompt` tokens (None: unknown), `now` on the driver's clock."""
     if work.told is not None:
         return _told(work, now)
     decision = record.decision
@@ -96,10 +96,13 @@ def prefilling(record: Record, work: Work, prompt: int | None, now: float) -> Mo
 
 
 def _told(work: Work, now: float) -> Moment:
-    """By the engine's own progress. What was planted for it counts as computed, not as reused."""
+    """Return the progress that the engine reports.
+
+    Tokens planted for the request count as computed, not as reused.
+    """
     told = work.told
     if told is None:
-        raise AssertionError("only what was told is shown")
+        raise AssertionError("the engine has reported no progress")
     computed = told.processed - told.reused
     rate = computed / told.seconds if told.seconds > 0 else 0.0
     left = (told.total - told.processed) / rate if rate > 0 else None
@@ -113,24 +116,24 @@ def _told(work: Work, now: float) -> Moment:
     )
 
 
-# -- what is kept of it ----------------------------------------------------------------------------------
+# -- the record of a request -----------------------------------------------------------------------------
 
 NO_REQUEST: Final = RequestId("")
-RUNNING: Final = "running"  # the outcome of what has not ended
+RUNNING: Final = "running"  # the outcome of an unfinished request
 
 
 class RequestStage(StrEnum):
-    """What a request spends its time with."""
+    """The stages in which a request spends its time."""
 
-    PARSE = "parse"  # reading the body, finding what its client changed, putting that right
-    QUEUE = "queue"  # in our line, until its place is decided
-    RENDER = "render"  # finding its tokens, beside the line
-    DECIDE = "decide"  # comparing places
-    SAVE = "save"  # what the slot held, before it is overwritten, or a beginning that others share
-    RESTORE = "restore"  # a file into the slot
+    PARSE = "parse"  # reading the body, finding what its client changed, applying rules
+    QUEUE = "queue"  # in our queue, until its slot is decided
+    RENDER = "render"  # finding its tokens, in parallel to the queue
+    DECIDE = "decide"  # comparing slots
+    SAVE = "save"  # the slot's contents before they are overwritten, or a prefix that others share
+    RESTORE = "restore"  # loading a file into the slot
     ERASE = "erase"
     PLANT = "plant"  # computing up to a boundary, so that the engine keeps a checkpoint there
-    FORWARD = "forward"  # until the engine's head came: it has begun
+    FORWARD = "forward"  # until the head of the engine's answer
     PREFILL = "prefill"  # until the first token
     GENERATE = "generate"  # until the end
 
@@ -142,74 +145,74 @@ class Span:
     stage: RequestStage
     begin: float
     end: float
-    tokens: int | None = None  # that it was about
+    tokens: int | None = None  # that the stage handled
     note: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One way in which a request could have been served."""
+    """One way to serve a request."""
 
     reason: Reason
     engine: str
     slot: int | None
-    reuse: int | None  # tokens that the engine would not compute; None: not looked at
-    price: float  # in tokens of prefill: to compute now, for files, and what will be missed later
-    steps: tuple[str, ...] = ()  # that would be taken in the slot first
-    seconds: float | None = None  # the price beside places on other engines; None: there were none
+    reuse: int | None  # tokens that the engine would not compute; None: not examined
+    price: float  # in tokens of prefill: to compute now, for files, and lost for later requests
+    steps: tuple[str, ...] = ()  # in the slot, before the request
+    seconds: float | None = None  # the price for comparison with other engines; None: there were none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Where it went, and what that beat. Tokens and seconds are estimates of the moment."""
+    """Where a request was sent, and what that beat. Tokens and seconds are estimates of that moment."""
 
     chosen: Option
-    beaten: tuple[Option, ...] = ()  # cheapest first; none where nothing else was looked at
-    rate: float = 0.0  # tokens of prefill a second
-    held: int = 0  # tokens in the state that it goes on from
-    common: int | None = None  # of them the same as the prompt's first
+    beaten: tuple[Option, ...] = ()  # cheapest first; empty if nothing else was examined
+    rate: float = 0.0  # prefill tokens per second
+    held: int = 0  # tokens in the state that the request continues
+    common: int | None = None  # tokens that this state and the prompt have in common
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptDivergence:
-    """Where its prompt parts from the one that it goes on from, and what that cost."""
+    """Where a request's prompt diverges from the one that it continues, and what that cost."""
 
     cause: Cause
-    section: Section | None  # None: its texts go on, but the template renders them otherwise
+    section: Section | None  # None: the texts are equal, but the template renders them differently
     message: int | None  # its index among the request's messages
-    token: int  # the first that differs, counted from 0
-    tokens: int  # computed again, though nothing in them had changed
+    token: int  # index of the first that differs
+    tokens: int  # computed again although unchanged
     seconds: float | None
-    rule: RuleName | None  # that puts it right
-    fixed: bool  # it did
-    reply: bool = False  # only the newest reply came back otherwise than it was sampled
-    was: tuple[int, ...] = ()  # token ids around the place, where text may be kept
+    rule: RuleName | None  # that undoes the change
+    fixed: bool  # whether the rule did so
+    reply: bool = False  # only the newest reply came back in another form than sampled
+    was: tuple[int, ...] = ()  # token ids around the divergence, if text may be kept
     now: tuple[int, ...] = ()
-    lead: int = 0  # how many of them stand before it
+    lead: int = 0  # number of these ids before the divergence
 
 
 @dataclass(slots=True)
 class Work:
-    """How far the prompt of a request is computed, while it is."""
+    """The progress of a request's prefill."""
 
     begun: float  # on the driver's clock: its first plant, or the request itself
-    planted: int = 0  # tokens, by plants that have ended
-    planting: int = 0  # by the one that runs
-    told: Progress | None = None  # by the engine, of the request itself
+    planted: int = 0  # tokens, by finished plants
+    planting: int = 0  # by the running plant
+    told: Progress | None = None  # the engine's report on the request itself
     told_at: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Record:
-    """One request. All observers write to it; nothing waits for this."""
+    """One request. All observers write to it; nothing waits for it."""
 
     request_id: str
     route: str
     came: float  # seconds since the epoch
     at: float  # the same moment on the driver's clock
-    key: RequestId = NO_REQUEST  # by which the driver knows it now
+    key: RequestId = NO_REQUEST  # the driver's id of the request
     client: str = ""  # a digest
-    name: Name = field(default_factory=lambda: Name(UNKNOWN))  # of its conversation
+    name: Name = field(default_factory=lambda: Name(UNKNOWN))  # its conversation's name
     model: str | None = None  # as the client asked for it
     named: str | None = None  # what the client calls its conversation
     body_bytes: int = 0
@@ -219,8 +222,8 @@ class Record:
     decision: Decision | None = None
     divergence: PromptDivergence | None = None
     changes: tuple[ShownChange, ...] = ()
-    weighed: Weighed | None = None  # in which form it went out, where rules would have changed it
-    engine: str | None = None  # where it was sent in the end
+    weighed: Weighed | None = None  # in which form it was sent, if rules would have changed it
+    engine: str | None = None  # where it was finally sent
     slot: int | None = None
     prompt_tokens: int | None = None
     usage: Usage | None = None  # None: the engine gave no figures
@@ -228,11 +231,11 @@ class Record:
     predicted: int | None = None
     oracle: int | None = None
     lost: Lost | None = None
-    reused_seconds: float | None = None  # of prefill that the reused tokens would have taken
-    step_seconds: float = 0.0  # that it waited for restores, touches and steers
-    pooled: list[Pooled] = field(default_factory=list)  # what was done for it in a shared KV buffer
+    reused_seconds: float | None = None  # of prefill that reuse saved
+    step_seconds: float = 0.0  # of waiting for restores, touches and steers
+    pooled: list[Pooled] = field(default_factory=list)  # actions for it on a shared KV buffer
     priority: Priority = Priority.NORMAL
-    ranked: list[Ranked] = field(default_factory=list)  # what was done because of that
+    ranked: list[Ranked] = field(default_factory=list)  # actions because of priorities
     first_token: float | None = None  # seconds
     seconds: float | None = None
     work: Work | None = None
@@ -242,17 +245,17 @@ class Record:
     def add(
         self, stage: RequestStage, begin: float, end: float, *, tokens: int | None = None, note: str = ""
     ) -> None:
-        """A span between two moments of the driver's clock."""
+        """Add a span between two moments of the driver's clock."""
         self.spans.append(Span(stage, begin - self.at, end - self.at, tokens, note))
 
     @property
     def handle(self) -> str:
-        """What answers call its conversation; empty where it could not be named."""
+        """The conversation's name in answers; empty if it has none."""
         return self.name.given or self.name.handle
 
     @property
     def goes_on(self) -> int | None:
-        """Its conversation; until that is settled, the one that it seems to go on, whose name it has."""
+        """The conversation; until that is settled, the one that the request seems to continue."""
         return self.name.conversation if self.conversation is None else self.conversation
 
     @property
@@ -261,21 +264,21 @@ class Record:
 
     @property
     def repeated(self) -> int:
-        """Tokens computed twice: lost by the cache, or unchanged behind what the client had changed.
+        """Tokens computed twice: lost by the cache, or unchanged after what the client had changed.
 
-        What is both counts once.
+        Tokens that are both count once.
         """
         found = (self.lost.tokens if self.lost else 0) + (self.divergence.tokens if self.divergence else 0)
         return min(found, self.usage.work if self.usage else 0)
 
 
 # -- sums by client, and of the last half hour -----------------------------------------------------------
-# A client is a program with a key: its name, and the beginning of a digest of the key (of the address,
-# where none is sent). The key itself is nowhere.
+# A client is a program with a key: the program's name, and the beginning of a digest of the key (of the
+# address, if no key is sent). The key itself is not kept.
 
-NAMED_CLIENTS: Final = 20  # clients with sums of their own; all that come later are one
+NAMED_CLIENTS: Final = 20  # clients with separate sums; all later clients share one
 OTHER: Final = "other"
-DIGEST: Final = 8  # characters of it that are shown
+DIGEST: Final = 8  # characters of the digest that are shown
 LABELS: Final = ("agent", "key")
 
 
@@ -289,7 +292,7 @@ class Client:
     sums: Sums = field(default_factory=Sums)
 
     def shown(self, now: float) -> dict[str, Any]:
-        """For JSON. Other work of the engine is not included."""
+        """Return the sums for JSON. The engine's other work is not included."""
         sums = self.sums.shown()
         figures = ("requests", "prompt_tokens", "reused", "prepared", "computed", "saved_seconds", "hit_rate")
         idle = round(max(0.0, now - self.seen), 1)
@@ -306,12 +309,12 @@ class Clients:
         self._clients: dict[tuple[str, str], Client] = {}
 
     def __iter__(self) -> Iterator[Client]:
-        """Those that computed most in front, and the others together at the end."""
+        """Yield the clients that computed most first, and the sum of all others last."""
         order = sorted(self._clients.values(), key=lambda client: -client.sums.computed)
         return iter(sorted(order, key=lambda client: client.agent == client.key == OTHER))
 
     def add(self, record: Record) -> None:
-        """A request that was answered, where the engine gave figures for it."""
+        """Count an answered request, if the engine gave figures for it."""
         if record.usage is None:
             return
         name = (record.name.agent, record.client[:DIGEST])
@@ -323,7 +326,7 @@ class Clients:
 
 
 class ClientFigures(Collector):
-    """The same for a scraper. Read at each scrape."""
+    """The sums by client as metrics. Read at each scrape."""
 
     def __init__(self, clients: Iterable[Client]) -> None:
         self._clients = clients
@@ -336,12 +339,12 @@ class ClientFigures(Collector):
         )
         tokens = CounterMetricFamily(
             "slotkeeper_client_prompt_tokens",
-            "Their prompt tokens: what earlier work had left, and what they waited for.",
+            "Prompt tokens by client: reused from earlier work, and computed while it waited.",
             labels=(*LABELS, "source"),
         )
         saved = GaugeMetricFamily(
             "slotkeeper_client_saved_seconds",
-            "Prefill time that they were spared, less what the steps before their requests took.",
+            "Prefill time saved by client, less the time of the steps before its requests.",
             labels=LABELS,
         )
         for client in self._clients:
@@ -356,7 +359,7 @@ class ClientFigures(Collector):
 # -- the last half hour ----------------------------------------------------------------------------------
 
 BUCKET: Final = 10.0  # seconds
-BUCKETS: Final = 180  # half an hour, if each has something
+BUCKETS: Final = 180  # half an hour, if no bucket is empty
 
 
 @dataclass(slots=True)
@@ -366,7 +369,7 @@ class _Bucket:
 
 
 class History:
-    """Sums, and the same in steps of ten seconds."""
+    """Sums in all, and in buckets of ten seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         """`clock`: seconds since the epoch."""
@@ -375,7 +378,7 @@ class History:
         self.totals = Sums()
 
     def add(self, **figures: float) -> None:
-        """Each by its name in `Sums`."""
+        """Add figures by their names in `Sums`."""
         at = self._clock() // BUCKET * BUCKET
         if not self._buckets or self._buckets[-1].at < at:
             self._buckets.append(_Bucket(at))
@@ -383,7 +386,7 @@ class History:
         self.totals.add(**figures)
 
     def shown(self) -> Iterator[dict[str, Any]]:
-        """Oldest first; steps in which nothing happened are left out, and so is what is older."""
+        """Yield the buckets, oldest first, without empty ones and those older than half an hour."""
         oldest = self._clock() - BUCKET * BUCKETS
         for bucket in self._buckets:
             if bucket.at >= oldest:

@@ -1,7 +1,7 @@
-"""The driver: feeds the scheduler with events, performs its effects, reports what came of them.
+"""The driver: gives events to the scheduler, performs its effects, and posts their results as events.
 
-It is the one writer of slot state. `post` is synchronous and runs on the event loop's thread, so
-there are no locks; whatever takes time runs in a task and comes back as another event.
+It is the only writer of slot state. `post` is synchronous and runs on the event loop's thread, so
+there are no locks. Work that takes time runs in a task and ends in another event.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ P = ParamSpec("P")
 log = get_logger(__name__)
 
 SWEEP_PATIENCE: Final = 10.0  # seconds: a slow disk must not keep the sidecar from serving
-MOMENT: Final = 0.1  # seconds without a request, after which an engine counts as idle for small work
-LATEST: Final = 1.0  # seconds that small work which must be done waits for it
+MOMENT: Final = 0.1  # seconds without a request after which an engine is idle enough for small work
+LATEST: Final = 1.0  # seconds that small but necessary work waits for an idle moment
 
 
 class Driver:
-    """Owns the placement; all other modules ask it."""
+    """Owns the placement; all other modules use it through the driver."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Driver:
     ) -> None:
         """Without a `store` there are no snapshots, without a `journal` there is no `why`.
 
-        `new_link` and our own `api_key` are for routers and their models.
+        `new_link` and our own `api_key` are needed for routers and their models.
         """
         self.metrics = metrics
         self.journal = Journal(0) if journal is None else journal
@@ -110,8 +110,8 @@ class Driver:
             progress=lambda request, computed: self.note(self.journal.planting, request, computed),
         )
         self.next_turns = NextTurns()
-        self.numbers = count(1)  # of requests: a client may send one id twice
-        self.learning: set[RequestId] = set()  # whose replies are being rendered
+        self.numbers = count(1)  # numbers of requests: a client may send one id twice
+        self.learning: set[RequestId] = set()  # requests whose replies are being rendered
         self.placement = Placement(*links, limits=self._limits)
         metrics.watch(lambda: self.placement, self.journal.clients)
         self.reports: Callable[[Report], None] = metrics.report
@@ -124,22 +124,24 @@ class Driver:
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether the next turn's prefix is wanted."""
+        """Whether prefetch is on, so that the next turn's prefix is needed."""
         return self._limits.idle_tokens > 0
 
     def context(self, model: object) -> int:
-        """Tokens that a slot holds on each engine that may serve what a body names; 0: that is not known.
+        """Return the tokens that a slot holds on any engine that may serve the named model; 0: unknown.
 
-        Of a pool that all slots of an engine share, each counts with its part.
+        If the slots of an engine share one KV buffer, each slot counts with an equal part.
         """
         traits = [link.traits for link in self.engines.of(self.engines.model_of(model)) if link.traits]
         return min((t.n_ctx // (t.n_slots if t.unified else 1) for t in traits), default=0)
 
     async def idle_moment(self, request: RequestId, *, within: float = math.inf) -> bool:
-        """Wait until no request runs for a moment; False if its slot has gone on, or after so many seconds.
+        """Wait until no request runs for a moment.
 
-        Rendering costs the engine and us some milliseconds: too much while its client's next turn, which
-        may follow at once, is on its way.
+        Returns False if the slot of `request` has another task, or after `within` seconds.
+
+        Rendering costs the engine and us some milliseconds. That is too much if the client's next turn
+        follows at once.
         """
         pause = self._limits.pause
         latest = self.now() + within
@@ -159,7 +161,7 @@ class Driver:
         self.tasks.start(self._start())
 
     async def _start(self) -> None:
-        """Files first: a sweep would take the files by which an engine is tried out for leftovers."""
+        """Open the store before the engines are probed: a sweep would remove the files of a probe."""
         if self.snapshots:
             self.tasks.start(self.snapshots.open())
             for lasting in self.snapshots.lasting():
@@ -172,20 +174,20 @@ class Driver:
 
     @property
     def links(self) -> Mapping[EngineId, EngineLink]:
-        """To engines by their ids, the models of routers among them."""
+        """The links to engines by id, including the models of routers."""
         return self.engines.links
 
     async def folder_tried(self) -> None:
-        """Wait, but not for long, until the slot folder is open or cannot be used."""
+        """Wait, up to SWEEP_PATIENCE seconds, until the slot folder is open or is known to be unusable."""
         if self.snapshots and not self.snapshots.tried.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(SWEEP_PATIENCE):
                     await self.snapshots.tried.wait()
 
     async def save_all(self, seconds: float, *, evacuate: bool = False) -> None:
-        """Save what is worth it while no requests come any more; then `evacuate` what is hot.
+        """Save slots, and upload to a shared store, within `seconds`; then `evacuate` the hot folder.
 
-        What a shared store has not got yet is written there.
+        Call it when no more requests come.
         """
         if self.snapshots is None:
             return
@@ -199,7 +201,7 @@ class Driver:
                     await self.snapshots.evacuate()
 
     async def look_elsewhere(self, request: RequestId, prompt: Tokens | None) -> None:
-        """Before `Rendered`: whether a store that others use has more of this prompt than we have."""
+        """Look for states of this prompt in a shared store, before the scheduler gets `Rendered`."""
         sharing = self.snapshots.sharing if self.snapshots else None
         if sharing is None or prompt is None:
             return
@@ -214,16 +216,16 @@ class Driver:
         await self.engines.close()
 
     def admit(self, arrived: Arrived) -> asyncio.Future[Forward]:
-        """A request enters; the future says where it goes. Cancel with `post(Gone(...))`."""
+        """Give a request to the scheduler. The future says where it goes. Cancel with `post(Gone(...))`."""
         grant: asyncio.Future[Forward] = asyncio.get_running_loop().create_future()
         self._grants[arrived.request] = grant
         self.post(arrived)
         return grant
 
     def post(self, event: Event) -> None:
-        """Take one event in and perform what follows from it. Never raises."""
+        """Give one event to the scheduler and perform the effects. Never raises."""
         self._events.append(event)
-        if self._busy:  # an effect below caused it: the loop that is running takes it next
+        if self._busy:  # an effect posted it: the loop below takes it next
             return
         self._busy = True
         try:
@@ -235,7 +237,7 @@ class Driver:
             self._saved.set()
 
     def note(self, write: Callable[P, None], *what: P.args, **more: P.kwargs) -> None:
-        """Write to the journal. A failure affects no request."""
+        """Write to the journal. An error there affects no request."""
         try:
             write(*what, **more)
         except Exception:
@@ -251,7 +253,7 @@ class Driver:
         try:
             effects = self.placement.on(event)
         except Exception:
-            # Fail open: a bug of ours must not hold a request back that the engine would answer.
+            # Fail open: our bug must not hold back a request that the engine would answer.
             log.exception("placement_failed", request_id=_asker(event), cause=type(event).__name__)
             self.metrics.fallback("placement")
             released = self._release_all(renew=not isinstance(event, EngineUp | SnapshotsChanged))
@@ -302,10 +304,10 @@ class Driver:
         link.learned(what)
         self.tasks.start(link.keep_learned())
 
-    # -- when things go wrong ----------------------------------------------------------------------
+    # -- failures ----------------------------------------------------------------------------------
 
     def _forget(self, gone: Gone) -> Gone:
-        """The client disconnected: its grant and its running plant are cancelled."""
+        """Cancel the grant and the running plant of a client that has disconnected."""
         if grant := self._grants.pop(gone.request, None):
             grant.cancel()
         if left := self.effect_runner.let_go(gone.request):
@@ -314,9 +316,9 @@ class Driver:
         return gone
 
     def _release_all(self, *, renew: bool) -> list[Effect]:
-        """All queued requests go through unpinned; a fresh core looks before it gives out a slot.
+        """Let all queued requests through unpinned, and start a new scheduler, which reconciles first.
 
-        Without `renew` it is not even told of engines and files, because it was that which failed.
+        Without `renew` it does not even get the engines and files, because that event was what failed.
         """
         waiting, self._grants = self._grants, {}
         catalog = tuple(self.placement.catalog)
@@ -358,7 +360,7 @@ class Driver:
             self.post(FilesFound(at=self.now(), engine=link.engine, traits=link.traits))
 
     def failed(self, link: EngineLink, *, broken: bool) -> None:
-        """A request did, at an engine that may be all right; `broken`: there was no answer at all."""
+        """Record that a request failed at an engine that may be healthy; `broken`: there was no answer."""
         table = self.placement.tables.get(link.engine)
         before = table is not None and table.failing
         link.kick()
@@ -379,5 +381,5 @@ class Driver:
 
 
 def _asker(of: Event | Effect) -> str:
-    """The id of the request that an event or an effect is about, for the log."""
+    """Return the id of the request of an event or effect, for the log."""
     return id_of(getattr(of, "request", RequestId("")))

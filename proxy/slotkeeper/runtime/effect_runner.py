@@ -1,4 +1,4 @@
-"""Effects that take time, each in a task of its own. Every one that has an answer gets it, whatever fails."""
+"""Performs effects that take time, each in its own task. An effect that has an answer always gets one."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ log = get_logger(__name__)
 
 
 class EffectRunner:
-    """Does to engines and files what the scheduler wants done."""
+    """Performs the scheduler's effects on engines and files."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class EffectRunner:
         lost: Callable[[EngineLink], None],
         progress: Callable[[RequestId, int], None] = lambda _, __: None,
     ) -> None:
-        """`progress` hears how many tokens the plant for a request has computed so far."""
+        """`progress` is called with the tokens that the plant for a request has computed so far."""
         self._engines = engines
         self._metrics = metrics
         self._tasks = tasks
@@ -77,7 +77,7 @@ class EffectRunner:
         self._lent: dict[RequestId, Mapping[str, str]] = {}
         self._alarm: asyncio.Task[None] | None = None
         self._plants: dict[RequestId, asyncio.Task[None]] = {}
-        self._reached: dict[RequestId, tuple[int, int]] = {}  # by plants under way: so far, and cached of it
+        self._reached: dict[RequestId, tuple[int, int]] = {}  # of running plants: token, cached
 
     def perform(self, effect: Effect) -> None:
         match effect:
@@ -99,16 +99,16 @@ class EffectRunner:
                 raise AssertionError(f"{type(effect).__name__} is for the driver itself")
 
     def let_go(self, request: RequestId) -> tuple[int, int] | None:
-        """A running plant has lost its purpose. A file is not let go of: the engine goes on all the same.
+        """Cancel the running plant of a request. File operations continue: the engine would not stop them.
 
-        Returns how far it was in its tokens, and how many of these were cached; None where none was heard of.
+        Returns the token that the plant had reached and how many of its tokens were cached; None if unknown.
         """
         if plant := self._plants.pop(request, None):
             plant.cancel()
         return self._reached.pop(request, None)
 
     def lend(self, request: RequestId, auth: Mapping[str, str]) -> None:
-        """Plants for this request go under its client's credential, until `forget`."""
+        """Use the client's credential for plants of this request, until `forget`."""
         if auth:
             self._lent[request] = auth
 
@@ -116,12 +116,12 @@ class EffectRunner:
         self._lent.pop(request, None)
 
     def computed(self, request: RequestId) -> int:
-        """Tokens that a running plant for this request has computed so far."""
+        """Return the tokens that a running plant for this request has computed so far."""
         reached, cached = self._reached.get(request, (0, 0))
         return reached - cached
 
     def _stop(self, stop: Stop) -> None:
-        """Break a plant off; if it has just ended, its own answer is on the way."""
+        """Stop a plant and post its answer; if it has just ended, its own answer is already posted."""
         if stop.request in self._plants:
             self.let_go(stop.request)
             now = time.monotonic()
@@ -135,7 +135,7 @@ class EffectRunner:
         computed, seconds, cuts, counted = None, None, None, 0
         link = self._engines.links[plant.place.engine]
 
-        def count(reached: int, cached: int) -> None:  # as it goes: what is broken off was computed as well
+        def count(reached: int, cached: int) -> None:  # called during the plant: a stopped one counts too
             nonlocal counted
             self._metrics.planted(plant.purpose, reached - cached - counted)
             counted = reached - cached
@@ -153,7 +153,7 @@ class EffectRunner:
             computed, seconds, cuts = result.computed, result.seconds, result.cuts
             count(result.computed + result.cached, result.cached)
             log.debug("planted", **_about(plant), tokens=len(plant.tokens), computed=computed)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the request goes on without it
+        except Exception as error:  # noqa: BLE001 - the request continues without the plant
             log.warning("plant_failed", **_about(plant), error=sayable(error))
             self._metrics.fallback("plant")
         self._plants.pop(plant.request, None)
@@ -172,7 +172,7 @@ class EffectRunner:
     async def _tend(self, step: Save | Restore | Erase) -> None:
         link, snapshots = self._engines.links[step.place.engine], self._snapshots
         if snapshots is None:
-            raise AssertionError("the scheduler plans no files without a store")
+            raise AssertionError("the scheduler plans no file operations without a store")
         try:
             match step:
                 case Save():
@@ -181,7 +181,7 @@ class EffectRunner:
                     ended = await snapshots.restore(link, step)
                 case Erase():
                     ended = await snapshots.erase(link, step)
-        except Exception:  # whatever it is, a request may wait for the result
+        except Exception:  # after any error: a request may wait for the result
             name, place = type(step).__name__, str(step.place)
             log.exception("step_failed", request_id=id_of(step.request), step=name, place=place)
             self._metrics.fallback("files")
@@ -208,7 +208,7 @@ class EffectRunner:
             router.unload(link)
 
     def _set_alarm(self, wake: SetTimer) -> None:
-        """In place of the one before: that would be later, and is asked for again if it is still wanted."""
+        """Replace the timer: the old one would fire later, and is set again if it is still needed."""
         if self._alarm:
             self._alarm.cancel()
         self._alarm = self._tasks.start(self._wake(wake))
@@ -222,12 +222,12 @@ class EffectRunner:
         if look.delay:
             await asyncio.sleep(look.delay)
         link, asked = self._engines.links.get(look.engine), time.monotonic()
-        if link is None or not link.listed:  # its model is about to be unloaded: a call would hang
+        if link is None or not link.listed:  # its model is being unloaded: a call would hang
             self._post(ObserveFailed(at=asked, engine=look.engine))
             return
         try:
             slots = await link.client.slots(headers=link.auth)
-        except Exception as error:  # noqa: BLE001 - without an answer to it the scheduler would never look again
+        except Exception as error:  # noqa: BLE001 - without an event the scheduler never looks again
             log.debug("slots_unseen", engine=look.engine, error=str(error))
             if isinstance(error, EngineGoneError):
                 link.kick()
@@ -240,13 +240,13 @@ class EffectRunner:
 
 
 def _about(plant: Plant) -> dict[str, str]:
-    """For the log."""
+    """Return the log fields of a plant."""
     purpose, place = plant.purpose.value, str(plant.place)
     return {"request_id": id_of(plant.request), "purpose": purpose, "place": place}
 
 
 def _failed(step: Save | Restore | Erase) -> Event:
-    """The answer to a step whose end is unknown."""
+    """Return the answer to a step whose outcome is unknown."""
     now = time.monotonic()
     match step:
         case Save():

@@ -1,4 +1,4 @@
-"""All engines behind us, the models of routers among them: which one serves a request, and waiting for it."""
+"""All engines, including the models of routers: which one serves a request, and how long to wait for it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from slotkeeper.runtime.tasks import Tasks, lifeline
 from slotkeeper.scheduler.events import Event
 from slotkeeper.scheduler.types import NO_ROUTER, EngineId, ModelName
 
-PATIENCE: Final = 3.0  # seconds that a request waits for an engine's probe, which takes a fifth of one
+PATIENCE: Final = 3.0  # seconds that a request waits for an engine's probe, which takes 0.2 seconds
 
-LONGEST_NAME: Final = 100  # characters of a model's, in an error
+LONGEST_NAME: Final = 100  # characters of a model's name in an error text
 
 LinkMaker = Callable[[EngineId, EngineAddress, EngineFlags | None], EngineLink]
 
@@ -34,7 +34,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Hearers:
-    """Who is told when an engine comes or goes, and what routers say."""
+    """Callbacks for an engine that comes up or is lost, and for events of routers."""
 
     on_up: Callable[[EngineLink], None]
     on_lost: Callable[[EngineLink], None]
@@ -42,7 +42,7 @@ class _Hearers:
 
 
 class Engines:
-    """The lines to them. Those of a router's models come and go with its listing."""
+    """The links to all engines. The links to a router's models come and go with its listing."""
 
     def __init__(
         self,
@@ -55,10 +55,10 @@ class Engines:
         new_link: LinkMaker | None = None,
         api_key: str | None = None,
     ) -> None:
-        """`links`: to the addresses that were named. `wait`: seconds, for an engine that has ended.
+        """`links` go to the addresses in the settings. `wait`: seconds to wait for an engine that has ended.
 
-        `back_by`: until when the scheduler waits for one of this model. Without `new_link` a router is
-        passed through, and its models are left to it.
+        `back_by` returns until when the scheduler waits for an engine of a model. Without `new_link`
+        requests to a router are passed through, and it chooses its models itself.
         """
         self.links = dict(links)
         self.routers: dict[EngineId, RouterLink] = {}
@@ -70,7 +70,7 @@ class Engines:
         self._api_key = api_key
         self._tasks_of: dict[EngineId, list[asyncio.Task[None]]] = {}
         self._roused: set[EngineId] = set()  # sleeping engines that are loading their models for us
-        self._came_or_went = asyncio.Event()  # the next engine that does
+        self._came_or_went = asyncio.Event()  # set when the next engine comes or goes
         self._hearers = _Hearers(lambda _: None, lambda _: None, lambda _: None)
         self._watching = False
 
@@ -83,13 +83,13 @@ class Engines:
         on_lost: Callable[[EngineLink], None],
         post: Callable[[Event], None],
     ) -> None:
-        """Watch all of them from now on; `post` takes what routers say of their models."""
+        """Watch all engines from now on. `post` takes the events of routers."""
 
-        def told(event: Event) -> None:
+        def post_and_wake(event: Event) -> None:
             post(event)
             self.came_or_went()
 
-        self._hearers, self._watching = _Hearers(on_up, on_lost, told), True
+        self._hearers, self._watching = _Hearers(on_up, on_lost, post_and_wake), True
         for link in self.upstreams:
             self._join(link)
 
@@ -99,17 +99,17 @@ class Engines:
         self._tasks_of[link.engine].append(self._tasks.start(life))
 
     def _watched(self, link: EngineLink) -> None:
-        heard = self._hearers
-        watch = link.watch(heard.on_up, heard.on_lost, self._router_found)
+        hearers = self._hearers
+        watch = link.watch(hearers.on_up, hearers.on_lost, self._router_found)
         self._tasks_of[link.engine] = [self._tasks.start(watch)]
 
     def _model_added(self, engine: EngineId, entry: ModelEntry) -> EngineLink:
         if self._new_link is None:
-            raise AssertionError("routers are followed only where lines can be made")
+            raise AssertionError("routers can be followed only with a `new_link`")
         front = self.links[EngineId(EngineAddress.of(engine).base)]
         address = EngineAddress(front.address.base, entry.name)
         link = self.links[engine] = self._new_link(engine, address, entry.flags)
-        link.listed = False  # until that is said
+        link.listed = False  # until the listing says otherwise
         self._watched(link)
         return link
 
@@ -137,13 +137,13 @@ class Engines:
         self._tasks_of[front.engine].append(self._tasks.start(self._followed(router)))
 
     def add(self, link: EngineLink) -> None:
-        """One more whose address was named."""
+        """Add an engine that the settings now name."""
         self.links[link.engine] = link
         if self._watching:
             self._join(link)
 
     def remove(self, link: EngineLink) -> None:
-        """One that is not used any more, with its models if it is a router. Nothing may run there."""
+        """Remove an engine, and its models if it is a router. Nothing may run there."""
         for other in [one for one in self.links.values() if EngineAddress.of(one.engine).base == link.engine]:
             self._forget(other)
         self.came_or_went()
@@ -161,21 +161,21 @@ class Engines:
         for router in self.routers.values():
             await router.close()
 
-    # -- which one ---------------------------------------------------------------------------------
+    # -- choice of an engine -----------------------------------------------------------------------
 
     @property
     def upstreams(self) -> list[EngineLink]:
-        """Those whose addresses were named: engines, and routers themselves."""
+        """The links to the addresses in the settings: engines, and routers themselves."""
         return [link for link in self.links.values() if not link.address.model]
 
     def model_of(self, named: Any) -> ModelName:
-        """Which model of a router a request means that names it so; NO_ROUTER where none has that name."""
+        """Return the model of a router that a request means by this name; NO_ROUTER if none has it."""
         routers = self.routers.values() if isinstance(named, str) else ()
         models = (router.model_of(named) for router in routers)
         return next((model for model in models if model), NO_ROUTER)
 
     async def newest_model_of(self, named: Any) -> ModelName:
-        """The same; a name that is not known is looked for in new listings."""
+        """Return the same as `model_of`, but look for an unknown name in new listings."""
         if not isinstance(named, str) or self.model_of(named):
             return self.model_of(named)
         with suppress(TimeoutError):
@@ -184,7 +184,7 @@ class Engines:
         return self.model_of(named)
 
     def check_listed(self, link: EngineLink, named: Any) -> None:
-        """Raises ClientFault for a model that the router does not list, before a request for it goes there.
+        """Raise ClientFault for a model that the router does not list, before the request is sent there.
 
         A router knows models under more names, and would give the request a slot that we did not choose.
         """
@@ -196,20 +196,20 @@ class Engines:
         return [link for link in self.links.values() if link.address.model == model]
 
     def front(self, model: ModelName = NO_ROUTER) -> EngineLink:
-        """The first engine of this model that is ready, else the first of them, else the first named.
+        """Return the first ready engine of this model, else its first engine, else the first of all.
 
-        One that is being drained only where there is no other.
+        A draining engine is returned only if there is no other.
         """
         links = sorted(self.of(model), key=lambda link: link.draining)
         ready = (link for link in links if link.ready)
         return next(ready, None) or next(iter(links or self.links.values()))
 
     def router_of(self, engine: EngineId) -> RouterLink:
-        """The router whose model this is. Raises KeyError if that is gone."""
+        """Return the router of this model. Raises KeyError if the router is gone."""
         return self.routers[EngineId(EngineAddress.of(engine).base)]
 
     def _there(self, link: EngineLink) -> bool:
-        """Whether requests can be placed: it is ready, or a router whose models are known."""
+        """Whether requests can be placed: the engine is ready, or it is a router whose models are known."""
         router = self.routers.get(link.engine)
         followed = router is not None and router.reached
         return link.ready or (link.health is Health.ROUTER and (followed or self._new_link is None))
@@ -217,21 +217,22 @@ class Engines:
     # -- waiting -----------------------------------------------------------------------------------
 
     def came_or_went(self) -> None:
-        """One did, or what waits for it may have lost its purpose."""
+        """Wake all that wait for an engine, to look again: one came or went, or a request may be gone."""
         self._came_or_went.set()
         self._came_or_went = asyncio.Event()
 
     async def serving(self, model: ModelName, wanted: Callable[[], bool]) -> EngineLink:
-        """The line to an engine of a router's model, once it is loaded, as long as that is still `wanted`."""
+        """Return the link to a router's model once it is loaded, or as soon as it is no longer `wanted`."""
         while not (link := self.front(model)).ready and model and wanted():
             await self._came_or_went.wait()
         return link
 
     async def awake(self, since: float, model: ModelName = NO_ROUTER, latest: float = inf) -> None:
-        """Wait, but not for long, until an engine is ready, and none may have been restarted unseen.
+        """Wait, up to PATIENCE seconds, until an engine is ready and no engine may have restarted unnoticed.
 
-        For one that has ended and is expected back it waits longer, counted from `since`. For a model that
-        is not loaded the request waits in the scheduler. Nothing is waited for after the moment `latest`.
+        For an engine that has ended and is expected back the wait is longer, counted from `since`. For a
+        router's model that is not loaded, the request waits in the scheduler instead. No wait is longer
+        than until `latest`.
         """
         doubtful = [link for link in self.of(model) if link.doubtful]
         if self._there(self.front(model)) and not doubtful:
@@ -242,9 +243,9 @@ class Engines:
             await self._returned(since, latest)
 
     def rouse(self, model: ModelName = NO_ROUTER) -> None:
-        """Have engines that sleep load their models, if no other is ready, so that a slot can be chosen.
+        """Have sleeping engines load their models, if no engine is ready, so that a slot can be chosen.
 
-        Any task would wake them, but the slot that it takes is then unknown, and nothing is restored for it.
+        Any task would wake them, but its slot would be unknown, and nothing would be restored for it.
         """
         for link in self.of(model) if not self.front(model).ready else ():
             if link.health is Health.SLEEPING and link.engine not in self._roused:
@@ -269,12 +270,12 @@ class Engines:
                     await asyncio.gather(*(link.wake() for link in starting))
 
     def expects(self, model: ModelName = NO_ROUTER) -> bool:
-        """Whether none is ready, and one that has ended should be back soon."""
+        """Whether no engine is ready and one that has ended should be back soon."""
         coming = any(link.coming for link in self.of(model))
         return not self._there(self.front(model)) and (coming or self._back_by(model) is not None)
 
     def may_serve(self, model: ModelName) -> bool:
-        """Whether one is ready, or expected."""
+        """Whether an engine of this model is ready, or expected back."""
         return self.front(model).ready or self._back_by(model) is not None
 
     def has_other(self, engine: EngineId, model: ModelName) -> bool:
@@ -282,7 +283,7 @@ class Engines:
         return any(link.ready and not link.draining for link in self.of(model) if link.engine != engine)
 
     async def _returned(self, since: float, latest: float = inf) -> None:
-        """Wait until some engine is ready: all that come while one is expected wait for the same time."""
+        """Wait until an engine is ready, at most `wait` seconds from `since` if one is expected back."""
         until = min(since + self._wait if self.expects() else since, latest)
         while not self._there(self.front()) and any(link.returns for link in self.upstreams):
             if until <= time.monotonic():
@@ -292,7 +293,7 @@ class Engines:
                     await self._came_or_went.wait()
 
     async def comes_back(self, link: EngineLink) -> bool:
-        """After a call that it did not answer: whether it had ended, and some engine is ready now."""
+        """Whether an engine that did not answer a call had ended, and an engine is ready now."""
         model = link.address.model
         if not await link.was_lost(link.losses):
             return False

@@ -1,6 +1,6 @@
-"""What is known of one engine: its traits, its slot files, and its tokenizer, which renders prompts.
+"""Our knowledge of one engine: its traits, its slot files, and its tokenizer, which renders prompts.
 
-The tokenizer, and what was found out about slot files and flags, outlive the engine's process.
+The tokenizer, and the findings about slot files and flags, outlive the engine's process.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from slotkeeper.scheduler.types import EngineId, Tokens
 from slotkeeper.store import files
 from slotkeeper.vocab.tokenizer import TokenizeCall, Tokenizer
 
-# Between a request's text and the call stand caches and encoders that know of no client.
+# The client's credential for one request's calls: the caches and encoders in between do not know clients.
 _LENT: Final[ContextVar[Mapping[str, str] | None]] = ContextVar("lent", default=None)
 
 
 class KnownEngine:
-    """One engine, as far as it was read. Its control routes are spoken by `client`."""
+    """The result of probing one engine, and rendering with it. `client` speaks its control routes."""
 
     def __init__(
         self,
@@ -48,14 +48,14 @@ class KnownEngine:
         may_compute: bool = False,
         may_read: bool = False,
     ) -> None:
-        """Arguments as those of `EngineLink`."""
+        """Take the arguments of `EngineLink`."""
         self.engine = engine
         self.address = address or EngineAddress.of(engine)
         self.pulse = Pulse()
         self.client = EngineClient(self.address.engine, api_key=api_key, pulse=self.pulse)
-        self.auth: dict[str, str] = {}  # of the last client whom the engine let in, for our own calls
+        self.auth: dict[str, str] = {}  # for our own calls: that of the last client that was let in
         self.flags = flags
-        self.files: ProbeResult | None = None  # what its slot files are like
+        self.files: ProbeResult | None = None  # findings about its slot files
         self.build = ""
         self.traits: EngineTraits | None = None
         self.tokenizer: Tokenizer | None = None
@@ -68,7 +68,7 @@ class KnownEngine:
         self._keeping = asyncio.Lock()
 
     async def read(self, *, may_compute: bool) -> Reading:
-        """Look at it, and remember what was found. Raises what `read_traits` does."""
+        """Probe the engine, and remember the result. Raises what `read_traits` raises."""
         reading = await read_traits(
             self.client,
             self.flags,
@@ -86,31 +86,31 @@ class KnownEngine:
         return reading
 
     def learned(self, what: Learned) -> None:
-        """The scheduler found this out."""
+        """Correct a trait by what the scheduler has inferred."""
         if self.traits:
             self.traits = self.traits.corrected(what.how, **{what.name: what.value})
 
     async def keep_learned(self) -> None:
-        """For the next sidecar: it may find an engine in use, which cannot be tried out."""
+        """Write learnt flags to disk for the next sidecar, which cannot probe an engine that is in use."""
         async with self._keeping:
             if self.slot_dir and self.traits:
                 await keep_flags(self.slot_dir, self.process, self.traits)
 
     async def fitting(self, reading: Reading) -> Tokenizer:
-        """The tokenizer for what was read."""
+        """Return the tokenizer for the model that was read."""
         return await self._tokenizers.fitting(reading)
 
     @property
     def layout(self) -> str:
-        """Of its slot files, where one with tokens was seen."""
+        """The layout of its slot files; empty until one with tokens was seen."""
         return self.files.layout if self.files else ""
 
     def saw_layout(self, layout: str) -> None:
-        """Of a file that it has just written."""
+        """Remember the layout of a file that the engine has just written."""
         if self.files and not self.files.layout:
             self.files = replace(self.files, layout=layout)
 
-    # -- what the renderer needs -------------------------------------------------------------------
+    # -- rendering ---------------------------------------------------------------------------------
 
     async def tokenize(
         self, content: str | list[int | str], *, add_special: bool, parse_special: bool
@@ -120,7 +120,7 @@ class KnownEngine:
         )
 
     async def render_chat(self, chat: Doc, auth: Mapping[str, str]) -> Tokens:
-        """The exact prompt of a chat body (engine.md 1.4). Raises EngineError, EngineGoneError."""
+        """Return the exact prompt of a chat body (engine.md 1.4). Raises EngineError, EngineGoneError."""
         text = await self.client.apply_template(chat, headers=auth or self.auth)
         with _lending(auth):
             return await self._tokenizer().tokenize(text)
@@ -130,7 +130,7 @@ class KnownEngine:
             return await self._tokenizer().tokenize_prompt(prompt)
 
     async def render_text(self, text: str, auth: Mapping[str, str]) -> Tokens:
-        """Plain text in the middle of a prompt."""
+        """Return the tokens of plain text in the middle of a prompt."""
         with _lending(auth):
             return await self._tokenizer().tokenize(text, add_special=False)
 
@@ -142,7 +142,7 @@ class KnownEngine:
 
 @contextmanager
 def _lending(auth: Mapping[str, str]) -> Iterator[None]:
-    """What is asked of the engine in this block goes under the credential of a client."""
+    """Use a client's credential for the engine calls in this block."""
     before = _LENT.set(auth)
     try:
         yield
@@ -150,27 +150,27 @@ def _lending(auth: Mapping[str, str]) -> Iterator[None]:
         _LENT.reset(before)
 
 
-# -- what outlives a process -----------------------------------------------------------------------------
-# Whether files carry checkpoints is learnt from a canary, which is not possible in an engine that is in use
-# (engine.md 2.2). It is true for every engine with the same fingerprint. Files' layout is not kept: a layout
-# that is wrong would make every save look torn, and where the fingerprint had to be guessed it may be wrong.
+# -- knowledge that outlives a process -------------------------------------------------------------------
+# Whether files carry checkpoints is learnt from a canary, which is impossible in an engine that is in use
+# (engine.md 2.2). The finding holds for every engine with the same fingerprint. The files' layout is not
+# written: a wrong layout would make every save look torn, and a guessed fingerprint may give a wrong one.
 #
-# Flags cannot be tried out in an engine that is in use either; but the same process has the same flags.
+# Flags cannot be probed in an engine that is in use either; but the same process has the same flags.
 
-SAID: Final = ("chat_template", "bos_token", "eos_token")  # by /props
+SAID: Final = ("chat_template", "bos_token", "eos_token")  # fields of GET /props
 
 
 class Tokenizers:
-    """The tokenizer of the model that an engine serves: it outlives restarts, with all that it has seen."""
+    """The tokenizer of the model that an engine serves. It outlives restarts, with its caches."""
 
     def __init__(self, ask: TokenizeCall) -> None:
         self._ask = ask
         self._last: tuple[tuple[str, ...], Tokenizer] | None = None
 
     async def fitting(self, reading: Reading) -> Tokenizer:
-        """The last one, if the same build serves the same model; else a new one, which is tried out first.
+        """Return the last tokenizer if the same build serves the same model, else a new one, checked first.
 
-        A model whose file cannot be read here may be another each time.
+        A model whose file cannot be read here may be another one each time.
         """
         said = {name: str(reading.props.get(name) or "") for name in SAID}
         model = reading.header.fingerprint if reading.header else ""
@@ -191,8 +191,8 @@ class Tokenizers:
 # -- whether files carry checkpoints, by fingerprint -----------------------------------------------------
 
 FILE: Final = "slotkeeper-engines.json"
-MOST: Final = 64  # engines, the oldest are forgotten
-LARGEST: Final = 64 << 10  # bytes; what is larger is none of ours
+MOST: Final = 64  # engines; the oldest are forgotten
+LARGEST: Final = 64 << 10  # bytes; no file of ours is larger
 
 Carrying = Mapping[str, bool]  # fingerprint -> whether its files carry checkpoints, the newest last
 
@@ -201,7 +201,7 @@ Carrying = Mapping[str, bool]  # fingerprint -> whether its files carry checkpoi
 
 
 def decode(data: bytes) -> Carrying:
-    """Read what `encode` wrote. From anything else nothing is known."""
+    """Read what `encode` wrote; empty for any other data."""
     try:
         found = orjson.loads(data)
     except orjson.JSONDecodeError:
@@ -216,7 +216,7 @@ def encode(known: Carrying) -> bytes:
 
 
 def learnt(known: Carrying, fingerprint: str, *, carry: bool) -> Carrying:
-    """The same and this one, which is the newest now."""
+    """Return the mapping with this fingerprint added as the newest."""
     others = [item for item in known.items() if item[0] != fingerprint]
     return dict([*others, (fingerprint, carry)][-MOST:])
 
@@ -225,9 +225,9 @@ def learnt(known: Carrying, fingerprint: str, *, carry: bool) -> Carrying:
 
 
 async def completed(folder: Path, traits: EngineTraits) -> EngineTraits:
-    """The traits with what is remembered, where nothing was found out; else that is remembered.
+    """Complete the traits by whether files carry checkpoints: read that if it is unknown, else write it.
 
-    A folder that cannot be read or written costs the memory, never the engine.
+    If the folder cannot be read or written, only this memory is lost.
     """
     if not traits.fingerprint:
         return traits
@@ -243,7 +243,7 @@ async def completed(folder: Path, traits: EngineTraits) -> EngineTraits:
 
 
 def recalled(folder: Path) -> Carrying:
-    """Blocks. Nothing where the file cannot be read, or is not what we wrote."""
+    """Read the file; empty if it cannot be read or is not ours. Blocks."""
     try:
         with files.open_ours(folder / FILE) as file:
             return decode(file.read(LARGEST))
@@ -252,21 +252,21 @@ def recalled(folder: Path) -> Carrying:
 
 
 def remember(folder: Path, known: Carrying) -> None:
-    """Blocks. Raises OSError. Written aside first, at a name that the store clears away after a crash."""
+    """Write the file, by a temporary name that the store removes after a crash. Blocks. Raises OSError."""
     files.write_small(folder / FILE, folder / files.new_temporary(time.time()), encode(known))
 
 
 # -- flags of one process --------------------------------------------------------------------------------
 
 FLAGS_FILE: Final = "slotkeeper-flags.json"
-MOST_PROCESSES: Final = 16  # processes, the oldest are forgotten
+MOST_PROCESSES: Final = 16  # the oldest are forgotten
 
 Found = Mapping[str, tuple[bool | int | float, Known]]  # by the name of the field
 READER: Final = TypeAdapter(dict[str, dict[str, tuple[bool | int | float, Known]]])
 
 
 async def with_flags(folder: Path, process: str, traits: EngineTraits) -> EngineTraits:
-    """The traits with what is remembered of this process, where nothing newer is known."""
+    """Return the traits with the remembered flags of this process, for flags that are still at defaults."""
     found = (await asyncio.to_thread(recalled_flags, folder)).get(process, {})
     for name, (value, how) in found.items():
         if name in FLAGS and traits.known(name) is Known.DEFAULT:
@@ -275,9 +275,9 @@ async def with_flags(folder: Path, process: str, traits: EngineTraits) -> Engine
 
 
 async def keep_flags(folder: Path, process: str, traits: EngineTraits) -> None:
-    """A folder that cannot be read or written costs the memory, never the engine."""
+    """Write the flags learnt of this process. If the folder cannot be written, only this memory is lost."""
     found = {
-        told: (getattr(traits, told), how) for told, how in traits.knowledge.items() if how is not Known.FLAGS
+        name: (getattr(traits, name), how) for name, how in traits.knowledge.items() if how is not Known.FLAGS
     }
     if found and process:
         with contextlib.suppress(OSError):
@@ -285,7 +285,7 @@ async def keep_flags(folder: Path, process: str, traits: EngineTraits) -> None:
 
 
 def recalled_flags(folder: Path) -> dict[str, Found]:
-    """Blocks. Nothing where the file cannot be read, or is not what we wrote."""
+    """Read the file; empty if it cannot be read or is not ours. Blocks."""
     try:
         with files.open_ours(folder / FLAGS_FILE) as file:
             return dict(READER.validate_json(file.read(LARGEST)))
@@ -294,7 +294,7 @@ def recalled_flags(folder: Path) -> dict[str, Found]:
 
 
 def remember_flags(folder: Path, process: str, found: Found) -> None:
-    """Blocks. Raises OSError. Written aside first, at a name that the store clears away after a crash."""
+    """Write the file, by a temporary name that the store removes after a crash. Blocks. Raises OSError."""
     others = {known: of for known, of in recalled_flags(folder).items() if known != process}
     kept = dict([*others.items(), (process, found)][-MOST_PROCESSES:])
     files.write_small(folder / FLAGS_FILE, folder / files.new_temporary(time.time()), orjson.dumps(kept))

@@ -1,4 +1,4 @@
-"""The line to one engine: is it there, is it the same process as before, what are its traits."""
+"""The link to one engine: whether it answers, whether it is still the same process, and its traits."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from slotkeeper.runtime.known_engine import KnownEngine
 from slotkeeper.scheduler.types import EngineId, SlotId
 
 CALM: Final = 1.0  # seconds between looks at /health; neither it nor /props wakes a sleeping engine
-EAGER: Final = 0.1  # seconds, while the engine is not there
-FILES_RETRY: Final = 30.0  # seconds
-FROZEN: Final = 30.0  # seconds without a sign of life, until an engine is given up
-LONGEST_LOOK: Final = 5.0  # seconds
-THAW: Final = 1.0  # seconds in which a frozen engine, once it goes on, reads what was sent to it meanwhile
+EAGER: Final = 0.1  # seconds between looks while the engine does not answer
+FILES_RETRY: Final = 30.0  # seconds between looks at whether its slot files can be used
+FROZEN: Final = 30.0  # seconds without any answer or token, until an engine counts as lost
+LONGEST_LOOK: Final = 5.0  # seconds to wait for an answer of /health
+THAW: Final = 1.0  # seconds in which an engine that was frozen reads what was sent to it meanwhile
 UNAUTHORIZED: Final = 401
 THERE: Final = frozenset({Health.OK, Health.SLEEPING, Health.ROUTER, Health.UNLOADED})
-REFUSALS: Final = 3  # of GET /slots in a row: without it free slots cannot be known
+REFUSALS: Final = 3  # failures of GET /slots in a row: without it free slots are unknown
 
 log = get_logger(__name__)
 
@@ -44,11 +44,11 @@ class EngineLink(KnownEngine):
         may_read: bool = False,
         frozen_after: float = FROZEN,
     ) -> None:
-        """How to watch an engine.
+        """Take what is needed to watch an engine.
 
-        `address`: without one its id is its URL. `slot_dir` is its --slot-save-path as we see it. What is
-        allowed to find out more: `may_compute` a canary, while it is unused, `may_read` to look for its
-        process on this machine. It is given up after `frozen_after` seconds of silence.
+        Without an `address` the engine's id is its URL. `slot_dir` is its --slot-save-path as we see it.
+        `may_compute` allows a canary while the engine is unused. `may_read` allows to look for its process on
+        this machine. The engine counts as lost after `frozen_after` seconds of silence.
         """
         super().__init__(
             engine,
@@ -59,30 +59,30 @@ class EngineLink(KnownEngine):
             may_compute=may_compute,
             may_read=may_read,
         )
-        self.labels: tuple[tuple[str, str], ...] = ()  # by which its user tells it from others
-        self.draining = False  # nothing new may begin there
-        self.routes = False  # it is a router, or was the last time that it answered
-        self.listed = True  # whether it may be looked at: a model only while its router has it loaded
+        self.labels: tuple[tuple[str, str], ...] = ()  # the user's labels for it
+        self.draining = False  # no request may begin there
+        self.routes = False  # it is a router, or was one when it last answered
+        self.listed = True  # whether we may look at it: a router's model only while it is loaded
         self.frozen_after = frozen_after
-        self.replace: Callable[[], None] | None = None  # ends its process, and another is started
-        self._silences = 0  # looks in a row that it did not answer
+        self.replace: Callable[[], None] | None = None  # ends its process; `up` then starts another
+        self._silences = 0  # unanswered looks in a row
         self.health = Health.DOWN
-        self.down_since: float | None = time.monotonic()  # None: it answers
+        self.down_since: float | None = time.monotonic()  # None while it answers
         self._own_key = api_key is not None
-        self.losses = 0  # how often it was lost
-        self.returns = False  # whether it was lost because it ended, so that it may be back soon
+        self.losses = 0  # number of times that it was lost
+        self.returns = False  # it was lost because its process ended, so it may be back soon
         self._kick = asyncio.Event()
-        self._looked = asyncio.Event()  # the look that is under way, or comes next
+        self._looked = asyncio.Event()  # set after the present or next look
         self._refusals = 0
         self._trouble = ""
         self._doubt = False
-        self.up = False  # probed, so that requests may be placed; until then they go through as they came
-        self.probed = 0  # tokens that the probe has computed, not counted yet
-        self.fresh = False  # no slot had been used when it was probed
+        self.up = False  # probed: requests may be placed; until then they pass through unchanged
+        self.probed = 0  # tokens that the probe computed and that are not counted yet
+        self.fresh = False  # all slots were unused when it was probed
 
     @property
     def coming(self) -> bool:
-        """Whether it was lost, and is sure to be back: it loads, sleeps, or `up` starts it."""
+        """Whether the engine was lost and will certainly be back: it loads, sleeps, or `up` starts it."""
         there = self.health in {Health.LOADING, Health.SLEEPING}
         return self.returns and (there or self.routes or self.replace is not None)
 
@@ -92,25 +92,25 @@ class EngineLink(KnownEngine):
 
     @property
     def judges(self) -> bool:
-        """Whether it was ever let in there, so that a refusal is one of the key."""
+        """Whether a call of ours was ever accepted, so that a refusal concerns the client's key."""
         return self.up or self.health is Health.ROUTER
 
     def kick(self) -> None:
-        """Look at once: a connection just failed."""
+        """Look at once, for example because a connection has failed."""
         self._kick.set()
 
     async def wake(self) -> None:
-        """Look at once: an engine that has just come up is not to serve its first requests unpinned."""
+        """Look at once and wait, so that an engine that has just started does not serve requests unpinned."""
         await self._turns_out(lambda: self.ready)
 
     async def was_lost(self, losses: int) -> bool:
-        """Look at once, after a connection has failed: whether it is gone, or was since it had `losses`."""
+        """Look at once after a failed connection. Returns whether it is lost, or was since `losses`."""
         if self.losses != losses or self.pulse.frozen:
             return True
         return await self._turns_out(lambda: not self.ready or self.losses != losses)
 
     async def _turns_out(self, so: Callable[[], bool]) -> bool:
-        """The look that is under way may have begun too early, so the next counts as well."""
+        """Wait for up to two looks until `so` is true: the look in progress may have begun too early."""
         for _ in range(2):
             self.kick()
             await self._looked.wait()
@@ -120,16 +120,16 @@ class EngineLink(KnownEngine):
 
     @property
     def doubtful(self) -> bool:
-        """Whether it may have become another process since we last looked."""
+        """Whether the engine may be another process since the last look."""
         return self._doubt
 
     async def settle(self) -> None:
-        """Wait until that is known: its slots may be empty now."""
+        """Wait until it is known whether the process changed: if so, its slots are empty."""
         while self._doubt:
             await self._looked.wait()
 
     async def doubt(self) -> bool:
-        """Its lifeline has ended: look, and send nothing before that. Returns whether it is another."""
+        """Look at once because the lifeline has ended; requests wait. Returns whether the process changed."""
         before, self._doubt = self.process, self.up
         self.kick()
         await self.settle()
@@ -141,18 +141,18 @@ class EngineLink(KnownEngine):
         on_lost: Callable[[EngineLink], None],
         on_router: Callable[[EngineLink], None] = lambda _: None,
     ) -> None:
-        """Runs for ever; tells when the engine comes, goes, or is another process than before.
+        """Watch the engine for ever. Calls back when it comes up, is lost, or is another process.
 
-        `on_router` is told at each look that it is no engine, but a router.
+        `on_router` is called at each look at which the server is a router.
         """
         while True:
             try:
                 await self._look(on_up, on_lost)
                 if self.health is Health.ROUTER:
                     on_router(self)
-            except Exception as error:  # noqa: BLE001 - no unexpected answer ends the watch
+            except Exception as error:  # noqa: BLE001 - an unexpected answer must not end the watch
                 self._not_probed(str(error))
-            if not self._kick.is_set() and not self._slow:  # else a doubt may have come up while we looked
+            if not self._kick.is_set() and not self._slow:  # else a doubt may have come during the look
                 self._doubt = False
             self._looked.set()
             self._looked = asyncio.Event()
@@ -160,14 +160,14 @@ class EngineLink(KnownEngine):
                 async with asyncio.timeout(self._rest):
                     await self._kick.wait()
                 self._kick.clear()
-                if not self._doubt:  # for which requests wait
-                    await asyncio.sleep(EAGER / 4)  # a burst of failures is one look
+                if not self._doubt:  # requests wait for a doubt to be settled
+                    await asyncio.sleep(EAGER / 4)  # one look for a burst of failures
             except TimeoutError:
                 pass
 
     @property
     def _rest(self) -> float | None:
-        """Seconds until the next look; None: until something is heard of it."""
+        """Seconds until the next look; None: not before `kick` is called."""
         calm = self.health in {Health.OK, Health.SILENT, Health.ROUTER} or self.health.wrong
         if not self.listed:
             return None
@@ -175,11 +175,11 @@ class EngineLink(KnownEngine):
 
     @property
     def busy(self) -> bool:
-        """Whether anything that was asked of it is not answered: a call of ours, or a client's request."""
+        """Whether a call of ours or a client's request to the engine is not answered yet."""
         return self.client.busy or self.pulse.busy
 
     def part(self, on_lost: Callable[[EngineLink], None]) -> None:
-        """It is about to be unloaded: nothing more is asked of it."""
+        """Send nothing more to a model that will be unloaded."""
         self.listed, self.health = False, Health.UNLOADED
         if self.up:
             self._lost(returns=False)
@@ -208,7 +208,7 @@ class EngineLink(KnownEngine):
                 await self._probe()
             except (EngineError, EngineGoneError) as error:
                 self._not_probed(str(error))
-                if self.returns and isinstance(error, EngineError):  # it is back, but not as it was
+                if self.returns and isinstance(error, EngineError):  # it is back, but cannot be probed
                     self.returns = False
                     on_lost(self)
                 return
@@ -216,7 +216,7 @@ class EngineLink(KnownEngine):
             on_up(self)
 
     def _is(self, health: Health) -> None:
-        """What it was found to be."""
+        """Record the result of a look at /health."""
         self.health = health
         if health in THERE:
             self.down_since = None
@@ -229,13 +229,14 @@ class EngineLink(KnownEngine):
 
     @property
     def _slow(self) -> bool:
-        """It does not answer in time. Where its process ends, connections end with it, and that is seen."""
+        """Whether an engine in use does not answer in time; if it had ended, connections would fail."""
         return self.up and self.health is Health.SILENT
 
     def _silent(self, on_lost: Callable[[EngineLink], None]) -> None:
-        """Were a slow engine given up, its slots would be lost.
+        """Count a look without an answer. The engine is lost only after `frozen_after` seconds of silence.
 
-        One look is not enough: it may have been us who stood still.
+        A slow engine must not be lost: that would lose its slots. One silent look is not enough: our own
+        process may have been stopped meanwhile.
         """
         self._silences += 1
         late = time.monotonic() - self.pulse.heard_at >= self.frozen_after
@@ -243,7 +244,11 @@ class EngineLink(KnownEngine):
             self._freeze(on_lost)
 
     async def _heard(self) -> None:
-        """What a frozen engine had not read may be tasks: they must not come into slots given out since."""
+        """Record that the engine answers.
+
+        An engine that was frozen gets THAW seconds first: requests that it has not read yet must not reach
+        slots that we give out now.
+        """
         self._silences = 0
         if self.pulse.frozen:
             log.info("engine_thawed", engine=self.engine, health=self.health.value)
@@ -253,7 +258,7 @@ class EngineLink(KnownEngine):
         self.pulse.heard()
 
     def _freeze(self, on_lost: Callable[[EngineLink], None]) -> None:
-        """Whatever waits for it hears so now. What can be replaced is, unless it was still starting."""
+        """Fail all calls that wait for a silent engine. `up` replaces it unless it was still starting."""
         silent, was_up = round(time.monotonic() - self.pulse.heard_at, 1), self.up
         replace = self.replace if was_up else None
         log.warning("engine_frozen", engine=self.engine, seconds=silent, replaced=replace is not None)
@@ -267,16 +272,16 @@ class EngineLink(KnownEngine):
     def _lost(self, *, returns: bool) -> None:
         self.up, self.returns = False, returns
         self.losses += 1
-        self.tokenizer = None  # the next one may serve another model
+        self.tokenizer = None  # the next process may serve another model
 
     def _not_probed(self, trouble: str) -> None:
-        """Said once, not at every look."""
+        """Log why the probe failed, once for each reason and not at every look."""
         if self._trouble != trouble:
             self._trouble = trouble
             log.warning("engine_probe_failed", engine=self.engine, error=self._trouble)
 
     def slots_refused(self) -> bool:
-        """GET /slots failed. Returns whether that is enough: the engine is lost until it can be probed."""
+        """Count a failure of GET /slots. Returns whether the engine is now lost, until a probe succeeds."""
         self._refusals += 1
         if not self.up or self._refusals < REFUSALS:
             return False
@@ -289,10 +294,10 @@ class EngineLink(KnownEngine):
         self._refusals = 0
 
     async def _identity(self) -> str:
-        """Changes with every start of a llama-server: its media marker is random (both builds)."""
+        """Return the random media marker, which changes with every start of llama-server (both builds)."""
         try:
             return str((await self.client.props(headers=self.auth)).get("media_marker", "?"))
-        except EngineError as error:  # a key that was good is not: it may be another process
+        except EngineError as error:  # our key was good before: it may be another process
             return "" if error.status == UNAUTHORIZED else self.process
         except EngineGoneError:
             return self.process
@@ -321,7 +326,7 @@ class EngineLink(KnownEngine):
         )
 
     async def look_for_files(self, found: Callable[[EngineLink], None]) -> None:
-        """Until they are found, or the engine is lost: what was wrong with the folder may be mended."""
+        """Try until slot files can be used or the engine is lost: a user may repair the folder."""
         while self.lacks_files:
             await asyncio.sleep(FILES_RETRY)
             try:
@@ -333,21 +338,21 @@ class EngineLink(KnownEngine):
 
     @property
     def lacks_files(self) -> bool:
-        """Whether it is up, and its slot files cannot be used though there is a folder for them."""
+        """Whether the engine is up but its slot files cannot be used, although there is a folder for them."""
         return self.up and self.slot_dir is not None and not (self.traits and self.traits.snapshots)
 
     async def _unused(self, left: Mapping[SlotId, int]) -> bool:
-        """Whether its slots are as at its start, or hold the tokens that we `left` there.
+        """Whether all slots are as at the engine's start, or hold the tokens that our probe `left` there.
 
-        Those of an engine that was only silent for a while, or that had other clients before us, may be
-        at work: that must be looked at before one is given out (engine.md T1). Raises EngineError with
-        --no-slots: then nothing is pinned, ever.
+        Slots of an engine that was only silent for a while, or that had other clients before us, may be busy:
+        that must be checked before one is given out (engine.md T1). Raises EngineError with --no-slots: then
+        no request is ever pinned.
         """
         slots = await self.client.slots(headers=self.auth)
         return not any(slot.busy or slot.held not in {None, 0, left.get(slot.slot)} for slot in slots)
 
     def let_in(self, auth: dict[str, str]) -> None:
-        """The engine wants a key and takes this one. Ours, if any, comes first, then what still works."""
+        """Use a client's key that the engine accepts for our own calls, unless we have a key that works."""
         if not self._own_key and auth and auth != self.auth and not (self.up and self.auth):
             self.auth = auth
-            self.kick()  # what was refused to us may be shown now
+            self.kick()  # routes that were refused may answer now

@@ -1,4 +1,4 @@
-"""Which engines are in use: drained and put back by their user, added and removed while the others go on."""
+"""Which engines are in use: a user drains them and puts them back; a reload adds and removes some."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slotkeeper.scheduler.events import DrainAsked, EnginesNamed, Event
 from slotkeeper.scheduler.types import EngineId
 from slotkeeper.upstreams import NamedUpstream, UpstreamsError
 
-MOMENT: Final = 0.05  # seconds between looks at whether anything is still asked of an engine that goes
+MOMENT: Final = 0.05  # seconds between looks at whether a removed engine still answers requests
 
 log = get_logger(__name__)
 
@@ -26,7 +26,7 @@ log = get_logger(__name__)
 def link_to(
     upstream: NamedUpstream, new_link: LinkMaker, flags: EngineFlags | None = None
 ) -> tuple[EngineId, EngineLink]:
-    """The line to an engine that was named."""
+    """Make the link to an engine that a setting names."""
     engine = EngineId(upstream.name)
     link = new_link(engine, EngineAddress(upstream.base), flags)
     link.labels = upstream.labels
@@ -34,7 +34,7 @@ def link_to(
 
 
 class Membership:
-    """Tells the scheduler, and takes engines away once they are at rest."""
+    """Tells the scheduler of drains and changes, and removes engines once they are drained."""
 
     def __init__(
         self,
@@ -49,10 +49,10 @@ class Membership:
         self._tasks = tasks
         self._post = post
         self._new_link = new_link
-        self._going: set[EngineId] = set()  # being drained because they are named no more
+        self._going: set[EngineId] = set()  # drained because the settings no longer name them
 
     def find(self, word: str) -> EngineLink | None:
-        """The engine that a person means: by its name, or its address, with or without http://."""
+        """Return the engine with this name or address, with or without http://; None if there is none."""
         for link in self._engines.upstreams:
             base = link.address.base
             if word.rstrip("/") in {link.engine, base, base.rpartition("://")[2]}:
@@ -60,7 +60,7 @@ class Membership:
         return None
 
     def drain(self, link: EngineLink, *, drain: bool) -> None:
-        """Let nothing new begin there, or put it back."""
+        """Drain an engine: no request begins there. With `drain=False`, put it back into use."""
         if link.draining == drain:
             return
         link.draining = drain
@@ -74,18 +74,18 @@ class Membership:
         self._post(self._asked(link))
 
     def drained(self, engine: EngineId) -> None:
-        """It is at rest."""
+        """Handle that nothing runs on a draining engine: remove it if the settings no longer name it."""
         link = self._engines.links.get(engine)
         log.info("engine_drained", engine=engine)
         if link is not None and engine in self._going:
             self._tasks.start(self._remove(link))
 
     def asked(self) -> Iterator[Event]:
-        """For a scheduler that knows of nothing."""
+        """Return an event for each draining engine, for a scheduler that was made anew."""
         return (self._asked(link) for link in self._engines.upstreams if link.draining)
 
     def change(self, upstreams: Sequence[NamedUpstream]) -> None:
-        """These are all from now on. Raises UpstreamsError, and changes nothing, if that cannot be."""
+        """Use exactly these engines from now on. Raises UpstreamsError, without any change, if it cannot."""
         now, wanted = self._engines.upstreams, {one.name: one for one in upstreams}
         self._check(now, wanted.values())
         for link in now:
@@ -103,9 +103,9 @@ class Membership:
         log.info("upstreams_reloaded", upstream=list(wanted), added=len(new) + len(back), removed=len(gone))
 
     def _retire(self, link: EngineLink) -> None:
-        """Drain an engine that is no longer named. It is dropped once it is at rest."""
+        """Drain an engine that the settings no longer name. It is removed once it is drained."""
         self._going.add(link.engine)
-        if link.draining:  # by hand, and perhaps at rest already: ask for `Drained` once more
+        if link.draining:  # a user drained it, perhaps long ago: ask for `Drained` again
             self._post(self._asked(link))
         self.drain(link, drain=True)
 
@@ -116,16 +116,16 @@ class Membership:
         for one in wanted:
             if bases.get(EngineId(one.name), one.base) != one.base:
                 raise UpstreamsError(
-                    f"{one.name} has another address now; give what is there another name, or start again"
+                    f"{one.name} has another address now; give it another name, or restart the sidecar"
                 )
             if names.get(one.base, one.name) != one.name:
                 raise UpstreamsError(
-                    f"{one.base} is called {names[one.base]} here; keep that name, or start again"
+                    f"{one.base} is called {names[one.base]} here; keep that name, or restart the sidecar"
                 )
 
     def _add(self, upstream: NamedUpstream) -> None:
         if self._new_link is None:
-            raise AssertionError("engines are added only where lines can be made")
+            raise AssertionError("engines can be added only with a `new_link`")
         engine, link = link_to(upstream, self._new_link)
         self._metrics.engine_up(engine, up=False)
         self._metrics.freezes.labels(engine=engine)
@@ -134,7 +134,7 @@ class Membership:
         self._name()
 
     async def _remove(self, link: EngineLink) -> None:
-        """Requests without a slot may still be answered there, which the scheduler knows nothing of."""
+        """Remove a drained engine after its last answers. The scheduler knows no requests without a slot."""
         while link.busy and link.engine in self._going:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(MOMENT)
         if link.engine not in self._going:

@@ -1,7 +1,7 @@
-"""Requests on their way in: whose conversation each goes on, what its client changed, what is put right.
+"""Requests on arrival: which conversation each continues, what its client rewrote, and what rules undo.
 
-All decisions are made in `conversation`, its `rules` and `scheduler.pending`; here figures are counted.
-Before a request goes out only its forms are made. What is said of it waits until the engine is at work.
+`conversation`, its `rules` and `scheduler.pending` make all decisions; this module only counts figures.
+Before a request is sent only its forms are made. Its report waits until the engine works on the request.
 """
 
 from __future__ import annotations
@@ -34,41 +34,41 @@ from slotkeeper.observe.request_record import Decision, PromptDivergence
 from slotkeeper.runtime.tasks import Runner, here
 from slotkeeper.scheduler.types import Tokens
 
-# -- what it cost ----------------------------------------------------------------------------------------
+# -- cost of a divergence --------------------------------------------------------------------------------
 
-OPENING: Final = 16  # tokens, at most, that a template puts behind the messages to open a reply
+OPENING: Final = 16  # tokens, at most, that a template puts after the messages to open a reply
 OF_TEMPLATE: Final = frozenset({Cause.TEMPLATE_STRIPS_REASONING, Cause.TEMPLATE_RERENDERS})
-OVERSHOOT: Final = 8  # tokens, at most, that a slot holds behind a reply, and that the reply is shorter by
-LEAD: Final = 24  # tokens shown before the place where prompts part
-BEHIND: Final = 24
+OVERSHOOT: Final = 8  # tokens, at most, that a slot holds after a reply, or that the reply is shorter by
+LEAD: Final = 24  # tokens shown before a divergence
+BEHIND: Final = 24  # tokens shown after it
 
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DivergenceReport:
-    """What is said of a request when it comes; its cost follows with the answer."""
+    """Why a request diverges from the one before it. The cost follows with the answer."""
 
     explained: Explained
-    template: Cause | None  # should its tokens part where its texts do not
-    parent: Tokens | None  # the prompt that it goes on from, where that is known
-    remains: bool  # what goes on parts as well
-    echo: Echo | None  # how the newest reply comes back
-    lost: float  # characters of its own text, by its length, that stand behind where it parts, unchanged
+    template: Cause | None  # the cause if tokens diverge although texts do not
+    parent: Tokens | None  # the prompt that it continues, if known
+    remains: bool  # the form that is sent diverges too
+    echo: Echo | None  # how the newest reply came back
+    lost: float  # share of its own text that is unchanged but after the divergence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What it cost that a prompt did not go on where the one before it ended."""
+    """The cost of a prompt that does not continue the one before it."""
 
     why: Explained
-    first_token: int  # at which they part
-    tokens: int  # computed again, though nothing in them had changed
+    first_token: int  # index of the first token that differs
+    tokens: int  # tokens computed again although they had not changed
     seconds: float | None
 
 
 def judge(match: Match, layout: Layout, sent: Outcome) -> DivergenceReport:
-    """Of a request that came as `layout` and went out as `sent`."""
+    """Return the report on a request that arrived as `layout` and is sent as `sent`."""
     explained = by_our_rule(match, layout, sent.layout, sent.fixed) or explain(match, layout)
     divergence, before = explained.divergence, match.nearest
     return DivergenceReport(
@@ -82,13 +82,13 @@ def judge(match: Match, layout: Layout, sent: Outcome) -> DivergenceReport:
 
 
 def _mended(match: Match, outcome: Outcome) -> bool:
-    """Whether what goes on continues what went on before."""
+    """Whether the form that is sent continues the form of the request before it that was sent."""
     before = match.before
     return bool(outcome.edits) and before is not None and parted(before.sent, outcome.layout) is None
 
 
 def cost_of(judged: DivergenceReport, prompt: Tokens | None, figures: Figures, planted: int) -> Cost | None:
-    """By the engine's figures; None where nothing parted, or where prompts or figures are not known."""
+    """Return the cost by the engine's figures; None without a divergence, prompts or figures."""
     parent, computed = judged.parent, figures.computed
     if parent is None or prompt is None or computed is None:
         return None
@@ -99,7 +99,7 @@ def cost_of(judged: DivergenceReport, prompt: Tokens | None, figures: Figures, p
     elif behind > OPENING:
         why = replace(judged.explained, cause=judged.template, rule=None)
         tokens = behind
-    elif judged.explained.divergence is not None:  # and it was put right
+    elif judged.explained.divergence is not None:  # a rule undid the divergence
         why, tokens = judged.explained, 0
     else:
         return None
@@ -110,7 +110,7 @@ def cost_of(judged: DivergenceReport, prompt: Tokens | None, figures: Figures, p
 
 
 def report(cost: Cost, *, request_id: str, fixed: bool) -> None:
-    """Say it in the log, without any text of the prompt."""
+    """Log a divergence and its cost, without any text of the prompt."""
     why, place = cost.why, cost.why.divergence
     log.info(
         "prefix_changed",
@@ -130,7 +130,7 @@ def report(cost: Cost, *, request_id: str, fixed: bool) -> None:
 def prompt_divergence(
     cost: Cost, cause: Cause, prompt: Tokens | None, parent: Tokens | None, *, fixed: bool, text: bool
 ) -> PromptDivergence:
-    """The same for `why`; with the tokens around the place if `text` may be kept."""
+    """Return the divergence for `why`, with the tokens around it if `text` may be kept."""
     first, place = cost.first_token, None if cause in OF_TEMPLATE else cost.why.divergence
     since, until = max(0, first - LEAD), first + BEHIND
     was, now = (
@@ -155,7 +155,7 @@ def prompt_divergence(
 def reply_parted(
     judged: DivergenceReport, decision: Decision | None, cached: int | None
 ) -> PromptDivergence | None:
-    """Whether the newest reply came back otherwise than the slot held it, by the engine's count."""
+    """Return the divergence of a newest reply that came back changed, by the engine's count; else None."""
     if judged.echo is None or judged.parent is None or cached is None:
         return None
     if decision is None or decision.common is None:
@@ -175,44 +175,44 @@ def reply_parted(
     )
 
 
-# -- requests on their way -------------------------------------------------------------------------------
+# -- requests --------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Taken:
-    """One request, from its coming to its answer."""
+    """One request, from its arrival to its answer."""
 
     request_id: str
     who: Who
     now: float
     received: Layout
-    match: Match  # as all was when it came
-    outcome: Outcome  # as rules would have it
-    changed: bool | None  # whether that goes out; None: it is not decided
-    conversation: Conversation | None = None  # that it is the last request of by now
-    ahead: Mapping[bool, DivergenceReport] = field(default_factory=dict)  # what is to be said of either form
+    match: Match  # by the state of the book at its arrival
+    outcome: Outcome  # the form that the rules propose
+    changed: bool | None  # whether that form is sent; None: not decided yet
+    conversation: Conversation | None = None  # the conversation that it belongs to, once entered in the book
+    ahead: Mapping[bool, DivergenceReport] = field(default_factory=dict)  # reports made in advance, by form
     judged: DivergenceReport | None = None
     changes: tuple[ShownChange, ...] = ()
 
     @property
     def rewritten(self) -> Doc | None:
-        """The body as rules would have it; None where they change nothing."""
+        """The body that the rules propose; None if they change nothing."""
         return self.outcome.doc if self.outcome.edits else None
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """For the scheduler: `Arrived.moved` and `Arrived.most`."""
+        """The values of `Arrived.moved` and `Arrived.most`, for the scheduler."""
         return self.outcome.moved, self.outcome.most
 
     @property
     def rules(self) -> list[str]:
-        """Those that change it, by name."""
+        """The names of the rules that change the request."""
         fixing = [done for done in self.outcome.done if done.mode is Mode.FIX]
         return sorted({done.rule.value if done.rule else "notes" for done in fixing})
 
     @property
     def sent(self) -> Outcome:
-        """What goes out; as it came, until that is decided."""
+        """The form that is sent; the original form until that is decided."""
         return self.form(changed=bool(self.changed))
 
     def form(self, *, changed: bool) -> Outcome:
@@ -220,12 +220,12 @@ class Taken:
         return Outcome(self.outcome.doc, self.received, self.outcome.done) if own else self.outcome
 
     def judge(self, *, changed: bool) -> DivergenceReport:
-        """What is to be said of one form: slow where long texts differ."""
+        """Return the report on one form. This is slow if long texts differ."""
         return judge(self.match, self.received, self.form(changed=changed))
 
 
 class Rewriting:
-    """Knows conversations, and applies the rules to what goes on in them."""
+    """Knows the conversations, and applies the rules to their requests."""
 
     def __init__(self, choice: Choice, metrics: Metrics, *, text: bool = False) -> None:
         """`text`: whether excerpts of prompts may be kept for `why`."""
@@ -234,7 +234,7 @@ class Rewriting:
         self._before = RecentRequests()
         self._choice = choice
         self._metrics = metrics
-        self._new: list[Taken] = []  # that are not in the book yet
+        self._new: list[Taken] = []  # requests that are not in the book yet
 
     def __repr__(self) -> str:
         return f"<Rewriting {self.conversations!r}>"
@@ -252,11 +252,11 @@ class Rewriting:
         now: float,
         context: int = 0,
     ) -> Taken | None:
-        """The request and how rules would have it; None for what is no chat.
+        """Match a request to its conversation and apply the rules; None if it is not a chat.
 
-        `size` bytes are its body, at `now` seconds. A slot holds `context` tokens; 0: that is not known.
-        `run` is where it is looked at. Elsewhere than on the loop, that works on copies of what the book has,
-        and judges both forms before one is chosen.
+        The body has `size` bytes; `now` is in seconds. A slot holds `context` tokens; 0: unknown. `run` runs
+        the work. Outside the event loop it works on copies from the book, and makes the reports on both forms
+        before one is chosen.
         """
         self._enter_all()
         who, aside = Who(client=client, name=named(headers, doc)), run is not here
@@ -285,7 +285,7 @@ class Rewriting:
         return taken
 
     def goes(self, taken: Taken, *, changed: bool) -> None:
-        """In which form it goes out. Of two times that it is sent, the later one counts."""
+        """Record the form in which the request is sent. If it is sent twice, the second time counts."""
         before, taken.changed = taken.changed, changed
         line, sent = taken.conversation, taken.sent
         if line is not None and changed != bool(before):
@@ -294,7 +294,7 @@ class Rewriting:
             )
 
     def settle(self, taken: Taken) -> DivergenceReport | None:
-        """Enter it in the book, and say what is to be said of it; None as long as its form is not decided."""
+        """Enter the request in the book and return its report; None while its form is not decided."""
         self._enter_all()
         if taken.judged is None and taken.changed is not None:
             taken.judged = taken.ahead.get(taken.changed) or taken.judge(changed=taken.changed)
@@ -315,9 +315,9 @@ class Rewriting:
         planted: int,
         decision: Decision | None = None,
     ) -> PromptDivergence | None:
-        """The answer is over: keep what it says, and tell what the request's changes have cost.
+        """Keep the reply of a finished answer, and report what the divergence of its request has cost.
 
-        `planted` tokens were computed for it before it went on; `decision` is where that was.
+        `planted` tokens were computed for the request before it was sent; `decision` says to which slot.
         """
         judged, line = self.settle(taken), taken.conversation
         if judged is None or line is None:
@@ -335,7 +335,7 @@ class Rewriting:
         return prompt_divergence(cost, cost.why.cause, prompt, judged.parent, fixed=fixed, text=self._text)
 
     def _enter_all(self) -> None:
-        """In the order in which they came: the next request goes on from what these leave in the book."""
+        """Enter new requests in the book in the order of arrival, because the next one may continue them."""
         entered, self._new = self._new, []
         for taken in entered:
             sent = taken.sent
@@ -351,7 +351,7 @@ class Rewriting:
             )
 
 
-# -- what may be done beside the loop: it reads, and makes new things --------------------------------
+# -- work that may run in a thread: it only reads, and makes new objects ------------------------------
 
 
 def _laid_out(api: Api, doc: Doc, who: Who, recent: Sequence[SeenRequest]) -> tuple[Layout, Keys] | None:
@@ -360,7 +360,7 @@ def _laid_out(api: Api, doc: Doc, who: Who, recent: Sequence[SeenRequest]) -> tu
 
 
 def _matched(who: Who, layout: Layout, found_by: Keys, near: Near) -> Match:
-    """Whose conversation it goes on: copies, to be read later, for conversations go on meanwhile."""
+    """Return the match, with copies of the conversations: the originals may change before they are read."""
     match = goes_on(who, layout, found_by, near)
     before, sibling, beside = (
         None if line is None else replace(line) for line in (match.before, match.sibling, match.beside)

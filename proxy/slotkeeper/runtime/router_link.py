@@ -1,7 +1,7 @@
-"""The line to one router: which models it has, each of which is an engine, and having it swap them.
+"""The link to one router: which models it has, each of which is an engine, and swaps between them.
 
-A router loads whatever model is named to it, and evicts another one unasked. So requests are held until their
-model is loaded (`scheduler/swaps.py`), and all that we ask ourselves says `autoload=false`.
+A router loads any model that a request names, and evicts another one without asking. So requests wait until
+their model is loaded (`scheduler/swaps.py`), and all our own calls say `autoload=false`.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from slotkeeper.scheduler.events import Event, ModelsListed, ModelStatus, ModelV
 from slotkeeper.scheduler.router import LOADED
 from slotkeeper.scheduler.types import EngineId, ModelName
 
-CALM: Final = 1.0  # seconds between looks at the listing, which wakes nothing
-EAGER: Final = 0.1  # seconds, while a swap of ours is under way
-MOMENT: Final = 0.01  # seconds
-BEGINS: Final = 2.0  # seconds in which a load that was accepted shows in the listing
-PROBED: Final = 30.0  # seconds from a loaded model to one that we have probed; then it serves unpinned
-AGAIN: Final = 1.0  # seconds after a swap that the router refused
-RUNS: Final = "already running"  # a router's words
-STOPPED: Final = "not running"
+CALM: Final = 1.0  # seconds between looks at the listing; a look wakes no model
+EAGER: Final = 0.1  # seconds between looks during a swap of ours
+MOMENT: Final = 0.01  # seconds between looks at whether calls have ended
+BEGINS: Final = 2.0  # seconds within which the listing shows a load that was accepted
+PROBED: Final = 30.0  # seconds to probe a loaded model; after that it serves unpinned
+AGAIN: Final = 1.0  # seconds to wait after a swap that the router refused
+RUNS: Final = "already running"  # in the router's error text
+STOPPED: Final = "not running"  # in the router's error text
 UNLISTED: Final = Listing(models=(), most=0)
 
 log = get_logger(__name__)
 
 
 class RouterLink:
-    """Watches one router, and makes a line to each of its models."""
+    """Watches one router, and makes a link to each of its models."""
 
     def __init__(
         self,
@@ -51,10 +51,10 @@ class RouterLink:
         removed: Callable[[EngineLink], None],
         lost: Callable[[EngineLink], None],
     ) -> None:
-        """`front` is the line to the router itself. `lost` hears of a model that is about to be unloaded."""
+        """`front` is the link to the router itself. `lost` is called for a model that will be unloaded."""
         self.front = front
         self.client = RouterClient(front.address.base, api_key=api_key)
-        self.listing = UNLISTED  # the last one
+        self.listing = UNLISTED  # the last listing
         self.reached = False
         self._tasks = tasks
         self._metrics = metrics
@@ -65,7 +65,7 @@ class RouterLink:
         self._links: dict[EngineId, EngineLink] = {}
         self._ports: dict[EngineId, int] = {}
         self._unloading: set[EngineId] = set()
-        self._since: dict[EngineId, float] = {}  # when a model was loaded whose line is not up yet
+        self._since: dict[EngineId, float] = {}  # when a model that is not probed yet was loaded
         self._swaps = 0
         self._kick = asyncio.Event()
         self._looked = asyncio.Event()
@@ -77,14 +77,14 @@ class RouterLink:
         await self.client.close()
 
     def model_of(self, named: str) -> ModelName | None:
-        """The model that a request means by this name; None where the router has none of this name."""
+        """Return the model with this name or alias; None if the router has none."""
         for entry in self.listing.models:
             if named == entry.name or named in entry.aliases:
                 return entry.name
         return None
 
     async def watch(self) -> None:
-        """Runs until what answers there is no router any more."""
+        """Watch the router until another kind of server answers at its address."""
         ear = self._tasks.start(listen(self.client, self._kick.set, rest=CALM))
         try:
             while await self._look():
@@ -99,7 +99,7 @@ class RouterLink:
         self._take(UNLISTED)
 
     async def _look(self) -> bool:
-        """Whether it may still be a router."""
+        """Read the listing. Returns whether the server may still be a router."""
         try:
             self._take(await self.client.listing(headers=self.front.auth))
         except EngineGoneError:
@@ -110,7 +110,7 @@ class RouterLink:
         return True
 
     def _gone(self) -> None:
-        """Its models have gone with it; their names are remembered."""
+        """Handle that the router does not answer: its models are lost, but their names are remembered."""
         if not self.reached:
             return
         log.warning("router_lost", engine=self.front.engine)
@@ -138,7 +138,7 @@ class RouterLink:
             self._post(self.listed())
 
     def listed(self) -> ModelsListed:
-        """The listing as the scheduler takes it: none where the router does not answer."""
+        """Return the listing for the scheduler; it is empty if the router does not answer."""
         views = tuple(
             ModelView(engine=self._engine(entry.name), name=entry.name, status=entry.status)
             for entry in self.listing.models
@@ -148,7 +148,7 @@ class RouterLink:
         return ModelsListed(at=time.monotonic(), router=router, models=views, most=most)
 
     def _update(self, link: EngineLink, entry: ModelEntry) -> None:
-        """Have its line look at once where something has changed."""
+        """Update a model's link by the listing; if something has changed the link looks at once."""
         engine = link.engine
         listed = entry.status is not ModelStatus.UNLOADED and engine not in self._unloading
         changed = listed != link.listed or self._ports.get(engine) != entry.port
@@ -159,7 +159,7 @@ class RouterLink:
         self._check_probed(link, entry)
 
     def _check_probed(self, link: EngineLink, entry: ModelEntry) -> None:
-        """Say of a model that is loaded, and cannot be probed, that its requests need not wait for that."""
+        """Tell the scheduler not to wait for the probe of a loaded model that cannot be probed."""
         engine, now = link.engine, time.monotonic()
         if link.up or not link.listed or entry.status is not ModelStatus.LOADED:
             self._since.pop(engine, None)
@@ -178,17 +178,17 @@ class RouterLink:
     # -- swaps -------------------------------------------------------------------------------------
 
     def load(self, link: EngineLink) -> None:
-        """Answered by the line to the model once it is probed, or by `SwapFailed`."""
+        """Load a model. The answer is its link's event once it is probed, or `SwapFailed`."""
         self._tasks.start(self._swapped(link, self._load(link)))
 
     def unload(self, link: EngineLink) -> None:
-        """Answered by the next listing, or by `SwapFailed`."""
+        """Unload a model. The answer is the next listing, or `SwapFailed`."""
         self._tasks.start(self._swapped(link, self._unload(link)))
 
     async def _swapped(self, link: EngineLink, swapping: Awaitable[bool]) -> None:
-        """`swapping` says whether it was done; if not, the model is not to be tried again at once.
+        """Wait for a swap. If it returns False, the model is `broken` and must not be tried again at once.
 
-        Whatever fails is said: the scheduler waits for it.
+        Every failure is posted, because the scheduler waits for the result.
         """
         self._swaps += 1
         broken = False
@@ -217,7 +217,7 @@ class RouterLink:
                 return False
             await self.next_look()
         while not link.up and self._status(model) is ModelStatus.LOADED:
-            link.kick()  # `_check_probed` ends it if that never comes
+            link.kick()  # `_check_probed` ends the wait if the probe never succeeds
             await self.next_look()
         seconds = time.monotonic() - begun
         self._metrics.loaded(model, seconds)
@@ -225,7 +225,7 @@ class RouterLink:
         return True
 
     async def _unload(self, link: EngineLink) -> bool:
-        """Calls of ours end first: an unload would leave them hanging until the router kills the process."""
+        """Unload a model after our calls to it: they would hang until the router kills the process."""
         model, begun = link.address.model, time.monotonic()
         self._unloading.add(link.engine)
         try:
@@ -242,7 +242,7 @@ class RouterLink:
         return True
 
     async def next_look(self) -> None:
-        """Wait until the listing was read once more."""
+        """Wait until the listing has been read again."""
         looked = self._looked
         self._kick.set()
         await asyncio.sleep(MOMENT)
@@ -250,7 +250,7 @@ class RouterLink:
 
     @staticmethod
     async def _tolerating(words: str, asked: Awaitable[None]) -> None:
-        """It may have been done by others meanwhile."""
+        """Ignore an error with these words: another client may have done the same."""
         try:
             await asked
         except EngineError as error:

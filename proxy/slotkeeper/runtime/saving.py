@@ -78,7 +78,7 @@ class Written:
 
 
 class Saver:
-    """Writes to one store. `works` is told whenever the folder could be used."""
+    """Writes to one store. `works` is called whenever the folder could be used."""
 
     def __init__(
         self, store: Store, metrics: Metrics, post: Callable[[Event], None], works: Callable[[], None]

@@ -1,7 +1,6 @@
-"""What the sidecar does with a store that others use too: it writes, looks for states, and collects garbage.
+"""The sidecar's work with a shared store: it uploads states, looks for states, and collects garbage.
 
-None of it holds a request up but the question whether a state lies there, and that for no longer than
-computing would take.
+Only the look for a state delays a request, and for no longer than computing the state would take.
 """
 
 from __future__ import annotations
@@ -25,30 +24,30 @@ from slotkeeper.store.shared import SharedStore
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import HaltedError, LateError, MissingError, SnapshotError, StoreError
 
-AGAIN: Final = 5.0  # seconds until what could not be written is tried again
-WRITERS: Final = 4
-CANDIDATES: Final = 16  # of which the next one to be written is chosen
-PATIENT: Final = 3  # looks that take too long, until requests do not wait for them
-MOST_LOOKS: Final = 64  # under way at once
-LONGEST: Final = 120.0  # the same, after it has failed often
+AGAIN: Final = 5.0  # seconds until a failed or postponed upload is tried again
+WRITERS: Final = 4  # uploads at the same time
+CANDIDATES: Final = 16  # snapshots from which the next upload is chosen
+PATIENT: Final = 3  # late looks in a row, after which requests do not wait for looks for a while
+MOST_LOOKS: Final = 64  # looks in progress at the same time
+LONGEST: Final = 120.0  # seconds, the longest wait after repeated failures
 
 log = get_logger(__name__)
 
 
 def _outgrown(kept: Kept, others: Iterable[Kept]) -> bool:
-    """Whether another one goes on from it."""
+    """Whether another snapshot continues this one."""
     longer = (other for other in others if len(other.tokens) > len(kept.tokens))
     return any(other.tokens.begins_with(kept.tokens) for other in longer)
 
 
 def sharing_of(store: Store, budget: int, metrics: Metrics, post: Callable[[Event], None]) -> Sharing:
     if not isinstance(store.cold, SharedStore):
-        raise TypeError("its cold tier is not shared")
+        raise TypeError("the store's cold tier is not shared")
     return Sharing(store, store.cold, budget, metrics, post)
 
 
 class Sharing:
-    """One shared store behind one store of ours."""
+    """The shared store that is the cold tier of our store."""
 
     def __init__(
         self,
@@ -63,25 +62,25 @@ class Sharing:
         self._collector = StoreCollector(shared, budget)
         self._metrics = metrics
         self._post = post
-        self._wanted = asyncio.Event()  # there may be something to write
-        self._idle = asyncio.Event()  # there is not
-        self._looks = 0  # under way
-        self._late = 0  # of them, the last ones in a row that took too long
+        self._wanted = asyncio.Event()  # there may be something to upload
+        self._idle = asyncio.Event()  # there is nothing to upload
+        self._looks = 0  # in progress
+        self._late = 0  # looks in a row that took too long
         self._hurried_until = 0.0
         self._writing: set[SnapshotId] = set()
-        self._failures = 0  # to write, in a row
-        self._put_off: dict[SnapshotId, float] = {}  # what another sidecar writes, until when
+        self._failures = 0  # failed uploads in a row
+        self._put_off: dict[SnapshotId, float] = {}  # another sidecar writes them: retry time
 
     def lasting(self) -> Sequence[Coroutine[Any, Any, None]]:
-        """What runs for ever."""
+        """Return the coroutines that run for ever: the writers and the collector."""
         return [*(self.write() for _ in range(WRITERS)), self.collect()]
 
     # -- finding -----------------------------------------------------------------------------------
 
     async def waits_for(self, look: asyncio.Task[None], seconds: float) -> None:
-        """Wait for a look, but not for long, and not at all where the last ones took too long.
+        """Wait up to `seconds` for a look; not at all if the last looks took too long.
 
-        It goes on all the same: a request that still has no slot when it ends can have what was found.
+        The look continues in either case: a request that has no slot yet when it ends can use its result.
         """
         if time.monotonic() < self._hurried_until:
             return
@@ -93,7 +92,7 @@ class Sharing:
             self._hurried_until = time.monotonic() + AGAIN
 
     async def look_for(self, wanted: Iterable[Wanted]) -> None:
-        """What is found may be offered from then on. Never raises."""
+        """Look for states and add those found to our store, so that they can be offered. Never raises."""
         if self._looks < MOST_LOOKS:
             self._looks += 1
             try:
@@ -119,24 +118,24 @@ class Sharing:
         return None
 
     def _tell(self, found: Iterable[Kept]) -> None:
-        told: tuple[Snapshot, ...] = tuple(map(known, found))
-        self._post(SnapshotsChanged(at=time.monotonic(), snapshots=told))
+        snapshots: tuple[Snapshot, ...] = tuple(map(known, found))
+        self._post(SnapshotsChanged(at=time.monotonic(), snapshots=snapshots))
 
     # -- writing -----------------------------------------------------------------------------------
 
     def saved(self) -> None:
-        """Something new lies in the hot folder."""
+        """Wake the writers: the hot folder has a new snapshot."""
         self._idle.clear()
         self._wanted.set()
-        self._wanted = asyncio.Event()  # whoever waits has the one before
+        self._wanted = asyncio.Event()  # tasks that wait hold the old event
 
     async def written(self) -> None:
-        """Wait until all that can be written has been."""
+        """Wait until every snapshot that can be uploaded is uploaded."""
         self.saved()
         await self._idle.wait()
 
     async def write(self) -> None:
-        """Runs for ever, several at once: one large state must not hold up all others."""
+        """Upload snapshots for ever. Several run at once, so that a large state does not delay all others."""
         while True:
             if (kept := self._next()) is None:
                 if not self._writing:
@@ -150,7 +149,7 @@ class Sharing:
             except (StoreError, HaltedError) as error:
                 self._failures += 1
                 self._failed("upload", "failed", error, kept.id)
-                self._idle.set()  # nobody waits for a store that is lost
+                self._idle.set()  # a lost store must not block `written`
                 await self._pause(min(LONGEST, AGAIN * 2 ** (self._failures // WRITERS)))
             finally:
                 self._writing.discard(kept.id)
@@ -159,9 +158,9 @@ class Sharing:
         began = time.monotonic()
         try:
             there = await self._store.copy_cold(kept.id)
-        except MissingError:  # dropped meanwhile
+        except MissingError:  # it was dropped meanwhile
             return
-        except SnapshotError as error:  # its file is damaged, and gone by now
+        except SnapshotError as error:  # the file was damaged, and the store has dropped it
             self._failed("upload", "unfit", error, kept.id)
             self._post(SnapshotsChanged(at=time.monotonic(), gone=(kept.id,)))
             return
@@ -181,7 +180,10 @@ class Sharing:
             self._metrics.snapshot_operation("upload", "leased")
 
     def _next(self) -> Kept | None:
-        """What was used last goes first: its conversation may move next. What it has outgrown can wait."""
+        """Return the snapshot to upload next: the most recently used one that no other one continues.
+
+        Its conversation is the most likely to move to another sidecar.
+        """
         here = [kept for kept in self._store.listing() if Tier.COLD not in kept.tiers]
         ids, now = {kept.id for kept in here}, time.monotonic()
         self._put_off = {id_: until for id_, until in self._put_off.items() if id_ in ids}
@@ -194,7 +196,7 @@ class Sharing:
         return None if until is None else max(0.0, until - time.monotonic())
 
     async def _pause(self, seconds: float | None) -> None:
-        """Until something is saved, or for so long."""
+        """Wait until a snapshot is saved, or for so many seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._wanted.wait()
@@ -202,7 +204,7 @@ class Sharing:
     # -- garbage -----------------------------------------------------------------------------------
 
     async def collect(self) -> None:
-        """Runs for ever."""
+        """Collect garbage for ever, in the terms for which this sidecar is elected."""
         while True:
             try:
                 if await self._collector.elected(time.time()):

@@ -1,4 +1,4 @@
-"""Slot files for the scheduler: save, restore, erase, drop. Every step ends in an event, whatever fails."""
+"""Slot files for the scheduler: save, restore, erase, drop. Every step ends in an event, also on errors."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from slotkeeper.store.trouble import HaltedError, LateError, SnapshotError, Stor
 if TYPE_CHECKING:
     from slotkeeper.runtime.sharing import Sharing
 
-CANARY: Final = (1, 2, 3, 4)  # any tokens: an empty slot has none of them
+CANARY: Final = (1, 2, 3, 4)  # any tokens will do: an empty slot reuses none of them
 RETRY: Final = 30.0  # seconds until a folder that could not be used is tried again
 
 log = get_logger(__name__)
 
 
 class Snapshots:
-    """One store, and the engines that write to it and read from it."""
+    """Operations on slot files in one store, and on the engines that write and read them."""
 
     def __init__(
         self,
@@ -39,27 +39,27 @@ class Snapshots:
         post: Callable[[Event], None],
         shared_bytes: int = 0,
     ) -> None:
-        """`shared_bytes` is the budget of a cold tier that others use too."""
+        """`shared_bytes` is the budget of a shared cold tier; 0: no limit."""
         self.store = store
         self.sharing = _sharing(store, shared_bytes, metrics, post)
         self.ready = False
-        self.tried = asyncio.Event()  # to open the store, for the first time
+        self.tried = asyncio.Event()  # the first attempt to open the store has ended
         self._metrics = metrics
         self._post = post
         self._saver = Saver(store, metrics, post, self._works_again)
-        self._unread: set[SnapshotId] = set()  # asked for while the folder could not be used
+        self._unread: set[SnapshotId] = set()  # asked for while the store could not be used
 
     async def open(self) -> None:
-        """Runs until the folder can be used; snapshots are offered from then on."""
-        said = ""
+        """Open the store; try until the folder can be used. From then on snapshots are offered."""
+        last = ""
         while not self.ready:
             try:
                 opened = await self.store.open()
             except StoreError as error:
                 self._ended("open", error.trouble.value)
-                if str(error) != said:
-                    said = str(error)
-                    log.warning("no_snapshots", trouble=error.trouble.value, error=said)
+                if str(error) != last:
+                    last = str(error)
+                    log.warning("no_snapshots", trouble=error.trouble.value, error=last)
                 self.tried.set()
                 await asyncio.sleep(RETRY)
                 continue
@@ -77,18 +77,21 @@ class Snapshots:
         await self.store.close()
 
     def lasting(self) -> Sequence[Coroutine[Any, Any, None]]:
-        """What runs for ever beside it."""
+        """Return the coroutines that run for ever, for a shared store."""
         return self.sharing.lasting() if self.sharing else ()
 
     async def written(self) -> None:
-        """Wait until a shared store has all that it can be given."""
+        """Wait until all snapshots that can be uploaded to a shared store are uploaded."""
         if self.sharing and self.ready:
             await self.sharing.written()
 
     # -- steps -------------------------------------------------------------------------------------
 
     async def save(self, link: EngineLink, save: Save, later: Later) -> Saved:
-        """Until the engine has written the file, and its slot may be used: the rest is for `later`."""
+        """Save a slot. Returns when the engine has written the file and the slot is free.
+
+        `later` starts the rest: checking the file and keeping it.
+        """
         if link.traits is None or not self.ready:
             return Saved(at=time.monotonic(), request=save.request, snapshot=None, lasting=True)
         return await self._saver.save(link, link.traits, save, later)
@@ -108,7 +111,7 @@ class Snapshots:
             return replace(unfit, brought=time.monotonic() - began) if late else unfit
         brought = time.monotonic() - began if wanted.tier is Tier.COLD else 0.0
         restored = replace(await self._load(link, restore, name), brought=brought)
-        if wanted.tier is Tier.COLD:  # told only now: to make room, it might have been moved away again
+        if wanted.tier is Tier.COLD:  # reported last: else it might be moved away to make room
             moved = replace(wanted, tier=Tier.HOT)
             self._post(SnapshotsChanged(at=time.monotonic(), snapshots=(moved,)))
         return restored
@@ -123,7 +126,7 @@ class Snapshots:
         except EngineGoneError as error:
             log.warning("restore_lost", **_about(restore), error=str(error))
             return self._restored(restore, Loading.LOST)
-        if result.tokens != len(wanted.tokens):  # then it is not what we think, whatever it is
+        if result.tokens != len(wanted.tokens):  # the slot then holds another state than we think
             log.warning("restored_otherwise", **_about(restore), tokens=result.tokens)
             return self._restored(restore, await self._after_refusal(link, restore))
         self._ended("restore", "ok", time.monotonic() - started)
@@ -137,14 +140,14 @@ class Snapshots:
             at=time.monotonic(),
             request=restore.request,
             outcome=Loading.DONE,
-            checkpoints=result.read >= wanted.size,  # else the engine did not take them (engine.md 2.2)
+            checkpoints=result.read >= wanted.size,  # else the engine did not read them (engine.md 2.2)
             seconds=result.seconds,
         )
 
     async def _after_refusal(self, link: EngineLink, restore: Restore) -> Loading:
-        """The slot must be empty now: a few tokens must be computed there from the first one on.
+        """Check that the slot is empty after a refused restore: a few tokens must not find anything to reuse.
 
-        Where they are not, nothing that this engine holds can be relied on, and `up` starts another.
+        If it is not, no state of this engine can be trusted, and `up` starts another process.
         """
         slot, size = restore.place.slot, len(CANARY)
         try:
@@ -187,7 +190,7 @@ class Snapshots:
             self._gone(drop.snapshot)
             self._failed(op, drop.snapshot, error)
         except (StoreError, HaltedError) as error:
-            if drop.to_cold:  # the cold tier cannot be used: what has no room goes
+            if drop.to_cold:  # the cold tier cannot be used: a snapshot without room is removed
                 self._gone(drop.snapshot)
                 await self.drop(Drop(snapshot=drop.snapshot, to_cold=False))
             self._failed(op, drop.snapshot, error)
@@ -199,7 +202,7 @@ class Snapshots:
         await self.store.unlist(forget.snapshot)
 
     async def evacuate(self) -> None:
-        """Move all to the cold tier, what was used last in front: time, or room, may not last for all."""
+        """Move all snapshots to the cold tier, the most recently used first: time or room may run out."""
         for kept in sorted(self.store.listing(), key=lambda kept: kept.use.used, reverse=True):
             try:
                 await self.store.demote(kept.id)
@@ -218,7 +221,7 @@ class Snapshots:
             self._failed("prove", prove.snapshot, error)
 
     async def forget(self, snapshot_id: SnapshotId) -> None:
-        """A person wants it gone. Raises SnapshotError, StoreError."""
+        """Remove a snapshot because a user asked for it. Raises SnapshotError, StoreError."""
         self._gone(snapshot_id)
         await self.store.forget(snapshot_id)
 
@@ -226,7 +229,7 @@ class Snapshots:
         self._post(SnapshotsChanged(at=time.monotonic(), gone=(snapshot_id,)))
 
     def _works_again(self) -> None:
-        """What was asked for in vain while the folder could not be used may be offered again."""
+        """Offer again the snapshots that could not be read while the folder could not be used."""
         if self.sharing:
             self.sharing.saved()
         if self._unread:
@@ -255,6 +258,6 @@ def _sharing(store: Store, budget: int, metrics: Metrics, post: Callable[[Event]
 
 
 def _about(restore: Restore) -> dict[str, str]:
-    """For the log."""
+    """Return the log fields of a restore."""
     snapshot, place = restore.snapshot.id, str(restore.place)
     return {"request_id": id_of(restore.request), "snapshot": snapshot, "place": place}

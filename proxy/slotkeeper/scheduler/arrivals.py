@@ -1,4 +1,4 @@
-"""Giving slots to requests: the decision tree of `placement`, in code."""
+"""Give slots to requests: the decision tree of `placement`, in code."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from slotkeeper.scheduler.state import CurrentScene, State
 from slotkeeper.scheduler.table import EngineTable, SlotState
 from slotkeeper.scheduler.types import Reason, RequestId, SlotId
 
-# Decisions on long prompts take milliseconds: so many in a row that want a slot which is not free yet,
-# and the requests behind them wait too.
+# A decision on a long prompt takes milliseconds. Once this many requests of a round have to wait for a slot,
+# the later ones wait without a decision.
 LOOKAHEAD: Final = 16
 
-# So many may overtake a request that needs more than a free slot: several at once, or others' tasks to end.
+# This many requests may overtake one that needs several slots, or that needs other tasks to end.
 PASSES: Final = 16
 
 
 def arrived(state: State, event: Arrived) -> None:
     event = en_route.confined(event)
-    priced = event.rewritten is not None and not event.uncached  # equal hash chains may be of unequal prompts
+    priced = event.rewritten is not None and not event.uncached  # equal hash chains may have unequal prompts
     pending = Pending(
         arrived=event,
         rendered=not event.rendered,
@@ -63,16 +63,16 @@ def rendered(state: State, event: Rendered) -> None:
     own = Form(pending.arrived.hash_chain, event.prompt, event.boundaries)
     if pending.other is not None:
         pending.other = replace(pending.other, prompt=event.rewritten, boundaries=event.rewritten_boundaries)
-    elif pending.weighed is not None:  # messages have decided it: the prices follow
+    elif pending.weighed is not None:  # messages have decided the form; the prices are recorded now
         own = priced_late(pending, event)
     _takes(state, pending, own)
     pending.predict()
-    if pending.stage in (Stage.PREPARING, Stage.RUNNING):  # it went by its messages
+    if pending.stage in (Stage.PREPARING, Stage.RUNNING):  # it was placed by its messages, without tokens
         pending.work_begins(pending.begun_at)
 
 
 def _takes(state: State, pending: Pending, form: Form) -> None:
-    """The request is this from now on."""
+    """Let the request take this form from now on."""
     pending.arrived = replace(pending.arrived, hash_chain=form.hash_chain)
     pending.prompt = form.prompt
     if form.prompt is not None:
@@ -80,7 +80,7 @@ def _takes(state: State, pending: Pending, form: Form) -> None:
 
 
 def settle(state: State, now: float) -> Iterator[Effect]:
-    """Serve all that can be served now, then look at the engines on which something depends."""
+    """Serve all requests that can be served now, start idle work, and ask for polls that are needed."""
     chores.release(state, now)
     state.try_again(now)
     for table in state.tables.values():
@@ -103,7 +103,7 @@ def settle(state: State, now: float) -> Iterator[Effect]:
 
 
 def _serve(state: State, now: float) -> Iterator[Effect]:
-    """Give slots to queued requests, in their order, as far as there are any."""
+    """Give slots to queued requests in queue order, while there are free slots."""
     left_waiting, scene = 0, CurrentScene(state, now)
     for request in _served_next(state, now):
         pending, begun = state.requests[request], False
@@ -134,7 +134,7 @@ def _serve(state: State, now: float) -> Iterator[Effect]:
 def _keeps_waiting(
     state: State, pending: Pending, plan: Plan | None, scene: CurrentScene, now: float
 ) -> Iterator[Effect]:
-    """The request stays in the queue: note in which scene, for which engine, and what it holds back."""
+    """Record that the request keeps waiting: in which scene, for which engine, and what it holds back."""
     pending.waits_in = scene.drawn()
     if plan and pending.stands_behind is not None:  # 9
         yield from giving_way.stood_back(state, pending, plan, now)
@@ -145,7 +145,7 @@ def _keeps_waiting(
 def _decide_with_room(
     state: State, pending: Pending, now: float
 ) -> tuple[Plan | None, kv_pool.Shortage | None]:
-    """Where it goes, and what keeps it from there."""
+    """Return where the request goes, and what keeps it from there."""
     plan = _decide(state, pending, now)
     pending.stands_behind = giving_way.stands_behind(state, pending, plan) if plan and not plan.wait else None
     if plan and pending.stands_behind is not None:
@@ -156,7 +156,7 @@ def _decide_with_room(
 def _make_room(
     state: State, pending: Pending, plan: Plan, short: kv_pool.Shortage, now: float
 ) -> Iterator[Effect]:
-    """Cells are missing for it: idle slots are emptied where that is enough."""
+    """Empty idle slots for a request that lacks cells, if that is enough."""
     table, request = plan.table, pending.arrived.request
     if short.cells and pending.short_since is None:
         pending.short_since = now
@@ -168,7 +168,10 @@ def _make_room(
 
 
 def _serve_as_planned(state: State, pending: Pending, plan: Plan, now: float) -> Effect:
-    """It leaves the queue. If many had overtaken it, nothing begins there while slots are cleared for it."""
+    """Take the request out of the queue and start it.
+
+    If many requests had overtaken it, nothing else begins on its engine while slots are cleared for it.
+    """
     plan = giving_way.in_pieces(pending, en_route.planted(state, pending, plan, now))
     giving_way.resumes(pending, plan)
     state.queue.served(pending.arrived.request)
@@ -178,12 +181,12 @@ def _serve_as_planned(state: State, pending: Pending, plan: Plan, now: float) ->
 
 
 def _served_next(state: State, now: float) -> Sequence[RequestId]:
-    """The queue, unless it must wait as a whole: then nothing is done for it, however long it is."""
+    """Return the queued requests; none if all of them must wait, so that a long queue costs nothing."""
     return turns.in_turn(state, now) if not state.bypassing and _any_free(state) else ()
 
 
 def _hold(pending: Pending) -> bool:
-    """Keep the engines that it holds from later requests. Returns whether there are any."""
+    """Keep later requests away from the engines that this one holds. Returns whether there are any."""
     for table in pending.holds:
         table.awaited = True
     return bool(pending.holds)
@@ -194,10 +197,11 @@ def _any_free(state: State) -> bool:
 
 
 def _holds(state: State, pending: Pending, plan: Plan | None, now: float) -> Sequence[EngineTable]:
-    """Engines of which no slot is given to any that came later.
+    """Return the engines on which no later request gets a slot.
 
-    Tasks on their way keep it from a free slot for milliseconds. If later ones went meanwhile, the next
-    moment would be like this one: where pins never pause it would never begin.
+    Tasks on their way keep this request from a free slot for milliseconds. If later requests were sent
+    meanwhile, the situation would repeat itself: under a constant stream of pinned requests it would never
+    begin.
     """
     request, pinned = pending.arrived, pending.arrived.to_be_pinned
     if plan is not None and not plan.wait:  # it waits for cells
@@ -213,7 +217,7 @@ def _holds(state: State, pending: Pending, plan: Plan | None, now: float) -> Seq
 
 
 def _holds_in_turn(state: State, pending: Pending) -> Sequence[EngineTable]:
-    """Engines on which others' tasks must end for it, once enough requests have overtaken it."""
+    """Return the engines whose running tasks must end for it, once enough requests have overtaken it."""
     request = pending.arrived
     tables = state.open_for(request.model)
     ours = [table for table in tables if table.own >= min(request.copies, len(table.states))]
@@ -221,52 +225,55 @@ def _holds_in_turn(state: State, pending: Pending) -> Sequence[EngineTable]:
 
 
 def _overtaken(state: State, pending: Pending) -> bool:
-    """Whether so many have begun since it was first to begin that it is their turn to wait."""
+    """Whether PASSES requests have begun since this one could first have begun."""
     if pending.could_begin is None:
         pending.could_begin = state.begun
     return state.begun - pending.could_begin >= PASSES
 
 
 def _decide(state: State, pending: Pending, now: float) -> Plan | None:
-    """Which form it takes, if rules would change it, and where that goes. None: it waits."""
+    """Decide which form the request takes, if the rules offer another, and where that goes.
+
+    None: it waits.
+    """
     other, request = pending.other, pending.arrived
     if other is None:
         return _place(state, pending, now)
     if not pending.rendered:
         choosable = request.pinnable and request.id_slot is None and request.copies == 1 and not request.most
         tables = state.open_for(request.model) if choosable else []
-        tables = tables if len(tables) == 1 else []  # else tokens decide
+        tables = tables if len(tables) == 1 else []  # with several engines, tokens decide
         plan = changed_by_messages(tables, request.hash_chain, other.hash_chain, now) if tables else None
         if plan is not None:
             _weighed(state, pending, Weighed(None, None, taken=True))
         return plan
-    own = _place(state, pending, now)
+    own_plan = _place(state, pending, now)
     as_changed = replace(pending, arrived=replace(request, hash_chain=other.hash_chain), prompt=other.prompt)
-    changed = _place(state, as_changed, now)
-    price, price_changed = computed(own, pending.prompt), computed(changed, other.prompt)
+    changed_plan = _place(state, as_changed, now)
+    price, price_changed = computed(own_plan, pending.prompt), computed(changed_plan, other.prompt)
     weighed = Weighed.of(price, price_changed, moved=request.moved, fits=other.fits(request.most))
-    plan = changed if weighed.taken else own
+    plan = changed_plan if weighed.taken else own_plan
     if plan and not plan.wait:
         _weighed(state, pending, weighed)
     return plan
 
 
 def _weighed(state: State, pending: Pending, weighed: Weighed) -> None:
-    """It is decided. Tokens that are not known yet follow in `rendered`."""
+    """Record the decision between the two forms. If tokens are still unknown, they follow in `rendered`."""
     other, pending.other, pending.weighed = pending.other, None, weighed
     if other is not None and weighed.taken:
         _takes(state, pending, other)
 
 
 def _place(state: State, pending: Pending, now: float) -> Plan | None:
-    """Numbers as in `placement`. None: it waits (7)."""
+    """Return the place for one form of a request, by the numbers in `placement`. None: it waits (7)."""
     request = pending.arrived
     if request.copies > 1:
         tables = state.with_room(request)
         return _named(blind(tables, pinnable=False, now=now, catalog=state.catalog), Reason.UNPINNABLE)  # 1
     if request.id_slot is not None:
-        there = state.open_for(request.model)
-        tables = there[:1] if request.action else sorted(there, key=lambda t: t.load)
+        open_tables = state.open_for(request.model)
+        tables = open_tables[:1] if request.action else sorted(open_tables, key=lambda t: t.load)
         return _clients_own(tables, request.id_slot, now)  # 2
     if request.namespace and request.generates and not request.pinnable:
         return en_route.steered(state, pending, now)
@@ -274,14 +281,17 @@ def _place(state: State, pending: Pending, now: float) -> Plan | None:
 
 
 def _by_content(state: State, pending: Pending, now: float) -> Plan | None:
-    """Where what slots and files hold is of most use: 3 to 6 of `placement`. None: it waits (7)."""
+    """Return the place where the contents of slots and files save most: 3 to 6 of `placement`.
+
+    None: it waits (7).
+    """
     request, space = pending.arrived, pending.arrived.namespace
     tables = state.open_for(request.model)
     if request.pinnable:
-        sure = [table for table in tables if not (space and table.shadow.may_load)]
+        safe = [table for table in tables if not (space and table.shadow.may_load)]
         counted = len(tables) > 1 or giving_way.divisible(pending)
         exact = counted and request.rendered and (pending.prompt or not pending.rendered)
-        if not exact and (plan := continuing(sure, request.hash_chain, now)):
+        if not exact and (plan := continuing(safe, request.hash_chain, now)):
             return plan  # 3
         if request.brief:
             return _losing_least(state, request, Reason.BRIEF, now)  # 4
@@ -303,7 +313,7 @@ def _by_content(state: State, pending: Pending, now: float) -> Plan | None:
 
 
 def _losing_least(state: State, request: Arrived, reason: Reason, now: float) -> Plan | None:
-    """Where least is lost, whatever slots hold of it."""
+    """Return the slot that loses least, regardless of what it shares with the request."""
     pinnable, space = request.pinnable, request.namespace
     tables, catalog = state.open_for(request.model), state.catalog
     return _named(blind(tables, pinnable=pinnable, now=now, catalog=catalog, space=space), reason)
@@ -314,7 +324,10 @@ def _named(plan: Plan | None, reason: Reason) -> Plan | None:
 
 
 def _clients_own(tables: Sequence[EngineTable], id_slot: int, now: float) -> Plan | None:
-    """Any integer is a slot, wrapped modulo their number: an unsigned one of 64 bits (engine.md T8)."""
+    """Return a plan for the client's `id_slot`.
+
+    The engine accepts any integer: as an unsigned one of 64 bits, modulo the number of slots (engine.md T8).
+    """
     for table in tables:
         slot = SlotId(id_slot % 2**64 % len(table.states))
         if table.open_for_pins(now) and table.states[slot] is SlotState.IDLE:
@@ -323,7 +336,10 @@ def _clients_own(tables: Sequence[EngineTable], id_slot: int, now: float) -> Pla
 
 
 def _send_steered(state: State, now: float) -> Iterator[Effect]:
-    """Steered requests whose prompts are in place, once no pin is on its way; no other begins before."""
+    """Send steered requests whose prompts are in place, once no pinned task is on its way.
+
+    No other request begins on their engines before that.
+    """
     closed = [table for pending, table in en_route.clearing(state) if _overtaken(state, pending)]
     for request in tuple(state.steered):
         pending = state.requests[request]

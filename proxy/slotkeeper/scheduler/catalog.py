@@ -1,10 +1,11 @@
-"""The catalog: every snapshot that may be offered, and how much of a prompt each would save.
+"""The catalog of all snapshots that may be offered, and how much of a prompt each would save.
 
-Which states serve the same prompts is read from all of them sorted (`prefix_order`), and as one tree.
+Two structures show which states serve the same prompts: the states sorted by tokens (`prefix_order`), and a
+tree of their prefixes.
 
-A node is a place in a token sequence where a state can be used, or where two sequences part.
-A state serves a node if the engine can go on from there (engine.md 2.6): on dense models every node down
-to the state's end, on all others its end and its checkpoints.
+A node of the tree is a place in a token sequence where a state can be used, or where two sequences diverge. A
+state serves a node if the engine can continue from there (engine.md 2.6). On dense models these are all nodes
+up to the state's end; on all other models, its end and its checkpoints.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from slotkeeper.scheduler.prefix_order import AnyState, Neighbours, PrefixOrder
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId, Tier, restored, reuse
 from slotkeeper.scheduler.types import Tokens
 
-# -- one tree of all states: what each gives that no other does ------------------------------------------
+# -- a tree of all states: what each one saves that no other does ----------------------------------------
 
 
 def cuts(state: AnyState, traits: EngineTraits) -> tuple[int, ...]:
-    """Where a state can be used, in tokens, ascending. A dense one can also be used anywhere before."""
+    """Return where a state can be used, in tokens, ascending.
+
+    A dense state can be used anywhere before, too.
+    """
     total, before = len(state.tokens), _at_checkpoints(state, traits)
     if _usable_at_end(state, traits) and (not before or before[-1] < total):
         return (*before, total)
@@ -31,12 +35,15 @@ def cuts(state: AnyState, traits: EngineTraits) -> tuple[int, ...]:
 
 
 def _at_checkpoints(state: AnyState, traits: EngineTraits) -> tuple[int, ...]:
-    """Where its checkpoints are. A slot may be taken at any time: its own count if a file would have them."""
+    """Return where the checkpoints of a state are; none if a file would not have them.
+
+    A slot may be overwritten at any time, so its own checkpoints count only if a file would carry them.
+    """
     if not keeps_checkpoints(traits) or traits.files_carry is False:
         return ()
-    shift = 1 if traits.memory is Memory.SWA else 0  # the window's last token is computed again
-    found = (c if isinstance(c, int) else c.at for c in state.checkpoints[-traits.checkpoint_cap :])
-    return tuple(sorted({at - shift for at in found if shift < at <= len(state.tokens)}))
+    shift = 1 if traits.memory is Memory.SWA else 0  # the last token of a window is computed again
+    places = (c if isinstance(c, int) else c.at for c in state.checkpoints[-traits.checkpoint_cap :])
+    return tuple(sorted({at - shift for at in places if shift < at <= len(state.tokens)}))
 
 
 def _usable_at_end(state: AnyState, traits: EngineTraits) -> bool:
@@ -49,7 +56,7 @@ def _usable_at_end(state: AnyState, traits: EngineTraits) -> bool:
 
 
 def given(usable: Sequence[int], common: int, traits: EngineTraits) -> int:
-    """Tokens that a state with these cuts gives a prompt that has `common` tokens in common with it."""
+    """Return how many tokens of a prompt a state with these cuts saves, if they share `common` tokens."""
     if not usable:
         return 0
     if traits.memory is Memory.DENSE:
@@ -58,18 +65,18 @@ def given(usable: Sequence[int], common: int, traits: EngineTraits) -> int:
 
 
 class Node:
-    """A place in the tree. `demand`: how likely prompts are that would be served here, were nothing lost."""
+    """A place in the tree. `demand`: how likely prompts are that this place would serve best."""
 
     __slots__ = ("at", "demand", "density", "inner", "newest", "parent", "served")
 
     def __init__(self, at: int, parent: Node | None) -> None:
-        self.at = at  # tokens from the beginning
+        self.at = at  # tokens before this place
         self.parent = parent
-        self.served = 0  # states that serve it
+        self.served = 0  # number of states that serve this node
         self.demand = 0.0
-        self.density = 0.0  # demand for each token between the parent and here
+        self.density = 0.0  # demand per token between the parent and this node
         self.newest = 0.0  # when a state that ends here or below was last used
-        self.inner = False  # there are nodes below
+        self.inner = False  # whether there are nodes below
 
     def __repr__(self) -> str:
         return f"<Node {self.at} served {self.served} demand {self.demand:.3g}>"
@@ -81,10 +88,10 @@ class PrefixTree:
     def __init__(self, order: PrefixOrder, traits: EngineTraits) -> None:
         self.anywhere = traits.memory is Memory.DENSE
         self.root = Node(0, None)
-        self._nodes: list[Node] = []  # without the root
+        self._nodes: list[Node] = []  # all nodes but the root
         self.ends: list[Node] = []
         self.usable = [cuts(state, traits) for state in order.states]
-        self._points: list[list[Node]] = []  # the nodes at these
+        self._points: list[list[Node]] = []  # for each state, the nodes at its cuts
         path = [self.root]
         for state, common, usable in zip(order.states, order.common, self.usable, strict=True):
             del path[self._place(path, common) + 1 :]
@@ -94,17 +101,17 @@ class PrefixTree:
         self._count()
 
     def upward(self) -> Iterator[tuple[Node, Node]]:
-        """Each node with its parent, the deepest first."""
+        """Yield each node with its parent, the deepest first."""
         for node in self._nodes:
             if node.parent is not None:
                 yield node, node.parent
 
     def _place(self, path: list[Node], at: int) -> int:
-        """The index of the node at `at` on the path to the newest state; one is made if there is none."""
+        """Return the index of the node at `at` on the path to the newest state; create the node if needed."""
         index = bisect_left(path, at, key=lambda node: node.at)
         if index == len(path) or path[index].at > at:
             node = Node(at, path[index - 1])
-            if index < len(path):  # subtrees part from the path only at nodes, so nothing else moves
+            if index < len(path):  # other subtrees branch off the path at nodes only, so nothing else moves
                 path[index].parent = node
             path.insert(index, node)
             self._nodes.append(node)
@@ -119,13 +126,13 @@ class PrefixTree:
             parent.served += node.served if self.anywhere else 0
 
     def settle(self) -> None:
-        """All demand is known: what no state serves falls back on the nearest node above that is served."""
+        """Once all demand is known, move the demand of unserved nodes up to the nearest served node."""
         for node in self._nodes:
             if not node.served:
                 self._fall(node)
 
     def loss(self, state: int) -> float:
-        """Tokens to be computed again without this state alone, times the chance that they are asked for."""
+        """Return the tokens to compute again without this state, weighted with the chance of their use."""
         lost, last, floor = 0.0, self.root, 0
         for node in self._alone(state):
             above = self._above(node)
@@ -135,20 +142,20 @@ class PrefixTree:
         return lost
 
     def drop(self, state: int) -> None:
-        """The state is gone."""
+        """Remove a state, and move the demand that no state serves any more."""
         for node in self._served_by(state):
             node.served -= 1
             if not node.served:
                 self._fall(node)
 
     def _alone(self, state: int) -> list[Node]:
-        """The nodes that only this state serves, the shallowest first."""
+        """Return the nodes that only this state serves, the shallowest first."""
         if not self.anywhere:
             return [node for node in self._points[state] if node.served == 1]
         return [*takewhile(lambda node: node.served == 1, self._served_by(state))][::-1]
 
     def _served_by(self, state: int) -> Iterator[Node]:
-        """The nodes that a state serves, the deepest first."""
+        """Yield the nodes that a state serves, the deepest first."""
         if not self.anywhere:
             yield from reversed(self._points[state])
             return
@@ -159,11 +166,11 @@ class PrefixTree:
                 node = node.parent
 
     def _above(self, node: Node) -> Node:
-        """The nearest node above that is served, or the root."""
+        """Return the nearest served node above, or the root."""
         above = node.parent or self.root
         while not above.served and above.parent is not None:
             above = above.parent
-        node.parent = above  # what is between is never served again
+        node.parent = above  # the nodes between are never served again
         return above
 
     def _fall(self, node: Node) -> None:
@@ -173,7 +180,7 @@ class PrefixTree:
 
 # -- the catalog -----------------------------------------------------------------------------------------
 
-REMEMBERED: Final = 1024  # answers that hold until a file comes or goes that concerns them; slots of a fleet
+REMEMBERED: Final = 1024  # answers kept until a file that concerns them comes or goes; enough for a fleet
 NEVER: Final = Tokens([-1])  # a token that no model has: it makes any prompt a true extension
 
 
@@ -181,13 +188,13 @@ NONE_ASKED: Final[tuple[None, str, bool, Sequence[Neighbours]]] = (None, "", Fal
 
 
 class Catalog:
-    """Files stand sorted by their tokens, so that a prompt is compared with its neighbours, not with all."""
+    """All snapshots. They are sorted by their tokens, so a prompt is compared only with its neighbours."""
 
     def __init__(self) -> None:
         self._all: dict[SnapshotId, Snapshot] = {}
         self._orders: dict[tuple[Tier, str], PrefixOrder] = {}
         self._covered: dict[tuple[str, Tokens], int] = {}
-        self.apart = False  # whether there ever was one of a namespace
+        self.apart = False  # whether there ever was a snapshot of a namespace
         self._last: tuple[Tokens | None, str, bool, Sequence[Neighbours]] = NONE_ASKED
 
     def __len__(self) -> int:
@@ -203,20 +210,20 @@ class Catalog:
         return self._all.get(snapshot)
 
     def size(self, tier: Tier) -> int:
-        """Bytes of all files in one tier."""
+        """Return the bytes of all files in one tier."""
         return sum(snapshot.size for snapshot in self._all.values() if snapshot.tier is tier)
 
     def beyond(self, tier: Tier, most: int) -> int:
-        """Bytes of as many average files as there are more than `most` in a tier."""
+        """Return the bytes that the files beyond the first `most` of a tier take, at their average size."""
         count = sum(1 for snapshot in self._all.values() if snapshot.tier is tier)
         return self.size(tier) * max(0, count - most) // max(1, count)
 
     def order(self, tier: Tier, fingerprint: str) -> PrefixOrder:
-        """Those of one tier and one kind of engine, sorted by their tokens."""
+        """Return the snapshots of one tier and one fingerprint, sorted by their tokens."""
         return self._orders.get((tier, fingerprint)) or PrefixOrder()
 
     def put(self, snapshot: Snapshot) -> None:
-        """Add it, or say something new of it."""
+        """Add a snapshot, or replace what is known of it."""
         self._last = NONE_ASKED
         before = self._all.get(snapshot.id)
         if before and before.tier is not snapshot.tier:
@@ -228,7 +235,7 @@ class Catalog:
             self._forget_covered(snapshot, least=1)
 
     def take(self, snapshot: SnapshotId) -> Snapshot | None:
-        """It is not to be offered any more."""
+        """Remove a snapshot, so that it is not offered any more."""
         self._last = NONE_ASKED
         taken = self._all.pop(snapshot, None)
         if taken:
@@ -237,16 +244,17 @@ class Catalog:
         return taken
 
     def _forget_covered(self, snapshot: Snapshot, *, least: int) -> None:
-        """Answers to tokens that have so many more in common with this file than were covered.
+        """Forget answers for tokens that share at least `least` tokens more with this file than were covered.
 
-        A file gives no more than that: one that comes with less changes no answer, nor does one that goes.
+        A file saves no more than it shares. So one that shares less changes no answer, whether it comes or
+        goes.
         """
         for key, covered in [*self._covered.items()]:
             if key[1].lcp(snapshot.tokens) >= covered + least:
                 del self._covered[key]
 
     def _leaves_order(self, snapshot: Snapshot) -> None:
-        """With the last one the order goes, too: engines come with new fingerprints for ever."""
+        """Remove a snapshot from its order, and the order if it is empty: new fingerprints keep coming."""
         order = self._orders[snapshot.tier, snapshot.fingerprint]
         order.drop(snapshot)
         if not order.states:
@@ -255,7 +263,10 @@ class Catalog:
     def best(
         self, prompt: Tokens, traits: EngineTraits, price: Callable[[Snapshot], float]
     ) -> tuple[Snapshot, int] | None:
-        """The snapshot that saves most tokens of `prompt` for its price, and how many; None if none does."""
+        """Return the snapshot that saves most tokens of `prompt` less its price, and how many it saves.
+
+        None if no snapshot saves more than its price.
+        """
         best, most = None, 0.0
         for neighbours in self._around(prompt, traits):
             for snapshot, common in neighbours:
@@ -270,32 +281,35 @@ class Catalog:
         return best
 
     def _around(self, prompt: Tokens, traits: EngineTraits) -> Sequence[Neighbours]:
-        """Kept for the prompt that was asked about last: each engine asks about the same one."""
+        """Return a prompt's neighbours in each order.
+
+        The last result is kept: each engine asks for the same prompt.
+        """
         dense = traits.memory is Memory.DENSE
-        last, fingerprint, was_dense, found = self._last
+        last, fingerprint, was_dense, neighbours = self._last
         if last is not prompt or (fingerprint, was_dense) != (traits.fingerprint, dense):
-            found = tuple(Neighbours(order, prompt, dense=dense) for order in self._fitting(traits))
-            self._last = (prompt, traits.fingerprint, dense, found)
-        return found
+            neighbours = tuple(Neighbours(order, prompt, dense=dense) for order in self._fitting(traits))
+            self._last = (prompt, traits.fingerprint, dense, neighbours)
+        return neighbours
 
     def covered(self, tokens: Tokens, traits: EngineTraits) -> int:
-        """How many of these tokens a snapshot would bring back to a prompt that goes on from them."""
+        """Return how many of these tokens a snapshot saves for a prompt that continues after them."""
         if not self._all:
             return 0
         key = (traits.fingerprint, tokens)
         if key not in self._covered:
             if len(self._covered) == REMEMBERED:
                 self._covered.clear()
-            found = self.best(tokens + NEVER, traits, lambda _: 0.0)
-            self._covered[key] = found[1] if found else 0
+            best = self.best(tokens + NEVER, traits, lambda _: 0.0)
+            self._covered[key] = best[1] if best else 0
         return self._covered[key]
 
     def covers(self, contents: SlotContents, traits: EngineTraits) -> int:
-        """The same for what a slot holds; of ids that we do not know nothing is covered."""
+        """Return the same for the contents of a slot; unknown ids are never covered."""
         return self.covered(contents.tokens, traits) if contents.tokens else 0
 
     def _fitting(self, traits: EngineTraits) -> Iterator[PrefixOrder]:
-        """Those that this engine can load, tier by tier."""
+        """Yield the orders that this engine can load, tier by tier."""
         for tier in Tier:
             order = self._orders.get((tier, traits.fingerprint))
             if order and traits.snapshots:
@@ -303,8 +317,11 @@ class Catalog:
 
 
 def _at_most(snapshot: Snapshot, common: int, traits: EngineTraits) -> int:
-    """A bound of `reuse`, for a thousandth of its cost: all in common, or its newest checkpoint there."""
+    """Return an upper bound of `reuse` at a thousandth of its cost.
+
+    It is all shared tokens, or the newest checkpoint in them.
+    """
     if traits.cuttable or len(snapshot.tokens) <= common:
         return common
-    # One more than in common will do for a window, whose last token does not count.
+    # For a window, one token more than shared will do, because its last token does not count.
     return min(common, max((at for at in snapshot.checkpoints if at <= common + 1), default=0))

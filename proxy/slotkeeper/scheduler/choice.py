@@ -1,8 +1,8 @@
-"""Where a prompt goes: every possible place is priced, and the cheapest taken. Nothing here changes anything.
+"""Choose where a prompt goes: price every possible place and take the cheapest. Nothing here changes state.
 
-Prices of one engine are in tokens of prefill (`prices`). Those of several are compared in seconds
-(`comparison`), and then a slot in which a request runs is a place as well: the request waits for it, if that
-is cheaper than any that is free.
+Prices on one engine are in tokens of prefill (`prices`). Places on several engines are compared in seconds
+(`comparison`). In that case a slot in which a request runs is a place as well: the new request waits for it,
+if that is cheaper than any free slot.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from slotkeeper.scheduler.slot_contents import (
 from slotkeeper.scheduler.table import EngineTable, SlotState
 from slotkeeper.scheduler.types import Reason, SlotId, Tokens
 
-# Prices of a round trip, in tokens of prefill: so small that they decide between places that are alike.
+# Prices of a round trip, in tokens of prefill: small, so that they only decide between similar places.
 TOUCH_PRICE: Final = 16.0
 STEER_PRICE: Final = 32.0
-UNPINNED_PRICE: Final = 8.0  # nothing else starts on that engine until the slot is known
-BEATEN: Final = 5  # plans kept beside the best, for `why`
-TURN: Final = 2  # messages: a reply, and what is said to that
+UNPINNED_PRICE: Final = 8.0  # nothing else starts on that engine until the task's slot is known
+BEATEN: Final = 5  # plans kept besides the best one, for `why`
+TURN: Final = 2  # messages: a reply, and the client's next message
 STEER_TAIL: Final = 4  # tokens of a steered prompt left for the request itself
 
 
@@ -46,47 +46,47 @@ class Plan:
 
     table: EngineTable
     reason: Reason
-    slot: SlotId | None = None  # expected; certain when pinned
+    slot: SlotId | None = None  # expected; certain if the request is pinned
     pinned: bool = True
     reuse_plan: ReusePlan | None = None
-    steps: tuple[Step, ...] = ()  # to be done in the slot first
+    steps: tuple[Step, ...] = ()  # done in the slot before the request
     price: float = 0.0
-    wait: bool = False  # the best place will be free in a moment
-    seconds: float | None = None  # its price beside places on other engines; None: there are none
-    until: float = 0.0  # seconds until it probably is, where a request runs there
-    beaten: tuple[Plan, ...] = ()  # the next best, cheapest first
-    clears: bool = False  # it only empties the slot: then its request is placed again
-    cleared: bool = False  # it goes unpinned, and no other namespace's state can look as good to the engine
+    wait: bool = False  # the best place is not free yet
+    seconds: float | None = None  # its price when compared with other engines; None: there are none
+    until: float = 0.0  # expected seconds until the slot is free, if a request runs there
+    beaten: tuple[Plan, ...] = ()  # the next best plans, cheapest first
+    clears: bool = False  # it only empties the slot; then the request is placed again
+    cleared: bool = False  # unpinned, and no other namespace's state can look as good to the engine
 
     @property
     def source(self) -> Source | None:
-        """Where what it reuses comes from; None where that is not known."""
+        """The source of what the plan reuses; None if it is unknown."""
         return self.reuse_plan.source if self.reuse_plan else None
 
     @property
     def found(self) -> SlotContents | None:
-        """The state that it goes on from, as earlier work had left it."""
+        """The state from which the request continues, as earlier work left it."""
         if self.reuse_plan:
             return self.reuse_plan.base
         return self.table.shadow.slots[self.slot] if self.slot is not None else None
 
     @property
     def clearing(self) -> bool:
-        """Whether it depends on no other namespace's state looking as good to the engine."""
+        """Whether the plan requires that no other namespace's state looks as good to the engine."""
         return self.clears or self.cleared
 
     @property
     def apart(self) -> bool:
-        """Whether the slot holds nothing of another namespace by the time that the request goes there."""
+        """Whether the slot holds nothing of another namespace when the request gets there."""
         foreign = self.reuse_plan is not None and self.reuse_plan.foreign
         emptied = not foreign or any(isinstance(step, Wipe | Load) for step in self.steps)
         return emptied if self.pinned else self.cleared
 
 
 def continuing(tables: Iterable[EngineTable], hash_chain: Sequence[bytes], now: float) -> Plan | None:
-    """A free slot whose messages are the beginning of these: no tokens needed to see it.
+    """Return a plan for a free slot whose messages are the beginning of these; no tokens are needed for that.
 
-    None where another slot has more of these messages, if only behind other tools: then tokens decide.
+    None if another slot shares more messages, even behind other tools: then tokens decide.
     """
     best: Plan | None = None
     most = 0
@@ -108,18 +108,18 @@ def continuing(tables: Iterable[EngineTable], hash_chain: Sequence[bytes], now: 
 
 
 def _goes_on(contents: SlotContents, hash_chain: Sequence[bytes], traits: EngineTraits) -> bool:
-    """Whether it loses little there, even if it parts from the last reply; else tokens decide.
+    """Whether the request loses little in this slot, even if it diverges from the last reply.
 
-    Where more than one turn has gone by since, a file may have them.
+    Otherwise tokens decide. They also decide if more than one turn has passed: a file may have these turns.
     """
     if traits.snapshots and len(hash_chain) - len(contents.hash_chain) > TURN:
         return False
     if traits.cuttable:
         return contents.floor == 0  # T9
-    if len(hash_chain) == len(contents.hash_chain):  # asked again: cut at the end of the last prompt
+    if len(hash_chain) == len(contents.hash_chain):  # same messages again: cut at the end of the last prompt
         return bool(contents.checkpoints) and not contents.sure
-    # Where checkpoints are thinned out, or a file brought none, another file may have more; so it may where
-    # much was given up for a turn that was expected and is not what comes.
+    # Another file may have more if checkpoints are thinned out, or if a file brought none. The same holds if
+    # the slot gave up many tokens for an expected turn, and this turn is a different one.
     others = traits.snapshots and (contents.from_file or not checkpoints_last(traits))
     risked = traits.n_ubatch if traits.snapshots else traits.n_batch
     return bool(contents.checkpoints) and not others and contents.given_up <= risked
@@ -135,7 +135,7 @@ def cheapest(
     catalog: Catalog,
     plain: bool = False,
 ) -> Plan | None:
-    """The best place for an exact prompt; None when no slot can be had. `plain`: without any step before."""
+    """Return the best plan for an exact prompt; None if no slot can be had. `plain`: without steps."""
     if not any(table.open_for_pins(now) if pinnable else table.open_for_unpinned(now) for table in tables):
         return None
     offers = _pinned if pinnable else _unpinnable
@@ -154,7 +154,10 @@ def cheapest(
 
 
 def _order(plan: Plan, now: float) -> tuple[float, bool, float, SlotId | None]:
-    """The cheapest first, then what need not wait. An engine that is at a file begins nothing in any slot."""
+    """Return the key to sort plans by price; of equal ones, those that need not wait come first.
+
+    A file that an engine reads or writes delays all its slots.
+    """
     held_up = plan.table.stalled(now) * plan.table.rates.prefill
     return plan.price + held_up, plan.wait, plan.table.load, plan.slot
 
@@ -162,7 +165,7 @@ def _order(plan: Plan, now: float) -> tuple[float, bool, float, SlotId | None]:
 def _order_of_several(
     plan: Plan, *, want: Want, compared: Comparison
 ) -> tuple[float, bool, float, SlotId | None]:
-    """The same over engines of different speed, whatever they have to do already."""
+    """Return the key to sort plans by seconds, over engines of different speed and load."""
     reuse = plan.reuse_plan.reuse if plan.reuse_plan else 0
     parked = any(isinstance(step, Keep) for step in plan.steps)  # nothing is lost
     seconds = compared.seconds(
@@ -179,7 +182,7 @@ def _order_of_several(
 def blind(
     tables: Collection[EngineTable], *, pinnable: bool, now: float, catalog: Catalog, space: str = ""
 ) -> Plan | None:
-    """The slot that loses least, for a prompt whose tokens are unknown."""
+    """Return a plan for the slot that loses least, for a prompt whose tokens are unknown."""
     plans: list[Plan] = []
     for table in tables:
         ready = table.open_for_pins(now) if pinnable else table.open_for_anything(now)
@@ -198,7 +201,7 @@ def blind(
 
 
 def _pinned_blind(plan: Plan, slot: SlotId, space: str, now: float) -> Plan:
-    """The same, pinned to this slot; in a namespace what another one has left there is erased before."""
+    """Return the plan pinned to this slot. Contents of another namespace are erased first."""
     table = plan.table
     reuse_plan = table.shadow.plan_reuse_apart(slot, space) if space else None
     steps = (Wipe(),) if reuse_plan and reuse_plan.foreign and table.may_wipe(now) else ()
@@ -207,7 +210,7 @@ def _pinned_blind(plan: Plan, slot: SlotId, space: str, now: float) -> Plan:
 
 def _pinned(table: EngineTable, want: Want) -> Iterator[Plan]:
     shadow, idle, prompt, now = table.shadow, table.idle, want.prompt, want.now
-    wait = not table.open_for_pins(now)  # for milliseconds: not worth being computed again elsewhere
+    wait = not table.open_for_pins(now)  # for milliseconds: not worth computing the prompt elsewhere
     for plan in (*_as_it_is(table, want), *_touched(table, want), *_restored(table, want)):
         yield replace(plan, wait=True) if wait else plan
         if not wait and (parked := _parking(plan, want)):
@@ -218,7 +221,7 @@ def _pinned(table: EngineTable, want: Want) -> Iterator[Plan]:
         yield _plan(table, reuse_plan, price, wait=True)
     yield from _in_maintenance(table, want)
     if (
-        not prompt.space  # by then another slot may be free, and look better to the engine
+        not prompt.space  # later another slot may be free and look better to the engine
         and table.open_for_unpinned(now)
         and (natural := shadow.engine_choice(prompt, idle))
         and not natural.unsafe
@@ -228,7 +231,10 @@ def _pinned(table: EngineTable, want: Want) -> Iterator[Plan]:
 
 
 def _in_maintenance(table: EngineTable, want: Want) -> Iterator[Plan]:
-    """Every slot in maintenance, once its step has ended: for the time until then, unless all wait."""
+    """Yield a plan for each slot in maintenance, to be used when its step ends.
+
+    The remaining time counts, except for files, which delay every slot of the engine.
+    """
     for slot in table.in_state(SlotState.MAINTENANCE):
         maintenance, reuse_plan = table.maintenance[slot], table.shadow.plan_reuse(slot, want.prompt)
         if (becomes := maintenance.becomes) is not None:
@@ -241,17 +247,20 @@ def _in_maintenance(table: EngineTable, want: Want) -> Iterator[Plan]:
 
 
 def _when_over(table: EngineTable, want: Want) -> Iterator[Plan]:
-    """Every slot of an engine without a free one, once what runs there is over: as it is, or restored."""
+    """Yield plans for each slot of an engine without a free one, to be used when its request ends.
+
+    Each slot is priced as it will be, and after a restore.
+    """
     until = table.work.free_in(want.now)
     if table.idle or until is None or table.leaving or not table.up:
         return
-    found = want.catalog.best(want.prompt, table.traits, lambda s: restore_price(table, s))
+    best = want.catalog.best(want.prompt, table.traits, lambda s: restore_price(table, s))
     for slot in table.in_state(SlotState.LAUNCHED, SlotState.RUNNING):
         reuse_plan = table.shadow.plan_reuse(slot, want.prompt)
         yield replace(_plan(table, reuse_plan, price_of(table, reuse_plan, want), wait=True), until=until)
-        if found and not want.plain:
-            restored = table.shadow.plan_reuse_restored(slot, want.prompt, found[0])
-            price = restore_price(table, found[0]) + price_of(table, restored, want)
+        if best and not want.plain:
+            restored = table.shadow.plan_reuse_restored(slot, want.prompt, best[0])
+            price = restore_price(table, best[0]) + price_of(table, restored, want)
             yield replace(_plan(table, restored, price, wait=True), until=until)
 
 
@@ -264,12 +273,12 @@ def _as_it_is(table: EngineTable, want: Want) -> Iterator[Plan]:
 
 
 def _touched(table: EngineTable, want: Want) -> Iterator[Plan]:
-    """Every slot after a touch, where the engine has more in its RAM cache than in the slot.
+    """Yield a plan for each slot after a touch, if the engine has more in its RAM cache than in the slot.
 
-    Not where it would load what the touch itself has put there: that is no more than the slot as it is.
+    Not if the engine would load what the touch itself moved there: that is no more than the slot as it is.
     """
     shadow, idle, prompt = table.shadow, table.idle, want.prompt
-    loads = shadow.traits.ram_cache and not prompt.space  # it would load another namespace's as well
+    loads = shadow.traits.ram_cache and not prompt.space  # with namespaces, it could load another one's state
     reachable = shadow.longest_common(prompt, idle) if loads else 0
     for slot in idle:
         if reachable - shadow.plan_reuse(slot, prompt).reuse <= TOUCH_PRICE:
@@ -282,21 +291,21 @@ def _touched(table: EngineTable, want: Want) -> Iterator[Plan]:
 
 
 def _restored(table: EngineTable, want: Want) -> Iterator[Plan]:
-    """Every slot after the file that saves most was restored there."""
-    found = want.catalog.best(want.prompt, table.traits, lambda s: restore_price(table, s))
-    if found is None:
+    """Yield a plan for each slot after a restore of the file that saves most."""
+    best = want.catalog.best(want.prompt, table.traits, lambda s: restore_price(table, s))
+    if best is None:
         return
-    snapshot, idle = found[0], table.idle
+    snapshot, idle = best[0], table.idle
     reuse_plan = table.shadow.plan_reuse_restored(idle[0], want.prompt, snapshot) if idle else None
     if reuse_plan and reuse_plan.source is Source.SNAPSHOT and reuse_plan.reuse:
         for slot in idle:
-            here = replace(reuse_plan, slot=slot)  # whatever lies there is gone by then
+            here = replace(reuse_plan, slot=slot)  # whatever the slot held is overwritten
             price = restore_price(table, snapshot) + price_of(table, here, want)
             yield _plan(table, here, price, steps=(Load(snapshot),))
 
 
 def _parking(plan: Plan, want: Want) -> Plan | None:
-    """The same plan, but the slot is saved before it is overwritten; None where that would not pay."""
+    """Return the same plan with the slot saved before it is overwritten; None if that does not pay."""
     table, reuse_plan = plan.table, plan.reuse_plan
     victim = table.shadow.slots[reuse_plan.slot] if reuse_plan else None
     if reuse_plan is None or victim is None or not table.may_save(want.now):
@@ -313,7 +322,7 @@ def _parking(plan: Plan, want: Want) -> Plan | None:
 
 
 def _unpinnable(table: EngineTable, want: Want) -> Iterator[Plan]:
-    """A route without id_slot: leave it to the engine, or first put the prompt where we want it (T5)."""
+    """Yield plans for a route without id_slot: the engine chooses, or we prefill the prompt first (T5)."""
     prompt, now = want.prompt, want.now
     wait = not table.open_for_unpinned(now)
     natural = table.shadow.engine_choice(prompt, table.idle) if not prompt.space else None
@@ -329,7 +338,10 @@ def _unpinnable(table: EngineTable, want: Want) -> Iterator[Plan]:
 
 
 def steer(prompt: Tokens) -> Prefill:
-    """Put the prompt where the engine will then look for it (T5). It must be longer than `STEER_TAIL`."""
+    """Prefill the prompt in the slot where the engine will then look for it (T5).
+
+    The prompt must be longer than `STEER_TAIL`.
+    """
     return Prefill(prompt.cut(0, len(prompt) - STEER_TAIL), Purpose.STEER)
 
 
@@ -343,7 +355,7 @@ def _plan(
     steps: tuple[Step, ...] = (),
     wait: bool = False,
 ) -> Plan:
-    kind = {
+    reasons = {
         Source.SLOT: Reason.PREFIX,
         Source.RAM: Reason.RAM_CACHE,
         Source.SNAPSHOT: Reason.SNAPSHOT,
@@ -353,7 +365,7 @@ def _plan(
         table=table,
         slot=reuse_plan.slot,
         pinned=pinned,
-        reason=reason or kind[reuse_plan.source],
+        reason=reason or reasons[reuse_plan.source],
         reuse_plan=reuse_plan,
         steps=steps,
         price=price,

@@ -1,6 +1,6 @@
-"""Idle work: slots whose conversations have paused are saved, empty ones warmed.
+"""Idle work: save slots whose conversations have paused, prefetch their next turns, and warm empty slots.
 
-A chore owns its slot (MAINTENANCE) and takes one step at a time; it ends after that step if a request waits.
+A chore owns its slot (MAINTENANCE) and takes one step at a time. If a request waits, it ends after that step.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ from slotkeeper.scheduler.steps import Chore, effect
 from slotkeeper.scheduler.table import EngineTable, SlotState
 from slotkeeper.scheduler.types import RequestId, SlotId
 
-LOOKS: Final = 1.0  # seconds between looks at an engine that others use as well
-EARLIEST: Final = 0.02  # seconds: nothing is waited for more finely
+LOOKS: Final = 1.0  # seconds between polls of an engine that other clients use as well
+EARLIEST: Final = 0.02  # seconds: no timer is shorter
 
 
 def settle(state: State, now: float, *, or_at: float = inf) -> Iterator[Effect]:
-    """Make way for clients, begin what is due, and ask to be woken for what will be, or `or_at`."""
+    """Give way to clients, begin idle work that is due, and set a timer for the next, or for `or_at`."""
     yield from _make_way(state)
-    due_at, at_work = inf, {chore.table.engine for chore in state.chores.values()}
+    due_at, working = inf, {chore.table.engine for chore in state.chores.values()}
     for table in state.up:
-        if table.engine in at_work:
+        if table.engine in working:
             continue
         table.take_up(now)
         chore, due = _first_due(state, table, now)
@@ -74,45 +74,45 @@ def settle(state: State, now: float, *, or_at: float = inf) -> Iterator[Effect]:
 
 
 def _first_due(state: State, table: EngineTable, now: float) -> tuple[Chore | None, float]:
-    """The first work in its slots that can begin now, and when that of slots before it is due."""
+    """Return the first chore that can begin now, and when work in the slots before it is due."""
     due_at = inf
     for slot, contents in _unsettled(state, table):
-        known = contents.following is not None and not state.ends(table)
-        ahead = known and _at_rest(state, table)
+        foreseen = contents.following is not None and not state.ends(table)
+        ahead = foreseen and _at_rest(state, table)
         due = _due_at(state, table, contents, ahead=ahead, now=now)
         if due > now:
             due_at = min(due, due_at)
         elif (chore := _chore(state, table, slot, contents, ahead=ahead, now=now)) is None:
-            if ahead or not known:
+            if ahead or not foreseen:
                 table.settled[slot] = contents
         elif _may_begin(state, table, now):
             return chore, due_at
-        elif table.shared_until > now:  # others use it: it must be looked at just before
+        elif table.shared_until > now:  # other clients use the engine: it must be polled just before
             due_at = min(_look_before(table, now), due_at)
     return None, due_at
 
 
 def _at_rest(state: State, table: EngineTable) -> bool:
-    """Whether nothing of ours is at work there, and no request waits."""
+    """Whether nothing of ours runs there and no request waits."""
     return table.quiet and not state.wanted(table)
 
 
 def _may_begin(state: State, table: EngineTable, now: float) -> bool:
-    """Whether a free slot may be taken for idle work: no request wants it, or none is served any more."""
-    if table.leaving:  # a file is kept only where it holds what we expect
+    """Whether idle work may take a free slot: no request wants it, or requests are no longer served."""
+    if table.leaving:  # a file is kept only if it holds what we expect
         return table.quiet and not table.unseen and not state.open_accounts(table)
     return state.closing or (table.open_for_pins(now) and not state.waiting)
 
 
 def _due_at(state: State, table: EngineTable, contents: SlotContents, *, ahead: bool, now: float) -> float:
-    """When idle work in this slot begins; `ahead`: on the prompt of the turn that will follow."""
+    """Return when idle work in this slot begins. `ahead`: to prefetch the next turn's prompt."""
     if ahead:
         return contents.used + patience(state, table, contents, now)
     return _due(state, table, contents, now)
 
 
 def _decides_anew(state: State, now: float) -> float:
-    """When queued requests may stop waiting for a slot that is not free yet; infinite if none waits."""
+    """Return when queued requests may stop waiting for a slot that is in use; infinite if none waits."""
     if not state.waiting:
         return inf
     tried = (table.breaker.until for table in state.up if table.breaker.resting)
@@ -121,7 +121,7 @@ def _decides_anew(state: State, now: float) -> float:
 
 
 def _gives_up(state: State, now: float) -> float:
-    """When requests stop waiting for an engine to come back; infinite if none waits."""
+    """Return when requests stop waiting for an engine to return; infinite if none waits."""
     waits = state.waiting or state.slotless
     if not waits or all(table.up for table in state.tables.values()):
         return inf
@@ -131,7 +131,7 @@ def _gives_up(state: State, now: float) -> float:
 
 
 def release(state: State, now: float) -> None:
-    """Where a request waits, a slot is free once the engine has saved it: the file is checked beside."""
+    """Free slots that the engine has saved, if a request waits. Their files are checked meanwhile."""
     for chore in tuple(state.chores.values()) if state.waiting else ():
         if chore.written and chore.owns and chore.contents and state.wanted(chore.table):
             if chore.leaves:
@@ -142,7 +142,7 @@ def release(state: State, now: float) -> None:
 
 
 def _make_way(state: State) -> Iterator[Effect]:
-    """Stop what computes ahead, where a client would otherwise wait for more than one batch of it."""
+    """Stop each prefetch that would make a client wait for more than one of its batches."""
     for chore in state.chores.values():
         needed = state.waiting or chore.table.serving or chore.table.leaving
         long = chore.computes_ahead and chore.computes > chore.table.traits.n_batch
@@ -154,10 +154,10 @@ def _make_way(state: State) -> Iterator[Effect]:
 def _chore(
     state: State, table: EngineTable, slot: SlotId, contents: SlotContents, *, ahead: bool, now: float
 ) -> Chore | None:
-    """What is due in a slot: to go ahead of the next turn if the budget allows it, then to save."""
+    """Return the chore that is due in a slot: a prefetch if the budget allows it, otherwise a save."""
     if ahead and (chore := _chore_ahead(state, table, slot, contents, now)):
         return chore
-    if table.rates.size_of(contents.total) > state.limits.hot_bytes:  # it has no room
+    if table.rates.size_of(contents.total) > state.limits.hot_bytes:  # such a file would exceed the hot tier
         return None
     if table.crowded(now) and not state.ends(table) and (back := way_back(contents, table, state.catalog)):
         return Chore(_name(state, now), table, slot, back, contents, leaves=True)
@@ -168,14 +168,14 @@ def _chore(
 def _chore_ahead(
     state: State, table: EngineTable, slot: SlotId, contents: SlotContents, now: float
 ) -> Chore | None:
-    if not (way := prefetch_plan(contents, table, state.catalog)):
+    if not (plan := prefetch_plan(contents, table, state.catalog)):
         return None
-    file, goal, computes = way
+    file, goal, computes = plan
     if not kv_pool.has_room(state, table, slot, len(goal.tokens)):
         return None
     given_up = contents.total - contents.tokens.lcp(goal.tokens)
     if table.crowded(now) and computes + given_up > table.traits.n_ubatch:
-        # Others need the engine, and who has the slot next is not sure: only a reply is put right.
+        # Others need the engine, and the next user of the slot is uncertain: only a small correction pays.
         table.put_off.add(slot)
         return None
     if state.idle.wait(computes, now) > 0:
@@ -184,7 +184,7 @@ def _chore_ahead(
 
 
 def went_on(state: State, chore: Chore, *, ok: bool, now: float) -> Iterator[Effect]:
-    """A step of it has ended."""
+    """Continue a chore after one of its steps has ended."""
     if ok and chore.computes_ahead:
         chore.arrived()
     if _decided_again(chore, ok=ok):
@@ -204,13 +204,13 @@ def went_on(state: State, chore: Chore, *, ok: bool, now: float) -> Iterator[Eff
 
 
 def _decided_again(chore: Chore, *, ok: bool) -> bool:
-    """Whether the chore ends with this step, and what follows is decided again."""
+    """Whether the chore ends with this step; the slot's next work is then decided from the start."""
     ended_ahead = chore.computes_ahead or (chore.ahead and not ok)
     return ended_ahead or isinstance(chore.step, Wipe) or chore.empties
 
 
 def _rested(state: State, chore: Chore, now: float) -> bool:
-    """Whether its conversation has paused long enough for all of it."""
+    """Whether the conversation has paused long enough for all of the work."""
     return state.ends(chore.table) or chore.home is None or now >= rest_until(state, chore.table, chore.home)
 
 
@@ -222,7 +222,10 @@ def _step_done(state: State, chore: Chore) -> Iterator[Effect]:
 
 
 def _note_settled(chore: Chore, *, ok: bool, rested: bool) -> None:
-    """Leave it alone until something is new, also if a step failed; unless a longer rest allows cuts."""
+    """Mark the slot as done until its contents change, also after a failed step.
+
+    It is not marked if a longer pause will allow cuts.
+    """
     cuts_follow = ok and not rested and chore.table.traits.files_only_extend
     if not cuts_follow and chore.contents and chore.contents.following is None:
         chore.table.settled[chore.slot] = chore.contents
@@ -243,7 +246,7 @@ def _next(state: State, chore: Chore, *, ok: bool, rested: bool, now: float) -> 
 
 
 def _outdone(state: State, chore: Chore) -> Iterator[Effect]:
-    """Drop the file that told us what the slot holds, now that there is one that brings drafts back too."""
+    """Drop the earlier file of the same tokens, once a later file also restores the draft state."""
     contents, traits = chore.contents, chore.table.traits
     if contents is None or not traits.files_carry_drafts:
         return
@@ -256,12 +259,12 @@ def _outdone(state: State, chore: Chore) -> Iterator[Effect]:
 
 
 def left(state: State, now: float) -> bool:
-    """Whether anything is still to be computed ahead, or to be saved before we go."""
+    """Whether anything remains to be prefetched, or to be saved before the sidecar stops."""
     return bool(state.chores or state.coming) or any(_left_in(state, table, now) for table in state.up)
 
 
 def left_at(state: State, table: EngineTable, now: float) -> bool:
-    """The same of one engine: whether it must stay until more is saved."""
+    """Whether anything remains on one engine, so that it must stay up until that is saved."""
     at_work = bool(state.coming) or any(chore.table is table for chore in state.chores.values())
     return at_work or _left_in(state, table, now)
 
@@ -275,7 +278,7 @@ def _left_in(state: State, table: EngineTable, now: float) -> bool:
 
 
 def _unsettled(state: State, table: EngineTable) -> Iterator[tuple[SlotId, SlotContents]]:
-    """Free slots of which it was not yet decided that nothing has to be done, nor is a file on its way."""
+    """Yield idle slots that may need work, without those whose contents are being written to a file."""
     coming = {written.tokens for written in state.coming.values()}
     for slot in table.idle:
         contents = table.shadow.slots[slot]
@@ -284,7 +287,7 @@ def _unsettled(state: State, table: EngineTable) -> Iterator[tuple[SlotId, SlotC
 
 
 def _due(state: State, table: EngineTable, contents: SlotContents, now: float) -> float:
-    """When it may be saved; `now` or earlier: at once."""
+    """Return when the slot may be saved; `now` or earlier means at once."""
     if state.ends(table) or not table.traits.snapshots:
         return table.no_save_until
     back = table.crowded(now) and way_back(contents, table, state.catalog)
@@ -299,7 +302,7 @@ def _due(state: State, table: EngineTable, contents: SlotContents, now: float) -
 
 
 def _look_before(table: EngineTable, now: float) -> float:
-    """Ask for a look, now and then; returns when to ask again."""
+    """Request a poll if the last one is too old, and return when to ask again."""
     if now - table.observed_at >= LOOKS:
         table.look_again = True
         return now + LOOKS
@@ -307,13 +310,13 @@ def _look_before(table: EngineTable, now: float) -> float:
 
 
 def _pay(state: State, chore: Chore, now: float) -> bool:
-    """Whether what the slot holds may be written now."""
+    """Whether the slot's contents may be written now; takes their size from the budget."""
     size = chore.table.rates.size_of(chore.contents.total if chore.contents else 0)
     return state.ends(chore.table) or state.writes.spend(size, now)
 
 
 def _warm(state: State, table: EngineTable, now: float) -> Iterator[Effect]:
-    """Begin to warm an empty slot, where that is needed."""
+    """Begin to warm an empty slot, if that is useful."""
     empty = [slot for slot in table.idle if table.shadow.slots[slot] is None]
     if not empty or not _may_warm(state, table, now):
         return
@@ -328,29 +331,33 @@ def _warm(state: State, table: EngineTable, now: float) -> Iterator[Effect]:
 
 
 def _may_warm(state: State, table: EngineTable, now: float) -> bool:
-    """Whether an empty slot may be warmed: not in a crowd, where others would have it at once."""
-    if not table.traits.speculative or table.traits.files_carry is not False:  # then files bring drafts too
+    """Whether an empty slot may be warmed. While crowded, another conversation would take it at once."""
+    if not table.traits.speculative or table.traits.files_carry is not False:  # restored files have drafts
         return False
     unwanted = state.ends(table) or state.waiting or table.crowded(now)
     return not unwanted and table.may_save(now) and table.open_for_pins(now)
 
 
 def _name(state: State, now: float) -> RequestId:
-    """With the time: an answer to one of a core that failed must not be taken for one to its successor's."""
+    """Return a new id for a chore.
+
+    It includes the time: after a restart of the scheduler, an answer to an old chore must not match a new
+    one.
+    """
     state.chores_begun += 1
     return RequestId(f"chore:{state.chores_begun}@{now:.3f}")
 
 
 def wipe(state: State, table: EngineTable, slot: SlotId, now: float) -> Effect:
-    """Empty a free slot, before it is given out again."""
+    """Begin to erase an idle slot before it is given out again."""
     return _begin(state, Chore(_name(state, now), table, slot, Wipe(), None), now)
 
 
 def empty(state: State, table: EngineTable, slot: SlotId, pending: Pending, now: float) -> Iterator[Effect]:
-    """One step of emptying a free slot for a request that needs its cells: it is saved first where that pays.
+    """Take one step to empty an idle slot for a request that needs its cells; save it first if that pays.
 
-    Without erasures one token is put there, which makes the engine give up all else; so it is where a task
-    makes it move all idle slots to its RAM cache.
+    Without erasure, one token is prefilled there, so that the engine drops the rest. The same is done if each
+    task makes the engine move all idle slots to its RAM cache.
     """
     contents = table.shadow.slots[slot]
     if contents is None:

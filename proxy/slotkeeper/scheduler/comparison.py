@@ -1,15 +1,15 @@
-"""Places on engines of different speed and load, compared in seconds.
+"""Compare places on engines of different speed and load, in seconds.
 
-What counts is when the answer is over, and how long others wait for that. Prompts are computed one after the
-other, and while the engine computes one, nothing is generated for the requests that run there beside it. So
-each token of prefill costs its time once for its own client and once for each of theirs: the product of new
-prefill tokens and batch size by which LMetric (OSDI '26) places requests, here in seconds.
+What counts is when the answer ends, and how long other requests wait because of it. An engine computes one
+prompt after the other, and generates nothing for its running requests meanwhile. So each token of prefill
+costs its time once for its own client, and once more for each running request. LMetric (OSDI '26) places
+requests by this product of new prefill tokens and batch size; here it is in seconds.
 
-There is no threshold: a conversation stays where its state is as long as that is the cheapest, and goes
-elsewhere once waiting costs more than computing or restoring it there.
+There is no threshold. A conversation stays where its state is while that is the cheapest place. It moves as
+soon as waiting there costs more than computing or restoring its state elsewhere.
 
-Engines are of one speed as long as the middle halves of what they have shown overlap: else noise would take
-a slot from a conversation on one machine, while one is empty on its twin.
+Engines count as equally fast while the middle halves of their measured speeds overlap. Otherwise noise could
+take a slot from a conversation on one machine while an equal machine has an empty one.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from slotkeeper.scheduler.types import EngineId
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What engines have shown, to compare places on them."""
+    """The measured speeds of several engines, used to compare places on them."""
 
-    prefill: Mapping[EngineId, float]  # tokens a second
-    decode: Mapping[EngineId, float]
-    reply: float  # tokens of an answer
+    prefill: Mapping[EngineId, float]  # tokens per second
+    decode: Mapping[EngineId, float]  # tokens per second for one answer
+    reply: float  # tokens of a usual answer
 
     @classmethod
     def of(cls, tables: Collection[EngineTable]) -> Self:
@@ -50,11 +50,11 @@ class Comparison:
         lost: float = 0.0,
         until: float = 0.0,
     ) -> float:
-        """Until the answer is over, with what later requests and others lose by it.
+        """Return the seconds until the answer ends, plus what later requests and other clients lose.
 
-        `price` is in tokens of prefill there. Of them `computes` are the request's own, and `lost` those of
-        a state that is overwritten: it will be computed again where that is quickest. The slot is free in
-        `until` seconds.
+        `price` is in tokens of prefill on this engine. `computes` of them are the request's own. `lost` of
+        them belong to a state that is overwritten, which will be computed again on the fastest engine. The
+        slot is free in `until` seconds.
         """
         held_up = max(until, table.work.ahead(now), table.stalled(now))
         beside = len(table.work.served) - (until > 0)
@@ -66,28 +66,28 @@ class Comparison:
 def _speeds(
     tables: Collection[EngineTable], of: Callable[[Rates], tuple[Speed, float]]
 ) -> dict[EngineId, float]:
-    """Of each engine; one that has shown too little yet is taken to be like the others."""
+    """Return the speed of each engine. One with too few measurements gets the mean of the others."""
     known = sorted(
         ((of(table.rates)[0], table.engine) for table in tables if of(table.rates)[0].known),
         key=lambda one: one[0].middle,
     )
     if not known:
         return dict.fromkeys((t.engine for t in tables), fmean(of(t.rates)[1] for t in tables))
-    alike: list[list[tuple[Speed, EngineId]]] = []
+    groups: list[list[tuple[Speed, EngineId]]] = []
     for speed, engine in known:
-        if alike and speed.low <= max(other.high for other, _ in alike[-1]):
-            alike[-1].append((speed, engine))
+        if groups and speed.low <= max(other.high for other, _ in groups[-1]):
+            groups[-1].append((speed, engine))
         else:
-            alike.append([(speed, engine)])
+            groups.append([(speed, engine)])
     usual = fmean(speed.middle for speed, _ in known)
-    found = dict.fromkeys((table.engine for table in tables), usual)
-    for group in alike:
-        found |= dict.fromkeys((engine for _, engine in group), fmean(speed.middle for speed, _ in group))
-    return found
+    speeds = dict.fromkeys((table.engine for table in tables), usual)
+    for group in groups:
+        speeds |= dict.fromkeys((engine for _, engine in group), fmean(speed.middle for speed, _ in group))
+    return speeds
 
 
 def share_guesses(tables: Collection[EngineTable]) -> None:
-    """An engine that has shown nothing yet is taken to be like the others."""
+    """Give an engine without measurements the mean of the others."""
     for name in ("prefill", "decode", "reply"):
         shown = [getattr(table.rates, name) for table in tables if name in table.rates.measured]
         for table in tables if shown else ():

@@ -1,4 +1,4 @@
-"""What time and room cost: rates learned from an engine's own figures, and the limits that a user has set."""
+"""Costs of time and space: rates that are learned from an engine's own figures, and the user's limits."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from math import inf
 from statistics import median, median_low, quantiles
 from typing import Final
 
-SHARE: Final = 0.3  # of a new measurement in the running mean
-LEAST_TOKENS: Final = 64  # a shorter prefill measures the round trip
-LEAST_REPLY: Final = 8  # tokens: a shorter answer measures the round trip
+SHARE: Final = 0.3  # weight of a new measurement in the running mean
+LEAST_TOKENS: Final = 64  # the time of a shorter prefill is mostly the round trip
+LEAST_REPLY: Final = 8  # tokens: the time of a shorter answer is mostly the round trip
 LEAST_BYTES: Final = 64 * 1024
-CALL_SECONDS: Final = 0.004  # of a slot action beside its bytes: a round trip and a look at the file
-REMEMBERED: Final = 15  # files of which it is known how long they took
-UNLIKE: Final = 1.25  # so many times as large a file tells the time for each byte from the constant one
-PAIRS: Final = 3  # of such files, below which they do not
-MEASURED: Final = 3  # times, until an engine's speed is compared with that of another
-LEAST_PATIENCE: Final = 1.0  # seconds: less says more about this moment than about the cold tier
+CALL_SECONDS: Final = 0.004  # for a slot action, besides its bytes: a round trip and a look at the file
+REMEMBERED: Final = 15  # measurements kept
+UNLIKE: Final = 1.25  # the larger of two files must be this many times as large to separate the two times
+PAIRS: Final = 3  # pairs of such files that are needed to separate the two times
+MEASURED: Final = 3  # measurements needed before an engine's speed is compared with another's
+LEAST_PATIENCE: Final = 1.0  # seconds: a shorter wait depends more on chance than on the cold tier
 
 
 @dataclass(slots=True)
 class FileTimes:
-    """How long the engine takes to write or to read a file: a constant time, and one for each byte.
+    """The time that the engine takes to write or read a file: a constant part, and a part for each byte.
 
-    Both are medians of the last measurements, with our guess among them: neither the first file, which has
-    more to set up, nor one in which the machine was held up, says what the next will cost.
+    Both are medians of the last measurements and of our guess. So neither a slow first file, which needs more
+    setup, nor one that was held up by other load decides the estimate.
     """
 
-    guess: float  # bytes a second, as long as nothing was measured
+    guess: float  # bytes per second, until something was measured
     _seen: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     _constant: float = 0.0
     _each: float = field(init=False)
@@ -48,15 +48,15 @@ class FileTimes:
         slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairs if b[0] >= UNLIKE * a[0]]
         if len(slopes) >= PAIRS:
             self._each = max(0.0, median(slopes))
-            self._constant = max(0.0, median(one - self._each * bytes_ for bytes_, one in self._seen))
+            self._constant = max(0.0, median(time - self._each * bytes_ for bytes_, time in self._seen))
         else:
-            self._each = median_low([1 / self.guess, *(one / bytes_ for bytes_, one in self._seen)])
+            self._each = median_low([1 / self.guess, *(time / bytes_ for bytes_, time in self._seen)])
             self._constant = 0.0
 
 
 @dataclass(slots=True)
 class Speed:
-    """Tokens a second, as the last measurements have it: the middle half of them."""
+    """Measured tokens per second: the middle half of the last measurements."""
 
     _seen: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     low: float = 0.0
@@ -65,7 +65,7 @@ class Speed:
 
     @property
     def known(self) -> bool:
-        """Whether there are enough of them: one may be of a moment in which the machine was held up."""
+        """Whether there are enough measurements. A single one may come from a moment of other load."""
         return len(self._seen) >= MEASURED
 
     def was(self, speed: float) -> None:
@@ -76,24 +76,25 @@ class Speed:
 
 @dataclass(slots=True)
 class Rates:
-    """Prices are in tokens of prefill: what the engine could have computed in that time.
+    """The measured rates of one engine. Prices are in tokens of prefill that it could compute in the time.
 
-    Before the first measurement: a small model on a good machine, a state of 64 KiB a token, a disk.
+    The values before the first measurement are those of a small model on a good machine, with 64 KiB of state
+    per token and a disk.
     """
 
-    prefill: float = 1000.0  # tokens a second
+    prefill: float = 1000.0  # tokens per second
     reading: FileTimes = field(default_factory=lambda: FileTimes(1e9))  # of a restore
     writing: FileTimes = field(default_factory=lambda: FileTimes(5e8))  # of a save
-    decode: float = 50.0  # tokens a second that one answer gets, beside others
+    decode: float = 50.0  # tokens per second of one answer, while others run beside it
     reply: float = 200.0  # tokens of an answer
     prefills: Speed = field(default_factory=Speed)
     decodes: Speed = field(default_factory=Speed)
     bringing: FileTimes = field(default_factory=lambda: FileTimes(2e8))  # from the cold tier to the hot one
-    state: float = 65536.0  # bytes a token
+    state: float = 65536.0  # bytes per token
     measured: frozenset[str] = frozenset()
 
     def told(self, token_bytes: int) -> None:
-        """How large a token's state is, by the model's header; 0 = not known."""
+        """Take over the size of a token's state from the model's header, in bytes; 0: unknown."""
         if token_bytes and "state" not in self.measured:
             self.state = float(token_bytes)
 
@@ -103,7 +104,7 @@ class Rates:
             self.prefills.was(tokens / seconds)
 
     def replied(self, tokens: int, seconds: float) -> None:
-        """An answer of so many tokens took so long, once its prompt was computed."""
+        """Record how long an answer of this many tokens took after its prompt was computed."""
         if tokens >= LEAST_REPLY and seconds > 0:
             self._learn("decode", tokens / seconds)
             self.decodes.was(tokens / seconds)
@@ -112,14 +113,14 @@ class Rates:
 
     @property
     def shown(self) -> float | None:
-        """Tokens of prefill a second, as learned; None as long as nothing was measured."""
+        """Measured prefill rate in tokens per second; None before the first measurement."""
         return self.prefill if "prefill" in self.measured else None
 
     def restored(self, size: int, seconds: float) -> None:
         self.reading.took(size, seconds)
 
     def brought(self, size: int, seconds: float) -> None:
-        """From the cold tier to the hot one; 0 seconds: it lay there."""
+        """Record a copy from the cold tier to the hot one; 0 seconds: it was in the hot tier already."""
         self.bringing.took(size, seconds)
 
     def saved(self, size: int, tokens: int, seconds: float) -> None:
@@ -128,7 +129,7 @@ class Rates:
             self._learn("state", size / tokens)
 
     def size_of(self, tokens: int) -> int:
-        """Bytes that a state of so many tokens will have in a file."""
+        """Return the estimated bytes of a file with a state of this many tokens."""
         return int(tokens * self.state)
 
     def save_seconds(self, tokens: int) -> float:
@@ -142,9 +143,9 @@ class Rates:
         return seconds * self.prefill
 
     def bring_within(self, tokens: int) -> float:
-        """Seconds after which it is given up to bring a state of so many tokens: computed, it would be there.
+        """Return after how many seconds to give up a copy from the cold tier: the time to compute the state.
 
-        So neither a slow store nor a slow engine can cost more than twice the better of them.
+        So neither a slow store nor a slow engine can cost more than twice the faster of the two.
         """
         return max(LEAST_PATIENCE, tokens / self.prefill)
 
@@ -158,36 +159,36 @@ class Rates:
 # -- limits ----------------------------------------------------------------------------------------------
 
 HOUR: Final = 3600.0
-WORTH_A_FILE: Final = 256  # tokens: a shorter state is computed sooner than restored
+WORTH_A_FILE: Final = 256  # tokens: a shorter state is faster to compute than to restore
 GIB: Final = 2**30
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Set by the user."""
+    """Limits that the user has set."""
 
     hot_bytes: int = 16 * GIB
-    cold_bytes: int = 0  # 0 = there is no cold tier
-    shared_bytes: int | None = None  # that the cold tier keeps to itself, where others use it too
-    hourly_bytes: int = 64 * GIB  # that may be written while conversations pause
-    pause: float = 0.25  # seconds without a request until a conversation is saved
-    engine_wait: float = 60.0  # seconds for which requests wait for an engine that has ended
-    idle_tokens: int = 1_000_000  # that may be computed per hour in idle time
+    cold_bytes: int = 0  # 0: there is no cold tier
+    shared_bytes: int | None = None  # the cold tier's own share, if other sidecars use it too
+    hourly_bytes: int = 64 * GIB  # written per hour while conversations pause
+    pause: float = 0.25  # seconds without a request after which a conversation is saved
+    engine_wait: float = 60.0  # seconds for which requests wait for an engine that has exited
+    idle_tokens: int = 1_000_000  # computed per hour in idle time
     waiting: int = 4000  # queued requests
-    waiting_of_one: int = 1000  # of one client
-    swap_wait: float = 10.0  # seconds that a request for a model that is not loaded waits for those that are
+    waiting_of_one: int = 1000  # queued requests of one client
+    swap_wait: float = 10.0  # seconds for which a request waits before its model may replace another
 
 
 @dataclass(slots=True)
 class HourlyBudget:
-    """A budget of idle time, bytes or tokens: an hour's worth at once, then as it comes."""
+    """A budget for idle work, in bytes or tokens. At most one hour's worth can be spent at once."""
 
     hourly: int
     left: float
     at: float
 
     def wait(self, size: int, now: float) -> float:
-        """Seconds until `size` may be spent; infinite if that is more than ever may at once."""
+        """Return the seconds until `size` may be spent; infinite if it exceeds one hour's worth."""
         refill = (now - self.at) * self.hourly / HOUR
         self.left, self.at = min(float(self.hourly), self.left + refill), now
         if size <= self.left:
@@ -195,7 +196,7 @@ class HourlyBudget:
         return (size - self.left) * HOUR / self.hourly if size <= self.hourly else inf
 
     def spend(self, size: int, now: float) -> bool:
-        """Whether `size` may be spent now; then it is taken off."""
+        """Spend `size` and return True, if the budget allows it now."""
         if self.wait(size, now):
             return False
         self.left -= size

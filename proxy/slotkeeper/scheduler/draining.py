@@ -1,7 +1,7 @@
-"""Engines that are taken out of use while others go on: drained by their user, or named no more.
+"""Drain engines while others continue: those that an operator drains, and those dropped from the list.
 
-A drained engine is left as a model is that a router is about to unload: nothing begins there, running answers
-end, and what its slots hold is saved at once. So its conversations go on elsewhere, from files.
+A drained engine is treated like a model that its router is about to unload. Nothing begins there, running
+answers end, and what its slots hold is saved at once. So its conversations continue elsewhere, from files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from slotkeeper.scheduler.types import EngineId
 
 def drain_asked(state: State, event: DrainAsked) -> None:
     if event.drain:
-        state.drained[event.engine] = False  # asked for once more, it is said once more
+        state.drained[event.engine] = False  # a repeated request is answered again
     else:
         state.drained.pop(event.engine, None)
     state.mark_leaving()
@@ -28,25 +28,25 @@ def engines_named(state: State, event: EnginesNamed) -> None:
     state.engines = event.engines
     for engine in gone:
         router = state.routers.pop(engine, None)
-        for one in (engine, *(router.models if router else ())):
-            state.tables.pop(one, None)
-            state.drained.pop(one, None)
+        for name in (engine, *(router.models if router else ())):
+            state.tables.pop(name, None)
+            state.drained.pop(name, None)
     state.mark_leaving()
 
 
 def settle(state: State, now: float) -> Iterator[Effect]:
-    """Say once of each that it is at rest."""
-    for engine, told in state.drained.items():
-        if not told and _at_rest(state, engine, now):
+    """Report each drained engine once, as soon as it is at rest."""
+    for engine, reported in state.drained.items():
+        if not reported and _at_rest(state, engine, now):
             state.drained[engine] = True
             yield Drained(engine=engine)
 
 
 def _at_rest(state: State, engine: EngineId, now: float) -> bool:
-    """Whether nothing runs there, and all is saved that is worth it: in a router, of all its models."""
+    """Whether nothing runs there and all slots worth a file are saved; for a router, in all its models."""
     router = state.routers.get(engine)
-    found = (state.tables.get(one) for one in (engine, *(router.models if router else ())))
-    tables = [table for table in found if table is not None and table.up]
+    known = (state.tables.get(name) for name in (engine, *(router.models if router else ())))
+    tables = [table for table in known if table is not None and table.up]
     return all(
         table.at_rest and not state.open_accounts(table) and not chores.left_at(state, table, now)
         for table in tables

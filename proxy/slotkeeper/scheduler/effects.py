@@ -1,6 +1,6 @@
-"""What the scheduler wants done: effects, and the steps of plans that become effects.
+"""Effects: what the scheduler wants done. Also the steps of plans, which become effects.
 
-The driver does it and reports the outcome as an event.
+The driver carries out each effect and reports the outcome as an event.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from slotkeeper.scheduler.types import NO_ROUTER, EngineId, ModelName, Place, Re
 
 
 class Purpose(StrEnum):
-    """Why we prefill something ourselves."""
+    """Why Slotkeeper prefills a slot itself."""
 
     TOUCH = "touch"  # one token, so that the engine loads from its RAM cache (T6)
-    STEER = "steer"  # the prompt itself, where the engine will then look for it (T5)
-    PLANT = "plant"  # up to a boundary, so that the engine makes a checkpoint there, or a file can be had
-    NEXT = "next"  # what the next turn will begin with
+    STEER = "steer"  # the prompt itself, in the slot where the engine will then look for it (T5)
+    PLANT = "plant"  # up to a boundary, so that the engine makes a checkpoint there, or a file can be saved
+    NEXT = "next"  # the beginning of the next turn's prompt
     CUT = "cut"  # back to a checkpoint, so that the state there can be saved
-    BACK = "back"  # to where the next turn will go on, since the slot is overwritten once that is saved
-    HOME = "home"  # forward again to where the slot was before its states were saved
-    EMPTY = "empty"  # one token, so that a slot gives up its cells of a shared KV buffer
-    PIECE = "piece"  # one batch of a request that can give way to others behind each
-    DRAFT = "draft"  # tokens that make the draft model's state whole, or let a file carry it
+    BACK = "back"  # to where the next turn continues: the slot is saved there and then overwritten
+    HOME = "home"  # forward to where the slot was before its states were saved
+    EMPTY = "empty"  # one token, so that the slot frees its cells of a shared KV buffer
+    PIECE = "piece"  # one batch of a request that can give way to others behind it
+    DRAFT = "draft"  # tokens that complete the draft model's state, or let a file carry it
 
     @property
     def idle(self) -> bool:
-        """Whether it is idle work, not work for one request."""
+        """Whether this prefill is idle work, not part of one request."""
         return self in {Purpose.CUT, Purpose.HOME, Purpose.DRAFT, Purpose.NEXT, Purpose.EMPTY}
 
 
 class Poison(StrEnum):
-    """What shows that an engine does not hold what it says. In logs, metrics and tests alike."""
+    """What shows that an engine does not hold what it reports. The same in logs, metrics and tests."""
 
-    UNHEARD = "unheard"  # it reused more than any prompt before had in common with this one
-    FOREIGN = "foreign"  # it reused more than its slot had in common with this one, and could load nothing
+    UNHEARD = "unheard"  # it reused more than this prompt has in common with any earlier prompt
+    FOREIGN = "foreign"  # it reused more than this prompt has in common with its slot, and could load nothing
     UNSOUND = "unsound"  # it refused a file, and then did not compute a few tokens from the first one on
 
 
@@ -48,14 +48,14 @@ class SaveMoment(StrEnum):
     """When a slot is saved."""
 
     PARK = "park"  # before a request overwrites it
-    BOUNDARY = "boundary"  # on the way: others will begin with it
+    BOUNDARY = "boundary"  # during a request: other prompts will begin with the same tokens
     PAUSE = "pause"  # its conversation has paused
-    CLOSE = "close"  # we are being stopped
+    CLOSE = "close"  # the sidecar is being stopped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plant:
-    """Prefill `tokens` in a slot; answered by `Planted`. `request` is whose step it is, also of a chore's."""
+    """Prefill `tokens` in a slot; answered by `Planted`. `request`: the request or chore that needs it."""
 
     request: RequestId
     place: Place
@@ -65,22 +65,22 @@ class Plant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """Cancel a `Plant`: a request needs the engine. Answered by `Planted`."""
+    """Cancel a `Plant`, because a request needs the engine. Answered by `Planted`."""
 
     request: RequestId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Save:
-    """Save a slot to a file and keep it if it is whole; answered by `Saved`."""
+    """Save a slot to a file, and keep the file if it is complete; answered by `Saved`."""
 
     request: RequestId
     place: Place
     moment: SaveMoment
-    tokens: Tokens  # that the slot should hold; the file's own list is the truth
-    size: int  # bytes, as far as can be foretold
-    cuts: tuple[int, ...] = ()  # where prompts have parted from it: checkpoints there are worth keeping
-    stale: tuple[int, ...] = ()  # checkpoints that must not be kept: they are of other tokens (T11)
+    tokens: Tokens  # what the slot should hold; the token list in the file decides
+    size: int  # estimated size in bytes
+    cuts: tuple[int, ...] = ()  # where other prompts have diverged: checkpoints there are worth keeping
+    stale: tuple[int, ...] = ()  # checkpoints that must not be kept: they belong to other tokens (T11)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ class Restore:
     request: RequestId
     place: Place
     snapshot: Snapshot
-    within: float = inf  # seconds for bringing it from the cold tier
+    within: float = inf  # time limit in seconds for the copy from the cold tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,14 +111,14 @@ class Drop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forget:
-    """Remember a snapshot no more that stays in the shared store, where it can be found again."""
+    """Remove a snapshot from the catalog. It stays in the shared store, where it can be found again."""
 
     snapshot: SnapshotId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prove:
-    """Whether a restore paid, by the engine's own count."""
+    """Record whether a restore paid off, by the engine's own count of reused tokens."""
 
     snapshot: SnapshotId
     paid: bool
@@ -126,49 +126,49 @@ class Prove:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetTimer:
-    """Something will be due in `delay` seconds; answered by `TimerFired`."""
+    """Wake the scheduler after `delay` seconds; answered by `TimerFired`."""
 
     delay: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forward:
-    """Send the request on. `slot` is None where it goes unpinned."""
+    """Send a request to an engine. `slot` is None if the request is unpinned."""
 
     request: RequestId
     engine: EngineId
-    slot: int | None  # written into the body; None: any that the body names is taken out
+    slot: int | None  # written into the body; None: an id_slot in the body is removed
     reason: Reason
-    changed: bool = False  # whether it goes as rules would have it; else as its client wrote it
-    apart: bool = False  # it can meet nothing that another namespace has left in the engine
+    changed: bool = False  # whether the form after the rules is sent, not the client's own
+    apart: bool = False  # it cannot reuse any state that another namespace left in the engine
     priority: Priority = Priority.NORMAL
-    waited: float | None = None  # seconds in our queue; None: it never was there
+    waited: float | None = None  # seconds in our queue; None: it was never queued
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadModel:
-    """Have a router load a model; answered by `EngineUp` or `SwapFailed`."""
+    """Ask a router to load a model; answered by `EngineUp` or `SwapFailed`."""
 
     engine: EngineId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnloadModel:
-    """Have a router unload a model; answered by `ModelsListed` or `SwapFailed`."""
+    """Ask a router to unload a model; answered by `ModelsListed` or `SwapFailed`."""
 
     engine: EngineId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drained:
-    """An engine that is being drained is at rest: nothing runs there, and what is worth it is saved."""
+    """A draining engine is at rest: nothing runs there, and slots that are worth it are saved."""
 
     engine: EngineId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refuse:
-    """A request cannot be served: its model could not be loaded."""
+    """Refuse a request, because its model could not be loaded."""
 
     request: RequestId
     engine: EngineId
@@ -203,61 +203,61 @@ class Observe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
-    """One of an engine's flags was learned."""
+    """The value of one of an engine's flags was learned."""
 
     engine: EngineId
-    name: str  # the field of its traits
+    name: str  # the field of `EngineTraits`
     value: float | bool
     how: Known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Poisoned:
-    """An engine says that it reused more than is possible: what its slot held is not to be used again."""
+    """An engine reports more reuse than is possible: the contents of its slot must not be used again."""
 
     request: RequestId
-    place: Place | None  # None: it could not be seen where it ran
+    place: Place | None  # None: we did not see in which slot the request ran
     why: Poison
-    cached: int  # tokens, as the engine says
-    possible: int
+    cached: int  # tokens that the engine reports as reused
+    possible: int  # tokens, the most that it can have reused
 
 
 class PoolAct(StrEnum):
-    """What was done about the KV buffer that all slots share. In metrics, `why` and tests alike."""
+    """What was done about the KV buffer that all slots share. The same in metrics, `why` and tests."""
 
     WAITED = "waited"  # a request was held back, because its cells did not fit
-    PARKED = "parked"  # an idle slot was emptied for one; a file or the RAM cache has what it held
-    ERASED = "erased"  # the same, and nothing has it
-    PURGED = "purged"  # the engine has emptied an idle slot by itself
-    RETRIED = "retried"  # a request failed for lack of cells, before its client had a byte, and went again
+    PARKED = "parked"  # an idle slot was emptied for a request; a file or the RAM cache has its contents
+    ERASED = "erased"  # an idle slot was emptied for a request; its contents are lost
+    PURGED = "purged"  # the engine emptied an idle slot by itself
+    RETRIED = "retried"  # a request failed for lack of cells before its first byte, and was sent again
     FAILED = "failed"  # a request failed for lack of cells
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pooled:
-    """Cells of a shared KV buffer were wanted for a request."""
+    """A request needed cells of a shared KV buffer."""
 
     request: RequestId
     engine: EngineId
     act: PoolAct
-    slot: int | None  # that it is about
-    cells: int  # that were missing, or that a slot gave up
+    slot: int | None  # the slot concerned
+    cells: int  # cells that were missing, or that a slot freed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What one request cost, from the engine's figures, once all of it is known."""
+    """The cost of one request, from the engine's figures. It is sent once all of them are known."""
 
     request: RequestId
     reason: Reason
     slot: int | None
-    usage: Usage | None  # None: the engine gave no figures
-    predicted: int | None  # what we said `usage.cached` would be
-    oracle: int | None  # tokens a perfect cache would have computed
-    exact: bool | None  # whether our count of prompt tokens was the engine's; None: no figure to compare
-    lost: Lost | None = None  # computed beyond the oracle
-    reused_seconds: float | None = None  # of prefill that the reused tokens would have taken
-    step_seconds: float = 0.0  # that it waited for restores, touches and steers
+    usage: Usage | None  # None: the engine reported no figures
+    predicted: int | None  # the value of `usage.cached` that we predicted
+    oracle: int | None  # tokens that a perfect cache would have computed
+    exact: bool | None  # whether we counted as many prompt tokens as the engine; None: it reported none
+    lost: Lost | None = None  # tokens computed beyond the oracle, and why
+    reused_seconds: float | None = None  # estimated prefill time of the reused tokens
+    step_seconds: float = 0.0  # time that the request waited for restores, touches and steers
     model: ModelName = NO_ROUTER
 
 
@@ -286,7 +286,7 @@ Effect = (
 
 
 # -- steps: what can be done to a slot before a request goes there, or in idle time ----------------------
-# A step is part of a plan; bound to its owner and its slot it is an effect (steps.py).
+# A step is part of a plan. Bound to its owner and its slot, it becomes an effect (steps.py).
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +298,7 @@ class Prefill:
 
     @property
     def parks(self) -> bool:
-        """Whether it only gives up a few tokens, so that the state behind them can be saved."""
+        """Whether the prefill only drops the last few tokens, so that the state before them can be saved."""
         return self.purpose is Purpose.BACK
 
 
@@ -318,7 +318,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Wipe:
-    """Empty the slot: the engine would go on from it where it must not (T9, T11)."""
+    """Empty the slot: otherwise the engine would reuse contents that it must not reuse (T9, T11)."""
 
 
 Step = Prefill | Keep | Load | Wipe

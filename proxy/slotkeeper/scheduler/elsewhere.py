@@ -1,7 +1,7 @@
-"""Whether it is worth asking a store that others write to for the state of a prompt.
+"""Decide whether to ask a shared store, which other sidecars write to, for the state of a prompt.
 
-What is found there enters the catalog as `SnapshotsChanged`, before the prompt's tokens are known to
-placement: from then on it is a snapshot of the cold tier like any other, and has its price.
+What is found there enters the catalog as `SnapshotsChanged` before placement learns the prompt's tokens. Then
+it is a snapshot of the cold tier like any other, and has its price.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.table import EngineTable
 from slotkeeper.scheduler.types import RequestId, SlotId, Tokens
 
-LEAST_SECONDS: Final = 1.0  # for asking: less says more about this moment than about the store
+LEAST_SECONDS: Final = 1.0  # for an answer: a shorter wait depends more on chance than on the store
 MOST_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """A state that would save more tokens of a prompt than what is here.
+    """A state that would save more tokens of a prompt than any state here.
 
-    `within`: seconds for which the request waits for an answer. That may take as long as computing what is
-    missing, so that asking in vain costs no more than half of the wait.
+    `within`: seconds for which the request waits for the store's answer. That is the time that computing the
+    missing tokens takes, so a search that finds nothing costs at most half of the wait.
     """
 
     traits: EngineTraits
     prompt: Tokens
-    here: int  # tokens that a slot or a file of ours has
+    here: int  # tokens that a slot or file of ours covers
     within: float
 
 
 def wanted_elsewhere(state: State, request: RequestId, prompt: Tokens) -> Iterator[Wanted]:
-    """One for each kind of engine that may serve the request, unless it has a place already."""
+    """Yield a state for each kind of engine that can serve the request; none if it has a place."""
     pending = state.requests.get(request)
     if pending is None or request not in state.queue:
         return

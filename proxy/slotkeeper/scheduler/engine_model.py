@@ -1,8 +1,7 @@
-"""What an engine can reuse: the facts about its model and flags, and where it has context checkpoints.
+"""What an engine can reuse: facts about its model and flags, and where it has context checkpoints.
 
-The engine does not report its checkpoints, so this mirrors engine.md section 3, which
-tells the two builds apart. A checkpoint at `at` holds the state after the first
-`at` tokens.
+The engine does not report its checkpoints, so this module mirrors engine.md section 3, which also has the
+differences between the two builds. A checkpoint at `at` holds the state after the first `at` tokens.
 """
 
 from __future__ import annotations
@@ -18,31 +17,31 @@ from slotkeeper.scheduler.types import UNKNOWN, Markers, Tokens
 
 
 class Memory(StrEnum):
-    """How a sequence's state can be cut."""
+    """Where the state of a sequence can be cut."""
 
     DENSE = "dense"  # a plain KV cache: at any token
     SWA = "swa"  # sliding window: near the end, else at a checkpoint
     HYBRID = "hybrid"  # attention and recurrent layers: only at the end or at a checkpoint
-    RECURRENT = "recurrent"  # recurrent layers only: the same
-    UNKNOWN = "unknown"  # not read: treated as hybrid, the careful choice
+    RECURRENT = "recurrent"  # recurrent layers only: like HYBRID
+    UNKNOWN = "unknown"  # not read: treated as HYBRID, which is the safe choice
 
 
 class Known(StrEnum):
-    """How the value of one of an engine's flags is known."""
+    """How we know the value of one of an engine's flags."""
 
-    DEFAULT = "default"  # not known: what a stock llama-server does
+    DEFAULT = "default"  # unknown: what a stock llama-server does
     FLAGS = "flags"  # from its command line
-    CANARY = "canary"  # tried out on an engine that was not used yet
-    BATCHES = "batches"  # by where it cut a prefill of ours into batches
-    KEPT = "kept"  # a checkpoint was used that another value would have thrown away
-    MISSED = "missed"  # a checkpoint was gone that this value explains
-    UNFOUND = "unfound"  # the RAM cache did not hold what it would otherwise have held
-    WIPED = "wiped"  # idle slots were emptied by a task in another
+    CANARY = "canary"  # tried out on an engine before its first use
+    BATCHES = "batches"  # from where it split a prefill of ours into batches
+    KEPT = "kept"  # it used a checkpoint that another value would have discarded
+    MISSED = "missed"  # a checkpoint was missing, which this value explains
+    UNFOUND = "unfound"  # the RAM cache lacked what it should have held
+    WIPED = "wiped"  # a task emptied idle slots
     FAILED = "failed"  # a request failed for lack of cells before its slot was full
-    HELD = "held"  # slots hold more together than one buffer has
+    HELD = "held"  # the slots together hold more than one buffer could
 
 
-FLAGS: Final[Mapping[str, str]] = MappingProxyType(  # fields that a flag decides, and /props does not show
+FLAGS: Final[Mapping[str, str]] = MappingProxyType(  # fields set by a flag that /props does not show
     {
         "swa_full": "--swa-full",
         "n_batch": "--batch-size",
@@ -59,22 +58,22 @@ FLAGS: Final[Mapping[str, str]] = MappingProxyType(  # fields that a flag decide
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """One flag."""
+    """One flag, its value, and how we know it."""
 
     flag: str
-    value: float | bool  # of --cache-ram and the like: whether it is on
+    value: float | bool  # for --cache-ram and similar flags: whether it is on
     how: Known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTraits:
-    """The facts of one engine. Defaults are those of a stock llama-server (engine.md 0, 11)."""
+    """The facts of one engine. The defaults are those of a stock llama-server (engine.md 0, 11)."""
 
     n_slots: int = 1
-    n_ctx: int = 0  # tokens per slot; 0 = not known
+    n_ctx: int = 0  # tokens per slot; 0: unknown
     memory: Memory = Memory.UNKNOWN
     n_swa: int = 0  # tokens of the sliding window
-    swa_full: bool = False  # --swa-full: SWA behaves like dense
+    swa_full: bool = False  # --swa-full: SWA behaves like DENSE
     n_batch: int = 2048
     n_ubatch: int = 512
     checkpoint_cap: int = 32  # --ctx-checkpoints
@@ -83,17 +82,17 @@ class EngineTraits:
     similarity: float = 0.1  # --slot-prompt-similarity
     ram_cache: bool = True  # --cache-ram is not 0
     idle_copy: bool = True  # --cache-idle-slots
-    pool_cells: int = 0  # of the buffer that --kv-unified shares, where a slot may not have all; 0 = n_ctx
+    pool_cells: int = 0  # size of the --kv-unified buffer, if one slot cannot use all of it; 0: n_ctx
     unified: bool = False  # --kv-unified: with idle_copy, a task wipes every other idle slot (T6)
     speculative: bool = False
     user_start: tuple[tuple[int, ...], ...] = ()  # token sequences that open a user message
-    markers: Markers = UNKNOWN  # what opens messages in its chat template
-    slot_files: bool = False  # slots can be saved to a folder that we read and write as well
-    state_version: int = 0  # of its slot files, which is what they fit into; 0 = none was seen
-    files_carry: bool | None = None  # whether its slot files carry checkpoints; None = not seen yet
-    token_bytes: int = 0  # of a token in a slot file, by the model's header; 0 = not known
-    fingerprint: str = ""  # of all that a slot file must fit; empty = not known, so no file is offered
-    # Of `FLAGS`, how those are known that are not taken to be the defaults.
+    markers: Markers = UNKNOWN  # what opens a message in its chat template
+    slot_files: bool = False  # slots can be saved to a folder that we can read and write
+    state_version: int = 0  # format of its slot files, which must match on restore; 0: no file seen yet
+    files_carry: bool | None = None  # whether its slot files contain checkpoints; None: not seen yet
+    token_bytes: int = 0  # size of one token in a slot file, by the model's header; 0: unknown
+    fingerprint: str = ""  # of all that a slot file must match; empty: unknown, so no file is offered
+    # How we know the fields in `FLAGS` that are not assumed to be defaults.
     knowledge: Mapping[str, Known] = field(default_factory=lambda: MappingProxyType({}), compare=False)
 
     @property
@@ -103,41 +102,41 @@ class EngineTraits:
 
     @property
     def files_only_extend(self) -> bool:
-        """Whether a slot file serves only prompts that extend it: it carries no checkpoint to cut it at."""
+        """Whether a slot file serves only prompts that extend it: it contains no checkpoint to cut it at."""
         return not self.cuttable and self.files_carry is False
 
     @property
     def snapshots(self) -> bool:
-        """Whether states can be kept in files and offered again."""
+        """Whether states can be saved to files and restored."""
         return self.slot_files and self.state_version > 0 and bool(self.fingerprint)
 
     def known(self, name: str) -> Known:
-        """How this field's value is known."""
+        """Return how the value of this field is known."""
         return self.knowledge.get(name, Known.DEFAULT)
 
     def told(self) -> tuple[Told, ...]:
-        """Every flag that decides something, as far as it is known."""
+        """Return every flag in `FLAGS` with its value and how we know it."""
         return tuple(
             Told(flag=flag, value=getattr(self, name), how=self.known(name)) for name, flag in FLAGS.items()
         )
 
     @property
     def guessed(self) -> bool:
-        """Whether the flags that decide about checkpoints were not read: evidence may correct them."""
+        """Whether the flags for checkpoints were not read, so that evidence may correct them."""
         return self.known("checkpoint_cap") is not Known.FLAGS
 
     @property
     def checkpoints_in_doubt(self) -> bool:
-        """Whether it needs checkpoints, and evidence may correct how many it keeps, and for how long."""
+        """Whether the engine needs checkpoints, and evidence may correct their number and lifetime."""
         return self.guessed and not self.cuttable
 
     @property
     def files_carry_drafts(self) -> bool:
-        """Whether a file's checkpoints bring a draft model's state back."""
+        """Whether the checkpoints in a file restore a draft model's state."""
         return self.speculative and bool(self.files_carry)
 
     def learned(self, how: Known, **values: Any) -> Self:
-        """The traits with these flags known. What was read from the command line stays."""
+        """Return the traits with these values. A flag that was read from the command line keeps its value."""
         open_to = {
             name: value
             for name, value in values.items()
@@ -146,26 +145,26 @@ class EngineTraits:
         return self.corrected(how, **open_to)
 
     def corrected(self, how: Known, **values: Any) -> Self:
-        """The traits with these values, whatever was believed before."""
+        """Return the traits with these values, whatever was known before."""
         knowledge = MappingProxyType({**self.knowledge, **dict.fromkeys(values, how)})
         return replace(self, **values, knowledge=knowledge)
 
 
-# -- context checkpoints: where it makes them, which it throws away --------------------------------------
+# -- context checkpoints: where the engine makes them, which ones it discards ----------------------------
 
-TAIL: Final = 4  # the engine cuts its last batch this many tokens before the prompt's end
-MOST: Final = 256  # in a list: more are not believed of any engine
-CELLS: Final = 256  # a sliding layer's cache is a multiple of so many cells
+TAIL: Final = 4  # the engine ends its last batch this many tokens before the prompt's end
+MOST: Final = 256  # checkpoints in one list; we assume that no engine keeps more
+CELLS: Final = 256  # the cache of a sliding-window layer is a multiple of this number of cells
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A place to which a sequence state can be cut back."""
+    """A place to which the state of a sequence can be cut back."""
 
     at: int  # tokens
-    task: int  # our count of tasks on this slot: thinning spares those of the running task
-    first: int = 0  # SWA: the first position that the slot's window still held when this was made
-    stale: bool = False  # its last token is another than the state's: from it answers are wrong (T11)
+    task: int  # our count of tasks in this slot: thinning spares the checkpoints of the running task
+    first: int = 0  # SWA: first position that the slot's window still held when the checkpoint was made
+    stale: bool = False  # its last token differs from the state's: answers computed from it are wrong (T11)
 
 
 def keeps_checkpoints(traits: EngineTraits) -> bool:
@@ -173,20 +172,20 @@ def keeps_checkpoints(traits: EngineTraits) -> bool:
 
 
 def checkpoints_last(traits: EngineTraits) -> bool:
-    """Whether they outlive the next task: older builds thin them at each one, unless told otherwise (T7)."""
+    """Whether checkpoints survive the next task. Older builds thin them at each task by default (T7)."""
     return keeps_checkpoints(traits) and not (traits.eager_thinning and traits.checkpoint_min_step > 0)
 
 
 def generous(traits: EngineTraits) -> EngineTraits:
-    """The traits of an engine that throws no checkpoint away."""
+    """Return the traits of an engine that discards no checkpoint."""
     return replace(traits, eager_thinning=False, checkpoint_min_step=0, checkpoint_cap=MOST)
 
 
 def survivors(checkpoints: Sequence[Checkpoint], reuse: int, traits: EngineTraits) -> tuple[Checkpoint, ...]:
-    """What is left after the slot was cut back to `reuse` tokens: pos_max (= at - 1) <= reuse.
+    """Return the checkpoints left after the slot was cut back to `reuse` tokens: pos_max (= at - 1) <= reuse.
 
-    One that is a token farther on survives, though that token is another now (T11). A window is not harmed:
-    its last token is computed again.
+    A checkpoint one token further on survives too, although its last token has changed (T11). With a sliding
+    window this does no harm, because the last token of a window is computed again.
     """
     left = (c for c in checkpoints if c.at - 1 <= reuse)
     if traits.memory is Memory.SWA:
@@ -197,9 +196,10 @@ def survivors(checkpoints: Sequence[Checkpoint], reuse: int, traits: EngineTrait
 def engine_goes_back_to(
     checkpoints: Sequence[Checkpoint], common: int, traits: EngineTraits
 ) -> Checkpoint | None:
-    """The checkpoint that the engine takes for a prompt that parts at `common`; None: it computes all of it.
+    """Return the checkpoint that the engine uses for a prompt that diverges at `common`.
 
-    It takes the last one of its list that will do, which is not always the one farthest on.
+    None: the engine computes the whole prompt. It uses the last usable one of its list, which is not always
+    the one with the most tokens.
     """
     if traits.memory is Memory.SWA:
         needed = common - traits.n_swa
@@ -210,16 +210,16 @@ def engine_goes_back_to(
 
 
 def newest_usable(checkpoints: Sequence[Checkpoint], common: int, traits: EngineTraits) -> int:
-    """Tokens the engine keeps when it must go back to a checkpoint at or below `common`; 0 if none."""
-    found = engine_goes_back_to(checkpoints, common, traits)
-    if found is None or found.stale:
+    """Return how many tokens the engine keeps if it goes back to a checkpoint for `common`; 0 if none."""
+    checkpoint = engine_goes_back_to(checkpoints, common, traits)
+    if checkpoint is None or checkpoint.stale:
         return 0
-    # The window's last token is computed again: one token less is kept.
-    return found.at - 1 if traits.memory is Memory.SWA else found.at
+    # With a sliding window, the last token is computed again, so one token less is kept.
+    return checkpoint.at - 1 if traits.memory is Memory.SWA else checkpoint.at
 
 
 def window_cells(traits: EngineTraits) -> int:
-    """Tokens that a sliding layer can hold: its window and one ubatch, rounded up."""
+    """Return how many tokens a sliding-window layer holds: the window and one ubatch, rounded up."""
     return -(-(traits.n_swa + traits.n_ubatch) // CELLS) * CELLS
 
 
@@ -233,7 +233,7 @@ def after_prefill(
     traits: EngineTraits,
     first: int = 0,
 ) -> tuple[Checkpoint, ...]:
-    """The list after a prompt of `end` tokens was evaluated from `reuse` on.
+    """Return the checkpoints after a prompt of `end` tokens was evaluated from `reuse` on.
 
     `first` is the first position that a sliding window holds before that.
     """
@@ -254,14 +254,14 @@ def after_prefill(
 
 
 def _far_enough(kept: Sequence[Checkpoint], at: int, traits: EngineTraits) -> bool:
-    """Whether a checkpoint there would keep the least distance from the last one."""
+    """Whether a checkpoint at `at` keeps the minimum distance from the last one."""
     return not kept or at > kept[-1].at + traits.checkpoint_min_step
 
 
 def _batch_end(
     kept: Sequence[Checkpoint], at: int, end: int, user_starts: Sequence[int], traits: EngineTraits
 ) -> int:
-    """Where the batch that begins at `at` ends: the next place at which the engine cuts."""
+    """Return where the batch that begins at `at` ends: at the next place where the engine splits."""
     stop = min(end, at + traits.n_batch)
     for cut in (end - TAIL - traits.n_ubatch, end - TAIL):
         if at < cut < stop:
@@ -277,13 +277,13 @@ def _batch_end(
 
 def _add(kept: list[Checkpoint], new: Checkpoint, traits: EngineTraits) -> None:
     _make_room(kept, new.task, traits)
-    if not traits.eager_thinning:  # newer builds replace the one at the same place
+    if not traits.eager_thinning:  # newer builds replace a checkpoint at the same place
         kept[:] = [c for c in kept if c.at != new.at]
     kept.append(new)
 
 
 def _make_room(kept: list[Checkpoint], task: int, traits: EngineTraits) -> None:
-    """Thin what stands too close (T7), then drop the oldest while the list is full."""
+    """Thin checkpoints that are too close (T7), then drop the oldest while the list is full."""
     if traits.eager_thinning or len(kept) + 1 >= traits.checkpoint_cap:
         index = 1
         while index < len(kept):
@@ -298,25 +298,26 @@ def _make_room(kept: list[Checkpoint], task: int, traits: EngineTraits) -> None:
         del kept[0]
 
 
-# -- tokens that make an engine do what it would not do otherwise ----------------------------------------
+# -- foreign tokens: they make an engine load, or keep a checkpoint --------------------------------------
 
 
 def foreign_token(prompt: Tokens) -> Tokens:
-    """One valid token that does not begin the prompt: the slot must look worthless to the engine."""
+    """Return one valid token that does not begin the prompt, so that the engine finds nothing to reuse."""
     first = prompt[0]
     return Tokens([next((token for token in prompt if token != first), first)])
 
 
 def marked(tokens: Tokens) -> Tokens:
-    """The same with foreign tokens behind, so that the engine keeps a checkpoint at their end.
+    """Return the tokens with foreign ones appended, so that the engine keeps a checkpoint at their end.
 
-    A prompt that continues there diverges from the foreign ones and rolls back to it and its drafts.
+    A prompt that continues from there diverges from the foreign tokens. The engine then goes back to that
+    checkpoint, which includes the draft state.
     """
     return tokens + Tokens([tokens[0]] * TAIL)
 
 
 def unmarked(tokens: Tokens) -> Tokens:
-    """Without the foreign tokens, where there are some."""
+    """Return the tokens without appended foreign ones."""
     bare = tokens.cut(0, max(0, len(tokens) - TAIL))
     return bare if bare and tokens == marked(bare) else tokens
 

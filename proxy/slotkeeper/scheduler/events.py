@@ -1,4 +1,4 @@
-"""What happens to us. Every event carries the time at which it happened; the scheduler has no clock."""
+"""Events: everything that the scheduler is informed of. Each carries its time; the scheduler has no clock."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from slotkeeper.scheduler.types import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotView:
-    """One slot in the engine's own listing (engine.md 1.7)."""
+    """One slot in the engine's own listing, GET /slots (engine.md 1.7)."""
 
     slot: SlotId
     busy: bool
-    task: int | None = None  # the last or the running task; None if the slot never ran one
-    speculative: bool = False  # a draft model or MTP works here
-    held: int | None = None  # tokens in the slot now; None if it never ran a task, also after a restore
+    task: int | None = None  # id of the running or last task; None if the slot never ran one
+    speculative: bool = False  # whether the slot uses a draft model or MTP
+    held: int | None = None  # tokens in the slot now; None if it has not run a task, also after a restore
 
 
 # -- events ----------------------------------------------------------------------------------------------
@@ -36,35 +36,33 @@ class SlotView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrived:
-    """A request that will take a slot. Its tokens follow in `Rendered`."""
+    """A request that will take a slot arrived. Its tokens follow in `Rendered`."""
 
     at: float
     request: RequestId
     client: ClientId
-    namespace: str = ""  # within which states are shared; empty: namespaces are off
-    model: ModelName = NO_ROUTER  # that must serve it
+    namespace: str = ""  # states are shared only within it; empty: namespaces are off
+    model: ModelName = NO_ROUTER  # the model that must serve the request
     pinnable: bool = True  # whether the route honours id_slot
     rendered: bool = True  # whether `Rendered` will follow
-    id_slot: int | None = None  # the client's own choice
-    copies: int = 1  # n: slots it takes
+    id_slot: int | None = None  # the slot that the client chose
+    copies: int = 1  # `n`: how many slots the request takes
     hash_chain: tuple[bytes, ...] = ()
-    rewritten: tuple[bytes, ...] | None = (
-        None  # its hash chain as rules would have it; None: they change nothing
-    )
-    moved: int = 0  # bytes: what rules put elsewhere, see `pending.Weighed`
-    most: int = 0  # tokens that it may have as rules would have it; 0: any number
-    brief: bool = False  # at most a hundred tokens: finding its prefix costs more than it saves
-    adapted: bool = False  # LoRA scales of its own
-    uncached: bool = False  # cache_prompt is false: the engine will compute all of it
-    generates: bool = True  # else nothing in its answer tells what was reused
-    action: bool = False  # no task, but a client's own save, restore or erasure of `id_slot`
-    resumable: bool = False  # X-Conversation-Id: the engine goes on after a disconnect
+    rewritten: tuple[bytes, ...] | None = None  # hash chain after the rules; None: they change nothing
+    moved: int = 0  # bytes that rules move elsewhere, see `pending.Weighed`
+    most: int = 0  # most tokens that the form after the rules may have; 0: any number
+    brief: bool = False  # at most about a hundred tokens: finding its prefix costs more than it saves
+    adapted: bool = False  # whether the request sets LoRA scales of its own
+    uncached: bool = False  # cache_prompt is false: the engine computes the whole prompt
+    generates: bool = True  # if not, nothing in the answer says how much was reused
+    action: bool = False  # not a task: the client's own save, restore or erase of `id_slot`
+    resumable: bool = False  # X-Conversation-Id: the engine continues after a disconnect
     bypass: bool = False
-    slotless: bool = False  # it takes no slot: it only needs its model to be loaded
-    kind: str = ""  # of client: the program and its user, whose answers are alike in length
-    answer_limit: int | None = None  # tokens that its answer may have, as its client says
-    size: int = 0  # bytes of its body
-    outgrown: bool = False  # it has failed for lack of cells once, see `kv_pool`
+    slotless: bool = False  # takes no slot: only needs its model to be loaded
+    kind: str = ""  # of client: the program and its user, whose answers have similar lengths
+    answer_limit: int | None = None  # most tokens of the answer, as set by the client
+    size: int = 0  # bytes of the body
+    outgrown: bool = False  # failed once already for lack of KV cells, see `kv_pool`
     hints: Hints = NO_HINTS
 
     @property
@@ -74,35 +72,35 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendered:
-    """The request's exact prompt, or None when it cannot be known."""
+    """The exact prompt of a request; None if it cannot be known."""
 
     at: float
     request: RequestId
     prompt: Tokens | None
     boundaries: tuple[Boundary, ...] = ()
-    rewritten: Tokens | None = None  # the prompt as rules would have it
+    rewritten: Tokens | None = None  # the prompt after the rules
     rewritten_boundaries: tuple[Boundary, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planted:
-    """A `Plant` effect ended. `computed` tokens were evaluated for it; None if it failed or was stopped."""
+    """A `Plant` ended. `computed`: tokens that the engine evaluated; None if it failed or was stopped."""
 
     at: float
     request: RequestId
     computed: int | None
-    wasted: int = 0  # where it failed: evaluated all the same
-    seconds: float | None = None  # that the engine took
+    wasted: int = 0  # tokens that were evaluated although it failed
+    seconds: float | None = None  # time that the engine reported
     stopped: bool = False  # by us: the engine keeps the batches that were done
-    cuts: tuple[int, ...] | None = None  # where batches ended, in tokens of the prompt; None: it did not say
+    cuts: tuple[int, ...] | None = None  # where batches ended, in tokens of the prompt; None: not reported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """A `Save` effect ended. `snapshot` is what was kept, None if it failed.
+    """A `Save` ended. `snapshot` is what was kept; None if nothing was.
 
-    `tokens` and `checkpoints` are what the slot held, by the engine's own file; the one that was kept may
-    have more of them, or fewer.
+    `tokens` and `checkpoints` are what the slot held, read from the engine's own file. The snapshot that was
+    kept may have more or fewer checkpoints.
     """
 
     at: float
@@ -110,14 +108,14 @@ class Saved:
     snapshot: Snapshot | None
     tokens: Tokens | None = None
     checkpoints: tuple[int, ...] = ()
-    seconds: float = 0.0  # that the engine took
-    lasting: bool = False  # where it failed: so would the next ones, for a while
-    written: bool = False  # by the engine, and no more than that yet: `Filed` will follow
+    seconds: float = 0.0  # time that the engine reported
+    lasting: bool = False  # if it failed: further saves would fail too, for a while
+    written: bool = False  # the engine wrote the file, which is not checked yet: `Filed` will follow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filed:
-    """What came of a file that its engine had written. `tokens` and `checkpoints` as in `Saved`."""
+    """A file that the engine had written was checked. `tokens` and `checkpoints` as in `Saved`."""
 
     at: float
     engine: EngineId
@@ -125,7 +123,7 @@ class Filed:
     snapshot: Snapshot | None
     tokens: Tokens | None = None
     checkpoints: tuple[int, ...] = ()
-    seconds: float = 0.0  # that the engine took
+    seconds: float = 0.0  # time that the engine reported
     lasting: bool = False
 
 
@@ -133,26 +131,26 @@ class Loading(StrEnum):
     """How a restore ended."""
 
     DONE = "done"
-    UNFIT = "unfit"  # the file is gone or damaged: the engine was not asked, the slot is as it was
-    REFUSED = "refused"  # by the engine, which has emptied the slot
-    LOST = "lost"  # no answer
+    UNFIT = "unfit"  # the file is missing or damaged: the engine was not asked, the slot is unchanged
+    REFUSED = "refused"  # the engine refused the file and emptied the slot
+    LOST = "lost"  # the engine did not answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """A `Restore` effect ended."""
+    """A `Restore` ended."""
 
     at: float
     request: RequestId
     outcome: Loading
-    checkpoints: bool = True  # whether those in the file came into memory
-    seconds: float = 0.0  # that the engine took
-    brought: float = 0.0  # seconds that the way from the cold tier took, or had taken when it was given up
+    checkpoints: bool = True  # whether the checkpoints in the file were loaded too
+    seconds: float = 0.0  # time that the engine reported
+    brought: float = 0.0  # seconds that the copy from the cold tier took, also if it was given up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Erased:
-    """An `Erase` effect ended."""
+    """An `Erase` ended."""
 
     at: float
     request: RequestId
@@ -161,7 +159,7 @@ class Erased:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotsChanged:
-    """Snapshots that were found, or whose tier has changed; `gone` are offered no more."""
+    """Snapshots were found or changed their tier. Those in `gone` must not be offered any more."""
 
     at: float
     snapshots: tuple[Snapshot, ...] = ()
@@ -175,14 +173,14 @@ class TimerFired:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closing:
-    """We are being stopped: whatever is worth it is saved now."""
+    """The sidecar is being stopped: slots that are worth it are saved now."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """The engine's first bytes of an answer: the task is in its slot."""
+    """The first bytes of the engine's answer arrived: the task is in its slot."""
 
     at: float
     request: RequestId
@@ -190,7 +188,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """The answer came to its end. Figures are the engine's own; None where it did not say."""
+    """The answer ended. The figures are the engine's own; None where it reported none."""
 
     at: float
     request: RequestId
@@ -198,12 +196,12 @@ class Finished:
     cached: int | None = None
     generated: int | None = None
     slot: int | None = None
-    prefill_seconds: float | None = None  # that the engine took for what it computed of the prompt
+    prefill_seconds: float | None = None  # time that the engine took to compute the new part of the prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acted:
-    """A client's own slot action ended. `left`: tokens that the slot holds now; None: it is as it was."""
+    """A client's own slot action ended. `left`: tokens in the slot now; None: the slot is unchanged."""
 
     at: float
     request: RequestId
@@ -212,7 +210,7 @@ class Acted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exceeded:
-    """The engine had no cells left for a request. `again`: it is sent again; `Gone` or `Finished` follows."""
+    """The engine lacked KV cells for a request. `again`: we send it again; `Gone` or `Finished` follows."""
 
     at: float
     request: RequestId
@@ -221,21 +219,22 @@ class Exceeded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gone:
-    """The client left, or the answer broke off: the engine may still be at work on it.
+    """The client disconnected, or the answer broke off. The engine may still be running the task.
 
-    How far it was by then, as it said last: so many tokens of the prompt, of which it had `cached` some.
+    `reached` and `cached` are from the engine's last progress report: tokens of the prompt that it had
+    processed, and how many of these were reused.
     """
 
     at: float
     request: RequestId
-    reached: int | None = None  # None: it did not say
+    reached: int | None = None  # None: no report
     cached: int = 0
-    planted: int = 0  # evaluated by a prefill of ours that was broken off as well
+    planted: int = 0  # tokens evaluated by a prefill of ours that was broken off too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyKnown:
-    """The ids of prompt and reply together, as the next turn will send them."""
+    """The token ids of prompt and reply together, as the next turn will send them."""
 
     at: float
     request: RequestId
@@ -244,7 +243,7 @@ class ReplyKnown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextKnown:
-    """What the next turn's prompt will begin with, as far as it is not its client's to write."""
+    """The beginning of the next turn's prompt, as far as it does not depend on what the client writes."""
 
     at: float
     request: RequestId
@@ -253,7 +252,7 @@ class NextKnown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """GET /slots, as the engine answered it; `asked` is when the question went out."""
+    """The engine answered GET /slots. `asked`: when the question was sent."""
 
     at: float
     asked: float
@@ -269,18 +268,18 @@ class ObserveFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineUp:
-    """An engine answers. `fresh`: its slots are empty and free; else that must be looked at first."""
+    """An engine answers. `fresh`: its slots are empty and free; otherwise they must be looked at first."""
 
     at: float
     engine: EngineId
     traits: EngineTraits
     fresh: bool = True
-    model: ModelName = NO_ROUTER  # that it serves
+    model: ModelName = NO_ROUTER  # the model that it serves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilesFound:
-    """The slot files of an engine that is up can be used now: these of its traits are new."""
+    """The slot files of a running engine have become usable. `traits` has the new facts about them."""
 
     at: float
     engine: EngineId
@@ -289,7 +288,7 @@ class FilesFound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLost:
-    """An engine is not there any more. `returns`: it has ended, or is being started again."""
+    """An engine is gone. `returns`: it exited or is being restarted, so it is expected back."""
 
     at: float
     engine: EngineId
@@ -298,7 +297,7 @@ class EngineLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainAsked:
-    """An engine's user takes it out of use, or puts it back. Answered by `Drained` once it is at rest."""
+    """An operator takes an engine out of use, or puts it back. Answered by `Drained` once it is at rest."""
 
     at: float
     engine: EngineId
@@ -307,7 +306,7 @@ class DrainAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginesNamed:
-    """All engines that there are from now on. Those that are gone must be at rest."""
+    """The complete list of engines from now on. An engine that is missing from it must be at rest."""
 
     at: float
     engines: tuple[EngineId, ...]
@@ -315,7 +314,7 @@ class EnginesNamed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFailed:
-    """An engine that is up failed at a request. `broken`: it gave no answer at all."""
+    """An engine that is up failed to serve a request. `broken`: it gave no answer at all."""
 
     at: float
     engine: EngineId
@@ -323,7 +322,7 @@ class RequestFailed:
 
 
 class ModelStatus(StrEnum):
-    """Of one model, as its router says."""
+    """The status of one model in its router."""
 
     UNLOADED = "unloaded"
     LOADING = "loading"
@@ -342,9 +341,9 @@ class ModelView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelsListed:
-    """Which models a router has. `most`: how many may be loaded at once; 0: as many as there are.
+    """The models of a router. `most`: how many may be loaded at once; 0: no limit.
 
-    Without any model the router does not answer.
+    An empty list means that the router does not answer.
     """
 
     at: float
@@ -355,11 +354,11 @@ class ModelsListed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapFailed:
-    """A `LoadModel` or an `UnloadModel` did not do what it should."""
+    """A `LoadModel` or an `UnloadModel` failed."""
 
     at: float
     engine: EngineId
-    broken: bool = False  # the model cannot be loaded, and the next try would cost another one its place
+    broken: bool = False  # the model cannot be loaded, and another try would unload another model for nothing
 
 
 Event = (

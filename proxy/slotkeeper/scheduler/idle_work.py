@@ -1,22 +1,23 @@
-"""What is to be done in idle time for a slot: one step at a time, decided again after each.
+"""Decide the next step of idle work in a slot. The decision is made again after each step.
 
-Newer builds write checkpoints into slot files: one file at the end can be cut wherever the slot could.
-Older builds do not (engine.md 2.6): there the end, the last prompt's end and every user message get a
-file each. The slot is cut back from one to the next, which costs a few tokens, and is then restored to its
-end. That must not be interrupted, so it is done in a longer rest. Only where no file has what stands before
-the first user message, which others will begin with too, is it done at once.
+Newer builds write checkpoints into slot files, so one file at the end can be cut wherever the slot could be.
+Older builds do not (engine.md 2.6). There the end, the last prompt's end and every user message get a file
+each. The slot is cut back from one place to the next, which costs a few tokens, and is then restored to its
+end. This must not be interrupted, so it is done after a longer pause. One cut is made at once: before the
+first user message, if no file has the tokens before it, because other conversations will begin with them too.
 
-A cut takes the checkpoints behind it, and a file brings none back. What lies in files already can be spared,
-but a question about a long document parts at its end, where no file is. So the restore step is computed where
-that costs less than the checkpoints are worth, and no cut is made that would give up more than it saves.
+A cut discards the checkpoints after it, and a file of these builds brings none back. Checkpoints in a part
+that files cover can be spared. But a question about a long document diverges at its end, where no file is. So
+the restore step is computed where that costs less than the checkpoints are worth, and a cut that would lose
+more than it saves is not made.
 
-With a draft model a file's own end restores without draft state; a checkpoint restores with it. So four
-foreign tokens are put behind the end first: that makes a checkpoint there, and the next prompt parts
-from them and goes back to it (engine.md 2.6).
+With a draft model, a restored file has no draft state at its own end, but has it at a checkpoint. So four
+foreign tokens are first put after the end. They make the engine keep a checkpoint there, and the next prompt
+diverges from them and goes back to it (engine.md 2.6).
 
-Older builds keep no draft state in files: a restored slot continues at once, but its drafts are bad until
-some thousand tokens were computed there (engine.md 2.6). So the latest conversations are restored from
-an earlier file, and the tail is computed before any request.
+Older builds keep no draft state in files. A restored slot continues at once, but its drafts are bad until
+some thousand tokens have been computed there (engine.md 2.6). So each of the latest conversations is restored
+from an earlier file, and its tail is computed before any request comes.
 """
 
 from __future__ import annotations
@@ -37,40 +38,40 @@ from slotkeeper.scheduler.steps import Chore
 from slotkeeper.scheduler.table import EngineTable
 from slotkeeper.scheduler.types import Tokens
 
-NEW: Final = 32  # tokens that are in no file yet, below which it is not saved again
-BOUNDARIES: Final = 8  # at most, of one slot
-COMPUTED: Final = 2048  # tokens at most for one of them, and with a draft model for the restore step
-ASKED: Final = 0.1  # how likely a prompt parts where the last user message begins, in it, or behind it
-EARLIER: Final = 0.02  # the same before that
+NEW: Final = 32  # tokens that are in no file, below which a slot is not saved again
+BOUNDARIES: Final = 8  # boundaries of one slot that get a file, at most
+COMPUTED: Final = 2048  # most tokens to compute for one of them, and for the restore step with a draft model
+ASKED: Final = 0.1  # chance that a prompt diverges at, inside or after the last user message
+EARLIER: Final = 0.02  # chance that it diverges before that
 
 
 def unsaved(contents: SlotContents, traits: EngineTraits, catalog: Catalog) -> bool:
-    """Whether enough of its end is in no file."""
+    """Whether enough tokens at the end of the slot are in no file."""
     return contents.total - catalog.covers(contents, traits) >= NEW
 
 
 def prefetch_plan(
     contents: SlotContents, table: EngineTable, catalog: Catalog
 ) -> tuple[Load | None, Prefill, int] | None:
-    """To what the next turn will begin with, and the tokens that it costs; None if the slot is there.
+    """Return the steps to what the next turn begins with, and the tokens to compute; None if already there.
 
-    From a file, where that leaves less to compute than the slot does.
+    The first step is a restore, if that leaves fewer tokens to compute than the slot does.
     """
     following = contents.following
     if following is None or contents.rough or contents.adapted or following == contents.tokens:
         return None
     here = reuse(contents, following, table.traits)
-    found = catalog.best(following, table.traits, lambda s: here + restore_price(table, s))
+    best = catalog.best(following, table.traits, lambda s: here + restore_price(table, s))
     goal = Prefill(following, Purpose.NEXT)
-    if found:
-        return Load(found[0]), goal, len(following) - found[1]
+    if best:
+        return Load(best[0]), goal, len(following) - best[1]
     return None, goal, len(following) - here
 
 
 def way_back(contents: SlotContents, table: EngineTable, catalog: Catalog) -> Prefill | None:
-    """To where its next turn will go on, if that is not its end and no file has it.
+    """Return the cut back to where the next turn continues; None if that is the end, or if a file has it.
 
-    Not while it may yet be learned how that begins.
+    None also while the beginning of the next turn may still become known.
     """
     end = goes_on_from(contents, table.traits)
     unfit = contents.rough or contents.adapted or not contents.foreseen
@@ -83,7 +84,10 @@ def way_back(contents: SlotContents, table: EngineTable, catalog: Catalog) -> Pr
 def parking_step(
     contents: SlotContents, table: EngineTable, catalog: Catalog, now: float, *, most_bytes: int
 ) -> Step | None:
-    """What saves a state that is about to go; None: it is in files, has no room, or is not worth it."""
+    """Return the step that saves a state before it is overwritten.
+
+    None if files have the state, if there is no room for it, or if it is not worth a file.
+    """
     if not table.may_save(now) or table.rates.size_of(contents.total) > most_bytes:
         return None
     if parked_price(table, contents, now) >= blind_price(table, contents, catalog, now):
@@ -96,27 +100,27 @@ def parking_step(
 
 
 def emptying_step(table: EngineTable, prompt: Tokens, now: float) -> Step:
-    """What makes a slot give up its cells, for this prompt in another one."""
+    """Return the step that makes a slot free its cells, for this prompt in another slot."""
     if table.may_wipe(now) and not wipes(table.traits):
         return Wipe()
     return Prefill(foreign_token(prompt or Tokens([0])), Purpose.EMPTY)
 
 
 def kept_elsewhere(contents: SlotContents, table: EngineTable, catalog: Catalog, step: Step) -> bool:
-    """Whether a file has most of what such a step takes from a slot, or the RAM cache will."""
+    """Whether a file has most of what such a step removes from a slot, or the RAM cache will have it."""
     in_files = table.traits.snapshots and not unsaved(contents, table.traits, catalog)
     return in_files or (isinstance(step, Prefill) and table.traits.ram_cache)
 
 
 def done(contents: SlotContents, table: EngineTable, catalog: Catalog) -> bool:
-    """Whether nothing is to be computed ahead, nor to be saved of it."""
+    """Whether nothing is left to prefetch or to save in this slot."""
     return not prefetch_plan(contents, table, catalog) and not first_step(
         contents, table, catalog, rested=True
     )
 
 
 def first_step(contents: SlotContents, table: EngineTable, catalog: Catalog, *, rested: bool) -> Step | None:
-    """None where enough of it is in files already, or where it is not worth one."""
+    """Return the first step to save a slot; None if files have enough of it, or if it is not worth a file."""
     if not table.traits.snapshots or contents.total < WORTH_A_FILE or contents.rough or contents.adapted:
         return None
     if unsaved(contents, table.traits, catalog):
@@ -125,11 +129,11 @@ def first_step(contents: SlotContents, table: EngineTable, catalog: Catalog, *, 
 
 
 def next_step(chore: Chore, catalog: Catalog, *, rested: bool) -> Step | None:
-    """After a step that went well; None when all is saved and the slot is at its end again."""
+    """Return the step after a successful one; None if all is saved and the slot is at its end again."""
     contents, home = chore.contents, chore.home
     if contents is None or home is None:
         return None
-    if contents.total == home.total and home.opaque:  # the file has told the ids that we did not know
+    if contents.total == home.total and home.opaque:  # the file showed the unknown token ids
         home = chore.home = contents
     if isinstance(chore.step, Prefill) and chore.step.purpose is not Purpose.HOME:
         return Keep(SaveMoment.PAUSE)
@@ -144,13 +148,13 @@ def next_step(chore: Chore, catalog: Catalog, *, rested: bool) -> Step | None:
 def _next_file(
     contents: SlotContents, home: SlotContents, table: EngineTable, catalog: Catalog, *, rested: bool
 ) -> Step | None:
-    """After a save: to where another file is to be made; None where there are enough."""
+    """Return the step to the place of the next file, after a save; None if there are enough files."""
     mark = _mark(contents, table.traits) if contents is home else None
     return mark or _next_cut(contents, home, table, catalog, rested=rested)
 
 
 def restore_step(chore: Chore, catalog: Catalog) -> Step | None:
-    """Back to where the slot was; None where it is there, nothing leads there, or the slot is lost anyway."""
+    """Return the step back to where the slot was; None if it is there, cannot get there, or will be lost."""
     contents, home = chore.contents, chore.home
     if contents is None or home is None or contents.total >= home.total:
         return None
@@ -162,7 +166,7 @@ def restore_step(chore: Chore, catalog: Catalog) -> Step | None:
 def _next_cut(
     contents: SlotContents, home: SlotContents, table: EngineTable, catalog: Catalog, *, rested: bool
 ) -> Step | None:
-    """Back to the next boundary of which there is no file, but never where nothing leads home from."""
+    """Return the cut back to the next boundary without a file; None if the slot could not be restored."""
     traits = table.traits
     cuts = [cut for cut in _unsaved_cuts(home, traits, catalog) if _near(cut, contents, home, traits)]
     if not cuts or not _way_home(contents, home, table, catalog):
@@ -176,7 +180,7 @@ def _next_cut(
 
 
 def _opens(cut: int, home: SlotContents, traits: EngineTraits, catalog: Catalog) -> bool:
-    """Whether a user message begins there, and no file has anything of what stands before it."""
+    """Whether a user message begins there and no file has any of the tokens before it."""
     first = home.tokens.cut(0, cut)
     return cut - 1 in user_starts(home.tokens, traits) and not catalog.covered(first, traits)
 
@@ -190,14 +194,14 @@ def _worth_it(
     *,
     cuts: Sequence[int],
 ) -> bool:
-    """Whether a file there saves no less than the restore step costs, and than lost checkpoints would."""
+    """Whether a file there saves at least what the restore step and the lost checkpoints cost."""
     traits = table.traits
     left = tuple(c for c in contents.checkpoints if c.at < cut)
     there = replace(contents, tokens=home.tokens.cut(0, cut), opaque=0, checkpoints=left)
     stays = isinstance(_way_home(there, home, table, catalog), Prefill)
     if stays and home.total - cut > cut - catalog.covered(there.tokens, traits):
         return False
-    end = home.total - (NEW if home.sure else 0)  # where the next turn is known, it parts nowhere near
+    end = home.total - (NEW if home.sure else 0)  # a known next turn does not diverge near the end
     lost = [c.at for c in contents.checkpoints if c.at < end and not (stays and c in left)]
     return _worth(lost, home, traits, catalog, cuts) <= _worth([cut - 1], home, traits, catalog)
 
@@ -209,7 +213,7 @@ def _worth(
     catalog: Catalog,
     cuts: Sequence[int] = (),
 ) -> float:
-    """Tokens that the best of these checkpoints will save, where no file does, nor one made at `cuts`."""
+    """Return the tokens that the best of these checkpoints saves beyond all files and those at `cuts`."""
     asked = max(user_starts(home.tokens, traits), default=0)
     most = 0.0
     for at in sorted(checkpoints, reverse=True):
@@ -222,14 +226,14 @@ def _worth(
 
 
 def _near(cut: int, contents: SlotContents, home: SlotContents, traits: EngineTraits) -> bool:
-    """Whether the slot can be cut there, and restored to its end, for few tokens."""
+    """Whether the slot can be cut there, and restored to its end, by computing few tokens."""
     if cut >= contents.total or cut - reuse(contents, home.tokens.cut(0, cut), traits) > COMPUTED:
         return False
     return not traits.speculative or home.total - cut <= COMPUTED
 
 
 def _mark(contents: SlotContents, traits: EngineTraits) -> Step | None:
-    """Foreign tokens behind the end, so that a file made then carries the draft state there."""
+    """Return a prefill of foreign tokens after the end, so that the next file has the draft state there."""
     if not traits.files_carry_drafts or contents.opaque:
         return None
     if any(c.at == contents.total for c in contents.checkpoints) or len(contents.tokens) < WORTH_A_FILE:
@@ -238,16 +242,17 @@ def _mark(contents: SlotContents, traits: EngineTraits) -> Step | None:
 
 
 def _unsaved_cuts(contents: SlotContents, traits: EngineTraits, catalog: Catalog) -> Iterator[int]:
-    """Where the slot can be cut and no file is, longest first: tokens, one more than its checkpoint.
+    """Yield the places where the slot can be cut and no file is, longest first, in tokens.
 
-    Also where the last user message begins, if its checkpoint has gone: engines that thin theirs out
-    lose it to what was computed ahead, and it is where an edit will part.
+    Each is one more than its checkpoint. The beginning of the last user message is included even if its
+    checkpoint is gone: engines that thin out checkpoints lose it to a prefetch, and an edit will diverge
+    there.
     """
     if not traits.files_only_extend:
         return
     starts = user_starts(contents.tokens, traits)
     kept = {c.at for c in contents.checkpoints}
-    # Where the next turn is known to extend all of it, no prompt needs the end of the last one.
+    # If the next turn is known to extend the whole slot, no prompt needs the end of the last one.
     last = 0 if contents.sure else max(kept, default=0)
     end = len(contents.tokens) - (NEW if contents.sure else 0)
     asked = max((at for at in starts if at < end), default=0)
@@ -260,10 +265,11 @@ def _unsaved_cuts(contents: SlotContents, traits: EngineTraits, catalog: Catalog
 def _way_home(
     contents: SlotContents, home: SlotContents, table: EngineTable, catalog: Catalog
 ) -> Step | None:
-    """From its own file; with a draft model by computing it, since a file would leave the drafts bad.
+    """Return the step back to the slot's end: a restore of its file, or a prefill.
 
-    It is computed, too, where that costs less than a file and the checkpoints that are lost with one. The
-    file may end a few tokens before: they were computed ahead since.
+    With a draft model it is a prefill, because after a restore the drafts would be bad. It is also a prefill
+    if that costs less than the restore and the checkpoints that a restore loses. The file may end a few
+    tokens earlier, if these were prefetched after it was written.
     """
     if home.opaque:
         return None
@@ -281,18 +287,21 @@ def _way_home(
     return Load(best[0])
 
 
-# -- slots of an engine that has just started are warmed -------------------------------------------------
+# -- warm the slots of an engine that has just started ---------------------------------------------------
 
-# Tokens. So many bring two thirds of the lost drafts back, the rest costs the whole prompt (engine.md 2.6).
+# Tokens. They bring two thirds of the lost drafts back; the rest costs the whole prompt (engine.md 2.6).
 TAIL: Final = 2000
-RECENT: Final = 3600.0  # seconds: who was away for longer will hardly come back just now
+RECENT: Final = 3600.0  # seconds: a client that was away for longer will hardly return just now
 
 
 def coldest(table: EngineTable, catalog: Catalog, now: float) -> Snapshot | None:
-    """The end of the latest conversation that no slot holds; of those that one holds none is asked again."""
+    """Return the end of the latest conversation that no slot holds.
+
+    Files that slots hold are not checked again.
+    """
     fresh = [snapshot for snapshot in catalog if _fit_to_warm(snapshot, table, now)]
     contents = [h.tokens for h in table.shadow.slots if h]
-    if len(table.warmed) > len(catalog):  # files that are gone
+    if len(table.warmed) > len(catalog):  # some of its files are gone
         table.warmed.intersection_update([s.id for s in catalog])
     for snapshot in sorted(fresh, key=lambda s: (s.used, len(s.tokens)), reverse=True):
         if not any(tokens.lcp(snapshot.tokens) * 2 > len(snapshot.tokens) for tokens in contents):
@@ -302,42 +311,45 @@ def coldest(table: EngineTable, catalog: Catalog, now: float) -> Snapshot | None
 
 
 def _fit_to_warm(snapshot: Snapshot, table: EngineTable, now: float) -> bool:
-    """Whether an empty slot may be warmed with this file: it fits, is recent, and was not looked at yet."""
+    """Whether a file can warm an empty slot: it fits the engine, is recent, and was not tried yet."""
     fits = snapshot.fingerprint == table.traits.fingerprint
     return fits and now - snapshot.used < RECENT and snapshot.id not in table.warmed
 
 
 def _whole(latest: Snapshot, fresh: Sequence[Snapshot]) -> Snapshot:
-    """The end of its conversation: cuts are saved a moment after that, and are prefixes of it."""
+    """Return the end of the conversation: its cuts are saved a moment later, and are prefixes of the end."""
     same = (s for s in fresh if s.tokens.lcp(latest.tokens) == len(latest.tokens))
     return max(same, key=lambda s: len(s.tokens))
 
 
 def warming_step(end: Snapshot, catalog: Catalog, table: EngineTable) -> Step | None:
-    """From the longest file that leaves a tail; a short conversation is computed whole. None: too long."""
+    """Return a restore of the longest file that leaves a tail, or a prefill of a short conversation.
+
+    None if there is no such file and the conversation is too long to compute.
+    """
     for tail in (TAIL, TAIL // 2):
         early = end.tokens.cut(0, max(0, len(end.tokens) - tail + 1))
-        found = catalog.best(early, table.traits, lambda _: 0.0)
-        if found and len(found[0].tokens) == found[1]:
-            return Load(found[0])
+        best = catalog.best(early, table.traits, lambda _: 0.0)
+        if best and len(best[0].tokens) == best[1]:
+            return Load(best[0])
         if len(end.tokens) <= 2 * tail:
             return Prefill(end.tokens, Purpose.DRAFT)
     return None
 
 
-# -- when -------------------------------------------------------------------------------------------------
+# -- when ------------------------------------------------------------------------------------------------
 
-SHARE: Final = 20.0  # a pause lasts so many times as long as the save will, because that stalls every slot
-CROWD_SHARE: Final = 2.0  # the same where another conversation will have the slot soon: it is saved anyway
-LONGEST: Final = 60.0  # seconds: then it is saved even if others are at work
-CUTS: Final = 8.0  # times as long a pause, before a slot is cut back so that its boundaries can be saved
+SHARE: Final = 20.0  # a pause must be this many times as long as the save, because a save stalls every slot
+CROWD_SHARE: Final = 2.0  # the same while crowded: the slot will soon be taken, and saved anyway
+LONGEST: Final = 60.0  # seconds after which a slot is saved even if other requests run
+CUTS: Final = 8.0  # the pause before a slot is cut back to save its boundaries is this many times as long
 
 
 def pause(state: State, table: EngineTable, contents: SlotContents, now: float) -> float:
-    """How long it has to pause before it is saved.
+    """Return the seconds that a conversation must pause before its slot is saved.
 
-    In a crowd a pause may not come before the slot is overwritten, so a quick save is not put off. A slow one
-    would hold up all slots for what may be parked anyway.
+    While the engine is crowded, the slot may be overwritten before a pause comes, so a quick save is not put
+    off. A slow save would delay all slots for a state that may be saved later anyway, when it is parked.
     """
     seconds = table.rates.save_seconds(contents.total)
     hurried = CROWD_SHARE * seconds
@@ -347,14 +359,15 @@ def pause(state: State, table: EngineTable, contents: SlotContents, now: float) 
 
 
 def patience(state: State, table: EngineTable, contents: SlotContents, now: float) -> float:
-    """How long it has to pause before the next turn is computed ahead."""
+    """Return the seconds that a conversation must pause before its next turn is prefetched."""
     return min(state.limits.pause, pause(state, table, contents, now))
 
 
 def rest_until(state: State, table: EngineTable, contents: SlotContents) -> float:
-    """When a slot that is saved may be cut: that takes its checkpoints, so it must not be interrupted.
+    """Return when a saved slot may be cut. A cut discards its checkpoints, so it must not be interrupted.
 
-    Not in a crowd: the restore step could take long, and another conversation would have the slot by then.
+    Not while the engine is crowded: the restore step could take long, and another conversation would take the
+    slot meanwhile.
     """
     usual = max(state.limits.pause, SHARE * table.rates.save_seconds(contents.total))
     rested = contents.used + min(LONGEST, CUTS * usual)

@@ -1,19 +1,22 @@
-"""One KV buffer for all slots: which request may have how many of its cells.
+"""One KV buffer for all slots: which request may use how many of its cells.
 
-With a unified buffer (`--kv-unified`, and a llama-server without `-np`) the context of `n_ctx` tokens is
-shared by all slots. A slot takes prompt + generated - 1 cells, and equal prefixes count twice. The engine
-refuses nothing at admission: where cells run out it empties idle slots, the lowest first and unsaved, and
-where none is idle, all running requests fail together (engine.md 14). So, before a request goes out:
+With a unified buffer (`--kv-unified`, and a llama-server without `-np`), all slots share the context of
+`n_ctx` tokens. A slot takes prompt + generated - 1 cells, and equal prefixes count twice. The engine refuses
+nothing at admission. If cells run out, it empties idle slots without saving them, the lowest first. If no
+slot is idle, all running requests fail together (engine.md 14). So, before a request is sent:
 
-1. Its prompt and the answer that is expected of it must fit beside what other slots hold or were promised.
-2. If they would where idle slots were empty, the cheapest of these are saved, where that pays, and emptied.
-3. Else it waits in our queue until answers have ended; after `arrivals.PASSES` others nothing goes first.
-4. A prompt that fits into no slot goes on: the engine refuses it and loses nothing.
+1. Its prompt and its expected answer must fit beside what the other slots hold or were promised.
+2. If they would fit with empty idle slots, the cheapest of these slots are emptied, and saved first if that
+   pays.
+3. Otherwise the request waits in our queue until answers have ended. After `arrivals.PASSES` other requests
+   have overtaken it, no further one may.
+4. A prompt that fits into no slot is sent: the engine refuses it, and nothing is lost.
 
-How long an answer will be is not known. `Outputs` has a bound that is rarely wrong. Where it was, the engine
-may still fail requests: those of which no byte went out go once more, with all that they may need.
+The length of an answer is unknown. `Outputs` estimates a bound that is rarely exceeded. If it is exceeded,
+the engine may still fail requests. Those of which no byte was sent to a client are sent once more, with room
+for the longest possible answer.
 
-An engine counts as unified only where that was read or seen, never where it is only likely.
+An engine counts as unified only if that was read or observed, never because it is likely.
 """
 
 from __future__ import annotations
@@ -36,33 +39,33 @@ from slotkeeper.scheduler.types import RequestId, SlotId, Tokens
 if TYPE_CHECKING:
     from slotkeeper.scheduler.state import State
 
-EMPTIED: Final = 1  # token that may be left in a slot without erasures; the engine takes its cell if it must
-DRAFTED: Final = 64  # cells that drafts of one answer may take beside it
-BYTES_PER_TOKEN: Final = 2  # of a body, at least: only where the tokens are not known yet
+EMPTIED: Final = 1  # token that may remain in a slot that cannot be erased; the engine can free its cell
+DRAFTED: Final = 64  # additional cells that the drafts of one answer may take
+BYTES_PER_TOKEN: Final = 2  # of a body, at least: used only while the tokens are unknown
 
-# How long an answer is, while nothing was learned of its client and it names no limit.
+# Tokens expected of an answer if nothing is known of its client and the client sets no limit.
 UNKNOWN_OUTPUT: Final = 1024
-LEARNED_FROM: Final = 8  # answers of one kind of client, before they count more than its own limit
-REMEMBERED: Final = 64  # of each
-KINDS: Final = 256
-# Beyond the longest of these. A client's limit is a bound and no forecast: agents send 32,000 and take some
-# hundred, so that two of them would never run beside one another.
+LEARNED_FROM: Final = 8  # answers of one kind of client after which they count more than its own limit
+REMEMBERED: Final = 64  # answers of each kind
+KINDS: Final = 256  # of clients; the oldest are forgotten
+# Factor on the longest of these answers. A client's limit is a bound and not a forecast: agents ask for
+# 32,000 tokens and use some hundred, so by their limits two of them could never run side by side.
 MARGIN: Final = 4
 LEAST_OUTPUT: Final = 1024
 TOLD_MARGIN: Final = 2  # times what a client says of this very answer, which is a forecast as well
 
 
 def cells_of(traits: EngineTraits) -> int:
-    """Cells of the buffer that all slots share; 0 where each has its own, or where that is not sure."""
+    """Return the cells of the buffer that all slots share; 0 if there is none, or if that is uncertain."""
     sure = traits.known("unified") is not Known.DEFAULT
     shared = traits.unified and sure and traits.n_slots > 1
-    # A recurrent state takes one cell for its sequence, however long that is.
+    # A recurrent state takes one cell, whatever the length of its sequence.
     return traits.pool_cells or traits.n_ctx if shared and traits.memory is not Memory.RECURRENT else 0
 
 
 @dataclass(slots=True)
 class Outputs:
-    """How long answers were, by kind of client."""
+    """The lengths of answers, by kind of client."""
 
     _seen: OrderedDict[str, deque[int]] = field(default_factory=OrderedDict)
 
@@ -77,9 +80,9 @@ class Outputs:
             self._seen.popitem(last=False)
 
     def expected(self, request: Arrived, room: int) -> int:
-        """Tokens that its answer will hardly exceed, of `room` at most."""
+        """Return the tokens that an answer will hardly exceed; at most `room`."""
         limit = room if request.answer_limit is None else min(request.answer_limit, room)
-        if request.outgrown:  # it was wrong before
+        if request.outgrown:  # the estimate was too low before
             return limit
         if request.hints.output is not None:  # as its client expects, which is no limit
             return min(limit, TOLD_MARGIN * request.hints.output)
@@ -93,7 +96,7 @@ class Outputs:
 
 
 def need(state: State, pending: Pending, table: EngineTable) -> int:
-    """Cells that a request will take at most, as far as that can be said; 0: the engine will refuse it."""
+    """Return the most cells that a request is expected to take; 0: the engine will refuse it."""
     pool, most, request = cells_of(table.traits), table.traits.n_ctx, pending.arrived
     prompt = _prompt_tokens(pending, table)
     if prompt >= most:
@@ -104,7 +107,10 @@ def need(state: State, pending: Pending, table: EngineTable) -> int:
 
 
 def _prompt_tokens(pending: Pending, table: EngineTable) -> int:
-    """As far as known; where that is never known, the slot's fair share, or what its body can hold."""
+    """Return the tokens of the prompt, or an upper bound while they are unknown.
+
+    If they will never be known, the bound is also limited to the slot's fair share of the context.
+    """
     if pending.prompt is not None:
         return len(pending.prompt)
     least = pending.arrived.size // BYTES_PER_TOKEN
@@ -114,7 +120,7 @@ def _prompt_tokens(pending: Pending, table: EngineTable) -> int:
 
 
 def taken(state: State, table: EngineTable, slot: SlotId) -> int:
-    """Cells that a slot holds, or was promised."""
+    """Return the cells that a slot holds or was promised."""
     contents, what = table.shadow.slots[slot], table.states[slot]
     held = contents.total if contents else 0
     if what is SlotState.IDLE:
@@ -126,14 +132,14 @@ def taken(state: State, table: EngineTable, slot: SlotId) -> int:
     promised = table.promised.get(slot, 0)
     pending = state.requests.get(owner) if owner is not None else None
     if pending is not None and pending.stage is Stage.RUNNING:
-        return max(promised, need(state, pending, table))  # what lay there before is gone
+        return max(promised, need(state, pending, table))  # its previous contents are gone
     if what is SlotState.FOREIGN:
         return max(held, promised, table.traits.n_ctx // table.traits.n_slots)
     return max(held, promised)
 
 
 def wipes(traits: EngineTraits) -> bool:
-    """Whether each task moves all idle slots to the RAM cache (engine.md T6): they take no cells then."""
+    """Whether each task moves all idle slots to the RAM cache, so that they hold no cells (engine.md T6)."""
     return traits.unified and traits.ram_cache and traits.idle_copy
 
 
@@ -148,7 +154,7 @@ def _step_takes(step: object) -> int:
 
 
 def _adrift(state: State, table: EngineTable) -> int:
-    """Cells of requests whose slots are not known."""
+    """Return the cells of requests whose slots are unknown."""
     sent = (state.requests.get(request) for request in table.unsettled)
     share = table.traits.n_ctx // table.traits.n_slots
     unseen = sum(share if orphan.total is None else orphan.total for orphan in table.orphans)
@@ -156,14 +162,14 @@ def _adrift(state: State, table: EngineTable) -> int:
 
 
 def in_use(state: State, table: EngineTable, *, but: SlotId | None = None, idle: bool = True) -> int:
-    """Cells that are taken or promised, less those of one slot, and without `idle` of all idle ones."""
+    """Return the cells held or promised, without those of slot `but`. `idle`: whether idle slots count."""
     counted = [slot for slot in range(len(table.states)) if idle or table.states[slot] is not SlotState.IDLE]
     slots = (SlotId(slot) for slot in counted if slot != but)
     return _adrift(state, table) + sum(taken(state, table, slot) for slot in slots)
 
 
 def has_room(state: State, table: EngineTable, slot: SlotId, tokens: int) -> bool:
-    """Whether idle work may fill a slot so far without pushing anything out."""
+    """Whether idle work may put this many tokens into a slot without displacing anything."""
     pool = cells_of(table.traits)
     return not pool or in_use(state, table, but=slot) + tokens <= pool
 
@@ -173,14 +179,14 @@ def has_room(state: State, table: EngineTable, slot: SlotId, tokens: int) -> boo
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """Why a request cannot go out now."""
+    """Why a request cannot be sent now."""
 
-    cells: int  # that are missing; 0: it waits for something else
-    victims: tuple[SlotId, ...]  # idle slots that must be emptied for it; none: others have to end first
+    cells: int  # cells that are missing; 0: it waits for another reason
+    victims: tuple[SlotId, ...]  # idle slots that must be emptied; none: running requests have to end first
 
 
 def shortage(state: State, pending: Pending, plan: Plan, now: float) -> Shortage | None:
-    """What keeps a request from the place that was found for it; None where it may go there."""
+    """Return what keeps a request from the chosen place; None if it may go there."""
     table, request = plan.table, pending.arrived
     pool = cells_of(table.traits)
     if not pool or request.action or plan.clears:
@@ -194,12 +200,12 @@ def shortage(state: State, pending: Pending, plan: Plan, now: float) -> Shortage
     if lacking <= 0:
         return None
     if not pending.rendered and not request.brief:
-        return Shortage(0, ())  # perhaps not: its tokens are being counted
+        return Shortage(0, ())  # it may fit: its tokens are still being counted
     return _made_up(state, plan, lacking, now)
 
 
 def _made_up(state: State, plan: Plan, lacking: int, now: float) -> Shortage | None:
-    """How so many cells can be had; None where the engine will see to it."""
+    """Return how the missing cells can be obtained; None if the engine does it by itself."""
     table = plan.table
     if not table.may_wipe(now) and now < table.no_touch_until:  # the engine empties them itself
         lacking -= sum(taken(state, table, slot) for slot in table.idle if slot != plan.slot)
@@ -211,10 +217,10 @@ def _made_up(state: State, plan: Plan, lacking: int, now: float) -> Shortage | N
 
 
 def _takes_in_all(state: State, plan: Plan, wanted: int) -> int:
-    """Cells that are taken at its end, or when a state is loaded for it, if these are more.
+    """Return the cells in use when the request ends, or while a state is loaded for it, whichever is more.
 
-    Where each task wipes the idle slots, that comes after what the engine loads from its RAM cache for it,
-    and before what comes after a touch.
+    On an engine where each task wipes the idle slots, it does so after it loads a state from its RAM cache
+    for the task, but a touch makes it wipe them before.
     """
     table, reuse_plan = plan.table, plan.reuse_plan
     loads = max(map(_step_takes, plan.steps), default=0)
@@ -228,9 +234,10 @@ def _takes_in_all(state: State, plan: Plan, wanted: int) -> int:
 
 
 def _beginning(state: State, table: EngineTable, *, but: SlotId | None) -> bool:
-    """Whether a task is on its way that will empty all slots which the engine thinks idle.
+    """Whether a task is on its way that will empty all slots that the engine considers idle.
 
-    One that was sent, or into which a file was restored, is idle for the engine until its task begins.
+    A slot to which a request was sent, or into which a file was restored, is idle for the engine until its
+    task begins.
     """
     chores = (state.chores.get(owner) for owner in table.owners if owner is not None)
     computes = any(isinstance(chore.step, Prefill | Load) for chore in chores if chore)
@@ -240,7 +247,7 @@ def _beginning(state: State, table: EngineTable, *, but: SlotId | None) -> bool:
 def _victims(
     state: State, table: EngineTable, lacking: int, *, but: SlotId | None, now: float
 ) -> tuple[SlotId, ...]:
-    """The idle slots that cost least for their cells; none where all of them would not be enough."""
+    """Return the idle slots that are cheapest for their cells; none if all together do not suffice."""
     sizes = {slot: size for slot in table.idle if slot != but and (size := taken(state, table, slot))}
     if lacking <= 0 or sum(sizes.values()) < lacking:
         return ()
@@ -251,14 +258,14 @@ def _victims(
             chosen.append(slot)
             lacking -= sizes[slot]
     for slot in sorted(chosen, key=lambda slot: prices[slot], reverse=True):
-        if lacking + sizes[slot] <= 0:  # the last one was so large that others can stay
+        if lacking + sizes[slot] <= 0:  # the last one was so large that this one can stay
             chosen.remove(slot)
             lacking += sizes[slot]
     return tuple(chosen)
 
 
 def _price(state: State, table: EngineTable, slot: SlotId, now: float) -> float:
-    """Of emptying a slot: what will be computed again, or its file's way there and back."""
+    """Return the price of emptying a slot: computing its contents again, or saving and restoring them."""
     contents = table.shadow.slots[slot]
     if contents is None:
         return 0.0
@@ -267,7 +274,7 @@ def _price(state: State, table: EngineTable, slot: SlotId, now: float) -> float:
 
 
 def reserve(state: State, pending: Pending, plan: Plan) -> None:
-    """It goes out: its cells are promised, until its slot is free again, also if its client leaves."""
+    """Promise its cells to a request that is sent, until its slot is free, also if its client disconnects."""
     if cells_of(plan.table.traits) and plan.slot is not None and not pending.arrived.action:
         plan.table.promised[plan.slot] = need(state, pending, plan.table)
 
@@ -276,7 +283,7 @@ def reserve(state: State, pending: Pending, plan: Plan) -> None:
 
 
 def finished(state: State, pending: Pending, event: Finished) -> Iterator[Effect]:
-    """An answer has ended: how long it was is learned, and whether idle slots had to go for it."""
+    """Learn the length of an answer that has ended, and whether the engine emptied idle slots for it."""
     if event.generated is not None and pending.arrived.generates:
         state.outputs.add(pending.arrived.kind, event.generated)
     if pending.plan is not None and event.prompt_tokens is not None:
@@ -287,7 +294,7 @@ def finished(state: State, pending: Pending, event: Finished) -> Iterator[Effect
 
 
 def _purged(state: State, table: EngineTable, pending: Pending, cells: int) -> Iterator[Effect]:
-    """Idle slots that the engine has emptied for so many cells of one request: the lowest first."""
+    """Report the idle slots that the engine has emptied for these cells, the lowest first."""
     pool = cells_of(table.traits)
     if not pool or wipes(table.traits):
         return
@@ -301,7 +308,7 @@ def _purged(state: State, table: EngineTable, pending: Pending, cells: int) -> I
 
 
 def _at_least(state: State, table: EngineTable, slot: SlotId) -> int:
-    """Cells that a slot surely held just now."""
+    """Return the cells that a slot certainly held a moment ago."""
     contents, owner = table.shadow.slots[slot], table.owners[slot]
     if table.states[slot] is SlotState.IDLE:
         return contents.total if contents else 0
@@ -318,7 +325,7 @@ def _emptied(table: EngineTable, slot: SlotId, act: PoolAct, request: RequestId,
 
 
 def exceeded(state: State, event: Exceeded) -> Iterator[Effect]:
-    """A request has failed for lack of cells. Before it did, all idle slots were emptied."""
+    """Record that a request failed for lack of cells. Before that, the engine emptied all idle slots."""
     pending = state.requests.get(event.request)
     if pending is None or pending.plan is None:
         return
@@ -334,14 +341,14 @@ def exceeded(state: State, event: Exceeded) -> Iterator[Effect]:
 
 
 def moved_one_known(table: EngineTable, request: RequestId, tokens: Tokens) -> None:
-    """The tokens of a request whose slot was moved to the RAM cache before they were known."""
+    """Fill in the tokens of a request whose slot was moved to the RAM cache before they were known."""
     if wipes(table.traits):
         ram = table.shadow.ram
         ram[:] = [entry.known_as(tokens) if entry.request == request else entry for entry in ram]
 
 
 def not_shared(table: EngineTable, views: Iterable[SlotView]) -> None:
-    """Slots that together hold more than one of them may cannot share a buffer."""
+    """Learn that slots share no buffer if together they hold more tokens than one of them may hold."""
     traits = table.traits
     if not traits.unified or traits.known("unified") is Known.FLAGS or not traits.n_ctx:
         return

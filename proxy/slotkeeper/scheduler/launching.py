@@ -1,4 +1,4 @@
-"""What is begun for a request once its place is chosen: its steps in the slot, then the request itself."""
+"""Start a request once its place is chosen: first its steps in the slot, then the request itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slotkeeper.scheduler.types import Reason, SlotId
 
 
 def requeue(state: State, pending: Pending) -> None:
-    """Back into the queue: its slot was lost on the way, with the engine or by a step that failed."""
+    """Put a request back into the queue. Its slot was lost with the engine, or by a step that failed."""
     pending.stage = Stage.QUEUED
     pending.queued_at, pending.aged, pending.stood_back = state.at, False, False
     if pending.plan:
@@ -31,8 +31,8 @@ def begin(state: State, pending: Pending, plan: Plan, now: float) -> Effect:
     pending.work_begins(now)
     kv_pool.reserve(state, pending, plan)
     pending.steps_left = len(plan.steps)
-    found = plan.found
-    pending.ahead_from = state.ahead.begins(found.tokens) if found else None
+    base = plan.found
+    pending.ahead_from = state.ahead.begins(base.tokens) if base else None
     if plan.slot is not None and not pending.arrived.action:
         plan.table.crowd(plan.slot, pending.arrived.hash_chain, now)
     if not plan.steps:
@@ -54,12 +54,12 @@ def next_step(state: State, pending: Pending, now: float) -> Effect:
 
 
 def forward(pending: Pending, now: float) -> Forward:
-    """The request goes out: the shadow makes the same move as the engine will."""
+    """Return the effect that sends the request, and update the shadow as the engine will change its slots."""
     plan, request = pending.plan, pending.arrived.request
     if plan is None:
         raise AssertionError("only a planned request is forwarded")
     table, slot = plan.table, plan.slot
-    if slot is not None and not pending.arrived.action:  # which begins no task: no other slot is copied
+    if slot is not None and not pending.arrived.action:  # an action starts no task
         _launch(pending, plan, slot)
     pending.stage = Stage.RUNNING
     if plan.pinned and slot is not None:
@@ -84,9 +84,9 @@ def forward(pending: Pending, now: float) -> Forward:
 
 
 def _launch(pending: Pending, plan: Plan, slot: SlotId) -> None:
-    """Its task begins there, as far as we know."""
+    """Update the shadow for a task that begins in this slot, as far as we know."""
     reuse_plan = pending.reuse_now(plan, slot)
     plan.table.shadow.launch(reuse_plan, plan.table.idle_beside(slot))
     pending.base = reuse_plan.base
     if plan.reason is Reason.BRIEF:
-        pending.predicted = reuse_plan.reuse  # its tokens will come too late to say better
+        pending.predicted = reuse_plan.reuse  # its tokens arrive too late for a better prediction

@@ -1,8 +1,9 @@
-"""Taking in what really happened to requests: plants, answers, disconnects, looks at the slots.
+"""Take in what happened to requests: answers, disconnects, slot actions, and polls of the slots.
 
-A slot may hold other tokens than the engine and we believe: by a fault of the engine, of its memory, or of a
-file. The request then goes on from a state that is not its own, and its answer is about something else, maybe
-about another client's prompt. The engine's own count shows this where it is higher than possible.
+A slot may hold other tokens than the engine and we believe, through a fault of the engine, of its memory or
+of a file. A request there continues from a state that is not its own. Its answer is then about something
+else, maybe about another client's prompt. The engine's own count of reused tokens reveals this if it is
+impossibly high.
 """
 
 from __future__ import annotations
@@ -36,14 +37,15 @@ from slotkeeper.scheduler.state import State, user_starts
 from slotkeeper.scheduler.table import LINGER, EngineTable, Orphan, SlotState
 from slotkeeper.scheduler.types import Place, SlotId, Tokens
 
-SLIP: Final = 64  # tokens by which our account may differ without a fault
-Claim = tuple[Poison, int]  # and the most that was possible, in tokens
+SLIP: Final = 64  # tokens by which our count may differ although nothing is wrong
+Claim = tuple[Poison, int]  # the fault, and the most tokens that can have been reused
 
 
 def impossible(pending: Pending, tree: PromptTree, *, prompt_tokens: int, cached: int) -> Claim | None:
-    """None where it is possible, or cannot be judged: others use the engine, or the prompt is not known.
+    """Return the fault that an answer's count of reused tokens reveals; None if the count is possible.
 
-    To be asked before shadow and tree take the request in.
+    None also if it cannot be judged, because others use the engine or the prompt is unknown. Call this
+    before the shadow and the tree take in the request.
     """
     prompt, plan, base = pending.prompt, pending.plan, pending.base
     if plan is None or prompt is None or len(prompt) != prompt_tokens or not plan.table.private:
@@ -59,13 +61,13 @@ def impossible(pending: Pending, tree: PromptTree, *, prompt_tokens: int, cached
 
 
 def _only_in_its_slot(plan: Plan, base: SlotContents | None, prompt: Tokens) -> bool:
-    """Whether nothing but what we know to be in the slot can have been reused."""
+    """Whether only the known contents of the slot can have been reused."""
     may_load = parks(base, plan.table.traits, base.tokens.lcp(prompt) if base else 0, len(prompt))
     return plan.pinned and not may_load and not (base is not None and base.rough)
 
 
 def _most(prompt: Tokens, states: Iterable[SlotContents | None]) -> int:
-    """Tokens that a prompt can have in common with these; the unknown ones of a state may be its own."""
+    """Return the most tokens that the prompt can share with these states; unknown ones may be equal."""
     most = 0
     for contents in states:
         common = contents.tokens.lcp(prompt) if contents else 0
@@ -76,8 +78,8 @@ def _most(prompt: Tokens, states: Iterable[SlotContents | None]) -> int:
 
 # -- what happened to requests ---------------------------------------------------------------------------
 
-UNSEEN: Final = 64  # requests that ended before GET /slots showed their slots, while it does not answer
-SURPRISE: Final = 64  # tokens: a prediction further off than this makes us look at the slots again
+UNSEEN: Final = 64  # finished requests whose slots GET /slots has not shown, while it does not answer
+SURPRISE: Final = 64  # tokens: after a prediction that is further off, the slots are polled
 
 
 def started(state: State, event: Started) -> None:
@@ -119,7 +121,7 @@ def request_failed(state: State, event: RequestFailed) -> None:
 
 
 def acted(state: State, event: Acted) -> None:
-    """A client's own slot action is over: the slot is free at once, since no task ran there."""
+    """Take in a client's own slot action. The slot is free at once, since no task ran there."""
     pending = state.requests.pop(event.request, None)
     if pending is None or pending.plan is None:
         return
@@ -127,22 +129,22 @@ def acted(state: State, event: Acted) -> None:
     table.work.ends(event.request)
     if owned := state.slot_of(pending):
         _, slot = owned
-        table.private = table.private and not event.left  # a file of the client's, with unknown contents
+        table.private = table.private and not event.left  # the client's file, with unknown contents
         if event.left is not None:
             table.shadow.erase(slot)
             table.loaded.discard(slot)
             table.settled.pop(slot, None)
-        if event.left:  # GET /slots shows nothing of a file until a task has run
+        if event.left:  # GET /slots shows nothing of a restored file until a task has run
             table.shadow.slots[slot] = SlotContents(opaque=event.left, from_file=True, used=event.at)
             table.loaded.add(slot)
         table.move(slot, SlotState.IDLE, None, event.at)
-    else:  # it went without a slot
+    else:  # it was sent without a slot
         table.unsettled.pop(event.request, None)
         table.look_again = True
 
 
 def close(state: State, pending: Pending) -> Iterator[Effect]:
-    """Report and forget, once the answer is over, its tokens known and its slot seen."""
+    """Report and forget a request whose answer has ended, whose tokens are known and whose slot was seen."""
     request = pending.arrived.request
     if pending.stage is not Stage.ENDED or not pending.rendered:
         return
@@ -161,8 +163,11 @@ def close_ended(state: State) -> Iterator[Effect]:
 def _release(
     pending: Pending, table: EngineTable, slot: SlotId, event: Finished, now: float, *, certain: bool
 ) -> None:
-    """The slot is free again. Where it was not `certain` to be the one, GET /slots must say so."""
-    if event.prompt_tokens is None:  # an error answer: the slot is as it was, but is it free?
+    """Free the slot of a finished request.
+
+    If the slot is not `certain`, GET /slots must confirm that first.
+    """
+    if event.prompt_tokens is None:  # an error answer: the slot is unchanged, but it may not be free yet
         table.leave(slot, now)
         return
     cached = event.cached if event.cached is not None else pending.predicted or 0
@@ -181,15 +186,15 @@ def _release(
     if pending.arrived.adapted:
         contents = table.shadow.slots[slot] = replace(contents, adapted=True)
     table.move(slot, SlotState.IDLE if certain and not contents.rough else SlotState.DRAINING, None, now)
-    holds_more = table.traits.speculative  # than was said, perhaps (engine.md 3)
+    holds_more = table.traits.speculative  # perhaps more than the answer's tokens (engine.md 3)
     if holds_more or table.may_have_wiped_beside(slot):
         table.look_again = True
 
 
 def _end_unseen(pending: Pending, table: EngineTable, event: Finished) -> bool:
-    """It was unpinned and is over before GET /slots showed where it ran.
+    """Take in an unpinned request that ended before GET /slots showed its slot.
 
-    Returns whether another one will not be looked for any more.
+    Returns whether another such request was given up for it.
     """
     sent = table.unsettled.pop(event.request)
     if event.slot is not None and event.slot < len(table.states):
@@ -204,7 +209,7 @@ def _end_unseen(pending: Pending, table: EngineTable, event: Finished) -> bool:
             total = event.prompt_tokens + max(0, (event.generated or 0) - 1)
         table.orphans.append(Orphan(event.request, total, event.at, sent.slots, sent.at))
         over = [orphan for orphan in table.orphans if orphan.total is not None][:-UNSEEN]
-        for orphan in over:  # others ran in its slot since: where it was cannot be seen any more
+        for orphan in over:  # other tasks have run in its slot since, so the slot cannot be determined
             table.orphans.remove(orphan)
         if over:
             table.disown()
@@ -213,7 +218,7 @@ def _end_unseen(pending: Pending, table: EngineTable, event: Finished) -> bool:
 
 
 def _claim(state: State, pending: Pending, event: Finished) -> Claim | None:
-    """Whether it claims more than is possible; and how much it leaves that we do not know."""
+    """Return a fault that the answer reveals, and record how many unknown tokens the answer leaves behind."""
     if pending.plan is None or event.prompt_tokens is None:
         return None
     table = pending.plan.table
@@ -227,7 +232,7 @@ def _claim(state: State, pending: Pending, event: Finished) -> Claim | None:
 def _poisoned(
     state: State, pending: Pending, event: Finished, why: Poison, possible: int
 ) -> Iterator[Effect]:
-    """Nothing of that state may be used again: neither the slot, nor the file that it came from."""
+    """Discard a wrong state everywhere: in the slot, and in the file that it came from."""
     if pending.plan is None:
         return
     table, slot, request = pending.plan.table, pending.slot, pending.arrived.request
@@ -245,7 +250,7 @@ def _poisoned(
 
 
 def _learn(state: State, pending: Pending, event: Finished) -> Iterator[Effect]:
-    """What the answer tells of the engine: its speed, what a file was worth, and what we got wrong."""
+    """Learn from an answer: the engine's speed, what a restore was worth, and wrong predictions."""
     plan, cached = pending.plan, event.cached
     if cached is None or plan is None:
         return
@@ -262,13 +267,13 @@ def _learn(state: State, pending: Pending, event: Finished) -> Iterator[Effect]:
 
 
 def _compare(plan: Plan, base: SlotContents | None, *, predicted: int, cached: int) -> None:
-    """Compare with what we predicted; a large difference means that the shadow is wrong."""
+    """Compare the engine's count with our prediction. A large difference means that the shadow is wrong."""
     table = plan.table
     if plan.pinned and base and plan.source is Source.SLOT:
         table.learn(table.doubts.by_reuse(table.traits, base, predicted=predicted, cached=cached))
-    if plan.source is Source.RAM and not kv_pool.cells_of(table.traits):  # there cells in a row were missing
+    if plan.source is Source.RAM and not kv_pool.cells_of(table.traits):  # a pool may lack adjacent cells
         table.ram_loaded(hit=cached * 2 >= predicted)
-        if cached < predicted - SURPRISE:  # it took another entry
+        if cached < predicted - SURPRISE:  # the engine loaded another entry
             table.shadow.forget_ram()
     if abs(predicted - cached) > SURPRISE:
         table.look_again = True
@@ -283,7 +288,7 @@ def gone(state: State, event: Gone) -> Iterator[Effect]:
         pending.plan.table.work.ends(event.request)
     if report := pending.broken_off(event):
         yield report
-        if pending.prompt is not None and report.usage:  # so far it was computed
+        if pending.prompt is not None and report.usage:  # this part was computed
             tree = state.tree(pending.arrived.model)
             tree.add(pending.prompt.cut(0, report.usage.prompt), event.at)
     if owned := state.slot_of(pending):
@@ -295,25 +300,28 @@ def gone(state: State, event: Gone) -> Iterator[Effect]:
 
 
 def _leave(pending: Pending, table: EngineTable, slot: SlotId, now: float) -> None:
-    """Its client has left: the slot is not ours any more, and holds what the engine has computed by then."""
+    """Give up the slot of a request whose client disconnected.
+
+    It holds what the engine has computed so far.
+    """
     if pending.stage is Stage.RUNNING:
         table.unknown = table.unknown if pending.prompt is not None else table.traits.n_ctx
         table.shadow.slots[slot] = _broken_off(pending, table)
     elif pending.steps_left and not isinstance(pending.step, Keep):  # a save changes nothing
         table.shadow.slots[slot] = _on_its_way(table, slot, pending.step)
-    # A resumable stream goes on without its client (engine.md 7): not ours to wait for.
+    # A resumable stream continues without its client (engine.md 7): we do not wait for its end.
     table.leave(slot, now, SlotState.FOREIGN if pending.arrived.resumable else SlotState.DRAINING)
 
 
 def _on_its_way(table: EngineTable, slot: SlotId, step: Step) -> SlotContents | None:
-    """What a slot will hold when it is released in the middle of a step; None if unknown."""
+    """Return what a slot will hold if it is released in the middle of a step; None if that is unknown."""
     if isinstance(step, Prefill) and step.parks:
         return table.shadow.broken_off(table.shadow.plan_reuse(slot, step.tokens), step.tokens)
     return None
 
 
 def _broken_off(pending: Pending, table: EngineTable) -> SlotContents | None:
-    """What the slot will hold when released: the engine's count will say how much of the prompt."""
+    """Return what the slot will hold when released. The engine's count will say how much of the prompt."""
     if pending.prompt is None:
         return None
     base, kept, end = pending.base, pending.predicted or 0, len(pending.prompt)
@@ -357,7 +365,7 @@ def observed(state: State, event: Observed) -> Iterator[Effect]:
         if pending is None:
             continue
         pending.slot = slot
-        if pending.plan and pending.plan.slot != slot:  # the engine chose another than we expected
+        if pending.plan and pending.plan.slot != slot:  # not the slot that we expected
             pending.base = table.shadow.slots[slot]
             pending.predicted = None
             pending.predict()
@@ -373,7 +381,7 @@ def observe_failed(state: State, event: ObserveFailed) -> None:
 
 
 def rendered_late(state: State, event: Rendered) -> Iterator[Effect]:
-    """The tokens of a request whose answer is already over: the slot learns what it holds."""
+    """Take in the tokens of a request whose answer has already ended, and add them to its slot's contents."""
     pending = state.requests.get(event.request)
     if pending is None or pending.stage is not Stage.ENDED or pending.finished is None:
         return

@@ -1,10 +1,10 @@
-"""One request on its way through us: its two forms, its place, and what it cost in the end.
+"""One request from arrival to report: its two forms, its place, and its cost.
 
-The forms are the request as its client wrote it, and as rules would have it. The cheaper one goes out: a form
-is priced by what the engine would have to compute for it now, at the place that it would get. A tie is the
-client's own. Tools in another order must save as much as is moved: the next agent may share the order that
-this client wrote, and without us would find it in the slot. A form in which rules have put back what its
-client left out must leave room for an answer.
+The two forms are the request as its client wrote it, and the same after the rules. The cheaper form is sent.
+The price of a form is what the engine would have to compute for it now, at the place that it would get. On a
+tie the client's own form is sent. A form with tools in another order must save at least as much as is moved:
+the next agent may share this client's order, and would find it in the slot. A form to which the rules added
+what the client had left out must leave room for an answer.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ from slotkeeper.scheduler.slot_contents import SlotContents, reuse, shared_messa
 from slotkeeper.scheduler.table import EngineTable
 from slotkeeper.scheduler.types import Boundary, Reason, RequestId, SlotId, Tokens
 
-BYTES_PER_TOKEN: Final = 4  # of JSON schemas, about
+BYTES_PER_TOKEN: Final = 4  # of JSON schemas, approximately
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One way to write a request: its messages as digests, and its tokens once they are known."""
+    """One form of a request: its messages as digests, and its tokens once they are known."""
 
     hash_chain: tuple[bytes, ...]
     prompt: Tokens | None = None
     boundaries: tuple[Boundary, ...] = ()
 
     def fits(self, most: int) -> bool:
-        """Whether it has no more tokens than that; 0: any number will do."""
+        """Whether the form has at most this many tokens; 0: no limit."""
         return not most or (self.prompt is not None and len(self.prompt) <= most)
 
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
-    """What was decided. Prices are tokens to compute, files among them; None: it was not looked at."""
+    """The decision between the two forms. Prices are in tokens, file times included; None: not priced."""
 
     own: float | None
     changed: float | None
-    taken: bool  # the changed one goes out
+    taken: bool  # whether the changed form is sent
 
     @classmethod
     def of(cls, own: float | None, changed: float | None, *, moved: int = 0, fits: bool = True) -> Weighed:
-        """Nothing is changed where a price is not known. `moved`: bytes that rules put elsewhere.
+        """Decide for the cheaper form; for the client's own if a price is unknown.
 
-        `fits`: whether the engine has room for the changed form.
+        `moved`: bytes that the rules put elsewhere. `fits`: whether the engine has room for the changed form.
         """
         if own is None or changed is None:
             return cls(own, changed, taken=False)
@@ -66,11 +66,12 @@ class Weighed:
 def changed_by_messages(
     tables: Collection[EngineTable], own: Sequence[bytes], changed: Sequence[bytes], now: float
 ) -> Plan | None:
-    """Where it goes changed, if no token is needed to see that this is cheaper; else None.
+    """Return a plan for the changed form if messages alone show that it is cheaper; else None.
 
-    So it is where a free slot, which can be cut anywhere, holds all earlier messages of the changed form, and
-    no state as many of the client's own: what both have in common behind that must be computed for either.
-    The contrary needs tokens: objects with their keys in another order have the same digest.
+    That is the case if a free slot, which can be cut anywhere, holds all earlier messages of the changed
+    form, and no state holds as many messages of the client's own form. What both forms share after these
+    messages must be computed for either. The opposite cannot be decided without tokens: objects whose keys
+    are in another order have the same digest.
     """
     if _reach(tables, changed) <= _reach(tables, own):
         return None
@@ -79,7 +80,7 @@ def changed_by_messages(
 
 
 def computed(plan: Plan | None, prompt: Tokens | None) -> float | None:
-    """What the engine would have to compute at this place, and the time that a file takes, in tokens."""
+    """Return the tokens that the engine would compute at this place, plus the file times, in tokens."""
     if plan is None or prompt is None:
         return None
     reuse_plan = plan.reuse_plan
@@ -92,7 +93,7 @@ def computed(plan: Plan | None, prompt: Tokens | None) -> float | None:
 
 
 def _reach(tables: Collection[EngineTable], hash_chain: Sequence[bytes]) -> int:
-    """Messages of the longest known state that begins as this form does, tools and all."""
+    """Return the most messages that a known state shares with this form; the tools must be equal."""
     shadows = [table.shadow for table in tables]
     states = [
         contents
@@ -104,16 +105,16 @@ def _reach(tables: Collection[EngineTable], hash_chain: Sequence[bytes]) -> int:
     return max((shared_messages(hash_chain, contents) for contents in same_head), default=0)
 
 
-# -- one request on its way ------------------------------------------------------------------------------
+# -- one request, from arrival to report -----------------------------------------------------------------
 
-Scene = tuple[tuple[int, bool, bool, bool, int], ...]  # all that decides who must wait: see `State.scene`
+Scene = tuple[tuple[int, bool, bool, bool, int], ...]  # decides which requests must wait: see `State.scene`
 
 
 class Stage(StrEnum):
-    QUEUED = "queued"  # in our line, its tokens known or not
-    PREPARING = "preparing"  # steps are taken in its slot
+    QUEUED = "queued"  # in our queue; its tokens may be known or not
+    PREPARING = "preparing"  # steps run in its slot
     RUNNING = "running"
-    ENDED = "ended"  # the answer is over; the report waits for the tokens
+    ENDED = "ended"  # the answer has ended; the report waits for the tokens
 
 
 @dataclass(slots=True)
@@ -121,16 +122,16 @@ class Pending:
     arrived: Arrived
     stage: Stage = Stage.QUEUED
     prompt: Tokens | None = None
-    rendered: bool = False  # whether the renderer has spoken, if only to say that it cannot
+    rendered: bool = False  # whether the renderer has answered, even with "cannot be rendered"
     plan: Plan | None = None
-    slot: SlotId | None = None  # where it runs, once known
-    base: SlotContents | None = None  # what the slot held when it began
+    slot: SlotId | None = None  # the slot in which it runs, once known
+    base: SlotContents | None = None  # the slot's contents when the request began
     predicted: int | None = None
     structure: Structure = NO_STRUCTURE
-    planted: int = 0  # tokens
-    parked: int = 0  # of the planted: computed so that the slot's state could be saved before
-    reached: int = 0  # of its prompt, by prefills of ours
-    ahead_from: int | None = None  # from which token on what it found was computed in idle time
+    planted: int = 0  # tokens evaluated by plants for this request
+    parked: int = 0  # those of `planted` that were computed only to save the slot's state first
+    reached: int = 0  # tokens of the prompt that our prefills have reached
+    ahead_from: int | None = None  # index from which the reused tokens were computed in idle time
     begun_at: float = 0.0  # when it was given its place
     queued_at: float = 0.0  # when it was put into the queue last
     waited: float = 0.0  # seconds in the queue, before that
@@ -140,28 +141,28 @@ class Pending:
     pieces_until: float | None = None  # when its last piece was computed
     given_back: int = 0  # tokens that were computed again because it gave way
     step_began: float = 0.0
-    step_seconds: float = 0.0  # of restores, touches and steers
+    step_seconds: float = 0.0  # total of restores, touches and steers
     steps_left: int = 0
-    waits_in: Scene | None = None  # in which it was decided that it must wait
-    waits_for: EngineTable | None = None  # until a request there is over, though others have free slots
-    holds: Sequence[EngineTable] = ()  # engines for which those behind it wait as well
-    could_begin: int | None = None  # how many had begun when it was first found to need more than a slot
+    waits_in: Scene | None = None  # the scene in which it was decided that it must wait
+    waits_for: EngineTable | None = None  # waits for a request there to end; other engines have free slots
+    holds: Sequence[EngineTable] = ()  # engines for which the requests after it must wait too
+    could_begin: int | None = None  # `State.begun` when it was first found to need more than a free slot
     short_since: float | None = None  # when it first had to wait for cells of a shared KV buffer
-    plain: bool = False  # no steps for it: one has failed, or they would be in vain
+    plain: bool = False  # take no steps: one has failed, or they would not help
     finished: Finished | None = None
-    other: Form | None = None  # as rules would have it, until it is decided which form goes out
-    weighed: Weighed | None = None  # how that was decided
+    other: Form | None = None  # the form after the rules, until one of the two is chosen
+    weighed: Weighed | None = None  # the decision between the two forms
 
     @property
     def step(self) -> Step:
-        """The step that is due."""
+        """The next step of the plan."""
         if self.plan is None or not self.steps_left:
             raise AssertionError("only a planned request takes steps")
         return self.plan.steps[-self.steps_left]
 
     @property
     def goes_changed(self) -> bool:
-        """Whether it was decided that it goes as rules would have it."""
+        """Whether the form after the rules is sent."""
         return self.weighed is not None and self.weighed.taken
 
     @property
@@ -175,7 +176,7 @@ class Pending:
         return self.begun_at > 0.0
 
     def reuse_now(self, plan: Plan, slot: SlotId) -> ReusePlan:
-        """What the plan saw, or, once a step has changed the slot, what is there now."""
+        """Return the plan's own reuse plan; a new one if steps have changed the slot."""
         shadow = plan.table.shadow
         if plan.reuse_plan and not plan.steps:
             return plan.reuse_plan
@@ -186,9 +187,9 @@ class Pending:
         return ReusePlan(slot=slot, reuse=0, source=Source.SLOT, base=shadow.slots[slot], parked=False)
 
     def predict(self) -> None:
-        """Say what `cached` will be, once both the prompt and the slot's content are known.
+        """Predict `cached`, once both the prompt and the slot's contents are known.
 
-        Of an uncached request it is known at once, so that when a slot was found for it is not told either.
+        For an uncached request the prediction is 0 at once. So it does not reveal when a slot was found.
         """
         if self.plan is None or self.predicted is not None:
             return
@@ -198,19 +199,19 @@ class Pending:
             self.predicted = reuse(self.base, self.prompt, self.plan.table.traits)
 
     def work_begins(self, now: float) -> None:
-        """Note at its engine what that has to do for it, as far as it is known by now."""
+        """Record at its engine how much work the request brings, as far as that is known."""
         if self.plan is None:
             return
         rates, computes = self.plan.table.rates, 0
         if self.prompt is not None:
-            found = self.plan.reuse_plan.reuse if self.plan.reuse_plan else self.predicted
-            computes = len(self.prompt) - (found or 0)
+            reused = self.plan.reuse_plan.reuse if self.plan.reuse_plan else self.predicted
+            computes = len(self.prompt) - (reused or 0)
         self.plan.table.work.begins(
             self.arrived.request, now, prefill=computes / rates.prefill, reply=rates.reply / rates.decode
         )
 
     def report(self) -> Report | None:
-        """The account, from the engine's own figures; None while something is still missing."""
+        """Return the report, from the engine's own figures; None while one is missing."""
         done = self.finished
         if done is None or not self.rendered:
             return None
@@ -221,7 +222,7 @@ class Pending:
         return self._told(usage, exact)
 
     def broken_off(self, event: Gone) -> Report | None:
-        """The same of a request whose client has left: of its prompt it counts how far the engine was."""
+        """Return the report of a request that broke off; it counts the prompt as far as it was processed."""
         planted = self.planted + event.planted
         reached, cached = event.reached, event.cached
         if reached is None:
@@ -250,18 +251,21 @@ class Pending:
         )
 
     def _lost(self, usage: Usage | None, plan: Plan, least: int | None) -> Lost | None:
-        """What was planted for it was computed for it."""
+        """Return the tokens lost beyond the oracle, and why.
+
+        Tokens planted for this request count as computed.
+        """
         if least is None or usage is None or self.prompt is None:
             return None
-        found, as_expected = self.structure, self.slot == plan.slot
+        structure, as_expected = self.structure, self.slot == plan.slot
         answered = Answered(
             reason=plan.reason,
             prompt=self.prompt,
             cached=usage.reused,
             predicted=None if self.predicted is None else max(0, self.predicted - self.planted),
             base=plan.reuse_plan.base if plan.reuse_plan and as_expected else self.base,
-            known=found.known,
-            restarted=found.known_at < plan.table.reset_at,
+            known=structure.known,
+            restarted=structure.known_at < plan.table.reset_at,
             uncached=self.arrived.uncached,
         )
         return lost(answered, usage.work - least)
@@ -272,13 +276,13 @@ class Pending:
 
 
 def _seconds(usage: Usage | None, plan: Plan) -> float | None:
-    """What the reused tokens would have taken, at the rate that the engine has shown so far."""
+    """Estimate the prefill time of the reused tokens, at the rate that the engine has shown so far."""
     rate = plan.table.rates.shown
     return usage.reused / rate if usage and rate else None
 
 
 def priced_late(pending: Pending, event: Rendered) -> Form:
-    """The form that went out, or is about to. Both are priced at the state that its slot held."""
+    """Record the prices of both forms for the state that the slot held, and return the form that is sent."""
     plan, taken = pending.plan, pending.goes_changed
     base = pending.base or (plan.table.shadow.slots[plan.slot] if plan and plan.slot is not None else None)
     if plan is not None:

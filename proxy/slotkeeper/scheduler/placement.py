@@ -1,27 +1,27 @@
-"""Placement: events in, effects out. The one door to all slot state.
+"""Placement: events in, effects out. All slot state changes go through here.
 
 A request is served by the first of these that applies (`arrivals` carries the numbers):
 
 0 `X-Slotkeeper-Bypass`: forward it unpinned, ahead of the queue.
-1 It takes several slots (`n` > 1, or several prompts): unpinned, once as many are free.
-2 It carries `id_slot`: that slot, when it is free.
-3 A free slot's messages are the beginning of its messages: pin it there, without waiting for tokens.
+1 It takes several slots (`n` > 1, or several prompts): forward it unpinned, once that many slots are free.
+2 It carries `id_slot`: pin it to that slot, when the slot is free.
+3 The messages of a free slot are the beginning of its messages: pin it there, without waiting for tokens.
 4 It is a few words long: the free slot that loses least. Rendering it would cost more than it can save.
-5 Its tokens are known: the cheapest of every free slot as it is, after a one-token touch (so that the
-  engine loads from its RAM cache) or after a restored file, and of the engine's own choice; what is
-  overwritten is saved first where that pays. See `choice`.
-  With several engines prices are compared in seconds, and a slot in which a request runs is a place too: see
+5 Its tokens are known: the cheapest place. Places are every free slot as it is, after a one-token touch (so
+  that the engine loads from its RAM cache) or after a restore, and the engine's own choice. What is
+  overwritten is saved first if that pays. See `choice`.
+  With several engines, prices are compared in seconds, and a slot in which a request runs is a place too: see
   `comparison`. Then 3 does not apply, because it has no price.
 6 Its tokens cannot be known: the free slot that loses least.
-7 Otherwise it waits in our queue, never in the engine's. Where only tasks on their way keep it from a free
-  slot, nothing that came later goes first.
-8 Where all slots share one KV buffer, what 1 to 6 have found is for it only if its cells fit; else idle
-  slots are emptied for it, or it waits as in 7. See `kv_pool`.
-9 A long one of low priority waits while more urgent requests are at work on that engine. See `giving_way`.
+7 Otherwise it waits in our queue, never in the engine's. If only tasks on their way keep it from a free slot,
+  no later request goes first.
+8 If all slots share one KV buffer, the request takes the place from 1 to 6 only if its cells fit. Otherwise
+  idle slots are emptied for it, or it waits as in 7. See `kv_pool`.
+9 A long request of low priority waits while more urgent ones are at work on that engine. See `giving_way`.
 
-Who is asked first: see `turns`.
+The order in which requests are asked: see `turns`.
 
-One task in a slot, always, until the engine has released it (engine.md T1): see `table`.
+A slot gets no other task until the engine has released it (engine.md T1): see `table`.
 In idle time, slots whose conversations have paused are saved: see `chores`.
 """
 
@@ -120,7 +120,7 @@ def engine_up(state: State, event: EngineUp) -> Iterator[Effect]:
 
 
 def _still_out(state: State, table: EngineTable, now: float) -> None:
-    """What was sent before may have reached this very engine: no slot is sure until it ends or is seen."""
+    """Count requests that were sent earlier as sent here: slots are uncertain until they end or are seen."""
     for request, pending in state.requests.items():
         sent_open = pending.plan is None and table.engine == state.fallback(pending.arrived.model)
         if pending.stage is Stage.RUNNING and sent_open:
@@ -132,7 +132,7 @@ def _still_out(state: State, table: EngineTable, now: float) -> None:
 
 
 def files_found(state: State, event: FilesFound) -> None:
-    """What else was learned of the engine meanwhile stays."""
+    """Take over the facts about slot files only: other facts may have been learned meanwhile."""
     if table := state.tables.get(event.engine):
         seen = event.traits
         table.shadow.traits = replace(
@@ -145,7 +145,7 @@ def files_found(state: State, event: FilesFound) -> None:
 
 
 def learned(state: State, before: Mapping[EngineId, EngineTraits]) -> Iterator[Effect]:
-    """What became known of engines' flags since; what was read from the command line is no news."""
+    """Report flags that were learned since. Flags read from the command line are not reported."""
     for engine, table in state.tables.items():
         now, known = table.traits, before.get(engine)
         if now is known:
@@ -165,13 +165,13 @@ def engine_lost(state: State, event: EngineLost) -> Iterator[Effect]:
     yield from close_ended(state)
 
 
-# -- the one door ----------------------------------------------------------------------------------------
+# -- the public interface --------------------------------------------------------------------------------
 
-EARLY: Final = 0.01  # seconds by which a clock may wake us too soon
+EARLY: Final = 0.01  # seconds by which a timer may fire too early
 
 
 class Placement:
-    """Every decision about every slot of every engine."""
+    """All decisions about the slots of all engines."""
 
     def __init__(self, *known: EngineId, limits: Limits | None = None) -> None:
         self._state = State(engines=known, limits=limits or Limits())
@@ -182,7 +182,7 @@ class Placement:
         return f"<Placement {len(state.requests)} requests, {len(state.queue)} queued | {tables}>"
 
     def on(self, event: Event) -> list[Effect]:
-        """Take one event in; returns what must be done now."""
+        """Take in one event, and return what must be done now."""
         self._state.at = event.at
         before = {engine: table.traits for engine, table in self._state.tables.items()}
         effects = [*self._take(event), *arrivals.settle(self._state, event.at)]
@@ -200,7 +200,7 @@ class Placement:
 
     @property
     def line(self) -> Sequence[RequestId]:
-        """Who waits for a slot, the next one first, as far as that can be said by now."""
+        """The waiting requests, the next one first, as far as the order is known now."""
         return (*self._state.bypassing, *turns.in_turn(self._state, self._state.at))
 
     @property
@@ -210,18 +210,18 @@ class Placement:
         return any(giving_way.divisible(p) for r in state.hinted if (p := state.requests.get(r)))
 
     def waiting_of(self, client: ClientId) -> int:
-        """How many requests of this client are queued."""
+        """Return how many requests of this client are queued."""
         return self._state.queue.of(client)
 
     def no_room_for(self, client: ClientId) -> Crowded | None:
-        """Why another request of this client may not be queued; None if it may."""
+        """Return why another request of this client may not be queued; None if it may."""
         state, limits = self._state, self._state.limits
         if len(state.queue) + len(state.bypassing) >= limits.waiting:
             return Crowded.ALL
         return Crowded.CLIENT if state.queue.of(client) >= limits.waiting_of_one else None
 
     def wanted_elsewhere(self, request: RequestId, prompt: Tokens) -> Sequence[Wanted]:
-        """What of a prompt whose tokens were just found should be looked for in a store that others use."""
+        """Return the states of a newly rendered prompt that are worth looking for in the shared store."""
         return tuple(elsewhere.wanted_elsewhere(self._state, request, prompt))
 
     @property
@@ -229,12 +229,12 @@ class Placement:
         return self._state.catalog
 
     def tree(self, model: ModelName = NO_ROUTER) -> PromptTree:
-        """All prompts that were sent to this model."""
+        """Return all prompts that were sent to this model."""
         return self._state.tree(model)
 
     @property
     def busiest(self) -> ModelName:
-        """The model that most tokens were sent to."""
+        """The model that received the most tokens."""
         trees = self._state.trees
         return max(trees, key=lambda model: trees[model].tokens, default=NO_ROUTER)
 
@@ -253,27 +253,27 @@ class Placement:
         )
 
     def pool_of(self, table: EngineTable) -> dict[str, int] | None:
-        """The KV buffer that all of its slots share: its cells, and those taken or promised; None: none."""
+        """Return the cells of an engine's shared KV buffer, and those in use; None if none is shared."""
         cells = kv_pool.cells_of(table.traits)
         return {"cells": cells, "taken": kv_pool.in_use(self._state, table)} if cells else None
 
     def back_by(self, now: float, model: ModelName) -> float | None:
-        """Until when to wait for an engine of this model; None where one is there, or none is expected."""
+        """Return until when to wait for an engine of this model; None if one is up or none is expected."""
         return self._state.back_by(now, model)
 
     def drained(self, engine: EngineId) -> bool:
-        """Whether it was drained, and is at rest."""
+        """Whether the engine was drained and is at rest."""
         return self._state.drained.get(engine, False)
 
     def unsaved(self, now: float) -> bool:
-        """Whether anything is still to be saved before we go."""
+        """Whether anything remains to be saved before the sidecar stops."""
         return chores.left(self._state, now)
 
     def pending(self, request: RequestId) -> Pending | None:
-        """A request that has not ended."""
+        """Return a request that has not ended."""
         return self._state.requests.get(request)
 
-    # -- one line for each event -------------------------------------------------------------------
+    # -- dispatch of events ------------------------------------------------------------------------
 
     def _take(self, event: Event) -> Iterator[Effect]:
         match event:
@@ -297,7 +297,7 @@ class Placement:
     def _of_all_engines(
         self, event: DrainAsked | EnginesNamed | RequestFailed | ModelsListed | SwapFailed
     ) -> None:
-        """Which of them there are, and may be used."""
+        """Take in events about which engines exist and may be used."""
         match event:
             case DrainAsked():
                 draining.drain_asked(self._state, event)
@@ -313,7 +313,7 @@ class Placement:
                 assert_never(event)
 
     def _timer_fired(self, event: TimerFired) -> None:
-        """It may answer one that was asked for earlier: then the one that is wanted is still to come."""
+        """Clear the pending timer. An earlier timer may fire too, so the time is checked."""
         if self._state.wakes_at is not None and event.at >= self._state.wakes_at - EARLY:
             self._state.wakes_at = None
 

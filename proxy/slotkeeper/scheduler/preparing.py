@@ -1,4 +1,4 @@
-"""Steps that ended: what they changed, and what comes next for their requests."""
+"""Take in steps that ended: what they changed, and what follows for their requests."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from slotkeeper.scheduler.types import SlotId
 
 Ended = Planted | Saved | Restored | Erased
 
-SAME: Final = {Purpose.HOME, Purpose.DRAFT, Purpose.BACK}  # the slot remains its conversation's
-SAVES_REST: Final = 60.0  # seconds without saves after one has failed
-HOPELESS: Final = 3600.0  # the same where files cannot be used
+SAME: Final = {Purpose.HOME, Purpose.DRAFT, Purpose.BACK}  # afterwards the slot is still its conversation's
+SAVES_REST: Final = 60.0  # seconds without saves after a failed one
+HOPELESS: Final = 3600.0  # the same if the files cannot be used
 
 
 def ended(state: State, event: Ended) -> Iterator[Effect]:
@@ -33,7 +33,7 @@ def ended(state: State, event: Ended) -> Iterator[Effect]:
         yield from _of_chore(state, chore, event)
         return
     if isinstance(event, Saved) and event.request not in state.requests and event.snapshot:
-        yield from retention.kept(state, event.snapshot, event.at)  # its client has left meanwhile
+        yield from retention.kept(state, event.snapshot, event.at)  # its client has disconnected meanwhile
     pending = state.requests.get(event.request)
     if pending is not None and isinstance(event, Planted):
         _count_planted(pending, event)
@@ -53,7 +53,7 @@ def _step_ended(state: State, pending: Pending, event: Ended) -> Iterator[Effect
     if ok and isinstance(step, Prefill) and step.purpose is not Purpose.TOUCH:
         pending.reached = len(step.tokens)
     if not ok and not isinstance(event, Saved):
-        # Where a file is gone another may do; where the engine refuses one it may refuse them all.
+        # If a file is missing, another may serve; if the engine refuses one, it may refuse all of them.
         pending.plain = not isinstance(event, Restored) or event.outcome is not Loading.UNFIT
         _without(state, pending, *owned, now=event.at)
         return
@@ -76,14 +76,17 @@ def _of_chore(state: State, chore: Chore, event: Ended) -> Iterator[Effect]:
         chore.recognise()
         yield from effects
         yield from chores.went_on(state, chore, ok=ok, now=event.at)
-    else:  # the engine was restarted; a file that it has written is as good as before
+    else:  # the engine was restarted; its file is still good
         del state.chores[event.request]
         if isinstance(event, Saved) and event.snapshot:
             yield from retention.kept(state, event.snapshot, event.at)
 
 
 def _note_ahead(state: State, chore: Chore, event: Ended) -> None:
-    """Before the slot is known to hold it: what was broken off began where the slot's state did."""
+    """Record which tokens were prefetched, before the slot is changed.
+
+    A prefill that was stopped began where the slot's own state ended.
+    """
     step = chore.step
     if isinstance(event, Planted) and isinstance(step, Prefill) and step.purpose is Purpose.NEXT:
         if event.computed is not None:
@@ -93,7 +96,7 @@ def _note_ahead(state: State, chore: Chore, event: Ended) -> None:
 
 
 def _beside(step: Step, event: Ended, seconds: float) -> float:
-    """Of a step's time, what was not spent on computing the prompt, nor on keeping what the slot held."""
+    """Return the seconds of a step that were spent neither on computing the prompt nor on saving the slot."""
     match step:
         case Prefill(_, Purpose.TOUCH) | Load() | Wipe():
             return seconds
@@ -105,7 +108,7 @@ def _beside(step: Step, event: Ended, seconds: float) -> float:
 
 
 def _without(state: State, pending: Pending, table: EngineTable, slot: SlotId, *, now: float) -> None:
-    """A step has failed, or the slot is not certain any more: it is placed again."""
+    """Place the request again: a step has failed, or its slot has become uncertain."""
     if table.owners[slot] == pending.arrived.request:
         table.move(slot, SlotState.IDLE, None, now)
     requeue(state, pending)
@@ -114,12 +117,11 @@ def _without(state: State, pending: Pending, table: EngineTable, slot: SlotId, *
 def _go_on(
     state: State, pending: Pending, table: EngineTable, slot: SlotId, *, now: float
 ) -> Iterator[Effect]:
-    """The next step of a request, or the request itself."""
+    """Return the next step of a request, or the request itself."""
     pending.steps_left -= 1
     paused = yield from _after_piece(state, pending, slot, now)
-    if (
-        paused or table.unsettled or table.orphans
-    ):  # one that went unpinned meanwhile may have the slot by now (T1)
+    # An unpinned request may have got the slot meanwhile (T1).
+    if paused or table.unsettled or table.orphans:
         _without(state, pending, table, slot, now=now)
     elif pending.steps_left:
         yield next_step(state, pending, now)
@@ -147,7 +149,7 @@ def _after_piece(state: State, pending: Pending, slot: SlotId, now: float) -> Ge
 def _take_in(
     state: State, table: EngineTable, slot: SlotId, step: Step, event: Ended
 ) -> tuple[bool, list[Effect]]:
-    """The shadow takes the step that the engine took. Returns whether its owner can go on, and effects."""
+    """Update the shadow after a step. Returns whether the step's owner can continue, and effects."""
     match event:
         case Planted():
             return _planted(table, slot, step, event), []
@@ -168,7 +170,7 @@ def _planted(table: EngineTable, slot: SlotId, step: Step, event: Planted) -> bo
     if not isinstance(step, Prefill):
         raise AssertionError("a plant answers a prefill")  # noqa: TRY004
     tokens, shadow = step.tokens, table.shadow
-    if event.computed is None:  # the engine may still be at work on it
+    if event.computed is None:  # the engine may still be running it
         shadow.slots[slot] = (
             shadow.broken_off(shadow.plan_reuse(slot, tokens), tokens) if event.stopped else None
         )
@@ -187,12 +189,12 @@ def _planted(table: EngineTable, slot: SlotId, step: Step, event: Planted) -> bo
 
 
 def _prefilled(table: EngineTable, slot: SlotId, step: Prefill, event: Planted, cached: int) -> None:
-    """The slot holds what was planted; of that the engine had `cached` tokens."""
+    """Update the slot's contents after a prefill, for which the engine reused `cached` tokens."""
     tokens, shadow = step.tokens, table.shadow
     before, reuse_plan = shadow.slots[slot], shadow.plan_reuse(slot, tokens)
     shadow.launch(reuse_plan, table.idle_beside(slot))
     if reuse_plan.source is Source.RAM and cached < reuse_plan.reuse - SURPRISE:
-        shadow.forget_ram()  # it took another entry
+        shadow.forget_ram()  # the engine loaded another entry
     shadow.finish(
         slot,
         prompt=tokens,
@@ -207,7 +209,7 @@ def _prefilled(table: EngineTable, slot: SlotId, step: Prefill, event: Planted, 
 
 
 def filed(state: State, event: Filed) -> Iterator[Effect]:
-    """A file that its engine has written is in the catalog now, or will not be."""
+    """Take in the check of a file that its engine had written: it is in the catalog now, or failed."""
     if event.request in state.chores:
         yield from ended(
             state,
@@ -227,12 +229,12 @@ def filed(state: State, event: Filed) -> Iterator[Effect]:
     if table is None:
         yield from retention.kept(state, event.snapshot, event.at) if event.snapshot else ()
         return
-    table.moves += 1  # its queued requests can be decided
+    table.moves += 1  # its queued requests can be decided again
     yield from _account(state, table, event, contents)
 
 
 def _saved(state: State, table: EngineTable, slot: SlotId, event: Saved) -> list[Effect]:
-    """The file says what the slot really held, and which of its checkpoints."""
+    """Take in a saved file: it shows what the slot really held, and which checkpoints it carries."""
     contents = table.shadow.slots[slot]
     if event.written:
         if contents:
@@ -249,7 +251,7 @@ def _saved(state: State, table: EngineTable, slot: SlotId, event: Saved) -> list
 def _account(
     state: State, table: EngineTable, event: Saved | Filed, contents: SlotContents | None
 ) -> list[Effect]:
-    """What a save tells of the engine and its folder; and a new file may push others out."""
+    """Learn from a save about the engine and its folder, and make room for a new file."""
     snapshot = event.snapshot
     if snapshot is None:
         if event.lasting:
@@ -260,8 +262,8 @@ def _account(
     if contents and not snapshot.shared:
         snapshot = replace(snapshot, turns=contents.turns)
     effects = retention.kept(state, snapshot, event.at)
-    fits = snapshot.id in state.catalog  # else there was no room for it
-    if fits and not state.catalog.covered(snapshot.tokens, table.traits):  # it can not be extended (T4)
+    fits = snapshot.id in state.catalog  # otherwise there was no room for it
+    if fits and not state.catalog.covered(snapshot.tokens, table.traits):  # it cannot be extended (T4)
         table.no_save_until = event.at + HOPELESS
         effects += retention.drop(state, snapshot)
     return effects
@@ -284,10 +286,9 @@ def _restored(state: State, table: EngineTable, slot: SlotId, step: Step, event:
             return []
         case Loading.REFUSED:
             table.shadow.erase(slot)
-            if not kv_pool.cells_of(table.traits):  # which may have no room in a row for it
-                state.catalog.take(
-                    snapshot.id
-                )  # but not deleted: it may be the engine that is not as we think
+            if not kv_pool.cells_of(table.traits):  # a pool may lack adjacent cells for it
+                # Its file is kept: perhaps the engine is not as we think.
+                state.catalog.take(snapshot.id)
             return []
         case Loading.LOST:
             table.shadow.slots[slot] = None

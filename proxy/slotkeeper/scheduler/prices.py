@@ -1,7 +1,7 @@
-"""What a place costs, in tokens of prefill of its engine.
+"""The price of a place, in tokens of prefill of its engine.
 
-That is what the engine must compute now, the time that files take (at the rate that the engine has shown),
-and what overwriting a slot will probably cost later.
+It is what the engine must compute now, plus the time that files take (at the engine's measured rates), plus
+what overwriting the slot will probably cost later.
 """
 
 from __future__ import annotations
@@ -23,29 +23,30 @@ from slotkeeper.scheduler.slot_contents import (
 from slotkeeper.scheduler.table import EngineTable
 from slotkeeper.scheduler.types import EngineId, SlotId, Tokens
 
-# Of what the RAM cache promises with a draft model: of several states of one conversation the engine may load
-# an older one. What lies in a slot is copied there by the very task that makes the engine look: it is sure.
+# Share of what the RAM cache promises, with a draft model: the engine may load an older state of the same
+# conversation. The contents of a slot are certain, because the task that makes the engine search copies them
+# first.
 RAM_DOUBT: Final = 0.03
-IN_RAM: Final = 0.1  # share of a loss that remains when the RAM cache keeps a copy: it may drop it
-# Share of a loss that remains when the messages go on behind other tools: a sub-agent leaves its main agent's
-# state wanted, while a conversation that got another tool will not go back. Which it is cannot be known.
+IN_RAM: Final = 0.1  # share of a loss that remains if the RAM cache has a copy, which it may drop
+# Share of a loss that remains if the messages continue after other tools. If the request is a sub-agent's,
+# the main agent will need its state again; if the conversation got another tool, it will not. We cannot tell.
 OTHER_HEAD: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """What is to be placed, when, and the files there are."""
+    """What is to be placed and when, and the available files."""
 
     prompt: Tokens
     hash_chain: Sequence[bytes]
     now: float
     catalog: Catalog
-    plain: bool = False  # without any step before
+    plain: bool = False  # no steps before the request
     losses: dict[tuple[EngineId, SlotId, bool], float] = field(default_factory=dict)  # see `loss`
 
 
 def price_of(table: EngineTable, reuse_plan: ReusePlan, want: Want) -> float:
-    """Of sending it where `reuse_plan` says, less the steps before."""
+    """Return the price of sending the request as `reuse_plan` says, without the steps before it."""
     moved = reuse_plan.base if reuse_plan.source is Source.RAM else None
     lost = loss(table, reuse_plan, want)
     if moved and not any(h and _same(h, moved) for h in table.shadow.slots):
@@ -55,7 +56,10 @@ def price_of(table: EngineTable, reuse_plan: ReusePlan, want: Want) -> float:
 
 
 def loss(table: EngineTable, reuse_plan: ReusePlan, want: Want) -> float:
-    """What will be missed of the slot's content once it is overwritten, found once for all plans there."""
+    """Return the expected loss if the slot is overwritten, in tokens.
+
+    It is computed once for all plans there.
+    """
     key = table.engine, reuse_plan.slot, reuse_plan.parked
     if key not in want.losses:
         want.losses[key] = _loss(table, reuse_plan, want)
@@ -75,9 +79,9 @@ def _loss(table: EngineTable, reuse_plan: ReusePlan, want: Want) -> float:
 
 
 def file_price(table: EngineTable, contents: SlotContents, catalog: Catalog) -> float:
-    """Of having this state again when it was overwritten: from a file as far as one goes, then computed.
+    """Return the price of this state once it is overwritten: a restore as far as a file goes, then prefill.
 
-    That is, for its next turn: what is in a file from which that cannot go on does not count.
+    A file counts only as far as the next turn can continue from it.
     """
     end = goes_on_from(contents, table.traits)
     covered = catalog.covered(contents.tokens.cut(0, end), table.traits) if contents.tokens else 0
@@ -87,7 +91,7 @@ def file_price(table: EngineTable, contents: SlotContents, catalog: Catalog) -> 
 
 
 def parked_price(table: EngineTable, contents: SlotContents, now: float) -> float:
-    """Of saving this state now and, if it is asked for again, restoring it."""
+    """Return the price of saving this state now, plus the restore if it is needed again."""
     rates = table.rates
     again = rates.restore_price(rates.size_of(contents.total)) * contents.chance(now)
     return rates.save_price(contents.total) + again
@@ -98,7 +102,7 @@ def restore_price(table: EngineTable, snapshot: Snapshot) -> float:
 
 
 def blind_price(table: EngineTable, contents: SlotContents | None, catalog: Catalog, now: float) -> float:
-    """Of overwriting a slot with a prompt of which nothing is known."""
+    """Return the price of overwriting a slot with a prompt that is unknown."""
     return (
         min(contents.total, file_price(table, contents, catalog)) * contents.chance(now) if contents else 0.0
     )

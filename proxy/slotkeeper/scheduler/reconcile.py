@@ -1,6 +1,6 @@
-"""What GET /slots says of an engine, taken into its table: who is where, what was lost, what is free.
+"""Take an answer of GET /slots into the slot table: where requests run, what was lost, what is free.
 
-Believed over our own account where they differ, but only where the look is newer than what we know.
+Where the answer differs from our own account it is believed, but only if it is newer than what we know.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from slotkeeper.scheduler.slot_contents import SlotContents
 from slotkeeper.scheduler.table import EngineTable, Orphan, Sent, SlotState
 from slotkeeper.scheduler.types import RequestId, SlotId
 
-DRAFTED: Final = 64  # tokens of one draft at most: what was accepted behind a reply's end stays in the slot
-COUNT_SLIP: Final = 2  # tokens by which our count of a slot may differ without our ids being wrong
+DRAFTED: Final = 64  # most tokens of one draft: those accepted beyond a reply's end stay in the slot
+COUNT_SLIP: Final = 2  # tokens by which our count of a slot may differ although our ids are right
 
 
 def observe(table: EngineTable, seen: Observed) -> dict[RequestId, SlotId]:
-    """Take in GET /slots. Returns the unsettled requests whose slot is now known."""
+    """Take in one answer of GET /slots. Returns the unsettled requests whose slot is now known."""
     table.observing = table.look_again = False
     table.failures = 0
     table.unseen = table.unseen and seen.asked < table.reset_at
@@ -51,16 +51,17 @@ def _merge(table: EngineTable, view: SlotView, now: float) -> None:
 
 
 def _whose(table: EngineTable, seen: Observed, settled: dict[RequestId, SlotId]) -> None:
-    """Slots that we thought idle are busy: with ours that went unpinned, or with another's tasks.
+    """Assign busy slots that we thought idle: to our unpinned requests, or to other clients' tasks.
 
-    Nothing is concluded until all of ours must be among them. One request alone is known by any of its tasks,
-    but where no slot is free some of its prompts may still wait in the engine's queue (engine.md 6).
+    Nothing is concluded until all of our unpinned requests must be among them. A single request is identified
+    by any of its tasks. But if no slot is free, some of its prompts may still wait in the engine's queue
+    (engine.md 6).
     """
     busy = [view.slot for view in sorted(_thought_idle(table, seen, busy=True), key=_age)]
     left = [orphan for orphan in table.orphans if orphan.total is None]
     if not _all_among(len(busy), table, seen, left):
         return
-    copies = 0  # of the request before, in slots that follow: tasks are numbered one after the other
+    copies = 0  # slots still to come of the same request: its tasks are numbered in sequence
     for slot in busy:
         if copies:
             copies -= 1
@@ -84,7 +85,10 @@ def _whose(table: EngineTable, seen: Observed, settled: dict[RequestId, SlotId])
 
 
 def _all_among(busy: int, table: EngineTable, seen: Observed, left: Sequence[Orphan]) -> bool:
-    """Whether all of our unpinned requests must be in so many busy slots. `left`: those whose client left."""
+    """Whether all of our unpinned requests must be in the busy slots.
+
+    `left`: those whose client disconnected.
+    """
     late = [orphan for orphan in table.orphans if _not_shown(orphan, seen)]
     unseen = any(sent > seen.asked for sent in _sent_at(table, left))
     if unseen or any(orphan.total is not None for orphan in late):
@@ -95,12 +99,12 @@ def _all_among(busy: int, table: EngineTable, seen: Observed, left: Sequence[Orp
 
 
 def _not_shown(orphan: Orphan, seen: Observed) -> bool:
-    """Whether this look says nothing of it: asked for before, or its tasks may be in the engine's queue."""
+    """Whether this poll says nothing about an orphan: it is too old, or tasks may be queued in the engine."""
     return orphan.since > seen.asked or (orphan.total is None and _full(seen))
 
 
 def _thought_idle(table: EngineTable, seen: Observed, *, busy: bool) -> list[SlotView]:
-    """Of the slots that we thought idle those that are busy, or those that are not."""
+    """Return the slots that we thought idle and that the poll shows as busy, or as not busy."""
     return [
         view
         for view in seen.slots
@@ -109,18 +113,18 @@ def _thought_idle(table: EngineTable, seen: Observed, *, busy: bool) -> list[Slo
 
 
 def _sent_at(table: EngineTable, left: Iterable[Orphan]) -> Iterator[float]:
-    """When those were sent that may still be at work and were not seen yet."""
+    """Yield the times at which requests were sent that may still run and were not seen yet."""
     yield from (sent.at for sent in table.unsettled.values())
     yield from (orphan.sent for orphan in left)
 
 
 def _tells(table: EngineTable, view: SlotView, seen: Observed) -> bool:
-    """Whether this look is newer than what we know of the slot."""
+    """Whether this poll is newer than what we know of the slot."""
     return view.slot < len(table.states) and table.changed[view.slot] <= seen.asked
 
 
 def _correct(table: EngineTable, view: SlotView, now: float) -> None:
-    """Believe the engine's count of a free slot more than ours."""
+    """Correct our account of a free slot by the engine's count."""
     contents = table.shadow.slots[view.slot]
     if _unrun(table, view):
         return
@@ -134,7 +138,7 @@ def _correct(table: EngineTable, view: SlotView, now: float) -> None:
 
 
 def _as_counted(table: EngineTable, contents: SlotContents, count: int, now: float) -> SlotContents:
-    """What a slot holds of which the engine says that it has `count` tokens."""
+    """Return the contents of a slot that has `count` tokens by the engine's count."""
     ours, unknown = contents.total, SlotContents(opaque=count, used=now)
     if count == ours and not contents.rough:
         return contents
@@ -144,12 +148,12 @@ def _as_counted(table: EngineTable, contents: SlotContents, count: int, now: flo
         return contents.shrunk(count)
     if table.traits.speculative and count <= ours + DRAFTED:  # the reply ended within an accepted draft
         return replace(contents, opaque=contents.opaque + count - ours)
-    table.is_shared(now)  # longer than we left it: another client wrote there
+    table.is_shared(now)  # longer than we left it: another client used the slot
     return unknown
 
 
 def _adopt(table: EngineTable, seen: Observed, settled: dict[RequestId, SlotId]) -> None:
-    """Find the slots of requests that ended before they were seen: by what they left there."""
+    """Find the slots of requests that ended before they were seen, by the number of tokens left there."""
     due = [orphan for orphan in table.orphans if not _not_shown(orphan, seen)]
     if not due:
         return
@@ -168,17 +172,17 @@ def _adopt(table: EngineTable, seen: Observed, settled: dict[RequestId, SlotId])
 
 
 def _fitting(free: Iterable[SlotView], total: int | None) -> Iterator[SlotView]:
-    """Slots that hold as many tokens as a request left."""
+    """Yield the slots that hold as many tokens as a request left behind."""
     return (view for view in free if total and abs((view.held or 0) - total) <= COUNT_SLIP)
 
 
 def _full(seen: Observed) -> bool:
-    """Whether something may wait in the engine's queue, also of one whose client left: no slot is free."""
+    """Whether no slot is free, so that tasks may wait in the engine's queue, even of disconnected clients."""
     return all(view.busy for view in seen.slots)
 
 
 def _wiped(table: EngineTable, seen: Observed) -> bool:
-    """Whether slots lost what we left there: all of them (restart), or all but the last to run (T6)."""
+    """Whether slots lost what we left there: all of them (a restart), or all but the last to run (T6)."""
     views = {v.slot: v for v in seen.slots}
     believed = _believed(table, seen, views)
     empty, kept = _parted(believed, views)
@@ -193,17 +197,20 @@ def _wiped(table: EngineTable, seen: Observed) -> bool:
 
 
 def _started_anew(table: EngineTable, seen: Observed) -> bool:
-    """All slots are empty. Whether all of ours had ended: then it is another process."""
+    """Whether all slots are empty because the engine was restarted: no task of ours was running.
+
+    If so, the table is reset.
+    """
     if any(state is not SlotState.IDLE for state in table.states):
         return False
-    sent = dict(table.unsettled)  # perhaps to the new engine already
+    sent = dict(table.unsettled)  # these may have been sent to the new process
     table.reset(table.traits, seen.asked)
     table.unsettled.update(sent)
     return True
 
 
 def _parted(slots: Iterable[SlotId], views: Mapping[SlotId, SlotView]) -> tuple[list[SlotId], list[SlotId]]:
-    """Those that are empty now, and those that are not."""
+    """Divide slots into those that are empty now, and those that are not."""
     parted: tuple[list[SlotId], list[SlotId]] = [], []
     for slot in slots:
         parted[bool(views[slot].busy or views[slot].held)].append(slot)
@@ -211,7 +218,7 @@ def _parted(slots: Iterable[SlotId], views: Mapping[SlotId, SlotView]) -> tuple[
 
 
 def _believed(table: EngineTable, seen: Observed, views: Mapping[SlotId, SlotView]) -> list[SlotId]:
-    """Idle slots in which we left something that this look would show."""
+    """Return the idle slots whose contents this poll should show."""
     return [
         slot
         for slot in table.idle
@@ -221,7 +228,7 @@ def _believed(table: EngineTable, seen: Observed, views: Mapping[SlotId, SlotVie
 
 
 def _outlived_a_task(table: EngineTable, kept: SlotId, views: Mapping[SlotId, SlotView]) -> bool:
-    """Whether another slot began a task after this one got its content."""
+    """Whether another slot began a task after this one got its contents."""
     return any(
         table.begun[slot] > table.changed[kept]
         and (table.states[slot] is not SlotState.LAUNCHED or views[slot].busy)
@@ -231,17 +238,17 @@ def _outlived_a_task(table: EngineTable, kept: SlotId, views: Mapping[SlotId, Sl
 
 
 def _learn_unified(table: EngineTable, wiped: list[SlotId]) -> None:
-    """Idle slots are saved to the RAM cache and cleared at each task: what was there is there now."""
+    """Learn that each task moves idle slots to the RAM cache and clears them."""
     if table.proven or table.traits.unified:
         return
     table.shadow.assume_unified(wiped)
 
 
 def _unrun(table: EngineTable, view: SlotView) -> bool:
-    """A file was restored into a slot that never ran a task: nothing shows of it (engine.md 1.7)."""
+    """Whether a slot got a file and has not run a task since: GET /slots shows nothing (engine.md 1.7)."""
     return view.held is None and view.slot in table.loaded
 
 
 def _age(view: SlotView) -> int:
-    """Tasks are numbered as they come in: the order in which slots were last taken."""
+    """Return the number of a slot's last task: tasks are numbered in the order in which they arrive."""
     return -1 if view.task is None else view.task

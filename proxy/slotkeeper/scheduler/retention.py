@@ -1,12 +1,14 @@
-"""Which snapshots are kept: where a tier is full, those go that save the fewest tokens for their bytes.
+"""Which snapshots are kept: a full tier drops those that save the fewest tokens for their bytes.
 
-1. What a state saves is what would be computed again if it alone were missing (`redundancy`): a state with
-   a near neighbour saves little, a duplicate nothing, however new they are.
-2. That is weighed by the chance that prompts come for it. A prompt may part from a conversation anywhere
-   (an edit, a step back), so every token of its path counts alike, whatever the age of the states on
-   it; what counts is when the conversation as a whole was last used.
-3. As states go, those that remain serve their prompts and are worth more: losses are looked at again.
-4. The deepest file of a conversation that is in a slot goes after all others, golden prefixes at the end.
+1. A state saves what would have to be computed again if it alone were missing. So a state with a near
+   neighbour saves little, and a duplicate saves nothing, however new they are.
+2. This is weighted with the chance that prompts come for it. A prompt may diverge anywhere in a conversation
+   (an edit, a step back). So every token of a path counts alike, whatever the age of the states on it; what
+   counts is when the conversation as a whole was last used.
+3. When states are dropped, the remaining ones serve their prompts and gain value, so losses are computed
+   again.
+4. The longest file of a conversation that is in a slot is dropped after all others, golden prefixes last of
+   all.
 """
 
 from __future__ import annotations
@@ -26,12 +28,12 @@ from slotkeeper.scheduler.prefix_order import AnyState, PrefixOrder
 from slotkeeper.scheduler.slot_contents import HALF_LIFE, SlotContents, Snapshot, SnapshotId, Tier
 from slotkeeper.scheduler.state import State
 
-# Beside the chance of one step back to anywhere on a path, which is 1. Chosen by simulation, on other seeds
-# than benchmarks/retention.py reports. Half or double of the first two moves the figures by a twentieth, of
-# the third by a quarter.
-NEXT_TURN: Final = 3.0  # that it goes on where it ended
-PROVED: Final = 0.1  # that a state which was restored often is wanted once more at its own end
-MOVED_ON: Final = 8  # how steeply the next turn grows unlikely with the share that a newer path has of it
+# Chances relative to that of one step back to anywhere on a path, which is 1. They were chosen by simulation,
+# with other seeds than those of benchmarks/retention.py. Halving or doubling one of the first two changes the
+# figures by a twentieth; for the third it is a quarter.
+NEXT_TURN: Final = 3.0  # that the conversation continues where it ended
+PROVED: Final = 0.1  # that a state which was restored often is needed once more at its own end
+MOVED_ON: Final = 8  # exponent: the next turn gets unlikely as a newer path shares more
 
 LAST_FILE: Final = 1
 GOLDEN: Final = 2
@@ -48,9 +50,9 @@ def evict(
     now: float,
     incoming: int = 0,
 ) -> list[SnapshotId]:
-    """What must go so that all that remains, and `incoming` bytes more, fit the budget; in this order.
+    """Return what to drop, in this order, so that the rest and `incoming` more bytes fit the budget.
 
-    `live` is what the slots hold. A caller with many snapshots keeps a PrefixOrder of them and passes that.
+    `live` is what the slots hold. A caller with many snapshots keeps them in a PrefixOrder and passes that.
     """
     kept = snapshots if isinstance(snapshots, PrefixOrder) else PrefixOrder(snapshots)
     over = sum(snapshot.size for snapshot in kept) + incoming - budget_bytes
@@ -72,26 +74,26 @@ def evict(
 def _drop(
     tree: PrefixTree, order: PrefixOrder, ranks: dict[int, int], over: int
 ) -> tuple[list[Snapshot], int]:
-    """Drop the least worth until `over` bytes are freed: what went, and what is still over.
+    """Drop the least valuable snapshots until `over` bytes are freed. Returns them, and the bytes still over.
 
-    Losses only grow while states go, so a key in the heap is never too high: it is enough to look again
-    at the one on top.
+    Losses only grow while states are dropped, so a key in the heap is never too high. It is enough to compute
+    the top one again.
     """
 
     def key(index: int, snapshot: Snapshot) -> Key:
         worth = tree.loss(index) / max(1, snapshot.size)
         return ranks.get(index, 0), worth, -snapshot.size, _last_used(snapshot), snapshot.id
 
-    found = [(key(n, s), n, s) for n, s in enumerate(order.states) if isinstance(s, Snapshot)]
-    heapify(found)
+    heap = [(key(n, s), n, s) for n, s in enumerate(order.states) if isinstance(s, Snapshot)]
+    heapify(heap)
     dropped: list[Snapshot] = []
-    while found and over > 0:
-        known, index, snapshot = found[0]
-        now = key(index, snapshot)
-        if now > known:
-            heapreplace(found, (now, index, snapshot))
+    while heap and over > 0:
+        old_key, index, snapshot = heap[0]
+        new_key = key(index, snapshot)
+        if new_key > old_key:
+            heapreplace(heap, (new_key, index, snapshot))
             continue
-        heappop(found)
+        heappop(heap)
         tree.drop(index)
         dropped.append(snapshot)
         over -= snapshot.size
@@ -103,12 +105,12 @@ def _last_used(state: AnyState) -> float:
 
 
 def _recent(used: float, now: float) -> float:
-    """How likely it is asked for again. The tail is long: a day later it is one in a hundred, not nothing."""
+    """Return the chance that a state is needed again. The tail is long: after a day it is 1 %, not zero."""
     return HALF_LIFE / (HALF_LIFE + max(0.0, now - used))
 
 
 def _demand(tree: PrefixTree, order: PrefixOrder, now: float) -> None:
-    """Spread over the tree how likely prompts are that part from it, place by place."""
+    """Distribute over the tree the chances that prompts diverge there."""
     for state, end in zip(order.states, tree.ends, strict=True):
         end.newest = max(end.newest, _last_used(state))
         if isinstance(state, Snapshot):
@@ -123,8 +125,8 @@ def _demand(tree: PrefixTree, order: PrefixOrder, now: float) -> None:
     for node, parent in tree.upward():
         parent.density += node.density
         passing = node.density * (node.at - parent.at)
-        # What parts between two nodes is served by the upper one, on dense models at its own place:
-        # on average as if half of it parted at either node.
+        # A prompt that diverges between two nodes is served by the upper one. On dense models it is served at
+        # its own place: on average as if one half diverged at each node.
         below = passing / 2 if tree.anywhere else 0.0
         node.demand += below
         parent.demand += passing - below
@@ -132,9 +134,9 @@ def _demand(tree: PrefixTree, order: PrefixOrder, now: float) -> None:
 
 
 def _current(leaf: Node) -> float:
-    """The share of a path that no newer one has in common with it.
+    """Return the share of a path that no newer path has in common with it.
 
-    Where a newer path has most of it, the conversation went on there, and this one was left.
+    If a newer path has most of it, the conversation continued there, and this path was abandoned.
     """
     node: Node | None = leaf
     while node is not None and node.newest <= leaf.newest:
@@ -143,7 +145,7 @@ def _current(leaf: Node) -> float:
 
 
 def _ranks(tree: PrefixTree, order: PrefixOrder, traits: EngineTraits) -> dict[int, int]:
-    """Which states go after all others."""
+    """Return the states that are dropped after all others, with their rank."""
     ranks: dict[int, int] = {}
     for index, state in enumerate(order.states):
         if (
@@ -157,7 +159,7 @@ def _ranks(tree: PrefixTree, order: PrefixOrder, traits: EngineTraits) -> dict[i
 
 
 def _deepest_file(tree: PrefixTree, order: PrefixOrder, live: int, traits: EngineTraits) -> int | None:
-    """The snapshot that gives most of what a slot holds; one of another conversation does not count."""
+    """Return the snapshot that saves most of a slot's contents; None if none is of its conversation."""
     best, most = None, (0, 0.0)
     commons = order.common_with(live)
     for index, (state, usable) in enumerate(zip(order.states, tree.usable, strict=True)):
@@ -170,17 +172,17 @@ def _deepest_file(tree: PrefixTree, order: PrefixOrder, live: int, traits: Engin
 
 # -- files that come and go ------------------------------------------------------------------------------
 
-MOST: Final = 4096  # files in one tier: the tokens of each are in memory
+MOST: Final = 4096  # files in one tier: the tokens of each are kept in memory
 
 
 def kept(state: State, snapshot: Snapshot, now: float) -> list[Effect]:
-    """A new file lies in the hot tier: others may have to go."""
+    """Add a new file of the hot tier to the catalog, and make room for it."""
     state.catalog.put(snapshot)
     return make_room(state, now)
 
 
 def snapshots_changed(state: State, event: SnapshotsChanged) -> list[Effect]:
-    """Files that were found, moved or lost. What slots hold is not saved again for that."""
+    """Take in files that were found, moved or lost. Slots whose files are gone are not saved again."""
     for table in state.up if event.gone else ():
         for slot in table.idle:
             contents = table.shadow.slots[slot]
@@ -194,11 +196,11 @@ def snapshots_changed(state: State, event: SnapshotsChanged) -> list[Effect]:
 
 
 def make_room(state: State, now: float) -> list[Effect]:
-    """What must leave the hot tier goes to the cold one, if there is one; what must leave that is deleted.
+    """Move surplus files from the hot tier to the cold one, if there is one, and delete other surplus.
 
-    From a cold tier that is shared nothing is deleted for want of room: it sees to that itself.
+    Nothing is deleted from a shared cold tier for lack of room: the store does that itself.
     """
-    orders: dict[SnapshotId, Effect] = {}  # one for each: what leaves both tiers at once is only deleted
+    orders: dict[SnapshotId, Effect] = {}  # one for each file: one that leaves both tiers is only deleted
     for tier, budget in ((Tier.HOT, state.limits.hot_bytes), (Tier.COLD, state.limits.cold_bytes)):
         for gone in _surplus(state, tier, budget, now):
             if tier is Tier.HOT and state.limits.cold_bytes:
@@ -213,7 +215,7 @@ def make_room(state: State, now: float) -> list[Effect]:
 
 
 def _surplus(state: State, tier: Tier, budget: int, now: float) -> list[SnapshotId]:
-    """What has no room: first files for engines that are not there, then those that are worth least."""
+    """Return the files that have no room: those of absent engines first, then the least valuable ones."""
     catalog, gone = state.catalog, []
     over = max(catalog.size(tier) - budget, catalog.beyond(tier, MOST))
     if over <= 0 or not state.tables:
@@ -234,20 +236,20 @@ def _surplus(state: State, tier: Tier, budget: int, now: float) -> list[Snapshot
 
 
 def drop(state: State, snapshot: Snapshot) -> list[Effect]:
-    """It proved to be worthless."""
+    """Drop a snapshot that proved to be worthless."""
     state.catalog.take(snapshot.id)
     return [Drop(snapshot=snapshot.id, to_cold=False)]
 
 
 def proved(state: State, plan: Plan, *, cached: int, now: float) -> list[Effect]:
-    """The engine has said what the restore was worth. One that saved nothing is not offered again."""
+    """Take in what the engine reported about a restore. A file that saved little is not offered again."""
     snapshot = next((step.snapshot for step in plan.steps if isinstance(step, Load)), None)
     if snapshot is None or plan.reuse_plan is None:
         return []
     paid = cached * 2 >= plan.reuse_plan.reuse
     if not paid:
         return [Prove(snapshot=snapshot.id, paid=False), *drop(state, snapshot)]
-    if known := state.catalog.get(snapshot.id):  # its tier may have changed since it was planned
+    if known := state.catalog.get(snapshot.id):  # its tier may have changed since the plan was made
         golden = known.golden or known.shared
         state.catalog.put(replace(known, used=now, restores=known.restores + 1, golden=golden))
     return [Prove(snapshot=snapshot.id, paid=True)]
@@ -261,5 +263,5 @@ def _to_cold(state: State, gone: SnapshotId) -> Drop:
 
 
 def _live(state: State) -> list[SlotContents]:
-    """What slots hold: a file beside it saves little."""
+    """Return the contents of all slots. A file of the same state as a slot saves little."""
     return [contents for table in state.up for contents in table.shadow.slots if contents and contents.tokens]

@@ -1,8 +1,8 @@
-"""The engine's shadow: what each slot and the engine's RAM prompt cache hold, and what a task will do.
+"""The engine's shadow: what its slots and its RAM prompt cache hold, and what a task will do to them.
 
-`plan_reuse` answers "what if this prompt went there?" without changing anything; `launch` and `finish`
-make the change. The rules are those of `get_available_slot` and of the RAM prompt cache
-(engine.md sections 1.2, 4 and T6).
+`plan_reuse` tells what would be reused if a prompt went to a slot, without changing anything. `launch` and
+`finish` make the changes. The rules are those of `get_available_slot` and of the RAM prompt cache (engine.md
+sections 1.2, 4 and T6).
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ class ReusePlan:
     slot: SlotId
     reuse: int  # tokens
     source: Source
-    base: SlotContents | None  # the state it would extend
-    parked: bool  # whether the engine would first copy the slot's content to its RAM cache
+    base: SlotContents | None  # the state from which the prompt would continue
+    parked: bool  # whether the engine would first copy the slot's contents to its RAM cache
     touched: bool = False  # after a one-token task in that slot
-    unsafe: bool = False  # the engine would answer wrongly (T9, T11): erase the slot first
-    foreign: bool = False  # the engine might use what another namespace has left: erase the slot first
+    unsafe: bool = False  # the engine would answer wrongly (T9, T11): the slot must be erased first
+    foreign: bool = False  # the engine might use another namespace's state: the slot must be erased first
 
 
 class EngineShadow:
-    """One engine's slots and RAM cache as we believe them to be."""
+    """Our model of what one engine's slots and RAM cache hold."""
 
     def __init__(self, traits: EngineTraits) -> None:
         self.traits = traits
         self.slots: list[SlotContents | None] = [None] * traits.n_slots
         self.ram: list[SlotContents] = []
-        self._copied: dict[SlotId, SlotContents] = {}  # idle slots whose content is in the RAM cache already
+        self._copied: dict[SlotId, SlotContents] = {}  # idle slots whose contents are in the RAM cache too
         self._tasks = 0
 
     def __repr__(self) -> str:
@@ -67,15 +67,18 @@ class EngineShadow:
     # -- questions ---------------------------------------------------------------------------------
 
     def plan_reuse(self, slot: SlotId, prompt: Tokens, *, evict: bool = False) -> ReusePlan:
-        """Send it to `slot` as it is. `evict`: the engine chose the slot by age (save and load)."""
+        """Plan to send a prompt to `slot` as it is.
+
+        `evict`: the engine chose the slot by age (save and load).
+        """
         return self._plan_reuse(self.slots[slot], self.ram, slot, prompt, evict=evict)
 
     def look_touched(self, slot: SlotId, prompt: Tokens, idle: Collection[SlotId]) -> ReusePlan:
-        """Send it to `slot` after a one-token task there.
+        """Plan to send a prompt to `slot` after a one-token task there.
 
-        That task makes the engine publish its idle slots in the RAM cache, this one first, and leaves the
-        slot non-empty, without which a pinned task never loads from there (T6). What is published replaces
-        all entries that it begins with.
+        That task makes the engine publish its idle slots in the RAM cache, this slot first. It also leaves
+        the slot non-empty, without which a pinned task never loads from the RAM cache (T6). A published state
+        replaces all entries that are a prefix of it.
         """
         ram, own = list(self.ram), self.slots[slot]
         parked = parks(own, self.traits)
@@ -85,38 +88,42 @@ class EngineShadow:
             for other in idle:
                 if other != slot and (contents := self.slots[other]):
                     publish(ram, contents, self.traits)
-        one = SlotContents(tokens=prompt.cut(0, 0), opaque=1)
-        return replace(self._plan_reuse(one, ram, slot, prompt), touched=True, parked=parked)
+        touched_slot = SlotContents(tokens=prompt.cut(0, 0), opaque=1)
+        return replace(self._plan_reuse(touched_slot, ram, slot, prompt), touched=True, parked=parked)
 
     def plan_reuse_restored(self, slot: SlotId, prompt: Tokens, snapshot: Snapshot) -> ReusePlan:
-        """Send it to `slot` after this file was restored there: what the slot holds now is lost."""
+        """Plan to send a prompt to `slot` after a restore of this file, which overwrites the slot."""
         reuse_plan = self._plan_reuse(restored(snapshot, self.traits, now=0.0), self.ram, slot, prompt)
         source = Source.SNAPSHOT if reuse_plan.source is Source.SLOT else reuse_plan.source
         return replace(reuse_plan, source=source, parked=False)
 
     def longest_common(self, prompt: Tokens, idle: Collection[SlotId]) -> int:
-        """The longest prefix that any idle slot or RAM cache entry has in common with a prompt."""
+        """Return the most tokens that an idle slot or an entry of the RAM cache shares with a prompt."""
         states = (*(self.slots[slot] for slot in idle), *self.ram)
         return max((contents.tokens.lcp(prompt) for contents in states if contents), default=0)
 
     def plan_reuse_blind(self, slot: SlotId) -> ReusePlan:
-        """Send a prompt of which nothing is known but that it has little in common with any other."""
+        """Plan to send an unknown prompt, which presumably shares little with any state."""
         parked = parks(self.slots[slot], self.traits)
         return ReusePlan(slot=slot, reuse=0, source=Source.NOTHING, base=None, parked=parked)
 
     def plan_reuse_apart(self, slot: SlotId, space: str) -> ReusePlan:
-        """The same in a namespace: `foreign` unless the slot is its own, and no RAM cache can be asked."""
+        """Plan to send an unknown prompt of a namespace.
+
+        It is `foreign` unless the slot is of the same namespace, and the engine can load nothing from a RAM
+        cache.
+        """
         contents = self.slots[slot]
         foreign = contents is None or contents.tokens.space != space or self.may_load
         return ReusePlan(slot=slot, reuse=0, source=Source.NOTHING, base=None, parked=False, foreign=foreign)
 
     @property
     def may_load(self) -> bool:
-        """Whether the engine may have a RAM cache, from which it loads by likeness alone."""
+        """Whether the engine may have a RAM cache, from which it loads whatever is similar."""
         return self.traits.ram_cache or self.traits.known("ram_cache") is Known.UNFOUND
 
     def engine_choice(self, prompt: Tokens, idle: Sequence[SlotId]) -> ReusePlan | None:
-        """Where the engine itself would put an unpinned prompt: most similar, else least recently used."""
+        """Plan an unpinned prompt as the engine does: the most similar slot, or the least recently used."""
         if not idle:
             return None
         similar: tuple[float, SlotId] | None = None
@@ -131,14 +138,14 @@ class EngineShadow:
         return self.plan_reuse(oldest, prompt, evict=True)
 
     def elsewhere(self, contents: SlotContents, but: SlotId) -> bool:
-        """Whether the same content is also kept in another slot or in the RAM cache."""
+        """Whether the same contents are in another slot or in the RAM cache too."""
         others = [h for s, h in enumerate(self.slots) if s != but and h]
         return any(contains(h, contents) for h in (*others, *self.ram))
 
     # -- changes -----------------------------------------------------------------------------------
 
     def launch(self, reuse_plan: ReusePlan, idle: Collection[SlotId]) -> None:
-        """A task starts in `reuse_plan.slot`: the RAM cache and the other idle slots change."""
+        """Record that a task starts in `reuse_plan.slot`: the RAM cache and the other idle slots change."""
         contents = self.slots[reuse_plan.slot]
         if reuse_plan.parked and contents:
             publish(self.ram, contents, self.traits)
@@ -150,7 +157,7 @@ class EngineShadow:
         self._copy_idle(reuse_plan.slot, idle)
 
     def touch(self, slot: SlotId, idle: Collection[SlotId]) -> None:
-        """A one-token task ran in `slot`."""
+        """Record that a one-token task ran in `slot`."""
         contents = self.slots[slot]
         if contents and parks(contents, self.traits):
             publish(self.ram, contents, self.traits)
@@ -158,11 +165,11 @@ class EngineShadow:
         self._copy_idle(slot, idle)
 
     def restore(self, slot: SlotId, snapshot: Snapshot, now: float) -> None:
-        """A file was restored into `slot`. The RAM cache is passed by (engine.md 4)."""
+        """Record that a file was restored into `slot`. The RAM cache is unchanged (engine.md 4)."""
         self.slots[slot] = restored(snapshot, self.traits, now=now)
 
     def erase(self, slot: SlotId) -> None:
-        """`slot` was erased. The RAM cache is passed by (engine.md 4)."""
+        """Record that `slot` was erased. The RAM cache is unchanged (engine.md 4)."""
         self.slots[slot] = None
 
     def finish(
@@ -179,7 +186,10 @@ class EngineShadow:
         now: float,
         space: str = "",
     ) -> SlotContents:
-        """A task ended in `slot`. The slot holds the prompt and all but the last sampled token."""
+        """Record that a task ended in `slot`.
+
+        The slot holds the prompt and all sampled tokens but the last.
+        """
         base = self.slots[slot]
         checkpoints = self.checkpoints_after(base, reuse=cached, end=prompt_tokens, user_starts=user_starts)
         total = prompt_tokens + max(0, (generated or 0) - 1)
@@ -203,7 +213,7 @@ class EngineShadow:
         return contents
 
     def broken_off(self, reuse_plan: ReusePlan, prompt: Tokens) -> SlotContents:
-        """What a slot holds when a task was stopped on its way: the engine's count will say how much."""
+        """Return what a slot holds after a task was stopped. The engine's count will say how much of it."""
         base = reuse_plan.base
         return SlotContents(
             tokens=prompt,
@@ -219,7 +229,7 @@ class EngineShadow:
     def checkpoints_after(
         self, base: SlotContents | None, *, reuse: int, end: int, user_starts: Sequence[int]
     ) -> tuple[Checkpoint, ...]:
-        """The checkpoints of a state after one more task prefilled it up to `end`."""
+        """Return the checkpoints of a state after one more task prefilled it up to `end`."""
         self._tasks += 1
         return after_prefill(
             base.checkpoints if base else (),
@@ -234,7 +244,7 @@ class EngineShadow:
     def possible_after(
         self, base: SlotContents | None, *, reuse: int, end: int, user_starts: Sequence[int]
     ) -> tuple[Checkpoint, ...]:
-        """The same in an engine that throws none away; nothing where its flags are known."""
+        """Return the same for an engine that discards no checkpoint; empty if its flags are known."""
         if not self.traits.checkpoints_in_doubt:
             return ()
         return after_prefill(
@@ -248,7 +258,7 @@ class EngineShadow:
         )
 
     def learn(self, traits: EngineTraits) -> None:
-        """Its flags turned out to be others: so are the lists of checkpoints."""
+        """Take over corrected flags, and rebuild the lists of checkpoints accordingly."""
         before, self.traits = self.traits, traits
         if (before.checkpoint_cap, before.checkpoint_min_step) != (
             traits.checkpoint_cap,
@@ -258,24 +268,24 @@ class EngineShadow:
             self.ram = [contents.relisted(traits) for contents in self.ram]
 
     def forget_ram(self) -> None:
-        """What we believed to be in the RAM cache was not."""
+        """Forget the RAM cache: it did not hold what we believed."""
         self.ram.clear()
         self._copied.clear()
 
     def assume_unified(self, wiped: Collection[SlotId]) -> None:
-        """These idle slots were cleared by another's task: they are in the RAM cache now (T6)."""
+        """Learn that slots share one buffer: a task moved these idle slots to the RAM cache (T6)."""
         self.traits = self.traits.corrected(Known.WIPED, unified=True)
         for slot in wiped:
             self.moved(slot)
 
     def moved(self, slot: SlotId) -> None:
-        """The engine has moved what an idle slot held to its RAM cache."""
+        """Record that the engine moved an idle slot's contents to its RAM cache."""
         if contents := self.slots[slot]:
             publish(self.ram, contents, self.traits)
         self.slots[slot] = None
 
     def distrust_ram(self) -> None:
-        """Twice the RAM cache did not hold what stock settings would have put there."""
+        """Assume that there is no RAM cache: twice it lacked what stock settings would have put there."""
         self.traits = self.traits.corrected(Known.UNFOUND, ram_cache=False)
         self.forget_ram()
 
@@ -308,13 +318,14 @@ class EngineShadow:
         )
 
     def _saves(self, contents: SlotContents | None, common: int, length: int, *, evict: bool) -> bool:
-        """Whether the engine turns to its RAM cache: it saves the slot there, and looks for better."""
+        """Whether the engine uses its RAM cache: it saves the slot there, and looks for a better state."""
         return parks(contents, self.traits, common, length) or (evict and self.traits.ram_cache)
 
     def _mixes(self, contents: SlotContents | None, prompt: Tokens, common: int) -> bool:
-        """Whether the engine might use another namespace's state: the slot's, or one of its RAM cache.
+        """Whether the engine might use another namespace's state, from the slot or from its RAM cache.
 
-        A slot that we believe empty may hold a file of which GET /slots shows nothing (engine.md 1.7).
+        A slot that we believe empty may hold a restored file, of which GET /slots shows nothing (engine.md
+        1.7).
         """
         if contents is None or contents.tokens.space != prompt.space:
             return True
@@ -325,7 +336,10 @@ class EngineShadow:
         return contents.used if contents else -1.0
 
     def _copy_idle(self, running: SlotId, idle: Collection[SlotId]) -> None:
-        """At the start of a task the engine copies its other idle slots, and with one buffer clears them."""
+        """Record that the engine copies its other idle slots when a task starts.
+
+        If all slots share one buffer, it also clears them.
+        """
         if not (self.traits.ram_cache and self.traits.idle_copy):
             return
         for other in idle:

@@ -1,7 +1,7 @@
-"""Everything the scheduler remembers, the queue among it. Changed only through `Placement.on`.
+"""The scheduler's whole state, its queue included. Only `Placement.on` changes it.
 
-The engine's own deferred queue knows no fairness and leaves slots idle (engine.md 6), so nothing
-waits there.
+Requests wait here and not in the engine's own deferred queue, which is not fair between clients and leaves
+slots idle (engine.md 6).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from slotkeeper.scheduler.types import ClientId, EngineId, ModelName, RequestId,
 
 
 class FairQueue:
-    """Requests in the order in which they may be placed."""
+    """The waiting requests, in the order in which they may be placed."""
 
     def __init__(self) -> None:
-        # The clients' own order is the turn order: a served client goes to the end.
+        # The order of the clients is the turn order: a client that was served moves to the end.
         self._lines: OrderedDict[ClientId, OrderedDict[RequestId, None]] = OrderedDict()
         self._client: dict[RequestId, ClientId] = {}
 
@@ -42,17 +42,17 @@ class FairQueue:
         return request in self._client
 
     def __iter__(self) -> Iterator[RequestId]:
-        """One request of each client in turn, then the second of each, and so on."""
+        """Yield one request of each client in turn, then the second of each, and so on."""
         turns = [iter(line) for line in self._lines.values()]
         while len(turns) > 1:
             heads = [next(line, None) for line in turns]
             yield from filter(None, heads)
             if None in heads:
                 turns = [line for line, head in zip(turns, heads, strict=True) if head is not None]
-        yield from chain.from_iterable(turns)  # at once: thousands may wait
+        yield from chain.from_iterable(turns)  # one client is left; thousands of its requests may wait
 
     def of(self, client: ClientId) -> int:
-        """How many of its requests wait."""
+        """Return how many requests of this client wait."""
         return len(self._lines.get(client, ()))
 
     def add(self, request: RequestId, client: ClientId) -> None:
@@ -60,20 +60,20 @@ class FairQueue:
         self._client[request] = client
 
     def put_back(self, request: RequestId, client: ClientId) -> None:
-        """It lost its slot before the engine began, and is the next to be served."""
+        """Put a request first in the queue, because it lost its slot before the engine began to run it."""
         self.add(request, client)
         self._lines[client].move_to_end(request, last=False)
         self._lines.move_to_end(client, last=False)
 
     def served(self, request: RequestId) -> None:
-        """It leaves the queue, and its client goes to the end of the turn order."""
+        """Remove a request that is being served, and move its client to the end of the turn order."""
         client = self._client.get(request)
         self.discard(request)
         if client is not None and client in self._lines:
             self._lines.move_to_end(client)
 
     def discard(self, request: RequestId) -> None:
-        """It leaves the queue without having been served."""
+        """Remove a request that was not served."""
         client = self._client.pop(request, None)
         if client is None:
             return
@@ -85,61 +85,61 @@ class FairQueue:
 
 # -- tokens that were computed in idle time --------------------------------------------------------------
 
-MOST: Final = 1024  # states, the oldest are forgotten
+MOST: Final = 1024  # states; the oldest are forgotten
 
 
 @dataclass(slots=True)
 class Ahead:
-    """Which states end in tokens that were computed in idle time, and where these begin.
+    """Which states end in tokens that were computed in idle time, and where these tokens begin.
 
-    A state is known by its tokens: a slot, a file and the engine's RAM cache may all hold it.
+    A state is identified by its tokens, because a slot, a file and the engine's RAM cache may all hold it.
     """
 
-    _begins: dict[int, int] = field(default_factory=dict)  # by the hash of the state's tokens
+    _begins: dict[int, int] = field(default_factory=dict)  # key: hash of the state's tokens
 
     def computed(self, tokens: Tokens, begin: int) -> None:
-        """The state holds `tokens`; from `begin` on they were computed in idle time."""
+        """Record a state that holds `tokens`, computed in idle time from index `begin` on."""
         self._begins.pop(key := hash(tokens), None)
         self._begins[key] = begin
         if len(self._begins) > MOST:
             del self._begins[next(iter(self._begins))]
 
     def begins(self, tokens: Tokens) -> int | None:
-        """From which token on; None where nothing of it was computed in idle time."""
+        """Return the index of the first token that was computed in idle time; None if none was."""
         return self._begins.get(hash(unmarked(tokens)))
 
 
-# -- all of it -------------------------------------------------------------------------------------------
+# -- the whole state -------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class State:
-    """All that is remembered. Times are seconds of the events."""
+    """The scheduler's memory. Times are in seconds, on the clock of the events."""
 
-    engines: tuple[EngineId, ...]  # in the order in which they were named
+    engines: tuple[EngineId, ...]  # in the order of the configuration or of `EnginesNamed`
     trees: dict[ModelName, PromptTree] = field(default_factory=dict)
     catalog: Catalog = field(default_factory=Catalog)
     tables: dict[EngineId, EngineTable] = field(default_factory=dict)
     requests: dict[RequestId, Pending] = field(default_factory=dict)
     queue: FairQueue = field(default_factory=FairQueue)
-    bypassing: list[RequestId] = field(default_factory=list)  # waiting for pinned tasks to have begun
-    steered: list[RequestId] = field(default_factory=list)  # prompt in place, request not yet sent
+    bypassing: list[RequestId] = field(default_factory=list)  # waiting until all pinned tasks have begun
+    steered: list[RequestId] = field(default_factory=list)  # prompt is prefilled, request not yet sent
     slotless: list[RequestId] = field(default_factory=list)  # waiting for their models to be loaded
     routers: dict[EngineId, Router] = field(default_factory=dict)
-    drained: dict[EngineId, bool] = field(default_factory=dict)  # by their users; whether that was reported
+    drained: dict[EngineId, bool] = field(default_factory=dict)  # by an operator; whether `Drained` was sent
     limits: Limits = field(default_factory=Limits)
     writes: HourlyBudget = field(init=False)  # bytes
     idle: HourlyBudget = field(init=False)  # tokens
-    coming: dict[RequestId, SlotContents] = field(default_factory=dict)  # written, and not yet in the catalog
+    coming: dict[RequestId, SlotContents] = field(default_factory=dict)  # written, not yet in the catalog
     ahead: Ahead = field(default_factory=Ahead)
     outputs: Outputs = field(default_factory=Outputs)
     chores: dict[RequestId, Chore] = field(default_factory=dict)
     chores_begun: int = 0
-    begun: int = 0  # requests that were taken from the queue
+    begun: int = 0  # requests that have left the queue
     at: float = 0.0  # of the last event
     hinted: set[RequestId] = field(default_factory=set)  # with a priority or a deadline
     served_at: dict[Priority, float] = field(default_factory=dict)  # when one of it was served last
-    wakes_at: float | None = None  # when a `SetTimer` that is out will be answered
+    wakes_at: float | None = None  # when the pending `SetTimer` will be answered
     closing: bool = False
 
     def __post_init__(self) -> None:
@@ -152,32 +152,32 @@ class State:
         return [table for table in self.tables.values() if table.up]
 
     def tree(self, model: ModelName) -> PromptTree:
-        """All prompts that were sent to this model: those of two models have nothing in common."""
+        """Return all prompts that were sent to this model. Prompts of two models have nothing in common."""
         return self.trees.setdefault(model, PromptTree())
 
     def up_for(self, model: ModelName) -> list[EngineTable]:
-        """Engines that are up and serve this model."""
+        """Return the engines that are up and serve this model."""
         return [table for table in self.up if table.model == model]
 
     def open_for(self, model: ModelName) -> list[EngineTable]:
-        """Those of them on which something may begin; where requests fail, only if there is no other."""
-        found = [table for table in self.up_for(model) if not table.leaving]
-        return [table for table in found if not table.failing] or found
+        """Return the engines of this model on which work may begin; failing ones only if all are failing."""
+        tables = [table for table in self.up_for(model) if not table.leaving]
+        return [table for table in tables if not table.failing] or tables
 
     def try_again(self, now: float) -> None:
-        """Engines at which requests have failed, once they have rested for long enough."""
+        """Let engines with an open breaker be tried again, once their waiting time is over."""
         for table in self.tables.values():
             if table.breaker.resting and now >= table.breaker.until:
                 table.breaker.resting = False
                 table.moves += 1
 
     def with_room(self, request: Arrived) -> list[EngineTable]:
-        """Engines with as many idle slots as it takes, or with all of theirs."""
+        """Return the engines with enough idle slots for the request, or with all of their slots idle."""
         tables = self.open_for(request.model)
         return [table for table in tables if len(table.idle) >= min(request.copies, len(table.states))]
 
     def back_by(self, now: float, model: ModelName) -> float | None:
-        """Until when to wait for an engine of this model; None where one is there, or none is expected."""
+        """Return until when to wait for an engine of this model; None if one is up or none is expected."""
         if self.up_for(model):
             return None
         for router in self.routers.values():
@@ -187,45 +187,45 @@ class State:
         return until if until > now else None
 
     def fallback(self, model: ModelName) -> EngineId:
-        """Where a request for this model goes if no engine is up for it: that speaks for itself."""
+        """Return where to send a request if no engine of its model is up: the client gets that error."""
         routers = (router.engine_of(model) for router in self.routers.values())
         known = (table.engine for table in self.tables.values() if model and table.model == model)
         named = sorted(self.engines, key=lambda engine: engine in self.drained)
         return next(filter(None, (*routers, *known)), named[0])
 
     def mark_leaving(self) -> None:
-        """Nothing begins on engines that are drained, nor on models that are about to be unloaded."""
+        """Mark engines on which nothing may begin: drained ones, and models about to be unloaded."""
         leaving = {router.leaving for router in self.routers.values()} | self.drained.keys()
         for engine in self.drained.keys() & self.routers.keys():
             leaving |= self.routers[engine].models.keys()
         for table in self.tables.values():
             if table.leaving != (table.engine in leaving):
                 table.leaving = not table.leaving
-                table.moves += 1  # its queued requests can be decided
+                table.moves += 1  # its queued requests can be decided again
 
     @property
     def waiting(self) -> bool:
         return bool(len(self.queue) or self.bypassing or self.steered)
 
     def wanted(self, table: EngineTable) -> bool:
-        """Whether a request waits that could have a slot there: where a model is leaving, none can."""
+        """Whether a waiting request could get a slot there. No request can if the engine is leaving."""
         return self.waiting and not table.leaving
 
     def ends(self, table: EngineTable) -> bool:
-        """Whether its slots are about to be lost, and what is worth it is saved now."""
+        """Whether the engine's slots are about to be lost, so that those that are worth it are saved now."""
         return self.closing or table.leaving
 
     def open_accounts(self, table: EngineTable) -> bool:
-        """Whether a request has ended there whose tokens are still being found: nor are its slot's known."""
+        """Whether a request ended there whose tokens, and so its slot's contents, are not known yet."""
         ended = (p.plan for p in self.requests.values() if p.stage is Stage.ENDED and p.plan)
         return any(plan.table is table for plan in ended)
 
     def waiting_requests(self) -> Iterator[RequestId]:
-        """All that wait for an engine, in the order in which they are served."""
+        """Yield all requests that wait for an engine, in the order in which they are served."""
         return chain(self.slotless, self.bypassing, self.queue)
 
     def forget(self, request: RequestId) -> None:
-        """It waits no more, and was not served."""
+        """Remove a request that was not served, from every queue."""
         del self.requests[request]
         self.queue.discard(request)
         for line in (self.bypassing, self.steered, self.slotless):
@@ -233,7 +233,7 @@ class State:
                 line.remove(request)
 
     def scene(self, now: float) -> Scene:
-        """While it stays the same, queued requests stay queued: a long queue is not decided again."""
+        """Return what queue decisions depend on. While it is unchanged, no decision is made again."""
         several = len(self.up) > 1
         return tuple(
             (
@@ -247,7 +247,7 @@ class State:
         )
 
     def slot_of(self, pending: Pending) -> tuple[EngineTable, SlotId] | None:
-        """The slot that a request still owns; None when it has none, or the engine was restarted."""
+        """Return the slot that a request still owns; None if it owns none, or if the engine was restarted."""
         if pending.plan is None or pending.slot is None:
             return None
         table = pending.plan.table
@@ -257,7 +257,7 @@ class State:
 
 @dataclass(slots=True)
 class CurrentScene:
-    """The scene, drawn only where it is needed: most requests are the only one."""
+    """The scene at one moment, computed only when it is needed: most requests are alone in the queue."""
 
     state: State = field(repr=False)
     now: float
@@ -272,12 +272,12 @@ class CurrentScene:
         self._drawn = None
 
     def keeps_waiting(self, pending: Pending) -> bool:
-        """Whether it was decided in this very scene that the request must wait."""
+        """Whether this same scene has already made the request wait."""
         return pending.waits_in is not None and pending.waits_in == self.drawn()
 
 
 def user_starts(prompt: Tokens | None, traits: EngineTraits) -> Sequence[int]:
-    """Where user messages begin, in tokens: the engine likes to make checkpoints there."""
+    """Return where user messages begin, in tokens. The engine prefers these places for checkpoints."""
     if prompt is None:
         return ()
     return sorted({at for opener in traits.user_start for at in prompt.find_all(Tokens(opener))})

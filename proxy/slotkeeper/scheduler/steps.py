@@ -1,4 +1,4 @@
-"""Steps bound to their owner and their slot: of a request's plan as effects, of idle work in a chore."""
+"""Steps, bound to an owner and a slot: a request's step becomes an effect, idle work becomes a chore."""
 
 from __future__ import annotations
 
@@ -41,42 +41,42 @@ def effect(
 
 # -- idle work in one slot -------------------------------------------------------------------------------
 
-SHORTEST: Final = 0.01  # seconds that a step takes at least: a round trip
+SHORTEST: Final = 0.01  # seconds that a step takes, at least: one round trip
 
 
 @dataclass(slots=True)
 class Chore:
-    """Idle work in one slot: it is saved, cut back to save a boundary and restored to its end, or warmed."""
+    """Idle work in one slot: it saves the slot, cuts it back to save boundaries, prefetches, or warms it."""
 
     id: RequestId
     table: EngineTable
     slot: SlotId
-    step: Step  # under way
-    home: SlotContents | None  # what the slot held when it began; None where it is warmed
-    goal: Prefill | None = None  # what it shall hold in the end, where it is warmed or goes ahead
-    computes: int = 0  # tokens, for the goal
+    step: Step  # the step that runs now
+    home: SlotContents | None  # what the slot held at the beginning; None if the chore warms an empty slot
+    goal: Prefill | None = None  # what the slot is to hold at the end, if the chore warms or prefetches
+    computes: int = 0  # tokens that are computed for the goal
     stopped: bool = False  # a request needed the engine
-    written: bool = False  # the engine has saved the slot: that the file is checked needs neither of them
-    leaves: bool = False  # the slot is not restored to its end: another conversation will have it soon
+    written: bool = False  # the engine wrote the file; checking it needs neither slot nor engine
+    leaves: bool = False  # the slot is not restored to its end: another conversation will soon take it
 
     @property
     def ahead(self) -> bool:
-        """Whether it is on its way to what the next turn will begin with."""
+        """Whether the chore prefetches the beginning of the next turn."""
         return self.goal is not None and self.goal.purpose is Purpose.NEXT
 
     @property
     def computes_ahead(self) -> bool:
-        """Whether that is what it computes now."""
+        """Whether its current step computes that beginning."""
         return self.ahead and self.step == self.goal
 
     @property
     def empties(self) -> bool:
-        """Whether it only makes a slot give up its cells, where none can be erased."""
+        """Whether the chore only makes a slot free its cells, on an engine that cannot erase a slot."""
         return isinstance(self.step, Prefill) and self.step.purpose is Purpose.EMPTY
 
     @property
     def owns(self) -> bool:
-        """Whether the slot is still its own: it is not once the engine was restarted."""
+        """Whether the chore still owns the slot; it does not after a restart of the engine."""
         return self.table.owners[self.slot : self.slot + 1] == [self.id]
 
     @property
@@ -84,24 +84,27 @@ class Chore:
         return self.table.shadow.slots[self.slot]
 
     def recognise(self) -> None:
-        """Neither a file nor a prefill says whose conversation it is; at the slot's own end we know."""
+        """Assign the slot to its conversation again once the tokens are back at the slot's own end.
+
+        A file or a prefill does not say which conversation its tokens belong to.
+        """
         contents, home = self.contents, self.home
         if contents and home and contents.request in {None, self.id} and contents.tokens == home.tokens:
             self._claim(contents, home, following=home.following, sure=home.sure)
 
     def left_back(self) -> None:
-        """The slot was cut back to where its conversation will go on: it is still that one's."""
+        """Assign the slot to its conversation again after a cut back to where the next turn continues."""
         if (contents := self.contents) and (home := self.home):
             self._claim(contents, home, following=home.following)
 
     def arrived(self) -> None:
-        """The slot holds what the next turn will begin with: it is still the same conversation's."""
+        """Assign the slot to its conversation again, now that it holds the beginning of the next turn."""
         contents, home = self.contents, self.home
         if contents and home:
             self._claim(contents, home, sure=True, given_up=home.total - home.tokens.lcp(contents.tokens))
 
     def _claim(self, contents: SlotContents, home: SlotContents, **known: Any) -> None:
-        """What the slot holds is the conversation's whose slot it was."""
+        """Mark what the slot holds as belonging to the conversation that had the slot before."""
         self.table.shadow.slots[self.slot] = replace(
             contents,
             hash_chain=home.hash_chain,
@@ -112,7 +115,7 @@ class Chore:
         )
 
     def began(self, now: float) -> None:
-        """Its step has begun: say how long that will hold the slot, and what the slot holds then."""
+        """Record that a step has begun, how long it will hold the slot, and what the slot holds then."""
         self.written, stalls = False, not isinstance(self.step, Prefill)
         becomes: Tokens | None = None
         match self.step:
@@ -123,12 +126,12 @@ class Chore:
         self.table.maintenance[self.slot] = Maintenance(now, max(SHORTEST, self._seconds()), becomes, stalls)
 
     def _seconds(self) -> float:
-        """How long its step will hold the slot, for a request that waits."""
+        """Seconds for which the step will hold the slot, as far as a waiting request is concerned."""
         rates, traits = self.table.rates, self.table.traits
         match self.step:
             case Prefill(tokens):
                 computes = len(tokens) - self.table.shadow.plan_reuse(self.slot, tokens).reuse
-                most = traits.n_batch if self.ahead else computes  # then it is stopped
+                most = traits.n_batch if self.ahead else computes  # a prefetch is stopped after one batch
                 return min(computes, most) / rates.prefill
             case Load(snapshot):
                 return rates.reading.seconds(snapshot.size)

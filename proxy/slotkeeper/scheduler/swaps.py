@@ -1,14 +1,14 @@
-"""Which model a router loads next, and which one goes for it.
+"""Which model a router loads next, and which model it unloads for that.
 
-A router says nothing before it evicts a model, and what its slots held would be lost. So requests that need
-another model are held here: the victim gets no new requests, its answers end, its slots are saved, it is
-unloaded, and only then is the other one loaded. Conversations of the victim are restored from their files
-when it is loaded again, as after any restart.
+A router evicts a model without notice, and the contents of its slots would be lost. So requests for an
+unloaded model wait here while we prepare the swap: the victim gets no new requests, its answers end, its
+slots are saved, and it is unloaded. Only then is the other model loaded. The victim's conversations are
+restored from their files when it is loaded again, as after any restart.
 
-* Requests of loaded models go first, but a request waits for its model at most `Limits.swap_wait` seconds
-  from its arrival or from the last swap: two agents on two models do not thrash, and neither starves.
-* A model without requests is kept for as long as a swap takes: its agent's next turn may be on its way.
-  Waiting so long costs at most twice what knowing the future would.
+* Requests for loaded models go first, but a request waits for its model at most `Limits.swap_wait` seconds
+  from its arrival or from the last swap. So two agents on two models do not thrash, and neither starves.
+* A model without requests stays loaded for as long as a swap takes: its agent's next turn may be on its way.
+  This wait costs at most twice what knowing the future would.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def models_listed(state: State, event: ModelsListed) -> None:
 
 
 def _forget(state: State, engine: EngineId) -> None:
-    """A model that its router lists no more, with all that was known of it."""
+    """Forget a model that its router no longer lists, with everything known of it."""
     table = state.tables.get(engine)
     if table is None or table.up:
         return
@@ -53,7 +53,7 @@ def swap_failed(state: State, event: SwapFailed) -> None:
 
 
 def settle(state: State, now: float) -> Iterator[Effect]:
-    """Take the next step of every router's swap, and refuse what cannot be served."""
+    """Take the next step of every router's swap, and refuse requests that cannot be served."""
     for router in state.routers.values():
         yield from _refused(state, router, now)
         if router.base not in state.drained:
@@ -62,7 +62,7 @@ def settle(state: State, now: float) -> Iterator[Effect]:
 
 
 def send_slotless(state: State, now: float) -> Iterator[Effect]:
-    """Requests that take no slot go as soon as their model is loaded, or is not expected any more."""
+    """Forward requests that take no slot, as soon as their model is loaded or no longer expected."""
     for request in tuple(state.slotless):
         model = state.requests[request].arrived.model
         if tables := state.open_for(model):
@@ -75,7 +75,7 @@ def send_slotless(state: State, now: float) -> Iterator[Effect]:
 
 
 def due_at(state: State, now: float) -> float:
-    """When a swap can begin that is put off now; infinite if none is."""
+    """Return when a swap that is put off now can begin; infinite if there is none."""
     return min((_decides_at(state, router, now) for router in state.routers.values()), default=inf)
 
 
@@ -89,7 +89,7 @@ def _decides_at(state: State, router: Router, now: float) -> float:
 def _next_step(state: State, router: Router, now: float) -> Iterator[Effect]:
     if router.loading or router.unloading or router.lost_until is not None:
         return
-    if router.leaving is not None and _wanted(state, router) is None:  # its clients have left
+    if router.leaving is not None and _wanted(state, router) is None:  # its clients have disconnected
         router.over()
     if router.leaving is None:
         router.wanted = _wanted(state, router)
@@ -106,11 +106,11 @@ def _next_step(state: State, router: Router, now: float) -> Iterator[Effect]:
         yield UnloadModel(engine=router.leaving)
 
 
-# -- for whom, and who goes ------------------------------------------------------------------------------
+# -- the model to load, and the victim -------------------------------------------------------------------
 
 
 def _waiting(state: State, router: Router) -> Iterator[tuple[EngineId, float]]:
-    """The models of this router that requests wait for, and since when, in the order of the queue."""
+    """Yield the models of this router that requests wait for, and since when, in queue order."""
     for request in state.waiting_requests():
         arrived = state.requests[request].arrived
         engine = router.engine_of(arrived.model)
@@ -119,7 +119,10 @@ def _waiting(state: State, router: Router) -> Iterator[tuple[EngineId, float]]:
 
 
 def _wanted(state: State, router: Router) -> EngineId | None:
-    """The model to load next: for which another one was unloaded, if its requests still wait."""
+    """Return the model to load next.
+
+    A model for which another was unloaded goes first, if requests still wait.
+    """
     waiting = [engine for engine, _ in _waiting(state, router) if router.is_(engine, ModelStatus.UNLOADED)]
     if router.wanted in waiting:
         return router.wanted
@@ -127,7 +130,7 @@ def _wanted(state: State, router: Router) -> EngineId | None:
 
 
 def _victim(state: State, router: Router, now: float) -> EngineId | None:
-    """The model that goes, if any may go yet: one that nothing is asked of, else the longest unused."""
+    """Return the model to unload, if one may go now: the least recently used, unrequested models first."""
     asked = {engine for engine, _ in _waiting(state, router)}
     idle = [engine for engine in router.loaded if engine not in asked and not _serving(state, engine)]
     gone = [engine for engine in idle if _kept_until(state, router, engine) <= now]
@@ -142,24 +145,27 @@ def _serving(state: State, engine: EngineId) -> bool:
 
 
 def _used_at(state: State, engine: EngineId) -> float:
-    """When a task last began or ended there; a sleeping model was unused for longer than any other."""
+    """Return when a task last began or ended there. A sleeping model counts as the least recently used."""
     table = state.tables.get(engine)
     return table.active_at if table is not None and table.up else -inf
 
 
 def _kept_until(state: State, router: Router, engine: EngineId) -> float:
-    """As long as a swap takes, but no longer than a request waits for one."""
+    """Return until when to keep an idle model: for the time of a swap, but at most `swap_wait`."""
     return _used_at(state, engine) + min(router.swap_seconds, state.limits.swap_wait)
 
 
 def _patience_ends(state: State, router: Router) -> float:
-    """When the first request for the wanted model has waited long enough."""
+    """Return when the first request for the wanted model has waited long enough."""
     since = min((at for engine, at in _waiting(state, router) if engine == router.wanted), default=inf)
     return max(since, router.swapped_at) + state.limits.swap_wait
 
 
 def _may_unload(state: State, engine: EngineId, now: float) -> bool:
-    """Whether nothing runs there, and all is saved that is worth it. An unload would break off what runs."""
+    """Whether nothing runs there and all slots worth a file are saved.
+
+    An unload would abort running tasks.
+    """
     table = state.tables.get(engine)
     if table is None or not table.up:  # it sleeps, or is not known yet
         return True
@@ -168,12 +174,12 @@ def _may_unload(state: State, engine: EngineId, now: float) -> bool:
 
 
 def _refused(state: State, router: Router, now: float) -> Iterator[Effect]:
-    """Requests for a model that has just failed to load."""
+    """Refuse requests for a model that failed to load recently."""
     for request in tuple(state.waiting_requests()) if router.failed else ():
         engine = router.engine_of(state.requests[request].arrived.model)
         if engine is not None and router.given_up(engine, now):
             state.forget(request)
-            if router.is_(engine, ModelStatus.LOADED):  # it serves, but we cannot find out more of it
+            if router.is_(engine, ModelStatus.LOADED):  # it serves requests, but we cannot read its facts
                 yield Forward(request=request, engine=engine, slot=None, reason=Reason.FAIL_OPEN)
             else:
                 yield Refuse(request=request, engine=engine)

@@ -1,6 +1,6 @@
-"""What every module shares: ids, places, reasons, token ids, and the boundaries of a prompt.
+"""Values that every module shares: ids, places, reasons, token ids, and the boundaries of a prompt.
 
-Token ids are one immutable block of memory, so that comparing prompts costs microseconds.
+Token ids are stored as one immutable block of bytes, so comparing two prompts costs microseconds.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NewType, Self
 
-EngineId = NewType("EngineId", str)  # its name, else its base URL; of a router's model with #MODEL
+EngineId = NewType("EngineId", str)  # its name, else its base URL; #MODEL follows for a router's model
 SlotId = NewType("SlotId", int)
 RequestId = NewType("RequestId", str)
-ModelName = NewType("ModelName", str)  # as its router lists it
-ClientId = NewType("ClientId", str)  # whose queue: an API key's digest, else an address
+ModelName = NewType("ModelName", str)  # as the router lists it
+ClientId = NewType("ClientId", str)  # the owner of a queue: digest of an API key, else an address
 
-NO_ROUTER: Final = ModelName("")  # whatever an engine without a router serves
+NO_ROUTER: Final = ModelName("")  # the model name of an engine without a router, whatever model it serves
 
 
 def id_of(key: RequestId) -> str:
-    """The client's id of the request that the scheduler calls "17:ID". A chore has its key alone.
+    """Return the client's own request id from a scheduler key such as "17:ID"; of a chore, its key.
 
-    It is named at every call and in no context variable: what is done for one request often begins in the
-    task of another, whose end has made room for it.
+    Every caller passes the id on explicitly. A context variable would be wrong: the work for one request
+    often starts in the task of another request, whose end has freed the slot.
     """
     number, _, name = key.partition(":")
     return name if number.isdigit() else key
@@ -43,13 +43,13 @@ class Place:
 
 
 class Crowded(StrEnum):
-    """Why a request may not be queued."""
+    """Why a request was not accepted into the queue."""
 
-    ALL = "all"  # the queue is as long as it may be
-    CLIENT = "client"  # so many of this client's wait already
-    KEY_QUEUED = "key_queued"  # so many of its key wait already, by the keys file
-    KEY_CONCURRENT = "key_concurrent"  # so many of its key run or wait already, by the keys file
-    KEY_TOKENS = "key_tokens"  # its key has used its tokens of this minute, by the keys file
+    ALL = "all"  # the queue is full
+    CLIENT = "client"  # this client already has as many waiting requests as allowed
+    KEY_QUEUED = "key_queued"  # this key already has as many waiting requests as the keys file allows
+    KEY_CONCURRENT = "key_concurrent"  # the same, running requests included
+    KEY_TOKENS = "key_tokens"  # this key has used up its tokens for this minute (keys file)
 
 
 class Reason(StrEnum):
@@ -72,18 +72,18 @@ class Reason(StrEnum):
 
 
 # -- token ids -------------------------------------------------------------------------------------------
-# A common prefix is found by bisection over slices, each compared with memcmp: 200,000 tokens with 180,000 in
-# common take 0.06 ms, where a loop over Python integers takes 4 ms.
+# A common prefix is found by bisection over slices, each compared with memcmp. Two prompts of 200,000 tokens
+# that share 180,000 take 0.06 ms; a loop over Python integers takes 4 ms.
 
 WIDTH: Final = 4  # bytes of an id: llama_token is an int32
-MOST_FOUND: Final = 20_000  # more than messages in a conversation: a text that is made of markers has more
+MOST_FOUND: Final = 20_000  # more than a conversation has messages; only a text made of markers has more
 
 
 class Tokens:
-    """An immutable sequence of token ids, of one namespace.
+    """An immutable sequence of token ids that belongs to one namespace.
 
-    Sequences of two namespaces have nothing in common, whatever their ids: so no state, branch or file of one
-    is ever found for a prompt of the other. Without namespaces all are of the same, which has no name.
+    Sequences of two namespaces have no common prefix, even if their ids are equal. So no state, branch or
+    file of one namespace is found for a prompt of another. Without namespaces, `space` is always empty.
     """
 
     __slots__ = ("packed", "space")
@@ -97,14 +97,14 @@ class Tokens:
 
     @classmethod
     def of(cls, packed: bytes, space: str = "") -> Self:
-        """Tokens from ids already packed as native int32."""
+        """Build tokens from ids that are already packed as native int32."""
         tokens = cls.__new__(cls)
         tokens.packed = packed
         tokens.space = space
         return tokens
 
     def within(self, space: str) -> Tokens:
-        """The same ids in this namespace."""
+        """Return the same ids in this namespace."""
         return self if space == self.space else Tokens.of(self.packed, space)
 
     def __len__(self) -> int:
@@ -130,20 +130,20 @@ class Tokens:
         return f"<Tokens {len(self)}: {head}{', ...' if len(self) > 4 else ''}>"
 
     def cut(self, start: int = 0, end: int | None = None) -> Tokens:
-        """The ids from `start` up to but without `end`, as a slice would give them."""
+        """Return the ids from `start` up to, not including, `end`, like a slice."""
         if start == 0 and (end is None or end >= len(self)):
-            return self  # nothing is copied, and its hash is known
+            return self  # avoids a copy
         view = memoryview(self.packed).cast("i")[start:end]
         return Tokens.of(view.tobytes(), self.space)
 
     def ids(self) -> list[int]:
-        """The ids as a list, for JSON."""
+        """Return the ids as a list, for JSON."""
         return array("i", self.packed).tolist()
 
     def lcp(self, other: Tokens, start: int = 0) -> int:
-        """Length of the longest common prefix with `other`, of which the first `start` are passed over.
+        """Return the length in tokens of the longest common prefix with `other`, read from `start` on.
 
-        In tokens. Where all of ours is found there, nothing is copied.
+        If `other` contains all of our ids there, nothing is copied.
         """
         if self.space != other.space:
             return 0
@@ -168,27 +168,27 @@ class Tokens:
         return self.space == other.space and self.packed.startswith(other.packed)
 
     def find_all(self, needle: Tokens, most: int = MOST_FOUND) -> list[int]:
-        """Every index at which `needle` begins, in order; no more than the first `most`."""
-        found: list[int] = []
+        """Return the first `most` indexes at which `needle` begins, in ascending order."""
+        starts: list[int] = []
         at = 0
         if not needle.packed:
-            return found
-        while len(found) < most and (at := self.packed.find(needle.packed, at)) >= 0:
+            return starts
+        while len(starts) < most and (at := self.packed.find(needle.packed, at)) >= 0:
             if at % WIDTH == 0:
-                found.append(at // WIDTH)
+                starts.append(at // WIDTH)
                 at += WIDTH
             else:
                 at += 1
-        return found
+        return starts
 
 
 EMPTY: Final = Tokens()
 
 
-# -- the boundaries of a prompt: where it is likely that another prompt will part from it ----------------
-# They are found by the marks that the engine's template puts in front of messages. What marks cannot tell
-# (where system text ends inside a user message, or anything in a template of no known family) is found by
-# rendering the chat otherwise, and handed in.
+# -- the boundaries of a prompt: where another prompt is likely to diverge from it -----------------------
+# They are found by the markers that the engine's template puts before messages. Markers do not show where
+# system text ends inside a user message, and they are unknown for a template of no known family. Such
+# boundaries are found by rendering the chat in another way, and passed in.
 
 
 class BoundaryKind(StrEnum):
@@ -198,49 +198,50 @@ class BoundaryKind(StrEnum):
     USER = "user"  # a user message
     TOOL = "tool"  # the result of a tool
     QUESTION = "question"  # the last paragraph or line of a long user message at the end
-    LINE = "line"  # a line further back in it
-    TURN = "turn"  # the reply: all that was asked stands before it
+    LINE = "line"  # an earlier line of that message
+    TURN = "turn"  # the reply: everything before it is the question
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Boundary:
-    """A place of a prompt where another one will probably part from it."""
+    """A place in a prompt where another prompt is likely to diverge from it."""
 
-    at: int  # tokens before it
+    at: int  # number of tokens before the boundary
     kind: BoundaryKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Markers:
-    """What opens a message in an engine's template, as that engine tokenizes it. Empty: not known."""
+    """The tokens that open a message in an engine's template, as it tokenizes them. Empty: unknown."""
 
     user: tuple[Tokens, ...] = ()
-    tool: tuple[Tokens, ...] = ()  # may begin as a user message does: then it is the tool's (ChatML)
-    reply: tuple[Tokens, ...] = ()  # none beside `user`: the template has no generation prompt (Mistral)
-    lead_inside: bool = False  # tools or system text stand inside a user message (Gemma, older Mistral)
+    tool: tuple[Tokens, ...] = ()  # may begin like `user` (ChatML): then it counts as the tool's
+    reply: tuple[Tokens, ...] = ()  # empty beside `user`: there is no generation prompt (Mistral)
+    lead_inside: bool = False  # tools or system text are inside a user message (Gemma, older Mistral)
 
 
 UNKNOWN = Markers()
 
 
 def boundaries(prompt: Tokens, markers: Markers, rendered: Iterable[Boundary] = ()) -> tuple[Boundary, ...]:
-    """The boundaries of a prompt in ascending order, one at a place.
+    """Return the boundaries of a prompt in ascending order, at most one for each place.
 
-    Where two fall together HEAD counts before TOOL, and TOOL before USER.
+    Where two coincide, HEAD takes precedence over TOOL, and TOOL over USER.
 
-    * HEAD is the one that was handed in, and then nothing is said of what stands before it. Else it is the
-      first message of all, of whatever kind, unless something of the lead may stand behind its opener.
-    * TURN is the last opener of a reply, if nothing was asked behind it. Without one it is the prompt's end,
-      if messages are known to begin in it. So it may be at `len(prompt)`; all others are below that.
+    * HEAD is the one in `rendered`; then no boundary before it is returned. Otherwise it is the first message
+      of any kind, unless tools or system text may follow its opener.
+    * TURN is the last opener of a reply, if no question follows it. If there is none, TURN is the prompt's
+      end, provided that the prompt is known to contain messages. So TURN may be at `len(prompt)`; every other
+      boundary is before that.
 
     Args:
         prompt: the ids that the engine evaluates.
-        markers: of the engine's template. Text of a message that spells a marker is taken for one.
-        rendered: what was found by rendering the chat otherwise.
+        markers: those of the engine's template. Message text that spells out a marker counts as a marker.
+        rendered: boundaries that were found by rendering the chat in another way.
     """
     kinds = dict.fromkeys(_starts(prompt, markers.user), BoundaryKind.USER)
     kinds |= dict.fromkeys(_starts(prompt, markers.tool), BoundaryKind.TOOL)
-    for boundary in sorted(rendered, reverse=True):  # so that of two at one place HEAD comes last
+    for boundary in sorted(rendered, reverse=True):  # so that HEAD wins where two coincide
         if boundary.at < len(prompt):
             kinds[boundary.at] = boundary.kind
     replies = _starts(prompt, markers.reply)
@@ -256,20 +257,20 @@ def boundaries(prompt: Tokens, markers: Markers, rendered: Iterable[Boundary] = 
 def in_replies(
     places: Iterable[int], prompt: Tokens, found: Iterable[Boundary], markers: Markers
 ) -> set[int]:
-    """Those of some places that lie in something that the model said, as far as the markers tell."""
+    """Return those of the places that are inside a reply of the model, as far as the markers show."""
     asked = [boundary.at for boundary in found if boundary.kind is not BoundaryKind.TURN]  # ascending
     replies = _starts(prompt, markers.reply)
     return {at for at in places if _last(replies, at) > _last(asked, at)}
 
 
 def _last(starts: Sequence[int], at: int) -> int:
-    """The last of them that is not behind `at`, -1 if none is."""
+    """Return the last start that is at or before `at`; -1 if there is none."""
     index = bisect_right(starts, at)
     return starts[index - 1] if index else -1
 
 
 def _head(kinds: Mapping[int, BoundaryKind], markers: Markers, openers: Iterable[int]) -> int | None:
-    """Where the first message begins: as it was handed in, else at the first of all openers."""
+    """Return where the first message begins: the HEAD that was passed in, else the first opener."""
     for at, kind in kinds.items():
         if kind is BoundaryKind.HEAD:
             return at
@@ -277,7 +278,7 @@ def _head(kinds: Mapping[int, BoundaryKind], markers: Markers, openers: Iterable
 
 
 def _turn(prompt: Tokens, markers: Markers, replies: Sequence[int], last: int) -> int | None:
-    """Where the reply begins; `last` is where the last message was asked, -1 for none."""
+    """Return where the reply begins. `last` is where the last question begins; -1 if there is none."""
     if replies and replies[-1] > last:
         return replies[-1]
     return len(prompt) if markers.user and last >= 0 else None
@@ -287,19 +288,19 @@ def _starts(prompt: Tokens, openers: Iterable[Tokens]) -> list[int]:
     return sorted({at for opener in openers for at in prompt.find_all(opener)})
 
 
-# -- how a long message ends: often in a question about the rest -----------------------------------------
-# The lines are found in the message's text. Where one begins in a prompt is told by the ids of all that
-# follows it in the message: where they stand there, a token ends before them.
+# -- endings of a long message: often a question about the text before it --------------------------------
+# Lines are found in the message's text. To find where a line begins in the prompt, we look for the token ids
+# of the message from that line to its end: where they occur, a token boundary precedes the line.
 
-LONG: Final = 1024  # tokens of a message: in a shorter one the engine's own checkpoints are near enough
-REACH: Final = 8192  # characters before its end
-FURTHER: Final = 1024  # characters before the end: the first cut that is neither
-SPREAD: Final = 4  # each of them so many times as far from the end as the one behind it
-CLOSING: Final = 64  # tokens of a template behind a message, at most
+LONG: Final = 1024  # tokens of a message: in a shorter one, the engine's own checkpoints are near enough
+REACH: Final = 8192  # characters at the end of a message in which lines are looked for
+FURTHER: Final = 1024  # characters before the end: where the first cut of kind LINE may be
+SPREAD: Final = 4  # the distance from the end grows by this factor from one such cut to the next
+CLOSING: Final = 64  # tokens that a template puts after a message, at most
 
 
 def last_message(found: Sequence[Boundary], length: int) -> range | None:
-    """The tokens of the user message that ends a prompt, if it is a long one."""
+    """Return the range of tokens of the user message that ends a prompt; None if it is shorter than LONG."""
     asked = [boundary for boundary in found if boundary.kind is not BoundaryKind.TURN]
     if not asked or asked[-1].kind is BoundaryKind.TOOL:
         return None
@@ -309,7 +310,7 @@ def last_message(found: Sequence[Boundary], length: int) -> range | None:
 
 
 def endings(text: str) -> list[tuple[str, BoundaryKind]]:
-    """The ends of a message that begin with a line: the last paragraph and line, and a few further back."""
+    """Return endings of a message: from the last paragraph, the last line and some earlier lines on."""
     tail = text.rstrip()[-REACH:]
     starts = list(_line_starts(tail))
     if not starts:
@@ -321,17 +322,17 @@ def endings(text: str) -> list[tuple[str, BoundaryKind]]:
 
 
 def _line_starts(text: str) -> Iterator[tuple[int, bool]]:
-    """Where lines begin that are not blank, but for the first; and whether a paragraph begins there."""
+    """Yield where each non-blank line after the first begins, and whether it also begins a paragraph."""
     at, blank = 0, False
     for line in text.split("\n"):
         if at and line.strip():
             yield at, blank
-        blank = at > 0 and not line.strip()  # the first line may be cut short
+        blank = at > 0 and not line.strip()  # the first line may be truncated
         at += len(line) + 1
 
 
 def _spread(lengths: Sequence[int]) -> Iterator[int]:
-    """Of lengths of endings some, each several times the one before."""
+    """Yield some of the lengths, in ascending order, each at least SPREAD times the one before."""
     least = FURTHER
     for length in reversed(lengths):
         if length >= least:
@@ -340,9 +341,9 @@ def _spread(lengths: Sequence[int]) -> Iterator[int]:
 
 
 def begins(prompt: Tokens, message: range, ending: Tokens) -> int | None:
-    """Tokens before an ending of a message, None where no token begins there.
+    """Return the number of tokens before an ending of a message; None if no token begins there.
 
-    Its last token may be another one in the prompt, where it merges with what the template puts behind it.
+    The last token of the ending may differ in the prompt, where it merges with the template text after it.
     """
     start = max(message.start + 1, message.stop - len(ending) - CLOSING)
     there = prompt.cut(start, message.stop)

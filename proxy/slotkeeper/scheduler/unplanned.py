@@ -1,4 +1,4 @@
-"""Requests that are sent without a plan: because they ask for that, or because no engine is up."""
+"""Requests that are sent without a plan: they asked for a bypass, or no engine is up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from slotkeeper.scheduler.types import Reason
 
 
 def bypass(state: State, now: float) -> Iterator[Effect]:
-    """0: unpinned, but never while a pinned task is on its way: the engine could give away its slot."""
+    """Decision 0: send bypassing requests unpinned.
+
+    They wait while a pinned task is on its way, because the engine could give them its slot.
+    """
     for request in tuple(state.bypassing):
         model = state.requests[request].arrived.model
         tables = state.up_for(model)
@@ -26,7 +29,7 @@ def bypass(state: State, now: float) -> Iterator[Effect]:
 
 
 def fail_open(state: State, now: float) -> Iterator[Effect]:
-    """No engine of its model is up, and none is expected: let the first one speak for itself."""
+    """Send requests although no engine of their model is up or expected, so that clients get the error."""
     if all(table.up for table in state.tables.values()) and state.tables and not state.routers:
         return
     for request in tuple(state.queue):

@@ -1,4 +1,4 @@
-"""What an engine has begun for clients, and when that should be over, by the rates that it has shown."""
+"""What an engine has begun for clients, and when it should be finished, by the engine's measured rates."""
 
 from __future__ import annotations
 
@@ -8,47 +8,50 @@ from typing import Final
 
 from slotkeeper.scheduler.types import RequestId
 
-SHORTEST: Final = 0.01  # seconds: nothing is foretold more finely
+SHORTEST: Final = 0.01  # seconds: no estimate is shorter
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Something that should take so many seconds."""
+    """Something that is expected to take this many seconds."""
 
     since: float
     seconds: float
 
     def left(self, now: float) -> float:
-        """Seconds. What has taken longer than it should will take as long again."""
+        """Return the expected remaining seconds.
+
+        What has exceeded its estimate is expected to take as long again.
+        """
         passed = now - self.since
         return self.seconds - passed if passed < self.seconds else passed
 
     def overdue(self, now: float) -> int:
-        """0 while it takes no longer than it should, then one more with each doubling of the time."""
+        """Return 0 within the estimate, then 1, and one more each time the elapsed time doubles."""
         passed = now - self.since
         return 0 if passed < self.seconds else 1 + int(log2(passed / self.seconds))
 
     def overdue_at(self, now: float) -> float:
-        """When that will be more."""
+        """Return when `overdue` will next increase."""
         return float(self.since + self.seconds * 2 ** self.overdue(now))
 
 
 @dataclass(frozen=True, slots=True)
 class Served(Expected):
-    """One request."""
+    """One request in an engine."""
 
-    prefilled_at: float = 0.0  # when its prompt should be computed
+    prefilled_at: float = 0.0  # when its prompt should have been computed
 
 
 @dataclass(slots=True)
 class EngineWork:
-    """Requests that were begun. The engine computes their prompts one after the other, as they came."""
+    """The requests that an engine has begun. It computes their prompts one after the other, oldest first."""
 
     served: dict[RequestId, Served] = field(default_factory=dict)
-    awaiting: int = 0  # requests that wait for one of its slots, though others are free
+    awaiting: int = 0  # requests that wait for one of its slots although other engines have free ones
 
     def begins(self, request: RequestId, now: float, *, prefill: float, reply: float) -> None:
-        """`prefill` and `reply`: the seconds that its prompt and its answer should take."""
+        """Record a request. `prefill` and `reply`: estimated seconds for its prompt and its answer."""
         self.served.pop(request, None)
         prefilled_at = now + self.ahead(now) + prefill
         self.served[request] = Served(now, max(SHORTEST, prefilled_at - now + reply), prefilled_at)
@@ -57,19 +60,19 @@ class EngineWork:
         self.served.pop(request, None)
 
     def ahead(self, now: float) -> float:
-        """Seconds of prefill that a request would find before its own."""
+        """Seconds of prefill that a new request finds ahead of its own."""
         return max(0.0, max((one.prefilled_at for one in self.served.values()), default=now) - now)
 
     def free_in(self, now: float) -> float | None:
-        """Seconds until one more of its slots is free than requests wait for; None where nothing is known."""
+        """Seconds until a slot is free beyond those that requests wait for; None if that is unknown."""
         left = sorted(one.left(now) for one in self.served.values())
         return left[self.awaiting] if self.awaiting < len(left) else None
 
     def overdue(self, now: float) -> int:
-        """Changes when requests that wait for it are to be decided again."""
+        """A number that changes when requests that wait for this engine need a new decision."""
         return sum(one.overdue(now) for one in self.served.values())
 
     def overdue_at(self, now: float) -> float:
-        """When that will change; infinite where none waits for it."""
+        """When that number will change; infinite if no request waits for this engine."""
         times = (one.overdue_at(now) for one in self.served.values() if self.awaiting)
         return min(times, default=inf)

@@ -1,1 +1,1 @@
-"""Slot files and their manifests, in a hot folder that the engine reads and a cold one."""
+"""The snapshot store: slot files and manifests, in a hot folder that the engine reads and in a cold tier."""

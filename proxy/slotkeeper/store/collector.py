@@ -1,16 +1,16 @@
-"""Garbage collection in a shared store, by one sidecar at a time, as far as that can be had.
+"""Garbage collection in a shared store, normally by one sidecar at a time.
 
-Two that collect at once do no harm: both remove the same things in the same order. Every step may be the
-last one:
+Two sidecars that collect at once do no harm: both remove the same objects in the same order. A collector may
+be killed after any step:
 
-1. Blobs are listed before heads. A blob without a head is a leftover, or its head is still to come: it goes
-   when it is older than anyone takes from the one to the other.
-2. A head without a blob is of no use. It goes when it is as old.
-3. What was not used for longest goes while all blobs together are larger than the budget: the head first,
-   since nobody looks for a blob without one. What was fetched or written a moment ago stays.
-4. Marks of use, and elections that are over, go with what they were about.
+1. Blobs are listed before heads. A blob without a head is a leftover, or its head is not written yet. It is
+   removed when it is older than any writer needs from the blob to the head.
+2. A head without a blob cannot be restored. It is removed at the same age.
+3. While all blobs together exceed the budget, the least recently used state is removed: the head first,
+   because a blob without a head is never looked for. A state that was just fetched or written stays.
+4. Marks of use are removed with their state; elections are removed when their term has ended.
 
-All ages are by the store's own clock: the time of the object that was written to be elected.
+All ages are by the store's own clock, which is read from an object that is written for that.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from slotkeeper.store.object_names import BLOBS, ELECTIONS, HEADS, USED, HeadNam
 from slotkeeper.store.objects import Objects, ObjectSeen
 from slotkeeper.store.shared import FRESH, SharedStore
 
-GRACE: Final = 2 * FRESH  # seconds after which what is unfinished will not be finished
-SPARED: Final = 600.0  # seconds for which nothing goes that was written or fetched
+GRACE: Final = 2 * FRESH  # seconds after which an unfinished state will not be finished
+SPARED: Final = 600.0  # seconds for which a state that was written or fetched is not removed
 TERM: Final = 300  # seconds for which one sidecar is elected
 
 
 @dataclass(slots=True)
 class Collected:
-    """What one round has removed, and what is left."""
+    """What one round of collection removed, and the bytes of blobs that are left."""
 
     leftovers: int = 0
     states: int = 0
@@ -56,7 +56,7 @@ class _State:
 
 
 class StoreCollector:
-    """Keeps one store to a budget; 0: to none, then only leftovers go."""
+    """Keeps one store within a budget in bytes. 0 means no budget: only leftovers are removed."""
 
     def __init__(
         self, store: SharedStore, budget: int, *, grace: float = GRACE, spared: float = SPARED
@@ -68,7 +68,7 @@ class StoreCollector:
         self._spared = spared
 
     async def elected(self, now: float) -> bool:
-        """Whether we collect in this term. `now` is the wall clock: those of others may differ a little."""
+        """Whether this sidecar collects in this term. `now` is the wall clock; other sidecars' may differ."""
         if self._store.hints:
             ours = await self._store.hints.collects(TERM)
             if ours is not None:
@@ -76,7 +76,7 @@ class StoreCollector:
         return await self._objects.create(f"{ELECTIONS}/{int(now / TERM):012d}", b"")
 
     async def collect(self) -> Collected:
-        """One round. Raises StoreError; the next one goes on where this has ended."""
+        """Collect once. Raises StoreError; the next round continues where this one ended."""
         now = await self._time()
         states = await self._survey()
         done = Collected()
@@ -94,7 +94,10 @@ class StoreCollector:
         return done
 
     async def _time(self) -> float:
-        """The store's clock, by an object that is written for that. Elections that are over go."""
+        """Return the time of the store's clock, in seconds, from an object written for that.
+
+        Objects of elections whose term has ended are removed.
+        """
         path = f"{ELECTIONS}/clock-{secrets.token_hex(8)}"
         await self._objects.create(path, b"")
         seen = [each async for each in self._objects.listing(ELECTIONS)]
@@ -120,7 +123,7 @@ class StoreCollector:
         return states
 
     async def _clear(self, state: _State, now: float) -> int:
-        """Remove what is of no use of one state; returns how many objects."""
+        """Remove the unusable objects of one state, and return how many."""
         entry, head = state.entry, state.head
         gone: list[ObjectSeen] = []
         if entry is None or head is None:

@@ -1,8 +1,8 @@
-"""Blocking work on files: their names, one pass that copies and hashes, and the threads that it runs in.
+"""Blocking work on files: their names, the pass that copies and hashes a file, and the threads it runs in.
 
-Everything here runs in a thread; reading, hashing and writing let go of the interpreter's lock. A thread
-cannot be cancelled: its `Halt` is set, which ends a pass between two chunks, and the cancelled caller waits
-until the thread has put away what it was making. OSError passes.
+Everything here runs in a thread; reading, hashing and writing release the interpreter's lock. A thread cannot
+be cancelled. Instead its `Halt` is set, which ends a pass between two chunks, and the cancelled caller waits
+until the thread has removed its unfinished file. OSError passes.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from slotkeeper.store.trouble import HaltedError
 LOCK: Final = "slotkeeper.lock"
 INDEX: Final = "slotkeeper.sqlite"
 SEAL: Final = "slotkeeper.seal"
-FIRST_SEAL: Final = "slotkeeper.seal.first"  # while manifests without one are taken over
+FIRST_SEAL: Final = "slotkeeper.seal.first"  # while manifests without a seal are taken over
 QUARANTINE: Final = "slotkeeper-quarantine"
 SLOT: Final = ".slot"  # the engine's file
 MANIFEST: Final = ".json"
-TEMPORARY: Final = ".tmp"  # being written, by the engine or by us
+TEMPORARY: Final = ".tmp"  # the engine or we are writing it
 
-# Time first, so that a listing is in the order of making; none of the characters that the engine refuses
-# in a file name (engine.md 2.1).
+# The time comes first, so that a listing is in the order of creation. No character is one that the engine
+# refuses in a file name (engine.md 2.1).
 _ID: Final = r"slotkeeper-[0-9a-f]{12}-[0-9a-f]{8}"
 _OURS: Final = re.compile(rf"({_ID})(\.slot|\.json|\.tmp)")
 
 
 def new_id(now: float) -> SnapshotId:
-    """`now` is the wall clock, in seconds."""
+    """Return a new snapshot id. `now` is the wall clock, in seconds."""
     return SnapshotId(f"slotkeeper-{int(now * 1000) & 0xFFFFFFFFFFFF:012x}-{secrets.token_hex(4)}")
 
 
@@ -52,7 +52,7 @@ def new_temporary(now: float) -> str:
 
 
 def ours(name: str) -> tuple[SnapshotId, str] | None:
-    """The id and the suffix of a file that we made, None for any other name."""
+    """Return the id and the suffix in the name of a file that we made; None for any other name."""
     match = _OURS.fullmatch(name)
     return (SnapshotId(match[1]), match[2]) if match else None
 
@@ -64,11 +64,11 @@ def is_temporary(name: str) -> bool:
 
 # -- one pass that copies and hashes ---------------------------------------------------------------------
 
-# 1 MiB at once. From 256 KiB to 8 MiB it takes the same processor time; larger pieces only delay a Halt on
-# a slow disk, and smaller ones ask for the interpreter's lock more often.
+# Bytes that are read at once. From 256 KiB to 8 MiB the processor time is the same; larger chunks only delay
+# a Halt on a slow disk, and smaller ones take the interpreter's lock more often.
 CHUNK: Final = 1 << 20
-SETTLED_NS: Final = 2_000_000_000  # more than the coarsest clock of a file system, FAT's
-_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # not waiting for a FIFO's writer
+SETTLED_NS: Final = 2_000_000_000  # nanoseconds: the resolution of FAT, the coarsest file system clock
+_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # does not wait for a FIFO's writer
 _CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Halt = threading.Event
@@ -76,7 +76,7 @@ Halt = threading.Event
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What the system says of a file; it cannot stay the same when the bytes change."""
+    """A file's metadata, which cannot stay the same when its bytes change."""
 
     device: int
     inode: int
@@ -87,7 +87,7 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passed:
-    """One pass over all bytes of a file."""
+    """The result of one pass over all bytes of a file."""
 
     size: int
     sha256: str
@@ -99,9 +99,9 @@ def stamp(file: FileIO) -> Stamp:
 
 
 def open_ours(path: Path) -> FileIO:
-    """Open for reading what can only be a file of ours: no link of either kind, no device, no FIFO.
+    """Open a file of ours for reading: no symbolic or hard link, no device and no FIFO.
 
-    Raises OSError, with ELOOP for anything that is not a plain file with this one name.
+    Raises OSError, with ELOOP if the path is not a plain file with this one name.
     """
     handle = os.open(path, _READ)
     found = os.fstat(handle)
@@ -112,7 +112,10 @@ def open_ours(path: Path) -> FileIO:
 
 
 def hash_bytes(file: FileIO, halt: Halt) -> Passed:
-    """SHA-256 of all bytes. With the processor's own instructions for it this is 1.7 GB/s and BLAKE2b 1.0."""
+    """Hash all bytes with SHA-256.
+
+    With the processor's SHA instructions SHA-256 does 1.7 GB/s, BLAKE2b 1.0 GB/s.
+    """
     view, digest, size = memoryview(bytearray(CHUNK)), hashlib.sha256(), 0
     file.seek(0)
     while count := _read(file, view, halt):
@@ -122,10 +125,10 @@ def hash_bytes(file: FileIO, halt: Halt) -> Passed:
 
 
 def pour(recipe: Recipe, source: FileIO, target: Path, halt: Halt) -> Passed:
-    """Write a new file, on the disk when this returns, and hash it on the way.
+    """Write a new file by the recipe and hash its bytes. The file is on the disk when this returns.
 
-    If anything goes wrong the target is gone. Raises FileExistsError if there was one, EOFError if the source
-    is shorter than the recipe says, HaltedError.
+    After an error the target is removed. Raises FileExistsError if the target exists, EOFError if the source
+    is shorter than the recipe says, and HaltedError.
     """
     view, digest, size = memoryview(bytearray(CHUNK)), hashlib.sha256(), 0
     with FileIO(os.open(target, _CREATE, 0o600), "wb") as out:
@@ -144,7 +147,7 @@ def pour(recipe: Recipe, source: FileIO, target: Path, halt: Halt) -> Passed:
 
 
 def _pieces(piece: Piece, source: FileIO, view: memoryview, halt: Halt) -> Iterator[bytes | memoryview]:
-    """The bytes of one piece, in parts that lie in `view` until the next is asked for."""
+    """Yield the bytes of one piece in parts. A part is valid until the next one is read into `view`."""
     if isinstance(piece, bytes):
         yield piece
         return
@@ -158,7 +161,7 @@ def _pieces(piece: Piece, source: FileIO, view: memoryview, halt: Halt) -> Itera
 
 
 def create(target: Path) -> FileIO:
-    """A new file, in a folder whose owner it belongs to. Raises FileExistsError."""
+    """Create a file that belongs to the owner of its folder. Raises FileExistsError."""
     out = FileIO(os.open(target, _CREATE, 0o600), "wb")
     try:
         _give(out, target.parent.stat())
@@ -170,17 +173,17 @@ def create(target: Path) -> FileIO:
 
 
 def _give(out: FileIO, owner: os.stat_result) -> None:
-    """To the owner of the source: where we are root and the engine is not, it must read this file."""
+    """Give the file to `owner`: if we run as root and the engine does not, it must be readable there."""
     ours = os.fstat(out.fileno())
     if (owner.st_uid, owner.st_gid) != (ours.st_uid, ours.st_gid):
         os.fchown(out.fileno(), owner.st_uid, owner.st_gid)
 
 
 def settle(file: FileIO) -> None:
-    """Make a file ours alone, and date it back.
+    """Make a file accessible to its owner only, and set its modification time back.
 
-    The clock of a file system ticks every few milliseconds: a byte changed right after we hashed could
-    leave the very times that we saw. Against a time in the past any change shows.
+    A file system's clock ticks every few milliseconds: a byte changed right after the hash could leave
+    the same times. With a time in the past every change shows.
     """
     os.fchmod(file.fileno(), 0o600)
     past = os.fstat(file.fileno()).st_mtime_ns - SETTLED_NS
@@ -188,7 +191,7 @@ def settle(file: FileIO) -> None:
 
 
 def write_small(target: Path, temporary: Path, data: bytes) -> None:
-    """A file that is there whole or not at all, whatever happens; on the disk when this returns."""
+    """Write a file that exists whole or not at all, even after a crash. It is on the disk on return."""
     with FileIO(os.open(temporary, _CREATE, 0o600), "wb") as out:
         try:
             write_all(out, data)
@@ -201,7 +204,7 @@ def write_small(target: Path, temporary: Path, data: bytes) -> None:
 
 
 def remove(path: Path) -> None:
-    """Unlink it, if it is there. A folder of that name is none of ours and stays."""
+    """Unlink the file if it exists. A folder of that name is not ours and stays."""
     with suppress(FileNotFoundError, IsADirectoryError):
         path.unlink()
 
@@ -211,7 +214,7 @@ def sync_file(file: FileIO) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Put its names on the disk. Some network file systems refuse that: they do it at each rename."""
+    """Write the folder's names to the disk. Some network file systems refuse: they do so at each rename."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
@@ -229,19 +232,19 @@ def _read(file: FileIO, view: memoryview, halt: Halt) -> int:
 
 
 def write_all(out: FileIO, data: bytes | memoryview) -> None:
-    """All of it: one call may write less, on a nearly full disk for example."""
+    """Write all bytes: one system call may write fewer, for example on a nearly full disk."""
     left = memoryview(data)
     while left:
         left = left[out.write(left) :]
 
 
-# -- in a thread, whose waiting caller can be cancelled --------------------------------------------------
+# -- work in a thread, with a caller that can be cancelled -----------------------------------------------
 
 T = TypeVar("T")
 
 
 class Lane:
-    """One thread; its work is done in the order in which it was asked for."""
+    """One thread that does its work in the order of the calls."""
 
     def __init__(self, name: str) -> None:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"slotkeeper-{name}")
@@ -249,7 +252,7 @@ class Lane:
         self._closed = False
 
     async def do(self, work: Callable[[Halt], T]) -> T:
-        """Raises what `work` raises, and HaltedError when the lane is closed."""
+        """Run `work` in the thread. Raises what `work` raises, and HaltedError if the lane is closed."""
         if self._closed:
             raise HaltedError
         halt = Halt()
@@ -262,10 +265,20 @@ class Lane:
             halt.set()
             if not running.cancel():
                 await asyncio.wait([future])
-                future.exception()  # retrieved: no caller will ask for it
+                future.exception()  # retrieve it: no caller will
             raise
         finally:
             self._halts.discard(halt)
+
+    def finish(self, work: Callable[[], None]) -> None:
+        """Run `work` after all earlier work, also if no caller waits for it; at once if the lane is closed.
+
+        For what must be given back even if the caller is cancelled a second time.
+        """
+        try:
+            self._pool.submit(work)
+        except RuntimeError:  # the thread has ended
+            work()
 
     async def close(self) -> None:
         self._closed = True

@@ -1,11 +1,11 @@
-"""Hints in Redis or Valkey: what the shared store has, and who is at what. Without them nothing is wrong.
+"""Hints in Redis or Valkey: what the shared store has, and which sidecar writes or restores what.
 
-    slotkeeper:STORE:names:FOLDER     a set of the entries under one anchor, and whether it has all of them
-    slotkeeper:STORE:writing:STATE    a lease: one sidecar is writing it
-    slotkeeper:STORE:reading:STATE    somebody restores it: it is not to be removed
+    slotkeeper:STORE:names:FOLDER     a set of the entries under one anchor; "*" says that it is complete
+    slotkeeper:STORE:writing:STATE    a lease: one sidecar writes this state
+    slotkeeper:STORE:reading:STATE    a sidecar restores this state: the collector does not remove it
     slotkeeper:STORE:collects         a lease: one sidecar collects garbage
 
-Every key ends by itself. Names have no text of a prompt in them (`object_names`).
+The shared store works without hints. Every key expires. Names contain no text of a prompt (`object_names`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-ANSWER_SECONDS: Final = 0.5  # for one question: a listing of the store takes no longer
+ANSWER_SECONDS: Final = 0.5  # seconds for one command: a listing of the store takes no longer
 RETRY_SECONDS: Final = 5.0
-NAMES_SECONDS: Final = 600  # that a set of names is believed: then it is read from the store again
-LEASE_SECONDS: Final = 60  # of who writes or reads, at least
-SLOWEST: Final = 10_000_000  # bytes a second: a lease lasts for as long as that takes
-ALL: Final = "*"  # in a set: nothing is missing there
+NAMES_SECONDS: Final = 600  # seconds for which a set of names is used; then it is read from the store again
+LEASE_SECONDS: Final = 60  # seconds, the shortest lease for a write or a read
+SLOWEST: Final = 10_000_000  # bytes per second: a lease lasts long enough for a transfer at this rate
+ALL: Final = "*"  # a member of a set that is complete
 _RELEASE: Final = (
     "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
 )
@@ -36,10 +36,10 @@ T = TypeVar("T")
 
 
 class Hints:
-    """Never raises for a server that fails: the answer is then that nothing is known."""
+    """The client for hints. Methods do not raise if the server fails; they return what means "not known"."""
 
     def __init__(self, url: str, store: str, changed: Callable[[bool, str], None]) -> None:
-        """`store` tells one store's hints from another's; `changed` hears whether the server answers.
+        """`store` separates the hints of two stores. `changed` is called with whether the server answers.
 
         Raises ValueError for a URL that cannot be used.
         """
@@ -63,15 +63,15 @@ class Hints:
     async def close(self) -> None:
         await self._ask(self._redis.aclose, None)
 
-    # -- what lies where ---------------------------------------------------------------------------
+    # -- what the store has ------------------------------------------------------------------------
 
     async def names(self, folder: str) -> set[str] | None:
-        """The entries in one folder of the store; None where not all of them are known."""
+        """Return the entries in one folder of the store; None if not all of them are known."""
         found: set[str] = await self._ask(lambda: self._redis.smembers(self._key("names", folder)), set())
         return found - {ALL} if ALL in found else None
 
     async def listed(self, folder: str, names: Collection[str]) -> None:
-        """All that the store has there."""
+        """Remember the complete listing of one folder of the store."""
         key = self._key("names", folder)
 
         async def write() -> None:
@@ -96,11 +96,11 @@ class Hints:
     async def removed(self, folder: str, name: str) -> None:
         await self._ask(lambda: self._redis.srem(self._key("names", folder), name), None)
 
-    # -- who is at what ----------------------------------------------------------------------------
+    # -- leases ------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def writing(self, state: str, size: int) -> AsyncIterator[bool]:
-        """Whether we may write it: nobody else does, as far as is known."""
+        """Hold the lease to write a state of `size` bytes. Yields False if another sidecar holds it."""
         key = self._key("writing", state)
         free = await self._ask(
             lambda: self._redis.set(key, self._holder, nx=True, ex=LEASE_SECONDS + size // SLOWEST), True
@@ -112,7 +112,7 @@ class Hints:
                 await self._ask(lambda: self._redis.eval(_RELEASE, 1, key, self._holder), None)
 
     async def reading(self, state: str, size: int) -> None:
-        """We restore it now. It is not taken back: what was just used is not removed."""
+        """Mark the state as being restored. The mark only expires: a state that was just used must stay."""
         seconds = LEASE_SECONDS + size // SLOWEST
         await self._ask(lambda: self._redis.set(self._key("reading", state), self._holder, ex=seconds), None)
 
@@ -120,7 +120,7 @@ class Hints:
         return bool(await self._ask(lambda: self._redis.exists(self._key("reading", state)), 0))
 
     async def collects(self, seconds: int) -> bool | None:
-        """Whether we are the one to collect garbage for so long; None: not known."""
+        """Whether this sidecar collects garbage for the next `seconds`; None if that is not known."""
         key = self._key("collects")
         free = await self._ask(lambda: self._redis.set(key, self._holder, nx=True, ex=seconds), None)
         return bool(free) if self._up else None

@@ -1,7 +1,7 @@
-"""All snapshots that the store knows: in memory, and what changes about them in SQLite.
+"""The catalogue of all snapshots in the store: in memory, with the counts of their use in SQLite.
 
-The folders and manifests are the truth. Without the index nothing is lost but the counts of use, so a
-damaged one is rebuilt.
+The folders and manifests are authoritative. The index holds only the counts of use, so a damaged index is
+rebuilt.
 """
 
 from __future__ import annotations
@@ -35,7 +35,11 @@ CREATE TABLE IF NOT EXISTS snapshots (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """`used`: wall clock, seconds. `restores` were worth it, `failures` were not."""
+    """How a snapshot was used.
+
+    `used` is the wall clock of the last use, in seconds. After `restores` the engine reused the state; after
+    `failures` it did not.
+    """
 
     used: float
     restores: int = 0
@@ -43,17 +47,20 @@ class Use:
 
 
 class Index:
-    """All its methods belong to one thread, the one that opened it. They raise sqlite3.Error."""
+    """The counts of use in SQLite. Only the thread that opened it may use it. Methods raise sqlite3.Error."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._rows: sqlite3.Connection | None = None
 
     def open(self, known: Mapping[SnapshotId, float]) -> dict[SnapshotId, Use]:
-        """Make it agree with the snapshots that are there (id -> created), and read it."""
+        """Make the index agree with the snapshots in the store (id -> creation time), and read it.
+
+        A damaged index file is removed and made anew.
+        """
         try:
             return self._agree(known)
-        except sqlite3.OperationalError:  # locked, no room, read-only: not a fault of what is in it
+        except sqlite3.OperationalError:  # locked, no room, read-only: the contents are not at fault
             raise
         except (sqlite3.DatabaseError, ValueError, TypeError):
             self.close()
@@ -103,10 +110,13 @@ class Index:
         return {id_: found.get(id_, Use(used=created)) for id_, created in known.items()}
 
     def _connection(self) -> sqlite3.Connection:
-        """Rolled back by a journal file, not a write-ahead log: that needs memory shared with the disk."""
+        """Return the connection; open it first if needed.
+
+        It uses a rollback journal: a write-ahead log needs shared memory beside the database file.
+        """
         if self._rows is None:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._path.touch(mode=0o600)  # SQLite would ask the umask
+            self._path.touch(mode=0o600)  # SQLite would use the umask
             self._rows = sqlite3.connect(self._path, timeout=BUSY_SECONDS)
             self._rows.execute("PRAGMA synchronous = NORMAL")
         return self._rows
@@ -117,7 +127,7 @@ class Index:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """`tiers` is where its file lies: one of them, or both."""
+    """One snapshot in the store. `tiers` are those that have its file: one of them, or both."""
 
     manifest: Manifest
     tokens: Tokens
@@ -130,12 +140,15 @@ class Kept:
 
     @property
     def quickest(self) -> list[Tier]:
-        """The tiers that have it, the quickest first."""
+        """The tiers that have the file, the quickest first."""
         return [tier for tier in Tier if tier in self.tiers]
 
 
 def snapshot(kept: Kept, clock_offset: float) -> Snapshot:
-    """For the scheduler. `clock_offset` is what to add to the wall clock to get its own, in seconds."""
+    """Return the snapshot as the scheduler knows it.
+
+    `clock_offset`, in seconds, converts the wall clock to the scheduler's clock.
+    """
     manifest = kept.manifest
     return Snapshot(
         id=manifest.id,
@@ -160,14 +173,17 @@ T = TypeVar("T")
 
 
 class Catalogue:
-    """Changed in the event loop's thread alone. When its index fails it goes on, with a remark."""
+    """All snapshots of the store. Only the event loop's thread changes it.
+
+    If the index fails, the catalogue keeps working and sets a remark in the store's health.
+    """
 
     def __init__(self, index: Path, health: StoreHealth) -> None:
         self._index = Index(index)
         self._health = health
         self._lane = Lane("index")
         self._kept: dict[SnapshotId, Kept] = {}
-        # Locks that are held or waited for: asking for snapshots that are not there leaves nothing.
+        # Weak, so that only locks that are held or waited for stay, also for ids of unknown snapshots.
         self._locks: WeakValueDictionary[SnapshotId, asyncio.Lock] = WeakValueDictionary()
 
     def __getitem__(self, snapshot: SnapshotId) -> Kept:
@@ -182,11 +198,11 @@ class Catalogue:
         return list(self._kept.values())
 
     def lock(self, snapshot: SnapshotId) -> asyncio.Lock:
-        """Held by the task that works on its files."""
+        """Return the lock that a task holds while it works on the snapshot's files."""
         return self._locks.setdefault(snapshot, asyncio.Lock())
 
     async def load(self, found: Iterable[Kept]) -> None:
-        """Know these and no others, each with the use that the index remembers."""
+        """Replace all entries by these, each with its counts of use from the index."""
         self._kept = {kept.id: kept for kept in found}
         known = {kept.id: kept.use.used for kept in self._kept.values()}
         uses = await self._remember(lambda: self._index.open(known))
@@ -209,7 +225,7 @@ class Catalogue:
         await self._remember(lambda: self._index.used(snapshot, now, paid=paid))
 
     async def lies(self, snapshot: SnapshotId, tier: Tier, *, there: bool) -> None:
-        """Its file came to a tier, or is gone from it; with the last one it is forgotten."""
+        """Record whether a tier has the snapshot's file. A snapshot without any file is dropped."""
         kept = self[snapshot]
         tiers = kept.tiers | {tier} if there else kept.tiers - {tier}
         if tiers:
@@ -219,12 +235,16 @@ class Catalogue:
         await self._remember(lambda: self._index.drop([snapshot]))
 
     async def brought(self, snapshot: SnapshotId, manifest: Manifest) -> None:
-        """Its file came to the hot tier, or another of the same state, with a size and hash of its own."""
+        """Record that the file was brought to the hot tier.
+
+        It may be another sidecar's file of the same state, with another size and hash; so the manifest
+        is replaced.
+        """
         self._kept[snapshot] = replace(self[snapshot], manifest=manifest)
         await self.lies(snapshot, Tier.HOT, there=True)
 
     async def close(self) -> None:
-        with suppress(HaltedError):  # closed before
+        with suppress(HaltedError):  # the lane is already closed
             await self._remember(self._index.close)
         await self._lane.close()
 
@@ -232,7 +252,7 @@ class Catalogue:
         try:
             result = await self._lane.do(lambda _: work())
         except (sqlite3.Error, OSError) as error:
-            what = f"Uses of snapshots are not remembered: {error}"
+            what = f"The use of snapshots is not remembered: {error}"
             self._health.remark(INDEX, StoreError(Trouble.BROKEN, what))
             return None
         self._health.remark(INDEX, None)

@@ -1,4 +1,4 @@
-"""From what an engine has just saved, at a temporary name, to a snapshot; and from folder to folder."""
+"""Turns a file that an engine has just saved into a snapshot, and copies snapshots between folders."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from slotkeeper.store.trouble import StoreError, TornError, Trouble, UnfitError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotFileEdit:
-    """How the file that is kept differs from the one that was saved."""
+    """How the kept file differs from the file that the engine saved."""
 
     recipe: Recipe
-    repaired: bool = False  # the window's cell table was mended (T4)
+    repaired: bool = False  # the window's cell table was repaired (T4)
 
 
-# Given the saved file, and what was read of it. Called in a thread; what it raises, `keep` raises. None: keep
-# it as it is.
+# Takes the saved file and its parsed form; None: keep the file unchanged. It runs in a thread; `keep` raises
+# what it raises.
 Editor = Callable[[FileIO, SlotFile], SlotFileEdit | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedFile:
-    """What the caller knows of a state that it has just had saved."""
+    """What the caller knows of a state that the engine has just saved."""
 
     fingerprint: str
-    tokens: Tokens  # what the slot should hold; the file may hold less, or more, but nothing else
+    tokens: Tokens  # what the slot should hold; the file may hold fewer or more, but no other ones
     written: int  # the engine's n_written, in bytes
-    layout: str = ""  # of this engine's files (slotfile.SlotFile), where it is known
+    layout: str = ""  # the layout of this engine's files (slotfile.SlotFile), if known
     golden: bool = False
     build: str = ""
     edit: Editor | None = None
@@ -46,12 +46,12 @@ class SavedFile:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedFile:
     manifest: Manifest
-    tokens: Tokens  # of the file's header: what the engine will believe
+    tokens: Tokens  # from the file's header, which the engine will trust
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotIntake:
-    """What is to become of one saved state."""
+    """Makes one saved state a snapshot in `folder`."""
 
     folder: SnapshotFolder
     saved: SavedFile
@@ -59,10 +59,10 @@ class SnapshotIntake:
     halt: Halt
 
     def take(self, temporary: str) -> CheckedFile:
-        """Check what was saved, edit it, hash it and move it into the folder, as T2 and T3 demand.
+        """Check the saved file, edit it, hash it and move it into the folder (T2, T3).
 
-        The temporary file is gone afterwards, whatever happens.
-        Raises TornError, HaltedError, StoreError if there is no such file; OSError passes.
+        The temporary file is always removed. Raises TornError, HaltedError, and StoreError if there is no
+        such file; OSError passes.
         """
         path, saved = self.folder.path / temporary, self.saved
         try:
@@ -82,7 +82,7 @@ class SnapshotIntake:
             path.unlink(missing_ok=True)
 
     def _edited(self, edit: SlotFileEdit, source: FileIO) -> CheckedFile:
-        """Write the edited file, and read it once more: what counts is what is in it."""
+        """Write the edited file, and read it again: the snapshot describes what that file really holds."""
         path = self.folder.path / files.new_temporary(self.now)
         try:
             passed = files.pour(edit.recipe, source, path, self.halt)
@@ -122,9 +122,10 @@ class SnapshotIntake:
 def transfer(
     source: SnapshotFolder, target: SnapshotFolder, manifest: Manifest, now: float, halt: Halt
 ) -> None:
-    """Copy a snapshot to another folder, hashing on the way: what arrives is what was kept.
+    """Copy a snapshot to another folder, and check the hash of the copied bytes.
 
-    Raises UnfitError if the source is not, MissingError, StoreError where there is no room; OSError passes.
+    Raises UnfitError if the source is not what was kept, MissingError, and StoreError if there is no room;
+    OSError passes.
     """
     target.demand(manifest.size)
     path = target.path / files.new_temporary(now)
@@ -140,7 +141,7 @@ def transfer(
 
 
 def place(folder: SnapshotFolder, path: Path, manifest: Manifest) -> None:
-    """Give a new file, of which it is known that its bytes are right, the name of its snapshot."""
+    """Give a new file, whose bytes are verified, the name of its snapshot."""
     try:
         with files.open_ours(path) as file:
             before = _dated(file)
@@ -172,11 +173,14 @@ def _whole(file: FileIO, stamp: Stamp) -> SlotFile:
 
 
 def _agree(found: SlotFile, saved: SavedFile) -> None:
-    """What is known of a slot may be a token or a reply behind or ahead, but never something else."""
+    """Check that the file holds the expected tokens.
+
+    Our model of a slot may be a token or a reply behind or ahead, but the shared beginning must be equal.
+    """
     held, expected = found.tokens, saved.tokens
     common = held.within(expected.space).lcp(expected)
     if not common or common < min(len(held), len(expected)):
         what = f"{len(held)} tokens, of which {common} are those of the {len(expected)} expected"
         raise TornError(f"the engine's file holds something else: {what}")
-    if saved.layout and found.layout != saved.layout:  # cut between two memories a file is whole in itself
+    if saved.layout and found.layout != saved.layout:  # a file cut off between two memories looks whole
         raise TornError("the engine's file is not laid out as its others: a part is missing")

@@ -1,17 +1,17 @@
-"""What objects in a shared store are called: names by which a state is found, and which say no prompt.
+"""Names of objects in a shared store. They make states findable and contain no text of a prompt.
 
     heads/GROUP/ANCHOR/ENTRY     the manifest and the tokens of a state, written last
     blobs/XX/STATE-SHA256-SALT   its slot file; XX are the first letters of the state
     used/STATE                   empty; its time says when the state was last fetched
-    elections/NUMBER             empty; whoever wrote it collects garbage for that while
+    elections/NUMBER             empty; its writer collects garbage in that term
     seal                         the secret of a store for which the user has set no key
 
-A GROUP is one kind of engine and one namespace. An ANCHOR is the hash of a beginning of a prompt; a state
-stands under its longest one, and a prompt has one of each length. The ENTRY says how many tokens the state
-has, three bytes of its hash chain at several depths, and the STATE: a hash of all that makes it what it is.
-So one listing under each anchor tells how much every state has in common with a prompt.
+A GROUP is one kind of engine and one namespace. An ANCHOR is the hash of a prompt's first blocks. A state is
+stored under the anchor of its longest beginning; a prompt has one anchor of each length. The ENTRY has the
+number of tokens of the state, three bytes of its hash chain at several depths, and STATE: a hash of all that
+identifies the state. So one listing under each anchor tells how much every state shares with a prompt.
 
-With a key of the user's all of these are keyed hashes: who has the store alone cannot even confirm a guess.
+If the user has set a key, all these hashes are keyed: access to the store alone cannot even confirm a guess.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ ELECTIONS: Final = "elections"
 STORE_SEAL: Final = "seal"
 
 ANCHORS: Final = (1, 16, 256)  # blocks of 256 tokens: at most three listings for a prompt
-SHORT: Final = 6  # letters of a hash in an entry: by chance two are alike once in 16 million
-NEAR_END: Final = 3  # last blocks whose hashes stand in an entry: a reply may come back in another form
-_ALL: Final = 0xFFFFFFFF  # entries begin with what is left to it, so that the longest states come first
+SHORT: Final = 6  # hex digits of a hash in an entry: two are equal by chance once in 16 million
+NEAR_END: Final = 3  # last blocks whose hashes are in an entry: a reply may come back in another form
+_ALL: Final = 0xFFFFFFFF  # an entry begins with _ALL less its tokens: the longest states are listed first
 _ENTRY: Final = re.compile(r"([0-9a-f]{8})-([0-9a-f]+)-([0-9a-f]{32})")
 
 _STATE: Final = re.compile(r"[0-9a-f]{32}(?![0-9a-f])")
@@ -59,26 +59,26 @@ class HeadName:
         return f"{USED}/{self.state}"
 
     def common(self, marks: Sequence[str]) -> int:
-        """Tokens that it has in common with a prompt of these marks, at least."""
+        """Return the least number of tokens that the state shares with a prompt of these marks."""
         depths = [depth for depth in rungs(self.tokens // BLOCK) if depth <= len(marks)]
         alike = (d for d, mark in zip(depths, self.marks, strict=False) if marks[d - 1] == mark)
         return BLOCK * max(alike, default=0)
 
 
 def rungs(blocks: int) -> list[int]:
-    """Depths at which an entry has a mark, in blocks, ascending."""
+    """Return the depths at which an entry has a mark, in blocks, ascending."""
     powers = {1 << bit for bit in range(blocks.bit_length())}
     return sorted(powers | {depth for depth in range(blocks - NEAR_END + 1, blocks + 1) if depth > 0})
 
 
 def state_of(path: str) -> str | None:
-    """Whose blob or mark of use it is; None for what is neither."""
+    """Return the state whose blob or mark of use has this path; None for any other path."""
     match = _STATE.match(path.rpartition("/")[2])
     return match[0] if match and path.startswith((f"{BLOBS}/", f"{USED}/")) else None
 
 
 def parsed(path: str) -> HeadName | None:
-    """None for what is no head of ours."""
+    """Parse the path of a head; None if the path is not one of ours."""
     folder, _, name = path.rpartition("/")
     match = _ENTRY.fullmatch(name)
     if match is None or folder.count("/") != 2 or not folder.startswith(f"{HEADS}/"):
@@ -91,24 +91,24 @@ def parsed(path: str) -> HeadName | None:
 
 
 class ObjectNames:
-    """Names under one key; without a key everyone can make them."""
+    """Makes names under one key. Without a key, anyone can compute them from the tokens."""
 
     def __init__(self, key: bytes = b"") -> None:
         self._key = key
 
     def marks(self, tokens: Tokens) -> list[str]:
-        """One for each whole block of a prompt."""
+        """Return one mark for each whole block of a prompt."""
         whole = tokens.cut(0, len(tokens) // BLOCK * BLOCK)
         return [self._hash("mark", link, size=SHORT // 2) for link in chain(whole)]
 
     def folders(self, tokens: Tokens, fingerprint: str) -> list[str]:
-        """Where states may lie that begin as this prompt does; the longest beginning first."""
+        """Return the folders of states that may share the prompt's beginning, the longest beginning first."""
         links = chain(tokens.cut(0, len(tokens) // BLOCK * BLOCK))
         depths = [depth for depth in reversed(ANCHORS) if depth <= len(links)]
         return [self._folder(links[depth - 1], fingerprint, tokens.space) for depth in depths]
 
     def entry(self, manifest: Manifest, tokens: Tokens) -> HeadName | None:
-        """Of a snapshot; None where it is too short to be found."""
+        """Return the name of a snapshot's head; None if the snapshot is too short to be found."""
         tokens = tokens.within(manifest.namespace)
         folders = self.folders(tokens, manifest.fingerprint)
         if not folders:
@@ -123,7 +123,10 @@ class ObjectNames:
         return HeadName(folder=folders[0], name=name, tokens=manifest.tokens, marks=shown, state=state)
 
     def blob(self, entry: HeadName, sha256: str, salt: bytes) -> str:
-        """Of this content, written this once: what another has written is never overwritten or removed."""
+        """Return the name of a blob with this content.
+
+        The salt makes it unique to one write, so that no sidecar overwrites or removes another one's blob.
+        """
         content = self._hash("content", sha256, size=32) if self._key else sha256
         return f"{BLOBS}/{entry.state[:2]}/{entry.state}-{content}-{salt.hex()}"
 
@@ -132,6 +135,6 @@ class ObjectNames:
         return f"{HEADS}/{group}/{self._hash('anchor', link, size=8)}"
 
     def _hash(self, *parts: str, size: int) -> str:
-        """Each part with its length, so that no two lists of parts are one text."""
+        """Hash the parts, each with its length, so that different lists of parts never give the same text."""
         text = "".join(f"{len(part)}:{part}" for part in parts)
         return blake2b(text.encode(), key=self._key, digest_size=size).hexdigest()

@@ -1,7 +1,7 @@
-"""The objects of a store that several machines use: S3 or anything that speaks it, or a folder.
+"""The objects of a store that several machines use: S3, a service with the S3 API, or a folder.
 
-What can go wrong is one of three things: there is no such object (MissingError), the store cannot be used now
-(StoreError), or somebody else has written the object already, which is no error.
+An operation can fail in two ways: there is no such object (MissingError), or the store cannot be used now
+(StoreError). That another sidecar has already written an object is no error.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from slotkeeper.store.trouble import MissingError, StoreError, Trouble
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
 
-AT_ONCE: Final = 16 << 20  # bytes: so many go up in one request, which can be told not to overwrite anything
+AT_ONCE: Final = 16 << 20  # bytes, the most in a single request, which can be made not to overwrite
 PART: Final = 8 << 20  # bytes of a part of a larger object; S3 takes 10,000 of them
-PARTS: Final = 4  # that are under way together
+PARTS: Final = 4  # parts that are uploaded at the same time
 CONNECT: Final = timedelta(seconds=3)
-SILENCE: Final = timedelta(seconds=20)  # without a byte: the request has failed
+SILENCE: Final = timedelta(seconds=20)  # after this time without a byte a request has failed
 TRIES: Final[RetryConfig] = {
     "max_retries": 2,
     "retry_timeout": timedelta(seconds=10),
     "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2), "base": 2},
 }
-RETRY_SECONDS: Final = 5.0  # for which a store that has failed is not asked
+RETRY_SECONDS: Final = 5.0  # for this time after a failure no request is sent to the store
 _FULL: Final = re.compile(r"\b507\b|InsufficientStorage|QuotaExceeded|StorageFull|os error (28|122)\b")
 _STATUS: Final = re.compile(r"status code: (\d+)")
-_STAGED: Final = re.compile(r".*#\d+")  # what a writer in a folder leaves that is killed
+_STAGED: Final = re.compile(r".*#\d+")  # a temporary file that a killed writer leaves in a folder
 ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 
@@ -52,10 +52,13 @@ class ObjectSeen:
 
 
 class Objects:
-    """All that we ask of a store. Every method may raise StoreError."""
+    """The operations that we need of an object store. Every method may raise StoreError."""
 
     def __init__(self, url: str, changed: Callable[[bool, str], None]) -> None:
-        """`changed` hears whether it can be used, and why not. Raises ValueError for a URL that is none."""
+        """Open the store. Raises ValueError for a URL that cannot be used.
+
+        `changed` is called when the store becomes usable or unusable, with the reason if it is unusable.
+        """
         self.url = url
         self._changed = changed
         self.up = True
@@ -70,7 +73,7 @@ class Objects:
         return f"<Objects {self.url} {'up' if self.up else 'down'}>"
 
     async def create(self, path: str, data: bytes) -> bool:
-        """Write it whole, unless it is there. Returns whether we have written it."""
+        """Write a whole object unless it exists. Returns whether this call wrote it."""
         with self._asking(f"write {path}"):
             try:
                 await obstore.put_async(self._store, path, data, mode="create", use_multipart=False)
@@ -79,14 +82,14 @@ class Objects:
         return True
 
     async def mark(self, path: str) -> None:
-        """Write an empty object, or make it new."""
+        """Write an empty object, or renew its time."""
         with self._asking(f"write {path}"):
             await obstore.put_async(self._store, path, b"")
 
     async def stream_up(self, path: str, chunks: AsyncIterable[bytes]) -> None:
-        """Write one that is too large for a single request, under a name that is ours alone.
+        """Write an object that is too large for a single request, under a name that no other sidecar uses.
 
-        It is there when all parts are; whatever `chunks` raises leaves nothing.
+        The object appears when all parts are written. If `chunks` raises, nothing is left.
         """
         with self._asking(f"write {path}"):
             await obstore.put_async(
@@ -94,7 +97,7 @@ class Objects:
             )
 
     async def read(self, path: str, most: int) -> bytes:
-        """All of a small one. Raises MissingError, also for one that is larger than anything of ours."""
+        """Read a small object whole. Raises MissingError, also if it has more than `most` bytes."""
         with self._asking(f"read {path}"):
             result = await obstore.get_async(self._store, path)
             if result.meta["size"] > most:
@@ -102,14 +105,14 @@ class Objects:
             return bytes(await result.bytes_async())
 
     async def stream_down(self, path: str) -> AsyncIterator[memoryview]:
-        """Raises MissingError."""
+        """Yield the bytes of an object in chunks. Raises MissingError."""
         with self._asking(f"read {path}"):
             result = await obstore.get_async(self._store, path)
             async for chunk in result.stream(min_chunk_size=1 << 20):
                 yield memoryview(chunk)
 
     async def size(self, path: str) -> int | None:
-        """None where there is none."""
+        """Return the size of an object in bytes; None if it does not exist."""
         try:
             with self._asking(f"look at {path}"):
                 return int((await obstore.head_async(self._store, path))["size"])
@@ -124,7 +127,7 @@ class Objects:
                     yield ObjectSeen(str(found["path"]), int(found["size"]), changed)
 
     async def remove(self, path: str) -> None:
-        """Nothing happens if it is not there."""
+        """Remove an object if it exists."""
         try:
             with self._asking(f"remove {path}"):
                 await obstore.delete_async(self._store, path)
@@ -132,7 +135,10 @@ class Objects:
             pass
 
     def sweep(self, older: float) -> int:
-        """Remove what writers left in a folder that were killed. Blocks. Returns how many files."""
+        """Remove temporary files of killed writers from a folder that are `older` than so many seconds.
+
+        Blocks. Returns the number of removed files.
+        """
         root = self._store.prefix if isinstance(self._store, LocalStore) else None
         if root is None:
             return 0
@@ -156,10 +162,10 @@ class Objects:
             what = f"Cannot {doing} in {self.url}: {_in_short(error)}"
             trouble = _trouble(error)
             failed = StoreError(trouble, what)
-            if trouble is not Trouble.DISK_FULL:  # then what is there can still be read
+            if trouble is not Trouble.DISK_FULL:  # a full store can still be read
                 self._failed, self._silent_until = failed, time.monotonic() + RETRY_SECONDS
             self._works(up=False, why=trouble.value)
-            raise failed from None  # its own text may name the key
+            raise failed from None  # the text of the cause may contain the key
         self._failed = None
         self._works(up=True)
 
@@ -170,17 +176,17 @@ class Objects:
 
 
 def _opened(url: str) -> Any:
-    """Credentials, region and endpoint are what obstore finds in the environment (AWS_...)."""
+    """Open the store. obstore reads credentials, region and endpoint from the environment (AWS_...)."""
     if not url.startswith("s3://"):
         path = Path(url.removeprefix("file://")).expanduser()
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         return LocalStore(path.resolve())
     named = next(filter(None, map(os.environ.get, ENDPOINTS)), "")
     client: ClientConfig = {
-        "timeout": timedelta(days=1),  # of a whole request: what is large may take long
+        "timeout": timedelta(days=1),  # for a whole request: a large object may take long
         "read_timeout": SILENCE,
         "connect_timeout": CONNECT,
-        "allow_http": named.startswith("http://"),  # the user has named it so
+        "allow_http": named.startswith("http://"),  # the user has set it so
     }
     return from_url(url, client_options=client, retry_config=TRIES)
 
@@ -195,6 +201,6 @@ def _trouble(error: Exception) -> Trouble:
 
 
 def _in_short(error: Exception) -> str:
-    """What may stand in a log: an answer of S3 may repeat the id of a key, or a signature."""
+    """Return the error's type and status only: S3's text may repeat a key's id or a signature."""
     status = _STATUS.search(str(error))
     return f"{type(error).__name__}{f', status {status[1]}' if status else ''}"

@@ -1,8 +1,8 @@
-"""What keeps a shared store from reading prompts: a user's key, and what is derived from it.
+"""Encryption of objects in a shared store, with keys that are derived from the user's key.
 
-Every object is sealed with a key of its own, so that no nonce is ever used twice. A blob is sealed in pieces,
-each with its number and whether it is the last (the STREAM construction): a piece that is missing, twice,
-elsewhere or cut off does not open.
+Every object has its own key, so that no nonce is ever used twice. A blob is sealed in pieces; each nonce has
+the piece's number and whether it is the last one (the STREAM construction). So opening fails if a piece is
+missing, repeated, moved or cut off.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-LEAST_KEY: Final = 32  # bytes in a key file: what `openssl rand -hex 32` writes is twice that
+LEAST_KEY: Final = 32  # bytes in a key file: `openssl rand -hex 32` writes twice as many
 MOST_KEY: Final = 4096
 SALT_BYTES: Final = 16
 PIECE: Final = 1 << 20  # bytes of a blob that are sealed together
@@ -26,7 +26,7 @@ _NONCE: Final = 12
 
 
 class SealError(Exception):
-    """It was not sealed with this key, or was changed since."""
+    """The data was not sealed with this key, or was changed since."""
 
 
 class KeyFileError(Exception):
@@ -35,13 +35,13 @@ class KeyFileError(Exception):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class StoreKey:
-    """The secret of everyone who shares a store. It never leaves this process."""
+    """The secret that all sidecars of a store have in common. It never leaves this process."""
 
     secret: bytes
 
     @classmethod
     def read(cls, path: Path) -> StoreKey:
-        """The first line of a file, or all of it where that is no text. Raises KeyFileError."""
+        """Read a key file, without the white space around its contents. Raises KeyFileError."""
         try:
             data = path.read_bytes()[: MOST_KEY + 1]
         except OSError as error:
@@ -52,21 +52,21 @@ class StoreKey:
         return cls(data)
 
     def derived(self, purpose: str) -> bytes:
-        """32 bytes for one purpose, of which nothing tells those for another."""
+        """Return 32 bytes for one purpose, from which those for another purpose cannot be computed."""
         return hmac.digest(self.secret, purpose.encode(), "sha256")
 
     def seal(self, data: bytes, name: str) -> bytes:
-        """A small object, bound to its name: under another it does not open."""
+        """Seal a small object and bind it to its name: it does not open under another name."""
         salt = secrets.token_bytes(SALT_BYTES)
         return salt + self._cipher(salt).encrypt(bytes(_NONCE), data, name.encode())
 
     def open(self, sealed: bytes, name: str) -> bytes:
-        """Raises SealError."""
+        """Open what `seal` returned. Raises SealError."""
         salt, data = sealed[:SALT_BYTES], sealed[SALT_BYTES:]
         return _opened(self._cipher(salt), bytes(_NONCE), data, name.encode())
 
     def pieces(self, salt: bytes) -> Pieces:
-        """For one blob. `salt` must never have been used before."""
+        """Return the sealer of one blob's pieces. `salt` must never have been used for another blob."""
         return Pieces(self._cipher(salt))
 
     def _cipher(self, salt: bytes) -> AESGCM:
@@ -74,7 +74,7 @@ class StoreKey:
 
 
 class Pieces:
-    """Seals or opens the pieces of one blob, in their order."""
+    """Seals or opens the pieces of one blob, in order."""
 
     def __init__(self, cipher: AESGCM) -> None:
         self._cipher = cipher
@@ -84,7 +84,7 @@ class Pieces:
         return self._cipher.encrypt(self._nonce(last=last), piece, None)
 
     def open(self, piece: bytes, *, last: bool) -> bytes:
-        """Raises SealError."""
+        """Open the next piece. Raises SealError."""
         return _opened(self._cipher, self._nonce(last=last), piece, None)
 
     def _nonce(self, *, last: bool) -> bytes:
@@ -107,7 +107,7 @@ class Cutter:
         self._held = bytearray()
 
     def feed(self, chunk: bytes | memoryview) -> Iterator[bytes]:
-        """Whole pieces, but never what may be the last one."""
+        """Yield the whole pieces so far, but keep one that may be the last."""
         self._held += chunk
         while len(self._held) > self._size:
             piece = bytes(self._held[: self._size])
@@ -115,5 +115,5 @@ class Cutter:
             yield piece
 
     def rest(self) -> bytes:
-        """The last piece; of an empty stream it is empty."""
+        """Return the last piece; it is empty for an empty stream."""
         return bytes(self._held)

@@ -1,10 +1,9 @@
-"""The cold tier that several sidecars share: states are written once, found by their tokens, and verified.
+"""The cold tier that several sidecars share: a state is written once, found by its tokens, and verified.
 
-A state is two objects. Its blob is the slot file, sealed with the user's key if there is one. Its head has
-the manifest and the tokens; it is written last, and only if no other sidecar has written the same state. So
-a process killed anywhere leaves either a whole state or a blob without a head, which is removed an hour later
-(`collector`). What a blob says is not believed: the file that it becomes is hashed before it has a name that
-any engine could be given.
+A state is two objects. The blob is the slot file, sealed with the user's key if there is one. The head has
+the manifest and the tokens. It is written last, and only if no other sidecar has written the same state. So a
+killed process leaves either a whole state or a blob without a head, which `collector` removes an hour later.
+A blob is not trusted: its file is hashed before it gets a name that an engine could be given.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ from slotkeeper.store.snapshot_folder import SnapshotFolder
 from slotkeeper.store.streams import BlobReader, BlobWriter, stored_size
 from slotkeeper.store.tiers import Swept
 from slotkeeper.store.trouble import (
-    HaltedError,
     LateError,
     MissingError,
     SnapshotError,
@@ -48,18 +46,18 @@ from slotkeeper.store.trouble import (
 
 LARGEST_HEAD: Final = 16 << 20  # bytes: a manifest, and the ids of a million tokens
 LARGEST_TOKENS: Final = 16 << 20  # bytes: four million ids
-CHEAP: Final = 1 << 20  # bytes: to write a smaller one is as quick as to ask whether it is there
+CHEAP: Final = 1 << 20  # bytes: writing a smaller blob is as quick as asking for its state
 PROMISING: Final = 4  # heads that are read for one prompt
-SURE: Final = 2  # the same where the best of them is a beginning of the prompt
-LONGEST_LOOK: Final = 10.0  # seconds; a request does not wait for so long (`scheduler.elsewhere`)
-SEEN: Final = 4096  # entries of which it is remembered what snapshot they are
-FRESH: Final = 1800.0  # seconds from the first byte of a blob to its head: half of what collectors wait
-SETTLE: Final = 0.05  # seconds: obstore 0.12 aborts a process that ends right after a call of it has failed
+SURE: Final = 2  # heads that are read if the best state is a beginning of the prompt
+LONGEST_LOOK: Final = 10.0  # seconds; a request waits for less (`scheduler.elsewhere`)
+SEEN: Final = 4096  # entries whose snapshot id is remembered
+FRESH: Final = 1800.0  # seconds, the longest write of a state, blob to head: half of the collector's wait
+SETTLE: Final = 0.05  # seconds: obstore 0.12 aborts a process that ends right after a failed call
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What is read before a state is fetched."""
+    """The object that describes a state and is read before its blob."""
 
     manifest: Manifest
     tokens: Tokens
@@ -68,7 +66,7 @@ class Head:
 
 
 class SharedStore:
-    """One bucket or folder, in the role of the cold tier. Methods raise SnapshotError and StoreError."""
+    """One bucket or folder as the cold tier. Methods raise SnapshotError and StoreError."""
 
     shared: Final = True
 
@@ -87,11 +85,14 @@ class SharedStore:
 
     @property
     def secret(self) -> bytes | None:
-        """By which manifests and namespaces are told: one for all who share it. None before it is open."""
+        """The secret that signs manifests and salts namespaces, the same for all sidecars.
+
+        None before the store is open.
+        """
         return self._secret
 
     async def open(self) -> Swept:
-        """Nothing that lies there is read: what a prompt needs is looked up when the prompt comes."""
+        """Open the store without reading its states: `find` looks them up when a prompt arrives."""
         await self._opened()
         return Swept()
 
@@ -106,9 +107,9 @@ class SharedStore:
     async def find(
         self, prompt: Tokens, fingerprint: str, *, beyond: int, known: Collection[SnapshotId]
     ) -> list[Kept]:
-        """States that share more than `beyond` tokens with a prompt, but for those that are `known`.
+        """Return states that share more than `beyond` tokens with a prompt and are not `known`.
 
-        Raises LateError after a while.
+        Raises LateError after LONGEST_LOOK seconds.
         """
         try:
             async with asyncio.timeout(LONGEST_LOOK):
@@ -121,7 +122,7 @@ class SharedStore:
     ) -> list[Kept]:
         marks = self._names.marks(prompt)
         folders = self._names.folders(prompt, fingerprint)
-        await self._opened()  # without its secret no manifest can be believed
+        await self._opened()  # manifests cannot be verified without the secret
         entries: list[HeadName] = []
         for names in await asyncio.gather(*map(self._entries, folders)):
             entries += names
@@ -149,7 +150,7 @@ class SharedStore:
             if self.hints:
                 await self.hints.removed(entry.folder, entry.name)
             return None
-        except SnapshotError:  # of others, who have another key or a later release
+        except SnapshotError:  # another sidecar's, with another key or a later release
             return None
         return head if head.manifest.namespace == space else None
 
@@ -164,13 +165,13 @@ class SharedStore:
     # -- one state ---------------------------------------------------------------------------------
 
     async def take(self, kept: Kept, hot: SnapshotFolder) -> bool:
-        """Write what lies in the hot folder, unless it is here. False: another sidecar is just doing that."""
+        """Write a state from the hot folder, unless the store has it. False: another sidecar writes it."""
         await self._opened()
         entry = self._names.entry(kept.manifest, kept.tokens)
         if entry is None:
             return True
         if kept.manifest.size > CHEAP and await self.objects.size(entry.path) is not None:
-            await self._tell_use(entry, kept.manifest.size)  # it counts as new
+            await self._tell_use(entry, kept.manifest.size)  # for the collector it is as new
             return True
         if self.hints is None:
             return await self._write(entry, kept, hot)
@@ -182,7 +183,7 @@ class SharedStore:
         return True
 
     async def give(self, kept: Kept, hot: SnapshotFolder) -> Manifest:
-        """Have it in the hot folder, verified. What is given up leaves nothing there."""
+        """Fetch a state into the hot folder and verify it. After an error nothing is left there."""
         entry, head = await self._looked_up(kept)
         manifest = replace(head.manifest, id=kept.id)  # another sidecar may have written the same state
         path = hot.path / files.new_temporary(time.time())
@@ -200,12 +201,15 @@ class SharedStore:
         return manifest
 
     async def check(self, kept: Kept) -> None:
-        """Read all of it. Raises UnfitError and MissingError."""
+        """Read a whole state and verify it. Raises UnfitError and MissingError."""
         entry, head = await self._looked_up(kept)
         await self._fetch(entry, head, BlobWriter(None, self._pieces(head.salt)))
 
     async def remove(self, kept: Kept, *, damaged: bool = False) -> None:
-        """The head first: what has none is nothing. A damaged one is not kept to be looked at."""
+        """Remove a state: the head first, because a blob without a head is never used.
+
+        A damaged state is removed too; the shared store has no quarantine.
+        """
         del damaged
         await self._opened()
         entry = self._names.entry(kept.manifest, kept.tokens)
@@ -227,11 +231,11 @@ class SharedStore:
             await self.hints.removed(entry.folder, entry.name)
 
     async def _write(self, entry: HeadName, kept: Kept, hot: SnapshotFolder) -> bool:
-        """Blob, a look whether it is whole, head. Returns True."""
+        """Write the blob, check that it is whole, and write the head. Always returns True."""
         manifest, salt, began = kept.manifest, secrets.token_bytes(SALT_BYTES), time.monotonic()
         blob = self._names.blob(entry, manifest.sha256, salt)
         size = stored_size(manifest.size, sealed=self._key is not None)
-        opened: list[BlobReader] = []  # also by a step whose caller was cancelled
+        opened: list[BlobReader] = []  # filled even if the caller is cancelled while the reader opens
         try:
             await self._lane.do(
                 lambda _: opened.append(BlobReader(hot.open(manifest.id), self._pieces(salt)))
@@ -239,30 +243,22 @@ class SharedStore:
             source = opened[0]
             if size <= AT_ONCE:
                 data = b"".join([chunk async for chunk in self._read(source, manifest)])
-                await self.objects.create(blob, data)  # whole, or not at all
+                await self.objects.create(blob, data)  # written whole or not at all
             else:
                 await self.objects.stream_up(blob, self._read(source, manifest))
         finally:
-            for reader in opened:
-                await self._close(reader)
+            self._lane.finish(partial(_close_all, opened))
         if size > AT_ONCE and await self.objects.size(blob) != size:
             raise StoreError(Trouble.UNREACHABLE, f"{self.name} has not kept what was written")
-        if time.monotonic() - began > FRESH:  # a collector may take it for a leftover by now
+        if time.monotonic() - began > FRESH:  # a collector may already take the blob for a leftover
             raise StoreError(Trouble.SLOW, f"{self.name} took too long")
         if not await self.objects.create(entry.path, self._sealed(entry, kept, blob, salt)):
-            await self.objects.remove(blob)  # another was first, and nobody else knows of ours
+            await self.objects.remove(blob)  # another sidecar was first; no head names our blob
             await self._tell_use(entry, manifest.size)
         return True
 
-    async def _close(self, reader: BlobReader) -> None:
-        """After what is being read of it; at once where nothing is read any more."""
-        try:
-            await self._lane.do(lambda _: reader.close())
-        except HaltedError:
-            reader.close()
-
     async def _read(self, source: BlobReader, manifest: Manifest) -> AsyncIterator[bytes]:
-        """As it will be stored. Raises UnfitError at its end if it is not what was kept."""
+        """Yield the blob as stored. Raises UnfitError at the end if the file is not what was kept."""
         while chunk := await self._lane.do(source.next):
             yield chunk
         if (source.size, source.sha256) != (manifest.size, manifest.sha256):
@@ -279,7 +275,7 @@ class SharedStore:
         manifest = head.manifest
         try:
             await asyncio.gather(self._tell_use(entry, manifest.size), self._pour(head.blob, target))
-        except MissingError:  # the head is of no use to anybody
+        except MissingError:  # a head without a blob is useless
             await self.unlink(entry)
             raise
         except SealError as error:
@@ -293,7 +289,10 @@ class SharedStore:
         await self._lane.do(lambda _: target.end())
 
     async def _tell_use(self, entry: HeadName, size: int) -> None:
-        """What is used is not removed. A store that is full, or only to be read, can be read all the same."""
+        """Mark the state as used, so that it is not removed.
+
+        A failed mark is ignored: a full or read-only store can still be read.
+        """
         if self.hints:
             await self.hints.reading(entry.state, size)
         with suppress(StoreError):
@@ -309,7 +308,7 @@ class SharedStore:
         return self._key.seal(data, entry.path) if self._key else data
 
     async def _head(self, entry: HeadName) -> Head:
-        """Raises MissingError, and UnfitError for what is none of ours or was changed."""
+        """Read and verify a head. Raises MissingError, and UnfitError if it is not ours or was changed."""
         data = await self.objects.read(entry.path, LARGEST_HEAD)
         try:
             data = self._key.open(data, entry.path) if self._key else data
@@ -335,7 +334,7 @@ class SharedStore:
         return Head(manifest, tokens, blob, salt)
 
     async def blob_of(self, entry: HeadName) -> str | None:
-        """The blob that a head names; None where that cannot be known."""
+        """Return the blob that a head names; None if the head cannot be read."""
         try:
             return (await self._head(entry)).blob
         except SnapshotError:
@@ -345,16 +344,21 @@ class SharedStore:
         return self._key.pieces(salt) if self._key else None
 
     async def _opened(self) -> None:
-        """The secret of a store without a key lies in it, written by whoever came first."""
+        """Make the secret known. Without a key it is an object of the store; the first sidecar writes it."""
         if self._secret is None:
             await self.objects.create(STORE_SEAL, secrets.token_bytes(BYTES))
             self._secret = await self.objects.read(STORE_SEAL, BYTES)
 
 
 def _promise(entry: HeadName, marks: Sequence[str]) -> tuple[int, bool]:
-    """What has more in common with a prompt first, then what could be extended by it as it is."""
+    """Return a sort key: tokens shared with the prompt, then whether these are all of the entry's tokens."""
     common = entry.common(marks)
     return common, common == entry.tokens // BLOCK * BLOCK
+
+
+def _close_all(readers: list[BlobReader]) -> None:
+    for reader in readers:
+        reader.close()
 
 
 def _feed(target: BlobWriter, chunk: memoryview, _: Halt) -> None:

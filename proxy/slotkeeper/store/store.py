@@ -1,4 +1,4 @@
-"""The snapshot store: what the driver calls."""
+"""The snapshot store as the driver uses it: hot folder, cold tier and catalogue together."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from slotkeeper.store.trouble import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """All snapshots that can be used, for every kind of engine; `notes` are sentences for the log."""
+    """The result of `Store.open`: all usable snapshots, of every kind of engine; `notes` are log texts."""
 
     kept: tuple[Kept, ...]
     notes: tuple[str, ...]
 
 
 class Store:
-    """Snapshots in `hot`, which is the engine's --slot-save-path, and in `cold`, if that is given.
+    """Snapshots in `hot`, which is the engine's --slot-save-path, and in `cold` if that is given.
 
     `cold` is a folder of our own, or a tier that several sidecars share.
 
-    Every operation may raise StoreError: a folder cannot be used now. The caller goes on without, and asks
-    again with the next request; `trouble` says what it was until something works again. `open` must have
-    succeeded before anything else is called.
+    Every operation may raise StoreError: a folder cannot be used now. The caller continues without snapshots
+    and tries again with the next request; `trouble` keeps the error until an operation succeeds. `open` must
+    have succeeded before any other method is called.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class Store:
         state: Path | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`state` is where the index lies; without it, the hot folder. `clock` is the wall clock."""
+        """`state` is the folder of the index, by default the hot folder. `clock` is the wall clock."""
         self._clock = clock
         self._health = StoreHealth(time.monotonic)
         self._tiers = Tiers(hot, cold, clock=clock, health=self._health)
         self._catalogue = Catalogue((state or hot) / files.INDEX, self._health)
-        self._saving: set[str] = set()  # temporary names that an engine may be writing to
+        self._saving: set[str] = set()  # temporary names that an engine may be writing
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{size >> 20} MiB {tier}" for tier, size in self.sizes().items())
@@ -65,26 +65,26 @@ class Store:
 
     @property
     def trouble(self) -> StoreError | None:
-        """What is wrong now, for the log and `doctor`; a slow folder too, which can still be used."""
+        """The present trouble, for the log and `doctor`; also a slow folder, which can still be used."""
         return self._health.trouble
 
     @property
     def secret(self) -> bytes | None:
-        """Of the folder that lasts longer, the cold one if there is one; None before it is open."""
+        """The secret of the cold tier if there is one, else of the hot folder; None before it is open."""
         return self._tiers.secret
 
     def listing(self) -> list[Kept]:
         return self._catalogue.listing()
 
     def sizes(self) -> dict[Tier, int]:
-        """Bytes of slot files in each tier; a snapshot that lies in both counts in both."""
+        """Return the bytes of slot files in each tier; a snapshot in both tiers counts in both."""
         kept = self.listing()
         return {tier: sum(k.manifest.size for k in kept if tier in k.tiers) for tier in self._tiers.names}
 
     async def open(self) -> Opened:
-        """Make the folders, take their locks, sweep them and read what lies there.
+        """Make the folders, take their locks, sweep them and read their snapshots.
 
-        May be called again, after a trouble. Without the cold tier it goes on, and says so.
+        May be called again after a trouble. If the cold tier fails, the store opens without it.
         """
         swept = {Tier.HOT: await self._tiers.open_hot(self._saving)}
         self._health.recovered()
@@ -99,15 +99,15 @@ class Store:
         return Opened(kept=tuple(self.listing()), notes=tuple(notes))
 
     async def close(self) -> None:
-        """End what is going on; waiting callers get HaltedError."""
+        """End all work in progress; waiting callers get HaltedError."""
         await self._tiers.close()
         await self._catalogue.close()
 
     async def temporary(self, size: int = 0) -> str:
-        """A file name to let an engine save to, where there is room for so many bytes.
+        """Return a file name to which an engine may save `size` bytes. Raises StoreError if there is no room.
 
-        Give it to `keep` or `discard`. After a trouble it is refused for half a minute, then the folder is
-        tried again; so ask here before the engine is asked.
+        Pass the name to `keep` or `discard` later. After a trouble this raises for half a minute, then the
+        folder is tried again; so call it before the engine is asked to save.
         """
         await self._tiers.ask_for(size)
         name = files.new_temporary(self._clock())
@@ -115,12 +115,12 @@ class Store:
         return name
 
     async def discard(self, temporary: str) -> None:
-        """The engine did not save, or the file is no longer wanted."""
+        """Remove a temporary file: the engine did not save, or the file is no longer wanted."""
         self._own(temporary)
         await self._tiers.unlink(temporary)
 
     async def keep(self, temporary: str, saved: SavedFile) -> Kept:
-        """Make a snapshot of what an engine has saved. The temporary file is gone afterwards.
+        """Make a snapshot of what an engine has saved. The temporary file is always removed.
 
         Raises TornError, and StoreError(NOT_SHARED) if the file is not in the hot folder.
         """
@@ -134,13 +134,13 @@ class Store:
     async def offer(
         self, snapshot: SnapshotId, fingerprint: str, layout: str = "", *, within: float = inf
     ) -> str:
-        """The name of its file in the hot folder, where its bytes are those that were kept.
+        """Return the name of the snapshot's verified file in the hot folder.
 
-        They are hashed, unless this process has hashed them and the system says that nothing changed since.
-        `layout` is that of the engine's own files, where one was seen: the engine would refuse another.
-        A damaged file goes to quarantine, and the other tier's copy is tried. Raises UnfitError if none is
-        left or the engine is of another kind, MissingError if there is none, LateError if it did not come
-        from the cold tier `within` so many seconds.
+        The file is hashed, unless this process has hashed it and its metadata has not changed since. `layout`
+        is that of the engine's own files, if one was seen: the engine would refuse a file of another layout.
+        A damaged file goes to quarantine, and the other tier's copy is tried. Raises UnfitError if no copy is
+        left or the engine is of another kind, MissingError if there is no such snapshot, and LateError if it
+        did not come from the cold tier `within` so many seconds.
         """
         async with self._catalogue.lock(snapshot):
             kept, first = self._catalogue[snapshot], None
@@ -154,12 +154,14 @@ class Store:
                 except SnapshotError as error:
                     await self._lose(kept, tier, error)
                     first = first or error
-            raise first or MissingError(f"{snapshot} lies nowhere")
+            raise first or MissingError(f"{snapshot} is in no tier")
 
     async def copy_cold(self, snapshot: SnapshotId) -> bool:
-        """Have it in the cold tier too. Raises SnapshotError if it cannot be used, and then it is gone.
+        """Copy a snapshot to the cold tier.
 
-        False: another sidecar is just writing the same state.
+        Raises SnapshotError if the hot file cannot be used; it is then removed.
+
+        Returns False if another sidecar is writing the same state.
         """
         async with self._catalogue.lock(snapshot):
             kept = self._catalogue[snapshot]
@@ -175,11 +177,11 @@ class Store:
             return there
 
     async def demote(self, snapshot: SnapshotId) -> None:
-        """Have it in the cold tier only. Raises as `copy_cold` does."""
+        """Move a snapshot to the cold tier. Raises as `copy_cold` does."""
         await self.copy_cold(snapshot)
         async with self._catalogue.lock(snapshot):
             kept = self._catalogue[snapshot]
-            if Tier.HOT in kept.tiers:  # of what another sidecar writes, it is the copy that counts
+            if Tier.HOT in kept.tiers:  # also if another sidecar writes the state: its copy will serve
                 await self._drop(kept, Tier.HOT)
 
     @property
@@ -188,11 +190,11 @@ class Store:
 
     @property
     def shared(self) -> bool:
-        """Whether the cold tier is one that others use too."""
+        """Whether other sidecars use the cold tier too."""
         return self.cold is not None and self.cold.shared
 
     async def found(self, kept: Kept) -> None:
-        """What another sidecar has written to the shared tier may be offered here too."""
+        """Add a state that another sidecar has written to the shared tier, so that it can be offered."""
         async with self._catalogue.lock(kept.id):
             if kept.id in self._catalogue:
                 await self._catalogue.lies(kept.id, Tier.COLD, there=True)
@@ -200,13 +202,13 @@ class Store:
                 await self._catalogue.add(kept)
 
     async def unlist(self, snapshot: SnapshotId) -> None:
-        """Do as if it were not in the shared tier, where it stays."""
+        """Forget that the shared tier has the snapshot, without removing it there."""
         async with self._catalogue.lock(snapshot):
             if snapshot in self._catalogue:
                 await self._catalogue.lies(snapshot, Tier.COLD, there=False)
 
     async def forget(self, snapshot: SnapshotId) -> None:
-        """Remove it everywhere; nothing happens if it is not there."""
+        """Remove a snapshot from all tiers, if it exists."""
         async with self._catalogue.lock(snapshot):
             if snapshot in self._catalogue:
                 kept = self._catalogue[snapshot]
@@ -214,11 +216,11 @@ class Store:
                     await self._drop(kept, tier)
 
     async def used(self, snapshot: SnapshotId, *, paid: bool) -> None:
-        """It was restored: `paid` if the engine then reused what it should. Raises MissingError."""
+        """Count a restore: `paid` if the engine then reused the state. Raises MissingError."""
         await self._catalogue.used(snapshot, self._clock(), paid=paid)
 
     async def verify(self, snapshot: SnapshotId) -> None:
-        """Hash every copy again; the damaged ones are lost. Raises SnapshotError with the first of them."""
+        """Hash every copy of a snapshot again and drop the damaged ones. Raises the first SnapshotError."""
         async with self._catalogue.lock(snapshot):
             kept, first = self._catalogue[snapshot], None
             for tier in kept.quickest:
@@ -234,7 +236,7 @@ class Store:
                 raise first
 
     async def verify_all(self) -> dict[SnapshotId, SnapshotError]:
-        """`verify` of each; those with a copy that was damaged or gone, and why."""
+        """Verify every snapshot. Returns those with a damaged or missing copy, and the reason."""
         bad = {}
         for kept in self.listing():
             try:
@@ -244,14 +246,14 @@ class Store:
         return bad
 
     def _own(self, temporary: str) -> None:
-        """It must be one that we gave out: a name from elsewhere could lead out of the folder."""
+        """Check that we gave this name out: any other name could lead out of the folder."""
         try:
             self._saving.remove(temporary)
         except KeyError:
             raise ValueError(f"{temporary!r} is no name that this store gave out") from None
 
     async def _bring(self, kept: Kept, tier: Tier, within: float) -> None:
-        """Have the hot file there and checked, from this tier."""
+        """Bring the file from this tier to the hot folder, and check it."""
         if tier is Tier.HOT:
             await self._tiers.check_hot(kept)
             return
@@ -262,11 +264,11 @@ class Store:
             raise LateError(f"{kept.id} did not come within {within:.1f} s") from None
         await self._catalogue.brought(kept.id, manifest)
         if not self.shared:
-            with suppress(StoreError):  # it lies in one tier, whose budget it counts for
+            with suppress(StoreError):  # a snapshot stays in one tier and counts for that tier's budget
                 await self._drop(kept, Tier.COLD)
 
     async def _lose(self, kept: Kept, tier: Tier, error: SnapshotError) -> None:
-        """Forgotten first: it must not be offered even where it cannot be put away."""
+        """Drop an unusable copy. It is forgotten first: it must not be offered even if its removal fails."""
         await self._catalogue.lies(kept.id, tier, there=False)
         damaged = isinstance(error, UnfitError)
         if damaged or tier is Tier.HOT or not self.shared:
@@ -278,7 +280,7 @@ class Store:
 
 
 def _together(swept: Mapping[Tier, Swept]) -> list[Kept]:
-    """One entry for each snapshot, wherever it lies; of two that differ, the hot one."""
+    """Return one entry for each snapshot of both tiers; if the copies differ, the hot one."""
     known: dict[SnapshotId, Kept] = {}
     for tier, folder in swept.items():
         for id_, (manifest, tokens) in folder.found.items():

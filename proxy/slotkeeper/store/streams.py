@@ -1,4 +1,4 @@
-"""Slot files on their way to a shared store and back: read, hashed and sealed in one pass. It blocks."""
+"""Slot files on their way to and from a shared store: read, hashed and sealed in one pass. Calls block."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ NO_BYTES: Final = b""
 
 
 def stored_size(size: int, *, sealed: bool) -> int:
-    """Bytes of a blob in the store, of a file of so many."""
+    """Return the bytes that the blob of a file of `size` bytes has in the store."""
     return size + TAG * max(1, -(-size // PIECE)) if sealed else size
 
 
 class BlobReader:
-    """What goes up of a slot file, piece by piece. `size` and `sha256` are of what was read so far."""
+    """Reads a slot file for upload, piece by piece. `size` and `sha256` are of the bytes read so far."""
 
     def __init__(self, file: FileIO, pieces: Pieces | None) -> None:
         self._file = file
@@ -36,7 +36,7 @@ class BlobReader:
         return self._digest.hexdigest()
 
     def next(self, halt: Halt) -> bytes:
-        """Empty at the end. Raises HaltedError."""
+        """Return the next piece, sealed if there is a key; empty at the end. Raises HaltedError."""
         if halt.is_set():
             raise HaltedError
         wanted, piece = min(PIECE, self._left), bytearray()
@@ -54,10 +54,13 @@ class BlobReader:
 
 
 class BlobWriter:
-    """Makes a slot file of what comes down, or only reads it. Of no use before `end` has returned."""
+    """Opens a downloaded blob and writes the slot file, or only hashes it if there is no path.
+
+    The file is complete when `end` has returned.
+    """
 
     def __init__(self, path: Path | None, pieces: Pieces | None) -> None:
-        """Raises FileExistsError."""
+        """Create the file, if a path is given. Raises FileExistsError."""
         self._path = path
         self._file = files.create(path) if path else None
         self._pieces = pieces
@@ -70,7 +73,7 @@ class BlobWriter:
         return self._digest.hexdigest()
 
     def feed(self, chunk: memoryview) -> None:
-        """Raises SealError."""
+        """Take the next chunk of the blob. Raises SealError."""
         if self._pieces is None:
             self._write(chunk)
             return
@@ -78,7 +81,7 @@ class BlobWriter:
             self._write(self._pieces.open(piece, last=False))
 
     def end(self) -> None:
-        """All has come; the file is on the disk. Raises SealError."""
+        """Take the last piece and write the file to the disk. Raises SealError."""
         if self._pieces:
             self._write(self._pieces.open(self._cutter.rest(), last=True))
         if self._file:
@@ -86,7 +89,7 @@ class BlobWriter:
             self._file.close()
 
     def discard(self) -> None:
-        """Nothing is left under the name that it was made under."""
+        """Close the file and remove its temporary name, if that is still there."""
         if self._file and self._path:
             self._file.close()
             self._path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The hot folder, the cold tier behind it, the threads that work there, and what lies there at the start."""
+"""The hot folder, the cold tier behind it, the threads that work on both, and the sweep at the start."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from slotkeeper.store.trouble import ROOM, StoreError, StoreHealth, Trouble, Unf
 
 @dataclass(slots=True)
 class Swept:
-    """What was found in one folder. `notes` are sentences for the log."""
+    """The snapshots that a sweep found in one folder. `notes` are log texts."""
 
     found: dict[SnapshotId, tuple[Manifest, Tokens]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
 def sweep(folder: SnapshotFolder, spare: Collection[str] = ()) -> Swept:
-    """Read every snapshot's manifest and header, and take away what can never be used.
+    """Read every snapshot's manifest and header, and remove what can never be used.
 
-    1. Temporary files, but for those in `spare`: the engine may be writing them.
-    2. A file without a manifest, a manifest without a file: something ended while they were made or dropped.
-    3. What does not agree with its manifest goes to quarantine. Only `offer` reads all its bytes.
-    4. What a later release wrote stays as it is.
+    1. Temporary files are removed, except those in `spare`, which the engine may be writing.
+    2. A file without a manifest, or a manifest without a file, is removed: a process ended halfway.
+    3. A file that does not agree with its manifest goes to quarantine. Only `offer` reads all its bytes.
+    4. A snapshot of a later release stays as it is.
 
     Files with other names are not touched. OSError passes.
     """
@@ -76,7 +76,10 @@ def _judge(folder: SnapshotFolder, snapshot: SnapshotId, swept: Swept) -> None:
 def _agreeing(
     folder: SnapshotFolder, snapshot: SnapshotId, manifest: Manifest | Flaw
 ) -> tuple[Manifest, Tokens]:
-    """Manifest and tokens, if all that can be read quickly of the slot file is as the manifest says."""
+    """Return manifest and tokens if the size and the header of the slot file agree with the manifest.
+
+    Raises UnfitError if not.
+    """
     if isinstance(manifest, Flaw):
         raise UnfitError(f"its manifest cannot be used: {manifest}")
     with folder.open(snapshot) as file:
@@ -98,30 +101,33 @@ def _agreeing(
 
 
 class ColdTier(Protocol):
-    """Where snapshots go that have no room in the hot folder. Methods raise SnapshotError and StoreError."""
+    """Keeps snapshots for which the hot folder has no room. Methods raise SnapshotError and StoreError."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def shared(self) -> bool:
-        """Whether others use it too: what is brought back stays there, and room is not ours to make."""
+        """Whether other sidecars use it too: a fetched snapshot stays there, and we evict nothing."""
 
     @property
     def secret(self) -> bytes | None:
-        """None before it is open."""
+        """The secret that signs manifests; None before the tier is open."""
 
     async def open(self) -> Swept:
-        """What lies there, as far as all of it is read."""
+        """Open the tier and return its snapshots; a shared tier does not read them here."""
 
     async def take(self, kept: Kept, hot: SnapshotFolder) -> bool:
-        """Have what lies in the hot folder. False: another sidecar is just writing that."""
+        """Copy a snapshot from the hot folder. False: another sidecar is writing the same state."""
 
     async def give(self, kept: Kept, hot: SnapshotFolder) -> Manifest:
-        """Have it in the hot folder, verified. Returns what lies there: maybe another file of that state."""
+        """Copy a snapshot to the hot folder and verify it.
+
+        Returns the manifest of the file there, which may be another file of the same state.
+        """
 
     async def check(self, kept: Kept) -> None:
-        """Read all its bytes."""
+        """Read and verify all bytes of a snapshot."""
 
     async def remove(self, kept: Kept, *, damaged: bool = False) -> None: ...
 
@@ -129,7 +135,7 @@ class ColdTier(Protocol):
 
 
 class ColdFolder:
-    """A folder of our own, and the lanes of `Tiers`."""
+    """A cold tier in a folder that only this sidecar uses. It works in the lanes of `Tiers`."""
 
     shared: Final = False
 
@@ -175,7 +181,7 @@ class ColdFolder:
         self._folder.close()
 
     def _copy(self, kept: Kept, source: SnapshotFolder, target: SnapshotFolder, halt: Halt) -> None:
-        if not self._folder.ready:  # it could not be used when we started
+        if not self._folder.ready:  # the folder could not be used at the start
             claim(self._folder, self._clock())
         began = time.monotonic()
         transfer(source, target, kept.manifest, self._clock(), halt)
@@ -188,9 +194,9 @@ def claim(folder: SnapshotFolder, now: float) -> None:
 
 
 def opened(folder: SnapshotFolder, spare: Collection[str], now: float) -> Swept:
-    """Make a folder, take its lock and read what lies there, but for the temporary files in `spare`.
+    """Make a folder, take its lock and sweep it, except the temporary files in `spare`.
 
-    A full one is noted only: what is there can be used.
+    If the folder is full, that is only noted: its snapshots can still be used.
     """
     folder.claim()
     swept = sweep(folder, spare)
@@ -207,7 +213,10 @@ def opened(folder: SnapshotFolder, spare: Collection[str], now: float) -> Swept:
 
 
 class Tiers:
-    """`urgent` is for what a client waits for, `patient` for all else that takes time, `quick` for a look."""
+    """Both tiers, and three lanes for their work.
+
+    `urgent` does work that a client waits for, `patient` all other long work, `quick` short operations.
+    """
 
     def __init__(
         self,
@@ -247,7 +256,7 @@ class Tiers:
 
     @property
     def secret(self) -> bytes | None:
-        """Of the cold tier, where that could be opened."""
+        """The secret of the cold tier if that could be opened, else of the hot folder."""
         hot = self.hot.seal.secret if self.hot.claimed else None
         return (self.cold.secret if self.cold else None) or hot
 
@@ -261,7 +270,7 @@ class Tiers:
             return await cold.open()
 
     async def ask_for(self, size: int) -> None:
-        """Raises StoreError where the hot folder cannot take so many bytes, or could not a moment ago."""
+        """Check for room for `size` bytes in the hot folder. Raises StoreError, also just after a trouble."""
         if error := self._health.blocking:
             raise error
         with self._health.watching(f"save to {self.hot.path}", Tier.HOT):
@@ -270,7 +279,7 @@ class Tiers:
                 self._health.recovered()
             try:
                 await self.quick.do(lambda _: self.hot.demand(size))
-            except StoreError as error:  # asked each time: there may be room now
+            except StoreError as error:  # room is checked each time: some may be free later
                 self._health.remark(ROOM, error)
                 raise
             self._health.remark(ROOM, None)
@@ -290,7 +299,7 @@ class Tiers:
             return await self.patient.do(work)
 
     async def check_hot(self, kept: Kept, *, anew: bool = False) -> None:
-        """A person who wants all bytes read anew waits behind what clients wait for."""
+        """Check the hot file. `anew` reads all bytes, in the patient lane: work for clients goes first."""
 
         def work(halt: Halt) -> None:
             began = time.monotonic()
@@ -305,10 +314,14 @@ class Tiers:
         with self._health.watching(f"read {kept.id} in {cold.name}", Tier.COLD):
             await cold.check(kept)
 
-    # Either way the cold tier takes part, and is blamed: what the hot one has, its next save will tell.
+    # A failed copy, in either direction, is reported as a trouble of the cold tier. If the hot folder is the
+    # cause, its next save will report it.
 
     async def to_cold(self, kept: Kept) -> bool:
-        """Raises SnapshotError if the source is not what was kept, StoreError also for want of room."""
+        """Copy to the cold tier.
+
+        Raises SnapshotError if the source is not what was kept, and StoreError, also if there is no room.
+        """
         cold = self._cold
         with self._health.watching(f"copy {kept.id} to {cold.name}", Tier.COLD):
             return await cold.take(kept, self.hot)
@@ -319,7 +332,7 @@ class Tiers:
             return await cold.give(kept, self.hot)
 
     async def remove(self, kept: Kept, tier: Tier, *, damaged: bool = False) -> None:
-        """A damaged file goes to quarantine."""
+        """Remove a snapshot from one tier; a damaged file goes to quarantine."""
         if tier is Tier.COLD:
             cold = self._cold
             with self._health.watching(f"remove {kept.id} from {cold.name}", tier):
@@ -332,7 +345,7 @@ class Tiers:
     @property
     def _cold(self) -> ColdTier:
         if self.cold is None:
-            raise AssertionError("nothing lies in a tier that there is not")
+            raise AssertionError("there is no cold tier to use")
         return self.cold
 
     @contextmanager

@@ -1,6 +1,6 @@
-"""What can be wrong with a folder or with one snapshot, and whether the store can be used now.
+"""Errors of a folder and of one snapshot, and the store's health: whether it can be used now.
 
-Trouble with a folder is a value with advice: the sidecar goes on without snapshots until it is over.
+A folder's trouble has advice for the user. The sidecar continues without snapshots until it is over.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from slotkeeper.scheduler.slot_contents import Tier
 
 
 class Trouble(StrEnum):
-    """What can be wrong with a folder."""
+    """The kinds of trouble with a folder."""
 
     DISK_FULL = "disk_full"
     READ_ONLY = "read_only"
-    NOT_OURS = "not_ours"  # permissions, or a name of ours that is a link, a folder, a device
+    NOT_OURS = "not_ours"  # permissions, or one of our names is a link, a folder or a device
     MISSING_FOLDER = "missing_folder"
-    IN_USE = "in_use"  # by another sidecar
+    IN_USE = "in_use"  # another sidecar uses the folder
     NOT_SHARED = "not_shared"  # the engine saves somewhere else
-    REFUSED = "refused"  # by a shared store: the credentials, or what they allow
-    UNREACHABLE = "unreachable"  # a shared store does not answer, or not as it should
+    REFUSED = "refused"  # a shared store refuses: wrong credentials, or missing permissions
+    UNREACHABLE = "unreachable"  # a shared store does not answer, or answers wrongly
     SLOW = "slow"  # reported only, never raised
-    BROKEN = "broken"  # the disk itself fails, or anything else that the system says
+    BROKEN = "broken"  # the disk itself fails, or any other system error
 
 
 ADVICE: Final[Mapping[Trouble, str]] = {
@@ -36,8 +36,8 @@ ADVICE: Final[Mapping[Trouble, str]] = {
     Trouble.MISSING_FOLDER: "Make the folder, or mount what should be there.",
     Trouble.IN_USE: "Another sidecar keeps its snapshots there: give each one a folder of its own.",
     Trouble.NOT_SHARED: "Start the engine with --slot-save-path on the folder that Slotkeeper is given.",
-    Trouble.REFUSED: "Look at the credentials (AWS_...) and at what they allow in that bucket.",
-    Trouble.UNREACHABLE: "Look whether the store runs, and at its address (AWS_ENDPOINT_URL).",
+    Trouble.REFUSED: "Check the credentials (AWS_...) and what they permit in that bucket.",
+    Trouble.UNREACHABLE: "Check that the store runs, and that its address is right (AWS_ENDPOINT_URL).",
     Trouble.SLOW: "Put the folder on a local disk or, where there is memory for it, on a tmpfs.",
     Trouble.BROKEN: "Look at the system's log for what is wrong with this disk.",
 }
@@ -49,17 +49,17 @@ _ERRORS: Final[Mapping[int | None, Trouble]] = {
     errno.EROFS: Trouble.READ_ONLY,
     errno.EACCES: Trouble.NOT_OURS,
     errno.EPERM: Trouble.NOT_OURS,
-    errno.EEXIST: Trouble.NOT_OURS,  # something else has the folder's name
-    errno.ELOOP: Trouble.NOT_OURS,  # a link where O_NOFOLLOW was asked for
+    errno.EEXIST: Trouble.NOT_OURS,  # another kind of file has the folder's name
+    errno.ELOOP: Trouble.NOT_OURS,  # a link, opened with O_NOFOLLOW
     errno.ENOENT: Trouble.MISSING_FOLDER,
     errno.ENOTDIR: Trouble.MISSING_FOLDER,
-    errno.ESTALE: Trouble.MISSING_FOLDER,  # NFS: the server lost it
-    errno.ENOTCONN: Trouble.MISSING_FOLDER,  # FUSE: its process ended
+    errno.ESTALE: Trouble.MISSING_FOLDER,  # NFS: the server lost the folder
+    errno.ENOTCONN: Trouble.MISSING_FOLDER,  # FUSE: the file system's process ended
 }
 
 
 class StoreError(Exception):
-    """A folder cannot be used now. The text says what was tried, what happened and what to do."""
+    """A folder cannot be used now. The text has the operation, the error and the advice."""
 
     def __init__(self, trouble: Trouble, what: str) -> None:
         super().__init__(f"{what}. {ADVICE[trouble]}")
@@ -71,23 +71,23 @@ class SnapshotError(Exception):
 
 
 class TornError(SnapshotError):
-    """What the engine saved is not a whole slot file, or not of the tokens that it should hold (T3)."""
+    """The saved file is not a whole slot file, or has other tokens than it should have (T3)."""
 
 
 class UnfitError(SnapshotError):
-    """Its bytes are not those that were kept (T2), or it was kept for another kind of engine."""
+    """The snapshot's bytes are not those that were kept (T2), or it is for another kind of engine."""
 
 
 class MissingError(SnapshotError):
-    """There is no such snapshot, or its file is gone."""
+    """There is no such snapshot or object, or its file is gone."""
 
 
 class LateError(Exception):
-    """It was given up to bring a snapshot from the cold tier: computing it is quicker."""
+    """The cold tier took too long: computing the state is quicker than waiting."""
 
 
 class HaltedError(Exception):
-    """Work on a file was given up: no caller waits for it, or the store is closed."""
+    """Work on a file was stopped: its caller was cancelled, or the store is closed."""
 
 
 def trouble_in(error: OSError) -> Trouble:
@@ -96,7 +96,7 @@ def trouble_in(error: OSError) -> Trouble:
 
 @contextmanager
 def troubles(doing: str) -> Iterator[None]:
-    """Turns what the system refuses into StoreError. `doing` begins the sentence: "save to /slots"."""
+    """Turn an OSError into a StoreError. `doing` completes "Cannot ...", for example "save to /slots"."""
     try:
         yield
     except OSError as error:
@@ -105,39 +105,39 @@ def troubles(doing: str) -> Iterator[None]:
 
 # -- whether the store can be used now -------------------------------------------------------------------
 
-RETRY_SECONDS: Final = 30.0  # a user who frees a disk does not want to wait for minutes
-TELLING_BYTES: Final = 16 << 20  # smaller files say more about the disk's seek time
-SLOW_BYTES_PER_SECOND: Final = 20e6  # below that, computing 4 GB again is often quicker than reading them
+RETRY_SECONDS: Final = 30.0  # a user who has freed a disk should not wait for minutes
+TELLING_BYTES: Final = 16 << 20  # the speed of a smaller file depends more on the disk's seek time
+SLOW_BYTES_PER_SECOND: Final = 20e6  # below it, computing a state of 4 GB is often quicker than reading it
 
-# What remarks are about, beside a slow tier.
+# Subjects of remarks, beside a slow tier.
 COLD: Final = "the cold folder"
 ROOM: Final = "room in the hot folder"
 INDEX: Final = "the index"
 
 
 class StoreHealth:
-    """`now` is any clock that does not jump."""
+    """The store's present trouble and remarks. `now` is a monotonic clock, in seconds."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._trouble: StoreError | None = None
         self._since = 0.0
-        self._remarks: dict[str, StoreError] = {}  # what keeps nothing from working, by what it is about
+        self._remarks: dict[str, StoreError] = {}  # troubles that stop no operation, by subject
 
     @property
     def trouble(self) -> StoreError | None:
-        """What to tell a user; also what keeps nothing from working, such as a slow folder."""
+        """The trouble to show a user; if there is none, a remark such as a slow folder."""
         return self._trouble or next(iter(self._remarks.values()), None)
 
     @property
     def blocking(self) -> StoreError | None:
-        """A trouble so recent that it is not worth trying again."""
+        """A trouble that is so recent that operations are not tried."""
         recent = self._now() < self._since + RETRY_SECONDS
         return self._trouble if recent else None
 
     @property
     def doubtful(self) -> bool:
-        """Whether there was a trouble, and nothing has worked since."""
+        """Whether there was a trouble and no operation has succeeded since."""
         return self._trouble is not None
 
     def hurt(self, error: StoreError) -> None:
@@ -148,9 +148,9 @@ class StoreHealth:
 
     @contextmanager
     def watching(self, doing: str, tier: Tier) -> Iterator[None]:
-        """Remembers what the system refuses. StoreError for other reasons passes: no room for one file.
+        """Remember an operation's system errors as trouble. Other StoreErrors pass: no room for one file.
 
-        Trouble with the cold tier is only a remark, which ends with the next thing that works there.
+        Trouble with the cold tier is only a remark; the next operation that succeeds there ends it.
         """
         try:
             with troubles(doing):
@@ -165,14 +165,14 @@ class StoreHealth:
             self.remark(COLD, None)
 
     def remark(self, about: str, error: StoreError | None) -> None:
-        """Something to tell that keeps nothing from working, or None when it is over."""
+        """Set the remark on a subject, a trouble that stops no operation; None ends it."""
         if error:
             self._remarks[about] = error
         else:
             self._remarks.pop(about, None)
 
     def measured(self, tier: Tier, size: int, seconds: float) -> None:
-        """So many bytes went through in that time."""
+        """Judge the tier's speed by `size` bytes that took `seconds`."""
         if size >= TELLING_BYTES:
             slow = size < SLOW_BYTES_PER_SECOND * seconds
             rate = f"{size / seconds / 1e6:.1f} MB/s for a file of {size >> 20} MiB" if slow else ""

@@ -302,5 +302,5 @@ def test_a_keys_file_that_others_may_read_is_refused_at_the_start(capsys, tmp_pa
     path.chmod(0o644)
     assert main(["serve", "--keys-file", str(path)]) == 2
     said = capsys.readouterr().err
-    assert "Mend it: chmod 600" in " ".join(said.split())
+    assert "Fix it: chmod 600" in " ".join(said.split())
     assert "a-long-key" not in said

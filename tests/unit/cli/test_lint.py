@@ -209,7 +209,7 @@ def test_a_line_that_cannot_be_read_costs_that_line(trace, linted):
     assert code == 1
     (problem,) = json.loads(out)["problems"]
     assert "day.jsonl:3" in problem
-    assert "left out" in linted(path)[1]
+    assert "; skipped" in linted(path)[1]
 
 
 def test_a_file_that_is_no_trace_is_wrong_usage(tmp_path, capsys):

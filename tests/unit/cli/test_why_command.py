@@ -256,7 +256,7 @@ async def test_a_token_that_is_missing_is_asked_for(capsys):
 def test_without_a_sidecar_it_is_a_failure_that_says_what_to_do(capsys):
     assert main(["why", "--admin", NOBODY]) == 1
     assert capsys.readouterr().err == (
-        f"slotkeeper why: no sidecar answers at {NOBODY}. Name its admin port by --admin.\n"
+        f"slotkeeper why: no sidecar answers at {NOBODY}. Give its admin port by --admin.\n"
     )
 
 

@@ -83,7 +83,7 @@ def test_a_file_that_others_could_use_is_refused_with_the_command_that_mends_it(
     if mend is None:
         assert len(KeyList.read(path)) == 1
         return
-    with pytest.raises(KeysError, match=f"Mend it: {mend} "):
+    with pytest.raises(KeysError, match=f"Fix it: {mend} "):
         KeyList.read(path)
 
 
@@ -93,7 +93,7 @@ def test_a_file_of_somebody_else_is_refused(tmp_path, monkeypatch):
     if path.stat().st_uid == 0:  # root may give keys to anybody
         assert len(KeyList.read(path)) == 1
     else:
-        with pytest.raises(KeysError, match="Mend it: sudo chown"):
+        with pytest.raises(KeysError, match="Fix it: sudo chown"):
             KeyList.read(path)
 
 
@@ -103,7 +103,7 @@ def test_a_new_key_is_known_by_the_table_that_comes_with_it(tmp_path):
     found = KeyList.read(written(tmp_path, table, 0o644)).find(key)
     assert found is not None
     assert found.name == "a.b-c"
-    with pytest.raises(ValueError, match="is no name"):
+    with pytest.raises(ValueError, match="is not a name"):
         new_key("a b")
 
 

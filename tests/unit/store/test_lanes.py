@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
@@ -72,3 +73,33 @@ async def test_closing_halts_and_refuses():
     assert [type(result) for result in await caller] == [HaltedError]
     with pytest.raises(HaltedError):
         await lane.do(lambda _: None)
+
+
+async def test_what_must_be_given_back_is_given_back_after_the_work_before_it():
+    """Also if its caller is cancelled again while it waits for the work to end."""
+    lane, order = Lane("test"), list[str]()
+    begun, go_on = threading.Event(), threading.Event()
+
+    def opens(_: Halt) -> None:
+        begun.set()
+        go_on.wait(30)
+        order.append("opened")
+
+    async def caller() -> None:
+        try:
+            await lane.do(opens)
+        finally:
+            lane.finish(lambda: order.append("closed"))
+
+    task = asyncio.gather(caller())
+    await asyncio.to_thread(begun.wait, 30)
+    task.cancel()
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    go_on.set()
+    await lane.close()
+    assert order == ["opened", "closed"]
+    lane.finish(lambda: order.append("at once"))
+    assert order[-1] == "at once"

@@ -1,1 +1,1 @@
-"""Canonical rules: what an agent changes in its own past is put back, and what is new is told at the end."""
+"""Canonical rules: they restore what an agent changes in its history, and tell new values at the end."""

@@ -1,4 +1,4 @@
-"""All rules in turn: what a request becomes, what each rule did or would have done, as people read it."""
+"""Applies all rules in turn; shows people what each rule did or would have done."""
 
 from __future__ import annotations
 
@@ -73,24 +73,24 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A request as it goes on."""
+    """A request as it is sent on."""
 
-    doc: Doc  # the very same object where nothing was changed
-    layout: Layout  # of what goes on, without the notes
+    doc: Doc  # the same object if nothing was changed
+    layout: Layout  # of the request as it is sent, without the notes
     done: tuple[Done, ...] = ()  # in the rules' order; rules that found nothing are left out
-    notes: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # behind which message, by its index
-    told: Mapping[str, str] = field(default_factory=dict)  # facts, by place, for the record
-    edits: tuple[Edit, ...] = ()  # all that were made, notes among them
-    most: int = 0  # tokens that its prompt may have; 0: no rule has made it longer than its client's
+    notes: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # by the index of their message
+    told: Mapping[str, str] = field(default_factory=dict)  # facts by place, for the conversation's record
+    edits: tuple[Edit, ...] = ()  # all that were made, notes included
+    most: int = 0  # limit of the prompt, in tokens; 0: no rule made it longer than the client's
 
     @property
     def fixed(self) -> tuple[RuleName, ...]:
-        """The rules by which what goes out is another than what came."""
+        """The rules because of which the request that is sent differs from the one received."""
         return tuple(done.rule for done in self.done if done.mode is Mode.FIX) if self.edits else ()
 
     @property
     def moved(self) -> int:
-        """What other requests may share with the client's own form only, in bytes."""
+        """Bytes that other requests may share only with the client's own form."""
         return sum(edit.moved for edit in self.edits)
 
 
@@ -104,10 +104,10 @@ def canonical(
     lay_out: LayOut,
     room: Room | None = None,
 ) -> Outcome:
-    """The request after all rules that fix; those that observe see it as it would be, but leave it alone.
+    """Apply all rules: those in mode `fix` change the request, those in `observe` only report changes.
 
-    Rules that come later see what earlier ones have put right. What a rule that only observes would have
-    put right stays as it is, and is the same to the rules behind it.
+    Each rule sees the fixes of the rules before it. A change that a rule only observes is not made, and later
+    rules see the request without it.
     """
     before, kin = match.remembered, match.sibling
     told = dict(before.told) if before else {}
@@ -142,13 +142,13 @@ def canonical(
 
 
 def _most(done: Sequence[Done], room: Room | None) -> int:
-    """Tokens that a prompt may have in which a rule has put back what its client left out."""
+    """Return the prompt's limit in tokens if a rule restored what the client left out, else 0."""
     grown = any(one.rule is RuleName.PRUNED_RESULTS and one.mode is Mode.FIX for one in done)
     return room.limit if grown and room else 0
 
 
 def _found(rule: Rule, mode: Mode, scene: Scene) -> Done | None:
-    """None where the request is canonical already."""
+    """Return what the rule changes; None if the request is canonical already."""
     changes = tuple(rule.changes(scene))
     edits = tuple(change for change in changes if isinstance(change, Edit))
     facts = tuple(change for change in changes if isinstance(change, Fact))
@@ -165,26 +165,26 @@ def _after(doc: Doc, layout: Layout, edits: Sequence[Edit], lay_out: LayOut) -> 
     return doc, again
 
 
-# -- as a person reads it --------------------------------------------------------------------------------
+# -- changes for people to read --------------------------------------------------------------------------
 
-AROUND: Final = 40  # characters on either side of what changed
+AROUND: Final = 40  # characters on each side of the change
 LONGEST: Final = 400  # characters of one side
 
 
 @dataclass(frozen=True, slots=True)
 class ShownChange:
-    """One value of a body that a rule changed, or would have."""
+    """One value of a body that a rule changed or would have changed."""
 
-    rule: RuleName | None  # None: a note that tells again what was told before
+    rule: RuleName | None  # None: a note that repeats an earlier one
     mode: Mode
     path: str
-    before: str  # "" where no text may be kept
+    before: str  # "" if no text may be kept
     after: str
-    declined: bool = False  # it would have cost more than it saved: the request went as it came
+    declined: bool = False  # it would have cost more than it saved, so the request went unchanged
 
 
 def changes(done: tuple[Done, ...], *, text: bool, declined: bool = False) -> tuple[ShownChange, ...]:
-    """Those of all rules, shortened, or without their `text`."""
+    """Return the changes of all rules, shortened, or without their text if not `text`."""
     found = (shown(edit, one.rule, one.mode, text=text) for one in done for edit in one.edits)
     return tuple(
         replace(change, declined=True) if declined and change.mode is Mode.FIX else change for change in found

@@ -1,11 +1,11 @@
-"""What canonical rules share: names and modes, how a request is compared with the one before it, notes.
+"""What canonical rules share: names, modes, comparison of a request with the one before it, notes.
 
-A rule is a small object without state. It sees the request (after the rules before it) and the
-conversation that it goes on from, and yields edits and facts. Edits put first values back; facts are what
-was thereby taken out and must be told in the newest user message, in a note.
+A rule is a small object without state. It sees the request (after the rules before it) and the conversation
+that the request continues, and yields edits and facts. Edits restore first values; facts are values that an
+edit took out and that a note in the newest user message must tell.
 
-A note stands behind the newest message that came with it, and from then on in every request behind the same
-message: the client does not know of it, and the engine's prompt must not lose it.
+A note follows the newest message of the request for which it was made, and follows that same message in every
+later request: the client does not know of it, and the engine's prompt must not lose it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from slotkeeper.conversation.layout import Conversation, Edit, Layout, Message, 
 
 class Mode(StrEnum):
     OFF = "off"
-    OBSERVE = "observe"  # say what it would have saved
+    OBSERVE = "observe"  # report what the rule would have saved
     FIX = "fix"
 
 
 class RuleName(StrEnum):
-    """In settings, logs, metrics, `why` and tests alike."""
+    """The rules by name, as in settings, logs, metrics, `why` and tests."""
 
     BILLING_NONCE = "billing_nonce"
     TOOL_ORDER = "tool_order"
@@ -48,66 +48,66 @@ class RuleName(StrEnum):
     PRUNED_RESULTS = "pruned_results"
 
 
-# Of the context, at most this part is kept for an answer: Claude Code and opencode ask for 32,000 tokens
-# whatever the model is, Qwen Code for all that its prompt leaves, and others name no limit.
+# At most 1/ANSWER of the context is reserved for an answer: Claude Code and opencode ask for 32,000 tokens
+# for any model, Qwen Code for all that its prompt leaves, and others name no limit.
 ANSWER: Final = 4
-# A user's turn adds results of tools, which must find room as well: of 64 recorded turns of ten agents half
-# add more than 2,100 tokens, and the longest 12,300. Of 65,536 tokens this part is 8,192.
+# 1/TURN of the context is reserved for a turn's tool results: of 64 recorded turns of ten agents, half add
+# more than 2,100 tokens, and the longest adds 12,300. Of 65,536 tokens this part is 8,192.
 TURN: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What one slot of an engine holds, in tokens."""
+    """The capacity of one slot of an engine, in tokens."""
 
     context: int  # of the slot
-    asked: int | None = None  # for the answer, as the client says; None: it names no limit
+    asked: int | None = None  # the client's limit of the answer; None: it names none
 
     @property
     def limit(self) -> int:
-        """Of a prompt: what is left is for the answer."""
+        """The longest prompt; the rest of the context is for the answer."""
         kept = self.context // ANSWER
         return self.context - (kept if self.asked is None else max(1, min(kept, self.asked)))
 
     @property
     def headroom(self) -> int:
-        """That a prompt leaves free as well when a user speaks: a turn begins."""
+        """The room that a prompt leaves free in addition when the user begins a turn."""
         return self.context // TURN
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What a rule sees."""
+    """The input of a rule."""
 
     now: Layout
     before: Conversation | None
-    common: int  # messages behind the system text that are the same in both
+    common: int  # messages after the system text that are the same in both
     kin: Conversation | None = None  # the latest of other conversations of the same agent
-    room: Room | None = None  # None: what an engine holds is not known
+    room: Room | None = None  # None: the slot's capacity is not known
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Taken out of its place, and to be told in the newest user message."""
+    """A fact that an edit took out of its place, to be told in the newest user message."""
 
-    place: str  # which fact it is: one told before under the same place is outdated by it
+    place: str  # identifies the fact: it replaces one told earlier under the same place
     text: str
 
 
 class Rule(Protocol):
-    """One cause of needless prefills, put right."""
+    """A rule: it undoes one cause of needless prefills."""
 
     name: RuleName
     default: Mode
     about: str  # what clients do
-    safe: str  # why putting it right changes nothing for the model
+    safe: str  # why the model loses nothing by the change
 
     def changes(self, scene: Scene) -> Iterator[Edit | Fact]:
-        """Nothing where the request is canonical already."""
+        """Yield the changes; none if the request is canonical already."""
         ...
 
 
-# -- which rule is in which mode, for which client: `--rules NAME=MODE[@CLIENT]` -------------------------
+# -- modes of rules by client: `--rules NAME=MODE[@CLIENT]` ----------------------------------------------
 
 ALL: Final = "all"
 ANYBODY: Final = "*"
@@ -117,7 +117,7 @@ Modes = Mapping[RuleName, Mode]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One of the user's choices."""
+    """One value of `--rules`."""
 
     names: tuple[RuleName, ...]
     mode: Mode
@@ -125,7 +125,10 @@ class Setting:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """`NAME=MODE` or `NAME=MODE@CLIENT`; NAME may be `all`. Raises ValueError that says what is meant."""
+        """Parse `NAME=MODE` or `NAME=MODE@CLIENT`; NAME may be `all`.
+
+        Raises ValueError that says what is meant.
+        """
         name, equals, rest = text.strip().partition("=")
         mode, _, client = rest.partition("@")
         if not equals or mode not in tuple(Mode):
@@ -138,14 +141,17 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What the user chose, over what every rule is by itself. Of several that fit, the last one counts."""
+    """The modes that the user chose, over the rules' defaults.
+
+    Of several settings that match, the last one wins.
+    """
 
     settings: tuple[Setting, ...]
     defaults: Modes
 
     @classmethod
     def of(cls, texts: Iterable[str], defaults: Modes) -> Self:
-        """Raises ValueError."""
+        """Parse the settings. Raises ValueError."""
         return cls(tuple(Setting.parse(text) for text in texts), MappingProxyType(dict(defaults)))
 
     def for_client(self, user_agent: str) -> Modes:
@@ -162,15 +168,15 @@ def _list(names: Iterable[str]) -> str:
 
 # -- comparing a request with the one before it ----------------------------------------------------------
 
-_SETS: Final = frozenset({"required"})  # lists of a JSON schema whose order says nothing
-_DATA: Final = frozenset({"default", "enum", "const", "examples"})  # what stands below them is no schema
-_EXACT: Final = 1 << 53  # integers up to here are the same as doubles
+_SETS: Final = frozenset({"required"})  # lists of a JSON schema whose order has no meaning
+_DATA: Final = frozenset({"default", "enum", "const", "examples"})  # their values are not schemas
+_EXACT: Final = 1 << 53  # integers below this are exact as doubles
 
 
 def alike(one: Any, other: Any, *, schema: bool = False) -> bool:
-    """Whether both are the same JSON value: `1` is `1.0`, the order of keys says nothing.
+    """Whether both are the same JSON value: `1` equals `1.0`, and the order of keys does not count.
 
-    In a schema the order of `required` says nothing either.
+    In a schema, the order of `required` does not count either.
     """
     try:
         return _alike(one, other, schema)
@@ -179,17 +185,17 @@ def alike(one: Any, other: Any, *, schema: bool = False) -> bool:
 
 
 def same_writing(one: Any, other: Any) -> bool:
-    """Whether both become the same JSON text: the order of keys counts, and `1` is not `1.0`."""
+    """Whether both are written as the same JSON text: the order of keys counts, and `1` is not `1.0`."""
     if isinstance(one, str) or isinstance(other, str):
         return bool(one == other)
     try:
         return repr(one) == repr(other)
-    except RecursionError:  # too deep to be compared: no rule changes it
+    except RecursionError:  # nested too deep to be compared: no rule changes it
         return True
 
 
 def size(value: Any) -> int:
-    """Of its writing, in characters; 0 for what is too deep to be compared."""
+    """Return the length of the value's text, in characters; 0 if it is nested too deep."""
     try:
         return len(repr(value))
     except RecursionError:
@@ -197,7 +203,7 @@ def size(value: Any) -> int:
 
 
 def parsed(arguments: Any) -> Any:
-    """The arguments of a call: their JSON text read, or the object itself. None for what is not JSON."""
+    """Return the arguments of a call, parsed if they are JSON text; None if they are not JSON."""
     if not isinstance(arguments, str):
         return arguments
     try:
@@ -237,11 +243,11 @@ def _same_number(one: float, other: float) -> bool:
 
 Doc = dict[str, Any]
 
-ITEMS: Final = 64  # of one reply in a Responses body, at most
+ITEMS: Final = 64  # most items of one reply in a Responses body
 
 
 def paired(scene: Scene) -> Iterator[tuple[Message, Message]]:
-    """Messages behind the system text that were sent before: as they come now, and as they went on then."""
+    """Yield the messages after the system text that were sent before: as received now, and as sent then."""
     if scene.before is None:
         return
     now, sent = scene.now, scene.before.sent
@@ -258,10 +264,10 @@ def new(scene: Scene) -> range:
 
 
 def sampled(before: Conversation, messages: Sequence[Message], at: int) -> Doc | None:
-    """The reply, as it was told, that message `at` is or is a part of.
+    """Return the reply that message `at` is or belongs to, as the engine gave it.
 
-    It is known by the ids of its calls, else by what it says. In a Responses body a reply is several
-    items: what stands behind this one, up to the next that is no reply, tells which.
+    The reply is identified by the ids of its calls, else by its text. In a Responses body a reply is several
+    items: the items up to the next that is no reply tell which reply it is.
     """
     said = ""
     for message in messages[at : at + ITEMS]:
@@ -280,12 +286,12 @@ def sampled(before: Conversation, messages: Sequence[Message], at: int) -> Doc |
 
 
 def _calling(before: Conversation, message: Message) -> Doc | None:
-    """The reply that made one of its calls."""
+    """Return the reply that made one of the message's calls."""
     return next((before.replies[call.id] for call in message.calls if call.id in before.replies), None)
 
 
 def _saying(before: Conversation, said: str) -> Doc | None:
-    """The one reply without calls that says this. None if there are two that are not the same."""
+    """Return the one reply without calls that has this text. None if two different ones have it."""
     found = [reply for reply in before.replies.values() if not reply.get("tool_calls") and _says(reply, said)]
     return found[0] if found and all(reply == found[0] for reply in found) else None
 
@@ -310,9 +316,9 @@ Notes = dict[int, tuple[str, ...]]
 def note_edits(
     layout: Layout, before: Conversation | None, common: int, facts: Sequence[Fact]
 ) -> tuple[list[Edit], Notes]:
-    """The edits that put all notes where they belong, and the notes by message, for the record.
+    """Return the edits that put all notes in place, and the notes by message, for the conversation's record.
 
-    A message that has its notes already keeps them as they are.
+    A message that has its notes already stays unchanged.
     """
     notes = carried(layout, before, common)
     at = place(layout, common)
@@ -322,16 +328,16 @@ def note_edits(
 
 
 def note(facts: Sequence[Fact]) -> str:
-    """One block that tells them all. Of two that are told under one place, the later one counts."""
+    """Return one block with all facts. Of two facts with the same place, the later one counts."""
     texts = {fact.place: fact.text for fact in facts}.values()
     return f"{OPENING}\n{_BETWEEN.join((HEADING, *texts))}\n{CLOSING}"
 
 
 def place(layout: Layout, common: int) -> int | None:
-    """Behind which message something is told. None: there is no user in this conversation.
+    """Return the index of the message after which facts are told. None: the conversation has no user message.
 
-    The newest in which a user speaks, if it is new; else, between calls of tools, the newest result; else
-    (the same request again) the newest user message all the same.
+    It is the newest user message, if that is new; else, between calls of tools, the newest result; else (the
+    same request again) the newest user message anyway.
     """
     new, user = layout.lead + common, layout.newest_user
     if user is not None and user >= new:
@@ -343,7 +349,7 @@ def place(layout: Layout, common: int) -> int | None:
 
 
 def carried(layout: Layout, before: Conversation | None, common: int) -> Notes:
-    """The notes of messages that this request has as well, by their index in it."""
+    """Return the notes of messages that this request also has, by their index in it."""
     if before is None:
         return {}
     lead = before.sent.lead
@@ -353,17 +359,17 @@ def carried(layout: Layout, before: Conversation | None, common: int) -> Notes:
 
 
 def tellable(text: str) -> bool:
-    """Whether it can stand in a note without ending it."""
+    """Whether a text can be part of a note without ending it."""
     return CLOSING not in text and OPENING not in text
 
 
 def ours(text: str) -> bool:
-    """Whether a reminder says what a note says: it is none of the client's."""
+    """Whether a reminder is one of our notes, not the client's."""
     return text.startswith(HEADING)
 
 
 def has_been_here(layout: Layout, before: Conversation | None, common: int) -> bool:
-    """Whether this request has its notes already, as no client's own request does."""
+    """Whether this request has its notes already. A client's own request never has."""
     ends = (_end(layout.messages[at]) for at in carried(layout, before, common))
     return any(end is not None and HEADING in end.text for end in ends)
 
@@ -379,7 +385,7 @@ def _behind(layout: Layout, notes: Notes) -> Iterator[Edit]:
 
 
 def _end(message: Message) -> Text | None:
-    """The text that a note is put behind: the last that a user says, else that a tool says."""
+    """Return the text that a note is appended to: the last text of the user, else the last of a tool."""
     for section in (Section.USER, Section.RESULT):
         for text in reversed(message.texts):
             if text.section is section:

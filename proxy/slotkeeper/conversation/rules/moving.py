@@ -1,7 +1,7 @@
-"""Rules for facts and reminders that move or change: the first value stays, the new one is told at the end.
+"""Rules for facts and reminders that move or change: the first value stays, a note tells the new one.
 
-A rule acts on a text only if nothing but facts in it changed: where a client rewrites its prompt otherwise,
-the prompt has to be read again anyway, and the new values may as well stand in their places.
+A rule changes a text only if nothing but facts in it changed: if a client rewrites its prompt otherwise, the
+engine computes the prompt again anyway, and the new values may as well stay in their places.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from slotkeeper.conversation.rules.base import (
 
 LEAD: Final = "system"
 
-Key = tuple[FactKind, str, int]  # which fact of a text: its kind, its label, and the how manieth of those
+Key = tuple[FactKind, str, int]  # identifies a fact of a text: kind, label, and index among those
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """One text of a request, and what it was when it was first sent."""
+    """One text of a request, and the same text as it was first sent."""
 
     where: str  # the same in every request of a conversation
     now: Text
@@ -43,13 +43,13 @@ class Drift:
 
     @property
     def only_facts(self) -> bool:
-        """Whether nothing else in it changed."""
+        """Whether nothing but facts changed."""
         return self.now.text == self.first.text or only_facts_differ(self.now, self.first)
 
 
 @dataclass(frozen=True, slots=True)
 class TextSpan:
-    """A fact as it stands in a text."""
+    """A fact in a text."""
 
     start: int
     end: int
@@ -58,9 +58,9 @@ class TextSpan:
 
 
 def drifts(scene: Scene) -> Iterator[Drift]:
-    """Texts in which nothing but facts changed, as far as their messages were not parted otherwise.
+    """Yield the texts in which only facts changed, in messages that are divided into texts as before.
 
-    Those that were are put back whole (`Reminders`).
+    Messages that are divided otherwise are restored whole (`Reminders`).
     """
     for where, message, first in changed(scene):
         found = [*together(where, message, first)]
@@ -69,9 +69,9 @@ def drifts(scene: Scene) -> Iterator[Drift]:
 
 
 def changed(scene: Scene) -> Iterator[tuple[str, Message, Message]]:
-    """Messages that are not as they were sent, and those about which something else was told since.
+    """Yield the messages that differ from what was sent, and those with a fact that a note has told.
 
-    Pruned results are another rule's (`PrunedResults`), which knows whether there is room for them.
+    Pruned results belong to another rule (`PrunedResults`), which knows whether there is room for them.
     """
     told = {which.partition(".")[0] for which in scene.before.told} if scene.before else set[str]()
     for where, message, first in pairs(scene):
@@ -81,14 +81,14 @@ def changed(scene: Scene) -> Iterator[tuple[str, Message, Message]]:
 
 
 def together(where: str, message: Message, first: Message) -> Iterator[Drift]:
-    """The texts of a message and those of then, if there were as many."""
+    """Yield the texts of a message with those first sent, if there are equally many."""
     if len(message.texts) == len(first.texts):
         for n, (text, was) in enumerate(zip(message.texts, first.texts, strict=True)):
             yield Drift(f"{where}.{n}", text, was)
 
 
 def pairs(scene: Scene) -> Iterator[tuple[str, Message, Message]]:
-    """Messages that were sent before, system text among them, each with its name in this conversation."""
+    """Yield the messages that were sent before, also system text, each with its name in this conversation."""
     if scene.before is None:
         return
     now, sent = scene.now, scene.before.sent
@@ -101,11 +101,11 @@ def pairs(scene: Scene) -> Iterator[tuple[str, Message, Message]]:
 
 
 def keyed(text: Text) -> dict[Key, TextSpan]:
-    """The client's facts in a text, in their order."""
+    """Return the client's facts in a text, in their order."""
     count: Counter[tuple[FactKind, str]] = Counter()
     found: dict[Key, TextSpan] = {}
     for fact in facts_of(text):
-        phrase = text.text[fact.start : fact.end].rstrip()  # without the empty lines behind a reminder
+        phrase = text.text[fact.start : fact.end].rstrip()  # without the empty lines after a reminder
         inner = fact.value if fact.kind is FactKind.REMINDER else phrase
         if fact.kind is FactKind.REMINDER and ours(inner):
             continue
@@ -117,29 +117,32 @@ def keyed(text: Text) -> dict[Key, TextSpan]:
 
 
 def replaced(text: str, changes: list[tuple[TextSpan, str]]) -> str:
-    """A text with some facts written otherwise."""
+    """Return the text with some facts replaced."""
     for span, phrase in sorted(changes, key=lambda change: -change[0].start):
         text = text[: span.start] + phrase + text[span.end :]
     return text
 
 
 def named(where: str, key: Key) -> str:
-    """The place under which a fact is told."""
+    """Return the place under which a fact is told."""
     kind, label, ordinal = key
     return f"{where}/{kind}/{label}/{ordinal}"
 
 
 def telling(scene: Scene, which: str, text: str, stands: str | None) -> Iterator[Fact]:
-    """The fact, unless the model was told exactly this last; `stands`: what it reads in its old place."""
+    """Yield the fact, unless the model was last told exactly this.
+
+    `stands`: what the model reads in its old place.
+    """
     if last_told(scene, which, stands) == text:
         return
     if text == stands and has_been_here(scene.now, scene.before, scene.common):
-        return  # it does not go back to what it was first: we put it back
+        return  # the fact did not change back to its first value: our edit did that
     yield Fact(which, text)
 
 
 def last_told(scene: Scene, which: str, stands: str | None) -> str | None:
-    """What the model knows about it. None: that cannot be said, as some notes did not come along."""
+    """Return what the model last read of a fact. None: unknown, as some notes did not come along."""
     before = scene.before
     if before is None or which not in before.told:
         return stands
@@ -150,7 +153,7 @@ def last_told(scene: Scene, which: str, stands: str | None) -> str | None:
 
 
 def read_anywhere(scene: Scene, text: str) -> bool:
-    """Whether the model reads this somewhere in the conversation all the same."""
+    """Whether the model reads this text elsewhere in the conversation."""
     if scene.before is None:
         return False
     along = (first for _, _, first in pairs(scene))
@@ -160,13 +163,13 @@ def read_anywhere(scene: Scene, text: str) -> bool:
     )
 
 
-# -- facts that stand far up -----------------------------------------------------------------------------
+# -- facts at the beginning of a prompt ------------------------------------------------------------------
 
 _GIT_DATA = "Git's status now (data from the repository, no instructions):\n"
 
 
 class Moving:
-    """One kind of fact, put back to its first value where it stands, and told where it is new."""
+    """Restores one kind of fact to its first value in its place; a note tells the new value."""
 
     name: RuleName
     kind: FactKind
@@ -200,7 +203,7 @@ class Moving:
         return {key: span for key, span in found.items() if key[0] is self.kind}
 
     def words(self, phrase: str) -> str:
-        """How it is told."""
+        """Return the text by which a note tells the fact."""
         return phrase
 
 
@@ -287,7 +290,7 @@ _COMES_AND_GOES = frozenset({FactKind.REMINDER, FactKind.COUNTDOWN})
 
 
 class Reminders:
-    """Messages keep the reminders with which they were first sent; a new one is told at the end."""
+    """Messages keep the reminders with which they were first sent; a note at the end tells a new one."""
 
     name = RuleName.REMINDERS
     default = Mode.OBSERVE
@@ -317,7 +320,7 @@ def _as_first_sent(scene: Scene, where: str, message: Message, first: Message) -
 
 
 def _back(scene: Scene, drift: Drift) -> Iterator[Edit | Fact]:
-    """One text with its reminders of then. Other facts in it are other rules' (`Moving`)."""
+    """Restore one text's reminders as first sent. Other facts in it belong to other rules (`Moving`)."""
     now, first = keyed(drift.now), keyed(drift.first)
     theirs = _of_other_rules(now, first)
     mine = {key: span for key, span in now.items() if key not in theirs}
@@ -333,7 +336,7 @@ def _back(scene: Scene, drift: Drift) -> Iterator[Edit | Fact]:
 
 
 def _of_other_rules(now: Mapping[Key, TextSpan], first: Mapping[Key, TextSpan]) -> list[Key]:
-    """The facts in both texts that are no reminders."""
+    """Return the facts in both texts that are not reminders."""
     return [key for key in now if key in first and key[0] is not FactKind.REMINDER]
 
 
@@ -344,14 +347,14 @@ def _tellable(spans: Iterable[TextSpan]) -> bool:
 def _text_of_then(
     drift: Drift, now: Mapping[Key, TextSpan], first: Mapping[Key, TextSpan], theirs: Sequence[Key]
 ) -> str:
-    """The text with its reminders of then, and with those facts of now that are other rules' (`theirs`)."""
+    """Return the text with its first reminders, and with the current facts of other rules (`theirs`)."""
     if list(now) == list(first):
         return replaced(drift.now.text, [(now[k], first[k].phrase) for k in now if k not in theirs])
     return replaced(drift.first.text, [(first[key], now[key].phrase) for key in theirs])
 
 
 def _whole(scene: Scene, where: str, message: Message, first: Message) -> Iterator[Edit | Fact]:
-    """A message whose reminders are parts of it, with all of its parts of then."""
+    """Restore all parts of a message whose reminders are separate parts of it."""
     now, then = _spans(message), _spans(first)
     if message.content is None or first.content is None or not (now or then):
         return
@@ -370,6 +373,6 @@ def _told(scene: Scene, which: str, span: TextSpan, stands: str | None) -> Itera
 
 
 def _spans(message: Message) -> dict[str, TextSpan]:
-    """The facts of a message by their places in it."""
+    """Return the facts of a message by their places in it."""
     found = ((f".{n}", keyed(text)) for n, text in enumerate(message.texts))
     return {named(where, key): span for where, spans in found for key, span in spans.items()}

@@ -1,4 +1,4 @@
-"""The rule for old results of tools that an agent prunes: they stay as they were sent while there is room."""
+"""The rule for old tool results that an agent prunes: they stay as they were sent while there is room."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from slotkeeper.conversation.layout import Edit, Layout, Role
 from slotkeeper.conversation.pruning import pruned
 from slotkeeper.conversation.rules.base import Mode, RuleName, Scene, paired
 
-# Where no prompt of the conversation has been counted yet. Code and English have about 3.6; what is exact
-# is found out before the request goes on (`scheduler.pending`).
+# Used while no prompt of the conversation has been counted. Code and English have about 3.6; the exact count
+# follows before the request is sent (`scheduler.pending`).
 CHARACTERS_A_TOKEN: Final = 3
 
 
 class PrunedResults:
-    """A result that was pruned stands as it was sent. When there is no room, all prunes go through at once.
+    """Restores pruned results as they were sent. When there is no room, all prunes go through at once.
 
     What each program does, by its public source code of 2026:
 
@@ -25,13 +25,13 @@ class PrunedResults:
       that are older than the last two user messages and than the latest 40,000 tokens of results become
       `[Old tool result content cleared]`, if that frees 20,000 tokens. The next turns prune more.
     * Claude Code (microcompact) and Qwen Code (`microcompact.ts`): the same words, for all but the latest
-      results (five in Qwen Code) once the conversation has rested. Claude Code also writes
+      results (five in Qwen Code) after the conversation has paused. Claude Code also writes
       `<persisted-output>` with a preview. The context editing of Anthropic's API is done by its server: a
-      client sends all, and nothing has to be put back.
+      client sends everything, and nothing has to be restored.
     * Hermes (`context_compressor.py`): `[Old tool output cleared to save context space]`,
       `[Duplicate tool output ...]`, or one line that begins with the tool's name in brackets.
     * OpenClaw (`context-pruning`): the first and the last 1,500 characters, dots between them and a note in
-      brackets behind; later opencode's words.
+      brackets after them; later opencode's words.
     * Gemini CLI (`toolOutputMaskingService.ts`): `<tool_output_masked>` with a preview.
     * Cline (`responses.ts`): an earlier read of a file becomes `[[NOTE] This file read has been removed ...`.
     * SWE-agent (`history_processors.py`): `Old environment output: (N lines omitted)`; OpenHands (observation
@@ -39,8 +39,8 @@ class PrunedResults:
     * LangChain (context editing): `[cleared]`; oh-my-pi (`pruning.ts`): `[Output truncated - N tokens]`.
     * Plain cuts: a beginning and perhaps an end, with or without a mark such as `[... truncated ...]`.
 
-    Pairs of call and result that are dropped as a whole are not put back, nor are images in results, nor the
-    arguments of calls, which Hermes cuts as well.
+    The rule does not restore pairs of call and result that are dropped entirely, nor images in results, nor
+    the arguments of calls, which Hermes cuts as well.
     """
 
     name = RuleName.PRUNED_RESULTS
@@ -67,7 +67,7 @@ class PrunedResults:
 
 
 def _fits(scene: Scene, grown: int) -> bool:
-    """Whether the prompt has room with so many characters more, as far as characters can tell."""
+    """Whether the prompt has room for `grown` more characters, as estimated from characters per token."""
     room, before = scene.room, scene.before
     if room is None or before is None:
         return False
@@ -80,6 +80,6 @@ def _fits(scene: Scene, grown: int) -> bool:
 
 
 def begins_turn(layout: Layout) -> bool:
-    """Whether a user speaks in the newest message: it is no program's reminder, and brings no results."""
+    """Whether the user speaks in the newest message: it is not a program's reminder and brings no results."""
     newest = layout.messages[-1]
     return newest.role is Role.USER and not newest.answers and any(map(bare, newest.texts))

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from pydantic import ByteSize
 
-from slotkeeper.composition import limits_in
+from slotkeeper.composition import limits_in, store_in
 from slotkeeper.config import UsageError
 from slotkeeper.observe.metrics import Metrics
-from slotkeeper.runtime.cold_store import store_in
 from slotkeeper.settings import Settings
 from unit.store.sharing import KEY, sidecar
 
@@ -27,10 +26,10 @@ def test_without_a_slot_folder_there_is_no_store():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"cold_store": "/x", "cold_dir": "/y"}, "in place of"),
-        ({"cold_store": "/x", "slot_dir": None}, "beside --slot-dir"),
-        ({"hints": "redis://127.0.0.1:1"}, "beside --cold-store"),
-        ({"store_key_file": "/x"}, "beside --cold-store"),
+        ({"cold_store": "/x", "cold_dir": "/y"}, "replaces --cold-dir"),
+        ({"cold_store": "/x", "slot_dir": None}, "needs --slot-dir"),
+        ({"hints": "redis://127.0.0.1:1"}, "need --cold-store"),
+        ({"store_key_file": "/x"}, "need --cold-store"),
         ({"cold_store": "/dev/null/x"}, "cannot be used"),
         ({"cold_store": "s3://"}, "cannot be used"),
     ],
