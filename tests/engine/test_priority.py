@@ -150,5 +150,5 @@ async def test_a_priority_that_is_none_gets_400_in_its_own_shape(tmp_path: Path)
         assert (openai.status_code, anthropic.status_code) == (400, 400)
         assert "high, normal or low" in openai.json()["error"]["message"]
         assert anthropic.json()["error"]["type"] == "invalid_request_error"
-        hinted = {"nvext": {"agent_hints": {"priority": "x", "osl": [], "unknown": 1}}}
+        hinted: dict[str, Any] = {"nvext": {"agent_hints": {"priority": "x", "osl": [], "unknown": 1}}}
         assert (await scene.ask("Why?", **hinted)).status_code == 200
