@@ -30,7 +30,7 @@ from slotkeeper.scheduler.effects import Effect, Forward, Plant, Purpose, Ranked
 from slotkeeper.scheduler.hints import NO_HINTS, Hints, Priority, PriorityAct, SaidBy
 from slotkeeper.scheduler.kv_pool import TOLD_MARGIN, Outputs
 from slotkeeper.scheduler.turns import AGES_AFTER
-from slotkeeper.scheduler.types import Reason, Tokens
+from slotkeeper.scheduler.types import Boundary, BoundaryKind, Reason, Tokens
 
 E = TypeVar("E", bound=Effect)
 BATCH, TAIL = 2048, 4
@@ -148,6 +148,21 @@ def test_a_long_low_request_is_computed_batch_by_batch_and_no_token_twice():
         play << filled(end - before)
         assert end == ENDS[-1] or play >> piece("low", ENDS[ENDS.index(end) + 1])
     assert play >> goes("low", reason=Reason.COLD)
+
+
+def test_what_is_planted_for_others_is_divided_as_well_and_the_rest_is_part_of_the_last_batch():
+    """A model with checkpoints, and a long system text."""
+    play = one_slot(memory="hybrid", eager_thinning=False)
+    play << arrives("low", hints=LOW) << knows("low", LONG, Boundary(9500, BoundaryKind.HEAD))
+    found = []
+    while isinstance(play.effects[0], Plant):
+        step = play.step = following(play, Plant)
+        found.append(len(step.tokens))
+        play << filled(found[-1] - sum(found[-2:-1]))
+    assert found[-1] >= 9500
+    cuts = [0, *found, len(LONG)]
+    assert max(b - a for a, b in pairwise(cuts)) <= BATCH
+    assert len(LONG) - found[-2] <= BATCH
 
 
 @pytest.mark.parametrize("hints", [None, HIGH, SIDE])

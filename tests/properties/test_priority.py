@@ -33,6 +33,15 @@ PATIENCES = (0.0, 0.3, 30.0)  # seconds, of some requests
 class Urgent(Quiet):
     """As the quiet machine, but each request has a priority, and some have a deadline."""
 
+    offered = (
+        "chat",
+        "messages",
+        "own slot",
+        "two copies",
+        "embeddings",
+        "resumable",
+    )  # a bypass has no turn
+
     def more_traits(self) -> dict[str, Any]:
         return {"n_ubatch": 32}  # so that prompts are longer than a batch, and divided
 

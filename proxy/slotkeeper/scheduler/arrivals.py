@@ -44,7 +44,7 @@ def arrived(state: State, event: Arrived) -> None:
     )
     state.requests[event.request] = pending
     if not event.hints.neutral:
-        state.hinted.add(event.request)
+        state.hinted[event.request] = None
     if event.slotless:
         state.slotless.append(event.request)
     elif event.bypass:

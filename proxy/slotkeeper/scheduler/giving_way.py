@@ -57,25 +57,28 @@ def in_pieces(pending: Pending, plan: Plan) -> Plan:
     if prompt.space and plan.pinned and not plan.apart:  # it is sent uncached: a prefill would be lost
         return plan
     starts = () if traits.cuttable else user_starts(prompt, traits)[-1:]
+    batch = max(traits.n_batch, traits.n_ubatch + TAIL)  # in the last one the engine makes its checkpoints
     steps: list[Step] = []
     at = 0 if any(isinstance(step, Wipe) for step in plan.steps) else found.reuse
     for step in plan.steps:
         if isinstance(step, Prefill) and step.purpose in OURS and (end := prompt.lcp(step.tokens)) > at:
-            steps += _pieces(prompt, range(at, end), starts, traits.n_batch)
+            left = len(prompt) - end  # with the request itself, if that is less than a batch
+            last = max(LEAST, batch - left) if left < batch else batch
+            steps += _pieces(prompt, range(at, end), starts, batch, last=last)
             at = end
         steps.append(step)
     if plan.pinned:
-        own = traits.n_ubatch + TAIL  # in which the request's own task makes its last checkpoints
-        steps += _pieces(prompt, range(at, len(prompt)), starts, max(traits.n_batch, own))
+        steps += _pieces(prompt, range(at, len(prompt)), starts, batch, last=batch)
     return replace(plan, steps=tuple(steps))
 
 
-def _pieces(prompt: Tokens, todo: range, starts: Sequence[int], batch: int) -> Iterator[Step]:
-    """Prefills of at most a batch each; a whole one is left for what follows, and the first is the odd one.
+def _pieces(prompt: Tokens, todo: range, starts: Sequence[int], batch: int, *, last: int) -> Iterator[Step]:
+    """Prefills of at most a batch each, until `last` tokens are left for what follows.
 
+    The first is the odd one.
     A chat's last user message begins with a checkpoint; a prefill of ours makes it `TAIL` before its end.
     """
-    ends = {*range(todo.stop - batch, todo.start, -batch)}
+    ends = {*range(todo.stop - last, todo.start, -batch)}
     if ends:
         ends |= {start + TAIL for start in starts if todo.start < start < max(ends) - TAIL}
     at = todo.start

@@ -137,7 +137,7 @@ class State:
     chores_begun: int = 0
     begun: int = 0  # requests that have left the queue
     at: float = 0.0  # of the last event
-    hinted: set[RequestId] = field(default_factory=set)  # with a priority or a deadline
+    hinted: dict[RequestId, None] = field(default_factory=dict)  # with a priority or a deadline, in order
     served_at: dict[Priority, float] = field(default_factory=dict)  # when one of it was served last
     wakes_at: float | None = None  # when the pending `SetTimer` will be answered
     closing: bool = False

@@ -31,7 +31,8 @@ UNKNOWN: Final = 5.0  # seconds, where nothing tells when a slot will be free
 def in_turn(state: State, now: float) -> Sequence[RequestId]:
     """The queue in the order in which it is served."""
     queue = tuple(state.queue)
-    state.hinted &= state.requests.keys()
+    for request in state.hinted.keys() - state.requests.keys():
+        del state.hinted[request]
     if not state.hinted:
         return queue
     aged = {found for priority in Priority if (found := _aged(state, queue, priority, now))}
