@@ -33,7 +33,7 @@ OPENAI: Final = frozenset({Api.CHAT, Api.COMPLETIONS, Api.RESPONSES})  # whose b
 
 
 def in_body(api: Api, doc: Doc) -> Hints:
-    """The hints in a request's body."""
+    """Return the hints in a request's body."""
     given = table(table(doc, "nvext"), "agent_hints")
     said = SaidBy.AGENT_HINTS
     priority = _by_agent(given)
@@ -49,7 +49,7 @@ def in_body(api: Api, doc: Doc) -> Hints:
 
 
 def _by_agent(given: Doc) -> Priority | None:
-    """Dynamo's: higher is more urgent; a latency sensitivity is the seconds by which it goes ahead."""
+    """Return the priority by Dynamo's hints: higher numbers are more urgent."""
     priority = _number(given.get("priority"))
     if any((_number(given.get(name)) or 0) > 0 for name in ("strict_priority", "latency_sensitivity")):
         return Priority.HIGH
@@ -77,15 +77,15 @@ def _number(value: Any) -> float | None:
 
 
 def check(headers: Mapping[str, str]) -> None:
-    """Raises ClientFault for a header of ours that says nothing we know."""
+    """Check our own headers. Raises ClientFault."""
     _asked(headers)
     _max_wait(headers)
 
 
 def hints(headers: Mapping[str, str], of_body: Hints = NO_HINTS, *, aside: bool, since: float) -> Hints:
-    """All that one request says. Raises ClientFault.
+    """Return all hints of one request. Raises ClientFault.
 
-    `aside`: it asks for a title, a suggestion or a summary. It waits `since` a moment of the driver's clock.
+    `aside`: it asks for a title, a suggestion or a summary. `since`: when its wait began.
     """
     asked, seconds = _asked(headers), _max_wait(headers)
     if asked is not None:

@@ -323,7 +323,7 @@ def asks_for_summary(layout: Layout) -> bool:
 
 
 def asks_aside(layout: Layout) -> bool:
-    """Whether it asks for a title, a suggestion or a summary, as far as its own words say."""
+    """Whether the request asks for a title, a suggestion or a summary, by its own words."""
     lead, newest = layout.messages[: layout.lead], layout.messages[layout.lead :][-1:]
     aside = any(says(m, ASIDE_SYSTEM) for m in lead) or any(user_says(m, ASIDE) for m in newest)
     return aside or asks_for_summary(layout)

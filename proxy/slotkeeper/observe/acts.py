@@ -34,7 +34,7 @@ RANKED: Final[Mapping[PriorityAct, str]] = MappingProxyType(
 
 
 def done(record: Record) -> Iterator[str]:
-    """One sentence for each act; of equal ones in a row the last."""
+    """Yield a sentence for each act; of equal acts in a row only for the last."""
     for pooled in record.pooled:
         yield POOLED[pooled.act].format(cells=pooled.cells, slot=pooled.slot)
     for at, ranked in enumerate(record.ranked):
@@ -44,7 +44,7 @@ def done(record: Record) -> Iterator[str]:
 
 
 def _times(ranked: list[Ranked]) -> int:
-    """How many of the same stand in a row at the end."""
+    """Return how many equal acts stand at the end."""
     count = 0
     while count < len(ranked) and ranked[-1 - count].act is ranked[-1].act:
         count += 1
@@ -60,7 +60,7 @@ def _ranked(ranked: Ranked, times: int) -> str:
 
 
 def urgency(record: Record, *, apart: bool) -> str:
-    """For the header of an answer: its priority, and what was done because of it; empty where nothing was.
+    """Return priority and acts for the header of an answer; empty if there is nothing to say.
 
     `apart`: what was done would tell how busy other namespaces are.
     """
@@ -69,7 +69,7 @@ def urgency(record: Record, *, apart: bool) -> str:
 
 
 def documents(record: Record) -> dict[str, Any]:
-    """The same for programs."""
+    """Return the acts as fields of a JSON document."""
     return {
         "pool": [{"act": each.act.value, "slot": each.slot, "cells": each.cells} for each in record.pooled],
         "priority_acts": [

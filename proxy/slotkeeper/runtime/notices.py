@@ -14,7 +14,7 @@ log = get_logger(__name__)
 
 
 class Notices:
-    """Writes down what changes nothing that runs."""
+    """Counts and logs effects that change nothing that runs."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -62,7 +62,7 @@ class Notices:
 
 
 def fault_of(what: Refuse | Ranked) -> UpstreamFault:
-    """What the client of a refused request hears."""
+    """Return the error for the client of a refused request."""
     if isinstance(what, Ranked):
         return UpstreamFault(
             f"no slot was free within {what.waited:.1f} s, and X-Slotkeeper-Max-Wait allows no more; "

@@ -48,7 +48,7 @@ def divisible(pending: Pending) -> bool:
 
 
 def in_pieces(pending: Pending, plan: Plan) -> Plan:
-    """The plan with the prefill divided into batches, if the request can give way between them."""
+    """Return the plan with its prefill divided into batches, if the request can give way between them."""
     prompt, found, traits = pending.prompt, plan.reuse_plan, plan.table.traits
     if prompt is None or found is None or not divisible(pending):
         return plan
@@ -73,9 +73,9 @@ def in_pieces(pending: Pending, plan: Plan) -> Plan:
 
 
 def _pieces(prompt: Tokens, todo: range, starts: Sequence[int], batch: int, *, last: int) -> Iterator[Step]:
-    """Prefills of at most a batch each, until `last` tokens are left for what follows.
+    """Yield prefills of at most a batch each, until `last` tokens are left for what follows.
 
-    The first is the odd one.
+    The first may be shorter.
     A chat's last user message begins with a checkpoint; a prefill of ours makes it `TAIL` before its end.
     """
     ends = {*range(todo.stop - last, todo.start, -batch)}
@@ -89,7 +89,7 @@ def _pieces(prompt: Tokens, todo: range, starts: Sequence[int], batch: int, *, l
 
 
 def resumes(pending: Pending, plan: Plan) -> None:
-    """It is about to begin: note what is computed again, if it gave way before."""
+    """Record what a request that gave way before computes again, now that it begins."""
     found = plan.reuse_plan
     if pending.begun and found is not None and pending.pieces_until is not None:
         pending.given_back += max(0, pending.reached - found.reuse)
@@ -99,7 +99,7 @@ def resumes(pending: Pending, plan: Plan) -> None:
 
 
 def at_border(pending: Pending, plan: Plan) -> bool:
-    """Whether a part of its prompt was just computed, and nothing is to be done with the slot's state."""
+    """Whether a part of the prompt was just computed, and its state is not to be saved next."""
     left = pending.steps_left
     done, saved = plan.steps[-left - 1], left > 0 and isinstance(plan.steps[-left], Keep)
     return divisible(pending) and isinstance(done, Prefill) and done.purpose in BORDERS and not saved
@@ -114,7 +114,7 @@ class MoreUrgent:
 
 
 def after_piece(state: State, pending: Pending, slot: SlotId, now: float) -> Ranked | None:
-    """Whether it gives way now; None where nobody is more urgent."""
+    """Return whether the request gives way now, with both prices; None if no other is more urgent."""
     plan, prompt = pending.plan, pending.prompt
     if plan is None or prompt is None:
         return None
@@ -140,7 +140,7 @@ def after_piece(state: State, pending: Pending, slot: SlotId, now: float) -> Ran
 
 
 def _more_urgent(state: State, pending: Pending, table: EngineTable) -> MoreUrgent | None:
-    """One that waits for a slot, else one that is at work there."""
+    """Return a request that waits for a slot, else one that is at work on this engine."""
     at_work = None
     for other in state.requests.values():
         if other.rank <= pending.rank or other.arrived.model != pending.arrived.model:
@@ -158,7 +158,7 @@ def _works(other: Pending, table: EngineTable) -> bool:
 
 
 def _lost(table: EngineTable, slot: SlotId, now: float) -> tuple[float, int]:
-    """What it costs to have a slot's state again, in tokens of prefill; and how many surely are prefill."""
+    """Return the price of having a state again, in tokens, and how many are surely computed again."""
     contents = table.shadow.slots[slot]
     held = contents.total if contents else 0
     if table.traits.ram_cache:
@@ -174,7 +174,7 @@ def _lost(table: EngineTable, slot: SlotId, now: float) -> tuple[float, int]:
 
 
 def stands_behind(state: State, pending: Pending, plan: Plan) -> RequestId | None:
-    """The more urgent request for which it does not begin yet; None where it may begin."""
+    """Return the more urgent request for which this one does not begin yet; None if it may begin."""
     prompt, found = pending.prompt, plan.reuse_plan
     if pending.aged or prompt is None or not divisible(pending):
         return None
@@ -190,7 +190,7 @@ def stands_behind(state: State, pending: Pending, plan: Plan) -> RequestId | Non
 
 
 def stood_back(state: State, pending: Pending, plan: Plan, now: float) -> Iterator[Effect]:
-    """It does not begin: say so, once for each time that it was put into the queue."""
+    """Report that the request does not begin, once for each time that it was put into the queue."""
     other = state.requests.get(pending.stands_behind) if pending.stands_behind else None
     if other and other.stage is Stage.QUEUED:  # nothing at the engine tells that this has changed
         pending.waits_in = None

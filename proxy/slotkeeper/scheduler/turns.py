@@ -29,7 +29,7 @@ UNKNOWN: Final = 5.0  # seconds, where nothing tells when a slot will be free
 
 
 def in_turn(state: State, now: float) -> Sequence[RequestId]:
-    """The queue in the order in which it is served."""
+    """Return the queue in the order in which it is served."""
     queue = tuple(state.queue)
     for request in state.hinted.keys() - state.requests.keys():
         del state.hinted[request]
@@ -44,13 +44,13 @@ def in_turn(state: State, now: float) -> Sequence[RequestId]:
 
 
 def _aged(state: State, queue: Sequence[RequestId], priority: Priority, now: float) -> RequestId | None:
-    """The next request of a priority that had to wait too long behind more urgent ones."""
+    """Return the next request of a priority, if that had to wait too long behind more urgent ones."""
     waiting = _of(state, queue, priority)
     return waiting[0].arrived.request if waiting and now >= _ages_at(state, waiting, priority) else None
 
 
 def _of(state: State, queue: Sequence[RequestId], priority: Priority) -> Sequence[Pending]:
-    """Those that wait, if any of them waits for more urgent ones."""
+    """Return the queued requests of a priority; none if no more urgent one is ahead of them."""
     queued = [state.requests[request] for request in queue]
     found = [pending for pending in queued if pending.arrived.hints.priority is priority]
     behind = any(pending.arrived.hints.priority.rank > priority.rank for pending in queued)
@@ -58,13 +58,13 @@ def _of(state: State, queue: Sequence[RequestId], priority: Priority) -> Sequenc
 
 
 def _ages_at(state: State, waiting: Sequence[Pending], priority: Priority) -> float:
-    """When the next of them is the very first."""
+    """Return when the next of them is served first."""
     since = max(min(pending.queued_at for pending in waiting), state.served_at.get(priority, -inf))
     return since + AGES_AFTER
 
 
 def due_at(state: State, now: float) -> float:
-    """When the order changes, or a request expires; infinite where neither will."""
+    """Return when the order changes or a request expires next; infinite if neither will."""
     if not state.hinted:
         return inf
     queue = tuple(state.queue)
@@ -78,7 +78,7 @@ def due_at(state: State, now: float) -> float:
 
 
 def noted(state: State, pending: Pending, now: float) -> Iterator[Effect]:
-    """It is about to be served: whether that is because of priorities."""
+    """Report, for a request that is about to be served, if that is because of priorities."""
     if not state.hinted:
         return
     other = _passed(state, pending)
@@ -94,7 +94,7 @@ def noted(state: State, pending: Pending, now: float) -> Iterator[Effect]:
 
 
 def _passed(state: State, pending: Pending) -> RequestId | None:
-    """The first in the queue that it goes before only because that is less urgent."""
+    """Return the first request in the queue that this one overtakes because it is more urgent."""
     for request in state.queue:
         if request == pending.arrived.request:
             return None
@@ -104,7 +104,7 @@ def _passed(state: State, pending: Pending) -> RequestId | None:
 
 
 def waited(pending: Pending, now: float) -> float:
-    """Seconds in the queue so far."""
+    """Return the seconds in the queue so far."""
     return pending.waited + (now - pending.queued_at if pending.stage is Stage.QUEUED else 0.0)
 
 
@@ -112,7 +112,7 @@ def waited(pending: Pending, now: float) -> float:
 
 
 def expire(state: State, now: float) -> Iterator[Effect]:
-    """Refuse what could not be started in time; nothing of it was sent to an engine."""
+    """Refuse requests that could not begin in time; nothing of them was sent to an engine."""
     for pending in tuple(_unbegun(state)):
         if now >= _expires_at(pending):
             state.forget(pending.arrived.request)
@@ -126,7 +126,7 @@ def expire(state: State, now: float) -> Iterator[Effect]:
 
 
 def _unbegun(state: State) -> Iterator[Pending]:
-    """Requests with a deadline that never had a place."""
+    """Yield queued requests that never had a place."""
     for request in state.hinted:
         pending = state.requests.get(request)
         if pending and pending.stage is Stage.QUEUED and not pending.begun:
@@ -139,6 +139,6 @@ def _expires_at(pending: Pending) -> float:
 
 
 def _free_in(state: State, model: ModelName, now: float) -> int:
-    """Seconds until a slot will probably be free."""
+    """Return the seconds until a slot will probably be free."""
     left = (one.left(now) for table in state.up_for(model) for one in table.work.served.values())
     return min(LATEST, max(SOONEST, ceil(min(left, default=UNKNOWN))))
