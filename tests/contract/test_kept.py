@@ -14,7 +14,18 @@ from unit.test_bounds import FILLED
 PACKAGE: Final = Path(slotkeeper.__file__).parent
 ROOT: Final = PACKAGE.parents[1]
 PAGE: Final = ROOT / "docs" / "reliability.md"
-PARTS: Final = ("scheduler", "conversation", "api", "vocab", "engine", "store", "observe", "runtime", "web")
+PARTS: Final = (
+    "scheduler",
+    "conversation",
+    "api",
+    "vocab",
+    "engine",
+    "store",
+    "observe",
+    "runtime",
+    "exchange",
+    "admin",
+)
 MAKERS: Final = frozenset(
     {
         *("dict", "list", "set", "deque", "OrderedDict", "defaultdict", "Counter", "bytearray"),

@@ -26,7 +26,6 @@ PASSED: Final = (
     "exchange/exchange.py",
     "exchange/data.py",
     "exchange/learning.py",
-    "exchange/learning.py",
 )
 ROW: Final = re.compile(r"^\| `(\w+)` \| (debug|info|warning|error) \|", re.MULTILINE)
 WORD: Final = "Xylophonkonzert"  # and a number: stands in every message below, and in no code
