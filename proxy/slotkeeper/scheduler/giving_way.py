@@ -28,7 +28,7 @@ from slotkeeper.scheduler.engine_model import TAIL
 from slotkeeper.scheduler.hints import Priority, PriorityAct, SaidBy
 from slotkeeper.scheduler.pending import Pending, Stage
 from slotkeeper.scheduler.planting import LEAST
-from slotkeeper.scheduler.prices import IN_RAM
+from slotkeeper.scheduler.prices import RAM_DOUBT
 from slotkeeper.scheduler.state import State, user_starts
 from slotkeeper.scheduler.table import EngineTable
 from slotkeeper.scheduler.turns import waited
@@ -161,8 +161,8 @@ def _lost(table: EngineTable, slot: SlotId, now: float) -> tuple[float, int]:
     """Return the price of having a state again, in tokens, and how many are surely computed again."""
     contents = table.shadow.slots[slot]
     held = contents.total if contents else 0
-    if table.traits.ram_cache:
-        return TOUCH_PRICE + IN_RAM * held, 0
+    if table.traits.ram_cache:  # it comes back before much else can push the copy out
+        return TOUCH_PRICE + RAM_DOUBT * held, 0
     if table.may_save(now):
         rates = table.rates
         file = rates.save_price(held) + rates.restore_price(rates.size_of(held))
