@@ -214,6 +214,19 @@ def slots() -> list[Panel]:
         ),
         lines("Queued requests", "Good is 0 most of the time.", {"waiting": NOW.total("queued_requests")}),
         lines(
+            "Wait in the queue, by priority",
+            "The 95th percentile. Good is that high and normal wait for less than one batch of the engine.",
+            {"{{priority}}": NOW.quantile(0.95, "priority_wait_seconds", "priority")},
+            unit="s",
+        ),
+        lines(
+            "Priorities and deadlines",
+            "Requests that went first, stood back, gave way to others after a batch or kept on; aged ones, "
+            "which none of their priority had gone before for a minute; and those refused because they could "
+            "not begin in time (expired). Good is no aged and no expired.",
+            {"{{reason}}": NOW.increase("priority_total", "reason")},
+        ),
+        lines(
             "Flags found out",
             "Flags of engines that were not started by the sidecar, and how they were found out: by what the "
             "engine did. Good is 0 after an engine's first requests.",

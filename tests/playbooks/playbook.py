@@ -32,6 +32,7 @@ from slotkeeper.scheduler.effects import (
     Pooled,
     Prove,
     Purpose,
+    Ranked,
     Refuse,
     Report,
     Restore,
@@ -75,6 +76,7 @@ from slotkeeper.scheduler.events import (
     SwapFailed,
     TimerFired,
 )
+from slotkeeper.scheduler.hints import PriorityAct
 from slotkeeper.scheduler.pending import Pending
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
@@ -453,6 +455,11 @@ refuses = _expected(Refuse)
 def pooled(request: str, act: PoolAct, **wanted: Any) -> Expected:
     """Cells of a shared KV buffer were needed for it."""
     return Expected(Pooled, {"request": request, "act": act, **wanted})
+
+
+def ranked(request: str, act: PriorityAct, **wanted: Any) -> Expected:
+    """Something was done about it because of priorities or deadlines."""
+    return Expected(Ranked, {"request": request, "act": act, **wanted})
 
 
 def proves(name: str, *, paid: bool) -> Expected:

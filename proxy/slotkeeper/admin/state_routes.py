@@ -254,7 +254,8 @@ def moment_of(driver: Driver, record: Record) -> Moment | None:
     if record.first_token is not None or record.status is not None:
         return Moment(doing=Doing.GENERATING)
     if pending is None or pending.stage is Stage.QUEUED:
-        return Moment(doing=Doing.QUEUED, place=_place(driver.placement, record))
+        place = _place(driver.placement, record)
+        return Moment(doing=Doing.QUEUED, place=place, priority=record.priority)
     work = record.work
     if work is None or (pending.stage is Stage.PREPARING and not _plants(pending)):
         return Moment(doing=Doing.PREPARING)

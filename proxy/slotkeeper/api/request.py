@@ -32,10 +32,12 @@ from slotkeeper.api.document import (
 )
 from slotkeeper.api.errors import ClientFault
 from slotkeeper.api.head import Api
+from slotkeeper.api.hints import in_body
 from slotkeeper.api.openai import split
 from slotkeeper.api.pictures import Picture, named
 from slotkeeper.conversation.layout import Layout
-from slotkeeper.scheduler.adapters import Scales
+from slotkeeper.scheduler.adapters import Scales, scales_in
+from slotkeeper.scheduler.hints import NO_HINTS, Hints
 
 __all__ = ["Ask", "NotOurs", "Prompt", "lay_out", "model_of", "parse", "read"]
 
@@ -124,6 +126,7 @@ class Claim:
     model: Any = None  # the value of `model`
     most: int | None = None  # limit of its answer, in tokens
     lora: Scales | None = None  # LoRA scales of its own; None: it names none
+    hints: Hints = NO_HINTS
 
 
 UNNAMED: Final = Claim(named=_ABSENT, id_slot=None, copies=1)
@@ -161,30 +164,16 @@ def understood(api: Api, body: bytes, encoding: str) -> tuple[Doc, Claim]:
 def claim(api: Api, doc: Doc) -> Claim:
     """Return what `doc` claims on a route of this kind."""
     named, model, most = doc.get("id_slot", _ABSENT), doc.get("model"), answer_cap(api, doc)
+    hints = in_body(api, doc)
     if not api.pinnable:  # the engine ignores id_slot and n on these routes (T5)
         copies = _tasks(doc) if api is Api.TASK else 1
-        return Claim(named=named, id_slot=None, copies=copies, model=model, most=most)
+        return Claim(named=named, id_slot=None, copies=copies, model=model, most=most, hints=hints)
     slot = as_int(named)
     prompts = _count(doc.get("prompt")) if api in {Api.COMPLETION, Api.COMPLETIONS} else 1
     given = next((n for key in ("n_cmpl", "n") if (n := as_int(doc.get(key))) is not None), 1)
     copies, slot = max(1, given) * prompts, None if slot == -1 else slot
-    lora = _scales(doc.get("lora"))
-    return Claim(named=named, id_slot=slot, copies=copies, model=model, most=most, lora=lora)
-
-
-def _scales(named: Any) -> Scales | None:
-    """The LoRA scales in a body, as the engine reads them; an empty list is none (engine.md T12)."""
-    if not isinstance(named, list) or not named:
-        return None
-    entries = [entry if isinstance(entry, dict) else {} for entry in named]
-    scales = {int(_number(entry.get("id"), -1)): _number(entry.get("scale"), 0.0) for entry in entries}
-    return tuple(sorted(scales.items()))
-
-
-def _number(value: Any, otherwise: float) -> float:
-    """The value, or what the engine takes where it is of another kind."""
-    known = isinstance(value, bool | int | float) and isfinite(value)
-    return float(value) if known else otherwise
+    lora = scales_in(doc.get("lora"))
+    return Claim(named=named, id_slot=slot, copies=copies, model=model, most=most, lora=lora, hints=hints)
 
 
 def placed(body: bytes, taken: Claim, slot: int | None) -> bytes:

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from slotkeeper.observe.request_record import RUNNING, Doing
 from slotkeeper.observe.standard_error import StandardError
+from slotkeeper.scheduler.hints import Priority
 
 PIPED: Final = 160  # columns if standard output is no terminal
 
@@ -222,7 +223,8 @@ def activity(now: Row | None) -> str:
         return ""
     match now["doing"]:
         case Doing.QUEUED:
-            return f"queued, place {now['place']}" if now["place"] else "waits for an engine"
+            urgency = "" if now["priority"] == Priority.NORMAL else f" ({now['priority']})"
+            return f"queued{urgency}, place {now['place']}" if now["place"] else "waits for an engine"
         case Doing.PREFILL:
             return prefill(now)
         case _:

@@ -322,6 +322,13 @@ def asks_for_summary(layout: Layout) -> bool:
     return any(says(m, SUMMARIZER) for m in lead) or any(user_says(m, SUMMARY_ASKED) for m in newest)
 
 
+def asks_aside(layout: Layout) -> bool:
+    """Whether the request asks for a title, a suggestion or a summary, by its own words."""
+    lead, newest = layout.messages[: layout.lead], layout.messages[layout.lead :][-1:]
+    aside = any(says(m, ASIDE_SYSTEM) for m in lead) or any(user_says(m, ASIDE) for m in newest)
+    return aside or asks_for_summary(layout)
+
+
 def _by_words(layout: Layout, match: Match) -> RequestKind | None:
     if asks_for_summary(layout):
         return RequestKind.COMPACTION

@@ -12,6 +12,7 @@ from typing import Final
 
 import orjson
 
+from slotkeeper.api import hints
 from slotkeeper.api.answer import Answer, ProgressFilter
 from slotkeeper.api.answer_builder import Figures
 from slotkeeper.api.document import Doc
@@ -27,6 +28,7 @@ from slotkeeper.api.request import (
     read,
     understood,
 )
+from slotkeeper.conversation.likeness import asks_aside
 from slotkeeper.conversation.naming import Naming
 from slotkeeper.engine.answers import EngineGoneError
 from slotkeeper.exchange.learning import AnsweredRequest, Explaining, Listener, NameKeeper, learn
@@ -41,6 +43,7 @@ from slotkeeper.runtime.tasks import Runner, here
 from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.events import Finished, Gone, Rendered
 from slotkeeper.scheduler.figures import usage_of
+from slotkeeper.scheduler.hints import Hints
 from slotkeeper.scheduler.types import NO_ROUTER, Boundary, Reason, RequestId, Tokens
 
 # On other routes a different count may come from our conversion of the body.
@@ -156,6 +159,12 @@ class Account:
         now = self._driver.now()
         self._metrics.spent("parse", now - self.arrived)
         self.record.add(RequestStage.PARSE, self.arrived, now)
+
+    def hints(self, since: float) -> Hints:
+        """Return how urgent the request is; it has waited since then. Raises ClientFault."""
+        taken = self._explaining.taken if self._explaining else None
+        aside = taken is not None and asks_aside(taken.received)
+        return hints.hints(self._headers, self.claim.hints, aside=aside, since=since)
 
     # -- the form that is sent ---------------------------------------------------------------------
 

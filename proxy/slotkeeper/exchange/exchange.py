@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
-from slotkeeper.api import errors
+from slotkeeper.api import errors, hints
 from slotkeeper.api import head as names
 from slotkeeper.api.errors import ClientFault, Fault, UpstreamFault
 from slotkeeper.api.head import Api, Secrets
@@ -20,11 +20,12 @@ from slotkeeper.exchange.answer_form import NotAssembled, form_for
 from slotkeeper.exchange.cells import OutOfCells, gate_for
 from slotkeeper.exchange.connections import Network
 from slotkeeper.exchange.door import Door, KeyCheck, Refusal, program_of
-from slotkeeper.exchange.keys import CrowdedFault, Used
+from slotkeeper.exchange.keys import CROWDED, CrowdedFault, Used
 from slotkeeper.exchange.outlet import ReadAhead
 from slotkeeper.exchange.relay import Relay, Waiting
 from slotkeeper.exchange.slot_actions import SlotActions
 from slotkeeper.exchange.upstream import GONE, NotSent, Upstream, answering
+from slotkeeper.observe import acts
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.recording import Recorder
@@ -38,11 +39,6 @@ from slotkeeper.scheduler.types import Crowded, EngineId, Reason
 if TYPE_CHECKING:
     from slotkeeper.observe.otel import Spans  # of an extra
 
-CROWDED: Final = {
-    Crowded.ALL: "too many requests wait for a slot; try again later, or raise --max-waiting",
-    Crowded.CLIENT: "too many of your requests wait; try again later, or raise --max-waiting-per-client",
-    Crowded.KEY_QUEUED: "too many requests of this key wait for a slot; try again later",
-}
 RETRY_AFTER: Final = 5  # seconds
 MIXED: Final = (
     "this route cannot be kept apart from requests of other keys or adapters now; try again, or use "
@@ -159,7 +155,8 @@ class Exchange:
                 self._trace.end(account.record)
 
     def _begin(self) -> None:
-        """Count the request for its key. Raises CrowdedFault if the key has reached a limit."""
+        """Count the request for its key. Raises CrowdedFault at a limit, ClientFault for bad hints."""
+        hints.check(self._request.headers)
         keys, key = self._gate.door.keys, self._caller.key
         if keys and key:
             self._account.key_name = key.name
@@ -246,7 +243,7 @@ class Exchange:
         account, driver = self._account, self._gate.driver
         engines = driver.engines
         engines.rouse(account.model)
-        await engines.awake(self._waits_since, account.model)
+        await engines.awake(self._waits_since, account.model, account.hints(self._waits_since).start_by)
         account.model = await engines.newest_model_of(account.claim.model)
         engines.rouse(account.model)
         if self._judged is KeyCheck.LATER:
@@ -285,31 +282,33 @@ class Exchange:
             raise CrowdedFault(crowded, CROWDED[crowded], RETRY_AFTER)
 
     def _arrival(self, *, renders: bool) -> Arrived:
-        ask, other, headers = self._account.own, self._account.rewritten, self._request.headers
+        account, headers = self._account, self._request.headers
+        ask, other, divided = account.own, account.rewritten, self._gate.driver.placement.divided
         return Arrived(
             at=self._gate.driver.now(),
-            request=self._account.key,
+            request=account.key,
             client=self._caller.line,
             namespace=self._namespace,
-            model=self._account.model,
+            model=account.model,
             generates=self._api.generates,
             pinnable=ask is not None and self._api.pinnable,
             rendered=renders,
-            id_slot=self._account.claim.id_slot,
-            copies=self._account.claim.copies,
+            id_slot=account.claim.id_slot,
+            copies=account.claim.copies,
             hash_chain=ask.hash_chain if ask and ask.cache_prompt else (),
             rewritten=other.hash_chain if other else None,
-            moved=self._account.moved,
-            most=self._account.most,
-            brief=self._api.pinnable and len(self._body) <= BRIEF_BYTES and other is None,
-            lora=self._account.claim.lora,
+            moved=account.moved,
+            most=account.most,
+            brief=self._api.pinnable and len(self._body) <= BRIEF_BYTES and not (other or divided),
+            lora=account.claim.lora,
             uncached=ask is not None and not ask.cache_prompt,
             resumable="X-Conversation-Id" in headers,
             bypass=headers.get(names.BYPASS) == "1" or not self._let_in,
-            kind=self._account.record.client,
-            answer_limit=self._account.claim.most,
+            kind=account.record.client,
+            answer_limit=account.claim.most,
             size=len(self._body),
             outgrown=self._outgrown,
+            hints=account.hints(self._waits_since),
         )
 
     async def _again(self, engine: EngineId, losses: int, fault: UpstreamFault) -> bool:
@@ -390,6 +389,8 @@ class Exchange:
         elif pending:  # the slot and parked tokens would show how busy other namespaces are
             planted -= pending.parked
         labels[names.PLANTED] = str(planted)
+        if urgency := acts.urgency(self._account.record, apart=bool(self._namespace)):
+            labels[names.PRIORITY] = urgency
         if rules := self._account.rules:
             labels[names.REWRITTEN] = ", ".join(rules)
         if pending and pending.predicted is not None:

@@ -188,6 +188,13 @@ class OwnKeys:
         used.owed += tokens
 
 
+CROWDED: Final = {
+    Crowded.ALL: "too many requests wait for a slot; try again later, or raise --max-waiting",
+    Crowded.CLIENT: "too many of your requests wait; try again later, or raise --max-waiting-per-client",
+    Crowded.KEY_QUEUED: "too many requests of this key wait for a slot; try again later",
+}
+
+
 class CrowdedFault(ClientFault):
     """A key's limit of requests or tokens is reached: 429."""
 

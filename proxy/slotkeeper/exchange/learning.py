@@ -112,7 +112,8 @@ class AnsweredRequest:
 async def learn(driver: Driver, link: EngineLink, answered: AnsweredRequest) -> None:
     """Render the reply and the next turn's prefix for the driver; if rendering fails, nothing is known."""
     await _as_sampled(driver, link, answered)
-    begins = await _as_sent_back(driver, link, answered) if driver.looks_ahead else None
+    ahead = driver.looks_ahead and answered.ask.claim.hints.prefetch
+    begins = await _as_sent_back(driver, link, answered) if ahead else None
     driver.post(NextKnown(at=driver.now(), request=answered.request, tokens=begins))
 
 

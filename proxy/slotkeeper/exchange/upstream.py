@@ -80,7 +80,15 @@ NO_LIMIT: Final = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS
 CHUNK: Final = 64 * 1024
 CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 # Our own headers are not forwarded. aiohttp frames the body itself.
-NOT_SENT: Final = ("host", "content-length", "expect", names.BYPASS, names.CONVERSATION)
+NOT_SENT: Final = (
+    "host",
+    "content-length",
+    "expect",
+    names.BYPASS,
+    names.CONVERSATION,
+    names.PRIORITY,
+    names.MAX_WAIT,
+)
 GONE: Final = (ConnectionResetError, aiohttp.ClientConnectionResetError, BrokenPipeError)
 BROKEN: Final = (aiohttp.ClientError, TimeoutError, OSError)
 EVENT_STREAM: Final = "text/event-stream"

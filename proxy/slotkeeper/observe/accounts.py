@@ -13,6 +13,7 @@ from slotkeeper.conversation.divergence import CAUSES, NEW_SESSION
 from slotkeeper.conversation.layout import Section
 from slotkeeper.conversation.rules.apply import ShownChange
 from slotkeeper.conversation.rules.base import Mode
+from slotkeeper.observe import acts
 from slotkeeper.observe.request_record import (
     RUNNING,
     Decision,
@@ -22,7 +23,7 @@ from slotkeeper.observe.request_record import (
     RequestStage,
     Span,
 )
-from slotkeeper.scheduler.effects import PoolAct, Purpose, SaveMoment
+from slotkeeper.scheduler.effects import Purpose, SaveMoment
 from slotkeeper.scheduler.figures import Loss
 from slotkeeper.scheduler.pending import Weighed
 from slotkeeper.scheduler.types import Reason
@@ -64,21 +65,12 @@ STEPS: Final[Mapping[str, str]] = MappingProxyType(
         Purpose.TOUCH: "a touch of one token",
         Purpose.STEER: "a prefill of its prefix",
         Purpose.PLANT: "planting {}",
+        Purpose.PIECE: "computing {} of its batches",
         Purpose.BACK: "cutting it back to where its conversation will continue",
         SaveMoment.PARK: "saving its contents",
         SaveMoment.BOUNDARY: "saving a prefix that others share",
         RequestStage.RESTORE: "restoring a snapshot",
         RequestStage.ERASE: "erasing it",
-    }
-)
-POOLED: Final[Mapping[PoolAct, str]] = MappingProxyType(
-    {
-        PoolAct.WAITED: "It waited: {cells:,} cells were missing in the KV buffer that all slots share.",
-        PoolAct.PARKED: "Slot {slot} was emptied for it ({cells:,} cells); what it held can be loaded again.",
-        PoolAct.ERASED: "Slot {slot} was emptied for it ({cells:,} cells); nothing else has what it held.",
-        PoolAct.PURGED: "The engine emptied slot {slot} by itself ({cells:,} cells).",
-        PoolAct.RETRIED: "It failed for lack of cells and was sent again; its client had no byte yet.",
-        PoolAct.FAILED: "It failed for lack of cells. With -np N each slot has a KV buffer of its own.",
     }
 )
 LOST: Final[Mapping[Loss, str]] = MappingProxyType(
@@ -106,14 +98,14 @@ def sentences(record: Record, taker: Record | None = None) -> list[str]:
     `taker`: the request that took this conversation's slot before this request came.
     """
     if record.outcome == RUNNING:
-        return ["It has not ended yet.", *_went(record.decision), *_pooled(record)]
+        return ["It has not ended yet.", *_went(record.decision), *acts.done(record)]
     return [
         *_computed(record),
         *_parted(record.divergence),
         *_lost(record, taker),
         *_weighed(record),
         *_went(record.decision),
-        *_pooled(record),
+        *acts.done(record),
     ]
 
 
@@ -240,11 +232,6 @@ def _went(decision: Decision | None) -> Iterator[str]:
         yield f"The next best was {_place_and_price(second)}{far}, for {more}."
 
 
-def _pooled(record: Record) -> Iterator[str]:
-    for pooled in record.pooled:
-        yield POOLED[pooled.act].format(cells=pooled.cells, slot=pooled.slot)
-
-
 def _place_and_price(option: Option) -> str:
     where = f"slot {option.slot}" if option.slot is not None else "the engine's own choice"
     counted = Counter(option.steps)
@@ -283,6 +270,7 @@ def summary(record: Record) -> Document:
         "predicted": record.predicted,
         "generated": record.generated,
         "repeated": record.repeated,
+        "priority": record.priority.value,
         "seconds": record.seconds,
         "first_token_seconds": record.first_token,
         "saved_seconds": None if saved is None else round(saved, 6),
@@ -306,7 +294,7 @@ def detail(record: Record, taker: Record | None = None) -> Document:
         "slot_taken_by": taker.request_id if taker else None,
         "changes": [_change(change) for change in record.changes],
         "forms": _forms(record.weighed) if record.weighed else None,
-        "pool": [{"act": each.act.value, "slot": each.slot, "cells": each.cells} for each in record.pooled],
+        **acts.documents(record),
     }
 
 

@@ -32,6 +32,7 @@ from slotkeeper.scheduler.effects import (
     Plant,
     Pooled,
     Prefill,
+    Ranked,
     Report,
     Restore,
     Save,
@@ -262,7 +263,7 @@ def _event(live: _Live, event: Event) -> None:
     record = live.record
     match event:
         case Arrived():
-            live.since = event.at
+            live.since, record.priority = event.at, event.hints.priority
         case Rendered(prompt=prompt) if record.decision and live.base and prompt is not None:
             record.decision = replace(record.decision, common=live.base.tokens.lcp(prompt))
         case Started():
@@ -356,6 +357,8 @@ def _effect(live: _Live, effect: Effect, begun: float, now: float, pending: Pend
             _reported(record, effect)
         case Pooled():
             record.pooled.append(effect)
+        case Ranked():
+            record.ranked.append(effect)
         case _:
             pass
 

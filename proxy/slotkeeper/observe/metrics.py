@@ -22,10 +22,11 @@ from slotkeeper.conversation.rules.base import RuleName
 from slotkeeper.observe.gauges import EngineFigures, EngineSeen, SlotFigures
 from slotkeeper.observe.request_record import Client, ClientFigures, History
 from slotkeeper.observe.standard_error import DROPPED
-from slotkeeper.scheduler.effects import Poison, PoolAct, Purpose, Report
+from slotkeeper.scheduler.effects import Forward, Poison, PoolAct, Purpose, Report
 from slotkeeper.scheduler.engine_model import FLAGS, Known
 from slotkeeper.scheduler.events import Loading
 from slotkeeper.scheduler.figures import Loss, of_request
+from slotkeeper.scheduler.hints import Priority, PriorityAct
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.types import Crowded, EngineId, ModelName, Reason, id_of
 from slotkeeper.store.trouble import Trouble
@@ -133,6 +134,15 @@ class Metrics:
             "Times that a request was sent again, because its engine ended before the answer began.",
         )
         self.queue_wait = self._histogram("queue_wait_seconds", "Waiting for a free slot.", PREFILL)
+        self.priority_acts = self._counter(
+            "priority_total", "What was done because of priorities and deadlines of requests.", "reason"
+        )
+        self.priority_wait = self._histogram(
+            "priority_wait_seconds",
+            "In the queue in all, by the priority of the request.",
+            PREFILL,
+            "priority",
+        )
         self.first_token = self._histogram(
             "time_to_first_token_seconds", "From the request's arrival to its first token.", PREFILL
         )
@@ -271,6 +281,12 @@ class Metrics:
     def decision(self, reason: Reason) -> None:
         self.decisions.labels(reason=reason.value).inc()
 
+    def went(self, forward: Forward) -> None:
+        """A request was sent."""
+        self.decision(forward.reason)
+        if forward.waited is not None:
+            self.priority_wait.labels(priority=forward.priority.value).observe(forward.waited)
+
     def planted(self, purpose: Purpose, computed: int) -> None:
         self._prefilled("idle" if purpose.idle else "plant", computed)
 
@@ -370,6 +386,8 @@ class Metrics:
             (self.refusals, Doubt),
             (self.poisoned, Poison),
             (self.pool_acts, PoolAct),
+            (self.priority_acts, PriorityAct),
+            (self.priority_wait, Priority),
             (self.overhead, get_args(Stage)),
             (self.cuts, ConnectionCut),
             (self.crowded, Crowded),

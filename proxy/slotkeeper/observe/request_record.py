@@ -23,8 +23,9 @@ from slotkeeper.conversation.likeness import RequestKind
 from slotkeeper.conversation.naming import UNKNOWN, Name
 from slotkeeper.conversation.rules.apply import ShownChange
 from slotkeeper.conversation.rules.base import RuleName
-from slotkeeper.scheduler.effects import Pooled
+from slotkeeper.scheduler.effects import Pooled, Ranked
 from slotkeeper.scheduler.figures import Lost, Sums, Usage, of_request
+from slotkeeper.scheduler.hints import Priority
 from slotkeeper.scheduler.pending import Weighed
 from slotkeeper.scheduler.types import Reason, RequestId
 
@@ -46,6 +47,7 @@ class Moment:
 
     doing: Doing
     place: int | None = None  # in the queue; 1 is the next
+    priority: Priority = Priority.NORMAL
     computed: int | None = None  # tokens computed so far
     to_compute: int | None = None
     seconds_left: float | None = None
@@ -62,6 +64,7 @@ class Moment:
         return {
             "doing": self.doing.value,
             "place": self.place,
+            "priority": self.priority.value,
             "percent": self.percent,
             "computed_tokens": self.computed,
             "to_compute_tokens": self.to_compute,
@@ -231,6 +234,8 @@ class Record:
     reused_seconds: float | None = None  # of prefill that reuse saved
     step_seconds: float = 0.0  # of waiting for restores, touches and steers
     pooled: list[Pooled] = field(default_factory=list)  # actions for it on a shared KV buffer
+    priority: Priority = Priority.NORMAL
+    ranked: list[Ranked] = field(default_factory=list)  # actions because of priorities
     first_token: float | None = None  # seconds
     seconds: float | None = None
     work: Work | None = None

@@ -16,20 +16,29 @@ from dataclasses import replace
 from itertools import count
 from typing import Final, ParamSpec
 
-from slotkeeper.api.errors import UpstreamFault
-from slotkeeper.engine.http import EngineAddress
 from slotkeeper.observe.journal import Journal
-from slotkeeper.observe.log import Seldom, get_logger
+from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.effect_runner import EffectRunner
 from slotkeeper.runtime.engines import Engines, LinkMaker
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.membership import Membership
+from slotkeeper.runtime.notices import Notices, fault_of
 from slotkeeper.runtime.render import NextTurns
 from slotkeeper.runtime.slot_files import Snapshots
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.scheduler.costs import Limits
-from slotkeeper.scheduler.effects import Drained, Effect, Forward, Learned, Poisoned, Pooled, Refuse, Report
+from slotkeeper.scheduler.effects import (
+    Drained,
+    Effect,
+    Forward,
+    Learned,
+    Poisoned,
+    Pooled,
+    Ranked,
+    Refuse,
+    Report,
+)
 from slotkeeper.scheduler.engine_model import FLAGS, EngineTraits
 from slotkeeper.scheduler.events import (
     Arrived,
@@ -42,8 +51,8 @@ from slotkeeper.scheduler.events import (
     RequestFailed,
     SnapshotsChanged,
 )
+from slotkeeper.scheduler.hints import PriorityAct
 from slotkeeper.scheduler.placement import Placement
-from slotkeeper.scheduler.router import RETRY_SECONDS
 from slotkeeper.scheduler.types import EngineId, Reason, RequestId, Tokens, id_of
 from slotkeeper.store.store import Store
 
@@ -108,7 +117,7 @@ class Driver:
             lambda: self.placement, self.journal.clients, lambda: self.membership.seen(self.placement)
         )
         self.reports: Callable[[Report], None] = metrics.report
-        self._seldom = Seldom(log)
+        self._notices = Notices(metrics)
         self._events: deque[Event] = deque()
         self._busy = False
         self._grants: dict[RequestId, asyncio.Future[Forward]] = {}
@@ -265,7 +274,7 @@ class Driver:
                 grant = self._grants.pop(effect.request, None)
                 if grant and not grant.done():
                     grant.set_result(effect)
-                self.metrics.decision(effect.reason)
+                self.metrics.went(effect)
             case Drained():
                 self.membership.drained(effect.engine)
             case Refuse():
@@ -274,24 +283,17 @@ class Driver:
                 self.reports(effect)
             case Learned():
                 self._learned(effect)
-            case Poisoned():
-                self._poisoned(effect)
-            case Pooled():
-                self._pooled(effect)
+            case Poisoned() | Pooled() | Ranked():
+                self._notices.say(effect)
+                if isinstance(effect, Ranked) and effect.act is PriorityAct.EXPIRED:
+                    self._refuse(effect)
             case _:
                 self.effect_runner.perform(effect)
 
-    def _refuse(self, effect: Refuse) -> None:
+    def _refuse(self, effect: Refuse | Ranked) -> None:
         grant = self._grants.pop(effect.request, None)
         if grant and not grant.done():
-            model = EngineAddress.of(effect.engine).model
-            grant.set_exception(
-                UpstreamFault(
-                    f"the model {model} could not be loaded; the log of its router says why",
-                    status=503,
-                    retry_after=int(RETRY_SECONDS),
-                )
-            )
+            grant.set_exception(fault_of(effect))
 
     def _learned(self, what: Learned) -> None:
         flag, value = FLAGS[what.name], what.value
@@ -302,23 +304,6 @@ class Driver:
             return
         link.learned(what)
         self.tasks.start(link.keep_learned())
-
-    def _poisoned(self, what: Poisoned) -> None:
-        place, why = str(what.place) if what.place else None, what.why.value
-        self.metrics.poisoned.labels(reason=why).inc()
-        self._seldom.warning(
-            "slot_poisoned",
-            request_id=id_of(what.request),
-            place=place,
-            reason=why,
-            cached=what.cached,
-            possible=what.possible,
-        )
-
-    def _pooled(self, what: Pooled) -> None:
-        self.metrics.pool_acts.labels(reason=what.act.value).inc()
-        about = {"engine": what.engine, "act": what.act.value, "slot": what.slot, "cells": what.cells}
-        log.info("kv_pool", request_id=id_of(what.request), **about)
 
     # -- failures ----------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from slotkeeper.scheduler.effects import (
     Poisoned,
     Pooled,
     Prove,
+    Ranked,
     Refuse,
     Report,
     Restore,
@@ -99,7 +100,7 @@ class EffectRunner:
                 self._tasks.start(self._ask_adapters(effect))
             case LoadModel() | UnloadModel():
                 self._swap(effect)
-            case Forward() | Drained() | Refuse() | Report() | Learned() | Poisoned() | Pooled():
+            case Forward() | Drained() | Refuse() | Report() | Learned() | Poisoned() | Pooled() | Ranked():
                 raise AssertionError(f"{type(effect).__name__} is for the driver itself")
 
     def let_go(self, request: RequestId) -> tuple[int, int] | None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Final
 
 from slotkeeper.api.errors import ClientFault
@@ -229,11 +230,12 @@ class Engines:
             await self._came_or_went.wait()
         return link
 
-    async def awake(self, since: float, model: ModelName = NO_ROUTER) -> None:
+    async def awake(self, since: float, model: ModelName = NO_ROUTER, latest: float = inf) -> None:
         """Wait, up to PATIENCE seconds, until an engine is ready and no engine may have restarted unnoticed.
 
         For an engine that has ended and is expected back the wait is longer, counted from `since`. For a
-        router's model that is not loaded, the request waits in the scheduler instead.
+        router's model that is not loaded, the request waits in the scheduler instead. No wait is longer
+        than until `latest`.
         """
         doubtful = [link for link in self.of(model) if link.doubtful]
         if self._there(self.front(model)) and not doubtful:
@@ -241,7 +243,7 @@ class Engines:
         if not all(link.pulse.frozen for link in self.links.values()):
             await self._probed(doubtful, model)
         if not model:
-            await self._returned(since)
+            await self._returned(since, latest)
 
     def rouse(self, model: ModelName = NO_ROUTER) -> None:
         """Have sleeping engines load their models, if no engine is ready, so that a slot can be chosen.
@@ -283,9 +285,9 @@ class Engines:
         """Whether another engine of this model can take a request."""
         return any(link.ready and not link.draining for link in self.of(model) if link.engine != engine)
 
-    async def _returned(self, since: float) -> None:
+    async def _returned(self, since: float, latest: float = inf) -> None:
         """Wait until an engine is ready, at most `wait` seconds from `since` if one is expected back."""
-        until = since + self._wait if self.expects() else since
+        until = min(since + self._wait if self.expects() else since, latest)
         while not self._there(self.front()) and any(link.returns for link in self.upstreams):
             if until <= time.monotonic():
                 return

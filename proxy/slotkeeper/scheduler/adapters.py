@@ -15,7 +15,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from math import isfinite
+from typing import Any, Final
 
 from slotkeeper.scheduler.types import EngineId
 
@@ -37,6 +38,21 @@ class Adapter:
 def single(scale: float) -> float:
     """Return the scale as the engine has it: a 32-bit float."""
     return array("f", [scale])[0]
+
+
+def scales_in(named: Any) -> Scales | None:
+    """Return the scales in a body's field `lora`, as the engine reads it; none if it is empty (T12)."""
+    if not isinstance(named, list) or not named:
+        return None
+    entries = [entry if isinstance(entry, dict) else {} for entry in named]
+    scales = {int(_number(entry.get("id"), -1)): _number(entry.get("scale"), 0.0) for entry in entries}
+    return tuple(sorted(scales.items()))
+
+
+def _number(value: Any, otherwise: float) -> float:
+    """Return the value, or what the engine takes for a value of another type."""
+    known = isinstance(value, bool | int | float) and isfinite(value)
+    return float(value) if known else otherwise
 
 
 def set_of(adapters: Sequence[Adapter], asked: Scales | None = None) -> str:

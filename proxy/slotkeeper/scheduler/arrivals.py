@@ -7,7 +7,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from slotkeeper.scheduler import adapter_change, chores, draining, en_route, kv_pool, swaps, unplanned
+from slotkeeper.scheduler import (
+    adapter_change,
+    chores,
+    draining,
+    en_route,
+    giving_way,
+    kv_pool,
+    swaps,
+    turns,
+    unplanned,
+)
 from slotkeeper.scheduler.choice import Plan, blind, cheapest, continuing
 from slotkeeper.scheduler.effects import Effect, Observe, PoolAct, Pooled
 from slotkeeper.scheduler.events import Arrived, Rendered
@@ -43,9 +53,12 @@ def arrived(state: State, event: Arrived) -> None:
         arrived=event,
         rendered=not event.rendered,
         plain=event.uncached,
+        queued_at=event.at,
         other=Form(event.rewritten) if event.rewritten is not None and priced else None,
     )
     state.requests[event.request] = pending
+    if not event.hints.neutral:
+        state.hinted[event.request] = None
     if event.slotless:
         state.slotless.append(event.request)
     elif event.bypass:
@@ -92,7 +105,9 @@ def settle(state: State, now: float) -> Iterator[Effect]:
     yield from swaps.settle(state, now)
     yield from swaps.send_slotless(state, now)
     yield from _serve(state, now)
-    yield from chores.settle(state, now, or_at=swaps.due_at(state, now))
+    yield from turns.expire(state, now)
+    due_at = min(swaps.due_at(state, now), turns.due_at(state, now))
+    yield from chores.settle(state, now, or_at=due_at)
     yield from draining.settle(state, now)
     yield from adapter_change.looks(state, now)
     for table in state.tables.values():
@@ -105,7 +120,7 @@ def settle(state: State, now: float) -> Iterator[Effect]:
 def _serve(state: State, now: float) -> Iterator[Effect]:
     """Give slots to queued requests in queue order, while there are free slots."""
     left_waiting, scene = 0, CurrentScene(state, now)
-    for request in _served_next(state):
+    for request in _served_next(state, now):
         pending, begun = state.requests[request], False
         if not scene.keeps_waiting(pending):
             if left_waiting == LOOKAHEAD:
@@ -115,12 +130,13 @@ def _serve(state: State, now: float) -> Iterator[Effect]:
             plan, short = _decide_with_room(state, pending, now)
             if plan and not plan.wait and not short:
                 begun = True
+                yield from turns.noted(state, pending, now)
                 yield _serve_as_planned(state, pending, plan, now)
             else:
                 if plan and short:  # 8
                     yield from _make_room(state, pending, plan, short, now)
                     scene.changed()
-                _keeps_waiting(state, pending, plan, scene, now)
+                yield from _keeps_waiting(state, pending, plan, scene, now)
                 left_waiting += pending.rendered
         if pending.waits_for and not begun:
             pending.waits_for.work.awaiting += 1
@@ -132,9 +148,11 @@ def _serve(state: State, now: float) -> Iterator[Effect]:
 
 def _keeps_waiting(
     state: State, pending: Pending, plan: Plan | None, scene: CurrentScene, now: float
-) -> None:
+) -> Iterator[Effect]:
     """Record that the request keeps waiting: in which scene, for which engine, and what it holds back."""
     pending.waits_in = scene.drawn()
+    if plan and pending.stands_behind is not None:  # 9
+        yield from giving_way.stood_back(state, pending, plan, now)
     pending.waits_for = plan.table if plan and plan.until else None
     pending.holds = _holds(state, pending, plan, now) if pending.rendered else ()
 
@@ -144,6 +162,9 @@ def _decide_with_room(
 ) -> tuple[Plan | None, kv_pool.Shortage | None]:
     """Return where the request goes, and what keeps it from there."""
     plan = _decide(state, pending, now)
+    pending.stands_behind = giving_way.stands_behind(state, pending, plan) if plan and not plan.wait else None
+    if plan and pending.stands_behind is not None:
+        plan = replace(plan, wait=True)
     return plan, kv_pool.shortage(state, pending, plan, now) if plan and not plan.wait else None
 
 
@@ -166,16 +187,17 @@ def _serve_as_planned(state: State, pending: Pending, plan: Plan, now: float) ->
 
     If many requests had overtaken it, nothing else begins on its engine while slots are cleared for it.
     """
-    plan = en_route.planted(state, pending, plan, now)
+    plan = giving_way.in_pieces(pending, en_route.planted(state, pending, plan, now))
+    giving_way.resumes(pending, plan)
     state.queue.served(pending.arrived.request)
     first = begin(state, pending, plan, now)
     plan.table.awaited |= plan.clearing and _overtaken(state, pending)
     return first
 
 
-def _served_next(state: State) -> Sequence[RequestId]:
+def _served_next(state: State, now: float) -> Sequence[RequestId]:
     """Return the queued requests; none if all of them must wait, so that a long queue costs nothing."""
-    return tuple(state.queue) if not state.bypassing and _any_free(state) else ()
+    return turns.in_turn(state, now) if not state.bypassing and _any_free(state) else ()
 
 
 def _hold(pending: Pending) -> bool:
@@ -303,7 +325,8 @@ def _by_content(state: State, pending: Pending, now: float) -> Plan | None:
     if request.pinnable:
         shadows = ((table, table.shadow) for table in tables)
         safe = [table for table, shadow in shadows if not (shadow.apart(request.space) and shadow.may_load)]
-        exact = len(tables) > 1 and request.rendered and (pending.prompt or not pending.rendered)
+        counted = len(tables) > 1 or giving_way.divisible(pending)
+        exact = counted and request.rendered and (pending.prompt or not pending.rendered)
         if not exact and (plan := continuing(safe, request.hash_chain, now)):
             return plan  # 3
         if request.brief:

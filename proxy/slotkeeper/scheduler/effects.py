@@ -12,6 +12,7 @@ from math import inf
 from slotkeeper.scheduler.adapters import Scales
 from slotkeeper.scheduler.engine_model import Known
 from slotkeeper.scheduler.figures import Lost, Usage
+from slotkeeper.scheduler.hints import Priority, PriorityAct
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
 from slotkeeper.scheduler.types import NO_ROUTER, EngineId, ModelName, Place, Reason, RequestId, Tokens
 
@@ -27,6 +28,7 @@ class Purpose(StrEnum):
     BACK = "back"  # to where the next turn continues: the slot is saved there and then overwritten
     HOME = "home"  # forward to where the slot was before its states were saved
     EMPTY = "empty"  # one token, so that the slot frees its cells of a shared KV buffer
+    PIECE = "piece"  # one batch of a request that can give way to others behind it
     DRAFT = "draft"  # tokens that complete the draft model's state, or let a file carry it
 
     @property
@@ -142,6 +144,8 @@ class Forward:
     changed: bool = False  # whether the form after the rules is sent, not the client's own
     apart: bool = False  # it cannot reuse any state that another namespace or other adapters left
     strict: bool = False  # it must not reuse one: if it could, it is sent with caching off
+    priority: Priority = Priority.NORMAL
+    waited: float | None = None  # seconds in our queue; None: it was never queued
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +175,25 @@ class Refuse:
 
     request: RequestId
     engine: EngineId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranked:
+    """Something was done about a request because of priorities or deadlines.
+
+    Where it was weighed, `gain` is the time that a more urgent request does not have to wait for this one,
+    and `loss` the time that will be spent again, both in seconds.
+    """
+
+    request: RequestId
+    act: PriorityAct
+    priority: Priority
+    other: RequestId | None = None  # the more urgent request
+    engine: EngineId | None = None
+    waited: float = 0.0  # seconds in our queue so far
+    gain: float | None = None
+    loss: float | None = None
+    retry_after: int = 0  # seconds after which a slot will probably be free; of one that has expired
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,6 +286,7 @@ Effect = (
     | UnloadModel
     | Drained
     | Refuse
+    | Ranked
     | Observe
     | AskAdapters
     | Learned

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from slotkeeper.scheduler.adapters import AdaptersChange, AdaptersSeen, Scales, space_of
 from slotkeeper.scheduler.engine_model import EngineTraits
+from slotkeeper.scheduler.hints import NO_HINTS, Hints
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
 from slotkeeper.scheduler.types import (
     NO_ROUTER,
@@ -64,6 +65,7 @@ class Arrived:
     answer_limit: int | None = None  # most tokens of the answer, as set by the client
     size: int = 0  # bytes of the body
     outgrown: bool = False  # failed once already for lack of KV cells, see `kv_pool`
+    hints: Hints = NO_HINTS
 
     @property
     def space(self) -> str:

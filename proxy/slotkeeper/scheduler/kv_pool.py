@@ -52,6 +52,7 @@ KINDS: Final = 256  # of clients; the oldest are forgotten
 # 32,000 tokens and use some hundred, so by their limits two of them could never run side by side.
 MARGIN: Final = 4
 LEAST_OUTPUT: Final = 1024
+TOLD_MARGIN: Final = 2  # times what a client says of this very answer, which is a forecast as well
 
 
 def cells_of(traits: EngineTraits) -> int:
@@ -89,6 +90,8 @@ class Outputs:
         limit = room if request.answer_limit is None else min(request.answer_limit, room)
         if request.outgrown:  # the estimate was too low before
             return limit
+        if request.hints.output is not None:  # as its client expects, which is no limit
+            return min(limit, TOLD_MARGIN * request.hints.output)
         seen = self._seen.get(request.kind, ())
         if len(seen) >= LEARNED_FROM:
             return min(limit, max(LEAST_OUTPUT, MARGIN * max(seen)))

@@ -15,6 +15,7 @@ from slotkeeper.scheduler.types import Reason, SlotId
 def requeue(state: State, pending: Pending) -> None:
     """Put a request back into the queue. Its slot was lost with the engine, or by a step that failed."""
     pending.stage = Stage.QUEUED
+    pending.queued_at, pending.aged, pending.stood_back = state.at, False, False
     if pending.plan:
         pending.plan.table.work.ends(pending.arrived.request)
     pending.plan = pending.slot = None
@@ -24,6 +25,8 @@ def requeue(state: State, pending: Pending) -> None:
 
 def begin(state: State, pending: Pending, plan: Plan, now: float) -> Effect:
     state.begun += 1
+    state.served_at[pending.arrived.hints.priority] = now
+    pending.waited += now - pending.queued_at
     pending.plan, pending.begun_at = plan, now
     plan.table.shadow.mixed |= plan.table.shadow.own_set(pending.arrived.space)
     pending.work_begins(now)
@@ -77,6 +80,8 @@ def forward(pending: Pending, now: float) -> Forward:
         changed=pending.goes_changed,
         apart=plan.apart,
         strict=table.shadow.apart(pending.arrived.space),
+        priority=pending.arrived.hints.priority,
+        waited=pending.waited,
     )
 
 

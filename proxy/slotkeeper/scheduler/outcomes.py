@@ -262,8 +262,8 @@ def _learn(state: State, pending: Pending, event: Finished) -> Iterator[Effect]:
     rates = plan.table.rates
     rates.prefilled((event.prompt_tokens or 0) - cached, event.prefill_seconds)
     if event.prefill_seconds is not None:
-        before = pending.begun_at + pending.step_seconds + event.prefill_seconds
-        rates.replied(event.generated or 0, event.at - before)
+        sent_at = pending.pieces_until or pending.begun_at + pending.step_seconds
+        rates.replied(event.generated or 0, event.at - sent_at - event.prefill_seconds)
     share_guesses(state.up_for(plan.table.model))
     if plan.source is Source.SNAPSHOT:
         yield from retention.proved(state, plan, cached=cached, now=event.at)

@@ -18,13 +18,14 @@ from slotkeeper.scheduler.choice import Plan, continuing
 from slotkeeper.scheduler.effects import Load, Report, Step
 from slotkeeper.scheduler.events import Arrived, Finished, Gone, Rendered
 from slotkeeper.scheduler.figures import Answered, Loss, Lost, Usage, lost, oracle, usage_of
+from slotkeeper.scheduler.hints import Priority
 from slotkeeper.scheduler.planting import NO_STRUCTURE, Structure
 from slotkeeper.scheduler.prices import restore_price
 from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.shadow import ReusePlan, Source
 from slotkeeper.scheduler.slot_contents import SlotContents, reuse, shared_messages
 from slotkeeper.scheduler.table import EngineTable
-from slotkeeper.scheduler.types import Boundary, Reason, SlotId, Tokens
+from slotkeeper.scheduler.types import Boundary, Reason, RequestId, SlotId, Tokens
 
 BYTES_PER_TOKEN: Final = 4  # of JSON schemas, approximately
 
@@ -132,6 +133,13 @@ class Pending:
     reached: int = 0  # tokens of the prompt that our prefills have reached
     ahead_from: int | None = None  # index from which the reused tokens were computed in idle time
     begun_at: float = 0.0  # when it was given its place
+    queued_at: float = 0.0  # when it was put into the queue last
+    waited: float = 0.0  # seconds in the queue, before that
+    aged: bool = False  # it is next, whatever its priority: none of that had been served for long
+    stands_behind: RequestId | None = None  # the more urgent request for which it does not begin
+    stood_back: bool = False  # since it was put into the queue
+    pieces_until: float | None = None  # when its last piece was computed
+    given_back: int = 0  # tokens that were computed again because it gave way
     step_began: float = 0.0
     step_seconds: float = 0.0  # total of restores, touches and steers
     steps_left: int = 0
@@ -156,6 +164,16 @@ class Pending:
     def goes_changed(self) -> bool:
         """Whether the form after the rules is sent."""
         return self.weighed is not None and self.weighed.taken
+
+    @property
+    def rank(self) -> int:
+        """How urgent it is now; see `Priority.rank`."""
+        return Priority.HIGH.rank if self.aged else self.arrived.hints.priority.rank
+
+    @property
+    def begun(self) -> bool:
+        """Whether it ever had a place."""
+        return self.begun_at > 0.0
 
     def reuse_now(self, plan: Plan, slot: SlotId) -> ReusePlan:
         """Return the plan's own reuse plan; a new one if steps have changed the slot."""

@@ -17,6 +17,9 @@ A request is served by the first of these that applies (`arrivals` carries the n
   no later request goes first.
 8 If all slots share one KV buffer, the request takes the place from 1 to 6 only if its cells fit. Otherwise
   idle slots are emptied for it, or it waits as in 7. See `kv_pool`.
+9 A long request of low priority waits while more urgent ones are at work on that engine. See `giving_way`.
+
+The order in which requests are asked: see `turns`.
 
 A slot gets no other task until the engine has released it (engine.md T1): see `table`.
 In idle time, slots whose conversations have paused are saved: see `chores`.
@@ -35,11 +38,13 @@ from slotkeeper.scheduler import (
     chores,
     draining,
     elsewhere,
+    giving_way,
     kv_pool,
     outcomes,
     preparing,
     retention,
     swaps,
+    turns,
 )
 from slotkeeper.scheduler.adapters import AdaptersChange, AdaptersSeen
 from slotkeeper.scheduler.catalog import Catalog
@@ -186,6 +191,7 @@ class Placement:
 
     def on(self, event: Event) -> list[Effect]:
         """Take in one event, and return what must be done now."""
+        self._state.at = event.at
         before = {engine: table.traits for engine, table in self._state.tables.items()}
         effects = [*self._take(event), *arrivals.settle(self._state, event.at)]
         return [*effects, *learned(self._state, before)]
@@ -203,7 +209,13 @@ class Placement:
     @property
     def line(self) -> Sequence[RequestId]:
         """The waiting requests, the next one first, as far as the order is known now."""
-        return (*self._state.bypassing, *self._state.queue)
+        return (*self._state.bypassing, *turns.in_turn(self._state, self._state.at))
+
+    @property
+    def divided(self) -> bool:
+        """Whether a request is computed in pieces, or waits to be: what its slot holds must not be lost."""
+        state = self._state
+        return any(giving_way.divisible(p) for r in state.hinted if (p := state.requests.get(r)))
 
     def waiting_of(self, client: ClientId) -> int:
         """Return how many requests of this client are queued."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from typing import Final, assert_never
 
-from slotkeeper.scheduler import chores, en_route, kv_pool, retention
+from slotkeeper.scheduler import chores, en_route, giving_way, kv_pool, retention
 from slotkeeper.scheduler.adapters import set_in
 from slotkeeper.scheduler.effects import Effect, Load, Prefill, Purpose, Step, Wipe
 from slotkeeper.scheduler.events import Erased, Filed, Loading, Planted, Restored, Saved
 from slotkeeper.scheduler.evidence import by_batches
+from slotkeeper.scheduler.hints import PriorityAct
 from slotkeeper.scheduler.launching import forward, next_step, requeue
 from slotkeeper.scheduler.outcomes import SURPRISE
 from slotkeeper.scheduler.pending import Pending, Stage
@@ -119,8 +120,9 @@ def _go_on(
 ) -> Iterator[Effect]:
     """Return the next step of a request, or the request itself."""
     pending.steps_left -= 1
+    paused = yield from _after_piece(state, pending, slot, now)
     outdated = en_route.outdated(table, pending)  # the slot was prepared for other adapters
-    if outdated or table.unsettled or table.orphans:  # an unpinned request may have got the slot (T1)
+    if paused or outdated or table.unsettled or table.orphans:  # the last two: a task may have got it (T1)
         _without(state, pending, table, slot, now=now)
     elif pending.steps_left:
         yield next_step(state, pending, now)
@@ -131,6 +133,18 @@ def _go_on(
     else:
         table.move(slot, SlotState.RUNNING, pending.arrived.request, now)
         state.steered.append(pending.arrived.request)
+
+
+def _after_piece(state: State, pending: Pending, slot: SlotId, now: float) -> Generator[Effect, None, bool]:
+    """Whether a request gives way to another one, now that a part of its prompt is computed."""
+    plan = pending.plan
+    if plan is None or not giving_way.at_border(pending, plan):
+        return False
+    pending.pieces_until = now
+    weighed = giving_way.after_piece(state, pending, slot, now)
+    if weighed is not None:
+        yield weighed
+    return weighed is not None and weighed.act is PriorityAct.GAVE_WAY
 
 
 def _take_in(

@@ -17,6 +17,7 @@ from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.costs import HourlyBudget, Limits
 from slotkeeper.scheduler.engine_model import EngineTraits, unmarked
 from slotkeeper.scheduler.events import Arrived
+from slotkeeper.scheduler.hints import Priority
 from slotkeeper.scheduler.kv_pool import Outputs
 from slotkeeper.scheduler.pending import Pending, Scene, Stage
 from slotkeeper.scheduler.prompt_tree import PromptTree
@@ -136,6 +137,9 @@ class State:
     chores: dict[RequestId, Chore] = field(default_factory=dict)
     chores_begun: int = 0
     begun: int = 0  # requests that have left the queue
+    at: float = 0.0  # of the last event
+    hinted: dict[RequestId, None] = field(default_factory=dict)  # with a priority or a deadline, in order
+    served_at: dict[Priority, float] = field(default_factory=dict)  # when one of it was served last
     wakes_at: float | None = None  # when the pending `SetTimer` will be answered
     closing: bool = False
 

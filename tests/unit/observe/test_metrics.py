@@ -63,6 +63,8 @@ BEYOND: Final[dict[str, set[str]]] = {
     "slotkeeper_refused_requests_total": {"reason"},
     "slotkeeper_requests_sent_again_total": set(),
     "slotkeeper_kv_pool_total": {"reason"},
+    "slotkeeper_priority_total": {"reason"},
+    "slotkeeper_priority_wait_seconds": {"priority"},
     "slotkeeper_repeated_tokens_total": {"cause"},
     "slotkeeper_queued_requests": set(),
     "slotkeeper_log_lines_dropped_total": set(),

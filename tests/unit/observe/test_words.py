@@ -14,7 +14,6 @@ from slotkeeper.observe.accounts import (
     FEW,
     LOST,
     PLACES,
-    POOLED,
     STEPS,
     WENT,
     detail,
@@ -22,9 +21,11 @@ from slotkeeper.observe.accounts import (
     sentences,
     verdict,
 )
+from slotkeeper.observe.acts import POOLED, RANKED, urgency
 from slotkeeper.observe.request_record import Decision, Option, PromptDivergence, Record
-from slotkeeper.scheduler.effects import PoolAct, Pooled, Purpose, SaveMoment
+from slotkeeper.scheduler.effects import PoolAct, Pooled, Purpose, Ranked, SaveMoment
 from slotkeeper.scheduler.figures import Loss, Lost
+from slotkeeper.scheduler.hints import Priority, PriorityAct
 from slotkeeper.scheduler.types import EngineId, Reason, RequestId
 from unit.observe.watched import record
 
@@ -249,3 +250,34 @@ def test_what_was_done_about_a_shared_buffer_is_said_and_listed(act):
     came = record(pooled=[done])
     assert POOLED[act].format(cells=1234, slot=2) in sentences(came)
     assert detail(came)["pool"] == [{"act": act.value, "slot": 2, "cells": 1234}]
+
+
+# -- priorities ------------------------------------------------------------------------------------------
+
+
+def ranked(act: PriorityAct, **more: Any) -> Ranked:
+    other = RequestId("2:other")
+    return Ranked(request=RequestId("1:r"), act=act, priority=Priority.LOW, other=other, waited=3.0, **more)
+
+
+@pytest.mark.parametrize("act", PriorityAct)
+def test_what_was_done_because_of_a_priority_is_said_and_listed(act):
+    came = record(ranked=[ranked(act, gain=2.0, loss=0.5)])
+    (said,) = (line for line in sentences(came) if line.startswith(RANKED[act][:8]))
+    assert "gain 2.00 s, loss 0.50 s" in said
+    assert "2:other" not in said
+    listed = {"act": act.value, "other": "other", "waited_seconds": 3.0}
+    assert detail(came)["priority_acts"] == [{**listed, "gain_seconds": 2.0, "loss_seconds": 0.5}]
+
+
+def test_equal_acts_in_a_row_are_said_once():
+    came = record(ranked=[ranked(PriorityAct.GAVE_WAY)] * 3 + [ranked(PriorityAct.AGED)])
+    (said,) = (line for line in sentences(came) if "paused" in line)
+    assert "the last of 3 times" in said
+
+
+def test_an_answer_tells_its_priority_and_what_was_done_but_nothing_of_other_namespaces():
+    assert urgency(record(), apart=False) == ""
+    came = record(priority=Priority.LOW, ranked=[ranked(PriorityAct.GAVE_WAY)] * 2)
+    assert urgency(came, apart=False) == "low; gave_way"
+    assert urgency(came, apart=True) == "low"

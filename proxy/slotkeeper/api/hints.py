@@ -1,0 +1,120 @@
+"""What a request says of its own urgency: in headers of ours, and in fields that other servers read.
+
+| where | high | low |
+|---|---|---|
+| `X-Slotkeeper-Priority` | `high` | `low` |
+| `nvext.agent_hints` (NVIDIA Dynamo): `priority` | above 0 | below 0 |
+| there: `strict_priority`, `latency_sensitivity` | above 0 | |
+| `service_tier` (OpenAI) | `priority` | `flex` |
+| `priority` (vLLM) | below 0 | above 0 |
+
+The first that says something counts. A header of ours with another value is refused. Fields of a body are
+hints to whoever understands them, so what cannot be read there says nothing; the engine gets the body as it
+came. SGLang reads `priority` the other way round unless told otherwise; Anthropic's `service_tier` knows no
+urgency.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import isfinite
+from typing import Any, Final
+
+from slotkeeper.api.document import Doc, table
+from slotkeeper.api.errors import ClientFault
+from slotkeeper.api.head import MAX_WAIT, PRIORITY, Api
+from slotkeeper.scheduler.hints import NO_HINTS, Hints, Priority, SaidBy
+
+LONGEST_WAIT: Final = 86_400.0  # seconds: what is longer is a mistake
+MOST_OUTPUT: Final = 2**31  # tokens, likewise
+TIERS: Final = {"priority": Priority.HIGH, "flex": Priority.LOW}
+OPENAI: Final = frozenset({Api.CHAT, Api.COMPLETIONS, Api.RESPONSES})  # whose bodies have these two fields
+
+
+def in_body(api: Api, doc: Doc) -> Hints:
+    """Return the hints in a request's body."""
+    given = table(table(doc, "nvext"), "agent_hints")
+    said = SaidBy.AGENT_HINTS
+    priority = _by_agent(given)
+    if priority is None and api in OPENAI:
+        said, priority = SaidBy.BODY, _by_tier(doc)
+    output = _number(given.get("osl"))
+    return Hints(
+        priority=priority or Priority.NORMAL,
+        said_by=said if priority else SaidBy.NOTHING,
+        output=int(output) if output is not None and 0 < output < MOST_OUTPUT else None,
+        prefetch=given.get("speculative_prefill") is not False,
+    )
+
+
+def _by_agent(given: Doc) -> Priority | None:
+    """Return the priority by Dynamo's hints: higher numbers are more urgent."""
+    priority = _number(given.get("priority"))
+    if any((_number(given.get(name)) or 0) > 0 for name in ("strict_priority", "latency_sensitivity")):
+        return Priority.HIGH
+    return None if priority is None else _signed(priority)
+
+
+def _by_tier(doc: Doc) -> Priority | None:
+    tier = doc.get("service_tier")
+    if isinstance(tier, str) and tier in TIERS:
+        return TIERS[tier]
+    priority = _number(doc.get("priority"))
+    return None if priority is None else _signed(-priority)
+
+
+def _signed(number: float) -> Priority:
+    return Priority.HIGH if number > 0 else Priority.LOW if number < 0 else Priority.NORMAL
+
+
+def _number(value: Any) -> float | None:
+    known = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    return value if known else None
+
+
+# -- headers ---------------------------------------------------------------------------------------------
+
+
+def check(headers: Mapping[str, str]) -> None:
+    """Check our own headers. Raises ClientFault."""
+    _asked(headers)
+    _max_wait(headers)
+
+
+def hints(headers: Mapping[str, str], of_body: Hints = NO_HINTS, *, aside: bool, since: float) -> Hints:
+    """Return all hints of one request. Raises ClientFault.
+
+    `aside`: it asks for a title, a suggestion or a summary. `since`: when its wait began.
+    """
+    asked, seconds = _asked(headers), _max_wait(headers)
+    if asked is not None:
+        of_body = replace(of_body, priority=asked, said_by=SaidBy.HEADER)
+    elif aside and of_body.said_by is SaidBy.NOTHING:
+        of_body = replace(of_body, priority=Priority.LOW, said_by=SaidBy.SIDE_REQUEST)
+    return of_body if seconds is None else replace(of_body, start_by=since + seconds)
+
+
+def _asked(headers: Mapping[str, str]) -> Priority | None:
+    value = headers.get(PRIORITY)
+    if value is None:
+        return None
+    try:
+        return Priority(value.strip().lower())
+    except ValueError:
+        raise ClientFault(f"{PRIORITY} is {value[:40]!r}; say high, normal or low") from None
+
+
+def _max_wait(headers: Mapping[str, str]) -> float | None:
+    value = headers.get(MAX_WAIT)
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= LONGEST_WAIT:
+        raise ClientFault(
+            f"{MAX_WAIT} is {value[:40]!r}; say a number of seconds, {LONGEST_WAIT:.0f} at most"
+        )
+    return seconds

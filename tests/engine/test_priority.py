@@ -1,0 +1,154 @@
+"""A long prompt in the background and short questions in between: tokens and order, on a real engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from benchmarks.priority import BATCH, LOW, MOST_COMPUTED, Way, acts, measured
+
+from patience import PATIENCE
+from slotkeeper.app import Sidecar
+from slotkeeper.bench import lab
+from slotkeeper.bench.models import Tiny
+from slotkeeper.bench.sessions import prose
+from slotkeeper.scheduler.hints import PriorityAct
+
+LONG, QUESTIONS = 12_000, 6  # tokens, at most
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("model", [Tiny.DENSE, Tiny.HYBRID, Tiny.SWA])
+async def test_a_question_waits_for_one_batch_and_no_token_is_lost(model: Tiny, slots: int):
+    found = await measured(model, slots, LONG, QUESTIONS, way=Way.LOW, pause=0.0)
+    assert found.load.waits
+    assert found.begun_meanwhile == 0
+    assert found.acts[PriorityAct.GAVE_WAY] > 0
+    assert found.computed <= MOST_COMPUTED * (found.load.long_tokens + sum(found.load.prompts))
+
+
+async def test_without_a_priority_it_waits_for_the_whole_prompt():
+    found = await measured(Tiny.HYBRID, 1, LONG, QUESTIONS, way=Way.PLAIN, pause=0.0)
+    assert max(found.load.batches) > 2
+    assert not any(found.acts.values())
+
+
+# -- one long request, looked at closely -----------------------------------------------------------------
+
+
+class Scene:
+    """An engine with one slot, and a sidecar in front."""
+
+    def __init__(self, engine: lab.Restartable, sidecar: Sidecar, client: httpx.AsyncClient) -> None:
+        self.engine, self.sidecar, self.client = engine, sidecar, client
+
+    async def ask(self, text: str, headers: dict[str, str] | None = None, **more: Any) -> httpx.Response:
+        body = {"messages": [{"role": "user", "content": text}], "max_tokens": 8, "temperature": 0}
+        body |= {"chat_template_kwargs": {"plain": True}} | more
+        return await self.client.post("/v1/chat/completions", json=body, headers=headers or {})
+
+    async def computed(self) -> int:
+        return await lab.evaluated(self.engine.base)
+
+    @property
+    def planted(self) -> int:
+        """Tokens that the sidecar has computed ahead for requests."""
+        return lab.spent(self.sidecar).plant
+
+    async def more_than(self, planted: int) -> None:
+        await until(lambda: self.planted > planted)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+async def opened(stack: AsyncExitStack, folder: Path, *, files: bool = False) -> Scene:
+    def recipe(*given: Any, **more: Any) -> list[str]:
+        return lab.stock_flags(*given, **{**more, "slots": 1})
+
+    engine = await stack.enter_async_context(
+        lab.tiny_engine(Tiny.HYBRID, "b11549", folder, context_tokens=32_768, recipe=recipe)
+    )
+    door = lab.keeping(engine) if files else lab.in_front_of(engine.base, engine.flags)
+    sidecar = await stack.enter_async_context(door)
+    client = await stack.enter_async_context(
+        httpx.AsyncClient(base_url=lab.url_of(sidecar), timeout=PATIENCE)
+    )
+    return Scene(engine, sidecar, client)
+
+
+@pytest.mark.parametrize("files", [False, True])
+async def test_its_answer_is_the_one_that_it_has_alone(tmp_path: Path, files: bool):
+    text = prose(36_000, 1)
+    async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
+        scene = await opened(stack, tmp_path, files=files)
+        alone = await scene.ask(text)
+        other = await scene.ask("Something else. " + prose(36_000, 2))  # its state goes
+        assert other.status_code == 200
+        before, planted = acts(scene.sidecar), scene.planted
+        long = group.create_task(scene.ask("Again. " + text, LOW))
+        await scene.more_than(planted)
+        short = await scene.ask("Why?")
+        assert short.status_code == 200
+        assert not long.done()
+        again = await long
+        assert acts(scene.sidecar)[PriorityAct.GAVE_WAY] > before[PriorityAct.GAVE_WAY]
+        assert again.headers["X-Slotkeeper-Priority"].startswith("low; gave_way")
+        reference = await scene.ask("Again. " + text)
+        said = [answer.json()["choices"][0]["message"]["content"] for answer in (again, reference)]
+        assert said[0] == said[1]
+        assert alone.headers.get("X-Slotkeeper-Priority") is None
+
+
+async def test_a_client_that_leaves_between_two_pieces_costs_no_more_than_a_batch(tmp_path: Path):
+    async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
+        scene = await opened(stack, tmp_path)
+        long = group.create_task(scene.ask(prose(100_000, 1), LOW))
+        await scene.more_than(0)
+        long.cancel()
+        assert (await scene.ask("Why?")).status_code == 200
+        assert await scene.computed() <= 4 * BATCH
+        assert not scene.sidecar.driver.placement.divided
+
+
+async def test_what_cannot_begin_in_time_gets_503_in_its_own_shape_and_reaches_no_slot(tmp_path: Path):
+    late = {"X-Slotkeeper-Max-Wait": "0.3"}
+    async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
+        scene = await opened(stack, tmp_path)
+        long = group.create_task(scene.ask(prose(60_000, 1)))
+        (table,) = scene.sidecar.driver.placement.tables.values()
+        await until(lambda: table.serving)
+        openai = await scene.ask("A question that comes too late.", late)
+        body = {"max_tokens": 8, "messages": [{"role": "user", "content": "Another one."}]}
+        anthropic = await scene.client.post("/v1/messages", json=body, headers=late)
+        served = await long
+        for answer in (openai, anthropic):
+            assert answer.status_code == 503
+            assert int(answer.headers["Retry-After"]) >= 1
+        assert "X-Slotkeeper-Max-Wait" in openai.json()["error"]["message"]
+        assert anthropic.json()["type"] == "error"
+        assert anthropic.json()["error"]["type"] == "overloaded_error"
+        assert acts(scene.sidecar)[PriorityAct.EXPIRED] == 2
+        assert await scene.computed() <= served.json()["usage"]["prompt_tokens"] + BATCH // 2  # and probes
+
+
+async def test_a_priority_that_is_none_gets_400_in_its_own_shape(tmp_path: Path):
+    async with AsyncExitStack() as stack:
+        scene = await opened(stack, tmp_path)
+        wrong = {"X-Slotkeeper-Priority": "urgent"}
+        openai = await scene.ask("Why?", wrong)
+        body = {"max_tokens": 8, "messages": [{"role": "user", "content": "Why?"}]}
+        anthropic = await scene.client.post("/v1/messages", json=body, headers=wrong)
+        assert (openai.status_code, anthropic.status_code) == (400, 400)
+        assert "high, normal or low" in openai.json()["error"]["message"]
+        assert anthropic.json()["error"]["type"] == "invalid_request_error"
+        hinted: dict[str, Any] = {"nvext": {"agent_hints": {"priority": "x", "osl": [], "unknown": 1}}}
+        assert (await scene.ask("Why?", **hinted)).status_code == 200

@@ -1,0 +1,393 @@
+"""Priorities: who is served first, what gives way, and what is refused because it would begin too late."""
+
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import pytest
+
+from playbooks.playbook import (
+    NEW_FILES,
+    Expected,
+    Play,
+    arrives,
+    ends,
+    filled,
+    goes,
+    knows,
+    leaves,
+    planted,
+    plants,
+    ranked,
+    reports,
+    restored,
+    restores,
+    saved,
+    saves,
+    starts,
+)
+from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.effects import Effect, Forward, Plant, Purpose, Ranked, SaveMoment
+from slotkeeper.scheduler.hints import NO_HINTS, Hints, Priority, PriorityAct, SaidBy
+from slotkeeper.scheduler.kv_pool import TOLD_MARGIN, Outputs
+from slotkeeper.scheduler.turns import AGES_AFTER
+from slotkeeper.scheduler.types import Boundary, BoundaryKind, Reason, Tokens
+
+E = TypeVar("E", bound=Effect)
+BATCH, TAIL = 2048, 4
+LONG = Tokens(range(100_000, 110_000))
+ENDS = (1808, 3856, 5904, 7952)  # of its pieces: the last batch goes with the request itself
+A, B, C, D = (Tokens(range(n, n + 400)) for n in (10_000, 20_000, 30_000, 40_000))
+CALM = Limits(pause=1000.0, idle_tokens=0)  # no idle work in between
+LOW, HIGH = (Hints(priority=p, said_by=SaidBy.HEADER) for p in (Priority.LOW, Priority.HIGH))
+SIDE = Hints(priority=Priority.LOW, said_by=SaidBy.SIDE_REQUEST)
+
+
+def one_slot(**traits: Any) -> Play:
+    return Play(limits=CALM, **{"n_slots": 1, "memory": "dense", **traits})
+
+
+def asks(play: Play, request: str, prompt: Tokens, hints: Hints | None = None, **more: Any) -> Play:
+    """It comes, and its tokens are known."""
+    return play << arrives(request, hints=hints or NO_HINTS, **more) << knows(request, prompt)
+
+
+def following(play: Play, kind: type[E]) -> E:
+    """The next effect, which is of this kind."""
+    effect = play.effects.popleft()
+    assert isinstance(effect, kind)
+    return effect
+
+
+def waiting(play: Play, *requests: tuple[str, Hints | None]) -> None:
+    """One slot is taken, and these wait, in this order."""
+    assert asks(play, "busy", A) >> goes("busy")
+    for at, (request, hints) in enumerate(requests):
+        assert asks(play, request, (B, C, D)[at], hints)
+
+
+def piece(request: str, end: int, slot: int = 0) -> Expected:
+    """A prefill of its first `end` tokens."""
+    return plants(request, slot, Purpose.PIECE, tokens=LONG.cut(0, end))
+
+
+# -- who is served first ---------------------------------------------------------------------------------
+
+
+def test_the_more_urgent_goes_first_though_it_came_later():
+    play = one_slot()
+    waiting(play, ("low", LOW), ("normal", None), ("high", HIGH))
+    assert (
+        play
+        << ends("busy", 400)
+        >> reports("busy")
+        >> ranked("high", PriorityAct.WENT_FIRST, other="low")
+        >> goes("high", priority=Priority.HIGH)
+    )
+    assert (
+        play
+        << ends("high", 400)
+        >> reports("high")
+        >> ranked("normal", PriorityAct.WENT_FIRST, other="low")
+        >> goes("normal")
+    )
+    assert play << ends("normal", 400) >> reports("normal") >> goes("low", priority=Priority.LOW)
+
+
+def test_equal_priorities_keep_the_order_of_the_queue():
+    play = one_slot()
+    waiting(play, ("first", LOW), ("second", LOW), ("third", LOW))
+    for before, after in (("busy", "first"), ("first", "second"), ("second", "third")):
+        assert play << ends(before, 400) >> reports(before) >> goes(after)
+
+
+def test_the_line_is_shown_in_the_order_in_which_it_is_served():
+    play = one_slot()
+    waiting(play, ("low", LOW), ("normal", None), ("high", HIGH))
+    assert list(play.placement.line) == ["high", "normal", "low"]
+
+
+def test_a_side_request_waits_only_where_another_wants_the_slot():
+    play = one_slot()
+    assert asks(play, "title", B, SIDE) >> goes("title", reason=Reason.COLD)
+    waits, comes = ("other title", SIDE), ("question", None)
+    assert asks(play, waits[0], C, SIDE)
+    assert asks(play, comes[0], D)
+    assert (
+        play
+        << ends("title", 400)
+        >> reports("title")
+        >> ranked("question", PriorityAct.WENT_FIRST)
+        >> goes("question")
+    )
+
+
+def test_a_priority_of_which_none_was_served_for_long_has_its_turn():
+    play = one_slot()
+    waiting(play, ("low", LOW), ("high", HIGH))
+    play.later(AGES_AFTER)
+    assert play << ends("busy", 400) >> reports("busy") >> ranked("low", PriorityAct.AGED) >> goes("low")
+
+
+def test_only_one_of_them_has_and_the_next_one_after_the_same_time():
+    play = one_slot()
+    waiting(play, ("low", LOW), ("other low", LOW), ("high", HIGH))
+    play.later(AGES_AFTER)
+    assert play << ends("busy", 400) >> reports("busy") >> ranked("low", PriorityAct.AGED) >> goes("low")
+    assert (
+        play << ends("low", 400) >> reports("low") >> ranked("high", PriorityAct.WENT_FIRST) >> goes("high")
+    )
+
+
+# -- what is computed in pieces --------------------------------------------------------------------------
+
+
+def test_a_long_low_request_is_computed_batch_by_batch_and_no_token_twice():
+    play = one_slot()
+    assert asks(play, "low", LONG, LOW) >> piece("low", ENDS[0])
+    for before, end in pairwise((0, *ENDS)):
+        play << filled(end - before)
+        assert end == ENDS[-1] or play >> piece("low", ENDS[ENDS.index(end) + 1])
+    assert play >> goes("low", reason=Reason.COLD)
+
+
+def test_what_is_planted_for_others_is_divided_as_well_and_the_rest_is_part_of_the_last_batch():
+    """A model with checkpoints, and a long system text."""
+    play = one_slot(memory="hybrid", eager_thinning=False)
+    play << arrives("low", hints=LOW) << knows("low", LONG, Boundary(9500, BoundaryKind.HEAD))
+    found, purposes = [], set()
+    while isinstance(play.effects[0], Plant):
+        step = play.step = following(play, Plant)
+        found.append(len(step.tokens))
+        purposes.add(step.purpose)
+        play << filled(found[-1] - sum(found[-2:-1]))
+    assert purposes == {Purpose.PLANT, Purpose.PIECE}
+    cuts = [0, *found, len(LONG)]
+    assert max(b - a for a, b in pairwise(cuts)) <= BATCH
+    assert len(LONG) - found[-2] <= BATCH
+
+
+@pytest.mark.parametrize("hints", [None, HIGH, SIDE])
+def test_nothing_else_is(hints: Hints | None):
+    assert asks(one_slot(), "long", LONG, hints) >> goes("long")
+
+
+def test_nor_a_short_one():
+    assert asks(one_slot(), "low", A, LOW) >> goes("low")
+
+
+@pytest.mark.parametrize("more", [{"uncached": True}, {"adapted": True}, {"id_slot": 0}, {"copies": 2}])
+def test_nor_what_a_prefill_of_ours_could_not_help(more: dict[str, Any]):
+    play = Play(limits=CALM, memory="dense")
+    asks(play, "low", LONG, LOW, **more)
+    assert isinstance(play.effects[0], Forward)
+
+
+def test_the_last_user_message_of_a_model_with_checkpoints_has_one_at_its_beginning():
+    opener = Tokens([7, 8])
+    prompt = LONG.cut(0, 3000) + opener + LONG.cut(3002)
+    play = one_slot(memory="hybrid", user_start=((7, 8),))
+    asks(play, "low", prompt, LOW)
+    found = []
+    while isinstance(play.effects[0], Plant):
+        step = following(play, Plant)
+        found.append(len(step.tokens))
+        play.step = step
+        play << filled(found[-1] - sum(found[-2:-1]))
+    assert 3000 + TAIL in found
+    assert found == sorted(found)
+    assert found[-1] == len(prompt) - BATCH
+
+
+def test_a_request_whose_messages_are_in_a_slot_waits_for_its_tokens_if_it_is_low():
+    play = one_slot()
+    assert asks(play, "r1", A, hash_chain=(b"a", b"b")) >> goes("r1")
+    assert play << ends("r1", 400) >> reports("r1")
+    assert play << arrives("low", hash_chain=(b"a", b"b", b"c"), hints=LOW)
+    assert play << knows("low", A + LONG) >> plants("low", 0, Purpose.PIECE)
+
+
+# -- giving way ------------------------------------------------------------------------------------------
+
+
+def begun(play: Play) -> None:
+    """A long request of low priority is at its first batch."""
+    assert asks(play, "low", LONG, LOW) >> piece("low", ENDS[0])
+
+
+def test_it_gives_way_after_a_batch_and_goes_on_where_it_was():
+    play = one_slot(ram_cache=True)
+    begun(play)
+    assert asks(play, "short", A)
+    given = play << filled(ENDS[0]) >> ranked("low", PriorityAct.GAVE_WAY, other="short", engine="e0")
+    assert given >> ranked("short", PriorityAct.WENT_FIRST) >> goes("short", slot=0)
+    play << ends("short", 400) >> reports("short")
+    assert play >> plants("low", 0, Purpose.PIECE, tokens=LONG.cut(0, ENDS[1]))
+
+
+def test_both_prices_are_said_and_the_loss_is_the_smaller():
+    play = one_slot(ram_cache=True)
+    begun(play)
+    assert asks(play, "short", A)
+    play << filled(ENDS[0])
+    weighed = following(play, Ranked)
+    assert weighed.loss is not None
+    assert weighed.gain is not None
+    assert 0 < weighed.loss < weighed.gain
+
+
+def test_it_keeps_on_where_nothing_keeps_its_state_and_more_would_be_lost_than_gained():
+    """Half of it is computed, and no file and no RAM cache has it."""
+    play = one_slot()
+    begun(play)
+    play << filled(ENDS[0]) >> piece("low", ENDS[1]) << filled(BATCH) >> piece("low", ENDS[2])
+    assert asks(play, "short", A)
+    assert play << filled(BATCH) >> ranked("low", PriorityAct.KEPT_ON, other="short") >> piece("low", ENDS[3])
+
+
+def test_its_state_is_saved_where_that_costs_less():
+    play = one_slot(**NEW_FILES)
+    begun(play)
+    play << filled(ENDS[0]) >> piece("low", ENDS[1])
+    assert asks(play, "short", A)
+    play << filled(BATCH) >> ranked("low", PriorityAct.GAVE_WAY) >> ranked("short", PriorityAct.WENT_FIRST)
+    assert play >> saves(0, SaveMoment.PARK)
+    assert play << saved("half") >> goes("short")
+    play << ends("short", 400) >> reports("short") >> saves(0, SaveMoment.PARK)
+    assert play << saved("short's") >> restores(0, "half")
+    assert play << restored() >> piece("low", ENDS[2])
+
+
+def test_in_another_slot_nothing_is_lost_and_it_waits_until_that_is_over():
+    play = Play(limits=CALM, memory="dense")
+    begun(play)
+    assert asks(play, "short", A) >> goes("short", slot=1)
+    assert (
+        play
+        << filled(ENDS[0])
+        >> ranked("low", PriorityAct.GAVE_WAY, other="short")
+        >> ranked("low", PriorityAct.STOOD_BACK, other="short")
+    )
+    assert play << starts("short")
+    play << ends("short", 400) >> reports("short")
+    assert play >> piece("low", ENDS[1])
+
+
+def test_it_does_not_begin_beside_one_that_is_more_urgent():
+    play = Play(limits=CALM, memory="dense")
+    assert asks(play, "short", A) >> goes("short")
+    assert asks(play, "low", LONG, LOW) >> ranked("low", PriorityAct.STOOD_BACK, other="short")
+    assert play << ends("short", 400) >> reports("short") >> piece("low", ENDS[0], slot=1)
+
+
+def test_nor_while_the_tokens_of_one_are_counted():
+    play = one_slot(ram_cache=True)
+    begun(play)
+    assert play << arrives("short")
+    assert (
+        play
+        << filled(ENDS[0])
+        >> ranked("low", PriorityAct.GAVE_WAY)
+        >> ranked("low", PriorityAct.STOOD_BACK)
+    )
+    assert play << knows("short", A) >> ranked("short", PriorityAct.WENT_FIRST) >> goes("short")
+
+
+def test_it_goes_on_if_that_one_leaves():
+    play = one_slot(ram_cache=True)
+    begun(play)
+    assert play << arrives("short")
+    play << filled(ENDS[0]) >> ranked("low", PriorityAct.GAVE_WAY) >> ranked("low", PriorityAct.STOOD_BACK)
+    assert play << leaves("short") >> piece("low", ENDS[1])
+
+
+def test_it_does_not_stand_back_for_ever():
+    play = Play(limits=CALM, memory="dense")
+    assert asks(play, "short", A) >> goes("short")
+    assert asks(play, "low", LONG, LOW) >> ranked("low", PriorityAct.STOOD_BACK)
+    play.later(AGES_AFTER - 1)
+    assert play.wakes() >> ranked("low", PriorityAct.AGED) >> piece("low", ENDS[0], slot=1)
+    assert asks(play, "other", B)  # and gives way to nobody from then on
+    assert play << filled(ENDS[0]) >> piece("low", ENDS[1], slot=1)
+
+
+def test_one_that_is_as_urgent_does_not_matter():
+    play = one_slot(ram_cache=True)
+    begun(play)
+    assert asks(play, "other", A, LOW)
+    assert play << filled(ENDS[0]) >> piece("low", ENDS[1])
+
+
+def test_a_piece_that_fails_leads_to_an_ordinary_request():
+    play = one_slot()
+    begun(play)
+    assert play << planted("low", None)
+    assert play.pending("low").plain
+
+
+def test_all_that_was_computed_for_it_is_told():
+    play = one_slot()
+    assert asks(play, "low", LONG, LOW) >> piece("low", ENDS[0])
+    for before, end in pairwise((0, *ENDS)):
+        play << filled(end - before)
+        if end != ENDS[-1]:
+            play.step = following(play, Plant)
+    following(play, Forward)
+    assert play << ends("low", len(LONG), ENDS[-1]) >> reports("low", usage__computed=len(LONG))
+
+
+# -- deadlines -------------------------------------------------------------------------------------------
+
+
+def by(play: Play, seconds: float) -> Hints:
+    return Hints(start_by=play.clock + seconds)
+
+
+def test_a_request_that_cannot_begin_in_time_is_refused():
+    play = one_slot()
+    assert asks(play, "busy", A) >> goes("busy")
+    assert asks(play, "late", B, by(play, 5.0))
+    assert play.wakes() >> ranked("late", PriorityAct.EXPIRED)
+    assert "late" not in play.placement.line
+    assert play << ends("busy", 400) >> reports("busy")
+
+
+def test_it_is_told_when_a_slot_will_be_free():
+    play = one_slot()
+    assert asks(play, "busy", A) >> goes("busy")
+    assert asks(play, "late", B, by(play, 1.0))
+    play.wakes()
+    assert following(play, Ranked).retry_after >= 1
+
+
+def test_one_that_begins_in_time_is_never_refused():
+    play = one_slot()
+    assert asks(play, "r1", A, by(play, 5.0)) >> goes("r1")
+    play.later(10.0)
+    assert play << ends("r1", 400) >> reports("r1")
+
+
+def test_no_time_to_wait_still_allows_for_counting_its_tokens():
+    play = one_slot()
+    assert play << arrives("r1", hints=by(play, 0.0))
+    assert play << knows("r1", A) >> goes("r1")
+
+
+def test_what_gave_way_has_begun_and_is_not_refused():
+    play = one_slot(ram_cache=True)
+    hints = Hints(priority=Priority.LOW, said_by=SaidBy.HEADER, start_by=play.clock + 1.0)
+    assert asks(play, "low", LONG, hints) >> piece("low", ENDS[0])
+    assert asks(play, "short", A)
+    play << filled(ENDS[0]) >> ranked("low", PriorityAct.GAVE_WAY) >> ranked("short", PriorityAct.WENT_FIRST)
+    assert play >> goes("short")
+    play.later(10.0)
+    assert play << ends("short", 400) >> reports("short") >> piece("low", ENDS[1])
+
+
+# -- expected answers ------------------------------------------------------------------------------------
+
+
+def test_an_expected_answer_takes_the_place_of_what_was_learned():
+    told = Hints(output=100)
+    assert Outputs().expected(arrives("r1", hints=told), 10_000) == TOLD_MARGIN * 100
+    assert Outputs().expected(arrives("r1", answer_limit=50, hints=told), 10_000) == 50
+    assert Outputs().expected(arrives("r1", outgrown=True, hints=told), 10_000) == 10_000

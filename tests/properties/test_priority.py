@@ -1,0 +1,172 @@
+"""Random traffic with priorities: everybody is served, in time, and equal priorities change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from playbooks.playbook import Play, arrives, ends, knows
+from properties.test_placement_machine import ARRIVALS, SETTINGS, Quiet, seen_by_a
+from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.effects import Effect, Forward, Ranked
+from slotkeeper.scheduler.engine_model import Memory
+from slotkeeper.scheduler.events import Arrived, Event
+from slotkeeper.scheduler.hints import NO_HINTS, Hints, Priority, PriorityAct, SaidBy
+from slotkeeper.scheduler.turns import AGES_AFTER
+from slotkeeper.scheduler.types import Tokens
+
+SAID: Sequence[Hints] = (
+    NO_HINTS,
+    Hints(priority=Priority.HIGH, said_by=SaidBy.HEADER),
+    Hints(priority=Priority.LOW, said_by=SaidBy.HEADER),
+    Hints(priority=Priority.LOW, said_by=SaidBy.SIDE_REQUEST),
+)
+EQUAL = (SAID[1], SAID[3], Hints(said_by=SaidBy.HEADER))
+CYCLE = (2, 0, 2, 1, 2, 3, 1)  # many that can be divided
+PATIENCES = (0.0, 0.3, 30.0)  # seconds, of some requests
+
+
+class Urgent(Quiet):
+    """As the quiet machine, but each request has a priority, and some have a deadline."""
+
+    offered = (
+        "chat",
+        "messages",
+        "own slot",
+        "two copies",
+        "embeddings",
+        "resumable",
+    )  # a bypass has no turn
+
+    def more_traits(self) -> dict[str, Any]:
+        return {"n_ubatch": 32}  # so that prompts are longer than a batch, and divided
+
+    def post(self, event: Event) -> None:
+        if isinstance(event, Arrived):
+            event = replace(event, hints=self.hints(len(self.prompts)))
+        super().post(event)
+
+    def hints(self, number: int) -> Hints:
+        said = SAID[CYCLE[number % len(CYCLE)]]
+        patience = PATIENCES[number % len(PATIENCES)]
+        return replace(said, start_by=self.clock + patience) if number % 5 == 0 else said
+
+    def perform(self, effect: Effect) -> None:
+        if isinstance(effect, Ranked) and effect.act is PriorityAct.EXPIRED:
+            assert not self.forwards[effect.request], "refused, but it was sent"
+            self.alive.remove(effect.request)
+        super().perform(effect)
+
+
+TestUrgent = Urgent.TestCase
+TestUrgent.settings = SETTINGS
+
+
+class Alike(Quiet):
+    """All requests say the same."""
+
+    said = NO_HINTS
+
+    def post(self, event: Event) -> None:
+        if isinstance(event, Arrived):
+            event = replace(event, hints=self.said)
+        super().post(event)
+
+    def perform(self, effect: Effect) -> None:
+        assert not isinstance(effect, Ranked), "nothing was decided by priorities"
+        super().perform(effect)
+
+    def decided(self, build: dict[str, Any], arrivals: list[Any]) -> list[Any]:
+        """Decisions and figures of all requests."""
+        seen_by_a(self, build, arrivals)
+        return [(request, self.reasons.get(request), self.told.get(request)) for request in self.kinds]
+
+
+@given(
+    arrivals=ARRIVALS,
+    build=st.fixed_dictionaries(
+        {
+            "slots": st.lists(st.integers(1, 3), min_size=1, max_size=1),
+            "ram": st.booleans(),
+            "files": st.sampled_from([0, 2, 4]),
+            "memory": st.sampled_from([Memory.DENSE, Memory.HYBRID]),
+        }
+    ),
+    said=st.sampled_from(EQUAL),
+)
+@settings(max_examples=60)
+def test_if_all_are_equally_urgent_all_is_decided_as_without_priorities(arrivals, build, said):
+    plain, alike = Alike(), Alike()
+    alike.said = said
+    assert plain.decided(build, arrivals) == alike.decided(build, arrivals)
+
+
+# -- nobody starves --------------------------------------------------------------------------------------
+
+SERVICE = 3.0  # seconds that an answer takes, with all that happens meanwhile
+MARGIN = 1.0
+
+
+def begun(play: Play) -> str | None:
+    """The request that has gone out."""
+    found = [effect.request for effect in play.effects if isinstance(effect, Forward)]
+    play.effects.clear()
+    return found[-1] if found else None
+
+
+def asked(play: Play, request: str, hints: Hints) -> None:
+    number = 1000 * (1 + int(request))
+    (
+        play
+        << arrives(request, client=f"c{number % 3}", hints=hints)
+        << knows(request, Tokens(range(number, number + 50)))
+    )
+
+
+@given(kinds=st.lists(st.sampled_from(SAID), min_size=2, max_size=12), flood=st.sampled_from(SAID[:2]))
+@settings(max_examples=40)
+def test_whatever_comes_in_between_each_request_begins_in_bounded_time(
+    kinds: list[Hints], flood: Hints
+) -> None:
+    """One slot, and as soon as it is free there is always another urgent request."""
+    play = Play(limits=Limits(pause=1e6, idle_tokens=0), n_slots=1, memory="dense")
+    came: dict[str, float] = {}
+    for number, hints in enumerate(kinds):
+        came[str(number)] = play.clock
+        asked(play, str(number), hints)
+    running, number = begun(play) or "0", len(kinds)
+    waits: dict[str, float] = {}
+    missing = set(came)
+    while missing and number < 2000:
+        waits.setdefault(running, play.clock - came[running])
+        missing.discard(running)
+        asked(play, str(number), flood)
+        came[str(number)] = play.clock
+        number += 1
+        play.later(SERVICE)
+        play << ends(running, 50)
+        running = begun(play) or ""
+        assert running, "the slot is free, and nothing begins"
+    bound = len(kinds) * (AGES_AFTER + 4 * SERVICE)
+    assert not missing
+    assert max(waits[str(number)] for number in range(len(kinds))) <= bound
+
+
+def test_the_more_urgent_hardly_notice_those_that_aged() -> None:
+    """Of the requests that are served, at most one in so many seconds is one that has aged."""
+    play: Any = Play(limits=Limits(pause=1e6, idle_tokens=0), n_slots=1, memory="dense")
+    for number in range(20):
+        asked(play, str(number), SAID[2])
+    running, number, aged, since = "0", 20, 0, play.clock
+    while number < 220:
+        asked(play, str(number), SAID[1])
+        number += 1
+        play.later(SERVICE)
+        play << ends(running, 50)
+        aged += any(isinstance(e, Ranked) and e.act is PriorityAct.AGED for e in play.effects)
+        running = begun(play) or ""
+    assert 1 <= aged <= (play.clock - since) / AGES_AFTER + MARGIN
