@@ -119,7 +119,8 @@ def _go_on(
 ) -> Iterator[Effect]:
     """Return the next step of a request, or the request itself."""
     pending.steps_left -= 1
-    outdated = en_route.outdated(table, pending)  # the slot was prepared for other adapters
+    # The slot was prepared for other adapters, or its engine is being drained meanwhile.
+    outdated = en_route.outdated(table, pending) or table.engine in state.drained
     if outdated or table.unsettled or table.orphans:  # an unpinned request may have got the slot (T1)
         _without(state, pending, table, slot, now=now)
     elif pending.steps_left:
