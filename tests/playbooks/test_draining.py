@@ -9,6 +9,8 @@ from playbooks.playbook import (
     ends,
     engine_lost,
     engine_up,
+    erased,
+    erases,
     goes,
     knows,
     lists,
@@ -55,6 +57,14 @@ def test_nothing_new_begins_on_a_drained_engine():
     assert play.placement.queued == 1
     assert play << ends("r1", 1000) >> reports("r1") >> saves(0, SaveMoment.PARK)
     assert play << saved("a") >> goes("r3", engine="e1")
+
+
+def test_a_request_whose_slot_is_still_being_prepared_goes_elsewhere():
+    play = two()
+    assert play << arrives("r1", namespace="anna") << knows("r1", A) >> erases(0)
+    assert play << drain("e0")
+    assert play << erased() >> erases(0) >> drained("e0")
+    assert play << erased() >> goes("r1", engine="e1")
 
 
 def test_neither_does_what_takes_no_pin():

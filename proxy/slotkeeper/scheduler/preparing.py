@@ -121,7 +121,8 @@ def _go_on(
     """Return the next step of a request, or the request itself."""
     pending.steps_left -= 1
     paused = yield from _after_piece(state, pending, slot, now)
-    outdated = en_route.outdated(table, pending)  # the slot was prepared for other adapters
+    # The slot was prepared for other adapters, or its engine is being drained meanwhile.
+    outdated = en_route.outdated(table, pending) or table.engine in state.drained
     if paused or outdated or table.unsettled or table.orphans:  # the last two: a task may have got it (T1)
         _without(state, pending, table, slot, now=now)
     elif pending.steps_left:
