@@ -154,7 +154,7 @@ async def test_a_restart_between_two_looks_is_noticed(engine_factory, build):
             await gate.wait()
             await look(*args)
 
-        link._look = later  # from here on the watch waits before its next poll
+        link._look = later  # type: ignore[method-assign, assignment]  # the watch waits before its next poll
         await asyncio.sleep(1.5)  # now the watch stands before its next look
         engine.process.kill()
         engine_factory("tiny-hybrid", build, args=ONE, port=engine.flags.port)
