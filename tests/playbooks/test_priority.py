@@ -175,7 +175,7 @@ def test_nor_a_short_one():
     assert asks(one_slot(), "low", A, LOW) >> goes("low")
 
 
-@pytest.mark.parametrize("more", [{"uncached": True}, {"adapted": True}, {"id_slot": 0}, {"copies": 2}])
+@pytest.mark.parametrize("more", [{"uncached": True}, {"lora": ((0, 1.0),)}, {"id_slot": 0}, {"copies": 2}])
 def test_nor_what_a_prefill_of_ours_could_not_help(more: dict[str, Any]):
     play = Play(limits=CALM, memory="dense")
     asks(play, "low", LONG, LOW, **more)
