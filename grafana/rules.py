@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from grafana.promql import TOTAL, WAITED, Scope, computed_per_oracle, hit_ratio, ratio, wrong_predictions
-from slotkeeper.observe.metrics import FOLDER, USUAL
+from slotkeeper.store.trouble import FOLDER, USUAL
 
 RUNBOOKS: Final = "docs/alerts.md"
 JOB: Final = "slotkeeper"  # the job name in prometheus.yaml

@@ -17,7 +17,7 @@ from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.sessions import prose
-from slotkeeper.scheduler.hints import PriorityAct
+from slotkeeper.scheduler.urgency import PriorityAct
 
 LONG, QUESTIONS = 12_000, 6  # tokens, at most
 

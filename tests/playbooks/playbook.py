@@ -76,7 +76,6 @@ from slotkeeper.scheduler.events import (
     SwapFailed,
     TimerFired,
 )
-from slotkeeper.scheduler.hints import PriorityAct
 from slotkeeper.scheduler.pending import Pending
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
@@ -91,6 +90,7 @@ from slotkeeper.scheduler.types import (
     SlotId,
     Tokens,
 )
+from slotkeeper.scheduler.urgency import PriorityAct
 
 STEP = 0.01
 ENGINE = "e0"

@@ -27,10 +27,10 @@ from playbooks.playbook import (
 )
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Effect, Forward, Plant, Purpose, Ranked, SaveMoment
-from slotkeeper.scheduler.hints import NO_HINTS, Hints, Priority, PriorityAct, SaidBy
 from slotkeeper.scheduler.kv_pool import TOLD_MARGIN, Outputs
 from slotkeeper.scheduler.turns import AGES_AFTER
 from slotkeeper.scheduler.types import Boundary, BoundaryKind, Reason, Tokens
+from slotkeeper.scheduler.urgency import NO_HINTS, Priority, PriorityAct, RequestHints, SaidBy
 
 E = TypeVar("E", bound=Effect)
 BATCH, TAIL = 2048, 4
@@ -38,15 +38,15 @@ LONG = Tokens(range(100_000, 110_000))
 ENDS = (1808, 3856, 5904, 7952)  # of its pieces: the last batch goes with the request itself
 A, B, C, D = (Tokens(range(n, n + 400)) for n in (10_000, 20_000, 30_000, 40_000))
 CALM = Limits(pause=1000.0, idle_tokens=0)  # no idle work in between
-LOW, HIGH = (Hints(priority=p, said_by=SaidBy.HEADER) for p in (Priority.LOW, Priority.HIGH))
-SIDE = Hints(priority=Priority.LOW, said_by=SaidBy.SIDE_REQUEST)
+LOW, HIGH = (RequestHints(priority=p, said_by=SaidBy.HEADER) for p in (Priority.LOW, Priority.HIGH))
+SIDE = RequestHints(priority=Priority.LOW, said_by=SaidBy.SIDE_REQUEST)
 
 
 def one_slot(**traits: Any) -> Play:
     return Play(limits=CALM, **{"n_slots": 1, "memory": "dense", **traits})
 
 
-def asks(play: Play, request: str, prompt: Tokens, hints: Hints | None = None, **more: Any) -> Play:
+def asks(play: Play, request: str, prompt: Tokens, hints: RequestHints | None = None, **more: Any) -> Play:
     """It comes, and its tokens are known."""
     return play << arrives(request, hints=hints or NO_HINTS, **more) << knows(request, prompt)
 
@@ -58,7 +58,7 @@ def following(play: Play, kind: type[E]) -> E:
     return effect
 
 
-def waiting(play: Play, *requests: tuple[str, Hints | None]) -> None:
+def waiting(play: Play, *requests: tuple[str, RequestHints | None]) -> None:
     """One slot is taken, and these wait, in this order."""
     assert asks(play, "busy", A) >> goes("busy")
     for at, (request, hints) in enumerate(requests):
@@ -167,7 +167,7 @@ def test_what_is_planted_for_others_is_divided_as_well_and_the_rest_is_part_of_t
 
 
 @pytest.mark.parametrize("hints", [None, HIGH, SIDE])
-def test_nothing_else_is(hints: Hints | None):
+def test_nothing_else_is(hints: RequestHints | None):
     assert asks(one_slot(), "long", LONG, hints) >> goes("long")
 
 
@@ -338,8 +338,8 @@ def test_all_that_was_computed_for_it_is_told():
 # -- deadlines -------------------------------------------------------------------------------------------
 
 
-def by(play: Play, seconds: float) -> Hints:
-    return Hints(start_by=play.clock + seconds)
+def by(play: Play, seconds: float) -> RequestHints:
+    return RequestHints(start_by=play.clock + seconds)
 
 
 def test_a_request_that_cannot_begin_in_time_is_refused():
@@ -374,7 +374,7 @@ def test_no_time_to_wait_still_allows_for_counting_its_tokens():
 
 def test_what_gave_way_has_begun_and_is_not_refused():
     play = one_slot(ram_cache=True)
-    hints = Hints(priority=Priority.LOW, said_by=SaidBy.HEADER, start_by=play.clock + 1.0)
+    hints = RequestHints(priority=Priority.LOW, said_by=SaidBy.HEADER, start_by=play.clock + 1.0)
     assert asks(play, "low", LONG, hints) >> piece("low", ENDS[0])
     assert asks(play, "short", A)
     play << filled(ENDS[0]) >> ranked("low", PriorityAct.GAVE_WAY) >> ranked("short", PriorityAct.WENT_FIRST)
@@ -387,7 +387,7 @@ def test_what_gave_way_has_begun_and_is_not_refused():
 
 
 def test_an_expected_answer_takes_the_place_of_what_was_learned():
-    told = Hints(output=100)
+    told = RequestHints(output=100)
     assert Outputs().expected(arrives("r1", hints=told), 10_000) == TOLD_MARGIN * 100
     assert Outputs().expected(arrives("r1", answer_limit=50, hints=told), 10_000) == 50
     assert Outputs().expected(arrives("r1", outgrown=True, hints=told), 10_000) == 10_000

@@ -15,17 +15,17 @@ from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Effect, Forward, Ranked
 from slotkeeper.scheduler.engine_model import Memory
 from slotkeeper.scheduler.events import Arrived, Event
-from slotkeeper.scheduler.hints import NO_HINTS, Hints, Priority, PriorityAct, SaidBy
 from slotkeeper.scheduler.turns import AGES_AFTER
 from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.urgency import NO_HINTS, Priority, PriorityAct, RequestHints, SaidBy
 
-SAID: Sequence[Hints] = (
+SAID: Sequence[RequestHints] = (
     NO_HINTS,
-    Hints(priority=Priority.HIGH, said_by=SaidBy.HEADER),
-    Hints(priority=Priority.LOW, said_by=SaidBy.HEADER),
-    Hints(priority=Priority.LOW, said_by=SaidBy.SIDE_REQUEST),
+    RequestHints(priority=Priority.HIGH, said_by=SaidBy.HEADER),
+    RequestHints(priority=Priority.LOW, said_by=SaidBy.HEADER),
+    RequestHints(priority=Priority.LOW, said_by=SaidBy.SIDE_REQUEST),
 )
-EQUAL = (SAID[1], SAID[3], Hints(said_by=SaidBy.HEADER))
+EQUAL = (SAID[1], SAID[3], RequestHints(said_by=SaidBy.HEADER))
 CYCLE = (2, 0, 2, 1, 2, 3, 1)  # many that can be divided
 PATIENCES = (0.0, 0.3, 30.0)  # seconds, of some requests
 
@@ -50,7 +50,7 @@ class Urgent(Quiet):
             event = replace(event, hints=self.hints(len(self.prompts)))
         super().post(event)
 
-    def hints(self, number: int) -> Hints:
+    def hints(self, number: int) -> RequestHints:
         said = SAID[CYCLE[number % len(CYCLE)]]
         patience = PATIENCES[number % len(PATIENCES)]
         return replace(said, start_by=self.clock + patience) if number % 5 == 0 else said
@@ -118,7 +118,7 @@ def begun(play: Play) -> str | None:
     return found[-1] if found else None
 
 
-def asked(play: Play, request: str, hints: Hints) -> None:
+def asked(play: Play, request: str, hints: RequestHints) -> None:
     number = 1000 * (1 + int(request))
     (
         play
@@ -130,7 +130,7 @@ def asked(play: Play, request: str, hints: Hints) -> None:
 @given(kinds=st.lists(st.sampled_from(SAID), min_size=2, max_size=12), flood=st.sampled_from(SAID[:2]))
 @settings(max_examples=40)
 def test_whatever_comes_in_between_each_request_begins_in_bounded_time(
-    kinds: list[Hints], flood: Hints
+    kinds: list[RequestHints], flood: RequestHints
 ) -> None:
     """One slot, and as soon as it is free there is always another urgent request."""
     play = Play(limits=Limits(pause=1e6, idle_tokens=0), n_slots=1, memory="dense")

@@ -19,6 +19,7 @@ from urllib.parse import unquote_to_bytes
 import orjson
 
 from slotkeeper.api import anthropic, openai, responses
+from slotkeeper.api.agent_hints import answer_cap, in_body
 from slotkeeper.api.assembling import assembles
 from slotkeeper.api.document import (
     Doc,
@@ -27,17 +28,15 @@ from slotkeeper.api.document import (
     SeenRequest,
     Shape,
     hash_chain,
-    integer,
     offered,
 )
 from slotkeeper.api.errors import ClientFault
 from slotkeeper.api.head import Api
-from slotkeeper.api.hints import in_body
 from slotkeeper.api.openai import split
 from slotkeeper.api.pictures import Picture, named
 from slotkeeper.conversation.layout import Layout
 from slotkeeper.scheduler.adapters import Scales, scales_in
-from slotkeeper.scheduler.hints import NO_HINTS, Hints
+from slotkeeper.scheduler.urgency import NO_HINTS, RequestHints
 
 __all__ = ["Ask", "NotOurs", "Prompt", "lay_out", "model_of", "parse", "read"]
 
@@ -126,7 +125,7 @@ class Claim:
     model: Any = None  # the value of `model`
     most: int | None = None  # limit of its answer, in tokens
     lora: Scales | None = None  # LoRA scales of its own; None: it names none
-    hints: Hints = NO_HINTS
+    hints: RequestHints = NO_HINTS
 
 
 UNNAMED: Final = Claim(named=_ABSENT, id_slot=None, copies=1)
@@ -340,23 +339,6 @@ def _shape(api: Api, doc: Doc) -> Shape:
             return openai.infill(doc)
         case _:
             raise NotOurs("route")
-
-
-# Each API's fields for the limit of an answer's tokens.
-CAPS: Final[dict[Api, tuple[str, ...]]] = {
-    Api.CHAT: ("max_tokens", "max_completion_tokens", "n_predict"),
-    Api.COMPLETIONS: ("max_tokens", "n_predict"),
-    Api.COMPLETION: ("n_predict", "max_tokens"),
-    Api.INFILL: ("n_predict", "max_tokens"),
-    Api.RESPONSES: ("max_output_tokens", "n_predict"),
-    Api.MESSAGES: ("max_tokens",),
-}
-
-
-def answer_cap(api: Api, doc: Doc) -> int | None:
-    """Return the client's limit of the answer's tokens; None (-1, null): no limit."""
-    caps = (integer(doc.get(name)) for name in CAPS.get(api, ()))
-    return min((cap for cap in caps if cap is not None and cap >= 0), default=None)
 
 
 # -- layouts: which strings of a body reach its prompt, and at which paths -------------------------------

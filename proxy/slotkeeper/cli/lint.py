@@ -19,9 +19,10 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from slotkeeper.api.agent_hints import answer_cap
 from slotkeeper.api.document import named
 from slotkeeper.api.head import Api, classify
-from slotkeeper.api.request import answer_cap, lay_out
+from slotkeeper.api.request import lay_out
 from slotkeeper.bench.replay import Entry, Trace, TraceError, merged, read
 from slotkeeper.cli.terminal import one_line
 from slotkeeper.config import UsageError

@@ -12,7 +12,7 @@ from typing import Final
 
 import orjson
 
-from slotkeeper.api import hints
+from slotkeeper.api import agent_hints
 from slotkeeper.api.answer import Answer, ProgressFilter
 from slotkeeper.api.answer_builder import Figures
 from slotkeeper.api.document import Doc
@@ -43,8 +43,8 @@ from slotkeeper.runtime.tasks import Runner, here
 from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.events import Finished, Gone, Rendered
 from slotkeeper.scheduler.figures import usage_of
-from slotkeeper.scheduler.hints import Hints
 from slotkeeper.scheduler.types import NO_ROUTER, Boundary, Reason, RequestId, Tokens
+from slotkeeper.scheduler.urgency import RequestHints
 
 # On other routes a different count may come from our conversion of the body.
 OUR_TOKENIZER: Final = frozenset({Api.CHAT, Api.COMPLETION, Api.COMPLETIONS})
@@ -72,10 +72,7 @@ class Account:
         names: Naming | None = None,
         secrets: Secrets = NO_SECRETS,
     ) -> None:
-        """`client` is a digest of the client and its program; `conversation` is the client's name for it.
-
-        `headers` have no secrets; `secrets` must be kept out of what is recorded from the body too.
-        """
+        """`client`: digest of client and program; `headers` have no secrets; `secrets`: never recorded."""
         self._driver = driver
         self._metrics = driver.metrics
         self._api = api
@@ -160,11 +157,11 @@ class Account:
         self._metrics.spent("parse", now - self.arrived)
         self.record.add(RequestStage.PARSE, self.arrived, now)
 
-    def hints(self, since: float) -> Hints:
+    def hints(self, since: float) -> RequestHints:
         """Return how urgent the request is; it has waited since then. Raises ClientFault."""
         taken = self._explaining.taken if self._explaining else None
         aside = taken is not None and asks_aside(taken.received)
-        return hints.hints(self._headers, self.claim.hints, aside=aside, since=since)
+        return agent_hints.hints(self._headers, self.claim.hints, aside=aside, since=since)
 
     # -- the form that is sent ---------------------------------------------------------------------
 

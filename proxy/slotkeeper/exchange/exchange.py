@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
-from slotkeeper.api import errors, hints
+from slotkeeper.api import agent_hints, errors
 from slotkeeper.api import head as names
 from slotkeeper.api.errors import ClientFault, Fault, UpstreamFault
 from slotkeeper.api.head import Api, Secrets
@@ -156,7 +156,7 @@ class Exchange:
 
     def _begin(self) -> None:
         """Count the request for its key. Raises CrowdedFault at a limit, ClientFault for bad hints."""
-        hints.check(self._request.headers)
+        agent_hints.check(self._request.headers)
         keys, key = self._gate.door.keys, self._caller.key
         if keys and key:
             self._account.key_name = key.name

@@ -6,10 +6,9 @@ exemplar, for scrapers that ask for OpenMetrics.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from itertools import product
-from types import MappingProxyType
 from typing import Final, Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
@@ -24,12 +23,11 @@ from slotkeeper.observe.request_record import Client, ClientFigures, History
 from slotkeeper.observe.standard_error import DROPPED
 from slotkeeper.scheduler.effects import Forward, Poison, PoolAct, Purpose, Report
 from slotkeeper.scheduler.engine_model import FLAGS, Known
-from slotkeeper.scheduler.events import Loading
 from slotkeeper.scheduler.figures import Loss, of_request
-from slotkeeper.scheduler.hints import Priority, PriorityAct
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.types import Crowded, EngineId, ModelName, Reason, id_of
-from slotkeeper.store.trouble import Trouble
+from slotkeeper.scheduler.urgency import Priority, PriorityAct
+from slotkeeper.store.trouble import OPERATIONS
 
 Fallback = Literal[
     "assemble",
@@ -71,24 +69,6 @@ FILES: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60,
 OWN: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
 ERRORS: Final = (0, 1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
 OUTCOMES: Final = ("ok", "client_error", "upstream_error", "client_gone", "broken")
-# The first is never raised; only a shared store has the others.
-NOT_OF_FOLDERS: Final = frozenset({Trouble.SLOW, Trouble.REFUSED, Trouble.UNREACHABLE})
-FOLDER: Final = tuple(trouble.value for trouble in Trouble if trouble not in NOT_OF_FOLDERS)
-USUAL: Final = ("ok", "nothing", "leased")  # outcomes that are no failures
-OPERATIONS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "open": ("ok", *FOLDER),
-        "save": ("ok", "refused", "lost", "torn", "unfit", "missing", "snapshot", "halted", "value", *FOLDER),
-        "restore": ("ok", *(loading.value for loading in Loading if loading is not Loading.DONE)),
-        "demote": ("ok", "failed"),
-        "drop": ("ok", "failed"),
-        "prove": ("failed",),
-        # Only with a shared store.
-        "upload": ("ok", "leased", "unfit", "failed"),
-        "find": ("ok", "nothing", "late", "failed"),
-        "collect": ("ok", "failed"),
-    }
-)
 LEARNT: Final = tuple(how for how in Known if how not in {Known.DEFAULT, Known.FLAGS})
 EXEMPLAR_RUNES: Final = 128  # characters of name and value together (OpenMetrics, "Exemplars")
 EXEMPLAR: Final = "request_id"

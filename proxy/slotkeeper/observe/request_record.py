@@ -25,9 +25,9 @@ from slotkeeper.conversation.rules.apply import ShownChange
 from slotkeeper.conversation.rules.base import RuleName
 from slotkeeper.scheduler.effects import Pooled, Ranked
 from slotkeeper.scheduler.figures import Lost, Sums, Usage, of_request
-from slotkeeper.scheduler.hints import Priority
 from slotkeeper.scheduler.pending import Weighed
 from slotkeeper.scheduler.types import Reason, RequestId
+from slotkeeper.scheduler.urgency import Priority
 
 MOST: Final = 99  # highest percentage before the first token
 

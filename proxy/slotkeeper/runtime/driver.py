@@ -51,9 +51,9 @@ from slotkeeper.scheduler.events import (
     RequestFailed,
     SnapshotsChanged,
 )
-from slotkeeper.scheduler.hints import PriorityAct
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.types import EngineId, Reason, RequestId, Tokens, id_of
+from slotkeeper.scheduler.urgency import PriorityAct
 from slotkeeper.store.store import Store
 
 P = ParamSpec("P")

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from slotkeeper.api.agent_hints import answer_cap
 from slotkeeper.api.answer_builder import Figures
 from slotkeeper.api.document import Doc, RecentRequests, SeenRequest, most_like, named, seen
 from slotkeeper.api.head import Api
-from slotkeeper.api.request import answer_cap, lay_out
+from slotkeeper.api.request import lay_out
 from slotkeeper.conversation.book import Conversations, goes_on
 from slotkeeper.conversation.causes import Echo, Explained, by_our_rule, echo, explain, of_template
 from slotkeeper.conversation.divergence import CAUSES, Cause, length, parted

@@ -63,7 +63,7 @@ def _seen(state: State, table: EngineTable, event: AdaptersSeen) -> Iterator[Eff
 
 
 def _doubt(state: State, table: EngineTable, before: str, since: float) -> Iterator[Effect]:
-    """What came about since then may be of the old set or of the new one. So may what is under way."""
+    """Discard states made since then, and mark running work: each may be of the old set or the new one."""
     for slot, contents in enumerate(table.shadow.slots):
         place = SlotId(slot)
         if table.states[place] is SlotState.MAINTENANCE:
@@ -74,6 +74,11 @@ def _doubt(state: State, table: EngineTable, before: str, since: float) -> Itera
         if pending.plan and pending.plan.table is table and pending.arrived.lora is None:
             en_route.moved_to(state, pending, UNSURE)
     table.suspect = {*state.coming, *(chore.id for chore in state.chores.values() if chore.table is table)}
+    yield from _drop_newer(state, table, before, since)
+
+
+def _drop_newer(state: State, table: EngineTable, before: str, since: float) -> Iterator[Effect]:
+    """Drop the engine's files of the old set that were written since then."""
     for snapshot in [*state.catalog]:
         fresh = snapshot.created >= since and snapshot.fingerprint == table.traits.fingerprint
         if fresh and set_in(snapshot.tokens.space) == before:

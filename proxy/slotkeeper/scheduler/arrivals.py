@@ -183,10 +183,7 @@ def _make_room(
 
 
 def _serve_as_planned(state: State, pending: Pending, plan: Plan, now: float) -> Effect:
-    """Take the request out of the queue and start it.
-
-    If many requests had overtaken it, nothing else begins on its engine while slots are cleared for it.
-    """
+    """Take the request out of the queue and start it. If 16 had overtaken it, its engine is held for it."""
     plan = giving_way.in_pieces(pending, en_route.planted(state, pending, plan, now))
     giving_way.resumes(pending, plan)
     state.queue.served(pending.arrived.request)
@@ -323,8 +320,7 @@ def _by_content(state: State, pending: Pending, now: float) -> Plan | None:
     """
     request, tables = pending.arrived, state.fitting(pending.arrived)
     if request.pinnable:
-        shadows = ((table, table.shadow) for table in tables)
-        safe = [table for table, shadow in shadows if not (shadow.apart(request.space) and shadow.may_load)]
+        safe = en_route.without_loads_of_others(tables, request.space)
         counted = len(tables) > 1 or giving_way.divisible(pending)
         exact = counted and request.rendered and (pending.prompt or not pending.rendered)
         if not exact and (plan := continuing(safe, request.hash_chain, now)):

@@ -12,9 +12,9 @@ from math import inf
 from slotkeeper.scheduler.adapters import Scales
 from slotkeeper.scheduler.engine_model import Known
 from slotkeeper.scheduler.figures import Lost, Usage
-from slotkeeper.scheduler.hints import Priority, PriorityAct
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
 from slotkeeper.scheduler.types import NO_ROUTER, EngineId, ModelName, Place, Reason, RequestId, Tokens
+from slotkeeper.scheduler.urgency import Priority, PriorityAct
 
 
 class Purpose(StrEnum):

@@ -16,7 +16,7 @@ similarity (engine.md 4).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,11 @@ from slotkeeper.scheduler.types import UNKNOWN, Boundary, ModelName, Reason, Slo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+def without_loads_of_others(tables: Collection[EngineTable], space: str) -> list[EngineTable]:
+    """Return the engines whose RAM cache can give a request of this space no state of another space."""
+    return [table for table in tables if not (table.shadow.apart(space) and table.shadow.may_load)]
 
 
 def structured(state: State, prompt: Tokens, boundaries: tuple[Boundary, ...], model: ModelName) -> Structure:

@@ -7,7 +7,6 @@ from enum import StrEnum
 
 from slotkeeper.scheduler.adapters import AdaptersChange, AdaptersSeen, Scales, space_of
 from slotkeeper.scheduler.engine_model import EngineTraits
-from slotkeeper.scheduler.hints import NO_HINTS, Hints
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
 from slotkeeper.scheduler.types import (
     NO_ROUTER,
@@ -19,6 +18,7 @@ from slotkeeper.scheduler.types import (
     SlotId,
     Tokens,
 )
+from slotkeeper.scheduler.urgency import NO_HINTS, RequestHints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class Arrived:
     answer_limit: int | None = None  # most tokens of the answer, as set by the client
     size: int = 0  # bytes of the body
     outgrown: bool = False  # failed once already for lack of KV cells, see `kv_pool`
-    hints: Hints = NO_HINTS
+    hints: RequestHints = NO_HINTS
 
     @property
     def space(self) -> str:
@@ -349,10 +349,7 @@ class ModelView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelsListed:
-    """The models of a router. `most`: how many may be loaded at once; 0: no limit.
-
-    An empty list means that the router does not answer.
-    """
+    """The models of a router; none if it does not answer. `most`: how many may be loaded; 0: no limit."""
 
     at: float
     router: EngineId

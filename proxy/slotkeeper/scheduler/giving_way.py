@@ -25,7 +25,6 @@ from typing import Final
 from slotkeeper.scheduler.choice import TOUCH_PRICE, Plan
 from slotkeeper.scheduler.effects import Effect, Keep, Prefill, Purpose, Ranked, Step, Wipe
 from slotkeeper.scheduler.engine_model import TAIL
-from slotkeeper.scheduler.hints import Priority, PriorityAct, SaidBy
 from slotkeeper.scheduler.pending import Pending, Stage
 from slotkeeper.scheduler.planting import LEAST
 from slotkeeper.scheduler.prices import RAM_DOUBT
@@ -33,6 +32,7 @@ from slotkeeper.scheduler.state import State, user_starts
 from slotkeeper.scheduler.table import EngineTable
 from slotkeeper.scheduler.turns import waited
 from slotkeeper.scheduler.types import Reason, RequestId, SlotId, Tokens
+from slotkeeper.scheduler.urgency import Priority, PriorityAct, SaidBy
 
 MOST_GIVEN_BACK: Final = 0.05  # of a prompt, which may be computed again because it gave way
 OURS: Final = {Purpose.PLANT, Purpose.STEER}  # prefills of a request's own prompt
@@ -50,11 +50,7 @@ def divisible(pending: Pending) -> bool:
 def in_pieces(pending: Pending, plan: Plan) -> Plan:
     """Return the plan with its prefill divided into batches, if the request can give way between them."""
     prompt, found, traits = pending.prompt, plan.reuse_plan, plan.table.traits
-    if prompt is None or prompt.chunks or found is None or not divisible(pending):
-        return plan
-    if not plan.pinned and plan.reason is not Reason.STEERED:
-        return plan
-    if prompt.space and plan.pinned and not plan.apart:  # it is sent uncached: a prefill would be lost
+    if prompt is None or found is None or not (divisible(pending) and _helped(prompt, plan)):
         return plan
     starts = () if traits.cuttable else user_starts(prompt, traits)[-1:]
     batch = max(traits.n_batch, traits.n_ubatch + TAIL)  # in the last one the engine makes its checkpoints
@@ -70,6 +66,13 @@ def in_pieces(pending: Pending, plan: Plan) -> Plan:
     if plan.pinned:
         steps += _pieces(prompt, range(at, len(prompt)), starts, batch, last=batch)
     return replace(plan, steps=tuple(steps))
+
+
+def _helped(prompt: Tokens, plan: Plan) -> bool:
+    """Whether prefills of its parts help: the slot is chosen, no image is cut, the cache is used."""
+    chosen = plan.pinned or plan.reason is Reason.STEERED
+    uncached = plan.pinned and not plan.apart and plan.table.shadow.apart(prompt.space)
+    return chosen and not uncached and not prompt.chunks
 
 
 def _pieces(prompt: Tokens, todo: range, starts: Sequence[int], batch: int, *, last: int) -> Iterator[Step]:

@@ -163,10 +163,7 @@ def close_ended(state: State) -> Iterator[Effect]:
 def _release(
     pending: Pending, table: EngineTable, slot: SlotId, event: Finished, now: float, *, certain: bool
 ) -> None:
-    """Free the slot of a finished request.
-
-    If the slot is not `certain`, GET /slots must confirm that first.
-    """
+    """Free the slot of a finished request. If the slot is not `certain`, GET /slots must confirm it first."""
     if event.prompt_tokens is None:  # an error answer: the slot is unchanged, but it may not be free yet
         table.shadow.worn[slot] = None
         table.leave(slot, now)
@@ -306,10 +303,7 @@ def gone(state: State, event: Gone) -> Iterator[Effect]:
 
 
 def _leave(pending: Pending, table: EngineTable, slot: SlotId, now: float) -> None:
-    """Give up the slot of a request whose client disconnected.
-
-    It holds what the engine has computed so far.
-    """
+    """Give up the slot of a request whose client disconnected. It holds what was computed so far."""
     table.shadow.worn[slot] = None  # its task may not have begun
     if pending.stage is Stage.RUNNING:
         table.unknown = table.unknown if pending.prompt is not None else table.traits.n_ctx

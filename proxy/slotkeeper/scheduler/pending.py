@@ -18,7 +18,6 @@ from slotkeeper.scheduler.choice import Plan, continuing
 from slotkeeper.scheduler.effects import Load, Report, Step
 from slotkeeper.scheduler.events import Arrived, Finished, Gone, Rendered
 from slotkeeper.scheduler.figures import Answered, Loss, Lost, Usage, lost, oracle, usage_of
-from slotkeeper.scheduler.hints import Priority
 from slotkeeper.scheduler.planting import NO_STRUCTURE, Structure
 from slotkeeper.scheduler.prices import restore_price
 from slotkeeper.scheduler.prompt_tree import PromptTree
@@ -26,6 +25,7 @@ from slotkeeper.scheduler.shadow import ReusePlan, Source
 from slotkeeper.scheduler.slot_contents import SlotContents, reuse, shared_messages
 from slotkeeper.scheduler.table import EngineTable
 from slotkeeper.scheduler.types import Boundary, Reason, RequestId, SlotId, Tokens
+from slotkeeper.scheduler.urgency import Priority
 
 BYTES_PER_TOKEN: Final = 4  # of JSON schemas, approximately
 

@@ -11,7 +11,6 @@ from slotkeeper.scheduler.adapters import set_in
 from slotkeeper.scheduler.effects import Effect, Load, Prefill, Purpose, Step, Wipe
 from slotkeeper.scheduler.events import Erased, Filed, Loading, Planted, Restored, Saved
 from slotkeeper.scheduler.evidence import by_batches
-from slotkeeper.scheduler.hints import PriorityAct
 from slotkeeper.scheduler.launching import forward, next_step, requeue
 from slotkeeper.scheduler.outcomes import SURPRISE
 from slotkeeper.scheduler.pending import Pending, Stage
@@ -21,6 +20,7 @@ from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.steps import Chore
 from slotkeeper.scheduler.table import EngineTable, SlotState
 from slotkeeper.scheduler.types import SlotId
+from slotkeeper.scheduler.urgency import PriorityAct
 
 Ended = Planted | Saved | Restored | Erased
 

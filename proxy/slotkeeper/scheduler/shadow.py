@@ -72,10 +72,7 @@ class EngineShadow:
     # -- questions ---------------------------------------------------------------------------------
 
     def plan_reuse(self, slot: SlotId, prompt: Tokens, *, evict: bool = False) -> ReusePlan:
-        """Plan to send a prompt to `slot` as it is.
-
-        `evict`: the engine chose the slot by age (save and load).
-        """
+        """Plan to send a prompt to `slot` as it is. `evict`: the engine chose the slot by age."""
         return self._plan_reuse(self.slots[slot], self.ram, slot, prompt, evict=evict)
 
     def look_touched(self, slot: SlotId, prompt: Tokens, idle: Collection[SlotId]) -> ReusePlan:
@@ -119,8 +116,7 @@ class EngineShadow:
     def plan_reuse_apart(self, slot: SlotId, space: str) -> ReusePlan:
         """Plan to send an unknown prompt of a namespace.
 
-        It is `foreign` unless the slot is of the same namespace, and the engine can load nothing from a RAM
-        cache.
+        It is `foreign` unless the slot has the same namespace, and the engine has no RAM cache to load from.
         """
         contents = self.slots[slot]
         foreign = contents is None or contents.tokens.space != space or self.may_load
@@ -139,10 +135,7 @@ class EngineShadow:
         return bool(self.traits.adapters) and not set_in(contents.tokens.space)
 
     def undressed(self, slot: SlotId, space: str) -> bool:
-        """Whether the slot's last task had other adapters, as far as is known.
-
-        For a request that names its adapters the engine then empties the slot (engine.md T12).
-        """
+        """Whether the slot's last task may have had other adapters; then the engine may empty it (T12)."""
         return bool(self.traits.adapters) and self.worn[slot] != set_in(space)
 
     @property

@@ -17,7 +17,6 @@ from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.costs import HourlyBudget, Limits
 from slotkeeper.scheduler.engine_model import EngineTraits, unmarked
 from slotkeeper.scheduler.events import Arrived
-from slotkeeper.scheduler.hints import Priority
 from slotkeeper.scheduler.kv_pool import Outputs
 from slotkeeper.scheduler.pending import Pending, Scene, Stage
 from slotkeeper.scheduler.prompt_tree import PromptTree
@@ -26,6 +25,7 @@ from slotkeeper.scheduler.slot_contents import SlotContents
 from slotkeeper.scheduler.steps import Chore
 from slotkeeper.scheduler.table import EngineTable
 from slotkeeper.scheduler.types import ClientId, EngineId, ModelName, RequestId, SlotId, Tokens
+from slotkeeper.scheduler.urgency import Priority
 
 
 class FairQueue:

@@ -15,10 +15,10 @@ from math import ceil, inf
 from typing import Final
 
 from slotkeeper.scheduler.effects import Effect, Ranked
-from slotkeeper.scheduler.hints import Priority, PriorityAct
 from slotkeeper.scheduler.pending import Pending, Stage
 from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.types import ModelName, RequestId
+from slotkeeper.scheduler.urgency import Priority, PriorityAct
 
 # SDKs of OpenAI and Anthropic give up after 600 seconds. A low request waits for its turn twice at most, then
 # it is computed to its end, so eight minutes are left for that.

@@ -256,8 +256,11 @@ def possible(manifest: Manifest) -> bool:
         and len(manifest.chain) == -(-manifest.tokens // BLOCK)
         and all(_LINK.fullmatch(link) for link in manifest.chain)
         and bool(_DIGEST.fullmatch(manifest.sha256))
-        and all(a <= b for a, b in pairwise(cuts))
-        and all(0 <= at <= manifest.tokens for at in cuts)
-        and all(_DIGEST.fullmatch(digest) for _, _, digest in manifest.images)
-        and all(0 <= start < start + length <= manifest.tokens for start, length, _ in manifest.images)
+        and all(a <= b for a, b in pairwise((0, *cuts, manifest.tokens)))
+        and all(_possible_image(image, manifest.tokens) for image in manifest.images)
     )
+
+
+def _possible_image(image: Image, tokens: int) -> bool:
+    start, length, digest = image
+    return 0 <= start < start + length <= tokens and _DIGEST.fullmatch(digest) is not None

@@ -9,8 +9,10 @@ import errno
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Final
 
+from slotkeeper.scheduler.events import Loading
 from slotkeeper.scheduler.slot_contents import Tier
 
 
@@ -179,3 +181,25 @@ class StoreHealth:
             self.remark(
                 tier, StoreError(Trouble.SLOW, f"The {tier} folder is slow: {rate}") if slow else None
             )
+
+
+# -- outcomes of operations on snapshots, for metrics ----------------------------------------------------
+
+# The first is never raised; only a shared store has the others.
+NOT_OF_FOLDERS: Final = frozenset({Trouble.SLOW, Trouble.REFUSED, Trouble.UNREACHABLE})
+FOLDER: Final = tuple(trouble.value for trouble in Trouble if trouble not in NOT_OF_FOLDERS)
+USUAL: Final = ("ok", "nothing", "leased")  # outcomes that are no failures
+OPERATIONS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "open": ("ok", *FOLDER),
+        "save": ("ok", "refused", "lost", "torn", "unfit", "missing", "snapshot", "halted", "value", *FOLDER),
+        "restore": ("ok", *(loading.value for loading in Loading if loading is not Loading.DONE)),
+        "demote": ("ok", "failed"),
+        "drop": ("ok", "failed"),
+        "prove": ("failed",),
+        # Only with a shared store.
+        "upload": ("ok", "leased", "unfit", "failed"),
+        "find": ("ok", "nothing", "late", "failed"),
+        "collect": ("ok", "failed"),
+    }
+)

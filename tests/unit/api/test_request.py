@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slotkeeper.api.agent_hints import answer_cap
 from slotkeeper.api.head import Api
-from slotkeeper.api.request import Ask, NotOurs, answer_cap, parse
+from slotkeeper.api.request import Ask, NotOurs, parse
 
 GENERATING = [api for api in Api if api.generates]
 HELLO = [{"role": "user", "content": "hello"}]

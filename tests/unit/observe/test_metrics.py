@@ -15,13 +15,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from slotkeeper import __version__
 from slotkeeper.api.head import Api
 from slotkeeper.observe.gauges import EngineSeen, EngineState
-from slotkeeper.observe.metrics import OPERATIONS, OUTCOMES, Fallback, Metrics
+from slotkeeper.observe.metrics import OUTCOMES, Fallback, Metrics
 from slotkeeper.observe.request_record import Clients
 from slotkeeper.scheduler.effects import Purpose, Report
 from slotkeeper.scheduler.figures import Loss, Lost, Usage
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.table import SlotState
 from slotkeeper.scheduler.types import EngineId, ModelName, Reason, RequestId
+from slotkeeper.store.trouble import OPERATIONS
 from unit.observe.watched import record
 
 # What was promised: name -> labels. A dashboard breaks when one of these changes.

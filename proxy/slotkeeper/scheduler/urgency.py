@@ -38,7 +38,7 @@ class SaidBy(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hints:
+class RequestHints:
     """What is known of a request's urgency."""
 
     priority: Priority = Priority.NORMAL
@@ -53,7 +53,7 @@ class Hints:
         return self.priority is Priority.NORMAL and self.start_by == inf
 
 
-NO_HINTS: Final = Hints()
+NO_HINTS: Final = RequestHints()
 
 
 class PriorityAct(StrEnum):

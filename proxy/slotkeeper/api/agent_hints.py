@@ -1,4 +1,4 @@
-"""What a request says of its own urgency: in headers of ours, and in fields that other servers read.
+"""What a request says about itself: its urgency, and the limit of its answer.
 
 | where | high | low |
 |---|---|---|
@@ -21,10 +21,10 @@ from dataclasses import replace
 from math import isfinite
 from typing import Any, Final
 
-from slotkeeper.api.document import Doc, table
+from slotkeeper.api.document import Doc, integer, table
 from slotkeeper.api.errors import ClientFault
 from slotkeeper.api.head import MAX_WAIT, PRIORITY, Api
-from slotkeeper.scheduler.hints import NO_HINTS, Hints, Priority, SaidBy
+from slotkeeper.scheduler.urgency import NO_HINTS, Priority, RequestHints, SaidBy
 
 LONGEST_WAIT: Final = 86_400.0  # seconds: what is longer is a mistake
 MOST_OUTPUT: Final = 2**31  # tokens, likewise
@@ -32,7 +32,7 @@ TIERS: Final = {"priority": Priority.HIGH, "flex": Priority.LOW}
 OPENAI: Final = frozenset({Api.CHAT, Api.COMPLETIONS, Api.RESPONSES})  # whose bodies have these two fields
 
 
-def in_body(api: Api, doc: Doc) -> Hints:
+def in_body(api: Api, doc: Doc) -> RequestHints:
     """Return the hints in a request's body."""
     given = table(table(doc, "nvext"), "agent_hints")
     said = SaidBy.AGENT_HINTS
@@ -40,7 +40,7 @@ def in_body(api: Api, doc: Doc) -> Hints:
     if priority is None and api in OPENAI:
         said, priority = SaidBy.BODY, _by_tier(doc)
     output = _number(given.get("osl"))
-    return Hints(
+    return RequestHints(
         priority=priority or Priority.NORMAL,
         said_by=said if priority else SaidBy.NOTHING,
         output=int(output) if output is not None and 0 < output < MOST_OUTPUT else None,
@@ -82,7 +82,9 @@ def check(headers: Mapping[str, str]) -> None:
     _max_wait(headers)
 
 
-def hints(headers: Mapping[str, str], of_body: Hints = NO_HINTS, *, aside: bool, since: float) -> Hints:
+def hints(
+    headers: Mapping[str, str], of_body: RequestHints = NO_HINTS, *, aside: bool, since: float
+) -> RequestHints:
     """Return all hints of one request. Raises ClientFault.
 
     `aside`: it asks for a title, a suggestion or a summary. `since`: when its wait began.
@@ -118,3 +120,20 @@ def _max_wait(headers: Mapping[str, str]) -> float | None:
             f"{MAX_WAIT} is {value[:40]!r}; say a number of seconds, {LONGEST_WAIT:.0f} at most"
         )
     return seconds
+
+
+# Each API's fields for the limit of an answer's tokens.
+CAPS: Final[dict[Api, tuple[str, ...]]] = {
+    Api.CHAT: ("max_tokens", "max_completion_tokens", "n_predict"),
+    Api.COMPLETIONS: ("max_tokens", "n_predict"),
+    Api.COMPLETION: ("n_predict", "max_tokens"),
+    Api.INFILL: ("n_predict", "max_tokens"),
+    Api.RESPONSES: ("max_output_tokens", "n_predict"),
+    Api.MESSAGES: ("max_tokens",),
+}
+
+
+def answer_cap(api: Api, doc: Doc) -> int | None:
+    """Return the client's limit of the answer's tokens; None (-1, null): no limit."""
+    caps = (integer(doc.get(name)) for name in CAPS.get(api, ()))
+    return min((cap for cap in caps if cap is not None and cap >= 0), default=None)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from slotkeeper.api.agent_hints import LONGEST_WAIT, check, hints, in_body
 from slotkeeper.api.errors import ClientFault
 from slotkeeper.api.head import MAX_WAIT, PRIORITY, Api
-from slotkeeper.api.hints import LONGEST_WAIT, check, hints, in_body
 from slotkeeper.api.request import claim
-from slotkeeper.scheduler.hints import NO_HINTS, Hints, Priority, SaidBy
+from slotkeeper.scheduler.urgency import NO_HINTS, Priority, RequestHints, SaidBy
 
 LOW, NORMAL, HIGH = Priority.LOW, Priority.NORMAL, Priority.HIGH
 
@@ -98,8 +98,8 @@ def test_a_claim_has_the_hints_of_its_body():
 
 
 def asked(
-    headers: dict[str, str], body: Hints = NO_HINTS, *, aside: bool = False, since: float = 100.0
-) -> Hints:
+    headers: dict[str, str], body: RequestHints = NO_HINTS, *, aside: bool = False, since: float = 100.0
+) -> RequestHints:
     return hints(headers, body, aside=aside, since=since)
 
 
@@ -131,6 +131,6 @@ def test_a_request_waits_as_long_as_it_says():
 
 
 def test_a_side_request_is_low_unless_it_says_something_itself():
-    assert asked({}, aside=True) == Hints(priority=LOW, said_by=SaidBy.SIDE_REQUEST)
+    assert asked({}, aside=True) == RequestHints(priority=LOW, said_by=SaidBy.SIDE_REQUEST)
     assert asked({PRIORITY: "high"}, aside=True).priority is HIGH
     assert asked({}, in_body(Api.CHAT, agent(priority=0)), aside=True).priority is NORMAL
