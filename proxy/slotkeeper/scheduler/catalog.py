@@ -185,7 +185,8 @@ REMEMBERED: Final = 1024  # answers kept until a file that concerns them comes o
 NEVER: Final = Tokens([-1])  # a token that no model has: it makes any prompt a true extension
 
 
-NONE_ASKED: Final[tuple[None, str, bool, Sequence[Neighbours]]] = (None, "", False, ())
+Fingerprints = tuple[str, ...]
+NONE_ASKED: Final[tuple[None, Fingerprints, bool, Sequence[Neighbours]]] = (None, (), False, ())
 
 
 class Catalog:
@@ -194,9 +195,9 @@ class Catalog:
     def __init__(self) -> None:
         self._all: dict[SnapshotId, Snapshot] = {}
         self._orders: dict[tuple[Tier, str], PrefixOrder] = {}
-        self._covered: dict[tuple[str, Tokens], int] = {}
+        self._covered: dict[tuple[Fingerprints, Tokens], int] = {}
         self.apart = False  # whether there ever was a snapshot of a namespace
-        self._last: tuple[Tokens | None, str, bool, Sequence[Neighbours]] = NONE_ASKED
+        self._last: tuple[Tokens | None, Fingerprints, bool, Sequence[Neighbours]] = NONE_ASKED
 
     def __len__(self) -> int:
         return len(self._all)
@@ -286,18 +287,18 @@ class Catalog:
 
         The last result is kept: each engine asks for the same prompt.
         """
-        dense = traits.memory is Memory.DENSE
-        last, fingerprint, was_dense, neighbours = self._last
-        if last is not prompt or (fingerprint, was_dense) != (traits.fingerprint, dense):
-            neighbours = tuple(Neighbours(order, prompt, dense=dense) for order in self._fitting(traits))
-            self._last = (prompt, traits.fingerprint, dense, neighbours)
+        dense, files = traits.memory is Memory.DENSE, _loadable(traits)
+        last, had, was_dense, neighbours = self._last
+        if last is not prompt or (had, was_dense) != (files, dense):
+            neighbours = tuple(Neighbours(order, prompt, dense=dense) for order in self._fitting(files))
+            self._last = (prompt, files, dense, neighbours)
         return neighbours
 
     def covered(self, tokens: Tokens, traits: EngineTraits) -> int:
         """Return how many of these tokens a snapshot saves for a prompt that continues after them."""
         if not self._all:
             return 0
-        key = (traits.fingerprint, tokens)
+        key = (_loadable(traits), tokens)
         if key not in self._covered:
             if len(self._covered) == REMEMBERED:
                 self._covered.clear()
@@ -309,13 +310,17 @@ class Catalog:
         """Return the same for the contents of a slot; unknown ids are never covered."""
         return self.covered(contents.tokens, traits) if contents.tokens else 0
 
-    def _fitting(self, traits: EngineTraits) -> Iterator[PrefixOrder]:
-        """Yield the orders that this engine can load, tier by tier."""
+    def _fitting(self, fingerprints: Fingerprints) -> Iterator[PrefixOrder]:
+        """Yield the orders of files with these fingerprints, tier by tier."""
         for tier in Tier:
-            for fingerprint in traits.fingerprints:
-                order = self._orders.get((tier, fingerprint))
-                if order and traits.snapshots:
+            for fingerprint in fingerprints:
+                if order := self._orders.get((tier, fingerprint)):
                     yield order
+
+
+def _loadable(traits: EngineTraits) -> Fingerprints:
+    """Return the fingerprints of all files that this engine can load; none without snapshots."""
+    return traits.fingerprints if traits.snapshots else ()
 
 
 def _at_most(snapshot: Snapshot, common: int, traits: EngineTraits) -> int:

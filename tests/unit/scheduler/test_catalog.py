@@ -50,3 +50,11 @@ def test_a_file_that_moves_to_the_cold_tier_is_still_offered():
     catalog.put(replace(hot, tier=Tier.COLD))
     assert (catalog.size(Tier.HOT), catalog.size(Tier.COLD)) == (0, 1000)
     assert catalog.best(A, TRAITS, lambda _: 0.0) == (replace(hot, tier=Tier.COLD), 999)
+
+
+def test_engines_of_one_model_do_not_share_answers_if_only_one_of_them_has_snapshots():
+    catalog, without = Catalog(), replace(TRAITS, slot_files=False)
+    catalog.put(snapshot("one"))
+    for traits, covered in ((without, 0), (TRAITS, len(A)), (without, 0)):
+        assert catalog.covered(A, traits) == covered
+        assert bool(catalog.best(A, traits, lambda _: 0.0)) is bool(covered)
