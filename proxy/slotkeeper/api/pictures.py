@@ -31,7 +31,7 @@ class Picture:
     data: str = field(repr=False)  # its bytes, in base64
 
 
-def named(chat: Doc | None) -> tuple[Doc | None, tuple[Picture, ...]]:
+def with_names(chat: Doc | None) -> tuple[Doc | None, tuple[Picture, ...]]:
     """Return the chat with names for its images, and the images; no chat if it has other media."""
     if chat is None:
         return None, ()
@@ -84,7 +84,7 @@ def digests(chat: Doc) -> list[bytes]:
     ]
 
 
-def shown(chat: Doc, picture: Callable[[bytes], Picture]) -> Doc:
+def with_images(chat: Doc, picture: Callable[[bytes], Picture]) -> Doc:
     """Return the chat with its images in place of their names."""
 
     def part(given: Doc) -> Doc:

@@ -33,7 +33,7 @@ from slotkeeper.api.document import (
 from slotkeeper.api.errors import ClientFault
 from slotkeeper.api.head import Api
 from slotkeeper.api.openai import split
-from slotkeeper.api.pictures import Picture, named
+from slotkeeper.api.pictures import Picture, with_names
 from slotkeeper.conversation.layout import Layout
 from slotkeeper.scheduler.adapters import Scales, scales_in
 from slotkeeper.scheduler.urgency import NO_HINTS, RequestHints
@@ -290,8 +290,8 @@ def parse(api: Api, body: bytes) -> Ask:
 def read(api: Api, doc: Doc, taken: Claim | None = None) -> Ask:
     """Parse a body that is loaded already; `taken` is its claim, if known. Raises NotOurs."""
     shape = _shape(api, doc)
-    chat, images = named(shape.chat) if shape.media else (shape.chat, ())
-    told = chat or shape.chat
+    chat, images = with_names(shape.chat) if shape.media else (shape.chat, ())
+    hashed = chat or shape.chat
     pinned = api.pinnable  # /v1/messages ignores all fields that it does not know (T5)
     return Ask(
         api=api,
@@ -303,7 +303,7 @@ def read(api: Api, doc: Doc, taken: Claim | None = None) -> Ask:
         media=shape.media and not images,
         images=images,
         progress="return_progress" in doc,
-        hash_chain=() if told is None else hash_chain(told, shape.lead),
+        hash_chain=() if hashed is None else hash_chain(hashed, shape.lead),
         conversation=offered(doc),
         assembles=assembles(api, doc),
     )

@@ -74,7 +74,7 @@ def _image(data: bytes, start: int) -> FileImage:
     return FileImage(start=start, length=length, positions=taken, name=name.decode("ascii"))
 
 
-def stand(tokens: Tokens, images: Sequence[FileImage]) -> bool:
+def ids_match(tokens: Tokens, images: Sequence[FileImage]) -> bool:
     """Whether the ids of these images are -1, and all others are ids of text."""
     at, hidden = 0, Tokens([-1]).packed
     for image in images:

@@ -111,7 +111,7 @@ class SlotFile:
         return HEADER + WIDTH * BEFORE_IDS
 
 
-def told(file: SlotFile, chunks: Sequence[Chunk]) -> Tokens | None:
+def tokens_with_images(file: SlotFile, chunks: Sequence[Chunk]) -> Tokens | None:
     """Return the file's tokens with these images; None if the file has others, or has them elsewhere.
 
     What the engine puts around an image belongs to ours, and so the file has it as text beside its own.

@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import BinaryIO, Final
 
-from slotkeeper.engine.file_images import HeldTokens, images_at, stand
+from slotkeeper.engine.file_images import HeldTokens, ids_match, images_at
 from slotkeeper.engine.slotfile import (
     APPENDIX_HEAD,
     APPENDIX_MAGIC,
@@ -354,7 +354,7 @@ def _header(view: View) -> tuple[int, int, Tokens, tuple[FileImage, ...]]:
         images, end = images_at(view, at + WIDTH * count)
     except StrangeError as error:
         raise _DamagedError(Verdict.TOKENS, f"in its images: {error}") from error
-    if end != HEADER + WIDTH * words or not stand(tokens, images):
+    if end != HEADER + WIDTH * words or not ids_match(tokens, images):
         raise _DamagedError(Verdict.TOKENS, "its tokens are not all text or images")
     return version, words, tokens, images
 

@@ -150,7 +150,7 @@ class EffectRunner:
             self._progress(plant.request, reached - cached)
 
         try:
-            prompt = await link.sent(plant.tokens, auth)
+            prompt = await link.prefill_prompt(plant.tokens, auth)
             unsent = False
             result = await link.client.prefill(
                 prompt, plant.place.slot, headers=auth, progress=count, lora=plant.lora

@@ -2,7 +2,7 @@
 
 How long an image is, with the text that the engine puts around it, is asked from the engine, once for each
 image and process. It counts exactly, takes no slot for that, and computes nothing (engine.md 15). The count
-in each answer proves it again: after one that differs, the images of that prompt are not told any more.
+in each answer proves it again: after one that differs, prompts with these images stay unrendered.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from slotkeeper.api.document import Doc
-from slotkeeper.api.pictures import Picture, part_of, shown
+from slotkeeper.api.pictures import Picture, part_of, with_images
 from slotkeeper.engine.answers import MediaPrompt
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.scheduler import media
@@ -49,27 +49,27 @@ class Pictures:
             self.size -= len(self._recent.popitem(last=False)[1].data)
 
     def find(self, digest: bytes) -> Picture:
-        """Raises ValueError if the image is not known any more."""
+        """Return an image by its digest. Raises ValueError if it is not kept any more."""
         if (picture := self._there.get(digest)) is None:
             raise ValueError("an image is not known any more")
         return picture
 
 
 class EngineImages:
-    """What one engine makes of images; empty again with each of its processes."""
+    """The lengths of images on one engine, and prefills with images. A new process begins anew."""
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client
         self.pictures = Pictures()
         self.marker = ""  # stands in a rendered text for each image; "": the engine sees none
-        self._lengths: OrderedDict[Sequence[bytes], int | None] = OrderedDict()  # None: we cannot tell
+        self._lengths: OrderedDict[Sequence[bytes], int | None] = OrderedDict()  # None: the counts differ
         self._frame: int | None = None  # tokens of a chat around its image
 
     def __len__(self) -> int:
         return len(self._lengths)
 
     def begins(self, props: Mapping[str, Any]) -> None:
-        """The engine was read, maybe after a restart."""
+        """Take in /props of a new reading, which may follow a restart of the engine."""
         modalities = props.get("modalities")
         sees = isinstance(modalities, dict) and modalities.get("vision") is True
         self.marker = str(props.get("media_marker") or "") if sees else ""
@@ -97,7 +97,7 @@ class EngineImages:
         return found
 
     def distrust(self, prompt: Tokens) -> None:
-        """The engine has counted otherwise: the images of this prompt are not to be told any more."""
+        """Leave prompts with these images unrendered, because the engine has counted otherwise."""
         for chunk in prompt.chunks:
             self._remember((chunk.digest,), None)
 
@@ -117,7 +117,7 @@ class EngineImages:
             first, *others = text.split(self.marker)
             behind = [await tokenizer.tokenize(other, add_special=False) for other in others]
             self._frame = len(await _beginning(tokenizer, first)) + sum(map(len, behind))
-        counted = await self._client.count_chat(shown(chat, self.pictures.find), headers=auth)
+        counted = await self._client.count_chat(with_images(chat, self.pictures.find), headers=auth)
         return max(0, counted - self._frame)
 
     def _remember(self, images: Sequence[bytes], length: int | None) -> None:

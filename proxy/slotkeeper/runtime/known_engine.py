@@ -136,7 +136,7 @@ class KnownEngine:
                 return await self.images.tokens(self._tokenizer(), text, images, auth or self.auth)
             return await self._tokenizer().tokenize(text)
 
-    async def sent(self, prompt: Tokens, auth: Mapping[str, str]) -> Sequence[int] | MediaPrompt:
+    async def prefill_prompt(self, prompt: Tokens, auth: Mapping[str, str]) -> Sequence[int] | MediaPrompt:
         """Return the form in which a prefill sends these tokens. Raises the errors of `render_chat`."""
         if not prompt.chunks:
             return prompt.ids()

@@ -33,7 +33,7 @@ from slotkeeper.engine.client import EngineError, EngineGoneError
 from slotkeeper.observe.log import get_logger, sayable
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.engine_model import checkpoints_last
-from slotkeeper.scheduler.media import sendable
+from slotkeeper.scheduler.media import prompt_end
 from slotkeeper.scheduler.types import (
     UNKNOWN,
     Boundary,
@@ -276,7 +276,7 @@ async def _shared(link: EngineLink, chat: Doc, reply: Doc, habit: Habit, auth: M
         await link.render_chat({**chat, "messages": messages}, auth)
         for messages in next_turns(habit, chat["messages"], reply)
     ]
-    return first.cut(0, sendable(first.chunks, min(first.lcp(other) for other in others)))
+    return first.cut(0, prompt_end(first.chunks, min(first.lcp(other) for other in others)))
 
 
 def _size(reply: Doc) -> int:

@@ -360,7 +360,7 @@ def steer(prompt: Tokens) -> Prefill:
 
     The prompt must be longer than `STEER_TAIL`.
     """
-    end = media.sendable(prompt.chunks, len(prompt) - STEER_TAIL)
+    end = media.prompt_end(prompt.chunks, len(prompt) - STEER_TAIL)
     return Prefill(prompt.cut(0, end), Purpose.STEER)
 
 

@@ -46,12 +46,12 @@ def between(chunks: Sequence[Chunk], start: int, end: int) -> tuple[Chunk, ...]:
     return moved([chunk for chunk in chunks if chunk.start < end and chunk.end > start], -start)
 
 
-def whole(chunks: Sequence[Chunk], at: int) -> int:
+def outside(chunks: Sequence[Chunk], at: int) -> int:
     """Return the last place up to `at` that is not inside a chunk."""
     return next((max(0, chunk.start) for chunk in chunks if chunk.start < at < chunk.end), at)
 
 
-def sendable(chunks: Sequence[Chunk], at: int) -> int:
+def prompt_end(chunks: Sequence[Chunk], at: int) -> int:
     """Return the last place up to `at` at which a prompt of ours may end.
 
     It must not end inside an image, which cannot be cut, nor right behind one: an engine whose projector

@@ -178,7 +178,7 @@ def steps(
 def _among_images(found: Sequence[CutPlace], images: Sequence[Chunk]) -> Iterator[CutPlace]:
     """Yield the places that are not inside an image, each with the number of images before it."""
     for place in found:
-        if media.whole(images, place.at) == place.at:
+        if media.outside(images, place.at) == place.at:
             yield replace(place, images=sum(1 for image in images if image.start < place.at))
 
 

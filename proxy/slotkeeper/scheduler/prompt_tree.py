@@ -207,7 +207,7 @@ class PromptTree:
         It is too short by less than a block if the prompt diverges inside a cold edge.
         """
         path = self._last_path(prompt)
-        return media.whole(prompt.chunks, path[-1][1] + path[-1][2]) if path else 0
+        return media.outside(prompt.chunks, path[-1][1] + path[-1][2]) if path else 0
 
     def longest_apart(self, prompt: Tokens) -> int:
         """Return the same among sequences of the prompt's namespace that had other LoRA adapters."""
@@ -230,7 +230,7 @@ class PromptTree:
         branches = []
         for node, begin, common in self._last_path(prompt):
             end = begin + common
-            left, at = len(prompt) - end, media.whole(prompt.chunks, end)
+            left, at = len(prompt) - end, media.outside(prompt.chunks, end)
             if node.edge.parts(common, left):
                 branches.append(Branch(at, 2, 1, node.used))
             elif left and node.ways and common == len(node.edge):

@@ -161,7 +161,7 @@ class Tokens:
         if self.space != other.space:
             return 0
         common = self.same_ids(other, start)
-        return media.whole(self.chunks, common) if self.chunks else common
+        return media.outside(self.chunks, common) if self.chunks else common
 
     def same_ids(self, other: Tokens, start: int = 0) -> int:
         """Return the same for the ids alone: it may end inside an image."""
@@ -183,8 +183,8 @@ class Tokens:
         return low
 
     def may_end(self, at: int) -> bool:
-        """Whether a prefill of ours may end there (see `media.sendable`)."""
-        return not self.chunks or media.sendable(self.chunks, at) == at
+        """Whether a prefill of ours may end there (see `media.prompt_end`)."""
+        return not self.chunks or media.prompt_end(self.chunks, at) == at
 
     def begins_with(self, other: Tokens) -> bool:
         return self.space == other.space and self.packed.startswith(other.packed)

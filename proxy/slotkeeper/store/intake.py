@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
-from slotkeeper.engine.slotfile import ByteSpan, Damage, Recipe, SlotFile, told
+from slotkeeper.engine.slotfile import ByteSpan, Damage, Recipe, SlotFile, tokens_with_images
 from slotkeeper.engine.slotfile_reader import read
 from slotkeeper.scheduler.adapters import namespace_in, set_in
 from slotkeeper.scheduler.types import Tokens
@@ -178,7 +178,7 @@ def _whole(file: FileIO, stamp: Stamp) -> SlotFile:
 
 def _held(found: SlotFile, saved: SavedFile) -> Tokens:
     """Return what the file holds. Raises TornError if its images are not those of the slot."""
-    held = told(found, saved.tokens.chunks)
+    held = tokens_with_images(found, saved.tokens.chunks)
     if held is None:
         raise TornError("the engine's file holds other images")
     return held

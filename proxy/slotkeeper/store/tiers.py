@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-from slotkeeper.engine.slotfile import Damage, told
+from slotkeeper.engine.slotfile import Damage, tokens_with_images
 from slotkeeper.engine.slotfile_reader import read
 from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
 from slotkeeper.scheduler.types import Tokens
@@ -89,7 +89,7 @@ def _agreeing(
         found = read(file, size)
     if isinstance(found, Damage):
         raise UnfitError(found.text)
-    tokens = told(found, manifest.chunks)
+    tokens = tokens_with_images(found, manifest.chunks)
     if tokens is None or not manifest.fits(tokens):
         raise UnfitError("its tokens are not those that were kept")
     cuts = tuple(record.at for record in found.records)

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from slotkeeper.api.head import Api
-from slotkeeper.api.pictures import digests, named, part_of, shown
+from slotkeeper.api.pictures import digests, part_of, with_images, with_names
 from slotkeeper.api.request import Ask, parse
 
 PICTURE = b"\x89PNG\r\n\x1a\n and so on"
@@ -44,7 +44,7 @@ def test_an_image_is_named_by_its_bytes():
 def test_the_engine_can_be_shown_it_again():
     ask = chat(image(), WORDS)
     assert ask.chat is not None
-    assert shown(ask.chat, lambda digest: {picture.digest: picture for picture in ask.images}[digest])[
+    assert with_images(ask.chat, lambda digest: {picture.digest: picture for picture in ask.images}[digest])[
         "messages"
     ][0]["content"] == [image(), WORDS]
 
@@ -126,4 +126,4 @@ def test_a_name_is_no_way_to_another_image():
 
 
 def test_nothing_is_named_in_nothing():
-    assert named(None) == (None, ())
+    assert with_names(None) == (None, ())

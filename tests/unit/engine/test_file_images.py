@@ -10,7 +10,7 @@ from hashlib import sha256
 import pytest
 
 from slotkeeper.engine.file_images import HeldTokens
-from slotkeeper.engine.slotfile import Damage, FileImage, Verdict, told
+from slotkeeper.engine.slotfile import Damage, FileImage, Verdict, tokens_with_images
 from slotkeeper.scheduler.media import Chunk
 from slotkeeper.scheduler.types import Tokens
 from unit.engine.slotfiles import attention, verdict_on, whole_file
@@ -52,14 +52,14 @@ def test_it_is_read_where_it_is(version):
 
 
 def test_it_becomes_ours_with_the_text_around_it():
-    tokens = told(whole_file(slot_file()), [CHUNK])
+    tokens = tokens_with_images(whole_file(slot_file()), [CHUNK])
     assert tokens == Tokens(TEXT) + Tokens.image(DIGEST, 8) + Tokens(TEXT)
     assert tokens.chunks == (CHUNK,)
 
 
 def test_an_older_builds_name_is_not_ours_to_check():
     file = whole_file(slot_file(IDS, (11,), chunk("1234567890", version=1), version=2))
-    assert told(file, [CHUNK]) is not None
+    assert tokens_with_images(file, [CHUNK]) is not None
 
 
 @pytest.mark.parametrize(
@@ -75,11 +75,11 @@ def test_an_older_builds_name_is_not_ours_to_check():
     ids=["none", "another", "before it", "behind it", "beyond the file", "two"],
 )
 def test_a_file_with_other_images_is_not_ours(chunks):
-    assert told(whole_file(slot_file()), chunks) is None
+    assert tokens_with_images(whole_file(slot_file()), chunks) is None
 
 
 def test_images_that_the_slot_may_have_had_later_do_not_count():
-    assert told(whole_file(slot_file()), [CHUNK, Chunk(50, 8, DIGEST)]) is not None
+    assert tokens_with_images(whole_file(slot_file()), [CHUNK, Chunk(50, 8, DIGEST)]) is not None
 
 
 @pytest.mark.parametrize(

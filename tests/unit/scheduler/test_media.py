@@ -51,12 +51,12 @@ class TestWhereItStands:
     @pytest.mark.parametrize(("at", "ends"), [(20, 20), (21, 20), (25, 20), (30, 20), (31, 31), (40, 40)])
     def test_no_prompt_ends_in_it_or_right_behind_it(self, at, ends):
         prompt = showing(A)
-        assert media.sendable(prompt.chunks, at) == ends
+        assert media.prompt_end(prompt.chunks, at) == ends
         assert prompt.may_end(at) == (at == ends)
 
     def test_nor_behind_the_second_of_two_that_touch(self):
         prompt = TEXT + Tokens.image(A, 10) + Tokens.image(B, 10) + QUESTION
-        assert media.sendable(prompt.chunks, 40) == 20
+        assert media.prompt_end(prompt.chunks, 40) == 20
 
     def test_texts_are_what_is_left(self):
         twice = showing(A) + showing(B)
