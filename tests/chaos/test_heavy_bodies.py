@@ -17,6 +17,7 @@ import pytest
 from chaos.conftest import ready, settings
 from chaos.fake_answers import PATHS, looks_whole, request_body
 from chaos.raw import dial, until
+from slotkeeper.api import request
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import BRACES, LARGE, MOST_DEEP, MOST_MESSAGES
 from slotkeeper.app import running
@@ -44,7 +45,7 @@ async def test_more_values_than_a_prompt_has_are_refused_and_never_parsed(sideca
     def parsed(_: bytes) -> None:
         raise AssertionError("it was parsed: half a second on the loop, and a gigabyte")
 
-    monkeypatch.setattr(account, "load", parsed)
+    monkeypatch.setattr(request, "load", parsed)
     gc.collect()
     before = psutil.Process().memory_info().rss
     assert "values" in str((await refused(data, CHAT, body))["error"])
