@@ -1,4 +1,4 @@
-"""Adapters on a real engine: what it does with states of another set, and that none is used through us."""
+"""Adapters on a real engine: it reuses states of other sets; through the sidecar it never does."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Start = Callable[..., Engine]
 
 @pytest.fixture
 def start(engine_factory: Factory, build: str, tmp_path: Path) -> Start:
-    """Engines with the two adapters, which nobody uses until somebody asks for one."""
+    """Start engines with two adapters of scale 0, which only requests that name them use."""
 
     def begin(model: str, *args: str, applied: str = "0") -> Engine:
         files = ",".join(f"{tiny_adapter(Tiny(model), tmp_path, seed)}:{applied}" for seed in (1, 2))
@@ -55,7 +55,7 @@ async def ask(
 
 
 def figures(answer: httpx.Response) -> tuple[int, str]:
-    """Tokens that were not computed, and what was said."""
+    """Return the tokens that were reused, and the text of the answer."""
     body = answer.json()
     return body["timings"]["cache_n"], body["content"]
 
@@ -73,12 +73,12 @@ def client(sidecar: Sidecar) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=url_of(sidecar), timeout=PATIENCE)
 
 
-# -- what the engine does by itself (engine.md T12) ------------------------------------------------------
+# -- the engine alone (engine.md T12) --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", MODELS)
-async def test_the_engine_goes_on_from_states_of_other_adapters(start, model):
-    """All of these are answers that it would not give from an empty slot."""
+async def test_the_engine_continues_from_states_of_other_adapters(start, model):
+    """Its answers from such states differ from the answers from an empty slot."""
     engine, prompt = start(model, *ONE_SLOT), story("pond")
     async with direct(engine) as stock:
 
@@ -88,11 +88,13 @@ async def test_the_engine_goes_on_from_states_of_other_adapters(start, model):
         plain, first, second = [await fresh(lora) for lora in (None, FIRST, SECOND)]
         assert len({plain, first, second}) == 3
 
-        assert figures(await ask(stock, prompt, FIRST))[0] == 0  # another one is named: the slot is emptied
-        cached, said = figures(await ask(stock, prompt, FIRST))  # the same one again
+        assert (
+            figures(await ask(stock, prompt, FIRST))[0] == 0
+        )  # the request names another adapter: the slot is emptied
+        cached, said = figures(await ask(stock, prompt, FIRST))  # the request names the same adapter again
         assert cached > 0
         assert said == first
-        cached, said = figures(await ask(stock, prompt))  # none is named
+        cached, said = figures(await ask(stock, prompt))  # the request names no adapter
         assert cached > 0
         assert said != plain
 
@@ -106,7 +108,7 @@ async def test_the_engine_goes_on_from_states_of_other_adapters(start, model):
 
 
 @pytest.mark.parametrize("model", MODELS)
-async def test_its_ram_cache_does_not_tell_them_apart(start, model):
+async def test_the_engines_ram_cache_does_not_distinguish_adapters(start, model):
     engine, prompt = start(model, *ONE_SLOT), story("reed")
     async with direct(engine) as stock:
         expected = figures(await ask(stock, prompt, cache_prompt=False))[1]
@@ -136,22 +138,22 @@ async def test_a_restored_slot_is_emptied_unless_its_last_task_had_the_same_adap
     assert found[1] > 300
 
 
-# -- through us ------------------------------------------------------------------------------------------
+# -- through the sidecar ---------------------------------------------------------------------------------
 
 
 Asked = Sequence[tuple[str, list[dict[str, Any]] | None]]
 
 
 async def alone(start: Start, model: str, asked: Asked) -> list[str]:
-    """What an engine says that computes each of these by itself."""
+    """Return the answers of an engine that computes each request without its cache."""
     async with direct(start(model)) as stock:
         return [figures(await ask(stock, text, lora, cache_prompt=False))[1] for text, lora in asked]
 
 
 @pytest.mark.parametrize("flags", RAM.values(), ids=RAM)
 @pytest.mark.parametrize("model", MODELS)
-async def test_twenty_requests_under_two_adapters_in_turn_never_meet(start, model, flags):
-    """Two conversations with the same words, each under an adapter of its own."""
+async def test_alternating_requests_under_two_adapters_never_share_states(start, model, flags):
+    """Two conversations have the same words, each under a different adapter; they take 20 turns."""
     asked, said, computed, least = [], [], 0, 0
     texts, known = {0: "", 1: ""}, {0: 0, 1: 0}
     async with running(settings(start(model, *flags))) as sidecar, client(sidecar) as at:
@@ -173,8 +175,8 @@ async def test_twenty_requests_under_two_adapters_in_turn_never_meet(start, mode
 @pytest.mark.parametrize("flags", RAM.values(), ids=RAM)
 @pytest.mark.parametrize("files", [True, False], ids=["files", "no-files"])
 @pytest.mark.parametrize("model", MODELS)
-async def test_a_request_without_adapters_meets_none(start, model, flags, files):
-    """In one slot, in which the engine by itself would go on from the last one."""
+async def test_a_request_without_adapters_never_uses_their_states(start, model, flags, files):
+    """All requests use one slot, in which the engine alone would continue from the request before."""
     text = story("same")
     asked = [(text, lora) for lora in (FIRST, None, SECOND, None, FIRST, NONE, None)]
     expected = await alone(start, model, asked)
@@ -194,7 +196,7 @@ ROUTES: Final[dict[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("hints", [{}, {"X-Slotkeeper-Bypass": "1"}], ids=["placed", "bypass"])
 @pytest.mark.parametrize("path", ROUTES)
-async def test_it_holds_on_every_route(start, path, hints):
+async def test_no_route_uses_states_of_other_adapters(start, path, hints):
     body = ROUTES[path] | {"temperature": 0}
 
     def text(answer: httpx.Response) -> str:
@@ -213,15 +215,15 @@ async def test_it_holds_on_every_route(start, path, hints):
 
 
 async def shown_files(sidecar: Sidecar) -> set[str]:
-    """The scales in the manifests of its snapshots."""
+    """Return the scales in the manifests of the sidecar's snapshots."""
     async with httpx.AsyncClient(base_url=f"http://{sidecar.addresses[1]}") as admin:
         found = (await admin.get("/api/snapshots")).json()["snapshots"]
     return {one["adapters"].partition("*")[2] for one in found}
 
 
 @pytest.mark.parametrize("model", MODELS)
-async def test_files_are_of_their_adapters(start, model, tmp_path):
-    """After a restart each is found by requests of its own set, and by no others."""
+async def test_a_file_is_restored_only_under_its_own_adapters(start, model, tmp_path):
+    """After a restart a request of the file's set uses it, and requests of other sets do not."""
     text = story("kept")
     first = start(model)
     async with running(settings(first)) as sidecar, client(sidecar) as at:
@@ -243,8 +245,8 @@ async def test_files_are_of_their_adapters(start, model, tmp_path):
 
 @pytest.mark.parametrize("behind_our_back", [False, True], ids=["through-us", "behind-our-back"])
 @pytest.mark.parametrize("model", MODELS)
-async def test_scales_that_change_while_the_engine_runs(start, model, behind_our_back):
-    """Each answer is that of its scales, and going back finds what was computed under them."""
+async def test_answers_follow_scales_that_change_while_the_engine_runs(start, model, behind_our_back):
+    """Each answer is that of the current scales, and the first scales find their states again."""
     text, scales = story("scales"), [FIRST, SECOND, FIRST]
     expected = await alone(start, model, [(text, lora) for lora in scales])
     engine = start(model)
@@ -254,7 +256,7 @@ async def test_scales_that_change_while_the_engine_runs(start, model, behind_our
         for lora in scales:
             changed = await (stock if behind_our_back else at).post("/lora-adapters", json=lora)
             assert changed.status_code == 200, changed.text
-            if behind_our_back:  # seen by the next request, if what we know of it is older than this
+            if behind_our_back:  # the next request asks the engine if its last answer is older than this
                 await asyncio.sleep(ADAPTERS_STALE)
             answer = await ask(at, text)
             said.append(answer.json()["content"])
@@ -265,14 +267,14 @@ async def test_scales_that_change_while_the_engine_runs(start, model, behind_our
 
 
 async def noticed(at: httpx.AsyncClient, sidecar: Sidecar) -> None:
-    """The next request asks the engine, if what we know of its adapters is a second old."""
+    """Wait until the last answer about adapters is a second old, so that the next request asks the engine."""
     import asyncio
 
     await asyncio.sleep(1.1)
 
 
 async def test_grammar_and_sampling_cost_nothing(start):
-    """They change what is said, and nothing of the prompt's state."""
+    """They change the answer, but not the state of the prompt."""
     text = story("grammar")
     ways: list[dict[str, Any]] = [
         {},

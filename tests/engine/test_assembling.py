@@ -1,6 +1,6 @@
-"""A router's whole answers are made of streams: the same, field for field, as the engine's own.
+"""A router's whole answers are assembled from streams and equal the engine's own, field for field.
 
-The engine here is no router: only which form is requested depends on that.
+The engine here is not a router; a router would only change the form that is requested.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ TIMES: Final = ("_ms", "_per_second", "created", "created_at", "completed_at")
 
 
 def lasting(value: Any, *, but: frozenset[str] = frozenset()) -> Any:
-    """What two answers to one request have in common: of names, times and `but` only that they are there."""
+    """Return the fields that are equal in all answers; of names, times and `but` only their presence."""
     if isinstance(value, list):
         return [lasting(each, but=but) for each in value]
     if not isinstance(value, dict):
@@ -103,7 +103,7 @@ async def client(engine) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def whole(client: httpx.AsyncClient, api: Api, body: Doc) -> httpx.Response:
-    """The engine's own answer, once its slot has all that it can have of the prompt."""
+    """Return the engine's own answer from a slot that already holds as much of the prompt as it can."""
     await client.post(PATHS[api], json=body)
     answer = await client.post(PATHS[api], json=body)
     assert answer.status_code == 200, answer.text
@@ -111,7 +111,7 @@ async def whole(client: httpx.AsyncClient, api: Api, body: Doc) -> httpx.Respons
 
 
 @each_case
-async def test_the_answer_that_is_made_of_a_stream_is_the_engines_own(client, case):
+async def test_an_answer_assembled_from_a_stream_equals_the_engines_own(client, case):
     api, asked = case
     body = {"temperature": 0, "seed": 1, **asked}
     own = await whole(client, api, body)
@@ -141,7 +141,7 @@ async def user(sidecar) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture
 def routed(monkeypatch: pytest.MonkeyPatch) -> list[answer_form.AnswerForm]:
-    """From now on answers are requested as from a router's model; the forms that were chosen."""
+    """Request answers as from a router's model from now on; return the list of chosen forms."""
     chosen: list[answer_form.AnswerForm] = []
 
     def form_for(ask: Any, body: bytes, forward: Any, link: Any) -> answer_form.AnswerForm:
@@ -165,7 +165,7 @@ async def test_a_client_gets_the_same_answer(user, client, case, routed):
     assert lasting(answer, but=OF_SLOTS) == lasting(own, but=OF_SLOTS)
 
 
-async def test_the_head_is_that_of_a_whole_answer(user, routed):
+async def test_an_assembled_answer_has_the_headers_of_a_whole_answer(user, routed):
     api, asked = CASES["chat"]
     answer = await whole(user, api, asked)
     assert routed[-1].assembler
@@ -175,14 +175,16 @@ async def test_the_head_is_that_of_a_whole_answer(user, routed):
     assert "X-Accel-Buffering" not in answer.headers
 
 
-async def test_an_error_that_is_no_stream_passes_as_it_is(user, client, routed):
+async def test_an_error_without_a_stream_is_forwarded_unchanged(user, client, routed):
     body = {"messages": [{"role": "user"}]}
     answer, own = [await each.post(PATHS[Api.CHAT], json=body) for each in (user, client)]
     assert (answer.status_code, answer.content) == (own.status_code, own.content)
 
 
-async def test_a_client_that_leaves_frees_its_slot_while_another_answer_goes_on(sidecar, client, routed):
-    """Of a whole answer the engine does not notice that: it looks only after a second without any token."""
+async def test_a_client_that_disconnects_frees_its_slot_while_another_answer_continues(
+    sidecar, client, routed
+):
+    """For a whole answer the engine checks the connection only after a second without any token."""
     endless = {"prompt": "Hello there", "n_predict": -1, "ignore_eos": True}
 
     async def busy(slot: int) -> bool:
@@ -200,7 +202,7 @@ async def test_a_client_that_leaves_frees_its_slot_while_another_answer_goes_on(
     assert routed[-1].assembler
 
 
-async def test_if_no_answer_can_be_made_the_engine_is_asked_for_a_whole_one_from_then_on(
+async def test_after_a_failed_assembly_the_engine_is_asked_for_whole_answers(
     sidecar, user, routed, monkeypatch
 ):
     monkeypatch.setattr(Assembler, "close", lambda _: None)

@@ -1,7 +1,7 @@
-"""An engine that answers as one with a disk cache of its own: no released build has one.
+"""An engine that reports a disk cache; no released build has one.
 
-Its cache is the RAM cache of a real engine: as long as that runs, what it keeps is found again. What differs
-is `/props`, which a server in between completes.
+The cache is the RAM cache of a real engine, which keeps its entries as long as the engine runs. Only `/props`
+differs: a server between sidecar and engine adds the field.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from slotkeeper.settings import Settings
 from slotkeeper.store.files import SLOT
 
 FIELD: Final = {"disk_cache": {"enabled": True, "path": "/var/cache/prompts"}}
-PASSED: Final = {"Content-Type", "Server"}  # headers of an answer
+PASSED: Final = {"Content-Type", "Server"}  # headers of an answer that are forwarded
 STORY: Final = "The heron stood in the reeds and counted the frogs of the pond, {} by {}. "
 
 
 @asynccontextmanager
 async def answers_like(engine: Any, field: dict[str, Any]) -> AsyncIterator[str]:
-    """The URL of a server that passes all on to the engine, and adds this to its /props."""
+    """Yield the URL of a server that forwards all requests to the engine and adds `field` to its /props."""
     async with ClientSession(engine.base) as there:
 
         async def passed(request: web.Request) -> web.StreamResponse:
@@ -70,7 +70,7 @@ def story(about: str) -> str:
 
 
 async def talked(at: httpx.AsyncClient, turns: int) -> list[tuple[int, str]]:
-    """Three conversations in turn on two slots: tokens reused, and what was said."""
+    """Alternate three conversations on two slots. Return the tokens reused and the text of each answer."""
     texts = {who: story(who) for who in ("anna", "berta", "carl")}
     found = []
     for turn in range(turns):
@@ -83,7 +83,7 @@ async def talked(at: httpx.AsyncClient, turns: int) -> list[tuple[int, str]]:
 
 
 async def rested(sidecar: Sidecar) -> None:
-    """Until nothing is at work, nor was for several pauses."""
+    """Wait until no work has run for several pauses."""
     placement, quiet = sidecar.driver.placement, 0
     async with asyncio.timeout(PATIENCE):
         while quiet < 10:
@@ -93,7 +93,7 @@ async def rested(sidecar: Sidecar) -> None:
 
 
 @pytest.mark.parametrize("model", ["tiny-dense", "tiny-hybrid"])
-async def test_nothing_is_written_twice(engine_factory, build, model):
+async def test_conversations_that_the_engine_keeps_on_disk_are_not_saved(engine_factory, build, model):
     written, reused, said = {}, {}, {}
     for name, field in (("disk", FIELD), ("stock", {})):
         engine = engine_factory(model, build)
@@ -112,7 +112,7 @@ async def test_nothing_is_written_twice(engine_factory, build, model):
     assert reused["disk"] >= 0.9 * reused["stock"]
 
 
-async def test_doctor_says_which_of_the_two_to_use(engine_factory, build):
+async def test_doctor_reports_the_disk_cache(engine_factory, build):
     engine = engine_factory("tiny-dense", build)
     for field, there in ((FIELD, True), ({}, False)):
         out = io.StringIO()

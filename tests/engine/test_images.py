@@ -1,7 +1,7 @@
-"""Prompts with images on real engines: what is computed, what is never reused, and what is answered.
+"""Prompts with images on real engines: tokens computed, states never reused, and answers.
 
-A question is what the template makes of it: all that stands behind the image. Each answer is compared with
-what the engine says to the same body without us and without its cache.
+A question here is all text that the template puts behind the image. Each answer is compared with the engine's
+answer to the same body without the sidecar and without its cache.
 """
 
 from __future__ import annotations
@@ -28,32 +28,17 @@ PAIRS: Final = {
     "swa": (Tiny.SWA, Projector.GEMMA),
     "dense": (Tiny.DENSE, Projector.GEMMA),
 }
-MORE: Final = 8  # tokens beside the question
-AROUND: Final = (
-    16  # tokens that an engine puts around an image, at most; two images may share those before it
-)
+MORE: Final = 8  # tokens besides the question
+AROUND: Final = 16  # tokens around an image, at most; prompts with two images share those before it
 SYSTEM: Final = "You look at pictures. " + "Say what is there, and nothing else. " * 60
-FIRST: Final = (
-    "What",
-    "Who",
-    "Where",
-    "Nothing",
-    "Some",
-    "Return",
-    "When",
-    "Class",
-    "None",
-    "For",
-    "If",
-    "In",
-)
-QUESTIONS: Final = tuple(f"{word} is to be seen here, and of which colour is it?" for word in FIRST)
+FIRST: Final = "What Who Where Nothing Some Return When Class None For If In"
+QUESTIONS: Final = tuple(f"{word} is to be seen here, and of which colour is it?" for word in FIRST.split())
 A, B, C = (png(320, 320, seed) for seed in (1, 2, 3))
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request: what was sent, and what the engine said of it."""
+    """One request, with its answer and figures from the engine."""
 
     path: str
     body: dict[str, Any]
@@ -71,12 +56,12 @@ class Asked:
 
 @dataclass(slots=True)
 class Viewer:
-    """A client of one engine, through a sidecar."""
+    """A client that uses one engine through a sidecar."""
 
     engine: lab.Restartable
     sidecar: Sidecar
     session: aiohttp.ClientSession
-    promises: bool = True  # whether no more may be predicted than is reused
+    promises: bool = True  # whether a prediction above the tokens reused is an error
     asked: list[Asked] = field(default_factory=list)
 
     async def send(self, path: str, body: dict[str, Any]) -> Asked:
@@ -111,7 +96,7 @@ class Viewer:
         return await self.ask(image(picture), words(question))
 
     async def texts(self, body: dict[str, Any]) -> list[int]:
-        """The tokens of each text between its images, by the engine's own template."""
+        """Return the tokens of each text around the images, rendered with the engine's own template."""
         async with self.session.get("/props") as response:
             marker = (await response.json())["media_marker"]
         async with self.session.post("/apply-template", json=body) as response:
@@ -125,17 +110,17 @@ class Viewer:
         return found
 
     async def question(self, question: str) -> int:
-        """The tokens behind an image that a question becomes, in any API."""
+        """Return the tokens that a question takes behind an image; they are the same in every API."""
         content = [image(A), words(question)]
         return (await self.texts({"messages": [{"role": "user", "content": content}]}))[-1]
 
     async def tokens_behind(self, body: dict[str, Any], messages: int) -> int:
-        """The tokens behind so many messages after the system's."""
+        """Return the tokens behind the system message and the first `messages` messages."""
         before = {**body, "messages": body["messages"][: messages + 1], "add_generation_prompt": False}
         return sum(await self.texts(body)) - sum(await self.texts(before))
 
     async def expect_question(self, asked: Asked) -> None:
-        """No more was computed for it than what stands behind its last image."""
+        """Assert that the request computed only the text behind its last image."""
         assert asked.computed <= (await self.texts(asked.body))[-1] + MORE
 
     async def expect_same_answers(self) -> None:
@@ -146,18 +131,18 @@ class Viewer:
 
 
 def counted(answer: dict[str, Any]) -> tuple[int, int]:
-    """Cached tokens, and all of the prompt."""
+    """Return the cached tokens and all tokens of the prompt."""
     if timings := answer.get("timings"):
         return timings["cache_n"], timings["cache_n"] + timings["prompt_n"]
     usage = answer["usage"]
     if "input_tokens_details" in usage:
         return usage["input_tokens_details"]["cached_tokens"], usage["input_tokens"]
-    cached = usage["cache_read_input_tokens"]  # /v1/messages counts it apart
+    cached = usage["cache_read_input_tokens"]  # /v1/messages does not include it in the input
     return cached, cached + usage["input_tokens"]
 
 
 def said(answer: dict[str, Any]) -> str:
-    """All texts of an answer of any API."""
+    """Return all texts of an answer of any API."""
     if "choices" in answer:
         message = answer["choices"][0]["message"]
         return f"{message.get('reasoning_content')}|{message['content']}"
@@ -177,7 +162,7 @@ def words(text: str) -> dict[str, Any]:
 async def engine_with(
     pair: str, build: str, folder: Path, *args: str, kind: Projector | None = None, seed: int = 0
 ) -> AsyncIterator[lab.Restartable]:
-    """`-cms 0`: else the older build drops the checkpoint behind an image at the next task (engine.md T7)."""
+    """Run an engine; without `-cms 0` the older build drops checkpoints behind images (engine.md T7)."""
     model, usual = PAIRS[pair]
     path = projector(kind or usual, folder, seed)
     async with lab.tiny_engine(model, build, folder, "--mmproj", str(path), "-cms", "0", *args) as engine:
@@ -188,7 +173,7 @@ async def engine_with(
 async def viewing(
     engine: lab.Restartable, *, keeps: bool = False, told: bool = True
 ) -> AsyncIterator[Viewer]:
-    """`keeps`: the sidecar has a folder for states; `told`: it knows the engine's flags."""
+    """Run a sidecar. `keeps`: it has a slot folder; `told`: it knows the engine's flags."""
     folder = {"slot_dir": engine.flags.slot_save_path, "save_pause": lab.PAUSE_SECONDS} if keeps else {}
     begun = lab.in_front_of(engine.base, engine.flags if told else None, **folder)
     async with begun as sidecar, aiohttp.ClientSession(lab.url_of(sidecar)) as session:
@@ -196,7 +181,7 @@ async def viewing(
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-async def test_each_further_question_about_an_image_computes_the_question(build, pair, tmp_path):
+async def test_each_further_question_about_an_image_computes_only_the_question(build, pair, tmp_path):
     async with engine_with(pair, build, tmp_path) as engine, viewing(engine) as client:
         await client.about(A, QUESTIONS[0])
         for question in QUESTIONS[1:]:
@@ -204,8 +189,8 @@ async def test_each_further_question_about_an_image_computes_the_question(build,
         await client.expect_same_answers()
 
 
-async def test_without_us_each_question_computes_the_image_again(build, tmp_path):
-    """What the test above would show of a hybrid model."""
+async def test_without_the_sidecar_each_question_computes_the_image_again(build, tmp_path):
+    """Shows the cost for a hybrid model that the test above avoids."""
     async with (
         engine_with("hybrid", build, tmp_path) as engine,
         aiohttp.ClientSession(engine.base) as session,
@@ -219,7 +204,7 @@ async def test_without_us_each_question_computes_the_image_again(build, tmp_path
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-async def test_two_images_in_turn_and_after_a_kill(build, pair, tmp_path):
+async def test_states_of_two_images_are_reused_in_turn_and_after_a_kill(build, pair, tmp_path):
     async with engine_with(pair, build, tmp_path) as engine, viewing(engine, keeps=True) as client:
         for picture in (A, B):
             await client.about(picture, QUESTIONS[0])
@@ -248,8 +233,8 @@ async def test_a_new_sidecar_finds_states_with_images(build, pair, also_the_engi
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-async def test_one_image_in_two_conversations(build, pair, tmp_path):
-    """What both begin with is computed once, and each of them goes on from its own end."""
+async def test_two_conversations_share_the_beginning_with_the_image(build, pair, tmp_path):
+    """The shared beginning is computed once, and each conversation continues from its own end."""
     async with engine_with(pair, build, tmp_path) as engine, viewing(engine, keeps=True) as client:
         chats: list[list[dict[str, Any]]] = [[], []]
         for turn, (chat, question) in enumerate(zip(chats * 3, QUESTIONS, strict=False)):
@@ -290,7 +275,7 @@ async def test_the_next_turn_is_prepared_in_idle_time(build, tmp_path):
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-async def test_an_edit_behind_the_image_computes_what_is_behind_it(build, pair, tmp_path):
+async def test_an_edit_behind_the_image_computes_only_the_text_behind_it(build, pair, tmp_path):
     text = "The picture was taken in a garden behind the house. " * 20
     async with engine_with(pair, build, tmp_path) as engine, viewing(engine) as client:
         await client.about(A, f"{text}What is there?")
@@ -300,7 +285,7 @@ async def test_an_edit_behind_the_image_computes_what_is_behind_it(build, pair, 
 
 @pytest.mark.parametrize("pair", PAIRS)
 async def test_another_image_is_never_a_hit(build, pair, tmp_path):
-    """Not in a slot, nor from a file, nor of the same pixels in another file."""
+    """Neither a slot nor a file is a hit, not even for the same pixels in another file."""
     same_pixels = A + b"\0"
     async with engine_with(pair, build, tmp_path) as engine, viewing(engine, keeps=True) as client:
         await client.about(A, QUESTIONS[0])
@@ -317,8 +302,8 @@ async def test_another_image_is_never_a_hit(build, pair, tmp_path):
 
 
 @pytest.mark.parametrize("between", [[words(" ")], []], ids=["apart", "touching"])
-async def test_so_it_is_with_another_image_behind_the_first_one(build, between, tmp_path):
-    """Not with Qwen: older builds take two images of one size that touch for two frames of one."""
+async def test_a_second_image_in_a_message_is_never_a_hit_for_another_one(build, between, tmp_path):
+    """Adjacent images are not tested with Qwen: older builds read two of one size as frames of one image."""
     pair = "hybrid" if between else "dense"
     async with engine_with(pair, build, tmp_path) as engine, viewing(engine) as client:
         for second in (B, C, A, B):
@@ -329,7 +314,7 @@ async def test_so_it_is_with_another_image_behind_the_first_one(build, between, 
 
 @pytest.mark.parametrize("known", [True, False], ids=["its file", "nothing"])
 async def test_another_projector_gets_no_state_with_images(build, known, tmp_path):
-    """The engine would load it, and go on from what the other one saw."""
+    """The engine would load such a state and continue from the other projector's embeddings."""
     (tmp_path / "one").mkdir()
     async with engine_with("dense", build, tmp_path / "one") as engine:
         async with viewing(engine, keeps=True, told=known) as client:
@@ -346,10 +331,11 @@ async def test_another_projector_gets_no_state_with_images(build, known, tmp_pat
             await client.expect_same_answers()
 
 
-async def test_a_projector_without_a_text_behind_images_lives(build, tmp_path):
-    """A prompt that ends in an image would end this engine: none of ours does.
+async def test_an_engine_whose_projector_puts_no_text_behind_images_does_not_abort(build, tmp_path):
+    """This engine aborts on a prompt that ends in an image, so no prompt of the sidecar ends in one.
 
-    It leaves no checkpoint right behind an image, which we cannot know: so it reuses less than is predicted.
+    The engine leaves no checkpoint right behind an image. The sidecar cannot know this, so the engine reuses
+    less than predicted.
     """
     async with (
         engine_with("hybrid", build, tmp_path, kind=Projector.LLAVA) as engine,
@@ -391,8 +377,8 @@ async def test_images_of_messages(build, tmp_path):
         await client.expect_same_answers()
 
 
-async def test_an_image_that_we_cannot_see_is_placed_without_its_tokens(build, tmp_path):
-    """It is the engine that fetches it, or refuses it."""
+async def test_an_image_by_file_url_is_forwarded_to_the_engine(build, tmp_path):
+    """The engine fetches the image or refuses it, and the client gets the engine's answer."""
     async with engine_with("dense", build, tmp_path) as engine, viewing(engine) as client:
         content = [{"type": "image_url", "image_url": {"url": "file:///nowhere.png"}}, words(QUESTIONS[0])]
         body = {"messages": [{"role": "user", "content": content}]}

@@ -19,12 +19,12 @@ from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.sessions import prose
 from slotkeeper.scheduler.urgency import PriorityAct
 
-LONG, QUESTIONS = 12_000, 6  # tokens, at most
+LONG, QUESTIONS = 12_000, 6  # tokens of the long prompt; questions at most
 
 
 @pytest.mark.parametrize("slots", [1, 2])
 @pytest.mark.parametrize("model", [Tiny.DENSE, Tiny.HYBRID, Tiny.SWA])
-async def test_a_question_waits_for_one_batch_and_no_token_is_lost(model: Tiny, slots: int):
+async def test_a_question_waits_for_one_batch_and_no_token_is_computed_twice(model: Tiny, slots: int):
     found = await measured(model, slots, LONG, QUESTIONS, way=Way.LOW, pause=0.0)
     assert found.load.waits
     assert found.begun_meanwhile == 0
@@ -32,13 +32,13 @@ async def test_a_question_waits_for_one_batch_and_no_token_is_lost(model: Tiny, 
     assert found.computed <= MOST_COMPUTED * (found.load.long_tokens + sum(found.load.prompts))
 
 
-async def test_without_a_priority_it_waits_for_the_whole_prompt():
+async def test_a_question_without_priorities_waits_for_the_whole_prompt():
     found = await measured(Tiny.HYBRID, 1, LONG, QUESTIONS, way=Way.PLAIN, pause=0.0)
     assert max(found.load.batches) > 2
     assert not any(found.acts.values())
 
 
-# -- one long request, looked at closely -----------------------------------------------------------------
+# -- one long request ------------------------------------------------------------------------------------
 
 
 class Scene:
@@ -57,7 +57,7 @@ class Scene:
 
     @property
     def planted(self) -> int:
-        """Tokens that the sidecar has computed ahead for requests."""
+        """Tokens that the sidecar has planted for requests."""
         return lab.spent(self.sidecar).plant
 
     async def more_than(self, planted: int) -> None:
@@ -86,12 +86,12 @@ async def opened(stack: AsyncExitStack, folder: Path, *, files: bool = False) ->
 
 
 @pytest.mark.parametrize("files", [False, True])
-async def test_its_answer_is_the_one_that_it_has_alone(tmp_path: Path, files: bool):
+async def test_a_request_that_gave_way_has_the_answer_that_it_has_alone(tmp_path: Path, files: bool):
     text = prose(36_000, 1)
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
         scene = await opened(stack, tmp_path, files=files)
         alone = await scene.ask(text)
-        other = await scene.ask("Something else. " + prose(36_000, 2))  # its state goes
+        other = await scene.ask("Something else. " + prose(36_000, 2))  # evicts the first state
         assert other.status_code == 200
         before, planted = acts(scene.sidecar), scene.planted
         long = group.create_task(scene.ask("Again. " + text, LOW))
@@ -108,7 +108,7 @@ async def test_its_answer_is_the_one_that_it_has_alone(tmp_path: Path, files: bo
         assert alone.headers.get("X-Slotkeeper-Priority") is None
 
 
-async def test_a_client_that_leaves_between_two_pieces_costs_no_more_than_a_batch(tmp_path: Path):
+async def test_a_client_that_disconnects_between_pieces_costs_at_most_a_batch(tmp_path: Path):
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
         scene = await opened(stack, tmp_path)
         long = group.create_task(scene.ask(prose(100_000, 1), LOW))
@@ -119,7 +119,7 @@ async def test_a_client_that_leaves_between_two_pieces_costs_no_more_than_a_batc
         assert not scene.sidecar.driver.placement.divided
 
 
-async def test_what_cannot_begin_in_time_gets_503_in_its_own_shape_and_reaches_no_slot(tmp_path: Path):
+async def test_a_late_request_gets_503_in_the_shape_of_its_api_and_reaches_no_slot(tmp_path: Path):
     late = {"X-Slotkeeper-Max-Wait": "0.3"}
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
         scene = await opened(stack, tmp_path)
@@ -140,7 +140,7 @@ async def test_what_cannot_begin_in_time_gets_503_in_its_own_shape_and_reaches_n
         assert await scene.computed() <= served.json()["usage"]["prompt_tokens"] + BATCH // 2  # and probes
 
 
-async def test_a_priority_that_is_none_gets_400_in_its_own_shape(tmp_path: Path):
+async def test_an_invalid_priority_gets_400_in_the_shape_of_its_api(tmp_path: Path):
     async with AsyncExitStack() as stack:
         scene = await opened(stack, tmp_path)
         wrong = {"X-Slotkeeper-Priority": "urgent"}

@@ -1,4 +1,4 @@
-"""LoRA adapters: no request meets a state of another set, and within one set all is as ever."""
+"""LoRA adapters: no request uses a state of another set, and one set works as without adapters."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def play(**more: Any) -> Play:
 
 
 def turn(at: Play, request: str, prompt: Tokens, lora: Any = None, *, cached: int = 0, **wanted: Any) -> bool:
-    """A request that goes as it is, and is answered."""
+    """Play a request that is sent without steps and answered."""
     assert at << arrives(request, lora=lora) << knows(request, prompt) >> goes(request, **wanted)
     return bool(at << ends(request, len(prompt), cached) >> reports(request, predicted=cached))
 
@@ -74,23 +74,23 @@ def asks_adapters() -> Expected:
     return Expected(AskAdapters, {"engine": ENGINE})
 
 
-# -- which state a request meets -------------------------------------------------------------------------
+# -- the states that a request may use -------------------------------------------------------------------
 
 
-def test_one_set_alone_is_as_ever():
+def test_one_adapter_set_works_as_without_adapters():
     at = play()
     assert turn(at, "r1", A, ONE, slot=0, reason=Reason.COLD)
     assert turn(at, "r2", A + MORE, ONE, cached=2000, slot=0, reason=Reason.PREFIX)
 
 
-def test_the_engine_itself_empties_a_slot_for_a_request_that_names_others():
+def test_the_engine_empties_a_slot_for_a_request_that_names_other_adapters():
     at = play()
     assert turn(at, "r1", A)
     assert turn(at, "r2", A + MORE, ONE, slot=0, reason=Reason.COLD)
     assert turn(at, "r3", A + MORE + MORE, ONE, cached=2100, slot=0, reason=Reason.PREFIX)
 
 
-def test_for_one_that_names_none_the_slot_is_erased():
+def test_a_slot_of_another_set_is_erased_for_a_request_that_names_no_adapters():
     at = play()
     assert turn(at, "r1", A)
     assert turn(at, "r2", A, ONE)
@@ -99,21 +99,21 @@ def test_for_one_that_names_none_the_slot_is_erased():
     assert at << ends("r3", 2100, 0) >> reports("r3", predicted=0)
 
 
-def test_without_a_folder_it_goes_uncached():
+def test_without_a_slot_folder_a_request_that_could_meet_another_set_is_uncached():
     at = play(slot_files=False)
     assert turn(at, "r1", A)
     assert turn(at, "r2", A, ONE)
     assert at << arrives("r3") << knows("r3", A + MORE) >> goes("r3", slot=0, strict=True, apart=False)
 
 
-def test_a_slot_of_its_own_set_is_preferred():
+def test_a_request_prefers_a_slot_of_its_own_set():
     at = play(n_slots=2)
     assert turn(at, "r1", A, slot=0)
     assert turn(at, "r2", A, ONE, slot=1)
     for number in range(3, 7):
         lora, slot = ((ONE, 1), (None, 0))[number % 2]
         prompt = A + Tokens(range(10 * number))
-        cached = 2000 if number < 5 else 2000 + 10 * (number - 2)  # this set's turn before
+        cached = 2000 if number < 5 else 2000 + 10 * (number - 2)  # the set's turn before
         assert turn(at, f"r{number}", prompt, lora, cached=cached, slot=slot, reason=Reason.PREFIX)
 
 
@@ -123,14 +123,14 @@ def test_other_scales_are_another_set():
     assert turn(at, "r2", A, ((0, 0.5),), slot=0, reason=Reason.COLD)
 
 
-def test_numbers_that_the_engine_does_not_have_count_for_nothing():
+def test_adapter_numbers_that_the_engine_lacks_are_ignored():
     at = play()
     assert turn(at, "r1", A)
     at << arrives("r2", lora=((7, 1.0),)) << knows("r2", A + MORE)
     assert at >> goes("r2", reason=Reason.PREFIX, strict=False)
 
 
-def test_an_engine_without_adapters_ignores_them():
+def test_an_engine_without_adapters_ignores_the_adapters_of_a_request():
     at = play(adapters=())
     assert turn(at, "r1", A)
     assert turn(at, "r2", A + MORE, ONE, cached=2000, reason=Reason.PREFIX, strict=False)
@@ -143,14 +143,14 @@ def test_the_ram_cache_is_not_used_once_it_may_hold_two_sets():
     assert at << arrives("r3") << knows("r3", A) >> erases(0) << erased() >> goes("r3", reason=Reason.COLD)
 
 
-def test_a_client_that_chooses_a_slot_meets_none_either():
+def test_a_slot_that_a_client_chooses_is_erased_if_it_has_another_set():
     at = play(n_slots=2)
     assert turn(at, "r1", A, ONE, slot=0)
     at << arrives("r2", id_slot=0) << knows("r2", A)
     assert at >> erases(0) << erased() >> goes("r2", slot=0, reason=Reason.CLIENT_CHOSE)
 
 
-def test_who_asks_for_a_bypass_is_placed_all_the_same():
+def test_a_bypass_has_no_effect_once_there_are_two_sets():
     at = play()
     assert turn(at, "r1", A)
     assert at << arrives("r2", bypass=True) >> unpinned("r2", Reason.BYPASS, strict=False)
@@ -159,7 +159,7 @@ def test_who_asks_for_a_bypass_is_placed_all_the_same():
     assert at << arrives("r4", bypass=True) << knows("r4", A) >> erases(0) << erased() >> goes("r4", slot=0)
 
 
-def test_what_a_task_of_another_client_left_is_not_trusted():
+def test_a_slot_that_a_direct_client_used_is_erased():
     at = play(n_slots=2)
     assert turn(at, "r1", A, ONE, slot=0)
     at.table.look_again = True
@@ -170,7 +170,7 @@ def test_what_a_task_of_another_client_left_is_not_trusted():
 # -- files and plants ------------------------------------------------------------------------------------
 
 
-def test_a_prefill_of_ours_has_the_adapters_of_its_request():
+def test_a_plant_has_the_adapters_of_its_request():
     at = play(memory="hybrid", **NEW_FILES)
     head = Tokens(range(30_000, 31_000))
     assert turn(at, "r1", head + A, ONE, slot=0)
@@ -179,7 +179,7 @@ def test_a_prefill_of_ours_has_the_adapters_of_its_request():
     assert at >> plants("r2", 0, Purpose.PLANT, lora=((0, 1.0), (1, 0.0)))
 
 
-def test_a_slot_gets_the_adapters_before_a_file_of_theirs():
+def test_a_slot_gets_the_adapters_of_a_file_before_the_file_is_restored():
     at = play(**NEW_FILES)
     assert at << snapshots_changed(snapshot("s1", within(A, ONE)), snapshot("s2", within(A)))
     at << arrives("r1", lora=ONE) << knows("r1", A + MORE)
@@ -188,7 +188,7 @@ def test_a_slot_gets_the_adapters_before_a_file_of_theirs():
     assert at << ends("r1", 2100, 2000) >> Expected(object, {}) >> reports("r1", predicted=2000)
 
 
-def test_one_that_names_none_needs_no_such_touch():
+def test_a_restore_for_a_request_that_names_no_adapters_needs_no_touch():
     at = play(**NEW_FILES)
     assert at << snapshots_changed(snapshot("s1", within(A, ONE)), snapshot("s2", within(A)))
     assert at << arrives("r1") << knows("r1", A + MORE) >> restores(0, "s2") << restored() >> goes("r1")
@@ -197,7 +197,7 @@ def test_one_that_names_none_needs_no_such_touch():
 # -- the scales change while the engine runs -------------------------------------------------------------
 
 
-def test_nothing_begins_until_a_change_is_over_and_then_all_is_of_the_new_set():
+def test_no_request_begins_during_a_change_and_later_ones_have_the_new_set():
     at = play()
     assert turn(at, "r1", A)
     assert at << change() << arrives("r2") << knows("r2", A + MORE)
@@ -207,19 +207,19 @@ def test_nothing_begins_until_a_change_is_over_and_then_all_is_of_the_new_set():
     assert turn(at, "r3", A + MORE + MORE, cached=2100, reason=Reason.PREFIX)
 
 
-def test_a_slot_that_was_prepared_before_a_change_is_prepared_anew():
+def test_a_slot_that_was_prepared_before_a_change_is_prepared_again():
     at = play(memory="hybrid", **NEW_FILES)
     assert turn(at, "r1", A)
     at << arrives("r2", pinnable=False) << knows("r2", B)
     at >> saves(0, SaveMoment.PARK) << change() << saved("s1")
     assert at >> plants("r2", 0, Purpose.STEER) << filled()
     at << seen(1.0, 0.0, asked=at.clock, announced=True, exact=True)
-    at >> erases(0) << erased()  # it looks as good to the engine as what will be put there
+    at >> erases(0) << erased()  # the engine would choose it as readily as the prepared slot
     assert at >> erases(0) << erased() >> plants("r2", 0, Purpose.STEER)
     assert at << filled() >> unpinned("r2", Reason.STEERED, strict=True, apart=True)
 
 
-def test_states_of_the_old_set_are_found_when_it_is_back():
+def test_states_of_the_old_set_are_found_when_its_scales_are_set_again():
     at = play(n_slots=2)
     assert turn(at, "r1", A, slot=0)
     at << change() << seen(1.0, 0.0, asked=at.clock, announced=True, exact=True)
@@ -229,7 +229,7 @@ def test_states_of_the_old_set_are_found_when_it_is_back():
     assert turn(at, "r3", A + MORE, cached=2000, slot=0, reason=Reason.PREFIX)
 
 
-def test_a_request_that_names_the_new_scales_shares_its_states():
+def test_a_request_that_names_the_new_scales_shares_the_states_of_the_new_set():
     at = play()
     at << change() << seen(1.0, 0.0, asked=at.clock, announced=True, exact=True)
     assert at << arrives("r1") << knows("r1", A) >> erases(0) << erased() >> goes("r1")
@@ -237,7 +237,7 @@ def test_a_request_that_names_the_new_scales_shares_its_states():
     assert turn(at, "r2", A + MORE, ONE, cached=2000, reason=Reason.PREFIX)
 
 
-def test_it_is_asked_again_when_its_answer_is_old_but_not_while_nothing_happens():
+def test_an_engine_is_asked_again_when_its_answer_is_old_and_work_arrives():
     at = play()
     assert turn(at, "r1", A)
     at.later(2 * ADAPTERS_STALE)
@@ -245,7 +245,7 @@ def test_it_is_asked_again_when_its_answer_is_old_but_not_while_nothing_happens(
     assert at << seen(0.0, 0.0, asked=at.clock) >> goes("r2", reason=Reason.PREFIX)
 
 
-def test_an_unseen_change_takes_what_came_about_since_the_last_look():
+def test_an_unseen_change_discards_states_made_since_the_last_look():
     at = play(**NEW_FILES)
     assert turn(at, "r1", A)
     assert at << snapshots_changed(snapshot("s1", within(A), created=at.clock, used=at.clock))
@@ -255,7 +255,7 @@ def test_an_unseen_change_takes_what_came_about_since_the_last_look():
     assert at << erased() >> goes("r2", reason=Reason.COLD)
 
 
-def test_an_unseen_change_leaves_what_was_there_before():
+def test_an_unseen_change_keeps_states_made_before_the_last_look():
     at = play(n_slots=2)
     assert turn(at, "r1", A, slot=0)
     at.later(ADAPTERS_STALE / 2)
@@ -268,7 +268,7 @@ def test_an_unseen_change_leaves_what_was_there_before():
     assert turn(at, "r3", A + MORE, cached=2000, slot=0)
 
 
-def test_a_request_under_way_leaves_nothing_of_use_if_the_change_was_not_seen():
+def test_a_request_that_ran_during_an_unseen_change_leaves_unknown_tokens():
     at = play()
     assert at << arrives("r1") << knows("r1", A) >> goes("r1") << starts("r1")
     at << seen(1.0, 0.0, asked=at.clock)
@@ -278,7 +278,7 @@ def test_a_request_under_way_leaves_nothing_of_use_if_the_change_was_not_seen():
     assert (len(contents.tokens), contents.opaque) == (0, 2000)
 
 
-def test_idle_work_under_way_then_keeps_no_file():
+def test_a_file_that_was_saved_during_an_unseen_change_is_dropped():
     at = play(**NEW_FILES)
     assert turn(at, "r1", A)
     at.later(60.0).wakes()
@@ -287,14 +287,14 @@ def test_idle_work_under_way_then_keeps_no_file():
     assert at >> drops("s1")
 
 
-def test_a_late_answer_of_before_the_change_is_not_believed():
+def test_an_answer_from_before_the_change_is_ignored():
     at = play()
     at << change() << seen(1.0, 0.0, asked=at.clock, announced=True, exact=True)
     at << seen(0.0, 0.0, asked=at.clock - 1.0)
     assert at.table.traits.adapters[0].scale == 1.0
 
 
-def test_an_engine_that_does_not_answer_keeps_nobody_waiting():
+def test_a_request_does_not_wait_for_an_engine_that_does_not_report_its_adapters():
     at = play()
     at.later(2 * ADAPTERS_STALE)
     assert at << arrives("r1") << knows("r1", A) >> asks_adapters()
@@ -302,7 +302,7 @@ def test_an_engine_that_does_not_answer_keeps_nobody_waiting():
     assert at << silent >> goes("r1")
 
 
-def test_another_process_begins_anew():
+def test_a_restarted_engine_has_no_second_set():
     at = play()
     assert turn(at, "r1", A)
     assert turn(at, "r2", A, ONE)

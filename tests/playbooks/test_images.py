@@ -1,4 +1,4 @@
-"""Prompts with images: where a checkpoint is planted, and what is believed afterwards."""
+"""Prompts with images: the places of planted checkpoints, and the model of the slot afterwards."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from slotkeeper.scheduler.types import Boundary, BoundaryKind, Reason, Tokens
 TEXT = Tokens(range(10_000, 10_500))
 A, B = (Tokens.image(name * 32, 300) for name in (b"a", b"b"))
 ASKS = [Tokens(range(n, n + 40)) for n in (30_000, 40_000, 50_000)]
-END = len(TEXT) + len(A)  # of the image
+END = len(TEXT) + len(A)  # end of the image
 LATER_BUILD: dict[str, Any] = {"eager_thinning": False}
 
 
@@ -53,23 +53,23 @@ def test_a_checkpoint_is_planted_right_behind_the_last_image():
 @pytest.mark.parametrize(
     "traits", [{"memory": "dense"}, {"eager_thinning": True}, {"checkpoint_cap": 0, **LATER_BUILD}]
 )
-def test_none_where_it_would_be_of_no_use(traits):
-    """Where a slot can be cut anywhere, or no checkpoint outlives the next task."""
+def test_no_checkpoint_is_planted_if_it_would_not_help(traits):
+    """The slot can be cut anywhere, or no checkpoint outlives the next task."""
     play = Play(n_slots=1, **traits)
     play << arrives("r1") << knows("r1", TEXT + A + ASKS[0])
     assert play >> goes("r1", slot=0)
 
 
 @pytest.mark.parametrize("asked", [0, 2, 8])
-def test_none_where_no_question_follows(asked):
-    """As in a chat whose last message ends in an image: what follows is the template's."""
+def test_no_checkpoint_is_planted_if_no_question_follows_the_image(asked):
+    """The last message of the chat ends in an image; only the template's text follows."""
     play = Play(n_slots=1, **LATER_BUILD)
     turn = Boundary(END + asked, BoundaryKind.TURN)
     play << arrives("r1") << knows("r1", TEXT + A + ASKS[0], turn)
     assert play >> goes("r1", slot=0)
 
 
-def test_none_where_many_images_would_have_to_be_read_again_for_it():
+def test_no_checkpoint_is_planted_if_the_engine_must_read_many_images_again():
     play, images = Play(n_slots=1, **LATER_BUILD), TEXT
     for number in range(20):
         images += Tokens.image(bytes([number]) * 32, 20) + Tokens([7])
@@ -79,14 +79,16 @@ def test_none_where_many_images_would_have_to_be_read_again_for_it():
     assert play >> goes("r2", slot=0, reason=Reason.PREFIX)
 
 
-def test_another_image_parts_before_it_and_foreign_tokens_stand_for_what_follows():
-    """The engine cuts no batch inside an image: only text behind the place can make a checkpoint there."""
+def test_prompts_diverge_before_another_image_and_foreign_tokens_replace_it_in_the_plant():
+    """The engine ends no batch inside an image, so only text behind the boundary can make a checkpoint."""
     play = Play(n_slots=1, **LATER_BUILD)
     play << arrives("r1") << knows("r1", TEXT + A + ASKS[0])
     assert play >> plants("r1", 0, Purpose.PLANT) << planted("r1", END + TAIL) >> goes("r1", slot=0)
     assert play << ends("r1", END + 40, END + TAIL) >> reports("r1")
     play << arrives("r2") << knows("r2", TEXT + B + ASKS[0])
-    at = len(TEXT) + len(B) + 40 - TAIL - play.traits.n_ubatch  # where the request alone would leave one
+    at = (
+        len(TEXT) + len(B) + 40 - TAIL - play.traits.n_ubatch
+    )  # where the request itself would leave a checkpoint
     play >> plants("r2", 0, Purpose.PLANT, tokens=TEXT.cut(0, at + TAIL)) << planted("r2", at + TAIL)
     play >> plants("r2", 0, Purpose.PLANT, tokens=marked(TEXT)) << planted("r2", len(TEXT) - at)
     play >> plants("r2", 0, Purpose.PLANT, tokens=behind(ASKS[0], B)) << planted("r2", len(B) + TAIL)
@@ -95,8 +97,8 @@ def test_another_image_parts_before_it_and_foreign_tokens_stand_for_what_follows
 
 
 @pytest.mark.parametrize("files", [OLD_FILES, NEW_FILES], ids=["old", "new"])
-def test_no_plant_ends_in_an_image_or_right_behind_one(files):
-    """There are engines that such a prompt ends."""
+def test_no_plant_ends_inside_an_image_or_right_behind_one(files):
+    """Some engines abort on such a prompt."""
     play, ended = Play(n_slots=2, limits=Limits(pause=0.0), **files, **LATER_BUILD), 0
     for number, question in enumerate((*ASKS, *ASKS)):
         image, request = (A, B)[number % 2], f"r{number}"
@@ -131,7 +133,7 @@ def test_a_plant_that_cannot_be_sent_leaves_the_slot_as_it_was():
     assert contents.tokens == held.tokens
 
 
-def test_in_idle_time_it_is_not_tried_again():
+def test_a_plant_that_cannot_be_sent_is_not_retried_in_idle_time():
     play = Play(n_slots=1, limits=Limits(pause=0.1), **LATER_BUILD)
     assert one_turn(play, "r1", TEXT + Tokens(range(40)), slot=0)
     play << follows("r1", TEXT + A + ASKS[0])
@@ -144,7 +146,7 @@ def test_in_idle_time_it_is_not_tried_again():
     assert play.rests()
 
 
-def test_an_image_that_the_engine_counts_otherwise_leaves_a_slot_of_unknown_tokens():
+def test_a_count_that_differs_leaves_a_slot_with_unknown_tokens():
     play = Play(n_slots=1, **LATER_BUILD)
     play << arrives("r1") << knows("r1", TEXT + A + ASKS[0])
     assert play >> plants("r1", 0, Purpose.PLANT) << planted("r1", END + TAIL) >> goes("r1", slot=0)

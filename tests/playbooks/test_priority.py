@@ -1,4 +1,4 @@
-"""Priorities: who is served first, what gives way, and what is refused because it would begin too late."""
+"""Priorities: the order of service, giving way after a batch, and refusal at a deadline."""
 
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -35,7 +35,7 @@ from slotkeeper.scheduler.urgency import NO_HINTS, Priority, PriorityAct, Reques
 E = TypeVar("E", bound=Effect)
 BATCH, TAIL = 2048, 4
 LONG = Tokens(range(100_000, 110_000))
-ENDS = (1808, 3856, 5904, 7952)  # of its pieces: the last batch goes with the request itself
+ENDS = (1808, 3856, 5904, 7952)  # of the pieces; the last batch is sent with the request itself
 A, B, C, D = (Tokens(range(n, n + 400)) for n in (10_000, 20_000, 30_000, 40_000))
 CALM = Limits(pause=1000.0, idle_tokens=0)  # no idle work in between
 LOW, HIGH = (RequestHints(priority=p, said_by=SaidBy.HEADER) for p in (Priority.LOW, Priority.HIGH))
@@ -47,33 +47,33 @@ def one_slot(**traits: Any) -> Play:
 
 
 def asks(play: Play, request: str, prompt: Tokens, hints: RequestHints | None = None, **more: Any) -> Play:
-    """It comes, and its tokens are known."""
+    """A request arrives and its tokens are known."""
     return play << arrives(request, hints=hints or NO_HINTS, **more) << knows(request, prompt)
 
 
 def following(play: Play, kind: type[E]) -> E:
-    """The next effect, which is of this kind."""
+    """Return the next effect, which must be of this kind."""
     effect = play.effects.popleft()
     assert isinstance(effect, kind)
     return effect
 
 
 def waiting(play: Play, *requests: tuple[str, RequestHints | None]) -> None:
-    """One slot is taken, and these wait, in this order."""
+    """Occupy the only slot and queue these requests in order."""
     assert asks(play, "busy", A) >> goes("busy")
     for at, (request, hints) in enumerate(requests):
         assert asks(play, request, (B, C, D)[at], hints)
 
 
 def piece(request: str, end: int, slot: int = 0) -> Expected:
-    """A prefill of its first `end` tokens."""
+    """Expect a prefill of the first `end` tokens of LONG."""
     return plants(request, slot, Purpose.PIECE, tokens=LONG.cut(0, end))
 
 
-# -- who is served first ---------------------------------------------------------------------------------
+# -- order of service ------------------------------------------------------------------------------------
 
 
-def test_the_more_urgent_goes_first_though_it_came_later():
+def test_a_more_urgent_request_is_served_before_earlier_ones():
     play = one_slot()
     waiting(play, ("low", LOW), ("normal", None), ("high", HIGH))
     assert (
@@ -100,13 +100,13 @@ def test_equal_priorities_keep_the_order_of_the_queue():
         assert play << ends(before, 400) >> reports(before) >> goes(after)
 
 
-def test_the_line_is_shown_in_the_order_in_which_it_is_served():
+def test_the_queue_is_shown_in_the_order_of_service():
     play = one_slot()
     waiting(play, ("low", LOW), ("normal", None), ("high", HIGH))
     assert list(play.placement.line) == ["high", "normal", "low"]
 
 
-def test_a_side_request_waits_only_where_another_wants_the_slot():
+def test_a_side_request_waits_only_for_a_request_that_wants_its_slot():
     play = one_slot()
     assert asks(play, "title", B, SIDE) >> goes("title", reason=Reason.COLD)
     waits, comes = ("other title", SIDE), ("question", None)
@@ -121,14 +121,14 @@ def test_a_side_request_waits_only_where_another_wants_the_slot():
     )
 
 
-def test_a_priority_of_which_none_was_served_for_long_has_its_turn():
+def test_a_priority_without_service_for_a_minute_is_served_next():
     play = one_slot()
     waiting(play, ("low", LOW), ("high", HIGH))
     play.later(AGES_AFTER)
     assert play << ends("busy", 400) >> reports("busy") >> ranked("low", PriorityAct.AGED) >> goes("low")
 
 
-def test_only_one_of_them_has_and_the_next_one_after_the_same_time():
+def test_only_one_request_of_an_aged_priority_is_served_early():
     play = one_slot()
     waiting(play, ("low", LOW), ("other low", LOW), ("high", HIGH))
     play.later(AGES_AFTER)
@@ -138,10 +138,10 @@ def test_only_one_of_them_has_and_the_next_one_after_the_same_time():
     )
 
 
-# -- what is computed in pieces --------------------------------------------------------------------------
+# -- prefill in pieces -----------------------------------------------------------------------------------
 
 
-def test_a_long_low_request_is_computed_batch_by_batch_and_no_token_twice():
+def test_a_long_low_request_is_computed_in_batches_and_no_token_twice():
     play = one_slot()
     assert asks(play, "low", LONG, LOW) >> piece("low", ENDS[0])
     for before, end in pairwise((0, *ENDS)):
@@ -150,8 +150,8 @@ def test_a_long_low_request_is_computed_batch_by_batch_and_no_token_twice():
     assert play >> goes("low", reason=Reason.COLD)
 
 
-def test_what_is_planted_for_others_is_divided_as_well_and_the_rest_is_part_of_the_last_batch():
-    """A model with checkpoints, and a long system text."""
+def test_a_plant_of_a_low_request_is_divided_and_the_rest_is_part_of_the_last_batch():
+    """The model has checkpoints and the prompt has a long system text."""
     play = one_slot(memory="hybrid", eager_thinning=False)
     play << arrives("low", hints=LOW) << knows("low", LONG, Boundary(9500, BoundaryKind.HEAD))
     found, purposes = [], set()
@@ -167,22 +167,22 @@ def test_what_is_planted_for_others_is_divided_as_well_and_the_rest_is_part_of_t
 
 
 @pytest.mark.parametrize("hints", [None, HIGH, SIDE])
-def test_nothing_else_is(hints: RequestHints | None):
+def test_a_long_request_is_not_divided_unless_its_client_marks_it_as_low(hints: RequestHints | None):
     assert asks(one_slot(), "long", LONG, hints) >> goes("long")
 
 
-def test_nor_a_short_one():
+def test_a_short_low_request_is_not_divided():
     assert asks(one_slot(), "low", A, LOW) >> goes("low")
 
 
 @pytest.mark.parametrize("more", [{"uncached": True}, {"lora": ((0, 1.0),)}, {"id_slot": 0}, {"copies": 2}])
-def test_nor_what_a_prefill_of_ours_could_not_help(more: dict[str, Any]):
+def test_a_low_request_that_our_prefills_cannot_help_is_not_divided(more: dict[str, Any]):
     play = Play(limits=CALM, memory="dense")
     asks(play, "low", LONG, LOW, **more)
     assert isinstance(play.effects[0], Forward)
 
 
-def test_the_last_user_message_of_a_model_with_checkpoints_has_one_at_its_beginning():
+def test_a_piece_makes_a_checkpoint_at_the_start_of_the_last_user_message():
     opener = Tokens([7, 8])
     prompt = LONG.cut(0, 3000) + opener + LONG.cut(3002)
     play = one_slot(memory="hybrid", user_start=((7, 8),))
@@ -198,7 +198,7 @@ def test_the_last_user_message_of_a_model_with_checkpoints_has_one_at_its_beginn
     assert found[-1] == len(prompt) - BATCH
 
 
-def test_a_request_whose_messages_are_in_a_slot_waits_for_its_tokens_if_it_is_low():
+def test_a_low_request_is_not_placed_by_its_messages_alone():
     play = one_slot()
     assert asks(play, "r1", A, hash_chain=(b"a", b"b")) >> goes("r1")
     assert play << ends("r1", 400) >> reports("r1")
@@ -210,11 +210,11 @@ def test_a_request_whose_messages_are_in_a_slot_waits_for_its_tokens_if_it_is_lo
 
 
 def begun(play: Play) -> None:
-    """A long request of low priority is at its first batch."""
+    """Begin a long request of low priority; its first batch is being computed."""
     assert asks(play, "low", LONG, LOW) >> piece("low", ENDS[0])
 
 
-def test_it_gives_way_after_a_batch_and_goes_on_where_it_was():
+def test_a_low_request_gives_way_after_a_batch_and_continues_from_there():
     play = one_slot(ram_cache=True)
     begun(play)
     assert asks(play, "short", A)
@@ -224,7 +224,7 @@ def test_it_gives_way_after_a_batch_and_goes_on_where_it_was():
     assert play >> plants("low", 0, Purpose.PIECE, tokens=LONG.cut(0, ENDS[1]))
 
 
-def test_both_prices_are_said_and_the_loss_is_the_smaller():
+def test_giving_way_reports_gain_and_loss_and_the_loss_is_smaller():
     play = one_slot(ram_cache=True)
     begun(play)
     assert asks(play, "short", A)
@@ -235,8 +235,8 @@ def test_both_prices_are_said_and_the_loss_is_the_smaller():
     assert 0 < weighed.loss < weighed.gain
 
 
-def test_it_keeps_on_where_nothing_keeps_its_state_and_more_would_be_lost_than_gained():
-    """Half of it is computed, and no file and no RAM cache has it."""
+def test_a_low_request_does_not_give_way_if_the_loss_exceeds_the_gain():
+    """Half of the prompt is computed, and neither a file nor a RAM cache holds that state."""
     play = one_slot()
     begun(play)
     play << filled(ENDS[0]) >> piece("low", ENDS[1]) << filled(BATCH) >> piece("low", ENDS[2])
@@ -244,7 +244,7 @@ def test_it_keeps_on_where_nothing_keeps_its_state_and_more_would_be_lost_than_g
     assert play << filled(BATCH) >> ranked("low", PriorityAct.KEPT_ON, other="short") >> piece("low", ENDS[3])
 
 
-def test_its_state_is_saved_where_that_costs_less():
+def test_a_state_is_saved_before_giving_way_if_a_file_is_cheaper():
     play = one_slot(**NEW_FILES)
     begun(play)
     play << filled(ENDS[0]) >> piece("low", ENDS[1])
@@ -257,7 +257,7 @@ def test_its_state_is_saved_where_that_costs_less():
     assert play << restored() >> piece("low", ENDS[2])
 
 
-def test_in_another_slot_nothing_is_lost_and_it_waits_until_that_is_over():
+def test_a_low_request_keeps_its_slot_and_waits_for_an_urgent_one_in_another_slot():
     play = Play(limits=CALM, memory="dense")
     begun(play)
     assert asks(play, "short", A) >> goes("short", slot=1)
@@ -272,14 +272,14 @@ def test_in_another_slot_nothing_is_lost_and_it_waits_until_that_is_over():
     assert play >> piece("low", ENDS[1])
 
 
-def test_it_does_not_begin_beside_one_that_is_more_urgent():
+def test_a_low_request_does_not_begin_while_a_more_urgent_one_runs():
     play = Play(limits=CALM, memory="dense")
     assert asks(play, "short", A) >> goes("short")
     assert asks(play, "low", LONG, LOW) >> ranked("low", PriorityAct.STOOD_BACK, other="short")
     assert play << ends("short", 400) >> reports("short") >> piece("low", ENDS[0], slot=1)
 
 
-def test_nor_while_the_tokens_of_one_are_counted():
+def test_a_low_request_does_not_continue_while_the_tokens_of_an_urgent_one_are_counted():
     play = one_slot(ram_cache=True)
     begun(play)
     assert play << arrives("short")
@@ -292,7 +292,7 @@ def test_nor_while_the_tokens_of_one_are_counted():
     assert play << knows("short", A) >> ranked("short", PriorityAct.WENT_FIRST) >> goes("short")
 
 
-def test_it_goes_on_if_that_one_leaves():
+def test_a_low_request_continues_if_the_urgent_one_disconnects():
     play = one_slot(ram_cache=True)
     begun(play)
     assert play << arrives("short")
@@ -300,31 +300,31 @@ def test_it_goes_on_if_that_one_leaves():
     assert play << leaves("short") >> piece("low", ENDS[1])
 
 
-def test_it_does_not_stand_back_for_ever():
+def test_an_aged_request_begins_beside_a_more_urgent_one_and_does_not_give_way():
     play = Play(limits=CALM, memory="dense")
     assert asks(play, "short", A) >> goes("short")
     assert asks(play, "low", LONG, LOW) >> ranked("low", PriorityAct.STOOD_BACK)
     play.later(AGES_AFTER - 1)
     assert play.wakes() >> ranked("low", PriorityAct.AGED) >> piece("low", ENDS[0], slot=1)
-    assert asks(play, "other", B)  # and gives way to nobody from then on
+    assert asks(play, "other", B)  # an aged request does not give way
     assert play << filled(ENDS[0]) >> piece("low", ENDS[1], slot=1)
 
 
-def test_one_that_is_as_urgent_does_not_matter():
+def test_a_low_request_does_not_give_way_to_one_of_equal_priority():
     play = one_slot(ram_cache=True)
     begun(play)
     assert asks(play, "other", A, LOW)
     assert play << filled(ENDS[0]) >> piece("low", ENDS[1])
 
 
-def test_a_piece_that_fails_leads_to_an_ordinary_request():
+def test_a_request_whose_piece_fails_is_sent_whole():
     play = one_slot()
     begun(play)
     assert play << planted("low", None)
     assert play.pending("low").plain
 
 
-def test_all_that_was_computed_for_it_is_told():
+def test_all_tokens_of_all_pieces_are_reported_as_computed():
     play = one_slot()
     assert asks(play, "low", LONG, LOW) >> piece("low", ENDS[0])
     for before, end in pairwise((0, *ENDS)):
@@ -351,7 +351,7 @@ def test_a_request_that_cannot_begin_in_time_is_refused():
     assert play << ends("busy", 400) >> reports("busy")
 
 
-def test_it_is_told_when_a_slot_will_be_free():
+def test_a_refusal_has_the_seconds_until_a_slot_is_free():
     play = one_slot()
     assert asks(play, "busy", A) >> goes("busy")
     assert asks(play, "late", B, by(play, 1.0))
@@ -359,20 +359,20 @@ def test_it_is_told_when_a_slot_will_be_free():
     assert following(play, Ranked).retry_after >= 1
 
 
-def test_one_that_begins_in_time_is_never_refused():
+def test_a_request_that_begins_in_time_is_never_refused():
     play = one_slot()
     assert asks(play, "r1", A, by(play, 5.0)) >> goes("r1")
     play.later(10.0)
     assert play << ends("r1", 400) >> reports("r1")
 
 
-def test_no_time_to_wait_still_allows_for_counting_its_tokens():
+def test_a_deadline_of_zero_still_allows_counting_the_tokens():
     play = one_slot()
     assert play << arrives("r1", hints=by(play, 0.0))
     assert play << knows("r1", A) >> goes("r1")
 
 
-def test_what_gave_way_has_begun_and_is_not_refused():
+def test_a_request_that_gave_way_is_not_refused_at_its_deadline():
     play = one_slot(ram_cache=True)
     hints = RequestHints(priority=Priority.LOW, said_by=SaidBy.HEADER, start_by=play.clock + 1.0)
     assert asks(play, "low", LONG, hints) >> piece("low", ENDS[0])
@@ -386,7 +386,7 @@ def test_what_gave_way_has_begun_and_is_not_refused():
 # -- expected answers ------------------------------------------------------------------------------------
 
 
-def test_an_expected_answer_takes_the_place_of_what_was_learned():
+def test_an_expected_answer_length_replaces_the_learned_one():
     told = RequestHints(output=100)
     assert Outputs().expected(arrives("r1", hints=told), 10_000) == TOLD_MARGIN * 100
     assert Outputs().expected(arrives("r1", answer_limit=50, hints=told), 10_000) == 50

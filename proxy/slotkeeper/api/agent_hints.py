@@ -1,4 +1,4 @@
-"""What a request says about itself: its urgency, and the limit of its answer.
+"""A request's hints about its urgency, and the limit of its answer.
 
 | where | high | low |
 |---|---|---|
@@ -8,10 +8,10 @@
 | `service_tier` (OpenAI) | `priority` | `flex` |
 | `priority` (vLLM) | below 0 | above 0 |
 
-The first that says something counts. A header of ours with another value is refused. Fields of a body are
-hints to whoever understands them, so what cannot be read there says nothing; the engine gets the body as it
-came. SGLang reads `priority` the other way round unless told otherwise; Anthropic's `service_tier` knows no
-urgency.
+The first row that gives a priority counts. One of our headers with another value is refused. Fields of a body
+may be meant for another server, so unreadable values are ignored; the engine gets the body unchanged. SGLang
+serves higher values of `priority` first unless it is configured otherwise; Anthropic's `service_tier` does
+not express urgency.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from slotkeeper.api.errors import ClientFault
 from slotkeeper.api.head import MAX_WAIT, PRIORITY, Api
 from slotkeeper.scheduler.urgency import NO_HINTS, Priority, RequestHints, SaidBy
 
-LONGEST_WAIT: Final = 86_400.0  # seconds: what is longer is a mistake
-MOST_OUTPUT: Final = 2**31  # tokens, likewise
+LONGEST_WAIT: Final = 86_400.0  # seconds; a longer wait is a mistake
+MOST_OUTPUT: Final = 2**31  # tokens; a longer answer is a mistake
 TIERS: Final = {"priority": Priority.HIGH, "flex": Priority.LOW}
-OPENAI: Final = frozenset({Api.CHAT, Api.COMPLETIONS, Api.RESPONSES})  # whose bodies have these two fields
+OPENAI: Final = frozenset({Api.CHAT, Api.COMPLETIONS, Api.RESPONSES})  # have `service_tier` and `priority`
 
 
 def in_body(api: Api, doc: Doc) -> RequestHints:
-    """Return the hints in a request's body."""
+    """Return the hints from a request's body."""
     given = table(table(doc, "nvext"), "agent_hints")
     said = SaidBy.AGENT_HINTS
     priority = _by_agent(given)
@@ -49,7 +49,7 @@ def in_body(api: Api, doc: Doc) -> RequestHints:
 
 
 def _by_agent(given: Doc) -> Priority | None:
-    """Return the priority by Dynamo's hints: higher numbers are more urgent."""
+    """Return the priority from Dynamo's hints, where higher numbers are more urgent; None without hints."""
     priority = _number(given.get("priority"))
     if any((_number(given.get(name)) or 0) > 0 for name in ("strict_priority", "latency_sensitivity")):
         return Priority.HIGH
@@ -77,7 +77,7 @@ def _number(value: Any) -> float | None:
 
 
 def check(headers: Mapping[str, str]) -> None:
-    """Check our own headers. Raises ClientFault."""
+    """Check our own headers. Raises ClientFault if a value is not valid."""
     _asked(headers)
     _max_wait(headers)
 
@@ -85,9 +85,9 @@ def check(headers: Mapping[str, str]) -> None:
 def hints(
     headers: Mapping[str, str], of_body: RequestHints = NO_HINTS, *, aside: bool, since: float
 ) -> RequestHints:
-    """Return all hints of one request. Raises ClientFault.
+    """Return all hints of one request. Raises ClientFault if a header is not valid.
 
-    `aside`: it asks for a title, a suggestion or a summary. `since`: when its wait began.
+    `aside`: the request asks for a title, a suggestion or a summary. `since`: the time when its wait began.
     """
     asked, seconds = _asked(headers), _max_wait(headers)
     if asked is not None:
@@ -122,7 +122,7 @@ def _max_wait(headers: Mapping[str, str]) -> float | None:
     return seconds
 
 
-# Each API's fields for the limit of an answer's tokens.
+# Fields of each API that limit the answer's tokens.
 CAPS: Final[dict[Api, tuple[str, ...]]] = {
     Api.CHAT: ("max_tokens", "max_completion_tokens", "n_predict"),
     Api.COMPLETIONS: ("max_tokens", "n_predict"),
@@ -134,6 +134,6 @@ CAPS: Final[dict[Api, tuple[str, ...]]] = {
 
 
 def answer_cap(api: Api, doc: Doc) -> int | None:
-    """Return the client's limit of the answer's tokens; None (-1, null): no limit."""
+    """Return the client's limit of the answer's tokens; None if there is no limit (-1, null)."""
     caps = (integer(doc.get(name)) for name in CAPS.get(api, ()))
     return min((cap for cap in caps if cap is not None and cap >= 0), default=None)

@@ -1,7 +1,7 @@
-"""Makes a whole answer from the engine's stream, equal to the one that the engine would have written.
+"""Assembles a whole answer from the engine's stream, equal to the answer that the engine would have sent.
 
-A router lets a request run to its end when the client of a whole answer leaves; of a stream it notices
-(engine.md 13). So the answers of a router's models are requested as streams.
+A router notices that a client disconnects only if the answer is a stream; otherwise the request runs to its
+end (engine.md 13). So answers of a router's models are requested as streams.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from slotkeeper.api.answer import SseEvent, SseSplitter
 from slotkeeper.api.document import Doc
 from slotkeeper.api.head import Api
 
-# Streams lack tokens and probabilities of text that is held back: a character of several tokens, the start of
-# a stop word. The other fields change what a stream holds.
+# Streams lack the tokens and probabilities of text that the engine holds back: a character of several tokens,
+# the start of a stop word. The other fields change the contents of a stream.
 NOT_FROM_STREAMS: Final = frozenset(
     {
         "logprobs",
@@ -41,12 +41,12 @@ _UNREADABLE: Final = (ValueError, TypeError, KeyError, IndexError, AttributeErro
 
 
 def assembles(api: Api, doc: Doc) -> bool:
-    """Whether the whole answer to this request can be made from a stream."""
+    """Whether the whole answer to this request can be assembled from a stream."""
     return api in _ASSEMBLIES and doc.get("stream") is not True and NOT_FROM_STREAMS.isdisjoint(doc)
 
 
 def as_stream(body: bytes, api: Api, *, progress: bool) -> bytes:
-    """Return the same request for a stream: of two equal keys the engine takes the last."""
+    """Return the request's body with a request for a stream; the engine uses the last of equal keys."""
     more = STREAM + (USAGE if api is Api.CHAT else b"") + (PROGRESS if progress else b"")
     end = body.rindex(b"}")
     return body[:end] + more + body[end:]
@@ -54,14 +54,14 @@ def as_stream(body: bytes, api: Api, *, progress: bool) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class WholeAnswer:
-    """An answer that is no stream."""
+    """An answer that is not a stream."""
 
     status: int
     body: bytes
 
 
 class Assembler:
-    """Collects the chunks of one stream."""
+    """Collects the chunks of one stream and assembles the answer."""
 
     def __init__(self, api: Api) -> None:
         self._splitter = SseSplitter()
@@ -74,7 +74,7 @@ class Assembler:
             self._take(event)
 
     def close(self) -> WholeAnswer | None:
-        """Return the answer, or the engine's error; None if the stream has no end or another shape."""
+        """Return the answer, or the engine's error; None if the stream is incomplete or has another shape."""
         for event in self._splitter.close():
             self._take(event)
         if self._error is not None:
@@ -101,17 +101,17 @@ class Assembler:
 
 
 class Assembly(Protocol):
-    """The answer of one API. Both methods may raise errors of `_UNREADABLE`."""
+    """Assembles the answer of one API. Both methods may raise the errors in `_UNREADABLE`."""
 
     def event(self, doc: Doc) -> None:
-        """Take one event."""
+        """Add one event of the stream."""
 
     def whole(self) -> Doc | None:
-        """Return the answer; None if its end has not come."""
+        """Return the answer; None if the stream has not ended."""
 
 
 class _Completion:
-    """llama-server's own: the last event has all fields, but its text is empty."""
+    """llama-server's own API: the last event has all fields, but its text is empty."""
 
     def __init__(self) -> None:
         self._text: list[str] = []
@@ -130,7 +130,7 @@ class _Completion:
 
 
 class _Chat:
-    """OpenAI's: deltas of one message, then an event without a choice that has the figures."""
+    """OpenAI's chat API: deltas of one message, then an event that has the figures and no choice."""
 
     def __init__(self) -> None:
         self._message = _Message()
@@ -153,7 +153,7 @@ class _Chat:
 
 
 class _Message:
-    """The assistant's message in OpenAI's chat shape."""
+    """The assistant's message in the shape of OpenAI's chat API."""
 
     def __init__(self) -> None:
         self._text: list[str] = []
@@ -180,7 +180,7 @@ class _Message:
 
 
 class _AnthropicMessage:
-    """Anthropic's: blocks with their deltas, between the head of the message and its end."""
+    """Anthropic's API: blocks with deltas, between the start and the end of the message."""
 
     def __init__(self) -> None:
         self._message: Doc = {}
@@ -223,7 +223,7 @@ class _AnthropicMessage:
 
 
 def _arguments(text: str) -> Any:
-    """Return a call's arguments as the engine writes them: an empty object if they are no JSON."""
+    """Return a call's arguments; an empty object if they are not JSON, as the engine does."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -231,7 +231,7 @@ def _arguments(text: str) -> Any:
 
 
 class _Response:
-    """OpenAI's Responses: the last event has the whole answer but one time, and the status of reasoning."""
+    """OpenAI's Responses: the last event has the answer except `completed_at` and the status of reasoning."""
 
     def __init__(self) -> None:
         self._response: Doc | None = None

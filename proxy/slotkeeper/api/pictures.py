@@ -1,8 +1,8 @@
-"""Images in chats: each is taken out of its chat, which names it by the digest of its bytes from then on.
+"""Images in chats: each image is taken out of its chat and replaced by a name, the digest of its bytes.
 
-The engine's template puts the same marker wherever an image stands, whatever it shows. So a chat whose images
-are only named renders to the same text, in a few kilobytes. A chat with anything else that is no text (audio,
-images given by http or file) is not understood: we never fetch anything.
+The engine's template puts the same marker in place of every image. So a chat with names in place of images
+renders to the same text and takes only a few kilobytes. Chats with other media (audio, images given by http
+or file URL) are not supported: Slotkeeper never fetches anything.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from slotkeeper.api.document import Doc, rows, table, text
 
 _TYPE: Final = "image_url"
 _BEFORE: Final = re.compile(r"data:image/[\w.+-]+;base64,", re.ASCII)
-_NAMED: Final = "data:image/png;base64,"  # what stands before a name; the template does not look at it
+_NAMED: Final = "data:image/png;base64,"  # precedes a name; the template does not read it
 _TEXTS: Final = frozenset({"text", "refusal"})
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Picture:
-    """An image as the client sent it."""
+    """An image that a client sent."""
 
-    digest: bytes  # SHA-256 of its bytes
-    data: str = field(repr=False)  # its bytes, in base64
+    digest: bytes  # SHA-256 of the image's bytes
+    data: str = field(repr=False)  # the image's bytes in base64
 
 
 def with_names(chat: Doc | None) -> tuple[Doc | None, tuple[Picture, ...]]:
-    """Return the chat with names for its images, and the images; no chat if it has other media."""
+    """Return the chat with names for its images, and the images; (None, ()) if it has other media."""
     if chat is None:
         return None, ()
     pictures: dict[bytes, Picture] = {}
@@ -50,7 +50,7 @@ def with_names(chat: Doc | None) -> tuple[Doc | None, tuple[Picture, ...]]:
 
 
 def _named(part: Any, pictures: dict[bytes, Picture]) -> Doc | None:
-    """Return the part, or the name of an image, which is added to the pictures; None for other media."""
+    """Return a text part, or the name of an image, which is added to `pictures`; None for other media."""
     if not isinstance(part, dict) or text(part, "type") != _TYPE:
         return part if isinstance(part, dict) and text(part, "type") in _TEXTS else None
     url = text(table(part, _TYPE), "url")
@@ -60,7 +60,7 @@ def _named(part: Any, pictures: dict[bytes, Picture]) -> Doc | None:
     data = url[before.end() :]
     try:
         image = binascii.a2b_base64(data, strict_mode=True)
-    except (binascii.Error, ValueError):  # the engine may read it, but perhaps as something else
+    except (binascii.Error, ValueError):  # the engine may decode it to other bytes than we would
         return None
     if not image:
         return None
@@ -70,12 +70,12 @@ def _named(part: Any, pictures: dict[bytes, Picture]) -> Doc | None:
 
 
 def part_of(digest: bytes) -> Doc:
-    """Return the part of a message that names an image."""
+    """Return a message part that names the image of this digest."""
     return {"type": _TYPE, _TYPE: {"url": _NAMED + b64encode(digest).decode()}}
 
 
 def digests(chat: Doc) -> list[bytes]:
-    """Return the digests of the images that a chat names, in their order."""
+    """Return the digests of the images that a chat names, in order."""
     return [
         b64decode(text(table(part, _TYPE), "url").removeprefix(_NAMED))
         for message in chat["messages"]
@@ -85,7 +85,7 @@ def digests(chat: Doc) -> list[bytes]:
 
 
 def with_images(chat: Doc, picture: Callable[[bytes], Picture]) -> Doc:
-    """Return the chat with its images in place of their names."""
+    """Return the chat with images in place of their names."""
 
     def part(given: Doc) -> Doc:
         if given.get("type") != _TYPE:

@@ -1,14 +1,14 @@
-"""Whether an engine keeps prompts on disk itself, so that we need not.
+"""Detects whether an engine keeps prompts on disk itself, in which case Slotkeeper need not save them.
 
 No released build does. ggml-org/llama.cpp issue 20697 asks for it (`--cache-disk PATH`). Pull request 28092
 (`--cache-disk`, open) is to be replaced by its reviewer's own version; 26408 was closed. Forks have it: as a
 path with `--cache-disk-size`, or as a size in MiB with `--cache-disk-dir`, `--cache-disk-path`,
-`--cache-spill-dir` or `--cache-dir`. Their variables begin with LLAMA_ARG_CACHE_DISK. So three places are
-looked at, and any of them will do:
+`--cache-spill-dir` or `--cache-dir`. Their variables begin with LLAMA_ARG_CACHE_DISK. Any of three places can
+show the cache:
 
-1. The command line, if it can be read: a folder for the cache, or `--cache-disk` with anything but 0.
-2. `/props`: a field about it, which is no promise of any build yet.
-3. The log of an engine that we have started: a line that says that the cache is on.
+1. The command line, if it can be read: a folder for the cache, or `--cache-disk` with a value other than 0.
+2. `/props`: a field about the cache, which no build guarantees yet.
+3. The log of an engine that Slotkeeper started: a line that reports that the cache is on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ VARIABLES: Final = frozenset(
 )
 PROPS: Final = ("cache_disk", "disk_cache", "cache_disk_path", "cache_disk_dir")
 OFF: Final = frozenset({"", "0", "off", "false", "no", "disabled"})
-# What forks write: "srv init: disk prompt cache enabled: dir='...'", "srv init: disk cache: path='...'"
+# Lines that forks write: "srv init: disk prompt cache enabled: dir='...'", "srv init: disk cache: path='...'"
 LINE: Final = re.compile(
     r"^.{0,40}\bsrv\b.{0,80}\bdisk (?:prompt )?cache(?: is)?(?: enabled|: (?:path|dir|\d+ entries))",
     re.IGNORECASE | re.MULTILINE,
@@ -34,7 +34,7 @@ LINE: Final = re.compile(
 
 
 class Shown(StrEnum):
-    """What has shown that an engine has such a cache."""
+    """The place that showed an engine's disk cache."""
 
     FLAGS = "flags"
     PROPS = "props"
@@ -42,12 +42,12 @@ class Shown(StrEnum):
 
 
 def in_command_line(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Whether these arguments and variables turn it on."""
+    """Whether these arguments and environment variables turn the disk cache on."""
     return any(text.strip().lower() not in OFF for text in _values(argv, environ))
 
 
 def _values(argv: Sequence[str], environ: Mapping[str, str]) -> Iterator[str]:
-    """The later one of two equal flags counts; a variable only where no flag says otherwise."""
+    """Yield the values that count: the last of equal flags, and a variable only if no flag overrides it."""
     found = {name: environ[name] for name in VARIABLES if name in environ}
     for at, word in enumerate(argv[:-1]):
         name = word.replace("_", "-") if word.startswith("--") else word
@@ -57,7 +57,7 @@ def _values(argv: Sequence[str], environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def in_props(props: Mapping[str, Any]) -> bool:
-    """Whether the answer of /props says that it is on."""
+    """Whether the answer of /props reports that the disk cache is on."""
     return any(_says_on(props[name]) for name in PROPS if name in props)
 
 
@@ -68,12 +68,12 @@ def _says_on(value: Any) -> bool:
 
 
 def in_log(text: str) -> bool:
-    """Whether the engine's own log says that it is on."""
+    """Whether the engine's log reports that the disk cache is on."""
     return LINE.search(text) is not None
 
 
 def shown(props: Mapping[str, Any], *, by_flags: bool, log: str = "") -> Shown | None:
-    """Return what shows it; None: nothing does, so the engine is taken for one without."""
+    """Return the place that shows the disk cache; None if no place shows one."""
     if by_flags:
         return Shown.FLAGS
     if in_props(props):

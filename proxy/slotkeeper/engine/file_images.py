@@ -1,9 +1,9 @@
-"""Images in slot files: where they stand among the tokens, and what the engine calls them.
+"""Images in slot files: their places among the tokens, and the engine's names for them.
 
-After the ids of the tokens, which are -1 at images, a file has u32 count, then so many u32 (tokens before
+After the ids of the tokens, which are -1 at images, a file has u32 count, then `count` u32 (tokens before
 each image), then for each image u32 length and that many bytes, then zeros up to a whole word. Those bytes
 are u64 version, u32 1, u64 0, u8 1, u32 width and height in tokens, u32 kind of positions, u32 0, from
-version 2 on u32 frames, u64 length of the name, the name, sizes in pixels. No pixels and no embeddings.
+version 2 on u32 frames, u64 length of the name, the name, sizes in pixels. It has no pixels or embeddings.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from slotkeeper.engine.slotfile import FileImage, StrangeError, View
 from slotkeeper.scheduler.types import WIDTH, Tokens
 
 HEAD: Final = struct.Struct("<QIQBIIII")
-MOST: Final = 4096  # in one file
-LONGEST: Final = 1024  # bytes of one; 137 were seen
-LARGEST: Final = 1 << 16  # tokens of one
+MOST: Final = 4096  # images in one file
+LONGEST: Final = 1024  # bytes of one image's entry; 137 were seen
+LARGEST: Final = 1 << 16  # tokens of one image
 PLAIN, M_ROPE = 0, 1  # kinds of positions
 VERSIONS: Final = (1, 2)  # b10434, b11549
 
 
 @dataclass(frozen=True, slots=True)
 class HeldTokens:
-    """How many tokens a file has, and where images are among them."""
+    """The number of tokens in a file, and the images among them."""
 
     count: int
     images: tuple[FileImage, ...] = ()
 
     def position(self, at: int) -> int:
-        """Return the position of the token at `at`; -1 inside an image, where no checkpoint can be."""
+        """Return the position of the token at index `at`; -1 inside an image, where no checkpoint can be."""
         saved = 0
         for image in self.images:
             if image.start < at < image.start + image.length:
@@ -44,7 +44,7 @@ class HeldTokens:
 def images_at(view: View, at: int) -> tuple[tuple[FileImage, ...], int]:
     """Return the images in the list at this offset, and the offset of its end.
 
-    Raises StrangeError, whose text says what is wrong, or BeyondError if the file ends first.
+    Raises StrangeError, whose text names the invalid value, or BeyondError if the file ends first.
     """
     count, at = view.word(at), at + WIDTH
     if count > MOST:
@@ -75,7 +75,7 @@ def _image(data: bytes, start: int) -> FileImage:
 
 
 def ids_match(tokens: Tokens, images: Sequence[FileImage]) -> bool:
-    """Whether the ids of these images are -1, and all others are ids of text."""
+    """Whether the ids in these images are -1 and all other ids are those of text."""
     at, hidden = 0, Tokens([-1]).packed
     for image in images:
         end = image.start + image.length

@@ -1,4 +1,4 @@
-"""The form in which an answer is requested: as its client wants it, with progress, or as a stream."""
+"""Chooses the form of an answer to request: as the client wants it, with progress, or as a stream."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.types import Reason
 
-# Not changed, or so short that progress does not help.
+# Requests that are not changed, or are so short that progress does not help.
 NO_PROGRESS: Final = frozenset({Reason.BYPASS, Reason.BRIEF})
 
 
 class NotAssembled(UpstreamFault):
-    """A stream was complete, but no whole answer could be made of it. No byte of it is with the client."""
+    """A stream ended, but no whole answer could be assembled. The client has received no byte of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerForm:
-    """A request, and what its answer goes through."""
+    """The body to send to the engine, and the filters for its answer."""
 
     body: bytes
     progress: ProgressFilter | None = None
@@ -31,7 +31,7 @@ class AnswerForm:
 
 
 def form_for(ask: Ask | None, body: bytes, forward: Forward, link: EngineLink) -> AnswerForm:
-    """Choose the form. Only a router's model is asked for a stream that its client did not want."""
+    """Choose the form. Only a router's model is asked for a stream that the client did not request."""
     if ask is None:
         return AnswerForm(body=body)
     routed = bool(link.address.model) and link.assembles

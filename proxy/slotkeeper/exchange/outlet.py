@@ -1,9 +1,9 @@
 """Writes an answer to its client, which may read slowly.
 
-A client that reads slowly, or not at all, would hold a slot: the engine waits for us, and we wait for the
+A client that reads slowly, or not at all, would hold a slot: the engine would wait for us, and we for the
 client. So we read ahead into the write buffer of the client's connection, and the slot is free when the
-engine has finished. That buffer is bounded, for each answer and for all. A client whose buffer is full has
-some seconds to read a block of it; then its connection is reset.
+engine has finished. That buffer is bounded for each answer, and for all answers together. A client whose
+buffer is full has some seconds to read a block of it; then its connection is reset.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ log = get_logger(__name__)
 
 
 class Stalled(ConnectionResetError):  # noqa: N818 - handled like a client that left
-    """The connection of a client that did not read for too long was reset."""
+    """The client did not read for too long, and its connection was reset."""
 
 
 class ReadAhead:
-    """Memory for bytes of answers that clients have not read yet."""
+    """The memory budget for bytes of answers that clients have not read yet."""
 
     def __init__(self, each: int, total: int, *, seconds: float, metrics: Metrics) -> None:
-        """`each` and `total` are bytes. A client with a full buffer has `seconds` to read some of it."""
+        """`each` and `total` are bytes. A client with a full buffer has `seconds` to read part of it."""
         self.each = max(each, CHUNK)
         self.seconds = seconds
         self.free = total
@@ -41,7 +41,7 @@ class ReadAhead:
         self._seldom = Seldom(log)
 
     def take(self, wanted: int) -> int:
-        """Take up to `wanted` bytes; the caller must give them back. Returns the bytes taken."""
+        """Take up to `wanted` bytes and return the number taken; the caller must give them back."""
         taken = max(0, min(wanted, self.free))
         self.free -= taken
         return taken
@@ -55,7 +55,7 @@ class ReadAhead:
 
 
 class Outlet:
-    """The client's side of one answer. Use it as a context manager, which gives its memory back."""
+    """Writes one answer to its client. As a context manager it gives its memory back."""
 
     def __init__(self, ahead: ReadAhead, request: web.BaseRequest, response: web.StreamResponse) -> None:
         self._ahead = ahead
@@ -74,7 +74,7 @@ class Outlet:
         self._taken = 0
 
     async def write(self, data: bytes) -> None:
-        """Write as soon as the buffer has room. Raises GONE errors, including Stalled."""
+        """Write `data` as soon as the buffer has room. Raises GONE errors, including Stalled."""
         if self._request.protocol.writing_paused or not self._fits(len(data)):
             await self._in_time(self._response.write(data))
         else:
@@ -96,7 +96,7 @@ class Outlet:
         await self._response.write_eof()
 
     def _fits(self, size: int) -> bool:
-        """Whether the buffer has room for `size` bytes; it grows if needed and possible."""
+        """Whether the buffer has room for `size` bytes, after it has grown if needed and possible."""
         lacking = self._unread() + size + FRAMING - self._high
         if lacking <= 0:
             return True

@@ -1,4 +1,4 @@
-"""What was done for a request beside its place, in words: shared cells, priorities and deadlines."""
+"""Describes acts for a request besides its placement: shared cells, priorities and deadlines."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RANKED: Final[Mapping[PriorityAct, str]] = MappingProxyType(
 
 
 def done(record: Record) -> Iterator[str]:
-    """Yield a sentence for each act; of equal acts in a row only for the last."""
+    """Yield a sentence for each act; for equal acts in a row, only for the last."""
     for pooled in record.pooled:
         yield POOLED[pooled.act].format(cells=pooled.cells, slot=pooled.slot)
     for at, ranked in enumerate(record.ranked):
@@ -44,7 +44,7 @@ def done(record: Record) -> Iterator[str]:
 
 
 def _times(ranked: list[Ranked]) -> int:
-    """Return how many equal acts stand at the end."""
+    """Return the number of equal acts at the end of the list."""
     count = 0
     while count < len(ranked) and ranked[-1 - count].act is ranked[-1].act:
         count += 1
@@ -60,9 +60,9 @@ def _ranked(ranked: Ranked, times: int) -> str:
 
 
 def urgency(record: Record, *, apart: bool) -> str:
-    """Return priority and acts for the header of an answer; empty if there is nothing to say.
+    """Return priority and acts for the header of an answer; "" for normal priority without acts.
 
-    `apart`: what was done would tell how busy other namespaces are.
+    `apart`: acts are left out, because they would reveal the load of other namespaces.
     """
     acts = dict.fromkeys(ranked.act.value for ranked in ([] if apart else record.ranked))
     return "; ".join([record.priority.value, *acts]) if acts or record.priority is not Priority.NORMAL else ""

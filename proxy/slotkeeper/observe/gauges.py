@@ -1,4 +1,4 @@
-"""Metrics that are read at each scrape, so that they are never stale: slots, snapshots, engines."""
+"""Metrics that are computed at each scrape, so that they are never stale: slots, snapshots, engines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slotkeeper.scheduler.types import EngineId
 
 
 class SlotFigures(Collector):
-    """Reads the scheduler at each scrape, so that its metrics are never stale."""
+    """Metrics of slots, snapshots and the queue, read from the scheduler."""
 
     def __init__(self, placement: Callable[[], Placement]) -> None:
         self._placement = placement
@@ -40,12 +40,12 @@ class SlotFigures(Collector):
 
 
 class EngineState(StrEnum):
-    """What an engine is for requests. The first that is true counts."""
+    """The state of an engine for requests. The first state that applies counts."""
 
-    DRAINED = "drained"  # by its user, and at rest: it may well be down
-    UNLOADED = "unloaded"  # a model that its router does not have in memory
+    DRAINED = "drained"  # drained by its operator, and idle; it may be down
+    UNLOADED = "unloaded"  # a model that its router has not loaded
     DOWN = "down"  # it does not answer, still loads its model, or cannot be probed
-    DRAINING = "draining"  # by its user: nothing begins there, running answers end
+    DRAINING = "draining"  # drained by its operator: no request begins there, running answers end
     SLEEPING = "sleeping"  # the next request wakes it
     FAILING = "failing"  # it answers, but requests fail there: its circuit breaker is open
     UP = "up"
@@ -53,16 +53,16 @@ class EngineState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSeen:
-    """One engine, or a model of a router, at a scrape."""
+    """One engine, or one model of a router, at a scrape."""
 
     engine: EngineId
     state: EngineState
     answers: bool
-    losses: int  # since we watch it
+    losses: int  # since the sidecar began to watch it
 
 
 class EngineFigures(Collector):
-    """Engines by name. There are as many as were named, and as routers list models."""
+    """Metrics of engines by name: one for each configured engine, and for each model that a router lists."""
 
     def __init__(self, engines: Callable[[], Iterable[EngineSeen]]) -> None:
         self._engines = engines

@@ -1,7 +1,7 @@
-"""Which LoRA adapters an engine has in use, and having a client of ours change them.
+"""Asks engines for the LoRA adapters in use, and lets clients change them.
 
-`POST /lora-adapters` goes through our data port like any other route. But the engine goes on from states of
-the old adapters (engine.md T12), so nothing of ours may begin there until we know the new ones.
+`POST /lora-adapters` passes through our data port like any other route. But the engine continues from states
+of the old adapters (engine.md T12), so no task of ours may begin there until we know the new ones.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from slotkeeper.scheduler.adapters import Adapter, AdaptersChange, AdaptersSeen,
 if TYPE_CHECKING:
     from slotkeeper.runtime.driver import Driver
 
-ON_THEIR_WAY: Final = 10.0  # seconds for tasks that were sent before the change to have begun
-PAUSE: Final = 0.01  # seconds between looks at them
+ON_THEIR_WAY: Final = 10.0  # seconds in which tasks that were sent before the change must begin
+PAUSE: Final = 0.01  # seconds between checks of these tasks
 
 log = get_logger(__name__)
 
 
 async def look(link: EngineLink, *, announced: bool = False, exact: bool = False) -> AdaptersSeen:
-    """Ask the engine. Its files stay what they are as long as it runs: only scales change."""
+    """Ask the engine for its adapters. While it runs only their scales change, never their files."""
     asked, known = time.monotonic(), link.traits.adapters if link.traits else ()
     adapters: tuple[Adapter, ...] | None = None
     try:
@@ -48,7 +48,7 @@ async def look(link: EngineLink, *, announced: bool = False, exact: bool = False
 
 @asynccontextmanager
 async def changing(driver: Driver, link: EngineLink) -> AsyncIterator[None]:
-    """Nothing of ours begins at the engine while this block changes its adapters."""
+    """Hold back all tasks of ours on the engine while the block changes its adapters."""
     if not (link.traits and link.traits.adapters):
         yield
         return
@@ -62,10 +62,10 @@ async def changing(driver: Driver, link: EngineLink) -> AsyncIterator[None]:
 
 
 async def _settled(driver: Driver, link: EngineLink) -> bool:
-    """Wait until all tasks that were sent have begun, but not for long."""
+    """Wait until all sent tasks have begun, up to `ON_THEIR_WAY`. Return whether they have."""
     until = driver.now() + ON_THEIR_WAY
     while (table := driver.placement.tables.get(link.engine)) and table.on_their_way:
-        if driver.now() > until:  # what was on its way may begin before the change, or after
+        if driver.now() > until:  # a sent task may begin before or after the change
             return False
         await asyncio.sleep(PAUSE)
     return True

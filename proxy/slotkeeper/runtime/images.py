@@ -1,8 +1,8 @@
-"""Images in prompts: how many tokens each takes on an engine, and prompts of ours that contain images.
+"""Images in prompts: the tokens that each image takes on an engine, and our own prompts with images.
 
-How long an image is, with the text that the engine puts around it, is asked from the engine, once for each
-image and process. It counts exactly, takes no slot for that, and computes nothing (engine.md 15). The count
-in each answer proves it again: after one that differs, prompts with these images stay unrendered.
+The engine is asked once for each image and process how many tokens the image takes, with the text that the
+engine puts around it. It counts exactly, takes no slot and computes nothing (engine.md 15). The count in each
+answer is compared with that number; after one that differs, prompts with these images stay unrendered.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from slotkeeper.scheduler import media
 from slotkeeper.scheduler.types import EMPTY, Tokens
 from slotkeeper.vocab.tokenizer import Tokenizer
 
-BUDGET: Final = 64 << 20  # characters of base64, of requests that are over
-MOST: Final = 4096  # images and pairs of images whose length is known; the oldest are forgotten
-_AROUND: Final[Doc] = {"type": "text", "text": "x"}  # so that no image stands at an end
+BUDGET: Final = 64 << 20  # characters of base64 kept for requests that have ended
+MOST: Final = 4096  # known lengths of images and of pairs of images; the oldest are evicted
+_AROUND: Final[Doc] = {"type": "text", "text": "x"}  # text on both sides of the images
 
 
 class Pictures:
-    """The images of requests under way, and of the last ones that are over: plants in idle time need them."""
+    """The images of running requests and of recently ended ones, which plants in idle time need."""
 
     def __init__(self, budget: int = BUDGET) -> None:
         self._budget = budget
         self._there: WeakValueDictionary[bytes, Picture] = WeakValueDictionary()
         self._recent: OrderedDict[bytes, Picture] = OrderedDict()
-        self.size = 0  # characters of those that are kept beyond their requests
+        self.size = 0  # characters of base64 in `_recent`
 
     def __len__(self) -> int:
         return len(self._recent)
 
     def keep(self, pictures: Iterable[Picture]) -> None:
-        """Remember the images of a request; those that are too many are forgotten once it is over."""
+        """Keep the images of a request; images beyond the budget are dropped when their request ends."""
         for picture in pictures:
             if (before := self._recent.pop(picture.digest, None)) is not None:
                 self.size -= len(before.data)
@@ -49,27 +49,27 @@ class Pictures:
             self.size -= len(self._recent.popitem(last=False)[1].data)
 
     def find(self, digest: bytes) -> Picture:
-        """Return an image by its digest. Raises ValueError if it is not kept any more."""
+        """Return the image of this digest. Raises ValueError if it is no longer kept."""
         if (picture := self._there.get(digest)) is None:
             raise ValueError("an image is not known any more")
         return picture
 
 
 class EngineImages:
-    """The lengths of images on one engine, and prefills with images. A new process begins anew."""
+    """The lengths of images on one engine, and prefills with images. A new engine process clears them."""
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client
         self.pictures = Pictures()
-        self.marker = ""  # stands in a rendered text for each image; "": the engine sees none
-        self._lengths: OrderedDict[Sequence[bytes], int | None] = OrderedDict()  # None: the counts differ
-        self._frame: int | None = None  # tokens of a chat around its image
+        self.marker = ""  # represents each image in a rendered text; "" if the engine accepts no images
+        self._lengths: OrderedDict[Sequence[bytes], int | None] = OrderedDict()  # None: a count differed
+        self._frame: int | None = None  # tokens of the counted chat without its images
 
     def __len__(self) -> int:
         return len(self._lengths)
 
     def begins(self, props: Mapping[str, Any]) -> None:
-        """Take in /props of a new reading, which may follow a restart of the engine."""
+        """Read the marker from /props and clear all lengths, because the engine may have restarted."""
         modalities = props.get("modalities")
         sees = isinstance(modalities, dict) and modalities.get("vision") is True
         self.marker = str(props.get("media_marker") or "") if sees else ""
@@ -81,7 +81,7 @@ class EngineImages:
     ) -> Tokens:
         """Return the tokens of a rendered chat with these images.
 
-        Raises ValueError if they cannot be known, and what the engine's client raises.
+        Raises ValueError if the tokens cannot be known, and the errors of the engine's client.
         """
         texts = text.split(self.marker)
         if len(texts) != len(images) + 1:
@@ -91,18 +91,18 @@ class EngineImages:
             length = await self._length(tokenizer, (digest,), auth)
             found += Tokens.image(digest, length) + await tokenizer.tokenize(behind, add_special=False)
         for one, other in ((one, other) for one, other in pairwise(found.chunks) if one.end == other.start):
-            # Some builds take two images that touch for two frames of one (engine.md 15).
+            # Some builds read two adjacent images as two frames of one image (engine.md 15).
             if await self._length(tokenizer, (one.digest, other.digest), auth) != one.length + other.length:
                 raise ValueError("the engine makes one of two images")
         return found
 
     def distrust(self, prompt: Tokens) -> None:
-        """Leave prompts with these images unrendered, because the engine has counted otherwise."""
+        """Stop rendering prompts with these images, because the engine's count differed."""
         for chunk in prompt.chunks:
             self._remember((chunk.digest,), None)
 
     async def _length(self, tokenizer: Tokenizer, images: Sequence[bytes], auth: Mapping[str, str]) -> int:
-        """Return the tokens of images that touch each other, with what the engine puts around them."""
+        """Return how many tokens adjacent images take, with the text that the engine puts around them."""
         if images not in self._lengths:
             self._remember(images, await self._asked(tokenizer, images, auth))
         if not (length := self._lengths[images]):
@@ -126,12 +126,12 @@ class EngineImages:
         if len(self._lengths) > MOST:
             self._lengths.popitem(last=False)
 
-    # -- prompts of ours ---------------------------------------------------------------------------
+    # -- our own prompts ---------------------------------------------------------------------------
 
     async def prompt(self, tokenizer: Tokenizer, tokens: Tokens, auth: Mapping[str, str]) -> MediaPrompt:
-        """Return what the engine must be sent to compute exactly these tokens.
+        """Return the text and images of which the engine makes exactly these tokens.
 
-        Raises ValueError if there is no such text, and what the engine's client raises.
+        Raises ValueError if there is no such text, and the errors of the engine's client.
         """
         if not self.marker or not tokens.may_end(len(tokens)):
             raise ValueError("no prompt can end there")
@@ -144,7 +144,7 @@ class EngineImages:
     async def _text(
         self, tokenizer: Tokenizer, ids: Tokens, auth: Mapping[str, str], *, begins: bool = False
     ) -> str:
-        """Return a text of which the engine makes these ids."""
+        """Return a text that the engine tokenizes to these ids. Raises ValueError if there is none."""
         special = await tokenizer.tokenize("") if begins else EMPTY
         bare = ids.cut(len(special))
         text = await self._client.detokenize(bare.ids(), headers=auth) if bare else ""
@@ -155,7 +155,7 @@ class EngineImages:
 
 
 async def _beginning(tokenizer: Tokenizer, text: str) -> Tokens:
-    """Return the ids of a text before the first image. The engine puts nothing but BOS before them."""
+    """Return the ids of the text before the first image, before which the engine puts only BOS."""
     bare, found = await tokenizer.tokenize(text, add_special=False), await tokenizer.tokenize(text)
     if not text or found.cut(len(found) - len(bare)) != bare:
         raise ValueError("a special token follows the prompt, or no text precedes its image")

@@ -1,4 +1,4 @@
-"""What the scheduler only says: counted and logged; and the faults of requests that it refuses."""
+"""Counts and logs the scheduler's reports, and makes the errors of requests that it refuses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = get_logger(__name__)
 
 
 class Notices:
-    """Counts and logs effects that change nothing that runs."""
+    """Counts and logs effects that only report."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics

@@ -1,11 +1,12 @@
-"""A change of an engine's adapters while it runs: by `POST /lora-adapters` of a client, ours or another.
+"""A change of a running engine's adapters, by a client's `POST /lora-adapters` through us or directly.
 
-The scales of adapters count for every request that names none. The engine keeps its slots as they are and
-goes on from them (engine.md T12). What they hold stays of use under the set with which it was computed;
-requests are of the new one from here on, so that nothing of the old one is found for them.
+The engine's scales apply to every request that names none. The engine keeps the contents of its slots and
+continues from them (engine.md T12). These contents remain usable under the set that computed them. Requests
+after the change belong to the new set, so that no state of the old set is found for them.
 
-A change of which we are told is exact: nothing begins until it is over. One that is only seen has happened at
-some time since we looked last. What began or ended since then is not used again: neither slots nor files.
+A change through us is exact: no task begins until it is complete. A direct change is only seen afterwards: it
+happened at some time since the last look. Slots and files of tasks that began or ended since then are
+discarded.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from slotkeeper.scheduler.types import SlotId
 
 
 def looks(state: State, now: float) -> Iterator[Effect]:
-    """Ask engines which adapters they use, where something waits for that, or ran since they said.
+    """Ask engines for their adapters if work waits for the answer, or a task ran since the last answer.
 
-    Not at other times: the question would keep an engine awake (`--sleep-idle-seconds`).
+    At other times the question would keep an engine awake (`--sleep-idle-seconds`).
     """
     for table in state.up:
         if table.asking or table.changing or table.adapters_known(now):
@@ -35,7 +36,7 @@ def looks(state: State, now: float) -> Iterator[Effect]:
 
 
 def heard(state: State, event: AdaptersChange | AdaptersSeen) -> Iterator[Effect]:
-    """Take in that adapters are about to change, or which there are now."""
+    """Handle the announcement of a change, or an engine's answer with its current adapters."""
     table = state.tables.get(event.engine)
     if table is None:
         return
@@ -63,7 +64,7 @@ def _seen(state: State, table: EngineTable, event: AdaptersSeen) -> Iterator[Eff
 
 
 def _doubt(state: State, table: EngineTable, before: str, since: float) -> Iterator[Effect]:
-    """Discard states made since then, and mark running work: each may be of the old set or the new one."""
+    """Discard states made since `since`, and mark running work: each may be of the old or the new set."""
     for slot, contents in enumerate(table.shadow.slots):
         place = SlotId(slot)
         if table.states[place] is SlotState.MAINTENANCE:
@@ -78,7 +79,7 @@ def _doubt(state: State, table: EngineTable, before: str, since: float) -> Itera
 
 
 def _drop_newer(state: State, table: EngineTable, before: str, since: float) -> Iterator[Effect]:
-    """Drop the engine's files of the old set that were written since then."""
+    """Drop the engine's files of the set `before` that were written since `since`."""
     for snapshot in [*state.catalog]:
         fresh = snapshot.created >= since and snapshot.fingerprint == table.traits.fingerprint
         if fresh and set_in(snapshot.tokens.space) == before:

@@ -1,13 +1,13 @@
-"""LoRA adapters: the set that a state was computed with.
+"""LoRA adapters: the adapter set with which a state was computed.
 
-Keys and values that one adapter has made are wrong for any other, and for other scales of it. The engine
-keeps them apart only in part (engine.md T12): it empties a slot for a request that names other adapters than
-the slot's last one, but not for a request that names none, and not after `POST /lora-adapters`. Its RAM cache
-and its slot files know nothing of adapters.
+Keys and values computed with one adapter are wrong for any other, and for other scales. The engine separates
+them only in part (engine.md T12): it empties a slot for a request that names other adapters than the slot's
+last request, but not for a request that names none, and not after `POST /lora-adapters`. Its RAM cache and
+its slot files do not record adapters.
 
-So the set is a part of the space of every sequence of tokens, beside the namespace: no slot, branch, file or
-message of one set is found for another. What else must be done is the same as for namespaces (`en_route`),
-from the moment at which an engine has worked with a second set (`EngineShadow.mixed`).
+So the space of every sequence of tokens contains the set, beside the namespace: a slot, branch, file or
+message of one set is never found for another. Once an engine has used a second set (`EngineShadow.mixed`),
+the same precautions apply as for namespaces (`en_route`).
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from typing import Any, Final
 from slotkeeper.scheduler.types import EngineId
 
 BASE: Final = "base"  # the set of an engine with adapters of which none is in use
-UNSURE: Final = "?"  # the set may have changed before a task began, or after
-SEPARATOR: Final = "|"  # no namespace has it
+UNSURE: Final = "?"  # the set may have changed before or after the task began
+SEPARATOR: Final = "|"  # no namespace contains it
 
-Scales = tuple[tuple[int, float], ...]  # what a request asks for: an adapter's number, and its scale
+Scales = tuple[tuple[int, float], ...]  # of a request: number and scale of each adapter
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
     """One adapter that an engine has loaded, in the order of GET /lora-adapters."""
 
-    name: str  # a digest of its file, so that two engines with the same file agree
+    name: str  # a digest of the adapter's file, so that engines with the same file agree
     scale: float  # for requests that name no adapters
 
 
 def single(scale: float) -> float:
-    """Return the scale as the engine has it: a 32-bit float."""
+    """Return the scale rounded to a 32-bit float, as the engine stores it."""
     return array("f", [scale])[0]
 
 
 def scales_in(named: Any) -> Scales | None:
-    """Return the scales in a body's field `lora`, as the engine reads it; none if it is empty (T12)."""
+    """Return the scales in a body's field `lora` as the engine reads it; None if it is empty (T12)."""
     if not isinstance(named, list) or not named:
         return None
     entries = [entry if isinstance(entry, dict) else {} for entry in named]
@@ -50,7 +50,7 @@ def scales_in(named: Any) -> Scales | None:
 
 
 def _number(value: Any, otherwise: float) -> float:
-    """Return the value, or what the engine takes for a value of another type."""
+    """Return the value; if it is no finite number, `otherwise`, which the engine uses in its place."""
     known = isinstance(value, bool | int | float) and isfinite(value)
     return float(value) if known else otherwise
 
@@ -58,8 +58,8 @@ def _number(value: Any, otherwise: float) -> float:
 def set_of(adapters: Sequence[Adapter], asked: Scales | None = None) -> str:
     """Return the name of the set with which a request is computed; "" for an engine without adapters.
 
-    `asked`: the request's own scales. Adapters that it does not name then count as 0, and numbers that the
-    engine does not have as nothing.
+    `asked`: the request's own scales. Adapters that they do not name then have scale 0, and adapter numbers
+    that the engine does not have are ignored.
     """
     if not adapters:
         return ""
@@ -74,9 +74,9 @@ def set_of(adapters: Sequence[Adapter], asked: Scales | None = None) -> str:
 
 
 def scales_of(adapters: Sequence[Adapter], name: str) -> Scales:
-    """Return the scales with which a request of ours asks for the set of this name.
+    """Return the scales with which one of our own requests selects the set of this name.
 
-    Raises ValueError if the engine does not have its adapters.
+    Raises ValueError if the engine does not have the set's adapters.
     """
     wanted = [] if name in {"", BASE} else [part.rpartition("*") for part in name.split(",")]
     left = {at: adapter.name for at, adapter in enumerate(adapters)}
@@ -94,7 +94,7 @@ def scales_of(adapters: Sequence[Adapter], name: str) -> Scales:
 
 
 def space_of(namespace: str, adapters: str) -> str:
-    """Return the space of a namespace's states under a set of adapters."""
+    """Return the space of a namespace's states under an adapter set."""
     return f"{namespace}{SEPARATOR}{adapters}" if adapters else namespace
 
 
@@ -106,12 +106,12 @@ def set_in(space: str) -> str:
     return space.partition(SEPARATOR)[2]
 
 
-# -- what happens to the adapters of an engine that runs (`adapter_change`) ---------------------------------
+# -- events: the adapters of a running engine change (`adapter_change`) ------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptersChange:
-    """A client of ours is about to change an engine's adapters: until `AdaptersSeen` nothing begins there."""
+    """A client is about to change an engine's adapters through us: no task begins before `AdaptersSeen`."""
 
     at: float
     engine: EngineId
@@ -119,9 +119,10 @@ class AdaptersChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptersSeen:
-    """GET /lora-adapters, as the engine answered it; None: it did not. `asked` is when that went out.
+    """The engine's answer to GET /lora-adapters, sent at `asked`; `adapters` is None if there was no answer.
 
-    `announced`: it ends an `AdaptersChange`; `exact`: whatever ran meanwhile had begun before that.
+    `announced`: this event ends an `AdaptersChange`. `exact`: every task that ran meanwhile had begun before
+    the change.
     """
 
     at: float

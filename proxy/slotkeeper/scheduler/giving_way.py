@@ -1,19 +1,19 @@
-"""A long prefill of low priority gives way to more urgent requests, at the end of a batch.
+"""A long prefill of low priority gives way to more urgent requests at the end of a batch.
 
 While an engine computes one prompt, prompts in other slots wait: it fills each batch from the lowest slot on.
-A task that was sent is stopped a batch late at best, and a disconnect may not be noticed at all (engine.md
-T10). So a request whose client calls it low is computed in pieces of one batch, each a prefill of ours that
-continues the one before. No token is computed twice, and after each piece nothing of it is at work.
+A task that was sent stops a batch late at best, and the engine may not notice a disconnect at all (engine.md
+T10). So a request that its client marks as low is computed in pieces of one batch. Each piece is one of our
+own prefills and continues the piece before. No token is computed twice, and after each piece no task runs.
 
-1. After a piece it goes back to the queue where a more urgent request waits for a slot or is at work on that
-   engine, if what that gains is more than what it costs. Both are in seconds:
-   * gain: the rest of its prefill, and its answer too where the other request needs its slot;
-   * loss: its own state, if the other request needs its slot: a copy in the engine's RAM cache, the way to a
-     file and back, or else computing it again; a round trip where it keeps its slot.
-2. Its losses in tokens have a limit, `MOST_GIVEN_BACK` of its prompt.
-3. It begins, or goes on, where no more urgent request is at work, unless it has aged (`turns`).
+1. After a piece the request returns to the queue if a more urgent request waits for a slot or runs on that
+   engine, and the gain exceeds the loss. Both are in seconds:
+   * gain: the rest of the prefill, and the answer too if the other request needs the slot;
+   * loss: a round trip if the request keeps its slot. If the other request needs the slot, the price of the
+     state: loading it from the engine's RAM cache, saving and restoring a file, or computing it again.
+2. The tokens that a request computes again are limited to `MOST_GIVEN_BACK` of its prompt.
+3. A request begins or continues only while no more urgent request runs there, unless it has aged (`turns`).
 
-What a client does not call low itself is not divided: it is sent whole, as without priorities.
+Requests that their client does not mark as low are sent whole, as without priorities.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from slotkeeper.scheduler.turns import waited
 from slotkeeper.scheduler.types import Reason, RequestId, SlotId, Tokens
 from slotkeeper.scheduler.urgency import Priority, PriorityAct, SaidBy
 
-MOST_GIVEN_BACK: Final = 0.05  # of a prompt, which may be computed again because it gave way
+MOST_GIVEN_BACK: Final = 0.05  # share of a prompt that may be computed again because its request gave way
 OURS: Final = {Purpose.PLANT, Purpose.STEER}  # prefills of a request's own prompt
-BORDERS: Final = {Purpose.PIECE, Purpose.PLANT}  # of these, those behind which it may pause
+BORDERS: Final = {Purpose.PIECE, Purpose.PLANT}  # purposes of prefills after which a request may pause
 
 
 def divisible(pending: Pending) -> bool:
@@ -53,12 +53,12 @@ def in_pieces(pending: Pending, plan: Plan) -> Plan:
     if prompt is None or found is None or not (divisible(pending) and _helped(prompt, plan)):
         return plan
     starts = () if traits.cuttable else user_starts(prompt, traits)[-1:]
-    batch = max(traits.n_batch, traits.n_ubatch + TAIL)  # in the last one the engine makes its checkpoints
+    batch = max(traits.n_batch, traits.n_ubatch + TAIL)  # the engine makes its checkpoints in the last batch
     steps: list[Step] = []
     at = 0 if any(isinstance(step, Wipe) for step in plan.steps) else found.reuse
     for step in plan.steps:
         if isinstance(step, Prefill) and step.purpose in OURS and (end := prompt.lcp(step.tokens)) > at:
-            left = len(prompt) - end  # with the request itself, if that is less than a batch
+            left = len(prompt) - end  # sent with the request itself if less than a batch
             last = max(LEAST, batch - left) if left < batch else batch
             steps += _pieces(prompt, range(at, end), starts, batch, last=last)
             at = end
@@ -69,17 +69,17 @@ def in_pieces(pending: Pending, plan: Plan) -> Plan:
 
 
 def _helped(prompt: Tokens, plan: Plan) -> bool:
-    """Whether prefills of its parts help: the slot is chosen, no image is cut, the cache is used."""
+    """Whether prefills of parts help: we choose the slot, no image is cut, the engine uses its cache."""
     chosen = plan.pinned or plan.reason is Reason.STEERED
     uncached = plan.pinned and not plan.apart and plan.table.shadow.apart(prompt.space)
     return chosen and not uncached and not prompt.chunks
 
 
 def _pieces(prompt: Tokens, todo: range, starts: Sequence[int], batch: int, *, last: int) -> Iterator[Step]:
-    """Yield prefills of at most a batch each, until `last` tokens are left for what follows.
+    """Yield prefills of at most one batch each, and leave `last` tokens for the next step.
 
-    The first may be shorter.
-    A chat's last user message begins with a checkpoint; a prefill of ours makes it `TAIL` before its end.
+    The first prefill may be shorter. A prefill that ends `TAIL` tokens behind the start of the last user
+    message makes the checkpoint at that start.
     """
     ends = {*range(todo.stop - last, todo.start, -batch)}
     if ends:
@@ -92,7 +92,7 @@ def _pieces(prompt: Tokens, todo: range, starts: Sequence[int], batch: int, *, l
 
 
 def resumes(pending: Pending, plan: Plan) -> None:
-    """Record what a request that gave way before computes again, now that it begins."""
+    """Record how many tokens a request that gave way before must compute again, when it begins."""
     found = plan.reuse_plan
     if pending.begun and found is not None and pending.pieces_until is not None:
         pending.given_back += max(0, pending.reached - found.reuse)
@@ -102,7 +102,7 @@ def resumes(pending: Pending, plan: Plan) -> None:
 
 
 def at_border(pending: Pending, plan: Plan) -> bool:
-    """Whether a part of the prompt was just computed, and its state is not to be saved next."""
+    """Whether the last step computed a part of the prompt, and the next step does not save its state."""
     left = pending.steps_left
     done, saved = plan.steps[-left - 1], left > 0 and isinstance(plan.steps[-left], Keep)
     return divisible(pending) and isinstance(done, Prefill) and done.purpose in BORDERS and not saved
@@ -110,14 +110,14 @@ def at_border(pending: Pending, plan: Plan) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class MoreUrgent:
-    """A request for which one of low priority may give way."""
+    """A request for which another one may give way."""
 
     pending: Pending
-    waits: bool  # for a slot; else it is at work on the same engine
+    waits: bool  # True: it waits for a slot; False: it runs on the same engine
 
 
 def after_piece(state: State, pending: Pending, slot: SlotId, now: float) -> Ranked | None:
-    """Return whether the request gives way now, with both prices; None if no other is more urgent."""
+    """Return whether the request gives way now, with gain and loss; None if no request is more urgent."""
     plan, prompt = pending.plan, pending.prompt
     if plan is None or prompt is None:
         return None
@@ -143,7 +143,7 @@ def after_piece(state: State, pending: Pending, slot: SlotId, now: float) -> Ran
 
 
 def _more_urgent(state: State, pending: Pending, table: EngineTable) -> MoreUrgent | None:
-    """Return a request that waits for a slot, else one that is at work on this engine."""
+    """Return a more urgent request that waits for a slot, else one that runs on this engine, else None."""
     at_work = None
     for other in state.requests.values():
         if other.rank <= pending.rank or other.arrived.model != pending.arrived.model:
@@ -161,10 +161,10 @@ def _works(other: Pending, table: EngineTable) -> bool:
 
 
 def _lost(table: EngineTable, slot: SlotId, now: float) -> tuple[float, int]:
-    """Return the price of having a state again, in tokens, and how many are surely computed again."""
+    """Return the price of recovering a slot's state, in tokens, and the tokens certainly computed again."""
     contents = table.shadow.slots[slot]
     held = contents.total if contents else 0
-    if table.traits.ram_cache:  # it comes back before much else can push the copy out
+    if table.traits.ram_cache:  # the request returns before many other prompts can evict the copy
         return TOUCH_PRICE + RAM_DOUBT * held, 0
     if table.may_save(now):
         rates = table.rates
@@ -173,11 +173,11 @@ def _lost(table: EngineTable, slot: SlotId, now: float) -> tuple[float, int]:
     return held, held
 
 
-# -- 3: before it begins, or goes on ---------------------------------------------------------------------
+# -- 3: before a request begins or continues -------------------------------------------------------------
 
 
 def stands_behind(state: State, pending: Pending, plan: Plan) -> RequestId | None:
-    """Return the more urgent request for which this one does not begin yet; None if it may begin."""
+    """Return the more urgent request because of which this one must wait; None if it may begin."""
     prompt, found = pending.prompt, plan.reuse_plan
     if pending.aged or prompt is None or not divisible(pending):
         return None
@@ -193,9 +193,9 @@ def stands_behind(state: State, pending: Pending, plan: Plan) -> RequestId | Non
 
 
 def stood_back(state: State, pending: Pending, plan: Plan, now: float) -> Iterator[Effect]:
-    """Report that the request does not begin, once for each time that it was put into the queue."""
+    """Report that the request does not begin; once each time that it enters the queue."""
     other = state.requests.get(pending.stands_behind) if pending.stands_behind else None
-    if other and other.stage is Stage.QUEUED:  # nothing at the engine tells that this has changed
+    if other and other.stage is Stage.QUEUED:  # no event of the engine reports a change of this
         pending.waits_in = None
     if not pending.stood_back:
         pending.stood_back = True

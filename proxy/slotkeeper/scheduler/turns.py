@@ -1,11 +1,11 @@
-"""In which order queued requests are served, and until when: priorities, aging and deadlines.
+"""The order in which queued requests are served, and their deadlines: priorities, aging, expiry.
 
-1. The more urgent first; among equals the order of the queue, which is fair between clients.
-2. No priority starves: where none of its requests was begun for `AGES_AFTER` seconds, its next one is the
-   very first, and gives way to nobody while it runs.
-3. A request that cannot begin in time (`X-Slotkeeper-Max-Wait`) is refused. One that ever had a place is not.
+1. More urgent requests first; requests of equal priority in the queue's order, which is fair between clients.
+2. No priority starves: if no request of a priority has begun for `AGES_AFTER` seconds, its next request is
+   served first and does not give way.
+3. A request that cannot begin in time (`X-Slotkeeper-Max-Wait`) is refused, unless it had a slot before.
 
-Without priorities and deadlines nothing of this is asked.
+If no request has a priority or a deadline, none of this runs.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.types import ModelName, RequestId
 from slotkeeper.scheduler.urgency import Priority, PriorityAct
 
-# SDKs of OpenAI and Anthropic give up after 600 seconds. A low request waits for its turn twice at most, then
-# it is computed to its end, so eight minutes are left for that.
+# SDKs of OpenAI and Anthropic time out after 600 seconds. A low request waits at most twice this time for its
+# turn and then runs to its end, so eight minutes are left for computing it.
 AGES_AFTER: Final = 60.0  # seconds
-COUNTING: Final = 0.25  # seconds in which a request's tokens are counted, so that it can be placed at all
-SOONEST, LATEST = 1, 600  # seconds that a refused client is told to wait
-UNKNOWN: Final = 5.0  # seconds, where nothing tells when a slot will be free
+COUNTING: Final = 0.25  # seconds to count a request's tokens, which must precede its placement
+SOONEST, LATEST = 1, 600  # bounds of `Retry-After`, in seconds
+UNKNOWN: Final = 5.0  # seconds, if no running request predicts when a slot will be free
 
 
 def in_turn(state: State, now: float) -> Sequence[RequestId]:
-    """Return the queue in the order in which it is served."""
+    """Return the queued requests in the order in which they are served."""
     queue = tuple(state.queue)
     for request in state.hinted.keys() - state.requests.keys():
         del state.hinted[request]
@@ -44,7 +44,7 @@ def in_turn(state: State, now: float) -> Sequence[RequestId]:
 
 
 def _aged(state: State, queue: Sequence[RequestId], priority: Priority, now: float) -> RequestId | None:
-    """Return the next request of a priority, if that had to wait too long behind more urgent ones."""
+    """Return the next request of a priority if it has waited too long behind more urgent ones, else None."""
     waiting = _of(state, queue, priority)
     return waiting[0].arrived.request if waiting and now >= _ages_at(state, waiting, priority) else None
 
@@ -58,13 +58,13 @@ def _of(state: State, queue: Sequence[RequestId], priority: Priority) -> Sequenc
 
 
 def _ages_at(state: State, waiting: Sequence[Pending], priority: Priority) -> float:
-    """Return when the next of them is served first."""
+    """Return the time from which the next of the waiting requests is served first."""
     since = max(min(pending.queued_at for pending in waiting), state.served_at.get(priority, -inf))
     return since + AGES_AFTER
 
 
 def due_at(state: State, now: float) -> float:
-    """Return when the order changes or a request expires next; infinite if neither will."""
+    """Return the time of the next change of order or expiry; infinite if there will be none."""
     if not state.hinted:
         return inf
     queue = tuple(state.queue)
@@ -74,11 +74,11 @@ def due_at(state: State, now: float) -> float:
     return min((at for at in (*ages, *expires) if at > now), default=inf)
 
 
-# -- what is said of it ----------------------------------------------------------------------------------
+# -- reports ---------------------------------------------------------------------------------------------
 
 
 def noted(state: State, pending: Pending, now: float) -> Iterator[Effect]:
-    """Report, for a request that is about to be served, if that is because of priorities."""
+    """Report a request that is about to be served out of the queue's order because of priorities."""
     if not state.hinted:
         return
     other = _passed(state, pending)
@@ -94,7 +94,7 @@ def noted(state: State, pending: Pending, now: float) -> Iterator[Effect]:
 
 
 def _passed(state: State, pending: Pending) -> RequestId | None:
-    """Return the first request in the queue that this one overtakes because it is more urgent."""
+    """Return the first less urgent request in the queue that this request overtakes."""
     for request in state.queue:
         if request == pending.arrived.request:
             return None
@@ -104,7 +104,7 @@ def _passed(state: State, pending: Pending) -> RequestId | None:
 
 
 def waited(pending: Pending, now: float) -> float:
-    """Return the seconds in the queue so far."""
+    """Return the seconds that the request has spent in the queue so far."""
     return pending.waited + (now - pending.queued_at if pending.stage is Stage.QUEUED else 0.0)
 
 
@@ -112,7 +112,7 @@ def waited(pending: Pending, now: float) -> float:
 
 
 def expire(state: State, now: float) -> Iterator[Effect]:
-    """Refuse requests that could not begin in time; nothing of them was sent to an engine."""
+    """Refuse requests whose deadline has passed; nothing of them was sent to an engine."""
     for pending in tuple(_unbegun(state)):
         if now >= _expires_at(pending):
             state.forget(pending.arrived.request)
@@ -126,7 +126,7 @@ def expire(state: State, now: float) -> Iterator[Effect]:
 
 
 def _unbegun(state: State) -> Iterator[Pending]:
-    """Yield queued requests that never had a place."""
+    """Yield the queued requests that never had a slot."""
     for request in state.hinted:
         pending = state.requests.get(request)
         if pending and pending.stage is Stage.QUEUED and not pending.begun:

@@ -1,6 +1,6 @@
-"""What a request says of its own urgency, and the names of what was done about that.
+"""The urgency of requests, and the acts of the scheduler because of it.
 
-Nothing here is needed: a request that says nothing is `NORMAL`, and is served as if there were no priorities.
+All hints are optional: a request without them is `NORMAL` and is served as if there were no priorities.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 
 class Priority(StrEnum):
-    """How urgent a request is. In headers, logs, metrics and `why` alike."""
+    """How urgent a request is. Headers, logs, metrics and `why` use these values."""
 
     HIGH = "high"
     NORMAL = "normal"
@@ -20,7 +20,7 @@ class Priority(StrEnum):
 
     @property
     def rank(self) -> int:
-        """Higher ranks are served first."""
+        """Rank of the priority; requests of higher rank are served first."""
         return _RANKS[self]
 
 
@@ -28,28 +28,28 @@ _RANKS: Final = {Priority.LOW: 0, Priority.NORMAL: 1, Priority.HIGH: 2}
 
 
 class SaidBy(StrEnum):
-    """What gave a request its priority."""
+    """The source of a request's priority."""
 
     NOTHING = "nothing"
     HEADER = "header"  # X-Slotkeeper-Priority
     AGENT_HINTS = "agent_hints"  # `nvext.agent_hints` in the body
     BODY = "body"  # `service_tier` or `priority`
-    SIDE_REQUEST = "side_request"  # it asks for a title, a suggestion or a summary
+    SIDE_REQUEST = "side_request"  # the request asks for a title, a suggestion or a summary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestHints:
-    """What is known of a request's urgency."""
+    """Priority, deadline and other hints of one request."""
 
     priority: Priority = Priority.NORMAL
     said_by: SaidBy = SaidBy.NOTHING
-    output: int | None = None  # tokens that its answer will probably have
+    output: int | None = None  # tokens that the answer will probably have
     prefetch: bool = True  # whether the next turn's prompt may be computed in idle time
-    start_by: float = inf  # seconds of the driver's clock: later it is refused instead
+    start_by: float = inf  # driver's clock, seconds; a request that has not begun by then is refused
 
     @property
     def neutral(self) -> bool:
-        """Whether nothing in them changes when the request is served."""
+        """Whether these hints leave the order of the queue unchanged and set no deadline."""
         return self.priority is Priority.NORMAL and self.start_by == inf
 
 
@@ -57,11 +57,11 @@ NO_HINTS: Final = RequestHints()
 
 
 class PriorityAct(StrEnum):
-    """What was done because of priorities or deadlines. In logs, metrics, headers, `why` and tests alike."""
+    """Acts because of priorities or deadlines. Logs, metrics, headers, `why` and tests use these values."""
 
-    WENT_FIRST = "went_first"  # it was served before requests that came earlier
-    AGED = "aged"  # it was served before more urgent ones, because none of its priority had been for long
-    STOOD_BACK = "stood_back"  # a slot was free, but more urgent requests were at work on that engine
-    GAVE_WAY = "gave_way"  # its prefill paused at the end of a batch, for a more urgent request
-    KEPT_ON = "kept_on"  # it did not pause, because that would have cost more than it gains
-    EXPIRED = "expired"  # it could not be started in time, and was refused
+    WENT_FIRST = "went_first"  # served before less urgent requests that arrived earlier
+    AGED = "aged"  # served before more urgent requests: none of its priority had begun for `AGES_AFTER`
+    STOOD_BACK = "stood_back"  # did not begin in a free slot, because more urgent requests ran on that engine
+    GAVE_WAY = "gave_way"  # its prefill paused at the end of a batch for a more urgent request
+    KEPT_ON = "kept_on"  # its prefill did not pause, because pausing would have cost more than it gains
+    EXPIRED = "expired"  # refused, because it could not begin before its deadline
