@@ -266,13 +266,6 @@ async def test_answers_follow_scales_that_change_while_the_engine_runs(start, mo
     assert behind_our_back or reused[2] > 300
 
 
-async def noticed(at: httpx.AsyncClient, sidecar: Sidecar) -> None:
-    """Wait until the last answer about adapters is a second old, so that the next request asks the engine."""
-    import asyncio
-
-    await asyncio.sleep(1.1)
-
-
 async def test_grammar_and_sampling_cost_nothing(start):
     """They change the answer, but not the state of the prompt."""
     text = story("grammar")
