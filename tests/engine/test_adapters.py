@@ -127,8 +127,8 @@ async def test_a_restored_slot_is_emptied_unless_its_last_task_had_the_same_adap
         await ask(stock, prompt, FIRST, id_slot=0)
         await stock.post("/slots/0?action=save", json={"filename": "first"})
         found = []
-        for dressed in (False, True):
-            if dressed:
+        for adapters_set in (False, True):
+            if adapters_set:
                 await ask(stock, "x", FIRST, id_slot=1, n_predict=0)
             restored = await stock.post("/slots/1?action=restore", json={"filename": "first"})
             assert restored.status_code == 200, restored.text

@@ -306,14 +306,14 @@ def _restored(table: EngineTable, want: Want) -> Iterator[Plan]:
         for slot in idle:
             here = replace(reuse_plan, slot=slot)  # whatever the slot held is overwritten
             price = restore_price(table, snapshot) + price_of(table, here, want)
-            steps = _dressed(table, slot, want)
+            steps = _touch_for_adapters(table, slot, want)
             yield _plan(table, here, price + TOUCH_PRICE * len(steps), steps=(*steps, Load(snapshot)))
 
 
-def _dressed(table: EngineTable, slot: SlotId, want: Want) -> tuple[Step, ...]:
+def _touch_for_adapters(table: EngineTable, slot: SlotId, want: Want) -> tuple[Step, ...]:
     """A touch under its adapters: else the engine empties the slot once the request comes (engine.md T12)."""
     shadow, space = table.shadow, want.prompt.space
-    if not (want.own_scales or shadow.own_set(space)) or not shadow.undressed(slot, space):
+    if not (want.own_scales or shadow.own_set(space)) or not shadow.has_other_adapters(slot, space):
         return ()
     return (Prefill(foreign_token(want.prompt), Purpose.TOUCH),)
 

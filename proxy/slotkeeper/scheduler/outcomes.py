@@ -165,7 +165,7 @@ def _release(
 ) -> None:
     """Free the slot of a finished request. If the slot is not `certain`, GET /slots must confirm it first."""
     if event.prompt_tokens is None:  # an error answer: the slot is unchanged, but it may not be free yet
-        table.shadow.worn[slot] = None
+        table.shadow.task_adapters[slot] = None
         table.leave(slot, now)
         return
     cached = event.cached if event.cached is not None else pending.predicted or 0
@@ -184,7 +184,7 @@ def _release(
         now=now,
         space=pending.arrived.space,
     )
-    table.shadow.worn[slot] = pending.arrived.adapters
+    table.shadow.task_adapters[slot] = pending.arrived.adapters
     if pending.arrived.adapters == UNSURE:
         table.doubt(slot)
     table.move(slot, SlotState.IDLE if certain and not contents.rough else SlotState.DRAINING, None, now)
@@ -304,7 +304,7 @@ def gone(state: State, event: Gone) -> Iterator[Effect]:
 
 def _leave(pending: Pending, table: EngineTable, slot: SlotId, now: float) -> None:
     """Give up the slot of a request whose client disconnected. It holds what was computed so far."""
-    table.shadow.worn[slot] = None  # its task may not have begun
+    table.shadow.task_adapters[slot] = None  # its task may not have begun
     if pending.stage is Stage.RUNNING:
         table.unknown = table.unknown if pending.prompt is not None else table.traits.n_ctx
         table.shadow.slots[slot] = _broken_off(pending, table)

@@ -121,7 +121,7 @@ def engine_up(state: State, event: EngineUp) -> Iterator[Effect]:
     if not event.fresh or kept:
         table.shadow.mixed = bool(event.traits.adapters)  # by whatever ran there before us
     if not event.fresh:
-        table.shadow.worn = [None] * event.traits.n_slots
+        table.shadow.task_adapters = [None] * event.traits.n_slots
         table.shared_until = event.at + SHARED_FOR
     yield from close_ended(state)
 

@@ -176,7 +176,7 @@ def _planted(table: EngineTable, slot: SlotId, step: Step, event: Planted) -> bo
         if contents := shadow.slots[slot]:
             shadow.slots[slot] = replace(contents, following=None)
         return False
-    shadow.worn[slot] = None if event.computed is None else set_in(tokens.space)
+    shadow.task_adapters[slot] = None if event.computed is None else set_in(tokens.space)
     if event.computed is None:  # the engine may still be running it
         shadow.slots[slot] = (
             shadow.broken_off(shadow.plan_reuse(slot, tokens), tokens) if event.stopped else None

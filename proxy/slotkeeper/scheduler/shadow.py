@@ -63,7 +63,7 @@ class EngineShadow:
         self._tasks = 0
         self.mixed = False  # whether states of several sets of adapters may be in the engine
         # With which adapters a slot's last task ran; "": it never had one, None: that is not known.
-        self.worn: list[str | None] = [""] * traits.n_slots
+        self.task_adapters: list[str | None] = [""] * traits.n_slots
 
     def __repr__(self) -> str:
         contents = " ".join(str(h.total) if h else "-" for h in self.slots)
@@ -96,10 +96,10 @@ class EngineShadow:
     def plan_reuse_restored(self, slot: SlotId, prompt: Tokens, snapshot: Snapshot) -> ReusePlan:
         """Plan to send a prompt to `slot` after a restore of this file, which overwrites the slot.
 
-        The slot must have the prompt's adapters by then (`undressed`).
+        The slot must have the prompt's adapters by then (`has_other_adapters`).
         """
         base = restored(snapshot, self.traits, now=0.0)
-        reuse_plan = self._plan_reuse(base, self.ram, slot, prompt, dressed=True)
+        reuse_plan = self._plan_reuse(base, self.ram, slot, prompt, adapters_set=True)
         source = Source.SNAPSHOT if reuse_plan.source is Source.SLOT else reuse_plan.source
         return replace(reuse_plan, source=source, parked=False)
 
@@ -134,9 +134,9 @@ class EngineShadow:
         """Whether it is not known with which adapters this was computed, so that it can be of no use."""
         return bool(self.traits.adapters) and not set_in(contents.tokens.space)
 
-    def undressed(self, slot: SlotId, space: str) -> bool:
+    def has_other_adapters(self, slot: SlotId, space: str) -> bool:
         """Whether the slot's last task may have had other adapters; then the engine may empty it (T12)."""
-        return bool(self.traits.adapters) and self.worn[slot] != set_in(space)
+        return bool(self.traits.adapters) and self.task_adapters[slot] != set_in(space)
 
     @property
     def may_load(self) -> bool:
@@ -341,10 +341,10 @@ class EngineShadow:
         prompt: Tokens,
         *,
         evict: bool = False,
-        dressed: bool = False,
+        adapters_set: bool = False,
     ) -> ReusePlan:
-        if not dressed and self.own_set(prompt.space) and self.undressed(slot, prompt.space):
-            sure, nothing = self.worn[slot] is not None, Source.NOTHING
+        if not adapters_set and self.own_set(prompt.space) and self.has_other_adapters(slot, prompt.space):
+            sure, nothing = self.task_adapters[slot] is not None, Source.NOTHING
             return ReusePlan(slot=slot, reuse=0, source=nothing, base=None, parked=False, foreign=not sure)
         common = contents.tokens.lcp(prompt) if contents else 0
         if self.apart(prompt.space) and self._mixes(contents, prompt, common):

@@ -340,7 +340,7 @@ class EngineTable:
         if state in (SlotState.RUNNING, SlotState.FOREIGN):
             self.loaded.discard(slot)
         if state is SlotState.FOREIGN:
-            self.shadow.worn[slot] = None
+            self.shadow.task_adapters[slot] = None
         if state is SlotState.IDLE and slot in self.doubted:
             self.doubted.discard(slot)
             self.doubt(slot)
@@ -370,13 +370,13 @@ class EngineTable:
     def disown(self) -> None:
         """Distrust idle slots: a task ran unseen, so where states are kept apart they are not certain."""
         for slot in self.idle:
-            contents, self.shadow.worn[slot] = self.shadow.slots[slot], None
+            contents, self.shadow.task_adapters[slot] = self.shadow.slots[slot], None
             if contents and self.shadow.apart(contents.tokens.space):
                 self.doubt(slot)
 
     def doubt(self, slot: SlotId) -> None:
         """It is not known to whom what a slot holds belongs."""
-        self.shadow.worn[slot] = None
+        self.shadow.task_adapters[slot] = None
         if contents := self.shadow.slots[slot]:
             self.shadow.slots[slot] = SlotContents(opaque=contents.total, used=contents.used)
 
