@@ -198,8 +198,9 @@ def slots() -> list[Panel]:
         ),
         lines(
             "Engines, by state",
-            "Good is up, and `unloaded` or `sleeping` where that is wanted. `failing`: it answers, but "
-            "requests fail there, and go elsewhere. Somebody has asked for what is `draining` or `drained`.",
+            "Good is up, and `unloaded` or `sleeping` if that is intended. `failing`: the engine answers, "
+            "but its requests fail and go to other engines. `draining` or `drained`: an operator took it "
+            "out of use.",
             {"{{engine}} {{state}}": f"{NOW.total('engine_state', 'engine', 'state')} > 0"},
             stacked=True,
         ),

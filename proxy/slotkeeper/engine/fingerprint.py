@@ -173,11 +173,11 @@ def projector_of(props: Mapping[str, Any], path: Path | None) -> str:
     A file with images is used only under the same one: neither the engine nor the file names it, and with
     another of the same kind answers are wrong (engine.md 15). If the projector's file cannot be read here, or
     is not known, files with images serve one process of the engine only. The marker in /props tells that,
-    which is new at each start unless somebody has fixed it; then they serve this reading only.
+    which is new at each start unless LLAMA_MEDIA_MARKER is set; then they serve this reading only.
 
     Args:
         props: the answer of /props.
-        path: the file of the projector, as the engine was told.
+        path: the file of the projector, from the engine's command line.
     """
     modalities = props.get("modalities")
     if not isinstance(modalities, dict) or modalities.get("vision") is not True:

@@ -91,7 +91,7 @@ class Membership:
             yield EngineSeen(engine=link.engine, state=state, answers=answers, losses=link.losses)
 
     def asked(self) -> Iterator[Event]:
-        """Return an event for each draining engine, for a scheduler that was made anew."""
+        """Return an event for each draining engine, for a new scheduler."""
         return (self._asked(link) for link in self._engines.upstreams if link.draining)
 
     def change(self, upstreams: Sequence[NamedUpstream]) -> None:

@@ -56,7 +56,7 @@ class Index:
     def open(self, known: Mapping[SnapshotId, float]) -> dict[SnapshotId, Use]:
         """Make the index agree with the snapshots in the store (id -> creation time), and read it.
 
-        A damaged index file is removed and made anew.
+        A damaged index file is removed and created again.
         """
         try:
             return self._agree(known)
