@@ -19,7 +19,7 @@ from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.sessions import prose
 from slotkeeper.scheduler.urgency import PriorityAct
 
-LONG, QUESTIONS = 12_000, 6  # tokens of the long prompt; questions at most
+LONG, QUESTIONS = 12_000, 40  # tokens of the long prompt; questions at most, until it is answered
 
 
 @pytest.mark.parametrize("slots", [1, 2])

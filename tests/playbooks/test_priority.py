@@ -272,6 +272,18 @@ def test_a_low_request_keeps_its_slot_and_waits_for_an_urgent_one_in_another_slo
     assert play >> piece("low", ENDS[1])
 
 
+def test_a_low_request_that_gave_way_before_its_last_batch_does_not_continue_at_once():
+    play = Play(limits=CALM, memory="dense")
+    begun(play)
+    for before, end in pairwise((0, *ENDS[:-1])):
+        play << filled(end - before) >> piece("low", ENDS[ENDS.index(end) + 1])
+    assert asks(play, "short", A) >> goes("short", slot=1)
+    play << filled(BATCH) >> ranked("low", PriorityAct.GAVE_WAY) >> ranked("low", PriorityAct.STOOD_BACK)
+    assert play << starts("short")
+    play << ends("short", 400) >> reports("short")
+    assert play >> goes("low", slot=0)
+
+
 def test_a_low_request_does_not_begin_while_a_more_urgent_one_runs():
     play = Play(limits=CALM, memory="dense")
     assert asks(play, "short", A) >> goes("short")

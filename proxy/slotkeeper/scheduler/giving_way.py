@@ -181,7 +181,8 @@ def stands_behind(state: State, pending: Pending, plan: Plan) -> RequestId | Non
     prompt, found = pending.prompt, plan.reuse_plan
     if pending.aged or prompt is None or not divisible(pending):
         return None
-    if found is not None and len(prompt) - found.reuse <= plan.table.traits.n_batch:
+    short = found is not None and len(prompt) - found.reuse <= plan.table.traits.n_batch
+    if short and not pending.begun:  # one that gave way must wait, even if one batch of it is left
         return None
     for other in state.requests.values():
         if other.rank <= pending.rank or other.arrived.model != pending.arrived.model:
