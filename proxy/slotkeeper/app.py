@@ -18,7 +18,6 @@ from slotkeeper.composition import (
     cold_room,
     connections_of,
     limits_in,
-    read_ahead_in,
     store_in,
     trusted_in,
 )
@@ -27,13 +26,14 @@ from slotkeeper.conversation.rules.apply import DEFAULTS
 from slotkeeper.conversation.rules.base import Choice
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.http import EngineAddress
+from slotkeeper.exchange.bodies import Budget
 from slotkeeper.exchange.connections import (
     Complaints,
     Site,
     Tls,
     TlsError,
 )
-from slotkeeper.exchange.data import DataPort, Intake
+from slotkeeper.exchange.data import DataPort
 from slotkeeper.exchange.door import Door
 from slotkeeper.exchange.exchange import Gate
 from slotkeeper.exchange.keys import KeysError, OwnKeys
@@ -101,9 +101,14 @@ class Sidecar:
         self._keys = OwnKeys(settings.keys_file) if settings.keys_file else None
         self._recorder = self._recording(settings.record) if settings.record else None
         self._spans = spans_to(settings.otlp_endpoint)
-        self._ahead = read_ahead_in(settings, self.metrics)
+        self._ahead = Budget(
+            each=int(settings.read_ahead_bytes),
+            total=int(settings.read_ahead_total),
+            seconds=settings.write_timeout,
+            metrics=self.metrics,
+        )
         self._aside = Aside()
-        self._intake = Intake(
+        self._intake = Budget(
             each=int(settings.max_body_bytes),
             total=int(settings.all_bodies_bytes),
             seconds=settings.body_timeout,

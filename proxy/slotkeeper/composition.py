@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 
 from slotkeeper.config import UsageError
 from slotkeeper.exchange.connections import Connections, Network, Tls, raise_descriptors, room_for
-from slotkeeper.exchange.outlet import ReadAhead
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics, SharedPart
 from slotkeeper.scheduler.costs import Limits
@@ -70,15 +69,6 @@ def connections_of(
         tls=context,
     )
     return data, admin
-
-
-def read_ahead_in(settings: Settings, metrics: Metrics) -> ReadAhead:
-    return ReadAhead(
-        int(settings.read_ahead_bytes),
-        int(settings.read_ahead_total),
-        seconds=settings.write_timeout,
-        metrics=metrics,
-    )
 
 
 # -- the snapshot store -------------------------------------------------------------------------------------

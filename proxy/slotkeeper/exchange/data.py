@@ -1,7 +1,4 @@
-"""The data port: every route of llama-server, passed through byte for byte unless something must change.
-
-The size of each request body, and of all of them together, is bounded.
-"""
+"""The data port: every route of llama-server, passed through byte for byte unless something must change."""
 
 from __future__ import annotations
 
@@ -9,12 +6,10 @@ import asyncio
 import uuid
 from collections.abc import Callable
 from contextlib import nullcontext
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 from urllib.parse import unquote
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from slotkeeper.api import errors
 from slotkeeper.api import head as names
@@ -22,111 +17,16 @@ from slotkeeper.api.errors import ClientFault, Fault, OurFault, UpstreamFault
 from slotkeeper.api.head import Api, Secrets, classify, is_open, request_id, takes_form
 from slotkeeper.api.request import NotPlain, named_model, plain
 from slotkeeper.engine.client import LOOP_STATUS
+from slotkeeper.exchange.bodies import Body, Budget, Outlet
 from slotkeeper.exchange.connections import Connections
 from slotkeeper.exchange.door import Judged, KeyCheck, Refusal
 from slotkeeper.exchange.exchange import Exchange, Gate
-from slotkeeper.exchange.outlet import Outlet
 from slotkeeper.exchange.upstream import GONE, abort, answering, copy, prepared, target
 from slotkeeper.observe.log import Seldom, get_logger
-from slotkeeper.observe.metrics import ConnectionCut, Metrics
 from slotkeeper.runtime.adapter_looks import changing
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.events import Arrived, Gone
 from slotkeeper.scheduler.types import NO_ROUTER, RequestId
-
-RETRY_AFTER: Final = 5  # seconds
-SLOWEST: Final = 16 * 1024  # bytes per second, the slowest upload of a large body
-
-
-class Intake:
-    """Memory for request bodies, from the first byte of each to the end of its answer."""
-
-    def __init__(self, *, each: int, total: int, seconds: float, metrics: Metrics) -> None:
-        """`each` and `total` are bytes. A body has `seconds` to arrive, and a large one more (SLOWEST)."""
-        self.each = each
-        self.total = total
-        self.free = total
-        self.seconds = seconds
-        self.metrics = metrics
-
-    def body(self, request: web.BaseRequest) -> Body:
-        return Body(self, request)
-
-
-class Body:
-    """The body of one request. Use it as a context manager, which frees its memory."""
-
-    def __init__(self, intake: Intake, request: web.BaseRequest) -> None:
-        self._intake = intake
-        self._request = request
-        self._taken = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._intake.free += self._taken
-        self._taken = 0
-
-    async def read(self) -> bytes | None:
-        """Return the whole body; None for a request without one. Raises ClientFault."""
-        request = self._request
-        if not request.body_exists:
-            return None
-        self._check(request.content_length or 0)
-        if self._intake.free <= 0:
-            raise self._full()
-        if request.content.is_eof():  # a small body arrived with the head
-            whole = await request.content.read()
-            self._take(len(whole))
-            return whole
-        return await self._read(request)
-
-    async def _read(self, request: web.BaseRequest) -> bytes:
-        whole = bytearray()
-        until = asyncio.get_running_loop().time() + self._intake.seconds
-        try:
-            async with asyncio.timeout_at(until) as limit:
-                while piece := await request.content.readany():
-                    self._take(len(piece))
-                    whole += piece
-                    limit.reschedule(until + self._taken / SLOWEST)
-        except TimeoutError as error:
-            self._intake.metrics.cut(ConnectionCut.BODY)
-            raise ClientFault(
-                f"the body did not arrive in time, only {self._taken} bytes of it; send it at once, or raise "
-                "--body-timeout",
-                status=408,
-            ) from error
-        except (web.RequestPayloadError, HttpProcessingError) as error:
-            raise ClientFault("the body is not framed as HTTP requires") from error
-        return bytes(whole)
-
-    def _take(self, size: int) -> None:
-        self._check(self._taken + size)
-        if size > self._intake.free:
-            raise self._full()
-        self._taken += size
-        self._intake.free -= size
-
-    def _check(self, size: int) -> None:
-        if size > self._intake.each:
-            raise ClientFault(
-                f"the body is larger than {self._intake.each} bytes; raise --max-body-bytes", status=413
-            )
-
-    def _full(self) -> ClientFault:
-        return ClientFault(
-            f"the requests being answered use all {self._intake.total} bytes for bodies; try again later, "
-            "or raise --all-bodies-bytes",
-            status=429,
-            retry_after=RETRY_AFTER,
-        )
-
-
-# -- the routes ------------------------------------------------------------------------------------------
 
 READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # these start no work in the engine
 BODY_LEFT: Final = frozenset({408, 413, 429})  # more of the body may still arrive
@@ -160,7 +60,7 @@ class DataPort:
     def __init__(
         self,
         gate: Gate,
-        intake: Intake,
+        intake: Budget,
         connections: Connections,
         *,
         api_prefix: str = "",
@@ -189,7 +89,7 @@ class DataPort:
         self._running.add(task)
         self._connections.begun(request.protocol)
         try:
-            with self._intake.body(request) as body:
+            with Body(self._intake, request) as body:
                 return await self._handle(request, body)
         except asyncio.CancelledError:
             if request.writer.output_size:  # we cancelled it, if the client is still connected

@@ -17,11 +17,11 @@ from slotkeeper.api.request import NotPlain, is_large, placed, uncached
 from slotkeeper.conversation.naming import Naming
 from slotkeeper.exchange.account import Account
 from slotkeeper.exchange.answer_form import NotAssembled, form_for
+from slotkeeper.exchange.bodies import Budget
 from slotkeeper.exchange.cells import OutOfCells, gate_for
 from slotkeeper.exchange.connections import Network
 from slotkeeper.exchange.door import Door, KeyCheck, Refusal, program_of
 from slotkeeper.exchange.keys import CROWDED, CrowdedFault, Used
-from slotkeeper.exchange.outlet import ReadAhead
 from slotkeeper.exchange.relay import Relay, Waiting
 from slotkeeper.exchange.slot_actions import SlotActions
 from slotkeeper.exchange.upstream import GONE, NotSent, Upstream, answering
@@ -68,7 +68,7 @@ class Gate:
     rewriting: Rewriting
     names: Naming
     keep_alive: float  # seconds between comments to a client that waits for a stream
-    ahead: ReadAhead
+    ahead: Budget
     aside: Aside
     trusted: tuple[Network, ...]  # proxies in front
     recorder: Recorder | None = None

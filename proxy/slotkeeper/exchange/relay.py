@@ -18,8 +18,8 @@ from slotkeeper.api.errors import UpstreamFault
 from slotkeeper.api.head import Api
 from slotkeeper.exchange.account import Account
 from slotkeeper.exchange.answer_form import AnswerForm, NotAssembled
+from slotkeeper.exchange.bodies import Budget, Outlet
 from slotkeeper.exchange.cells import CellsGate, OutOfCells
-from slotkeeper.exchange.outlet import Outlet, ReadAhead
 from slotkeeper.exchange.upstream import (
     EVENT_STREAM,
     GONE,
@@ -186,7 +186,7 @@ class Relay:
         account: Account,
         waiting: Waiting,
         *,
-        ahead: ReadAhead,
+        ahead: Budget,
         cells: CellsGate | None,
     ) -> None:
         """`cells`: what detects that the engine had no free cells for it; None where that cannot be."""
