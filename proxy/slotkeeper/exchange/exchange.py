@@ -16,9 +16,8 @@ from slotkeeper.api.head import request_id as safe_id
 from slotkeeper.api.request import NotPlain, is_large, placed, uncached
 from slotkeeper.conversation.naming import Naming
 from slotkeeper.exchange.account import Account
-from slotkeeper.exchange.answer_form import NotAssembled, form_for
+from slotkeeper.exchange.answer_filters import NotAssembled, OutOfCells, form_for, gate_for
 from slotkeeper.exchange.bodies import Budget
-from slotkeeper.exchange.cells import OutOfCells, gate_for
 from slotkeeper.exchange.connections import Network
 from slotkeeper.exchange.door import Door, KeyCheck, Refusal, program_of
 from slotkeeper.exchange.keys import CROWDED, CrowdedFault, Used

@@ -17,9 +17,8 @@ from slotkeeper.api.assembling import Assembler, WholeAnswer
 from slotkeeper.api.errors import UpstreamFault
 from slotkeeper.api.head import Api
 from slotkeeper.exchange.account import Account
-from slotkeeper.exchange.answer_form import AnswerForm, NotAssembled
+from slotkeeper.exchange.answer_filters import AnswerForm, CellsGate, NotAssembled, OutOfCells
 from slotkeeper.exchange.bodies import Budget, Outlet
-from slotkeeper.exchange.cells import CellsGate, OutOfCells
 from slotkeeper.exchange.upstream import (
     EVENT_STREAM,
     GONE,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from slotkeeper.api.answer import Answer
 from slotkeeper.api.answer_builder import Figures
-from slotkeeper.exchange.cells import CellsGate, OutOfCells, gate_for
+from slotkeeper.exchange.answer_filters import CellsGate, OutOfCells, gate_for
 from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.engine_model import EngineTraits, Known, Memory
 from slotkeeper.scheduler.events import EngineUp, Exceeded
