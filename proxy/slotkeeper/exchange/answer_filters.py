@@ -1,8 +1,8 @@
 """Chooses what an answer passes through on its way to the client.
 
 * Its form: as the client wants it, with progress, or a stream from which a whole answer is made.
-* A gate for the error that the engine's KV buffer has no free cell (engine.md 14). The error is a whole answer
-  of 500, or the last event of a stream whose head was sent long before. As long as the client has only
+* A gate for the error that the engine's KV buffer has no free cell (engine.md 14). That is a whole answer of
+  500, or the last event of a stream whose head was sent long before. As long as the client has only
   heads and comments, the request can be sent again.
 """
 
