@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -23,8 +23,9 @@ from slotkeeper.exchange.door import Judged, KeyCheck, Refusal
 from slotkeeper.exchange.exchange import Exchange, Gate
 from slotkeeper.exchange.upstream import GONE, abort, answering, copy, prepared, target
 from slotkeeper.observe.log import Seldom, get_logger
-from slotkeeper.runtime.adapter_looks import changing
+from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
+from slotkeeper.scheduler.adapters import AdaptersChange
 from slotkeeper.scheduler.events import Arrived, Gone
 from slotkeeper.scheduler.types import NO_ROUTER, RequestId
 
@@ -32,6 +33,8 @@ READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # these start no work in t
 BODY_LEFT: Final = frozenset({408, 413, 429})  # more of the body may still arrive
 TAKES_SLOT: Final = frozenset({Api.TASK, *(api for api in Api if api.generates)})
 JUDGED: Final = TAKES_SLOT | {Api.CONTROL}  # the engine must know the key of a client that calls these
+ON_THEIR_WAY: Final = 10.0  # seconds in which tasks that were sent before a change of adapters must begin
+PAUSE: Final = 0.01  # seconds between checks of these tasks
 
 log = get_logger(__name__)
 
@@ -203,7 +206,7 @@ class DataPort:
     ) -> web.StreamResponse:
         """Pass a request without a slot through, and copy its answer back."""
         changes = request.method == "POST" and _is_lora(self._path(request), self._prefix)
-        async with changing(self._gate.driver, link) if changes else nullcontext():
+        async with _changing_adapters(self._gate.driver, link) if changes else nullcontext():
             return await self._passed_on(request, api, body, known_as, link)
 
     async def _passed_on(
@@ -264,3 +267,32 @@ class DataPort:
         if fault.status in BODY_LEFT:
             response.force_close()  # do not read the rest of the body
         return response
+
+
+@asynccontextmanager
+async def _changing_adapters(driver: Driver, link: EngineLink) -> AsyncIterator[None]:
+    """Hold back all tasks of ours on the engine while the block changes its adapters.
+
+    It continues from states of the old adapters (engine.md T12), so no task may begin until the new ones are
+    known.
+    """
+    if not (link.traits and link.traits.adapters):
+        yield
+        return
+    driver.post(AdaptersChange(at=driver.now(), engine=link.engine))
+    exact = False
+    try:
+        exact = await _all_begun(driver, link)
+        yield
+    finally:
+        driver.post(await link.see_adapters(announced=True, exact=exact))
+
+
+async def _all_begun(driver: Driver, link: EngineLink) -> bool:
+    """Wait until all sent tasks have begun, up to `ON_THEIR_WAY`. Return whether they have."""
+    until = driver.now() + ON_THEIR_WAY
+    while (table := driver.placement.tables.get(link.engine)) and table.on_their_way:
+        if driver.now() > until:  # a sent task may begin before or after the change
+            return False
+        await asyncio.sleep(PAUSE)
+    return True

@@ -19,11 +19,10 @@ from typing import Final, ParamSpec
 from slotkeeper.observe.journal import Journal
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
-from slotkeeper.runtime.effect_runner import EffectRunner
+from slotkeeper.runtime.effect_runner import EffectRunner, fault_of
 from slotkeeper.runtime.engines import Engines, LinkMaker
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.membership import Membership
-from slotkeeper.runtime.notices import Notices, fault_of
 from slotkeeper.runtime.render import NextTurns
 from slotkeeper.runtime.slot_files import Snapshots
 from slotkeeper.runtime.tasks import Tasks
@@ -117,7 +116,6 @@ class Driver:
             lambda: self.placement, self.journal.clients, lambda: self.membership.seen(self.placement)
         )
         self.reports: Callable[[Report], None] = metrics.report
-        self._notices = Notices(metrics)
         self._events: deque[Event] = deque()
         self._busy = False
         self._grants: dict[RequestId, asyncio.Future[Forward]] = {}
@@ -284,7 +282,7 @@ class Driver:
             case Learned():
                 self._learned(effect)
             case Poisoned() | Pooled() | Ranked():
-                self._notices.say(effect)
+                self.effect_runner.note(effect)
                 if isinstance(effect, Ranked) and effect.act is PriorityAct.EXPIRED:
                     self._refuse(effect)
             case _:
