@@ -14,8 +14,7 @@ from contextlib import contextmanager
 import pytest
 
 from slotkeeper.cli.main import main
-from slotkeeper.observe.log import configure, get_logger
-from slotkeeper.observe.standard_error import DROPPED, StandardError
+from slotkeeper.observe.log import DROPPED, StandardError, configure, get_logger
 
 
 def dropped() -> float:
