@@ -17,9 +17,8 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from prometheus_client.aiohttp import make_aiohttp_handler
 
-from slotkeeper.admin.engine_routes import EngineRoutes
 from slotkeeper.admin.guard import PROBES, Guard, answer, private, refused
-from slotkeeper.admin.state_routes import RequestRoutes, StateRoutes
+from slotkeeper.admin.state_routes import EngineRoutes, RequestRoutes, StateRoutes
 from slotkeeper.engine.answers import SAID
 from slotkeeper.engine.client import Health
 from slotkeeper.observe.metrics import Metrics
