@@ -31,7 +31,7 @@ from slotkeeper.store import files
 from slotkeeper.store.index import Kept, snapshot
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import MissingError, SnapshotError, StoreError
-from slotkeeper.units import Address
+from slotkeeper.values import Address
 
 # -- snapshots: list, verify, remove ---------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ from slotkeeper.scheduler.pending import Pending, Stage
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.slot_contents import SlotContents, Tier
 from slotkeeper.scheduler.table import EngineTable
-from slotkeeper.units import Address
+from slotkeeper.values import Address
 
 NOTHING_KNOWN: Final[dict[str, Any]] = {
     "memory": Memory.UNKNOWN.value,

@@ -26,7 +26,7 @@ from slotkeeper.scheduler.events import EngineLost, SnapshotsChanged
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId, Tier
 from slotkeeper.scheduler.types import EngineId, RequestId, Tokens
 from slotkeeper.store.store import Store
-from slotkeeper.units import Address
+from slotkeeper.values import Address
 from unit.observe.watched import record
 from unit.runtime.stubs import ENGINE, PROMPT, TRAITS, StubLink, admit, finish, granted, settled
 
