@@ -24,7 +24,7 @@ from slotkeeper.conversation.divergence import CAUSES, Cause
 from slotkeeper.conversation.layout import Section
 from slotkeeper.conversation.likeness import RequestKind
 from slotkeeper.engine.launch import EngineKind as Build
-from slotkeeper.observe.accounts import FEW
+from slotkeeper.observe.sentences import FEW
 from slotkeeper.scheduler.figures import Loss
 
 pytestmark = pytest.mark.alternating

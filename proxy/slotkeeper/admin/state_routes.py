@@ -16,7 +16,7 @@ from aiohttp import web
 from slotkeeper import __version__
 from slotkeeper.admin.guard import answer, number, refused
 from slotkeeper.engine.client import EngineError, EngineGoneError
-from slotkeeper.observe.accounts import FEW, asked_by, detail, summary
+from slotkeeper.observe.accounts import asked_by, detail, summary
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.request_record import (
     RUNNING,
@@ -27,6 +27,7 @@ from slotkeeper.observe.request_record import (
     Record,
     prefilling,
 )
+from slotkeeper.observe.sentences import FEW
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.costs import Limits

@@ -24,10 +24,10 @@ from slotkeeper.exchange.keys import CROWDED, CrowdedFault, Used
 from slotkeeper.exchange.relay import Relay, Waiting
 from slotkeeper.exchange.slot_actions import SlotActions
 from slotkeeper.exchange.upstream import GONE, NotSent, Upstream, answering
-from slotkeeper.observe import acts
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.recording import Recorder
+from slotkeeper.observe.sentences import urgency
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.rewriting import Rewriting
 from slotkeeper.runtime.tasks import Aside, here
@@ -388,8 +388,8 @@ class Exchange:
         elif pending:  # the slot and parked tokens would show how busy other namespaces are
             planted -= pending.parked
         labels[names.PLANTED] = str(planted)
-        if urgency := acts.urgency(self._account.record, apart=bool(self._namespace)):
-            labels[names.PRIORITY] = urgency
+        if priority := urgency(self._account.record, apart=bool(self._namespace)):
+            labels[names.PRIORITY] = priority
         if rules := self._account.rules:
             labels[names.REWRITTEN] = ", ".join(rules)
         if pending and pending.predicted is not None:

@@ -11,8 +11,9 @@ from slotkeeper.conversation.likeness import RequestKind
 from slotkeeper.conversation.naming import Name
 from slotkeeper.conversation.rules.apply import ShownChange
 from slotkeeper.conversation.rules.base import Mode, RuleName
-from slotkeeper.observe.accounts import detail, sentences, summary, verdict
+from slotkeeper.observe.accounts import detail, summary
 from slotkeeper.observe.request_record import Decision, Option, PromptDivergence, Record, RequestStage
+from slotkeeper.observe.sentences import sentences, verdict
 from slotkeeper.scheduler.figures import Loss, Lost
 from slotkeeper.scheduler.types import Reason
 from unit.observe.watched import record

@@ -10,19 +10,21 @@ from slotkeeper.conversation.divergence import CAUSES, NEW_SESSION, Cause
 from slotkeeper.conversation.layout import Section
 from slotkeeper.conversation.rules.apply import ShownChange
 from slotkeeper.conversation.rules.base import Mode, RuleName
-from slotkeeper.observe.accounts import (
+from slotkeeper.observe.accounts import detail
+from slotkeeper.observe.request_record import Decision, Option, PromptDivergence, Record
+from slotkeeper.observe.sentences import (
     FEW,
     LOST,
     PLACES,
+    POOLED,
+    RANKED,
     STEPS,
     WENT,
-    detail,
     place,
     sentences,
+    urgency,
     verdict,
 )
-from slotkeeper.observe.acts import POOLED, RANKED, urgency
-from slotkeeper.observe.request_record import Decision, Option, PromptDivergence, Record
 from slotkeeper.scheduler.effects import PoolAct, Pooled, Purpose, Ranked, SaveMoment
 from slotkeeper.scheduler.figures import Loss, Lost
 from slotkeeper.scheduler.types import EngineId, Reason, RequestId
