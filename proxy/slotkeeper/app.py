@@ -18,6 +18,7 @@ from slotkeeper.composition import (
     cold_room,
     connections_of,
     limits_in,
+    spans_to,
     store_in,
     trusted_in,
 )
@@ -43,7 +44,6 @@ from slotkeeper.observe.journal import Journal
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.recording import Recorder
-from slotkeeper.observe.spans import spans_to
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.membership import link_to

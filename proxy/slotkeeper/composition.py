@@ -1,7 +1,8 @@
-"""Builds parts of a sidecar from the settings: limits, connections, and the snapshot store."""
+"""Builds parts of a sidecar from the settings: limits, connections, spans, and the snapshot store."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from ipaddress import ip_network
@@ -18,6 +19,7 @@ from slotkeeper.store.store import Store
 from slotkeeper.store.tiers import ColdTier
 
 if TYPE_CHECKING:
+    from slotkeeper.observe.spans import Spans
     from slotkeeper.store.hints import Hints
     from slotkeeper.store.sealing import StoreKey
 
@@ -69,6 +71,25 @@ def connections_of(
         tls=context,
     )
     return data, admin
+
+
+# -- spans of requests ----------------------------------------------------------------------------------
+
+DISABLED: Final = "OTEL_SDK_DISABLED"
+
+
+def spans_to(endpoint: str) -> Spans | None:
+    """Return the sender of spans; None without an endpoint, or if OTEL_SDK_DISABLED is true.
+
+    Raises UsageError if the extra `otel` is not installed.
+    """
+    if not endpoint or os.environ.get(DISABLED, "").strip().lower() == "true":
+        return None
+    try:
+        from slotkeeper.observe.spans import Spans  # noqa: PLC0415 - takes half a second, and needs an extra
+    except ModuleNotFoundError as error:
+        raise UsageError(f"otlp_endpoint needs: pip install 'slotkeeper[otel]' ({error})") from error
+    return Spans(endpoint)
 
 
 # -- the snapshot store -------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from slotkeeper.scheduler.events import Arrived, Started
 from slotkeeper.scheduler.types import Crowded, EngineId, Reason
 
 if TYPE_CHECKING:
-    from slotkeeper.observe.otel import Spans  # of an extra
+    from slotkeeper.observe.spans import Spans  # of an extra
 
 RETRY_AFTER: Final = 5  # seconds
 MIXED: Final = (

@@ -15,12 +15,12 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from collector import Collector, collecting, values
+from slotkeeper.composition import spans_to
 from slotkeeper.config import UsageError
 from slotkeeper.conversation.likeness import RequestKind
 from slotkeeper.observe.log import configure
-from slotkeeper.observe.otel import Spans
 from slotkeeper.observe.request_record import Decision, Option, Record, RequestStage
-from slotkeeper.observe.spans import REQUEST, attributes, failed, spans_to
+from slotkeeper.observe.spans import REQUEST, Spans, attributes, failed
 from slotkeeper.scheduler.types import Reason
 from unit.looking import counted
 
@@ -224,7 +224,7 @@ def test_without_a_collector_there_is_nothing():
 
 
 def test_without_the_extra_it_is_said_what_to_install(monkeypatch):
-    monkeypatch.delitem(sys.modules, "slotkeeper.observe.otel")
+    monkeypatch.delitem(sys.modules, "slotkeeper.observe.spans")
     monkeypatch.setitem(sys.modules, "opentelemetry.context", None)
     with pytest.raises(UsageError, match=r"pip install 'slotkeeper\[otel\]'"):
         spans_to("http://127.0.0.1:4318")
