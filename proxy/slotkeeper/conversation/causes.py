@@ -25,8 +25,8 @@ from slotkeeper.conversation.facts import FoundFact, digest, facts
 from slotkeeper.conversation.layout import NOWHERE, Conversation, Layout, Match, Message, Role, Section, says
 from slotkeeper.conversation.likeness import RequestKind, another_agent, asks_for_summary, kind_at, tool_name
 from slotkeeper.conversation.phrases import FILES
-from slotkeeper.conversation.pruning import pruned
 from slotkeeper.conversation.rules.base import RuleName
+from slotkeeper.conversation.rules.pruning import pruned
 
 __all__ = ["Cause", "Explained", "by_our_rule", "explain", "of_template"]
 

@@ -28,7 +28,7 @@ from slotkeeper.conversation.layout import (
     user_says,
 )
 from slotkeeper.conversation.phrases import ASIDE, ASIDE_SYSTEM, SUMMARIZED, SUMMARIZER, SUMMARY_ASKED
-from slotkeeper.conversation.pruning import common
+from slotkeeper.conversation.rules.pruning import common
 
 DIGEST_BYTES: Final = 16
 SAID: Final = "said:"  # prefix of the keys of replies without calls

@@ -23,6 +23,7 @@ from slotkeeper.conversation.rules.moving import (
     Reminders,
     WorkingDirectory,
 )
+from slotkeeper.conversation.rules.pruning import PrunedResults
 from slotkeeper.conversation.rules.restoring import (
     BillingNonce,
     CallIds,
@@ -32,7 +33,6 @@ from slotkeeper.conversation.rules.restoring import (
     ToolOrder,
     TrailingWhitespace,
 )
-from slotkeeper.conversation.rules.results import PrunedResults
 
 RULES: Final[tuple[Rule, ...]] = (
     BillingNonce(),

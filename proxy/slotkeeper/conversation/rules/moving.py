@@ -13,7 +13,6 @@ from typing import Final
 
 from slotkeeper.conversation.facts import FactKind, facts_of, only_facts_differ
 from slotkeeper.conversation.layout import Edit, Message, Role, Text
-from slotkeeper.conversation.pruning import pruned
 from slotkeeper.conversation.rules.base import (
     Fact,
     Mode,
@@ -27,6 +26,7 @@ from slotkeeper.conversation.rules.base import (
     place,
     tellable,
 )
+from slotkeeper.conversation.rules.pruning import pruned
 
 LEAD: Final = "system"
 

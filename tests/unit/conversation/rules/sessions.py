@@ -9,10 +9,10 @@ from typing import Any
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import lay_out
 from slotkeeper.conversation.layout import Conversation, Layout, Match, Who
-from slotkeeper.conversation.pruning import common
 from slotkeeper.conversation.rules import base
 from slotkeeper.conversation.rules.apply import Outcome, canonical
 from slotkeeper.conversation.rules.base import Mode, Room, Rule
+from slotkeeper.conversation.rules.pruning import common
 
 Doc = dict[str, Any]
 
