@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,7 +27,7 @@ from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.events import SnapshotsChanged
 from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
 from slotkeeper.store import files
-from slotkeeper.store.index import Kept, snapshot
+from slotkeeper.store.index import Kept, by_our_clock
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import MissingError, SnapshotError, StoreError
 from slotkeeper.values import Address
@@ -126,8 +125,7 @@ class SnapshotRoutes:
         if left is None:
             self._driver.post(SnapshotsChanged(at=now, gone=(id_,)))
         elif id_ in self._driver.placement.catalog:
-            offset = now - time.time()
-            self._driver.post(SnapshotsChanged(at=now, snapshots=(snapshot(left, offset),)))
+            self._driver.post(SnapshotsChanged(at=now, snapshots=(by_our_clock(left),)))
 
 
 # -- documents about a store -----------------------------------------------------------------------------

@@ -34,6 +34,7 @@ from slotkeeper.runtime.tasks import Aside, here
 from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.events import Arrived, Started
 from slotkeeper.scheduler.types import Crowded, EngineId, Reason
+from slotkeeper.scheduler.urgency import RequestHints
 
 if TYPE_CHECKING:
     from slotkeeper.observe.spans import Spans  # of an extra
@@ -242,14 +243,15 @@ class Exchange:
         account, driver = self._account, self._gate.driver
         engines = driver.engines
         engines.rouse(account.model)
-        await engines.awake(self._waits_since, account.model, account.hints(self._waits_since).start_by)
+        hints = account.hints(self._waits_since)
+        await engines.awake(self._waits_since, account.model, hints.start_by)
         account.model = await engines.newest_model_of(account.claim.model)
         engines.rouse(account.model)
         if self._judged is KeyCheck.LATER:
             await self._judge()
         self._check_line()
         renders = account.open()
-        arrival = self._arrival(renders=renders)
+        arrival = self._arrival(hints, renders=renders)
         if not arrival.brief:
             account.render()
         forward = await driver.admit(arrival)
@@ -280,7 +282,7 @@ class Exchange:
             self._gate.metrics.crowded.labels(reason=crowded.value).inc()
             raise CrowdedFault(crowded, CROWDED[crowded], RETRY_AFTER)
 
-    def _arrival(self, *, renders: bool) -> Arrived:
+    def _arrival(self, hints: RequestHints, *, renders: bool) -> Arrived:
         account, headers = self._account, self._request.headers
         ask, other, divided = account.own, account.rewritten, self._gate.driver.placement.divided
         return Arrived(
@@ -307,7 +309,7 @@ class Exchange:
             answer_limit=account.claim.most,
             size=len(self._body),
             outgrown=self._outgrown,
-            hints=account.hints(self._waits_since),
+            hints=hints,
         )
 
     async def _again(self, engine: EngineId, losses: int, fault: UpstreamFault) -> bool:

@@ -21,11 +21,10 @@ from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.effects import Save, SaveMoment
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.events import Event, Filed, Saved
-from slotkeeper.scheduler.slot_contents import Snapshot
 from slotkeeper.scheduler.state import user_starts
 from slotkeeper.scheduler.types import id_of
 from slotkeeper.store import intake
-from slotkeeper.store.index import Kept, snapshot
+from slotkeeper.store.index import by_our_clock
 from slotkeeper.store.intake import SlotFileEdit
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import HaltedError, SnapshotError, StoreError
@@ -119,11 +118,6 @@ def mended(opened: FileIO, file: SlotFile, traits: EngineTraits) -> Patch | None
 Later = Callable[[Coroutine[Any, Any, None]], object]
 
 log = get_logger(__name__)
-
-
-def known(kept: Kept) -> Snapshot:
-    """As the scheduler has it: by its clock."""
-    return snapshot(kept, time.monotonic() - time.time())
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +217,7 @@ class Saver:
         return Saved(
             at=time.monotonic(),
             request=save.request,
-            snapshot=known(kept),
+            snapshot=by_our_clock(kept),
             tokens=kept.tokens,
             checkpoints=edit.written or (),
             seconds=file.result.seconds,

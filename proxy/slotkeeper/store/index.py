@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -165,6 +166,11 @@ def snapshot(kept: Kept, clock_offset: float) -> Snapshot:
         shared=manifest.golden,
         golden=manifest.golden and kept.use.restores > 0,
     )
+
+
+def by_our_clock(kept: Kept) -> Snapshot:
+    """Return the snapshot with times of this process's monotonic clock, which is the scheduler's."""
+    return snapshot(kept, time.monotonic() - time.time())
 
 
 # -- all of them -----------------------------------------------------------------------------------------
