@@ -156,7 +156,7 @@ class Sidecar:
             keys=self._keys,
             namespaces={"key": True, "off": False}.get(settings.namespaces),
             secret=self._secret,
-            were_apart=lambda: self.driver.placement.catalog.apart,
+            had_namespaces=lambda: self.driver.placement.catalog.apart,
         )
         actions = settings.slot_actions
         return Gate(
@@ -303,9 +303,9 @@ class Signals:
         """Handle SIGTERM and SIGINT. SIGHUP still ends the process, unless `serve` has files to reload."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._came, number)
+            loop.add_signal_handler(number, self._signalled, number)
 
-    def _came(self, number: signal.Signals) -> None:
+    def _signalled(self, number: signal.Signals) -> None:
         if self.asked.is_set():
             self.now.set()
         self.urgent = number is signal.SIGINT

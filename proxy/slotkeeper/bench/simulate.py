@@ -286,18 +286,18 @@ class Simulation:
         chosen = self._fleet.choose(name, turn.prompt)
         self.outcome.requests[chosen] += 1
 
-        def over() -> None:
+        def ended() -> None:
             self._tree.add(turn.prompt + turn.reply, self._clock.now)
             self._next(name, turns)
 
-        self._fleet.sidecars[chosen].ask(name, turn, over)
+        self._fleet.sidecars[chosen].ask(name, turn, ended)
 
     def _report(self, report: Report, asked: Asked) -> None:
         usage, known, outcome = report.usage, self._known.pop(id(asked.turn)), self.outcome
         if usage is None:
             raise AssertionError("a simulated engine always reports figures")
         outcome.known += known
-        outcome.first.append(asked.first - asked.came)
+        outcome.first.append(asked.first - asked.asked_at)
         outcome.sums.add(
             **of_request(usage, oracle(usage, known), report.reused_seconds, report.step_seconds),
             client=usage.evaluated,

@@ -84,13 +84,13 @@ class CellsGate:
     def ended(self, answer: Answer) -> None:
         """Report the error if it is the last event of an answer that was passed on."""
         if answer.error is not None and NO_CELLS in self._last:
-            self._tell(again=False)
+            self._report(again=False)
 
-    def _out(self) -> OutOfCells:
-        self._tell(again=True)
+    def _out_of_cells(self) -> OutOfCells:
+        self._report(again=True)
         return OutOfCells("the engine had no room for this request in its KV buffer", status=500)
 
-    def _tell(self, *, again: bool) -> None:
+    def _report(self, *, again: bool) -> None:
         self._driver.post(Exceeded(at=self._driver.now(), request=self._request, again=again))
 
     async def whole(self, answer: aiohttp.ClientResponse) -> bytes:
@@ -103,10 +103,10 @@ class CellsGate:
             return b""
         body = await whole(answer, lambda _: None)
         if NO_CELLS in body and b'"error"' in body:
-            raise self._out()
+            raise self._out_of_cells()
         return body
 
-    def heard(self, chunk: bytes) -> None:
+    def note_last(self, chunk: bytes) -> None:
         self._last = chunk
 
     def passing(self, chunk: bytes) -> bytes:
@@ -123,7 +123,7 @@ class CellsGate:
             self._held = rest
         if self._may_be_error():
             if NO_CELLS in self._held:
-                raise self._out()
+                raise self._out_of_cells()
         else:
             out.append(self.close())
         return b"".join(out)

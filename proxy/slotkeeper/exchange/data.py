@@ -117,17 +117,17 @@ class DataPort:
             self._not_again(request)
             self._gate.door.admit(request, api, path)
             self._not_draining(request, path)
-            takes_slot, came = api in TAKES_SLOT, self._gate.driver.now()
+            takes_slot, arrived = api in TAKES_SLOT, self._gate.driver.now()
             judged: Judged = KeyCheck.LET_IN
             if api in JUDGED:
-                judged = await self._gate.door.judge(request, since=came, later=takes_slot)
+                judged = await self._gate.door.judge(request, since=arrived, later=takes_slot)
             if isinstance(judged, Refusal):
                 return self._refused(api, judged, known_as)
             body = await incoming.read()
             if takes_slot:
                 form = takes_form(path)
                 return await Exchange(
-                    self._gate, request, api, body or b"", known_as, judged=judged, came=came, form=form
+                    self._gate, request, api, body or b"", known_as, judged=judged, arrived=arrived, form=form
                 ).run()
             if api is Api.CONTROL:
                 return await self._acted(request, body or b"", known_as, let_in=judged is KeyCheck.LET_IN)

@@ -87,17 +87,17 @@ class Exchange:
         request_id: str,
         *,
         judged: KeyCheck,
-        came: float,
+        arrived: float,
         form: bool = False,
     ) -> None:
         """If no engine could judge the credential, the request passes through without any work for it.
 
-        A wait for an engine counts from `came`. `form`: the body is a form with a file, not JSON.
+        A wait for an engine counts from `arrived`. `form`: the body is a form with a file, not JSON.
         """
         self._gate = gate
         self._judged = judged
         self._let_in = judged is not KeyCheck.UNSURE
-        self._waits_since = came
+        self._waits_since = arrived
         self._request = request
         self._api = api
         self._body = body
@@ -225,7 +225,7 @@ class Exchange:
                 body=body,
                 client=record.client,
                 session=record.named or record.conversation,
-                at=record.came,
+                at=record.received,
             )
 
     def _rewriting(self) -> Rewriting | None:
@@ -335,7 +335,7 @@ class Exchange:
     async def _answer(self, forward: Forward, losses: int) -> web.StreamResponse:
         """Send the request and relay the answer. `losses` is the engine's count from before the send."""
         driver = self._gate.driver
-        body = placed(self._apart(self._body_out, forward), self._account.claim, forward.slot)
+        body = placed(self._without_cache(self._body_out, forward), self._account.claim, forward.slot)
         link = driver.links[forward.engine]
         driver.engines.check_listed(link, self._account.claim.model)
         form = form_for(self._account.ask, body, forward, link)
@@ -366,7 +366,7 @@ class Exchange:
             relay = Relay(driver, *answered, ahead=self._gate.ahead, cells=cells)
             return await relay.run(answer, forward, link, form, alone=not self._hears_comments())
 
-    def _apart(self, body: bytes, forward: Forward) -> bytes:
+    def _without_cache(self, body: bytes, forward: Forward) -> bytes:
         """Return the body to send; with caching off if the engine may reuse a state of others."""
         one_of_many = self._namespace or (self._gate.door.namespaces and not self._let_in)
         if not (one_of_many or forward.strict) or forward.apart or not self._api.generates:
@@ -390,7 +390,7 @@ class Exchange:
         elif pending:  # the slot and parked tokens would show how busy other namespaces are
             planted -= pending.parked
         labels[names.PLANTED] = str(planted)
-        if priority := urgency(self._account.record, apart=bool(self._namespace)):
+        if priority := urgency(self._account.record, namespaced=bool(self._namespace)):
             labels[names.PRIORITY] = priority
         if rules := self._account.rules:
             labels[names.REWRITTEN] = ", ".join(rules)

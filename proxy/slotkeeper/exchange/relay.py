@@ -262,14 +262,14 @@ class Relay:
                 chunk = step(chunk)
             return chunk
 
-        def heard(chunk: bytes) -> None:
-            link.pulse.heard()
+        def seen(chunk: bytes) -> None:
+            link.pulse.answered()
             if cells:
-                cells.heard(chunk)
-            listener.heard(chunk)
+                cells.note_last(chunk)
+            listener.read(chunk)
 
         async with answering(link):
-            await copy(answer, write, heard, passing, read=read)
+            await copy(answer, write, seen, passing, read=read)
         self._waiting.stop()
         if streams:
             await write((cells.close() if cells else b"") + (progress.close() if progress else b""))
@@ -332,8 +332,8 @@ class Relay:
         account = self._account
         try:
             async with answering(link):
-                account.listener.heard(read)  # `CellsGate` has read a short answer of 500 already
-                body = read + await whole(answer, account.listener.heard)
+                account.listener.read(read)  # `CellsGate` has read a short answer of 500 already
+                body = read + await whole(answer, account.listener.read)
         except UpstreamFault:
             link.kick()
             raise

@@ -72,7 +72,7 @@ def asked_by(record: Record) -> Document:
     """Return which request it is, of which conversation and client, as in every document."""
     return {
         "id": record.request_id,
-        "came": _moment(record.came),
+        "came": _moment(record.received),
         "name": str(record.name),
         "agent": record.name.agent,
         "about": record.name.words or None,
@@ -84,7 +84,7 @@ def asked_by(record: Record) -> Document:
 def began(record: Record) -> float:
     """Return when the request's conversation began, in seconds since the epoch."""
     first = record.name.began
-    return record.came if first is None else record.came - record.at + first
+    return record.received if first is None else record.received - record.at + first
 
 
 def _moment(seconds: float) -> str:

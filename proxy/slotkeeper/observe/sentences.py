@@ -38,7 +38,7 @@ PLACES: Final[Mapping[Section, str]] = MappingProxyType(
         Section.RESULT: "tool result",
     }
 )
-WENT: Final[Mapping[Reason, str]] = MappingProxyType(
+PLACED: Final[Mapping[Reason, str]] = MappingProxyType(
     {
         Reason.CONTINUES: "it continues the messages in the slot",
         Reason.PREFIX: "the slot held its longest reusable prefix",
@@ -114,13 +114,13 @@ def sentences(record: Record, taker: Record | None = None) -> list[str]:
     `taker`: the request that took this conversation's slot before this request came.
     """
     if record.outcome == RUNNING:
-        return ["It has not ended yet.", *_went(record.decision), *_acts(record)]
+        return ["It has not ended yet.", *_placed(record.decision), *_acts(record)]
     return [
         *_computed(record),
         *_parted(record.divergence),
         *_lost(record, taker),
         *_weighed(record),
-        *_went(record.decision),
+        *_placed(record.decision),
         *_acts(record),
     ]
 
@@ -234,11 +234,11 @@ def _lost(record: Record, taker: Record | None) -> Iterator[str]:
             yield f"Its slot was taken by request {taker.request_id}{whose}."
 
 
-def _went(decision: Decision | None) -> Iterator[str]:
+def _placed(decision: Decision | None) -> Iterator[str]:
     if decision is None:
         return
     chosen = decision.chosen
-    yield f"It went to {_place_and_price(chosen)}: {WENT[chosen.reason]}."
+    yield f"It went to {_place_and_price(chosen)}: {PLACED[chosen.reason]}."
     if decision.beaten:
         second = decision.beaten[0]
         more = f"{second.price - chosen.price:,.0f} more tokens"
@@ -284,10 +284,10 @@ def _ranked(ranked: Ranked, times: int) -> str:
     return f"{words}{often} (after {ranked.waited:,.1f} s in the queue{priced})."
 
 
-def urgency(record: Record, *, apart: bool) -> str:
+def urgency(record: Record, *, namespaced: bool) -> str:
     """Return priority and acts for the header of an answer; "" for normal priority without acts.
 
-    `apart`: acts are left out, because they would reveal the load of other namespaces.
+    `namespaced`: acts are left out, because they would reveal the load of other namespaces.
     """
-    acts = dict.fromkeys(ranked.act.value for ranked in ([] if apart else record.ranked))
+    acts = dict.fromkeys(ranked.act.value for ranked in ([] if namespaced else record.ranked))
     return "; ".join([record.priority.value, *acts]) if acts or record.priority is not Priority.NORMAL else ""

@@ -112,9 +112,10 @@ class Spans:
 
     def _send(self, record: Record, own: SpanContext, caller: SpanContext | None) -> None:
         """Make and queue all spans of a request. It has ended, so no span needs to be started or locked."""
-        came, status = record.came, Status(StatusCode.ERROR, record.outcome) if failed(record) else Status()
-        end = came + (record.seconds or 0.0)
-        self._end(REQUEST, own, caller, attrs=attributes(record), begin=came, end=end, status=status)
+        status = Status(StatusCode.ERROR, record.outcome) if failed(record) else Status()
+        begin, attrs = record.received, attributes(record)
+        end = begin + (record.seconds or 0.0)
+        self._end(REQUEST, own, caller, attrs=attrs, begin=begin, end=end, status=status)
         for stage in record.spans:
             if stage.end - stage.begin >= SHORTEST_SECONDS:
                 known_as = self._provider.id_generator.generate_span_id()
@@ -123,8 +124,8 @@ class Spans:
                     _context(own.trace_id, known_as, own.trace_flags, own.trace_state),
                     own,
                     attrs=stage_attributes(stage),
-                    begin=came + stage.begin,
-                    end=came + stage.end,
+                    begin=begin + stage.begin,
+                    end=begin + stage.end,
                 )
 
     def _end(

@@ -272,7 +272,7 @@ class Driver:
                 grant = self._grants.pop(effect.request, None)
                 if grant and not grant.done():
                     grant.set_result(effect)
-                self.metrics.went(effect)
+                self.metrics.forwarded(effect)
             case Drained():
                 self.membership.drained(effect.engine)
             case Refuse():
@@ -344,7 +344,7 @@ class Driver:
         link.probed = 0
         if link.traits:
             self.post(self._up(link, link.traits, fresh=link.fresh))
-            self.engines.came_or_went()
+            self.engines.changed()
             if link.lacks_files:
                 self.tasks.start(link.look_for_files(self._files_found))
 
@@ -371,7 +371,7 @@ class Driver:
         if link.pulse.frozen:
             self.metrics.freezes.labels(engine=link.engine).inc()
         self.post(EngineLost(at=self.now(), engine=link.engine, returns=link.returns))
-        self.engines.came_or_went()
+        self.engines.changed()
 
     def _task_failed(self, error: BaseException) -> None:
         log.error("task_failed", exc_info=error)

@@ -56,7 +56,7 @@ async def port(
     link.client = client
     link.auth = {"Authorization": "Bearer k"}
     for one in records:
-        journal.came(one)
+        journal.arrived(one)
     driver = Driver({ENGINE: link}, Metrics(), journal=journal)
     app = AdminPort(driver, driver.metrics, token, Limits()).app()
     async with TestClient(TestServer(app)) as client:

@@ -102,7 +102,7 @@ def test_a_queued_request_belongs_to_the_conversation_of_its_name():
 
 def test_when_it_came_is_a_time_with_its_zone(whole):
     when = datetime.fromisoformat(summary(whole)["came"])
-    assert when == datetime.fromtimestamp(whole.came, UTC)
+    assert when == datetime.fromtimestamp(whole.received, UTC)
 
 
 def test_the_account_begins_with_the_line_of_the_list(whole):

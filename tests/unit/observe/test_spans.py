@@ -33,7 +33,7 @@ def record(**more: Any) -> Record:
     what: dict[str, Any] = {
         "request_id": "r-1",
         "route": "chat",
-        "came": CAME,
+        "received": CAME,
         "at": 50.0,
         "kind": RequestKind.MAIN_TURN,
         "decision": Decision(chosen=chosen),
@@ -180,7 +180,7 @@ async def test_only_what_a_server_is_to_blame_for_is_an_error(outcome, status, b
 
 
 def test_a_request_of_which_little_is_known_says_little():
-    bare = Record(request_id="r", route="task", came=CAME, at=0.0)
+    bare = Record(request_id="r", route="task", received=CAME, at=0.0)
     assert set(attributes(bare)) == {
         "http.request.method",
         "error.type",

@@ -42,7 +42,7 @@ class Session:
             sent=outcome.layout,
             at=0.0,
             notes=outcome.notes,
-            told=outcome.told,
+            noted=outcome.noted,
         )
         return outcome
 
