@@ -25,7 +25,7 @@ from slotkeeper.cli.arguments import (
 from slotkeeper.cli.commands import add_drain, add_health, add_lint, add_replay, add_top, add_why
 from slotkeeper.cli.simulating import add_simulate
 from slotkeeper.config import UsageError, server
-from slotkeeper.observe.log import hold_standard_streams
+from slotkeeper.observe.standard_error import hold_standard_streams
 
 EPILOG_OF_SERVE: Final = """\
 Example: slotkeeper serve --upstream http://127.0.0.1:8081 --slot-dir /var/lib/slots

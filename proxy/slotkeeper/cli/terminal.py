@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from slotkeeper.observe.log import StandardError
 from slotkeeper.observe.request_record import RUNNING, Doing
+from slotkeeper.observe.standard_error import StandardError
 from slotkeeper.scheduler.urgency import Priority
 
 PIPED: Final = 160  # columns if standard output is no terminal

@@ -19,8 +19,8 @@ from slotkeeper.api.request import Doubt
 from slotkeeper.conversation.causes import Cause
 from slotkeeper.conversation.rules.base import RuleName
 from slotkeeper.observe.gauges import EngineFigures, EngineSeen, SlotFigures
-from slotkeeper.observe.log import DROPPED
 from slotkeeper.observe.request_record import Client, ClientFigures, History
+from slotkeeper.observe.standard_error import DROPPED
 from slotkeeper.scheduler.effects import Forward, Poison, PoolAct, Purpose, Report
 from slotkeeper.scheduler.engine_model import FLAGS, Known
 from slotkeeper.scheduler.figures import Loss, of_request

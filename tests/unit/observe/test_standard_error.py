@@ -14,7 +14,8 @@ from contextlib import contextmanager
 import pytest
 
 from slotkeeper.cli.main import main
-from slotkeeper.observe.log import DROPPED, StandardError, configure, get_logger
+from slotkeeper.observe.log import configure, get_logger
+from slotkeeper.observe.standard_error import DROPPED, StandardError
 
 
 def dropped() -> float:
