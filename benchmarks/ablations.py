@@ -25,12 +25,12 @@ from rich.table import Table
 from benchmarks import crowd, rewriting
 from benchmarks.figures import console, keep
 from benchmarks.scenarios import BUILDS
+from benchmarks.sessions import SESSIONS
 from benchmarks.ways import Way, opened
 from slotkeeper.api.echo import Habit
 from slotkeeper.bench.measure import Totals, totals
 from slotkeeper.bench.models import Tiny
-from slotkeeper.bench.sessions import SESSIONS, Script, play
-from slotkeeper.bench.target import Target
+from slotkeeper.bench.target import Script, Target, play
 from slotkeeper.observe.log import configure
 
 ALL: Final = "all"

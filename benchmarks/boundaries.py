@@ -25,12 +25,12 @@ from rich.table import Table
 
 from benchmarks.figures import console, keep
 from benchmarks.scenarios import BUILDS
+from benchmarks.sessions import AGENTS, SESSIONS, agent
 from benchmarks.ways import Scene, Way, opened
 from slotkeeper.bench import lab
 from slotkeeper.bench.measure import Oracle, Sample
 from slotkeeper.bench.models import Tiny
-from slotkeeper.bench.sessions import AGENTS, SESSIONS, agent, play
-from slotkeeper.bench.target import Shot, Target
+from slotkeeper.bench.target import Shot, Target, play
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.observe.log import configure
 from slotkeeper.scheduler.types import Tokens

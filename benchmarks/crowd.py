@@ -32,8 +32,7 @@ from benchmarks.ways import Scene, Way, opened
 from slotkeeper.bench import lab
 from slotkeeper.bench.measure import Sample, totals
 from slotkeeper.bench.models import Tiny
-from slotkeeper.bench.sessions import Turn, play
-from slotkeeper.bench.target import Counter, Target
+from slotkeeper.bench.target import Counter, Target, Turn, play
 from slotkeeper.observe.log import configure
 
 CONVERSATIONS: Final = (2, 4, 8)

@@ -16,8 +16,8 @@ from typing import Any, Final
 import orjson
 
 from slotkeeper.api.document import Doc
-from slotkeeper.bench.demo import tool
-from slotkeeper.bench.sessions import Script, Turn, prose, result, system
+from slotkeeper.bench.demo import prose, result, system, tool
+from slotkeeper.bench.target import Script, Turn
 
 SYSTEM: Final = 6000  # characters
 SUB_SYSTEM: Final = 2000

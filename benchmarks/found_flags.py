@@ -22,11 +22,11 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.figures import console, keep
+from benchmarks.sessions import SESSIONS
 from slotkeeper.bench import lab
 from slotkeeper.bench.measure import Sample
 from slotkeeper.bench.models import Tiny
-from slotkeeper.bench.sessions import SESSIONS, play
-from slotkeeper.bench.target import Target, counted
+from slotkeeper.bench.target import Target, counted, play
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.observe.log import configure
 

@@ -20,7 +20,7 @@ from slotkeeper.conversation.divergence import common_start
 from slotkeeper.conversation.facts import bare, found_in
 from slotkeeper.conversation.layout import Section, Text
 from slotkeeper.conversation.naming import title_in
-from slotkeeper.conversation.pruning import left_of
+from slotkeeper.conversation.rules.pruning import left_of
 from slotkeeper.vocab.bpe import too_blank
 
 SIZES: Final = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)

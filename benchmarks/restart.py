@@ -26,14 +26,15 @@ from benchmarks.figures import console, keep
 from benchmarks.raw import post
 from benchmarks.restarted_chat import Change, RestartedChat
 from benchmarks.scenarios import tokens
+from benchmarks.sessions import user
 from slotkeeper.api.document import Doc
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
+from slotkeeper.bench.demo import prose, system
 from slotkeeper.bench.lab import Restartable
 from slotkeeper.bench.measure import totals
 from slotkeeper.bench.models import Tiny
-from slotkeeper.bench.sessions import CHAT, PLAIN, play, prose, system, user
-from slotkeeper.bench.target import Target
+from slotkeeper.bench.target import CHAT, PLAIN, Target, play
 from slotkeeper.observe.log import configure
 
 BUILDS: Final = ("b10434", "b11549")

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from benchmarks.sessions import THINKING, user
 from slotkeeper.api.document import Doc
-from slotkeeper.bench.sessions import PLAIN, THINKING, Script, Turn, edited, prose, system, user
+from slotkeeper.bench.demo import edited, prose, system
+from slotkeeper.bench.target import PLAIN, Script, Turn
 
 TURNS: Final = 2  # before the restart
 SYSTEM: Final = 3000  # characters

@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from benchmarks.pruners import CLEARED
 from slotkeeper.api.document import Doc
-from slotkeeper.bench.sessions import PLAIN, Script, Turn, prose, result
+from slotkeeper.bench.demo import prose, result
+from slotkeeper.bench.target import PLAIN, Script, Turn
 from slotkeeper.conversation.divergence import Cause
 from slotkeeper.conversation.rules.base import RuleName
 

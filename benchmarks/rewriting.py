@@ -25,8 +25,7 @@ from benchmarks.ways import Way, opened
 from slotkeeper.bench.measure import Sample, totals
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.replay import generates, merged, read, shot
-from slotkeeper.bench.sessions import play
-from slotkeeper.bench.target import Target
+from slotkeeper.bench.target import Target, play
 from slotkeeper.observe.log import configure
 
 WAYS: Final[Mapping[str, tuple[Way, dict[str, Any]]]] = {

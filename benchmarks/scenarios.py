@@ -19,11 +19,11 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.figures import console, keep
+from benchmarks.sessions import SESSIONS
 from slotkeeper.bench import lab
 from slotkeeper.bench.measure import Totals, later, totals
 from slotkeeper.bench.models import Tiny, build
-from slotkeeper.bench.sessions import SESSIONS, play
-from slotkeeper.bench.target import Target
+from slotkeeper.bench.target import Target, play
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.launch import find_engine
 from slotkeeper.observe.log import configure

@@ -27,8 +27,8 @@ from rich.table import Table
 import slotkeeper
 from benchmarks.figures import console, keep
 from slotkeeper.bench import lab
+from slotkeeper.bench.demo import prose
 from slotkeeper.bench.models import Tiny
-from slotkeeper.bench.sessions import prose
 from slotkeeper.engine.launch import EngineKind
 from slotkeeper.observe.log import configure
 
@@ -116,7 +116,7 @@ class Source:
             "highest complexity": max(self.complexity.values()),
         }
 
-    def told(self) -> dict[str, Sequence[str]]:
+    def counted(self) -> dict[str, Sequence[str]]:
         """Return what the rows count, by name."""
         order = sorted(self.complexity.items(), key=lambda found: -found[1])
         return {
@@ -213,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shown.add_row(name, f"{value:g}")
     console.print(shown)
     if chosen.names:
-        for name, found in source.told().items():
+        for name, found in source.counted().items():
             console.print(f"\n[bold]{name}[/]", *found, sep="\n")
     keep("structure", rows)
     return 0

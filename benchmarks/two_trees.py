@@ -29,7 +29,7 @@ from benchmarks.first_byte import small_request
 from benchmarks.own_time import PATH, PAUSE_SECONDS, Conversation
 from benchmarks.raw import post
 from benchmarks.stage import QUIET, Way, engine_for, served
-from slotkeeper.bench.sessions import prose
+from slotkeeper.bench.demo import prose
 
 HERE: Final = Path(__file__).parents[1]
 WARM_UP: Final = 10

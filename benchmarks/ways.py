@@ -13,7 +13,7 @@ from typing import Any
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
-from slotkeeper.bench.sessions import Turn
+from slotkeeper.bench.target import Turn
 from slotkeeper.engine.launch import CONTEXT_TOKENS
 
 

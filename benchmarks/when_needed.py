@@ -18,10 +18,11 @@ from typing import Final
 from rich.table import Table
 
 from benchmarks.figures import console
+from benchmarks.sessions import append, user
 from slotkeeper.bench import lab
+from slotkeeper.bench.demo import prose, system
 from slotkeeper.bench.models import Tiny
-from slotkeeper.bench.sessions import Script, Turn, append, play, prose, system, user
-from slotkeeper.bench.target import Target
+from slotkeeper.bench.target import Script, Target, Turn, play
 from slotkeeper.engine.launch import EngineKind
 from slotkeeper.observe.log import configure
 

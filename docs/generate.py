@@ -33,7 +33,7 @@ from slotkeeper.observe.metrics import Metrics
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.types import EngineId, Reason
 from slotkeeper.settings import SECRETS, Settings
-from slotkeeper.units import in_words
+from slotkeeper.values import in_words
 
 DOCS: Final = Path(__file__).parent
 ROOT: Final = DOCS.parent

@@ -75,7 +75,7 @@ async def collecting() -> AsyncIterator[Collector]:
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         collector.url = "http://{}:{}".format(*runner.addresses[0][:2])
-        with patch("slotkeeper.observe.otel.CLOSE_SECONDS", PATIENCE):
+        with patch("slotkeeper.observe.spans.CLOSE_SECONDS", PATIENCE):
             yield collector
     finally:
         await runner.cleanup()

@@ -14,14 +14,15 @@ from typing import Any, Final
 
 import httpx
 import yaml
+from benchmarks.sessions import clock, user
 from grafana.__main__ import HERE
 from grafana.rules import HITS
 
 from engine.conftest import wait_until
 from patience import PATIENCE
 from programs import program
-from slotkeeper.bench.sessions import CHAT, clock, play, system, user
-from slotkeeper.bench.target import Target
+from slotkeeper.bench.demo import system
+from slotkeeper.bench.target import CHAT, Target, play
 from slotkeeper.engine.launch import free_port
 
 TOKEN: Final = "scraped"  # noqa: S105 - of the admin port, for a test

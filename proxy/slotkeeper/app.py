@@ -18,7 +18,7 @@ from slotkeeper.composition import (
     cold_room,
     connections_of,
     limits_in,
-    read_ahead_in,
+    spans_to,
     store_in,
     trusted_in,
 )
@@ -27,13 +27,14 @@ from slotkeeper.conversation.rules.apply import DEFAULTS
 from slotkeeper.conversation.rules.base import Choice
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.http import EngineAddress
+from slotkeeper.exchange.bodies import Budget
 from slotkeeper.exchange.connections import (
     Complaints,
     Site,
     Tls,
     TlsError,
 )
-from slotkeeper.exchange.data import DataPort, Intake
+from slotkeeper.exchange.data import DataPort
 from slotkeeper.exchange.door import Door
 from slotkeeper.exchange.exchange import Gate
 from slotkeeper.exchange.keys import KeysError, OwnKeys
@@ -43,7 +44,6 @@ from slotkeeper.observe.journal import Journal
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.recording import Recorder
-from slotkeeper.observe.spans import spans_to
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.membership import link_to
@@ -51,8 +51,7 @@ from slotkeeper.runtime.rewriting import Rewriting
 from slotkeeper.runtime.tasks import Aside, Tasks
 from slotkeeper.scheduler.types import EngineId
 from slotkeeper.settings import Settings
-from slotkeeper.units import Address
-from slotkeeper.upstreams import UpstreamsError
+from slotkeeper.values import Address, UpstreamsError
 
 BEGUN: Final = 10  # turns of the event loop after which an accepted connection is served
 BACKLOG: Final = 1024
@@ -101,9 +100,14 @@ class Sidecar:
         self._keys = OwnKeys(settings.keys_file) if settings.keys_file else None
         self._recorder = self._recording(settings.record) if settings.record else None
         self._spans = spans_to(settings.otlp_endpoint)
-        self._ahead = read_ahead_in(settings, self.metrics)
+        self._ahead = Budget(
+            each=int(settings.read_ahead_bytes),
+            total=int(settings.read_ahead_total),
+            seconds=settings.write_timeout,
+            metrics=self.metrics,
+        )
         self._aside = Aside()
-        self._intake = Intake(
+        self._intake = Budget(
             each=int(settings.max_body_bytes),
             total=int(settings.all_bodies_bytes),
             seconds=settings.body_timeout,
@@ -152,7 +156,7 @@ class Sidecar:
             keys=self._keys,
             namespaces={"key": True, "off": False}.get(settings.namespaces),
             secret=self._secret,
-            were_apart=lambda: self.driver.placement.catalog.apart,
+            had_namespaces=lambda: self.driver.placement.catalog.apart,
         )
         actions = settings.slot_actions
         return Gate(
@@ -299,9 +303,9 @@ class Signals:
         """Handle SIGTERM and SIGINT. SIGHUP still ends the process, unless `serve` has files to reload."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._came, number)
+            loop.add_signal_handler(number, self._signalled, number)
 
-    def _came(self, number: signal.Signals) -> None:
+    def _signalled(self, number: signal.Signals) -> None:
         if self.asked.is_set():
             self.now.set()
         self.urgent = number is signal.SIGINT

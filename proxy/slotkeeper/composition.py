@@ -1,7 +1,8 @@
-"""Builds parts of a sidecar from the settings: limits, connections, and the snapshot store."""
+"""Builds parts of a sidecar from the settings: limits, connections, spans, and the snapshot store."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from ipaddress import ip_network
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 
 from slotkeeper.config import UsageError
 from slotkeeper.exchange.connections import Connections, Network, Tls, raise_descriptors, room_for
-from slotkeeper.exchange.outlet import ReadAhead
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics, SharedPart
 from slotkeeper.scheduler.costs import Limits
@@ -19,6 +19,7 @@ from slotkeeper.store.store import Store
 from slotkeeper.store.tiers import ColdTier
 
 if TYPE_CHECKING:
+    from slotkeeper.observe.spans import Spans
     from slotkeeper.store.hints import Hints
     from slotkeeper.store.sealing import StoreKey
 
@@ -72,13 +73,23 @@ def connections_of(
     return data, admin
 
 
-def read_ahead_in(settings: Settings, metrics: Metrics) -> ReadAhead:
-    return ReadAhead(
-        int(settings.read_ahead_bytes),
-        int(settings.read_ahead_total),
-        seconds=settings.write_timeout,
-        metrics=metrics,
-    )
+# -- spans of requests ----------------------------------------------------------------------------------
+
+DISABLED: Final = "OTEL_SDK_DISABLED"
+
+
+def spans_to(endpoint: str) -> Spans | None:
+    """Return the sender of spans; None without an endpoint, or if OTEL_SDK_DISABLED is true.
+
+    Raises UsageError if the extra `otel` is not installed.
+    """
+    if not endpoint or os.environ.get(DISABLED, "").strip().lower() == "true":
+        return None
+    try:
+        from slotkeeper.observe.spans import Spans  # noqa: PLC0415 - takes half a second, and needs an extra
+    except ModuleNotFoundError as error:
+        raise UsageError(f"otlp_endpoint needs: pip install 'slotkeeper[otel]' ({error})") from error
+    return Spans(endpoint)
 
 
 # -- the snapshot store -------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from pydantic_settings import EnvSettingsSource, TomlConfigSettingsSource
 
 from slotkeeper.settings import PREFIX, SECRETS, Settings
-from slotkeeper.units import base_of, in_words, meant, nearest
+from slotkeeper.values import base_of, in_words, meant, nearest
 
 OTHERS: Final = frozenset({f"{PREFIX}ENGINE_PARENT"})  # set for an engine that we start (engine/xllama.py)
 # Kubernetes sets variables of these names for each Service.

@@ -9,8 +9,7 @@ from pydantic import ByteSize, Field, SecretStr, field_validator, model_validato
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from slotkeeper.conversation.rules.base import Setting
-from slotkeeper.units import Address, host_name, network
-from slotkeeper.upstreams import NamedUpstream, checked, read_table
+from slotkeeper.values import Address, NamedUpstream, checked, host_name, network, read_table
 
 PREFIX: Final = "SLOTKEEPER_"
 SECRETS: Final = ("engine_api_key", "admin_token", "hints")

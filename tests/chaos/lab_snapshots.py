@@ -19,7 +19,7 @@ from chaos.conftest import ready, settings
 from chaos.raw import until
 from engine.conftest import stock
 from slotkeeper.app import Sidecar, running
-from slotkeeper.bench.sessions import prose
+from slotkeeper.bench.demo import prose
 from slotkeeper.engine.client import RestoreResult
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.launch import find_engine, free_port

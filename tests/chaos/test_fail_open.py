@@ -91,7 +91,7 @@ async def test_a_bug_in_what_we_count_hurts_no_answer(fake, sidecar, data, name)
     await ask(data)
 
 
-@pytest.mark.parametrize("name", ["came", "follow", "saw"])
+@pytest.mark.parametrize("name", ["arrived", "follow", "saw"])
 async def test_a_bug_in_the_journal_hurts_no_answer_and_costs_no_slot(fake, sidecar, data, name):
     with bug(Journal, name):
         for api in PATHS:

@@ -14,7 +14,7 @@ from chaos.fake_answers import PATHS
 from chaos.raw import dial
 from slotkeeper.api.head import Api
 from slotkeeper.app import running
-from slotkeeper.observe.accounts import sentences
+from slotkeeper.observe.sentences import sentences
 from slotkeeper.runtime.rewriting import Rewriting
 from slotkeeper.scheduler.types import Reason
 

@@ -17,7 +17,7 @@ from slotkeeper.engine.fingerprint import LAZY_SINCE
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.launch import CONTEXT_TOKENS, SLOTS, EngineKind, find_engine, recommended
 from slotkeeper.settings import PREFIX, SECRETS, Settings
-from slotkeeper.units import Address
+from slotkeeper.values import Address
 
 NATIVE_SIDECARS = "1.29"  # the first release in which they are on by default
 ENGINE_END = 30  # seconds from SIGTERM to the end of an idle engine, with a large margin

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from slotkeeper.api.head import Api
-from slotkeeper.bench.sessions import Turn
+from slotkeeper.bench.target import Turn
 
 Doc = dict[str, Any]
 

@@ -4,13 +4,13 @@ import asyncio
 from dataclasses import dataclass, field
 
 import pytest
+from benchmarks.sessions import AGENTS, SESSIONS, agent
 
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.measure import Sample
 from slotkeeper.bench.models import Tiny
-from slotkeeper.bench.sessions import AGENTS, SESSIONS, agent, at_once, play
-from slotkeeper.bench.target import Target
+from slotkeeper.bench.target import Target, at_once, play
 from slotkeeper.scheduler.slot_contents import SnapshotId
 
 pytestmark = pytest.mark.alternating

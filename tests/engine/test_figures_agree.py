@@ -11,14 +11,15 @@ from typing import Any, Final
 import aiohttp
 import pytest
 from benchmarks.rewriters import REWRITERS
+from benchmarks.sessions import user
 from rich.console import Console
 
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
+from slotkeeper.bench.demo import prose, system, title
 from slotkeeper.bench.measure import Sample, Totals, totals
 from slotkeeper.bench.models import Tiny
-from slotkeeper.bench.sessions import CHAT, Script, Turn, play, prose, system, title, user
-from slotkeeper.bench.target import Counter, Shot, Target
+from slotkeeper.bench.target import CHAT, Counter, Script, Shot, Target, Turn, play
 from slotkeeper.cli.terminal import tokens
 from slotkeeper.cli.top import top
 from slotkeeper.conversation.rules.base import RuleName

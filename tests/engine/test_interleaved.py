@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from benchmarks.sessions import SESSIONS
 
 from slotkeeper.bench import lab
 from slotkeeper.bench.measure import Totals, later, totals
-from slotkeeper.bench.sessions import SESSIONS, play
-from slotkeeper.bench.target import Target
+from slotkeeper.bench.target import Target, play
 
 pytestmark = pytest.mark.alternating
 

@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 import orjson
 import pytest
+from benchmarks.sessions import SESSIONS
 
 from chaos.raw import until
 from engine.dialects import BODIES, PATHS
@@ -25,7 +26,7 @@ from slotkeeper.api.echo import words
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import parse
 from slotkeeper.bench import lab
-from slotkeeper.bench.sessions import SESSIONS, Turn
+from slotkeeper.bench.target import Turn
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.render import NextTurns
 from slotkeeper.scheduler.events import Event, NextKnown

@@ -6,8 +6,8 @@ import orjson
 import pytest
 
 from slotkeeper.bench import lab
+from slotkeeper.bench.demo import prose
 from slotkeeper.bench.replay import merged, read, replay, shot
-from slotkeeper.bench.sessions import prose
 from slotkeeper.bench.target import Target
 from slotkeeper.engine.launch import free_port
 

@@ -11,8 +11,7 @@ from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.measure import Oracle, Sample, Totals, totals
 from slotkeeper.bench.models import Tiny
-from slotkeeper.bench.sessions import Turn, play
-from slotkeeper.bench.target import Target
+from slotkeeper.bench.target import Target, Turn, play
 
 pytestmark = pytest.mark.alternating
 

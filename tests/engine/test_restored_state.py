@@ -8,16 +8,17 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
+from benchmarks.sessions import user
 
 from patience import PATIENCE
 from slotkeeper.api.document import Doc
 from slotkeeper.api.head import DECISION
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
+from slotkeeper.bench.demo import edited, prose, system
 from slotkeeper.bench.lab import Restartable
 from slotkeeper.bench.models import Tiny
-from slotkeeper.bench.sessions import PLAIN, edited, prose, system, user
-from slotkeeper.engine import slotfile
+from slotkeeper.bench.target import PLAIN
 from slotkeeper.engine.launch import EngineKind
 from slotkeeper.runtime import saving
 from slotkeeper.scheduler.slot_contents import Snapshot
@@ -151,14 +152,14 @@ class Made(NamedTuple):
 def spied(monkeypatch: pytest.MonkeyPatch) -> list[Made]:
     """Treat every file as a large one, and record what is done to each."""
     made: list[Made] = []
-    monkeypatch.setattr(slotfile, "LARGE", 0)
+    monkeypatch.setattr(saving, "LARGE", 0)
 
     def worth_keeping(file, places, stale):
         kept = found(file, places, stale)
         made.append(Made(len(file.records), len(kept)))
         return kept
 
-    found = slotfile.worth_keeping
+    found = saving.worth_keeping
     monkeypatch.setattr(saving, "worth_keeping", worth_keeping)
     return made
 

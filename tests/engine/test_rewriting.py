@@ -9,8 +9,7 @@ from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.measure import Totals, totals
 from slotkeeper.bench.models import Tiny
-from slotkeeper.bench.sessions import play
-from slotkeeper.bench.target import Target
+from slotkeeper.bench.target import Target, play
 from slotkeeper.conversation.rules.base import RuleName
 
 pytestmark = pytest.mark.alternating

@@ -14,9 +14,10 @@ from pathlib import Path
 import httpx
 import orjson
 import pytest
+from benchmarks.sessions import TOOL
 
 from patience import PATIENCE
-from slotkeeper.bench.sessions import TOOL, prose, system
+from slotkeeper.bench.demo import prose, system
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.scheduler.types import Tokens
 

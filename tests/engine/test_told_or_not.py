@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from benchmarks.found_flags import ALIKE, Way, measure, ratio
+from benchmarks.sessions import SESSIONS
 
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
-from slotkeeper.bench.sessions import SESSIONS, play
-from slotkeeper.bench.target import Target
+from slotkeeper.bench.target import Target, play
 from slotkeeper.engine import canary
 from slotkeeper.engine.canary import CANARY_TOKENS
 

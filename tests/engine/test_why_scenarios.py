@@ -12,18 +12,19 @@ from typing import Any, Final
 
 import httpx
 import pytest
+from benchmarks.sessions import SESSIONS, chat, user
 
 from patience import PATIENCE
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
+from slotkeeper.bench.demo import edited, prose, system
 from slotkeeper.bench.models import Tiny
-from slotkeeper.bench.sessions import SESSIONS, Turn, at_once, chat, edited, play, prose, system, user
-from slotkeeper.bench.target import Target
+from slotkeeper.bench.target import Target, Turn, at_once, play
 from slotkeeper.conversation.divergence import CAUSES, Cause
 from slotkeeper.conversation.layout import Section
 from slotkeeper.conversation.likeness import RequestKind
 from slotkeeper.engine.launch import EngineKind as Build
-from slotkeeper.observe.accounts import FEW
+from slotkeeper.observe.sentences import FEW
 from slotkeeper.scheduler.figures import Loss
 
 pytestmark = pytest.mark.alternating

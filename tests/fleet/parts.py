@@ -18,7 +18,7 @@ from commands.process import serving
 from containers import ROOT
 from engine.conftest import Engine, Factory, wait_until
 from programs import program
-from slotkeeper.bench.sessions import prose
+from slotkeeper.bench.demo import prose
 from slotkeeper.bench.target import counted
 from slotkeeper.engine.launch import free_port
 

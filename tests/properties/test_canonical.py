@@ -61,7 +61,7 @@ class Sidecar:
             received=layout,
             sent=outcome.layout,
             notes=outcome.notes,
-            told=outcome.told,
+            noted=outcome.noted,
             now=self.now,
         )
         return outcome, match, seen

@@ -350,8 +350,8 @@ class Quiet(RuleBasedStateMachine):
         self.kinds[request] = kind
         self.spaces[request] = client if self.namespaces else ""
         self.alive.add(request)
-        self.records[request] = record = Record(request_id=request, route="chat", came=0.0, at=self.clock)
-        self.journal.came(record)
+        self.records[request] = record = Record(request_id=request, route="chat", received=0.0, at=self.clock)
+        self.journal.arrived(record)
         self.journal.follow(request, record)
         rendered = renders or kind == "chat"
         if rendered:

@@ -14,9 +14,8 @@ from properties.test_rules_never_cost import SESSION, tool, words
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import lay_out
 from slotkeeper.conversation.layout import Conversation, Who
-from slotkeeper.conversation.pruning import common
 from slotkeeper.conversation.rules.base import Room, Scene
-from slotkeeper.conversation.rules.results import PrunedResults
+from slotkeeper.conversation.rules.pruning import PrunedResults, common
 
 Doc = dict[str, Any]
 

@@ -63,7 +63,7 @@ def explained(path):
             who = Who(entry.client, named(entry.headers, entry.body or {}))
             match = book.find(who, layout)
             yield explain(match, layout)
-            book.saw(match, who, received=layout, sent=layout, notes={}, told={}, now=entry.at)
+            book.saw(match, who, received=layout, sent=layout, notes={}, noted={}, now=entry.at)
 
 
 @pytest.mark.parametrize("path", recorded.sessions(), ids=recorded.name)

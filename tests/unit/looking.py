@@ -30,7 +30,7 @@ def record(number: int = 1, **given: Any) -> Record:
     known: Document = {
         "route": "chat",
         "request_id": f"request-{number:08}",
-        "came": CAME + number,
+        "received": CAME + number,
         "at": 10.0,
         "name": Name("opencode", 3, title="Fix the importer"),
     }

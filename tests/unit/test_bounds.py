@@ -138,7 +138,7 @@ def replies_of_a_conversation() -> tuple[int, int]:
 
 def sends(book: Conversations, layout, name: str):
     who = Who("key", name)
-    return book.saw(book.find(who, layout), who, received=layout, sent=layout, notes={}, told={}, now=0.0)
+    return book.saw(book.find(who, layout), who, received=layout, sent=layout, notes={}, noted={}, now=0.0)
 
 
 def names_of_conversations() -> tuple[int, int]:
@@ -290,7 +290,7 @@ def history() -> tuple[int, int]:
 def journal() -> tuple[int, int]:
     kept = Journal(5)
     for n in range(50):
-        kept.came(record(f"r{n}"))
+        kept.arrived(record(f"r{n}"))
     for n in range(10 * FOLLOWED):
         kept.follow(RequestId(f"{n}"), record())
     assert len(kept._live) <= FOLLOWED

@@ -9,7 +9,7 @@ from pydantic import ByteSize, TypeAdapter
 
 from slotkeeper.config import UsageError, load, shown
 from slotkeeper.settings import SECRETS, Settings
-from slotkeeper.units import Address, in_words
+from slotkeeper.values import Address, in_words
 
 # name -> (text as a variable, in a file, as a flag), three values that differ
 VALUES: dict[str, tuple[str, str, str]] = {

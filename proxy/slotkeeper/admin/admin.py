@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,9 +16,8 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from prometheus_client.aiohttp import make_aiohttp_handler
 
-from slotkeeper.admin.engine_routes import EngineRoutes
 from slotkeeper.admin.guard import PROBES, Guard, answer, private, refused
-from slotkeeper.admin.state_routes import RequestRoutes, StateRoutes
+from slotkeeper.admin.state_routes import EngineRoutes, RequestRoutes, StateRoutes
 from slotkeeper.engine.answers import SAID
 from slotkeeper.engine.client import Health
 from slotkeeper.observe.metrics import Metrics
@@ -29,10 +27,10 @@ from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.events import SnapshotsChanged
 from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
 from slotkeeper.store import files
-from slotkeeper.store.index import Kept, snapshot
+from slotkeeper.store.index import Kept, by_our_clock
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import MissingError, SnapshotError, StoreError
-from slotkeeper.units import Address
+from slotkeeper.values import Address
 
 # -- snapshots: list, verify, remove ---------------------------------------------------------------------
 
@@ -127,8 +125,7 @@ class SnapshotRoutes:
         if left is None:
             self._driver.post(SnapshotsChanged(at=now, gone=(id_,)))
         elif id_ in self._driver.placement.catalog:
-            offset = now - time.time()
-            self._driver.post(SnapshotsChanged(at=now, snapshots=(snapshot(left, offset),)))
+            self._driver.post(SnapshotsChanged(at=now, snapshots=(by_our_clock(left),)))
 
 
 # -- documents about a store -----------------------------------------------------------------------------

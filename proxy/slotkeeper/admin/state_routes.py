@@ -1,4 +1,7 @@
-"""Documents of the admin port: engines, slots, figures, tiers, the prompt tree, and the last requests."""
+"""Documents of the admin port: engines, slots, figures, tiers, the prompt tree, and the last requests.
+
+Also the routes that drain and undrain an engine.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,13 @@ import time
 from itertools import islice
 from typing import Any, Final
 
+import orjson
 from aiohttp import web
 
 from slotkeeper import __version__
-from slotkeeper.admin.engine_routes import membership
 from slotkeeper.admin.guard import answer, number, refused
 from slotkeeper.engine.client import EngineError, EngineGoneError
-from slotkeeper.observe.accounts import FEW, asked_by, detail, summary
+from slotkeeper.observe.accounts import asked_by, detail, summary
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.request_record import (
     RUNNING,
@@ -24,6 +27,7 @@ from slotkeeper.observe.request_record import (
     Record,
     prefilling,
 )
+from slotkeeper.observe.sentences import FEW
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.costs import Limits
@@ -33,7 +37,7 @@ from slotkeeper.scheduler.pending import Pending, Stage
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.slot_contents import SlotContents, Tier
 from slotkeeper.scheduler.table import EngineTable
-from slotkeeper.units import Address
+from slotkeeper.values import Address
 
 NOTHING_KNOWN: Final[dict[str, Any]] = {
     "memory": Memory.UNKNOWN.value,
@@ -68,6 +72,18 @@ Latest = dict[tuple[str | None, int | None], Record]  # by engine and slot
 def flag(told: Told) -> Document:
     """Return the document of one of an engine's flags, and how it is known."""
     return {"flag": told.flag, "value": told.value, "how": told.how.value}
+
+
+def membership(driver: Driver, link: EngineLink) -> dict[str, Any]:
+    """Return the document of an engine's address, labels and use."""
+    table = driver.placement.tables.get(link.engine)
+    return {
+        "address": link.address.base,
+        "labels": dict(link.labels),
+        "draining": link.draining,
+        "drained": driver.placement.drained(link.engine),
+        "failing": table is not None and table.up and table.failing,
+    }
 
 
 class StateRoutes:
@@ -241,6 +257,45 @@ class StateRoutes:
                 ],
             }
         )
+
+
+# -- draining an engine ----------------------------------------------------------------------------------
+
+
+class EngineRoutes:
+    """`POST /api/drain` and `/api/undrain`. The body names the engine: {"engine": NAME}."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.post("/api/drain", self._drain), web.post("/api/undrain", self._undrain)]
+
+    async def _drain(self, request: web.Request) -> web.Response:
+        return await self._set(request, drain=True)
+
+    async def _undrain(self, request: web.Request) -> web.Response:
+        return await self._set(request, drain=False)
+
+    async def _set(self, request: web.Request, *, drain: bool) -> web.Response:
+        members, word = self._driver.membership, _engine_in(await request.read())
+        link = members.find(word)
+        if link is None:
+            known = ", ".join(link.engine for link in self._driver.engines.upstreams)
+            raise refused(web.HTTPNotFound, f"there is no engine {word[:100]!r}; there is {known}")
+        members.drain(link, drain=drain)
+        return answer({"engine": link.engine, **membership(self._driver, link)})
+
+
+def _engine_in(body: bytes) -> str:
+    try:
+        asked = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        asked = None
+    word = asked.get("engine") if isinstance(asked, dict) else None
+    if not word or not isinstance(word, str):
+        raise refused(web.HTTPBadRequest, 'the body must be {"engine": "NAME"}')
+    return word
 
 
 # -- the last requests -----------------------------------------------------------------------------------

@@ -140,31 +140,31 @@ class Progress:
 class ProgressFilter:
     """Removes the progress events from one stream. They all come before the first other event."""
 
-    __slots__ = ("_held", "_over", "latest")
+    __slots__ = ("_finished", "_held", "latest")
 
     def __init__(self) -> None:
         self._held = b""
-        self._over = False
+        self._finished = False
         self.latest: Progress | None = None
 
     def feed(self, chunk: bytes) -> bytes:
         """Return the bytes that may go to the client. At most one incomplete event is held back."""
-        if self._over:
+        if self._finished:
             return chunk
         self._held += chunk
         out = []
-        while not self._over:
+        while not self._finished:
             event, end, rest = self._held.partition(END)
             if not end:
-                self._over = len(self._held) > LONGEST
+                self._finished = len(self._held) > LONGEST
                 break
             self._held = rest
             if MARK in event:
                 self.latest = read_progress(event) or self.latest
             else:
                 out.append(event + end)
-                self._over = not event.startswith(b":")  # a ping does not show that the prefill is over
-        if self._over:
+                self._finished = not event.startswith(b":")  # a ping does not show that the prefill is over
+        if self._finished:
             out.append(self._held)
             self._held = b""
         return b"".join(out)

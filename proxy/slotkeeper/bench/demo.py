@@ -7,10 +7,12 @@ the sidecar makes the difference. Between the two tasks of each agent the engine
 
 from __future__ import annotations
 
+import re
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,10 +25,56 @@ from slotkeeper.app import Sidecar
 from slotkeeper.bench.lab import Restartable, keeping, ready, restartable, rested, stock_flags, url_of
 from slotkeeper.bench.measure import Sample, Totals, notes, ratio, seconds, totals
 from slotkeeper.bench.models import MissingExtraError, Tiny, build
-from slotkeeper.bench.sessions import Script, Turn, edited, play, prose, result, system, title
-from slotkeeper.bench.target import Counter, Target
+from slotkeeper.bench.target import Counter, Script, Target, Turn, play
 from slotkeeper.engine.launch import EngineBinary, NoEngineError, find_engine
 from slotkeeper.engine.process import EngineDiedError
+
+# -- texts and messages: parts of Python's documentation, so no recorded prompts are needed -------------
+# Another version of Python changes figures by a few tokens.
+
+STRIDE: Final = 7919 * 13  # neighbouring seeds begin far apart in the text
+
+
+@cache
+def library() -> str:
+    """Return all topics of Python's documentation, about 700,000 characters."""
+    from pydoc_data.topics import topics  # noqa: PLC0415 - half a megabyte that only this needs
+
+    whole = "\n".join(topics[key] for key in sorted(topics))
+    return " ".join(re.sub(r"[^ -~\n]", "", whole).split("  "))
+
+
+def prose(characters: int, seed: int = 0) -> str:
+    """Return about `characters` of text, from a place that depends on the seed."""
+    text = library()
+    start = (seed * STRIDE) % (len(text) - characters - 1)
+    return text[start : start + characters].strip()
+
+
+def system(text: str | None = None) -> Doc:
+    return {"role": "system", "content": prose(8000, 1) if text is None else text}
+
+
+def edited(history: Sequence[Doc], at: int, text: str) -> tuple[Doc, ...]:
+    """Return the history with another text in the message at index `at`."""
+    changed = list(history)
+    changed[at] = {**changed[at], "content": text}
+    return tuple(changed)
+
+
+def title(history: Sequence[Doc]) -> tuple[Doc, ...]:
+    """Return a title request as clients send it: another system prompt, and only the chat's beginning."""
+    beginning = {"role": "user", "content": history[1]["content"][:600]}
+    return (system("Write a short title for this chat."), beginning)
+
+
+def result(reply: Doc, text: str) -> Doc:
+    """Return the message with a tool's result for the first call in `reply`."""
+    calls = reply.get("tool_calls") or [{"id": "x"}]
+    return {"role": "tool", "tool_call_id": calls[0]["id"], "content": text}
+
+
+# -- the session ----------------------------------------------------------------------------------------
 
 RULES: Final = """\
 You are a careful programmer in a team. Read before you write, change as little as you can, and run the

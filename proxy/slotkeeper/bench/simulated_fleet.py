@@ -151,8 +151,8 @@ class Asked:
     """An unfinished request."""
 
     turn: SimulatedTurn
-    came: float
-    over: Callable[[], None]
+    asked_at: float
+    ended: Callable[[], None]
     first: float = 0.0
 
 
@@ -197,11 +197,11 @@ class SimulatedSidecar:
     def held(self, prompt: Tokens) -> int:
         return max(engine.best(prompt) for engine in self.engines.values())
 
-    def ask(self, conversation: str, turn: SimulatedTurn, over: Callable[[], None]) -> None:
-        """Serve one request; `over` is called when its answer has ended."""
+    def ask(self, conversation: str, turn: SimulatedTurn, ended: Callable[[], None]) -> None:
+        """Serve one request; `ended` is called when its answer has ended."""
         self._counted += 1
         request, now = RequestId(f"{conversation}/{self._counted}"), self._clock.now
-        self._asked[request] = Asked(turn, now, over)
+        self._asked[request] = Asked(turn, now, ended)
         self.in_flight += 1
         client = ClientId(conversation)
         arrived = Arrived(at=now, request=request, client=client, hash_chain=turn.hash_chain)
@@ -285,7 +285,7 @@ class SimulatedSidecar:
         )
         self._post(ReplyKnown(at=now, request=request, tokens=contents.tokens))
         self._post(NextKnown(at=now, request=request, tokens=contents.tokens))
-        asked.over()
+        asked.ended()
 
     def _plant(self, effect: Plant) -> None:
         engine, request = self._engine(effect.place), effect.request
@@ -294,13 +294,13 @@ class SimulatedSidecar:
         if request not in self._asked:
             self.moved.idle += computed
 
-        def over() -> None:
+        def ended() -> None:
             now = self._clock.now
             engine.computed(ran, effect.tokens)
             engine.end(ran, effect.tokens, NO_REPLY, hash_chain=(), now=now)
             self._post(Planted(at=now, request=request, computed=computed, seconds=ran.seconds))
 
-        self._clock.at(ran.first, over)
+        self._clock.at(ran.first, ended)
 
     def _save(self, effect: Save) -> None:
         engine, request, place = self._engine(effect.place), effect.request, effect.place

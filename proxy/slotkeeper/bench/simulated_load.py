@@ -50,7 +50,7 @@ class SimulatedTurn:
 class LoadProfile:
     """Conversations by name; each run starts them anew."""
 
-    told: str  # a description for people
+    about: str  # a description for people
     conversations: Mapping[str, Callable[[], Iterator[SimulatedTurn]]]
 
 
@@ -83,11 +83,11 @@ class Synthetic:
             (system,) = chance.choices(range(self.systems), weights)
             begins = chance.uniform(0, self.begin_within)
             made[f"c{number}"] = partial(self._turns, number, system, begins)
-        told = (
+        about = (
             f"synthetic: {self.conversations} conversations of {self.turns} turns, {self.systems} system "
             f"prompts of {self.system_tokens} tokens, seed {self.seed}"
         )
-        return LoadProfile(told=told, conversations=made)
+        return LoadProfile(about=about, conversations=made)
 
     def _turns(self, number: int, system: int, begins: float) -> Iterator[SimulatedTurn]:
         chance = random.Random(f"{self.seed}/{number}")
@@ -143,9 +143,9 @@ def mooncake(lines: Iterable[bytes], *, name: str, most: int | None = None) -> L
         count += 1
     if not count:
         raise LineError(f"{name}: holds no request")
-    told = f"{name}: {count:,} requests in {len(conversations):,} conversations, by blocks of {BLOCK} tokens"
+    about = f"{name}: {count:,} requests in {len(conversations):,} conversations, by blocks of {BLOCK} tokens"
     return LoadProfile(
-        told=told, conversations={name: partial(iter, turns) for name, turns in conversations.items()}
+        about=about, conversations={name: partial(iter, turns) for name, turns in conversations.items()}
     )
 
 
@@ -189,9 +189,9 @@ def recorded(traces: Sequence[Trace], *, name: str) -> LoadProfile:
         raise TraceError(f"{name}: holds no chat")
     begin = min(entry.at for entry in entries)
     count = sum(map(len, laid.values()))
-    told = f"{name}: {count:,} requests in {len(laid):,} sessions, four bytes of text as one token"
+    about = f"{name}: {count:,} requests in {len(laid):,} sessions, four bytes of text as one token"
     made = {session: partial(_recorded_turns, found, begin) for session, found in laid.items()}
-    return LoadProfile(told=told, conversations=made)
+    return LoadProfile(about=about, conversations=made)
 
 
 def _recorded_turns(found: Sequence[tuple[Entry, Layout]], begin: float) -> Iterator[SimulatedTurn]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final, Self
 
 import httpx
@@ -281,3 +282,79 @@ def _ids(doc: Doc) -> Iterator[int]:
         for token in rows(table(choice, "logprobs").get("content")):
             if isinstance(id_ := token.get("id"), int):
                 yield id_
+
+
+# -- playing a script of requests -----------------------------------------------------------------------
+# A script is a generator: it yields a `Turn`, receives the assistant's message, and builds the next request
+# from it, as a client does.
+
+CHAT: Final = "/v1/chat/completions"
+SILENCE: Final[Doc] = {"role": "assistant", "content": "x"}  # lets a script continue after a failure
+# The tiny models' template without thinking: a reply renders in the history as it was sampled.
+PLAIN: Final[Mapping[str, Any]] = MappingProxyType({"chat_template_kwargs": {"plain": True}})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One chat request."""
+
+    label: str
+    messages: tuple[Doc, ...]
+    max_tokens: int = 64
+    fields: Mapping[str, Any] = field(default_factory=lambda: PLAIN)  # further fields of the body
+    session: str | None = None  # the session of this request, if the script plays several
+
+    def body(self) -> Doc:
+        """Return the request's body; greedy sampling, so that two runs get the same answers."""
+        fixed = {"messages": list(self.messages), "max_tokens": self.max_tokens, "temperature": 0}
+        return {**fixed, **self.fields}
+
+
+Script = Generator[Turn, Doc, None]
+
+
+async def at_once(_: Turn) -> None:
+    """Do nothing before a turn."""
+
+
+async def play(
+    script: Script,
+    target: Target,
+    *,
+    session: str,
+    seen: Callable[[Sample], Any] = lambda _: None,
+    sent: Callable[[Shot], Any] = lambda _: None,
+    before: Callable[[Turn], Awaitable[None]] = at_once,
+) -> list[Sample]:
+    """Send every turn of `script`, one after the other.
+
+    `session` is the session of turns that name none. `before` is awaited before each turn; `sent` is called
+    with each request before it is sent, and `seen` with each sample.
+    """
+    samples: list[Sample] = []
+    reply: Doc | None = None
+    while True:
+        try:
+            turn = next(script) if reply is None else script.send(reply)
+        except StopIteration:
+            return samples
+        await before(turn)
+        # The logprobs carry the ids of the sampled tokens, which the oracle needs. In a stream with tools the
+        # engine refuses them (400), so no request is streamed.
+        body = {**turn.body(), "logprobs": True}
+        shot = Shot(session=turn.session or session, label=turn.label, path=CHAT, body=body, headers={})
+        sent(shot)
+        hit = await target.fire(shot)
+        samples.append(hit.sample)
+        seen(hit.sample)
+        reply = spoken(hit.reply) if hit.reply else SILENCE
+
+
+def spoken(reply: Doc) -> Doc:
+    """Return the reply as a client sends it back: without tool calls that `max_tokens` truncated."""
+    try:
+        for call in reply.get("tool_calls") or ():
+            orjson.loads(call["function"]["arguments"])
+    except orjson.JSONDecodeError:
+        return {key: value for key, value in reply.items() if key != "tool_calls"}
+    return reply

@@ -11,7 +11,7 @@ from typing import Any, Final
 import httpx
 
 from slotkeeper.config import UsageError, load
-from slotkeeper.units import Address, base_of
+from slotkeeper.values import Address, base_of
 
 USUAL_ADMIN: Final = "http://127.0.0.1:9090"
 UNTRUSTED: Final = "CERTIFICATE_VERIFY_FAILED"

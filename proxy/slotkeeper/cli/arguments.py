@@ -10,7 +10,7 @@ from typing import Final
 
 from slotkeeper.config import Loaded, UsageError, load, shown
 from slotkeeper.settings import Settings
-from slotkeeper.units import in_words, meant
+from slotkeeper.values import in_words, meant
 
 FLAG: Final = re.compile(r"(?<![\w-])--?[a-z][\w-]*")
 ENGINE_WORDS: Final = "flags of llama-server go after --, as in: slotkeeper up --model model.gguf -- -ngl 99"

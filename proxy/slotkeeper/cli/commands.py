@@ -1,4 +1,7 @@
-"""Parsers of commands that ask a running sidecar (`why`, `top`, `health`) or read recordings."""
+"""Commands that ask a running sidecar (`why`, `top`, `drain`, `health`) or read recordings: their parsers.
+
+`drain`, `undrain` and `health` are short, and are here as a whole.
+"""
 # ruff: noqa: PLC0415 - each command imports what it needs, so that --help stays quick
 
 from __future__ import annotations
@@ -11,11 +14,12 @@ from typing import Any, Final
 
 import httpx
 
-from slotkeeper.cli.admin_client import admin_port, strange
+from slotkeeper.cli.admin_client import AdminClient, AskedError, admin_port, strange
 from slotkeeper.cli.arguments import ADMIN, ADMIN_CA, ADMIN_TOKEN
 from slotkeeper.cli.terminal import complain
 from slotkeeper.config import server
 
+LOOK_SECONDS: Final = 0.5  # between two requests for the state of an engine that is being drained
 ADVICE: Final = "`slotkeeper doctor --upstream URL` examines an engine."
 
 
@@ -40,6 +44,55 @@ async def health(*, admin: str | None, live: bool, ca: Path | None = None) -> in
 def _no(why: str) -> int:
     complain("health", why)
     return 1
+
+
+async def drain(name: str, *, admin: str | None, token: str | None, ca: Path | None, wait: bool) -> int:
+    """Ask the sidecar to drain an engine. With `wait`, return when nothing runs there any more."""
+    try:
+        async with admin_port(admin, token, ca=ca) as port:
+            engine = await port.asked("POST", "/api/drain", json={"engine": name})
+            if not engine["drained"] and wait:
+                print(f"{engine['engine']} is draining: it gets no new requests; running answers end.")  # noqa: T201
+                engine = await _drained(port, engine["engine"])
+    except AskedError as error:
+        complain("drain", str(error))
+        return 1
+    print(_drain_state(engine))  # noqa: T201
+    return 0
+
+
+async def undrain(name: str, *, admin: str | None, token: str | None, ca: Path | None) -> int:
+    """Ask the sidecar to use an engine again."""
+    try:
+        async with admin_port(admin, token, ca=ca) as port:
+            engine = await port.asked("POST", "/api/undrain", json={"engine": name})
+    except AskedError as error:
+        complain("undrain", str(error))
+        return 1
+    print(f"{engine['engine']} is in use again.")  # noqa: T201
+    return 0
+
+
+async def _drained(port: AdminClient, name: str) -> dict[str, Any]:
+    """Return the engine's state when it is drained.
+
+    Raises AskedError if it is undrained or removed meanwhile.
+    """
+    while True:
+        engines = (await port.get("/api/state"))["engines"]
+        engine: dict[str, Any] | None = next((one for one in engines if one["engine"] == name), None)
+        if engine is None or not engine["draining"]:
+            raise AskedError(f"{name} is not being drained any more.")
+        if engine["drained"]:
+            return engine
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+def _drain_state(engine: dict[str, Any]) -> str:
+    name = engine["engine"]
+    if not engine["drained"]:
+        return f"{name} is draining; `slotkeeper top` shows when it is drained."
+    return f"{name} is drained: nothing runs there, and with snapshots, what its slots held is saved."
 
 
 # -- a running sidecar: `why`, `top`, `health` -----------------------------------------------------------
@@ -163,8 +216,6 @@ def add_drain(commands: Any) -> None:
     _where(parser)
 
     def run(args: argparse.Namespace) -> int:
-        from slotkeeper.cli.drain import drain
-
         where = {"admin": args.admin, "token": args.admin_token, "ca": args.admin_ca}
         return int(asyncio.run(drain(args.engine, **where, wait=not args.no_wait)))
 
@@ -180,8 +231,6 @@ def add_drain(commands: Any) -> None:
     _where(back)
 
     def run_back(args: argparse.Namespace) -> int:
-        from slotkeeper.cli.drain import undrain
-
         where = {"admin": args.admin, "token": args.admin_token, "ca": args.admin_ca}
         return int(asyncio.run(undrain(args.engine, **where)))
 

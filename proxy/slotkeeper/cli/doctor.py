@@ -1,4 +1,4 @@
-"""`slotkeeper doctor`: reports what an engine can and cannot do, and which flags to change."""
+"""`slotkeeper doctor`: reports what an engine can and cannot do, or whether two engines share snapshots."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -14,12 +16,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from slotkeeper.engine.answers import SAID
+from slotkeeper.engine.answers import SAID, NoFilesError, Odds
+from slotkeeper.engine.canary import TEXT, swept, unused
 from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, Health, RouterClient
 from slotkeeper.engine.findings import Finding, Probe, Severity, about_files, examine, probe
+from slotkeeper.engine.fingerprint import LIKELIEST, TOLERANCE, Identity
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.http import EngineAddress
-from slotkeeper.engine.traits import Reading, read_traits, state_bytes
+from slotkeeper.engine.traits import Reading, identify, read_answers, read_traits, state_bytes
 from slotkeeper.scheduler.engine_model import Known
 from slotkeeper.scheduler.events import ModelStatus
 from slotkeeper.scheduler.slot_contents import Tier
@@ -201,3 +205,136 @@ def _findings(findings: list[Finding]) -> Table:
             f"[{colour}]{finding.severity.value}[/]", finding.trap, escape(finding.what), finding.do
         )
     return table
+
+
+# -- comparing two engines: whether each can continue from states of the other --------------------------
+# Both engines continue the same text with the likeliest token, and the logprobs of the likeliest tokens are
+# compared at each step until they choose different tokens. Another build, backend, batch size or number of
+# threads adds in another order: that changes a logprob by hundredths and may change which of two equal tokens
+# wins. Another rope base changes it by tenths.
+
+STEPS: Final = 32  # tokens that each engine generates
+BEGINS: Final = (0, 40)  # tokens of the fixed text to skip: this gives two texts of different length
+DIFFERS: Final = {
+    "model": "They do not have the same model: start both with the same path of one file.",
+    "adapters": "They have different LoRA adapters, or different scales for them.",
+    "streams": "They have different numbers of slots: give both the same -np.",
+}
+
+
+class UsedError(Exception):
+    """The engine has served requests: to ask it would overwrite a slot that may be promised to one."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAnswers:
+    """An engine's identity and answers: after each text, the likeliest tokens at each step."""
+
+    identity: Identity
+    texts: tuple[tuple[Odds, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """The result of comparing two engines."""
+
+    differs: tuple[str, ...]  # fields of `Identity` that are not equal
+    steps: int  # at which the engines were compared
+    same: int  # at which both chose the same token
+    largest: float  # the largest difference of a logprob
+
+    @property
+    def equal(self) -> bool:
+        """Whether the logprobs are equal apart from noise."""
+        return self.largest <= TOLERANCE
+
+    @property
+    def share(self) -> bool:
+        """Whether snapshots of one engine may be offered to the other."""
+        return self.equal and not self.differs
+
+
+async def _continued(client: EngineClient) -> EngineAnswers:
+    """Ask an engine. Its slots are empty afterwards. Raises UsedError, EngineError and EngineGoneError."""
+    if not await unused(client, None):
+        raise UsedError
+    identity = await identify(client, await read_answers(client, None, None), None, None)
+    ids = await client.tokenize(TEXT, add_special=False, parse_special=False)
+    texts = []
+    for begin in BEGINS:
+        found = await client.continued(ids[begin:], STEPS, LIKELIEST)
+        with suppress(EngineError):  # without --slot-save-path it cannot erase: the text stays in the slot
+            await swept(client, found.slot, found.held, None)
+        texts.append(found.steps)
+    return EngineAnswers(identity, tuple(texts))
+
+
+def _agreement(one: EngineAnswers, other: EngineAnswers) -> Agreement:
+    facts = ("model", "adapters", "streams")
+    differs = tuple(name for name in facts if getattr(one.identity, name) != getattr(other.identity, name))
+    steps = same = 0
+    largest = 0.0
+    for mine, theirs in zip(one.texts, other.texts, strict=True):
+        for first, second in zip(mine, theirs, strict=False):
+            steps, largest = steps + 1, max(largest, _distance(first, second))
+            if first[:1] and second[:1] and first[0][0] != second[0][0]:
+                break  # after this they continue different texts
+            same += 1
+    return Agreement(differs, steps, same, largest)
+
+
+def _distance(one: Odds, other: Odds) -> float:
+    """Return the largest difference of a logprob that both have; infinite if the likeliest tokens differ.
+
+    The least likely tokens of one engine may be missing in the other.
+    """
+    first, second = dict(one), dict(other)
+    both = first.keys() & second.keys()
+    if len(both) < min(len(first), len(second)) - 1:
+        return float("inf")
+    return max((abs(first[token] - second[token]) for token in both), default=0.0)
+
+
+class NotComparedError(Exception):
+    """An engine could not be examined; the message says why."""
+
+
+async def compare(urls: Sequence[str], api_key: str | None, console: Console) -> int:
+    """Print whether two engines share snapshots. Returns 0 if they do, else 1."""
+    try:
+        one, other = await asyncio.gather(*(_answers_of(url, api_key) for url in urls))
+    except NotComparedError as error:
+        console.print(f"[red]{escape(str(error))}[/]")
+        return 1
+    found = _agreement(one, other)
+    for line in _in_sentences(found):
+        console.print(line)
+    return int(not found.share)
+
+
+async def _answers_of(url: str, api_key: str | None) -> EngineAnswers:
+    async with EngineClient(url, api_key=api_key) as client:
+        health = await client.health()
+        if health is not Health.OK:
+            raise NotComparedError(f"{url} {SAID[health]}.")
+        try:
+            return await _continued(client)
+        except UsedError:
+            raise NotComparedError(
+                f"{url} has been used, and the comparison would overwrite a slot: compare right after the "
+                "engine's start, before any request."
+            ) from None
+        except (EngineError, EngineGoneError, NoFilesError) as error:
+            raise NotComparedError(f"{url}: {error}") from error
+
+
+def _in_sentences(found: Agreement) -> Iterator[str]:
+    """Yield the findings as sentences."""
+    yield f"Texts at temperature 0: {found.same} of {found.steps} tokens are the same."
+    noise = "that is noise" if found.equal else "that is more than noise"
+    yield f"Logprobs of the likeliest tokens: at most {found.largest:.4f} apart; {noise} (up to {TOLERANCE})."
+    yield from (DIFFERS[name] for name in found.differs)
+    if found.share:
+        yield "They share snapshots: with one slot folder, a conversation of one continues at the other."
+    else:
+        yield "They do not share snapshots: a conversation that moves is computed again."

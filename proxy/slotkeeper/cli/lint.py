@@ -32,7 +32,7 @@ from slotkeeper.conversation.divergence import CAUSES, NEW_SESSION, parted
 from slotkeeper.conversation.layout import Conversation, Layout, Section, Who
 from slotkeeper.conversation.rules.apply import DEFAULTS, canonical
 from slotkeeper.conversation.rules.base import Mode, Room, RuleName
-from slotkeeper.conversation.rules.results import PrunedResults
+from slotkeeper.conversation.rules.pruning import PrunedResults
 
 CHARACTERS_A_TOKEN: Final = 3.6  # of code and English, with current vocabularies
 BOUNDLESS: Final = 1 << 40  # tokens of a context that has room for everything
@@ -187,7 +187,7 @@ def _next(book: Conversations, entry: Entry, layout: Layout, context: int) -> tu
         room=Room(context, answer_cap(api, body)),
     ).layout
     saved = _saved(match.remembered, explained, layout, sent)
-    book.saw(match, who, received=layout, sent=sent, notes={}, told={}, now=entry.at)
+    book.saw(match, who, received=layout, sent=sent, notes={}, noted={}, now=entry.at)
     return explained, saved
 
 

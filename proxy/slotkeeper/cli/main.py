@@ -292,8 +292,7 @@ def _doctor(commands: Any) -> None:
     def run(args: argparse.Namespace) -> int:
         from rich.console import Console
 
-        from slotkeeper.cli.compare import compare
-        from slotkeeper.cli.doctor import doctor
+        from slotkeeper.cli.doctor import compare, doctor
 
         if args.compare:
             urls = [server(url, "--compare") for url in args.compare]

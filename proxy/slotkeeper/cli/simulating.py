@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
     for count in args.engines:
         load = read or _made(args, count)
         if not args.json:
-            console.print(f"{count} engines, {load.told}", highlight=False)
+            console.print(f"{count} engines, {load.about}", highlight=False)
         for shape in shapes_of([count], ways, files, **more):
             shown.append(Simulation(load, shape).run().shown())
             if args.json:

@@ -24,8 +24,7 @@ from slotkeeper.exchange.connections import Tls, TlsError
 from slotkeeper.exchange.keys import KeyList, KeysError
 from slotkeeper.settings import Settings
 from slotkeeper.store.trouble import Trouble, trouble_in
-from slotkeeper.units import Address
-from slotkeeper.upstreams import UpstreamsError
+from slotkeeper.values import Address, UpstreamsError
 
 USUAL_ADMIN: Final = str(Settings.model_fields["admin_listen"].default)
 

@@ -85,7 +85,7 @@ def up(
     base, keys = plan.flags.base, plan.flags.api_keys
     key = settings.engine_api_key or (SecretStr(keys[0]) if keys else None)
     folder = plan.flags.slot_save_path  # the user may have given another one after --
-    mode = "key" if _keeps_apart(settings, plan.flags) else settings.namespaces
+    mode = "key" if _needs_namespaces(settings, plan.flags) else settings.namespaces
     front = settings.model_copy(
         update={
             "upstream": (base,),
@@ -137,7 +137,7 @@ def _plan(
             context_tokens=context_tokens,
             trained_tokens=trained,
             eager_thinning=binary.eager_thinning,
-            namespaces=_keeps_apart(settings, EngineFlags.parse(words, environ)),
+            namespaces=_needs_namespaces(settings, EngineFlags.parse(words, environ)),
         ),
         *words,
     ]
@@ -146,7 +146,7 @@ def _plan(
     return LaunchPlan(binary=binary, args=args, flags=flags, log_path=log_path)
 
 
-def _keeps_apart(settings: Settings, flags: EngineFlags) -> bool:
+def _needs_namespaces(settings: Settings, flags: EngineFlags) -> bool:
     """Whether namespaces are on from the start: the setting says so, or the engine has several keys."""
     if settings.namespaces != "auto":
         return settings.namespaces == "key"

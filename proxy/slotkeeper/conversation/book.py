@@ -77,7 +77,7 @@ class Conversations:
         received: Layout,
         sent: Layout,
         notes: Mapping[int, tuple[str, ...]],
-        told: Mapping[str, str],
+        noted: Mapping[str, str],
         now: float,
         rules: Iterable[str] = (),
     ) -> Conversation:
@@ -97,7 +97,7 @@ class Conversations:
             self._unlist(line)
             line.who = Who(who.client, who.name or line.who.name)
             line.received, line.sent, line.at, line.tokens = received, sent, now, None
-        line.notes, line.told, line.rules = dict(notes), dict(told), tuple(rules)
+        line.notes, line.noted, line.rules = dict(notes), dict(noted), tuple(rules)
         self._list(line, match.keys or keys_of(who, received))
         self._evict()
         return line
@@ -109,7 +109,7 @@ class Conversations:
         *,
         sent: Layout,
         notes: Mapping[int, tuple[str, ...]],
-        told: Mapping[str, str],
+        noted: Mapping[str, str],
         rules: Iterable[str],
     ) -> None:
         """Record that the request went to the engine in another form than `saw` recorded.
@@ -117,7 +117,7 @@ class Conversations:
         Nothing changes if the conversation's next request has come since.
         """
         if line.received is received:
-            line.sent, line.notes, line.told, line.rules = sent, dict(notes), dict(told), tuple(rules)
+            line.sent, line.notes, line.noted, line.rules = sent, dict(notes), dict(noted), tuple(rules)
 
     def replied(self, conversation: Conversation, reply: Doc) -> None:
         """Record the reply to the last request, in chat shape. Beyond REPLIES, the oldest are dropped."""
@@ -228,5 +228,5 @@ def _as_it_stands(like: Likeness) -> Conversation:
     line = like.conversation
     if like.common >= len(line.received.messages) - line.received.lead:
         return line
-    notes, told = standing(line, like.common)
-    return replace(line, notes=notes, told=told)
+    notes, noted = standing(line, like.common)
+    return replace(line, notes=notes, noted=noted)

@@ -25,8 +25,8 @@ from slotkeeper.conversation.facts import FoundFact, digest, facts
 from slotkeeper.conversation.layout import NOWHERE, Conversation, Layout, Match, Message, Role, Section, says
 from slotkeeper.conversation.likeness import RequestKind, another_agent, asks_for_summary, kind_at, tool_name
 from slotkeeper.conversation.phrases import FILES
-from slotkeeper.conversation.pruning import pruned
 from slotkeeper.conversation.rules.base import RuleName
+from slotkeeper.conversation.rules.pruning import pruned
 
 __all__ = ["Cause", "Explained", "by_our_rule", "explain", "of_template"]
 
@@ -261,7 +261,7 @@ def _of_messages(old: tuple[Message, ...], new: tuple[Message, ...], at: int, fo
         return Cause.FILE_REFRESHED
     if pruned(now, was):
         return Cause.RESULT_PRUNED
-    if moved := _came_or_went(old[at : at + NEAR], new[at : at + NEAR]):
+    if moved := _inserted_or_removed(old[at : at + NEAR], new[at : at + NEAR]):
         return moved
     if was.role is not now.role:
         return Cause.MESSAGE_EDITED
@@ -274,7 +274,7 @@ def _of_messages(old: tuple[Message, ...], new: tuple[Message, ...], at: int, fo
     return _of_value(found) or _otherwise(was, now)
 
 
-def _came_or_went(old: tuple[Message, ...], new: tuple[Message, ...]) -> Cause | None:
+def _inserted_or_removed(old: tuple[Message, ...], new: tuple[Message, ...]) -> Cause | None:
     """Return a cause if the first message of one list is found a few messages further on in the other."""
     was, now = digest(old[0]), digest(new[0])  # one digest each, because texts may be long
     if was == now:

@@ -185,7 +185,7 @@ class Conversation:
     sent: Layout  # the last request as the engine got it, without the notes
     at: float  # time of the last request, in seconds
     notes: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # put after message n when it was new
-    told: Mapping[str, str] = field(default_factory=dict)  # facts that notes contain, by place
+    noted: Mapping[str, str] = field(default_factory=dict)  # facts that notes contain, by place
     replies: dict[str, Doc] = field(default_factory=dict)  # messages as sampled, by the ids of their calls
     tokens: Tokens | None = None  # the last prompt; None: not known
     size: int = 0  # characters kept

@@ -28,7 +28,7 @@ from slotkeeper.conversation.layout import (
     user_says,
 )
 from slotkeeper.conversation.phrases import ASIDE, ASIDE_SYSTEM, SUMMARIZED, SUMMARIZER, SUMMARY_ASKED
-from slotkeeper.conversation.pruning import common
+from slotkeeper.conversation.rules.pruning import common
 
 DIGEST_BYTES: Final = 16
 SAID: Final = "said:"  # prefix of the keys of replies without calls
@@ -209,7 +209,7 @@ def standing(conversation: Conversation, count: int) -> tuple[dict[int, tuple[st
     end = conversation.sent.lead + count
     notes = {at: texts for at, texts in conversation.notes.items() if at < end}
     words = "\n".join(text for texts in notes.values() for text in texts)
-    return notes, {place: text for place, text in conversation.told.items() if text in words}
+    return notes, {place: text for place, text in conversation.noted.items() if text in words}
 
 
 def repeated(replies: Mapping[str, Doc], layout: Layout) -> dict[str, Doc]:
@@ -252,7 +252,7 @@ def _size(layout: Layout) -> int:
 def _kept(conversation: Conversation) -> Iterator[str]:
     for texts in conversation.notes.values():
         yield from texts
-    yield from conversation.told.values()
+    yield from conversation.noted.values()
 
 
 def calls_of(reply: Mapping[str, Any]) -> Iterator[str]:

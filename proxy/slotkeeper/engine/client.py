@@ -227,7 +227,7 @@ class EngineClient(ControlClient):
             "POST", "/completion", limits=PATIENT, headers=headers, body=body
         ) as response:
             async for line in response.content:
-                self._http.pulse.heard()
+                self._http.pulse.answered()
                 if line.startswith(b"data: {"):
                     last = orjson.loads(line[6:])
                     if said := last.get("prompt_progress"):
@@ -347,15 +347,15 @@ class RouterClient(ControlClient):
         """Ask for an unload, which breaks off running answers. Raises like `load`."""
         await self._http.json("POST", "/models/unload", limits=SWAP, headers=headers, body={"model": model})
 
-    async def events(self, heard: Callable[[], object], *, headers: Headers | None = None) -> None:
-        """Call `heard` at each change of a model's state, until the router ends the stream.
+    async def events(self, changed: Callable[[], object], *, headers: Headers | None = None) -> None:
+        """Call `changed` at each change of a model's state, until the router ends the stream.
 
         Raises EngineError, EngineGoneError.
         """
         async with self._http.ask("GET", "/models/sse", limits=EVENTS, headers=headers) as response:
             async for line in response.content:
                 if line.startswith(b"data:"):
-                    heard()
+                    changed()
 
 
 def entry_of(said: Mapping[str, Any]) -> ModelEntry:
@@ -377,10 +377,10 @@ def entry_of(said: Mapping[str, Any]) -> ModelEntry:
     )
 
 
-async def listen(client: RouterClient, heard: Callable[[], object], *, rest: float) -> None:
-    """Call `heard` at every change, forever; reopen a stream that ends after `rest` seconds."""
+async def listen(client: RouterClient, changed: Callable[[], object], *, rest: float) -> None:
+    """Call `changed` at every change, forever; reopen a stream that ends after `rest` seconds."""
     while True:
         with suppress(EngineError, EngineGoneError):
-            await client.events(heard)
-        heard()
+            await client.events(changed)
+        changed()
         await asyncio.sleep(rest)

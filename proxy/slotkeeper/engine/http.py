@@ -111,7 +111,7 @@ class Pulse:
     """
 
     def __init__(self) -> None:
-        self.heard_at = time.monotonic()
+        self.answered_at = time.monotonic()
         self.frozen = False
         self._waiting: set[asyncio.Timeout] = set()
 
@@ -123,9 +123,9 @@ class Pulse:
         """Whether any call waits for the engine."""
         return bool(self._waiting)
 
-    def heard(self) -> None:
+    def answered(self) -> None:
         """Note a sign of life, of any call: a token, the progress of a prefill, an answer."""
-        self.heard_at = time.monotonic()
+        self.answered_at = time.monotonic()
 
     @asynccontextmanager
     async def answer(self) -> AsyncIterator[None]:

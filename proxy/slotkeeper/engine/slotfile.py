@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from bisect import bisect_right
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import BinaryIO, Final, TypeAlias
@@ -172,6 +171,83 @@ class View:
         return int.from_bytes(self.take(at, 4), "little")
 
 
+# -- images: their places among the tokens, and the names that the engine gives them --------------------
+# After the ids of the tokens, which are -1 at images, a file has u32 count, then `count` u32 (tokens before
+# each image), then for each image u32 length and that many bytes, then zeros up to a whole word. Those bytes
+# are u64 version, u32 1, u64 0, u8 1, u32 width and height in tokens, u32 kind of positions, u32 0, from
+# version 2 on u32 frames, u64 length of the name, the name, sizes in pixels. It has no pixels or embeddings.
+
+IMAGE_HEAD: Final = struct.Struct("<QIQBIIII")
+MOST_IMAGES: Final = 4096  # images in one file
+LONGEST_ENTRY: Final = 1024  # bytes of one image's entry; 137 were seen
+LARGEST_IMAGE: Final = 1 << 16  # tokens of one image
+PLAIN_POSITIONS, M_ROPE = 0, 1  # kinds of positions
+IMAGE_VERSIONS: Final = (1, 2)  # b10434, b11549
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTokens:
+    """The number of tokens in a file, and the images among them."""
+
+    count: int
+    images: tuple[FileImage, ...] = ()
+
+    def position(self, at: int) -> int:
+        """Return the position of the token at index `at`; -1 inside an image, where no checkpoint can be."""
+        saved = 0
+        for image in self.images:
+            if image.start < at < image.start + image.length:
+                return -1
+            saved += image.length - image.positions if image.start < at else 0
+        return at - saved
+
+
+def images_at(view: View, at: int) -> tuple[tuple[FileImage, ...], int]:
+    """Return the images in the list at this offset, and the offset of its end.
+
+    Raises StrangeError, whose text names the invalid value, or BeyondError if the file ends first.
+    """
+    count, at = view.word(at), at + WIDTH
+    if count > MOST_IMAGES:
+        raise StrangeError(f"a count of {count}")
+    starts = [view.word(at + WIDTH * number) for number in range(count)]
+    at += WIDTH * count
+    images = []
+    for start in starts:
+        length, at = view.word(at), at + WIDTH
+        if not IMAGE_HEAD.size < length <= LONGEST_ENTRY:
+            raise StrangeError(f"one of {length} bytes")
+        images.append(_image(view.take(at, length), start))
+        at += length
+    return tuple(images), -(-at // WIDTH) * WIDTH
+
+
+def _image(data: bytes, start: int) -> FileImage:
+    version, kind, _, shown, width, height, positions, _ = IMAGE_HEAD.unpack_from(data)
+    at = IMAGE_HEAD.size + (WIDTH if version > 1 else 0)
+    size = int.from_bytes(data[at : at + 8], "little")
+    name = data[at + 8 : at + 8 + size]
+    known = version in IMAGE_VERSIONS and (kind, shown) == (1, 1) and positions in {PLAIN_POSITIONS, M_ROPE}
+    if not known or len(name) != size or not name.isalnum() or not 0 < width * height < LARGEST_IMAGE:
+        raise StrangeError(f"one of kind {kind}, version {version}")
+    length = width * height
+    taken = max(width, height) if positions == M_ROPE else length
+    return FileImage(start=start, length=length, positions=taken, name=name.decode("ascii"))
+
+
+def ids_match(tokens: Tokens, images: Sequence[FileImage]) -> bool:
+    """Whether the ids in these images are -1 and all other ids are those of text."""
+    at, hidden = 0, Tokens([-1]).packed
+    for image in images:
+        end = image.start + image.length
+        if image.start < at or tokens.cut(image.start, end).packed != hidden * image.length:
+            return False
+        if min(tokens.cut(at, image.start), default=0) < 0:
+            return False
+        at = end
+    return min(tokens.cut(at), default=0) >= 0
+
+
 # -- new slot files from old ones ------------------------------------------------------------------------
 
 
@@ -284,58 +360,3 @@ def _place(pieces: list[Piece], patch: Patch) -> tuple[int, ByteSpan]:
             if patch.offset >= piece.offset and behind >= 0:
                 return index, piece
     raise ValueError(f"the recipe does not copy the {len(patch.data)} bytes at {patch.offset}")
-
-
-# -- which checkpoints are worth their bytes -------------------------------------------------------------
-
-LARGE: Final = 64 << 20  # bytes: below this sum all checkpoints are kept
-NEWEST: Final = 2  # checkpoints: the start of the next turn, and the end of the last prompt
-NEAR: Final = 16  # tokens: two checkpoints this close are equally good
-
-
-def current(records: Sequence[SlotFileRecord]) -> list[SlotFileRecord]:
-    """Return the checkpoints that the engine would use, in ascending order of tokens.
-
-    The engine searches from the end of its list. After a cut the list may not ascend (T11): a checkpoint
-    before one with fewer tokens is never used.
-    """
-    found: list[SlotFileRecord] = []
-    for record in reversed(records):
-        if not found or record.at < found[-1].at:
-            found.append(record)
-    return found[::-1]
-
-
-def worth_keeping(
-    file: SlotFile, places: Collection[int], stale: Collection[int] = ()
-) -> list[SlotFileRecord]:
-    """Return all current checkpoints if they are small in sum, else the ones worth their bytes.
-
-    These are the first, the newest, and those just before `places`, where prompts diverge. Checkpoints at
-    `stale` tokens are left out.
-    """
-    records = [record for record in current(file.records) if record.at not in stale]
-    if sum(record.length for record in records) < LARGE:
-        return records
-    wanted = {*_nearest(records, places).values(), *_newest(records), *records[:1]}
-    return [record for record in records if record in wanted]
-
-
-def _nearest(records: Sequence[SlotFileRecord], places: Collection[int]) -> dict[int, SlotFileRecord]:
-    """Return for each place the last checkpoint at or before it, if one is within `NEAR` tokens."""
-    ordered = sorted(records, key=lambda record: record.at)
-    found = {}
-    for place in places:
-        index = bisect_right(ordered, place, key=lambda record: record.at)
-        if index and place - ordered[index - 1].at <= NEAR:
-            found[place] = ordered[index - 1]
-    return found
-
-
-def _newest(records: Sequence[SlotFileRecord]) -> list[SlotFileRecord]:
-    """Return the last `NEWEST` checkpoints; of several within `NEAR` tokens only the last counts."""
-    found: list[SlotFileRecord] = []
-    for record in reversed(records):
-        if len(found) < NEWEST and all(abs(record.at - other.at) > NEAR for other in found):
-            found.append(record)
-    return found

@@ -28,7 +28,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import BinaryIO, Final
 
-from slotkeeper.engine.file_images import HeldTokens, ids_match, images_at
 from slotkeeper.engine.slotfile import (
     APPENDIX_HEAD,
     APPENDIX_MAGIC,
@@ -39,11 +38,14 @@ from slotkeeper.engine.slotfile import (
     Cache,
     Damage,
     FileImage,
+    HeldTokens,
     SlotFile,
     SlotFileRecord,
     StrangeError,
     Verdict,
     View,
+    ids_match,
+    images_at,
 )
 from slotkeeper.scheduler.types import WIDTH, Tokens
 

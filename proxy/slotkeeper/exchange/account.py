@@ -88,7 +88,7 @@ class Account:
         self.own: Ask | None = None  # as the client wrote it; None: only the engine can read it
         self.rewritten: Ask | None = None  # as the rules propose it; None: they change nothing
         self.moved, self.most = 0, 0  # see `Arrived`
-        self._came = b""
+        self._received = b""
         self._rewritten: Doc = {}
         self._changed = False  # whether the rules' form is sent
         self._prompts: tuple[Tokens | None, Tokens | None] = (None, None)  # the prompt of either form
@@ -102,7 +102,7 @@ class Account:
         self.record = Record(
             request_id=request_id,
             route=api.value,
-            came=time.time(),
+            received=time.time(),
             at=self.arrived,
             client=client,
             named=conversation,
@@ -111,7 +111,7 @@ class Account:
             Naming() if names is None else names, self._metrics, self.record, headers, conversation
         )
         self.listener = Listener(api, self.record, self._metrics, driver.now)
-        driver.note(driver.journal.came, self.record)
+        driver.note(driver.journal.arrived, self.record)
 
     # -- the body ----------------------------------------------------------------------------------
 
@@ -120,7 +120,7 @@ class Account:
 
         Raises NotPlain for a body that must not be forwarded, and ClientFault for values that are too large.
         """
-        self.record.body_bytes, self._came = len(body), body
+        self.record.body_bytes, self._received = len(body), body
         doc, self.claim = await run(understood, self._api, body, encoding)
         return doc
 
@@ -179,7 +179,7 @@ class Account:
         self._weighed()
         if self._explaining:
             self._explaining.goes(changed=self._changed)
-        return orjson.dumps(self._rewritten) if self._changed else self._came
+        return orjson.dumps(self._rewritten) if self._changed else self._received
 
     def settle(self) -> None:
         """Record the request's conversation and what its client rewrote. It may be called many times."""
@@ -311,7 +311,7 @@ class Account:
             self.cost += planted + max(0, (reached or 0) - cached) + self.listener.events
             driver.effect_runner.forget(self.key)
             driver.post(Gone(at=driver.now(), request=self.key, reached=reached, cached=cached))
-            driver.engines.came_or_went()  # its tokens are not needed any more
+            driver.engines.changed()  # its tokens are not needed any more
 
     def _reached(self) -> tuple[int | None, int]:
         """Return the tokens reached by the prefill and those cached, by the engine's last report."""

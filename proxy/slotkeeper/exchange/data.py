@@ -1,20 +1,15 @@
-"""The data port: every route of llama-server, passed through byte for byte unless something must change.
-
-The size of each request body, and of all of them together, is bounded.
-"""
+"""The data port: every route of llama-server, passed through byte for byte unless something must change."""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
-from contextlib import nullcontext
-from types import TracebackType
-from typing import Any, Final, Self
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
+from typing import Any, Final
 from urllib.parse import unquote
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from slotkeeper.api import errors
 from slotkeeper.api import head as names
@@ -22,116 +17,24 @@ from slotkeeper.api.errors import ClientFault, Fault, OurFault, UpstreamFault
 from slotkeeper.api.head import Api, Secrets, classify, is_open, request_id, takes_form
 from slotkeeper.api.request import NotPlain, named_model, plain
 from slotkeeper.engine.client import LOOP_STATUS
+from slotkeeper.exchange.bodies import Body, Budget, Outlet
 from slotkeeper.exchange.connections import Connections
 from slotkeeper.exchange.door import Judged, KeyCheck, Refusal
 from slotkeeper.exchange.exchange import Exchange, Gate
-from slotkeeper.exchange.outlet import Outlet
 from slotkeeper.exchange.upstream import GONE, abort, answering, copy, prepared, target
 from slotkeeper.observe.log import Seldom, get_logger
-from slotkeeper.observe.metrics import ConnectionCut, Metrics
-from slotkeeper.runtime.adapter_looks import changing
+from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
+from slotkeeper.scheduler.adapters import AdaptersChange
 from slotkeeper.scheduler.events import Arrived, Gone
 from slotkeeper.scheduler.types import NO_ROUTER, RequestId
-
-RETRY_AFTER: Final = 5  # seconds
-SLOWEST: Final = 16 * 1024  # bytes per second, the slowest upload of a large body
-
-
-class Intake:
-    """Memory for request bodies, from the first byte of each to the end of its answer."""
-
-    def __init__(self, *, each: int, total: int, seconds: float, metrics: Metrics) -> None:
-        """`each` and `total` are bytes. A body has `seconds` to arrive, and a large one more (SLOWEST)."""
-        self.each = each
-        self.total = total
-        self.free = total
-        self.seconds = seconds
-        self.metrics = metrics
-
-    def body(self, request: web.BaseRequest) -> Body:
-        return Body(self, request)
-
-
-class Body:
-    """The body of one request. Use it as a context manager, which frees its memory."""
-
-    def __init__(self, intake: Intake, request: web.BaseRequest) -> None:
-        self._intake = intake
-        self._request = request
-        self._taken = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._intake.free += self._taken
-        self._taken = 0
-
-    async def read(self) -> bytes | None:
-        """Return the whole body; None for a request without one. Raises ClientFault."""
-        request = self._request
-        if not request.body_exists:
-            return None
-        self._check(request.content_length or 0)
-        if self._intake.free <= 0:
-            raise self._full()
-        if request.content.is_eof():  # a small body arrived with the head
-            whole = await request.content.read()
-            self._take(len(whole))
-            return whole
-        return await self._read(request)
-
-    async def _read(self, request: web.BaseRequest) -> bytes:
-        whole = bytearray()
-        until = asyncio.get_running_loop().time() + self._intake.seconds
-        try:
-            async with asyncio.timeout_at(until) as limit:
-                while piece := await request.content.readany():
-                    self._take(len(piece))
-                    whole += piece
-                    limit.reschedule(until + self._taken / SLOWEST)
-        except TimeoutError as error:
-            self._intake.metrics.cut(ConnectionCut.BODY)
-            raise ClientFault(
-                f"the body did not arrive in time, only {self._taken} bytes of it; send it at once, or raise "
-                "--body-timeout",
-                status=408,
-            ) from error
-        except (web.RequestPayloadError, HttpProcessingError) as error:
-            raise ClientFault("the body is not framed as HTTP requires") from error
-        return bytes(whole)
-
-    def _take(self, size: int) -> None:
-        self._check(self._taken + size)
-        if size > self._intake.free:
-            raise self._full()
-        self._taken += size
-        self._intake.free -= size
-
-    def _check(self, size: int) -> None:
-        if size > self._intake.each:
-            raise ClientFault(
-                f"the body is larger than {self._intake.each} bytes; raise --max-body-bytes", status=413
-            )
-
-    def _full(self) -> ClientFault:
-        return ClientFault(
-            f"the requests being answered use all {self._intake.total} bytes for bodies; try again later, "
-            "or raise --all-bodies-bytes",
-            status=429,
-            retry_after=RETRY_AFTER,
-        )
-
-
-# -- the routes ------------------------------------------------------------------------------------------
 
 READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # these start no work in the engine
 BODY_LEFT: Final = frozenset({408, 413, 429})  # more of the body may still arrive
 TAKES_SLOT: Final = frozenset({Api.TASK, *(api for api in Api if api.generates)})
 JUDGED: Final = TAKES_SLOT | {Api.CONTROL}  # the engine must know the key of a client that calls these
+ON_THEIR_WAY: Final = 10.0  # seconds in which tasks that were sent before a change of adapters must begin
+PAUSE: Final = 0.01  # seconds between checks of these tasks
 
 log = get_logger(__name__)
 
@@ -160,7 +63,7 @@ class DataPort:
     def __init__(
         self,
         gate: Gate,
-        intake: Intake,
+        intake: Budget,
         connections: Connections,
         *,
         api_prefix: str = "",
@@ -189,7 +92,7 @@ class DataPort:
         self._running.add(task)
         self._connections.begun(request.protocol)
         try:
-            with self._intake.body(request) as body:
+            with Body(self._intake, request) as body:
                 return await self._handle(request, body)
         except asyncio.CancelledError:
             if request.writer.output_size:  # we cancelled it, if the client is still connected
@@ -214,17 +117,17 @@ class DataPort:
             self._not_again(request)
             self._gate.door.admit(request, api, path)
             self._not_draining(request, path)
-            takes_slot, came = api in TAKES_SLOT, self._gate.driver.now()
+            takes_slot, arrived = api in TAKES_SLOT, self._gate.driver.now()
             judged: Judged = KeyCheck.LET_IN
             if api in JUDGED:
-                judged = await self._gate.door.judge(request, since=came, later=takes_slot)
+                judged = await self._gate.door.judge(request, since=arrived, later=takes_slot)
             if isinstance(judged, Refusal):
                 return self._refused(api, judged, known_as)
             body = await incoming.read()
             if takes_slot:
                 form = takes_form(path)
                 return await Exchange(
-                    self._gate, request, api, body or b"", known_as, judged=judged, came=came, form=form
+                    self._gate, request, api, body or b"", known_as, judged=judged, arrived=arrived, form=form
                 ).run()
             if api is Api.CONTROL:
                 return await self._acted(request, body or b"", known_as, let_in=judged is KeyCheck.LET_IN)
@@ -303,7 +206,7 @@ class DataPort:
     ) -> web.StreamResponse:
         """Pass a request without a slot through, and copy its answer back."""
         changes = request.method == "POST" and _is_lora(self._path(request), self._prefix)
-        async with changing(self._gate.driver, link) if changes else nullcontext():
+        async with _changing_adapters(self._gate.driver, link) if changes else nullcontext():
             return await self._passed_on(request, api, body, known_as, link)
 
     async def _passed_on(
@@ -364,3 +267,32 @@ class DataPort:
         if fault.status in BODY_LEFT:
             response.force_close()  # do not read the rest of the body
         return response
+
+
+@asynccontextmanager
+async def _changing_adapters(driver: Driver, link: EngineLink) -> AsyncIterator[None]:
+    """Hold back all tasks of ours on the engine while the block changes its adapters.
+
+    It continues from states of the old adapters (engine.md T12), so no task may begin until the new ones are
+    known.
+    """
+    if not (link.traits and link.traits.adapters):
+        yield
+        return
+    driver.post(AdaptersChange(at=driver.now(), engine=link.engine))
+    exact = False
+    try:
+        exact = await _all_begun(driver, link)
+        yield
+    finally:
+        driver.post(await link.see_adapters(announced=True, exact=exact))
+
+
+async def _all_begun(driver: Driver, link: EngineLink) -> bool:
+    """Wait until all sent tasks have begun, up to `ON_THEIR_WAY`. Return whether they have."""
+    until = driver.now() + ON_THEIR_WAY
+    while (table := driver.placement.tables.get(link.engine)) and table.on_their_way:
+        if driver.now() > until:  # a sent task may begin before or after the change
+            return False
+        await asyncio.sleep(PAUSE)
+    return True

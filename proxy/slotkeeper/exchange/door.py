@@ -87,14 +87,14 @@ class Door:
         keys: OwnKeys | None = None,
         namespaces: bool | None = False,
         secret: Callable[[], bytes | None] = lambda: None,
-        were_apart: Callable[[], bool] = lambda: False,
+        had_namespaces: Callable[[], bool] = lambda: False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """`prefix` is the engine's --api-prefix, `trusted` are proxies in front, `keys` is our --keys-file.
 
         `namespaces`: one for each key; None: with `keys`, else from the second key on that an engine has
         verified. `secret` makes the namespaces of engine keys the same after a restart; without it they
-        change. `were_apart`: whether there are states in namespaces from an earlier run.
+        change. `had_namespaces`: whether there are states in namespaces from an earlier run.
         """
         self.keys = keys
         self._shown = SHOWN if keys is None else OURS_SHOWN
@@ -104,7 +104,7 @@ class Door:
         self._namespaces = True if namespaces is None and keys else namespaces
         self._first_key: bytes | None = None  # the first verified key
         self._secret = secret
-        self._were_apart = were_apart
+        self._were_apart = had_namespaces
         self._upstream = upstream
         self._path = f"{prefix}/props"
         self._now = now

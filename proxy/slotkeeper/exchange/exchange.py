@@ -16,28 +16,28 @@ from slotkeeper.api.head import request_id as safe_id
 from slotkeeper.api.request import NotPlain, is_large, placed, uncached
 from slotkeeper.conversation.naming import Naming
 from slotkeeper.exchange.account import Account
-from slotkeeper.exchange.answer_form import NotAssembled, form_for
-from slotkeeper.exchange.cells import OutOfCells, gate_for
+from slotkeeper.exchange.answer_filters import NotAssembled, OutOfCells, form_for, gate_for
+from slotkeeper.exchange.bodies import Budget
 from slotkeeper.exchange.connections import Network
 from slotkeeper.exchange.door import Door, KeyCheck, Refusal, program_of
 from slotkeeper.exchange.keys import CROWDED, CrowdedFault, Used
-from slotkeeper.exchange.outlet import ReadAhead
 from slotkeeper.exchange.relay import Relay, Waiting
 from slotkeeper.exchange.slot_actions import SlotActions
 from slotkeeper.exchange.upstream import GONE, NotSent, Upstream, answering
-from slotkeeper.observe import acts
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.recording import Recorder
+from slotkeeper.observe.sentences import urgency
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.rewriting import Rewriting
 from slotkeeper.runtime.tasks import Aside, here
 from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.events import Arrived, Started
 from slotkeeper.scheduler.types import Crowded, EngineId, Reason
+from slotkeeper.scheduler.urgency import RequestHints
 
 if TYPE_CHECKING:
-    from slotkeeper.observe.otel import Spans  # of an extra
+    from slotkeeper.observe.spans import Spans  # of an extra
 
 RETRY_AFTER: Final = 5  # seconds
 MIXED: Final = (
@@ -68,7 +68,7 @@ class Gate:
     rewriting: Rewriting
     names: Naming
     keep_alive: float  # seconds between comments to a client that waits for a stream
-    ahead: ReadAhead
+    ahead: Budget
     aside: Aside
     trusted: tuple[Network, ...]  # proxies in front
     recorder: Recorder | None = None
@@ -87,17 +87,17 @@ class Exchange:
         request_id: str,
         *,
         judged: KeyCheck,
-        came: float,
+        arrived: float,
         form: bool = False,
     ) -> None:
         """If no engine could judge the credential, the request passes through without any work for it.
 
-        A wait for an engine counts from `came`. `form`: the body is a form with a file, not JSON.
+        A wait for an engine counts from `arrived`. `form`: the body is a form with a file, not JSON.
         """
         self._gate = gate
         self._judged = judged
         self._let_in = judged is not KeyCheck.UNSURE
-        self._waits_since = came
+        self._waits_since = arrived
         self._request = request
         self._api = api
         self._body = body
@@ -225,7 +225,7 @@ class Exchange:
                 body=body,
                 client=record.client,
                 session=record.named or record.conversation,
-                at=record.came,
+                at=record.received,
             )
 
     def _rewriting(self) -> Rewriting | None:
@@ -243,14 +243,15 @@ class Exchange:
         account, driver = self._account, self._gate.driver
         engines = driver.engines
         engines.rouse(account.model)
-        await engines.awake(self._waits_since, account.model, account.hints(self._waits_since).start_by)
+        hints = account.hints(self._waits_since)
+        await engines.awake(self._waits_since, account.model, hints.start_by)
         account.model = await engines.newest_model_of(account.claim.model)
         engines.rouse(account.model)
         if self._judged is KeyCheck.LATER:
             await self._judge()
         self._check_line()
         renders = account.open()
-        arrival = self._arrival(renders=renders)
+        arrival = self._arrival(hints, renders=renders)
         if not arrival.brief:
             account.render()
         forward = await driver.admit(arrival)
@@ -281,7 +282,7 @@ class Exchange:
             self._gate.metrics.crowded.labels(reason=crowded.value).inc()
             raise CrowdedFault(crowded, CROWDED[crowded], RETRY_AFTER)
 
-    def _arrival(self, *, renders: bool) -> Arrived:
+    def _arrival(self, hints: RequestHints, *, renders: bool) -> Arrived:
         account, headers = self._account, self._request.headers
         ask, other, divided = account.own, account.rewritten, self._gate.driver.placement.divided
         return Arrived(
@@ -308,7 +309,7 @@ class Exchange:
             answer_limit=account.claim.most,
             size=len(self._body),
             outgrown=self._outgrown,
-            hints=account.hints(self._waits_since),
+            hints=hints,
         )
 
     async def _again(self, engine: EngineId, losses: int, fault: UpstreamFault) -> bool:
@@ -334,7 +335,7 @@ class Exchange:
     async def _answer(self, forward: Forward, losses: int) -> web.StreamResponse:
         """Send the request and relay the answer. `losses` is the engine's count from before the send."""
         driver = self._gate.driver
-        body = placed(self._apart(self._body_out, forward), self._account.claim, forward.slot)
+        body = placed(self._without_cache(self._body_out, forward), self._account.claim, forward.slot)
         link = driver.links[forward.engine]
         driver.engines.check_listed(link, self._account.claim.model)
         form = form_for(self._account.ask, body, forward, link)
@@ -365,7 +366,7 @@ class Exchange:
             relay = Relay(driver, *answered, ahead=self._gate.ahead, cells=cells)
             return await relay.run(answer, forward, link, form, alone=not self._hears_comments())
 
-    def _apart(self, body: bytes, forward: Forward) -> bytes:
+    def _without_cache(self, body: bytes, forward: Forward) -> bytes:
         """Return the body to send; with caching off if the engine may reuse a state of others."""
         one_of_many = self._namespace or (self._gate.door.namespaces and not self._let_in)
         if not (one_of_many or forward.strict) or forward.apart or not self._api.generates:
@@ -389,8 +390,8 @@ class Exchange:
         elif pending:  # the slot and parked tokens would show how busy other namespaces are
             planted -= pending.parked
         labels[names.PLANTED] = str(planted)
-        if urgency := acts.urgency(self._account.record, apart=bool(self._namespace)):
-            labels[names.PRIORITY] = urgency
+        if priority := urgency(self._account.record, namespaced=bool(self._namespace)):
+            labels[names.PRIORITY] = priority
         if rules := self._account.rules:
             labels[names.REWRITTEN] = ", ".join(rules)
         if pending and pending.predicted is not None:

@@ -56,7 +56,7 @@ class Listener:
         """Number of events read from the stream so far; about one for each generated token."""
         return self._reader.events if self._reader else 0
 
-    def heard(self, chunk: bytes) -> None:
+    def read(self, chunk: bytes) -> None:
         if self._reader is None:
             return
         try:
@@ -72,8 +72,8 @@ class Listener:
 
         def rest(chunk: bytes) -> bytes:
             left, work = progress.feed(chunk), self._record.work
-            if work and progress.latest is not work.told:
-                work.told, work.told_at = progress.latest, self._now()
+            if work and progress.latest is not work.progress:
+                work.progress, work.progress_at = progress.latest, self._now()
             return left
 
         return rest

@@ -17,9 +17,8 @@ from slotkeeper.api.assembling import Assembler, WholeAnswer
 from slotkeeper.api.errors import UpstreamFault
 from slotkeeper.api.head import Api
 from slotkeeper.exchange.account import Account
-from slotkeeper.exchange.answer_form import AnswerForm, NotAssembled
-from slotkeeper.exchange.cells import CellsGate, OutOfCells
-from slotkeeper.exchange.outlet import Outlet, ReadAhead
+from slotkeeper.exchange.answer_filters import AnswerForm, CellsGate, NotAssembled, OutOfCells
+from slotkeeper.exchange.bodies import Budget, Outlet
 from slotkeeper.exchange.upstream import (
     EVENT_STREAM,
     GONE,
@@ -186,7 +185,7 @@ class Relay:
         account: Account,
         waiting: Waiting,
         *,
-        ahead: ReadAhead,
+        ahead: Budget,
         cells: CellsGate | None,
     ) -> None:
         """`cells`: what detects that the engine had no free cells for it; None where that cannot be."""
@@ -263,14 +262,14 @@ class Relay:
                 chunk = step(chunk)
             return chunk
 
-        def heard(chunk: bytes) -> None:
-            link.pulse.heard()
+        def seen(chunk: bytes) -> None:
+            link.pulse.answered()
             if cells:
-                cells.heard(chunk)
-            listener.heard(chunk)
+                cells.note_last(chunk)
+            listener.read(chunk)
 
         async with answering(link):
-            await copy(answer, write, heard, passing, read=read)
+            await copy(answer, write, seen, passing, read=read)
         self._waiting.stop()
         if streams:
             await write((cells.close() if cells else b"") + (progress.close() if progress else b""))
@@ -333,8 +332,8 @@ class Relay:
         account = self._account
         try:
             async with answering(link):
-                account.listener.heard(read)  # `CellsGate` has read a short answer of 500 already
-                body = read + await whole(answer, account.listener.heard)
+                account.listener.read(read)  # `CellsGate` has read a short answer of 500 already
+                body = read + await whole(answer, account.listener.read)
         except UpstreamFault:
             link.kick()
             raise

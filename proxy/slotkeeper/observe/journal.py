@@ -100,7 +100,7 @@ class Owners:
 Effort = Plant | Save | Restore | Erase  # a step that an engine executes
 
 
-def told(effort: Effort) -> tuple[RequestStage, int | None, str]:
+def shown_as(effort: Effort) -> tuple[RequestStage, int | None, str]:
     """Return a step's stage, its number of tokens, and a note."""
     match effort:
         case Plant():
@@ -199,7 +199,7 @@ class Journal:
             between.append(other)
         return None
 
-    def came(self, record: Record) -> None:
+    def arrived(self, record: Record) -> None:
         self._records.append(record)
 
     def follow(self, key: RequestId, record: Record) -> None:
@@ -282,7 +282,7 @@ def _step_ended(live: _Live, event: Planted | Saved | Restored | Erased) -> None
     if live.step is None:
         return
     effort, begun = live.step
-    stage, tokens, note = told(effort)
+    stage, tokens, note = shown_as(effort)
     computed = event.computed if isinstance(event, Planted) else tokens
     live.record.add(stage, begun, event.at, tokens=computed, note=note)
     live.step, live.since = None, event.at
@@ -306,7 +306,7 @@ def _waited(live: _Live, until: float) -> None:
         live.record.add(RequestStage.QUEUE, live.since, until)
     else:
         effort, begun = live.step
-        stage, _, note = told(effort)
+        stage, _, note = shown_as(effort)
         live.record.add(stage, begun, until, note=note)
         live.step = None
 

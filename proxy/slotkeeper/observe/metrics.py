@@ -261,7 +261,7 @@ class Metrics:
     def decision(self, reason: Reason) -> None:
         self.decisions.labels(reason=reason.value).inc()
 
-    def went(self, forward: Forward) -> None:
+    def forwarded(self, forward: Forward) -> None:
         """A request was sent."""
         self.decision(forward.reason)
         if forward.waited is not None:

@@ -75,8 +75,8 @@ class Moment:
 
 def prefilling(record: Record, work: Work, prompt: int | None, now: float) -> Moment:
     """Return the progress of a prefill of `prompt` tokens (None: unknown), `now` on the driver's clock."""
-    if work.told is not None:
-        return _told(work, now)
+    if work.progress is not None:
+        return _by_progress(work, now)
     decision = record.decision
     reuse = decision.chosen.reuse if decision else None
     if decision is None or prompt is None or reuse is None:
@@ -95,23 +95,23 @@ def prefilling(record: Record, work: Work, prompt: int | None, now: float) -> Mo
     )
 
 
-def _told(work: Work, now: float) -> Moment:
+def _by_progress(work: Work, now: float) -> Moment:
     """Return the progress that the engine reports.
 
     Tokens planted for the request count as computed, not as reused.
     """
-    told = work.told
-    if told is None:
+    progress = work.progress
+    if progress is None:
         raise AssertionError("the engine has reported no progress")
-    computed = told.processed - told.reused
-    rate = computed / told.seconds if told.seconds > 0 else 0.0
-    left = (told.total - told.processed) / rate if rate > 0 else None
+    computed = progress.processed - progress.reused
+    rate = computed / progress.seconds if progress.seconds > 0 else 0.0
+    left = (progress.total - progress.processed) / rate if rate > 0 else None
     if left is not None:
-        left = max(0.0, left - (now - work.told_at))
+        left = max(0.0, left - (now - work.progress_at))
     return Moment(
         doing=Doing.PREFILL,
-        computed=min(work.planted, told.reused) + computed,
-        to_compute=min(work.planted, told.reused) + told.total - told.reused,
+        computed=min(work.planted, progress.reused) + computed,
+        to_compute=min(work.planted, progress.reused) + progress.total - progress.reused,
         seconds_left=left,
     )
 
@@ -198,8 +198,8 @@ class Work:
     begun: float  # on the driver's clock: its first plant, or the request itself
     planted: int = 0  # tokens, by finished plants
     planting: int = 0  # by the running plant
-    told: Progress | None = None  # the engine's report on the request itself
-    told_at: float = 0.0
+    progress: Progress | None = None  # the engine's report on the request itself
+    progress_at: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -208,7 +208,7 @@ class Record:
 
     request_id: str
     route: str
-    came: float  # seconds since the epoch
+    received: float  # seconds since the epoch
     at: float  # the same moment on the driver's clock
     key: RequestId = NO_REQUEST  # the driver's id of the request
     client: str = ""  # a digest

@@ -1,23 +1,207 @@
-"""The attributes of a request's spans (docs/tracing.md), without any text of a prompt or an answer.
+"""Sends spans to an OpenTelemetry collector, over OTLP/HTTP. Only this module needs the extra `otel`.
 
-Names follow OpenTelemetry's conventions where there are any; all others begin with `slotkeeper.`.
+A request gets its trace ids when it arrives, so that the engine gets them too; its spans are made when it has
+ended. A thread sends spans in batches; errors there are logged and affect no request.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+import threading
+from collections.abc import Callable, Mapping
+from typing import Final
 
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.environment_variables import OTEL_BSP_SCHEDULE_DELAY
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import Decision
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import (
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    TraceState,
+    get_current_span,
+)
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from slotkeeper import __version__
 from slotkeeper.api.head import Api
-from slotkeeper.config import UsageError
+from slotkeeper.observe.log import Seldom, get_logger
 from slotkeeper.observe.request_record import Record, Span
 
-if TYPE_CHECKING:
-    from slotkeeper.observe.otel import Spans
+PATH: Final = "/v1/traces"
+# A span costs as much CPU time as a log line, and a batch as much as ten spans.
+SHORTEST_SECONDS: Final = 0.02  # shorter stages get no span
+BATCH_MS: Final = 30_000  # between two batches
+CLOSE_SECONDS: Final = 2.0  # for sending the last spans when we close
+LIBRARY: Final = "opentelemetry"  # the parent logger of the library's modules
+SENDING: Final = ("opentelemetry.sdk", "opentelemetry.exporter")  # other modules warn of clients' headers
+SILENT: Final = logging.NullHandler()  # keeps messages after `close` off standard error
+W3C: Final = TraceContextTextMapPropagator()
+
+log = get_logger(__name__)
+
+
+class TraceContext:
+    """One request's place in a trace. Its spans are sent only if `end` is called."""
+
+    __slots__ = ("_caller", "_own", "_send", "trace_parent")
+
+    def __init__(
+        self,
+        own: SpanContext,
+        caller: SpanContext | None,
+        send: Callable[[Record, SpanContext, SpanContext | None], None],
+    ) -> None:
+        self._own = own
+        self._caller = caller
+        self._send = send
+        # The header for the engine; our span is the parent of the engine's.
+        self.trace_parent = f"00-{own.trace_id:032x}-{own.span_id:016x}-{own.trace_flags:02x}"
+
+    def end(self, record: Record) -> None:
+        """Queue the spans of a request that has ended, if it is sampled. Never raises."""
+        if not self._own.trace_flags.sampled:  # the caller or the sampler has decided so
+            return
+        try:
+            self._send(record, self._own, self._caller)
+        except Exception:
+            log.exception("span_failed", request_id=record.request_id)
+
+
+class Spans:
+    """Makes spans and sends them. The owner must `close` it."""
+
+    def __init__(self, endpoint: str) -> None:
+        named = Resource.create({"service.name": "slotkeeper", "service.version": __version__})
+        resource = named.merge(OTELResourceDetector().detect())  # OTEL_* variables take precedence
+        self._library = _library_logs()
+        self._exporter = OTLPSpanExporter(endpoint=endpoint + PATH)
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        delay = None if OTEL_BSP_SCHEDULE_DELAY in os.environ else BATCH_MS
+        self._batches = BatchSpanProcessor(self._exporter, schedule_delay_millis=delay)
+        self._provider.add_span_processor(self._batches)
+        self._scope = InstrumentationScope("slotkeeper", __version__)
+        self._endpoint = endpoint
+
+    def __repr__(self) -> str:
+        return f"<Spans to {self._endpoint}>"
+
+    def begin(self, headers: Mapping[str, str]) -> TraceContext:
+        """Return the trace context of a request with these headers.
+
+        It belongs to the trace that `traceparent` and `tracestate` name, and is sampled if the caller's span
+        is. Invalid headers count as missing.
+        """
+        around, ids = W3C.extract(headers, Context()), self._provider.id_generator
+        caller = get_current_span(around).get_span_context()
+        trace = caller.trace_id if caller.is_valid else ids.generate_trace_id()
+        sampled = self._provider.sampler.should_sample(around, trace, REQUEST, SpanKind.SERVER)
+        wanted = sampled.decision is Decision.RECORD_AND_SAMPLE
+        flags = TraceFlags(TraceFlags.SAMPLED if wanted else TraceFlags.DEFAULT)
+        own = _context(trace, ids.generate_span_id(), flags, sampled.trace_state)
+        return TraceContext(own, caller if caller.is_valid else None, self._send)
+
+    def _send(self, record: Record, own: SpanContext, caller: SpanContext | None) -> None:
+        """Make and queue all spans of a request. It has ended, so no span needs to be started or locked."""
+        status = Status(StatusCode.ERROR, record.outcome) if failed(record) else Status()
+        begin, attrs = record.received, attributes(record)
+        end = begin + (record.seconds or 0.0)
+        self._end(REQUEST, own, caller, attrs=attrs, begin=begin, end=end, status=status)
+        for stage in record.spans:
+            if stage.end - stage.begin >= SHORTEST_SECONDS:
+                known_as = self._provider.id_generator.generate_span_id()
+                self._end(
+                    f"slotkeeper.{stage.stage.value}",
+                    _context(own.trace_id, known_as, own.trace_flags, own.trace_state),
+                    own,
+                    attrs=stage_attributes(stage),
+                    begin=begin + stage.begin,
+                    end=begin + stage.end,
+                )
+
+    def _end(
+        self,
+        name: str,
+        own: SpanContext,
+        parent: SpanContext | None,
+        *,
+        attrs: Mapping[str, Value],
+        begin: float,
+        end: float,
+        status: Status | None = None,
+    ) -> None:
+        """Queue one span. `begin` and `end` are seconds since the epoch."""
+        span = ReadableSpan(
+            name,
+            own,
+            parent,
+            self._provider.resource,
+            attrs,
+            kind=SpanKind.SERVER if name == REQUEST else SpanKind.INTERNAL,
+            status=status or Status(),
+            start_time=_nanoseconds(begin),
+            end_time=_nanoseconds(end),
+            instrumentation_scope=self._scope,
+        )
+        self._batches.on_end(span)
+
+    async def close(self) -> None:
+        """Send the queued spans, for at most CLOSE_SECONDS."""
+        await asyncio.to_thread(self._shut)
+        logging.getLogger(LIBRARY).removeHandler(self._library)
+
+    def _shut(self) -> None:
+        """Shut the library down in a thread: it would try for half a minute to reach a lost collector."""
+        ending = threading.Thread(target=self._provider.shutdown, daemon=True)
+        ending.start()
+        ending.join(CLOSE_SECONDS)
+        if ending.is_alive():
+            self._exporter.shutdown()  # type: ignore[no-untyped-call]
+
+
+class _Quietly(logging.Handler):
+    """Logs the library's errors about spans that it cannot send, at most once a minute."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._seldom = Seldom(log)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name.startswith(SENDING):
+            self._seldom.warning("spans_not_sent", error=record.getMessage())
+
+
+def _library_logs() -> logging.Handler:
+    handler = _Quietly()
+    library = logging.getLogger(LIBRARY)
+    library.addHandler(handler)
+    library.addHandler(SILENT)
+    library.propagate = False
+    return handler
+
+
+def _context(trace: int, span: int, flags: TraceFlags, state: TraceState | None) -> SpanContext:
+    return SpanContext(trace, span, is_remote=False, trace_flags=flags, trace_state=state)
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+# -- the attributes of spans (docs/tracing.md), without any text of a prompt or an answer ---------------
+
+# Names follow OpenTelemetry's conventions where there are any; all others begin with `slotkeeper.`.
 
 REQUEST: Final = "slotkeeper.request"
-DISABLED: Final = "OTEL_SDK_DISABLED"
 OPERATIONS: Final[Mapping[str, str]] = {
     Api.CHAT: "chat",
     Api.MESSAGES: "chat",
@@ -29,20 +213,6 @@ OPERATIONS: Final[Mapping[str, str]] = {
 BLAMELESS: Final = frozenset({"ok", "client_error", "client_gone"})  # outcomes that are no server error
 
 Value = str | int | float | bool
-
-
-def spans_to(endpoint: str) -> Spans | None:
-    """Return the sender of spans; None without an endpoint, or if OTEL_SDK_DISABLED is true.
-
-    Raises UsageError if the extra `otel` is not installed.
-    """
-    if not endpoint or os.environ.get(DISABLED, "").strip().lower() == "true":
-        return None
-    try:
-        from slotkeeper.observe.otel import Spans  # noqa: PLC0415 - takes half a second, and needs an extra
-    except ModuleNotFoundError as error:
-        raise UsageError(f"otlp_endpoint needs: pip install 'slotkeeper[otel]' ({error})") from error
-    return Spans(endpoint)
 
 
 def attributes(record: Record) -> dict[str, Value]:

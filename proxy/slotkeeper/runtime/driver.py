@@ -19,11 +19,10 @@ from typing import Final, ParamSpec
 from slotkeeper.observe.journal import Journal
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
-from slotkeeper.runtime.effect_runner import EffectRunner
+from slotkeeper.runtime.effect_runner import EffectRunner, fault_of
 from slotkeeper.runtime.engines import Engines, LinkMaker
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.membership import Membership
-from slotkeeper.runtime.notices import Notices, fault_of
 from slotkeeper.runtime.render import NextTurns
 from slotkeeper.runtime.slot_files import Snapshots
 from slotkeeper.runtime.tasks import Tasks
@@ -117,7 +116,6 @@ class Driver:
             lambda: self.placement, self.journal.clients, lambda: self.membership.seen(self.placement)
         )
         self.reports: Callable[[Report], None] = metrics.report
-        self._notices = Notices(metrics)
         self._events: deque[Event] = deque()
         self._busy = False
         self._grants: dict[RequestId, asyncio.Future[Forward]] = {}
@@ -274,7 +272,7 @@ class Driver:
                 grant = self._grants.pop(effect.request, None)
                 if grant and not grant.done():
                     grant.set_result(effect)
-                self.metrics.went(effect)
+                self.metrics.forwarded(effect)
             case Drained():
                 self.membership.drained(effect.engine)
             case Refuse():
@@ -284,7 +282,7 @@ class Driver:
             case Learned():
                 self._learned(effect)
             case Poisoned() | Pooled() | Ranked():
-                self._notices.say(effect)
+                self.effect_runner.note(effect)
                 if isinstance(effect, Ranked) and effect.act is PriorityAct.EXPIRED:
                     self._refuse(effect)
             case _:
@@ -346,7 +344,7 @@ class Driver:
         link.probed = 0
         if link.traits:
             self.post(self._up(link, link.traits, fresh=link.fresh))
-            self.engines.came_or_went()
+            self.engines.changed()
             if link.lacks_files:
                 self.tasks.start(link.look_for_files(self._files_found))
 
@@ -373,7 +371,7 @@ class Driver:
         if link.pulse.frozen:
             self.metrics.freezes.labels(engine=link.engine).inc()
         self.post(EngineLost(at=self.now(), engine=link.engine, returns=link.returns))
-        self.engines.came_or_went()
+        self.engines.changed()
 
     def _task_failed(self, error: BaseException) -> None:
         log.error("task_failed", exc_info=error)

@@ -1,4 +1,7 @@
-"""Performs effects that take time, each in its own task. An effect that has an answer always gets one."""
+"""Performs the scheduler's effects: reports at once, all others each in its own task.
+
+An effect that has an answer always gets one.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,11 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 
+from slotkeeper.api.errors import UpstreamFault
 from slotkeeper.engine.client import EngineGoneError
-from slotkeeper.observe.log import get_logger, sayable
+from slotkeeper.engine.http import EngineAddress
+from slotkeeper.observe.log import Seldom, get_logger, sayable
 from slotkeeper.observe.metrics import Metrics
-from slotkeeper.runtime import adapter_looks
 from slotkeeper.runtime.engines import Engines
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.slot_files import Snapshots
@@ -50,6 +54,7 @@ from slotkeeper.scheduler.events import (
     Saved,
     TimerFired,
 )
+from slotkeeper.scheduler.router import RETRY_SECONDS
 from slotkeeper.scheduler.types import RequestId, id_of
 
 log = get_logger(__name__)
@@ -72,6 +77,7 @@ class EffectRunner:
         """`progress` is called with the tokens that the plant for a request has computed so far."""
         self._engines = engines
         self._metrics = metrics
+        self._seldom = Seldom(log)
         self._tasks = tasks
         self._post = post
         self._snapshots = snapshots
@@ -229,7 +235,7 @@ class EffectRunner:
         if link is None or not link.listed:  # its model is about to be unloaded: a call would hang
             self._post(AdaptersSeen(at=now, asked=now, engine=ask.engine, adapters=None))
         else:
-            self._post(await adapter_looks.look(link))
+            self._post(await link.see_adapters())
 
     async def _observe(self, look: Observe) -> None:
         if look.delay:
@@ -251,6 +257,49 @@ class EffectRunner:
         link.slots_shown()
         self._post(Observed(at=time.monotonic(), asked=asked, engine=look.engine, slots=slots))
 
+    # -- reports -----------------------------------------------------------------------------------
+
+    def note(self, what: Pooled | Poisoned | Ranked) -> None:
+        """Count and log an effect that only reports."""
+        match what:
+            case Pooled():
+                self._pooled(what)
+            case Poisoned():
+                self._poisoned(what)
+            case Ranked():
+                self._ranked(what)
+
+    def _poisoned(self, what: Poisoned) -> None:
+        place, why = str(what.place) if what.place else None, what.why.value
+        self._metrics.poisoned.labels(reason=why).inc()
+        self._seldom.warning(
+            "slot_poisoned",
+            request_id=id_of(what.request),
+            place=place,
+            reason=why,
+            cached=what.cached,
+            possible=what.possible,
+        )
+
+    def _pooled(self, what: Pooled) -> None:
+        self._metrics.pool_acts.labels(reason=what.act.value).inc()
+        about = {"engine": what.engine, "act": what.act.value, "slot": what.slot, "cells": what.cells}
+        log.info("kv_pool", request_id=id_of(what.request), **about)
+
+    def _ranked(self, what: Ranked) -> None:
+        self._metrics.priority_acts.labels(reason=what.act.value).inc()
+        log.info(
+            "priority",
+            request_id=id_of(what.request),
+            act=what.act.value,
+            priority=what.priority.value,
+            other=id_of(what.other) if what.other else None,
+            engine=what.engine,
+            waited=round(what.waited, 3),
+            gain=None if what.gain is None else round(what.gain, 3),
+            loss=None if what.loss is None else round(what.loss, 3),
+        )
+
 
 def _about(plant: Plant) -> dict[str, str]:
     """Return the log fields of a plant."""
@@ -268,3 +317,20 @@ def _failed(step: Save | Restore | Erase) -> Event:
             return Restored(at=now, request=step.request, outcome=Loading.LOST)
         case Erase():
             return Erased(at=now, request=step.request, ok=False)
+
+
+def fault_of(what: Refuse | Ranked) -> UpstreamFault:
+    """Return the error for the client of a refused request."""
+    if isinstance(what, Ranked):
+        return UpstreamFault(
+            f"no slot was free within {what.waited:.1f} s, and X-Slotkeeper-Max-Wait allows no more; "
+            "nothing of this request was sent to an engine",
+            status=503,
+            retry_after=what.retry_after,
+        )
+    model = EngineAddress.of(what.engine).model
+    return UpstreamFault(
+        f"the model {model} could not be loaded; the log of its router says why",
+        status=503,
+        retry_after=int(RETRY_SECONDS),
+    )

@@ -72,7 +72,7 @@ class Engines:
         self._api_key = api_key
         self._tasks_of: dict[EngineId, list[asyncio.Task[None]]] = {}
         self._roused: set[EngineId] = set()  # sleeping engines that are loading their models for us
-        self._came_or_went = asyncio.Event()  # set when the next engine comes or goes
+        self._change = asyncio.Event()  # set when the next engine comes or goes
         self._hearers = _Hearers(lambda _: None, lambda _: None, lambda _: None)
         self._watching = False
 
@@ -89,7 +89,7 @@ class Engines:
 
         def post_and_wake(event: Event) -> None:
             post(event)
-            self.came_or_went()
+            self.changed()
 
         self._hearers, self._watching = _Hearers(on_up, on_lost, post_and_wake), True
         for link in self.upstreams:
@@ -149,7 +149,7 @@ class Engines:
         """Remove an engine, and its models if it is a router. Nothing may run there."""
         for other in [one for one in self.links.values() if EngineAddress.of(one.engine).base == link.engine]:
             self._forget(other)
-        self.came_or_went()
+        self.changed()
 
     async def _followed(self, router: RouterLink) -> None:
         try:
@@ -219,15 +219,15 @@ class Engines:
 
     # -- waiting -----------------------------------------------------------------------------------
 
-    def came_or_went(self) -> None:
+    def changed(self) -> None:
         """Wake all that wait for an engine, to look again: one came or went, or a request may be gone."""
-        self._came_or_went.set()
-        self._came_or_went = asyncio.Event()
+        self._change.set()
+        self._change = asyncio.Event()
 
     async def serving(self, model: ModelName, wanted: Callable[[], bool]) -> EngineLink:
         """Return the link to a router's model once it is loaded, or as soon as it is no longer `wanted`."""
         while not (link := self.front(model)).ready and model and wanted():
-            await self._came_or_went.wait()
+            await self._change.wait()
         return link
 
     async def awake(self, since: float, model: ModelName = NO_ROUTER, latest: float = inf) -> None:
@@ -293,7 +293,7 @@ class Engines:
                 return
             with suppress(TimeoutError):
                 async with asyncio.timeout(until - time.monotonic()):
-                    await self._came_or_went.wait()
+                    await self._change.wait()
 
     async def comes_back(self, link: EngineLink) -> bool:
         """Whether an engine that did not answer a call had ended, and an engine is ready now."""

@@ -22,16 +22,20 @@ from slotkeeper.api.document import Doc, Prompt
 from slotkeeper.api.pictures import digests
 from slotkeeper.engine.answers import MediaPrompt
 from slotkeeper.engine.canary import ProbeResult
-from slotkeeper.engine.client import EngineClient, EngineGoneError, Pulse
+from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, Pulse
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.http import EngineAddress
 from slotkeeper.engine.traits import Reading, read_traits
+from slotkeeper.observe.log import get_logger
 from slotkeeper.runtime.images import EngineImages
+from slotkeeper.scheduler.adapters import Adapter, AdaptersSeen, set_of, single
 from slotkeeper.scheduler.effects import Learned
 from slotkeeper.scheduler.engine_model import FLAGS, EngineTraits, Known
 from slotkeeper.scheduler.types import EngineId, Tokens
 from slotkeeper.store import files
 from slotkeeper.vocab.tokenizer import TokenizeCall, Tokenizer
+
+log = get_logger(__name__)
 
 # The client's credential for one request's calls: the caches and encoders in between do not know clients.
 _LENT: Final[ContextVar[Mapping[str, str] | None]] = ContextVar("lent", default=None)
@@ -100,6 +104,24 @@ class KnownEngine:
         async with self._keeping:
             if self.slot_dir and self.traits:
                 await keep_flags(self.slot_dir, self.process, self.traits)
+
+    async def see_adapters(self, *, announced: bool = False, exact: bool = False) -> AdaptersSeen:
+        """Ask the engine for its adapters. While it runs only their scales change, never their files."""
+        asked, known = time.monotonic(), self.traits.adapters if self.traits else ()
+        adapters: tuple[Adapter, ...] | None = None
+        try:
+            listed = await self.client.lora_adapters(headers=self.auth)
+            scales = {int(entry["id"]): single(float(entry["scale"])) for entry in listed}
+            adapters = tuple(replace(adapter, scale=scales[at]) for at, adapter in enumerate(known))
+        except (EngineError, EngineGoneError, KeyError, TypeError, ValueError) as error:
+            log.debug("adapters_unseen", engine=self.engine, error=str(error))
+        if adapters and self.traits and adapters != known:
+            self.traits = replace(self.traits, adapters=adapters)
+            log.info("adapters_changed", engine=self.engine, before=set_of(known), now=set_of(adapters))
+        now = time.monotonic()
+        return AdaptersSeen(
+            at=now, asked=asked, engine=self.engine, adapters=adapters, announced=announced, exact=exact
+        )
 
     async def fitting(self, reading: Reading) -> Tokenizer:
         """Return the tokenizer for the model that was read."""

@@ -195,7 +195,7 @@ class EngineLink(KnownEngine):
         if self.health is Health.SILENT:
             self._silent(on_lost)
             return
-        await self._heard()
+        await self._note_answer()
         process = await self._identity() if self.health is Health.OK else ""
         if self.up and (self.health is not Health.OK or process != self.process):
             log.warning("engine_lost", engine=self.engine, health=self.health.value)
@@ -240,11 +240,11 @@ class EngineLink(KnownEngine):
         process may have been stopped meanwhile.
         """
         self._silences += 1
-        late = time.monotonic() - self.pulse.heard_at >= self.frozen_after
+        late = time.monotonic() - self.pulse.answered_at >= self.frozen_after
         if late and self._silences > 1 and not self.pulse.frozen:
             self._freeze(on_lost)
 
-    async def _heard(self) -> None:
+    async def _note_answer(self) -> None:
         """Record that the engine answers.
 
         An engine that was frozen gets THAW seconds first: requests that it has not read yet must not reach
@@ -256,11 +256,11 @@ class EngineLink(KnownEngine):
             if self.health is Health.OK:
                 await asyncio.sleep(THAW)
             self.pulse.frozen = False
-        self.pulse.heard()
+        self.pulse.answered()
 
     def _freeze(self, on_lost: Callable[[EngineLink], None]) -> None:
         """Fail all calls that wait for a silent engine. `up` replaces it unless it was still starting."""
-        silent, was_up = round(time.monotonic() - self.pulse.heard_at, 1), self.up
+        silent, was_up = round(time.monotonic() - self.pulse.answered_at, 1), self.up
         replace = self.replace if was_up else None
         log.warning("engine_frozen", engine=self.engine, seconds=silent, replaced=replace is not None)
         self.pulse.stop()

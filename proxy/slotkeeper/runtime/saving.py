@@ -7,27 +7,84 @@ left out where they are large, and those of other tokens always (T11).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Coroutine
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from io import FileIO
-from typing import Any
+from typing import Any, Final
 
 from slotkeeper.engine.client import EngineError, EngineGoneError, SaveResult
-from slotkeeper.engine.slotfile import Patch, SlotFile, keep, patched, repair_window, worth_keeping
+from slotkeeper.engine.slotfile import Patch, SlotFile, SlotFileRecord, keep, patched, repair_window
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.effects import Save, SaveMoment
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.events import Event, Filed, Saved
-from slotkeeper.scheduler.slot_contents import Snapshot
 from slotkeeper.scheduler.state import user_starts
 from slotkeeper.scheduler.types import id_of
 from slotkeeper.store import intake
-from slotkeeper.store.index import Kept, snapshot
+from slotkeeper.store.index import by_our_clock
 from slotkeeper.store.intake import SlotFileEdit
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import HaltedError, SnapshotError, StoreError
+
+# -- which checkpoints are worth their bytes -------------------------------------------------------------
+
+LARGE: Final = 64 << 20  # bytes: below this sum all checkpoints are kept
+NEWEST: Final = 2  # checkpoints: the start of the next turn, and the end of the last prompt
+NEAR: Final = 16  # tokens: two checkpoints this close are equally good
+
+
+def _current(records: Sequence[SlotFileRecord]) -> list[SlotFileRecord]:
+    """Return the checkpoints that the engine would use, in ascending order of tokens.
+
+    The engine searches from the end of its list. After a cut the list may not ascend (T11): a checkpoint
+    before one with fewer tokens is never used.
+    """
+    found: list[SlotFileRecord] = []
+    for record in reversed(records):
+        if not found or record.at < found[-1].at:
+            found.append(record)
+    return found[::-1]
+
+
+def worth_keeping(
+    file: SlotFile, places: Collection[int], stale: Collection[int] = ()
+) -> list[SlotFileRecord]:
+    """Return all current checkpoints if they are small in sum, else the ones worth their bytes.
+
+    These are the first, the newest, and those just before `places`, where prompts diverge. Checkpoints at
+    `stale` tokens are left out.
+    """
+    records = [record for record in _current(file.records) if record.at not in stale]
+    if sum(record.length for record in records) < LARGE:
+        return records
+    wanted = {*_nearest(records, places).values(), *_newest(records), *records[:1]}
+    return [record for record in records if record in wanted]
+
+
+def _nearest(records: Sequence[SlotFileRecord], places: Collection[int]) -> dict[int, SlotFileRecord]:
+    """Return for each place the last checkpoint at or before it, if one is within `NEAR` tokens."""
+    ordered = sorted(records, key=lambda record: record.at)
+    found = {}
+    for place in places:
+        index = bisect_right(ordered, place, key=lambda record: record.at)
+        if index and place - ordered[index - 1].at <= NEAR:
+            found[place] = ordered[index - 1]
+    return found
+
+
+def _newest(records: Sequence[SlotFileRecord]) -> list[SlotFileRecord]:
+    """Return the last `NEWEST` checkpoints; of several within `NEAR` tokens only the last counts."""
+    found: list[SlotFileRecord] = []
+    for record in reversed(records):
+        if len(found) < NEWEST and all(abs(record.at - other.at) > NEAR for other in found):
+            found.append(record)
+    return found
+
+
+# -- the edit of a file --------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -61,11 +118,6 @@ def mended(opened: FileIO, file: SlotFile, traits: EngineTraits) -> Patch | None
 Later = Callable[[Coroutine[Any, Any, None]], object]
 
 log = get_logger(__name__)
-
-
-def known(kept: Kept) -> Snapshot:
-    """As the scheduler has it: by its clock."""
-    return snapshot(kept, time.monotonic() - time.time())
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +217,7 @@ class Saver:
         return Saved(
             at=time.monotonic(),
             request=save.request,
-            snapshot=known(kept),
+            snapshot=by_our_clock(kept),
             tokens=kept.tokens,
             checkpoints=edit.written or (),
             seconds=file.result.seconds,

@@ -14,12 +14,11 @@ from typing import Any, Final
 
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
-from slotkeeper.runtime.saving import known
 from slotkeeper.scheduler.elsewhere import Wanted
 from slotkeeper.scheduler.events import Event, SnapshotsChanged
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId, Tier
 from slotkeeper.store.collector import GRACE, TERM, StoreCollector
-from slotkeeper.store.index import Kept
+from slotkeeper.store.index import Kept, by_our_clock
 from slotkeeper.store.shared import SharedStore
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import HaltedError, LateError, MissingError, SnapshotError, StoreError
@@ -121,7 +120,7 @@ class Sharing:
         return None
 
     def _tell(self, found: Iterable[Kept]) -> None:
-        snapshots: tuple[Snapshot, ...] = tuple(map(known, found))
+        snapshots: tuple[Snapshot, ...] = tuple(map(by_our_clock, found))
         self._post(SnapshotsChanged(at=time.monotonic(), snapshots=snapshots))
 
     # -- writing -----------------------------------------------------------------------------------

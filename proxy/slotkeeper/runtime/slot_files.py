@@ -12,11 +12,12 @@ from slotkeeper.engine.client import EngineError, EngineGoneError
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.link import EngineLink
-from slotkeeper.runtime.saving import Later, Saver, known
+from slotkeeper.runtime.saving import Later, Saver
 from slotkeeper.scheduler.effects import Drop, Erase, Forget, Poison, Prove, Restore, Save
 from slotkeeper.scheduler.events import Erased, Event, Loading, Restored, Saved, SnapshotsChanged
 from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
 from slotkeeper.scheduler.types import id_of
+from slotkeeper.store.index import by_our_clock
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import HaltedError, LateError, SnapshotError, StoreError
 
@@ -69,7 +70,7 @@ class Snapshots:
             for note in opened.notes:
                 log.info("snapshots_swept", note=note)
             log.info("snapshots_found", count=len(opened.kept))
-            self._post(SnapshotsChanged(at=time.monotonic(), snapshots=tuple(map(known, opened.kept))))
+            self._post(SnapshotsChanged(at=time.monotonic(), snapshots=tuple(map(by_our_clock, opened.kept))))
             if self.sharing:
                 self.sharing.saved()
 
@@ -233,7 +234,7 @@ class Snapshots:
         if self.sharing:
             self.sharing.saved()
         if self._unread:
-            there = tuple(known(kept) for kept in self.store.listing() if kept.id in self._unread)
+            there = tuple(by_our_clock(kept) for kept in self.store.listing() if kept.id in self._unread)
             self._unread.clear()
             self._post(SnapshotsChanged(at=time.monotonic(), snapshots=there))
 

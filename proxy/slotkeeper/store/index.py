@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -167,6 +168,11 @@ def snapshot(kept: Kept, clock_offset: float) -> Snapshot:
     )
 
 
+def by_our_clock(kept: Kept) -> Snapshot:
+    """Return the snapshot with times of this process's monotonic clock, which is the scheduler's."""
+    return snapshot(kept, time.monotonic() - time.time())
+
+
 # -- all of them -----------------------------------------------------------------------------------------
 
 T = TypeVar("T")
@@ -224,7 +230,7 @@ class Catalogue:
         self._kept[snapshot] = replace(kept, use=use)
         await self._remember(lambda: self._index.used(snapshot, now, paid=paid))
 
-    async def lies(self, snapshot: SnapshotId, tier: Tier, *, there: bool) -> None:
+    async def note_tier(self, snapshot: SnapshotId, tier: Tier, *, there: bool) -> None:
         """Record whether a tier has the snapshot's file. A snapshot without any file is dropped."""
         kept = self[snapshot]
         tiers = kept.tiers | {tier} if there else kept.tiers - {tier}
@@ -241,7 +247,7 @@ class Catalogue:
         is replaced.
         """
         self._kept[snapshot] = replace(self[snapshot], manifest=manifest)
-        await self.lies(snapshot, Tier.HOT, there=True)
+        await self.note_tier(snapshot, Tier.HOT, there=True)
 
     async def close(self) -> None:
         with suppress(HaltedError):  # the lane is already closed

@@ -31,9 +31,16 @@ from slotkeeper.store.intake import place
 from slotkeeper.store.manifest import BLOCK, BYTES, Flaw, Manifest, decode, encode
 from slotkeeper.store.object_names import BLOBS, STORE_SEAL, HeadName, ObjectNames, parsed
 from slotkeeper.store.objects import AT_ONCE, Objects
-from slotkeeper.store.sealing import SALT_BYTES, Pieces, SealError, StoreKey
+from slotkeeper.store.sealing import (
+    SALT_BYTES,
+    BlobReader,
+    BlobWriter,
+    Pieces,
+    SealError,
+    StoreKey,
+    stored_size,
+)
 from slotkeeper.store.snapshot_folder import SnapshotFolder
-from slotkeeper.store.streams import BlobReader, BlobWriter, stored_size
 from slotkeeper.store.tiers import Swept
 from slotkeeper.store.trouble import (
     LateError,

@@ -122,14 +122,14 @@ class SnapshotFolder:
             raise
         self._proved[manifest.id] = after
 
-    def check(self, manifest: Manifest, halt: Halt, *, anew: bool = False) -> int:
-        """Verify the slot file by its hash, unless its stamp proves that nothing changed (not with `anew`).
+    def check(self, manifest: Manifest, halt: Halt, *, reread: bool = False) -> int:
+        """Verify the slot file by its hash, unless its stamp proves that nothing changed (not with `reread`).
 
         Returns the number of bytes read. Raises UnfitError for a changed file, MissingError if the folder
         exists but not the file, and OSError.
         """
         with self.open(manifest.id) as file:
-            if not anew and self._proved.get(manifest.id) == files.stamp(file):
+            if not reread and self._proved.get(manifest.id) == files.stamp(file):
                 return 0
             self._proved.pop(manifest.id, None)
             dated = _settled(file)

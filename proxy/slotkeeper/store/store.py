@@ -173,7 +173,7 @@ class Store:
                 await self._lose(kept, Tier.HOT, error)
                 raise
             if there:
-                await self._catalogue.lies(snapshot, Tier.COLD, there=True)
+                await self._catalogue.note_tier(snapshot, Tier.COLD, there=True)
             return there
 
     async def demote(self, snapshot: SnapshotId) -> None:
@@ -197,7 +197,7 @@ class Store:
         """Add a state that another sidecar has written to the shared tier, so that it can be offered."""
         async with self._catalogue.lock(kept.id):
             if kept.id in self._catalogue:
-                await self._catalogue.lies(kept.id, Tier.COLD, there=True)
+                await self._catalogue.note_tier(kept.id, Tier.COLD, there=True)
             else:
                 await self._catalogue.add(kept)
 
@@ -205,7 +205,7 @@ class Store:
         """Forget that the shared tier has the snapshot, without removing it there."""
         async with self._catalogue.lock(snapshot):
             if snapshot in self._catalogue:
-                await self._catalogue.lies(snapshot, Tier.COLD, there=False)
+                await self._catalogue.note_tier(snapshot, Tier.COLD, there=False)
 
     async def forget(self, snapshot: SnapshotId) -> None:
         """Remove a snapshot from all tiers, if it exists."""
@@ -226,7 +226,7 @@ class Store:
             for tier in kept.quickest:
                 try:
                     if tier is Tier.HOT:
-                        await self._tiers.check_hot(kept, anew=True)
+                        await self._tiers.check_hot(kept, reread=True)
                     else:
                         await self._tiers.check_cold(kept)
                 except SnapshotError as error:
@@ -269,14 +269,14 @@ class Store:
 
     async def _lose(self, kept: Kept, tier: Tier, error: SnapshotError) -> None:
         """Drop an unusable copy. It is forgotten first: it must not be offered even if its removal fails."""
-        await self._catalogue.lies(kept.id, tier, there=False)
+        await self._catalogue.note_tier(kept.id, tier, there=False)
         damaged = isinstance(error, UnfitError)
         if damaged or tier is Tier.HOT or not self.shared:
             await self._tiers.remove(kept, tier, damaged=damaged)
 
     async def _drop(self, kept: Kept, tier: Tier) -> None:
         await self._tiers.remove(kept, tier)
-        await self._catalogue.lies(kept.id, tier, there=False)
+        await self._catalogue.note_tier(kept.id, tier, there=False)
 
 
 def _together(swept: Mapping[Tier, Swept]) -> list[Kept]:

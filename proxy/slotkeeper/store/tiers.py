@@ -172,7 +172,7 @@ class ColdFolder:
         return kept.manifest
 
     async def check(self, kept: Kept) -> None:
-        await self._patient.do(lambda halt: self._folder.check(kept.manifest, halt, anew=True))
+        await self._patient.do(lambda halt: self._folder.check(kept.manifest, halt, reread=True))
 
     async def remove(self, kept: Kept, *, damaged: bool = False) -> None:
         act = self._folder.quarantine if damaged else self._folder.drop
@@ -299,16 +299,16 @@ class Tiers:
         with self._health.watching(f"keep a snapshot in {self.hot.path}", Tier.HOT):
             return await self.patient.do(work)
 
-    async def check_hot(self, kept: Kept, *, anew: bool = False) -> None:
-        """Check the hot file. `anew` reads all bytes, in the patient lane: work for clients goes first."""
+    async def check_hot(self, kept: Kept, *, reread: bool = False) -> None:
+        """Check the hot file. `reread` reads all bytes, in the patient lane: work for clients goes first."""
 
         def work(halt: Halt) -> None:
             began = time.monotonic()
-            size = self.hot.check(kept.manifest, halt, anew=anew)
+            size = self.hot.check(kept.manifest, halt, reread=reread)
             self._health.measured(Tier.HOT, size, time.monotonic() - began)
 
         with self._health.watching(f"read {kept.id} in {self.hot.path}", Tier.HOT):
-            await (self.patient if anew else self.urgent).do(work)
+            await (self.patient if reread else self.urgent).do(work)
 
     async def check_cold(self, kept: Kept) -> None:
         cold = self._cold

@@ -16,10 +16,10 @@ from slotkeeper.conversation.divergence import Cause
 from slotkeeper.conversation.layout import Section
 from slotkeeper.conversation.naming import Name
 from slotkeeper.engine.client import EngineError, EngineGoneError
-from slotkeeper.observe.accounts import FEW
 from slotkeeper.observe.journal import Journal
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.request_record import PromptDivergence, Record
+from slotkeeper.observe.sentences import FEW
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.figures import Loss, Lost
@@ -56,7 +56,7 @@ async def port(
     link.client = client
     link.auth = {"Authorization": "Bearer k"}
     for one in records:
-        journal.came(one)
+        journal.arrived(one)
     driver = Driver({ENGINE: link}, Metrics(), journal=journal)
     app = AdminPort(driver, driver.metrics, token, Limits()).app()
     async with TestClient(TestServer(app)) as client:

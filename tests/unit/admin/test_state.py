@@ -26,7 +26,7 @@ from slotkeeper.scheduler.events import EngineLost, SnapshotsChanged
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId, Tier
 from slotkeeper.scheduler.types import EngineId, RequestId, Tokens
 from slotkeeper.store.store import Store
-from slotkeeper.units import Address
+from slotkeeper.values import Address
 from unit.observe.watched import record
 from unit.runtime.stubs import ENGINE, PROMPT, TRAITS, StubLink, admit, finish, granted, settled
 
@@ -138,7 +138,7 @@ async def test_an_engine_and_its_empty_slots(served):
 async def test_a_slot_that_was_used_tells_by_whom_last(served):
     for number in (1, 2):
         came = record(f"turn-{number}", conversation=7)
-        served.driver.journal.came(came)
+        served.driver.journal.arrived(came)
         served.driver.journal.follow(RequestId(f"{number}:turn-{number}"), came)
         await served.serves(f"{number}:turn-{number}", PROMPT)
     slot = await served.slot(0)
@@ -200,7 +200,7 @@ async def test_an_engine_that_was_never_there_is_shown_as_down():
 
 async def comes(served: Served, request: str, **given: Any) -> Record:
     came = record(request, at=served.driver.now(), **given)
-    served.driver.journal.came(came)
+    served.driver.journal.arrived(came)
     served.driver.journal.follow(RequestId(f"1:{request}"), came)
     return came
 
@@ -224,8 +224,8 @@ async def test_who_waits_has_a_place_and_who_runs_has_none(served):
 async def test_a_prefill_is_shown_as_the_engine_tells_it_and_is_over_with_the_first_token(served):
     came = await comes(served, "a")
     await granted(admit(served.driver, "1:a"))
-    came.work.told = Progress(total=400, reused=200, processed=250, seconds=1.0)
-    came.work.told_at = served.driver.now()
+    came.work.progress = Progress(total=400, reused=200, processed=250, seconds=1.0)
+    came.work.progress_at = served.driver.now()
     (one,) = (await served.get("/api/state"))["running"]
     assert (one["slot"], one["now"]["percent"], one["now"]["to_compute_tokens"]) == (0, 25, 200)
     assert 0 < one["now"]["seconds_left"] <= 3.0

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from slotkeeper.bench.measure import Sample
-from slotkeeper.bench.sessions import SILENCE, Turn, play, spoken
-from slotkeeper.bench.target import Hit, Shot, Target
+from slotkeeper.bench.target import SILENCE, Hit, Shot, Target, Turn, play, spoken
 
 
 class Answers(Target):

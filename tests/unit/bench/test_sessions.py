@@ -5,9 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+from benchmarks.sessions import AGENTS, SESSIONS, long_tools
 
 from slotkeeper.bench.demo import REWRITTEN, agents
-from slotkeeper.bench.sessions import AGENTS, SESSIONS, Turn, long_tools
+from slotkeeper.bench.target import Turn
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "read_file", "arguments": "{}"}}
 

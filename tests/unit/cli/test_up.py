@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slotkeeper.cli.up import _keeps_apart, _without_keys
+from slotkeeper.cli.up import _needs_namespaces, _without_keys
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.settings import Settings
 
@@ -70,4 +70,4 @@ def test_an_engine_with_several_keys_holds_them_apart(tmp_path, mode, words, apa
     for name, keys in (("ONE", "a\n\n"), ("TWO", "a\nb\n")):
         (tmp_path / name).write_text(keys, "utf-8")
     words = [str(tmp_path / word) if word.isupper() else word for word in words]
-    assert _keeps_apart(Settings(namespaces=mode), EngineFlags.parse(words)) is apart
+    assert _needs_namespaces(Settings(namespaces=mode), EngineFlags.parse(words)) is apart

@@ -117,7 +117,7 @@ def test_a_branch_leaves_the_old_line_as_it_is_and_takes_over_what_both_have():
         received=LATER,
         sent=LATER,
         notes={1: ("The date is now Sunday.",), 5: ("The branch is now main.",)},
-        told={"date": "now Sunday", "git_status": "now main"},
+        noted={"date": "now Sunday", "git_status": "now main"},
         now=1.0,
     )
     back = chat(system(), TASK, *ROUND, reply("I would rather not."), NEXT)
@@ -126,7 +126,7 @@ def test_a_branch_leaves_the_old_line_as_it_is_and_takes_over_what_both_have():
     assert match.before is not None
     assert match.before.number == line.number
     assert match.before.notes == {1: ("The date is now Sunday.",)}
-    assert match.before.told == {"date": "now Sunday"}  # the other note does not stand in this history
+    assert match.before.noted == {"date": "now Sunday"}  # the other note does not stand in this history
     assert branch is not line
     assert line.received is LATER
     assert set(line.notes) == {1, 5}
@@ -144,7 +144,7 @@ def test_a_summary_under_the_same_name_is_the_same_conversation():
     match, new = desk.sends(after)
     assert match.before is not None
     assert (match.before.number, match.common) == (line.number, 0)
-    assert match.before.told == {}
+    assert match.before.noted == {}
     assert new is not line
 
 
@@ -239,7 +239,7 @@ def test_a_conversation_forgotten_during_its_request_begins_again():
     _, line = desk.sends(THEN)
     match = desk.book.find(ME, LATER)
     desk.book.forget(line)
-    again = desk.book.saw(match, ME, received=LATER, sent=LATER, notes={}, told={}, now=9.0)
+    again = desk.book.saw(match, ME, received=LATER, sent=LATER, notes={}, noted={}, now=9.0)
     assert again is not line
     assert len(desk.book) == 1
     desk.book.replied(line, {"role": "assistant", "content": "too late"})
@@ -289,7 +289,7 @@ def test_an_empty_request_begins_a_conversation():
     empty = chat()
     match = book.find(NOBODY, empty)
     assert match == Match(before=None)
-    assert book.saw(match, NOBODY, received=empty, sent=empty, notes={}, told={}, now=0.0).number == 1
+    assert book.saw(match, NOBODY, received=empty, sent=empty, notes={}, noted={}, now=0.0).number == 1
 
 
 # -- one agent's line of requests ---------------------------------------------------------------------------

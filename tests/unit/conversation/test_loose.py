@@ -11,7 +11,7 @@ from slotkeeper.api.head import Api
 from slotkeeper.api.request import lay_out
 from slotkeeper.conversation.facts import digest, same
 from slotkeeper.conversation.layout import Role
-from slotkeeper.conversation.pruning import common
+from slotkeeper.conversation.rules.pruning import common
 
 NOTE = "<system-reminder>\nThe current date is: Saturday, November 21, 2026.\n</system-reminder>"
 OTHER_NOTE = "<system-reminder>\nThe current date is: Sunday, November 22, 2026.\n</system-reminder>"

@@ -9,8 +9,7 @@ from hashlib import sha256
 
 import pytest
 
-from slotkeeper.engine.file_images import HeldTokens
-from slotkeeper.engine.slotfile import Damage, FileImage, Verdict, tokens_with_images
+from slotkeeper.engine.slotfile import Damage, FileImage, HeldTokens, Verdict, tokens_with_images
 from slotkeeper.scheduler.media import Chunk
 from slotkeeper.scheduler.types import Tokens
 from unit.engine.slotfiles import attention, verdict_on, whole_file

@@ -28,7 +28,7 @@ A = Tokens(range(10_000, 12_000))
 def test_the_last_ones_are_kept_the_newest_in_front():
     journal = Journal(3)
     for n in range(5):
-        journal.came(record(f"r{n}"))
+        journal.arrived(record(f"r{n}"))
     assert [one.request_id for one in journal] == ["r4", "r3", "r2"]
     assert len(journal) == 3
 
@@ -80,7 +80,7 @@ def test_events_of_nobody_it_knows_are_passed_over():
 def four() -> Journal:
     journal = Journal(10)
     for at, name in enumerate(("abc-1234", "xyz-1234", "1234", "r1")):
-        journal.came(record(name, at=float(at)))
+        journal.arrived(record(name, at=float(at)))
     return journal
 
 
@@ -104,7 +104,7 @@ def test_a_request_is_found_by_its_id_or_by_the_end_of_it(four, wanted, found):
 
 
 def test_of_two_with_one_id_the_newer_is_found(four):
-    four.came(record("abc-1234", at=50.0))
+    four.arrived(record("abc-1234", at=50.0))
     assert four.find("abc-1234").at == 50.0
 
 
@@ -113,7 +113,7 @@ def test_of_two_with_one_id_the_newer_is_found(four):
 
 def ran(journal: Journal, name: str, conversation: int | None, slot: int) -> Record:
     came = record(name, conversation=conversation, engine="e0", slot=slot)
-    journal.came(came)
+    journal.arrived(came)
     return came
 
 

@@ -11,16 +11,18 @@ from slotkeeper.scheduler.types import Reason
 
 def record(reuse: int | None = 1000, rate: float = 100.0) -> Record:
     chosen = Option(reason=Reason.PREFIX, engine="e", slot=0, reuse=reuse, price=0.0)
-    return Record(request_id="r", route="chat", came=0.0, at=0.0, decision=Decision(chosen=chosen, rate=rate))
+    return Record(
+        request_id="r", route="chat", received=0.0, at=0.0, decision=Decision(chosen=chosen, rate=rate)
+    )
 
 
-def told(processed: int, *, reused: int = 1000, seconds: float = 2.0, planted: int = 0) -> Work:
+def so_far(processed: int, *, reused: int = 1000, seconds: float = 2.0, planted: int = 0) -> Work:
     progress = Progress(total=5000, reused=reused, processed=processed, seconds=seconds)
-    return Work(begun=0.0, planted=planted, told=progress, told_at=10.0)
+    return Work(begun=0.0, planted=planted, progress=progress, progress_at=10.0)
 
 
 def test_what_the_engine_tells_is_shown_as_it_is():
-    moment = prefilling(record(), told(2000), 5000, now=10.0)
+    moment = prefilling(record(), so_far(2000), 5000, now=10.0)
     assert (moment.doing, moment.computed, moment.to_compute, moment.percent) == (
         Doing.PREFILL,
         1000,
@@ -32,17 +34,17 @@ def test_what_the_engine_tells_is_shown_as_it_is():
 
 
 def test_between_two_events_the_time_left_goes_on():
-    assert prefilling(record(), told(2000), 5000, now=14.0).seconds_left == pytest.approx(2.0)
-    assert prefilling(record(), told(2000), 5000, now=99.0).seconds_left == 0.0
+    assert prefilling(record(), so_far(2000), 5000, now=14.0).seconds_left == pytest.approx(2.0)
+    assert prefilling(record(), so_far(2000), 5000, now=99.0).seconds_left == 0.0
 
 
 def test_what_was_planted_for_it_is_computed_and_not_reused():
-    moment = prefilling(record(), told(3000, reused=2500, planted=1500), 5000, now=10.0)
+    moment = prefilling(record(), so_far(3000, reused=2500, planted=1500), 5000, now=10.0)
     assert (moment.computed, moment.to_compute) == (2000, 4000)
 
 
 def test_an_engine_that_has_just_begun_says_no_time():
-    moment = prefilling(record(), told(1000, seconds=0.0), 5000, now=10.0)
+    moment = prefilling(record(), so_far(1000, seconds=0.0), 5000, now=10.0)
     assert (moment.percent, moment.seconds_left) == (0, None)
 
 
@@ -60,7 +62,7 @@ def test_where_nothing_is_told_it_is_estimated_and_says_so():
 
 def test_a_prefill_is_below_100_percent_until_the_first_token():
     assert prefilling(record(), Work(begun=0.0), 5000, now=10_000.0).percent == MOST
-    assert prefilling(record(), told(5000), 5000, now=10.0).percent == MOST
+    assert prefilling(record(), so_far(5000), 5000, now=10.0).percent == MOST
 
 
 @pytest.mark.parametrize(("prompt", "reuse"), [(None, 10), (500, None)])

@@ -11,8 +11,9 @@ from slotkeeper.conversation.likeness import RequestKind
 from slotkeeper.conversation.naming import Name
 from slotkeeper.conversation.rules.apply import ShownChange
 from slotkeeper.conversation.rules.base import Mode, RuleName
-from slotkeeper.observe.accounts import detail, sentences, summary, verdict
+from slotkeeper.observe.accounts import detail, summary
 from slotkeeper.observe.request_record import Decision, Option, PromptDivergence, Record, RequestStage
+from slotkeeper.observe.sentences import sentences, verdict
 from slotkeeper.scheduler.figures import Loss, Lost
 from slotkeeper.scheduler.types import Reason
 from unit.observe.watched import record
@@ -101,7 +102,7 @@ def test_a_queued_request_belongs_to_the_conversation_of_its_name():
 
 def test_when_it_came_is_a_time_with_its_zone(whole):
     when = datetime.fromisoformat(summary(whole)["came"])
-    assert when == datetime.fromtimestamp(whole.came, UTC)
+    assert when == datetime.fromtimestamp(whole.received, UTC)
 
 
 def test_the_account_begins_with_the_line_of_the_list(whole):

@@ -15,12 +15,12 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from collector import Collector, collecting, values
+from slotkeeper.composition import spans_to
 from slotkeeper.config import UsageError
 from slotkeeper.conversation.likeness import RequestKind
 from slotkeeper.observe.log import configure
-from slotkeeper.observe.otel import Spans
 from slotkeeper.observe.request_record import Decision, Option, Record, RequestStage
-from slotkeeper.observe.spans import REQUEST, attributes, failed, spans_to
+from slotkeeper.observe.spans import REQUEST, Spans, attributes, failed
 from slotkeeper.scheduler.types import Reason
 from unit.looking import counted
 
@@ -33,7 +33,7 @@ def record(**more: Any) -> Record:
     what: dict[str, Any] = {
         "request_id": "r-1",
         "route": "chat",
-        "came": CAME,
+        "received": CAME,
         "at": 50.0,
         "kind": RequestKind.MAIN_TURN,
         "decision": Decision(chosen=chosen),
@@ -180,7 +180,7 @@ async def test_only_what_a_server_is_to_blame_for_is_an_error(outcome, status, b
 
 
 def test_a_request_of_which_little_is_known_says_little():
-    bare = Record(request_id="r", route="task", came=CAME, at=0.0)
+    bare = Record(request_id="r", route="task", received=CAME, at=0.0)
     assert set(attributes(bare)) == {
         "http.request.method",
         "error.type",
@@ -224,7 +224,7 @@ def test_without_a_collector_there_is_nothing():
 
 
 def test_without_the_extra_it_is_said_what_to_install(monkeypatch):
-    monkeypatch.delitem(sys.modules, "slotkeeper.observe.otel")
+    monkeypatch.delitem(sys.modules, "slotkeeper.observe.spans")
     monkeypatch.setitem(sys.modules, "opentelemetry.context", None)
     with pytest.raises(UsageError, match=r"pip install 'slotkeeper\[otel\]'"):
         spans_to("http://127.0.0.1:4318")

@@ -10,19 +10,21 @@ from slotkeeper.conversation.divergence import CAUSES, NEW_SESSION, Cause
 from slotkeeper.conversation.layout import Section
 from slotkeeper.conversation.rules.apply import ShownChange
 from slotkeeper.conversation.rules.base import Mode, RuleName
-from slotkeeper.observe.accounts import (
+from slotkeeper.observe.accounts import detail
+from slotkeeper.observe.request_record import Decision, Option, PromptDivergence, Record
+from slotkeeper.observe.sentences import (
     FEW,
     LOST,
+    PLACED,
     PLACES,
+    POOLED,
+    RANKED,
     STEPS,
-    WENT,
-    detail,
     place,
     sentences,
+    urgency,
     verdict,
 )
-from slotkeeper.observe.acts import POOLED, RANKED, urgency
-from slotkeeper.observe.request_record import Decision, Option, PromptDivergence, Record
 from slotkeeper.scheduler.effects import PoolAct, Pooled, Purpose, Ranked, SaveMoment
 from slotkeeper.scheduler.figures import Loss, Lost
 from slotkeeper.scheduler.types import EngineId, Reason, RequestId
@@ -78,12 +80,12 @@ def said(came: Record, taker: Record | None = None) -> str:
 
 def test_no_value_is_without_words():
     assert set(PLACES) == set(Section)
-    assert set(WENT) == set(Reason)
+    assert set(PLACED) == set(Reason)
     assert set(LOST) == set(Loss)
     assert set(CAUSES) == set(Cause)
     own = {purpose for purpose in Purpose if not purpose.idle}
     assert set(STEPS) == {*own, SaveMoment.PARK, SaveMoment.BOUNDARY, "restore", "erase"}
-    for words in (PLACES, WENT, LOST, STEPS):
+    for words in (PLACES, PLACED, LOST, STEPS):
         assert len(set(words.values())) == len(words)
 
 
@@ -92,7 +94,7 @@ def test_no_value_is_without_words():
 def test_every_decision_can_be_told(reason, slot):
     decision = Decision(chosen=option(reason, slot), beaten=(option(reason, slot, price=150.0),))
     text = said(answered(decision=decision))
-    assert WENT[reason] in text
+    assert PLACED[reason] in text
     assert ("slot 3" if slot else "the engine's own choice") in text
     assert "50 more tokens" in text
 
@@ -277,7 +279,7 @@ def test_equal_acts_in_a_row_are_said_once():
 
 
 def test_an_answer_tells_its_priority_and_what_was_done_but_nothing_of_other_namespaces():
-    assert urgency(record(), apart=False) == ""
+    assert urgency(record(), namespaced=False) == ""
     came = record(priority=Priority.LOW, ranked=[ranked(PriorityAct.GAVE_WAY)] * 2)
-    assert urgency(came, apart=False) == "low; gave_way"
-    assert urgency(came, apart=True) == "low"
+    assert urgency(came, namespaced=False) == "low; gave_way"
+    assert urgency(came, namespaced=True) == "low"

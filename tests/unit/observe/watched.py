@@ -21,7 +21,12 @@ BESIDE = {
 
 
 def record(request_id: str = "r1", **more: Any) -> Record:
-    known: dict[str, Any] = {"request_id": request_id, "route": "chat", "came": 1_700_000_000.0, "at": 1000.0}
+    known: dict[str, Any] = {
+        "request_id": request_id,
+        "route": "chat",
+        "received": 1_700_000_000.0,
+        "at": 1000.0,
+    }
     return Record(**known | counted(**more))
 
 
@@ -43,7 +48,7 @@ class WatchedPlay(Play):
     def comes(self, request: str, **more: Any) -> Record:
         """A request arrives, and its record is followed from then on."""
         came = record(request, at=self.clock)
-        self.journal.came(came)
+        self.journal.arrived(came)
         self.journal.follow(RequestId(request), came)
         _ = self << arrives(request, **more)
         return came

@@ -166,5 +166,5 @@ async def test_each_request_waits_as_long_for_an_engine_that_is_gone(
     assert waiting.done() is not waits
     link.up = True
     driver.post(EngineUp(at=driver.now(), engine=ENGINE, traits=TRAITS))
-    driver.engines.came_or_went()
+    driver.engines.changed()
     await waiting

@@ -72,7 +72,7 @@ async def looks(link: EngineLink, *said: Health) -> list[EngineLink]:
 def silent_for_long() -> EngineLink:
     link = EngineLink(NOBODY, api_key=None, frozen_after=60.0)
     link.up, link.process = True, "one"
-    link.pulse.heard_at = time.monotonic() - 61.0
+    link.pulse.answered_at = time.monotonic() - 61.0
     return link
 
 
@@ -84,7 +84,7 @@ async def test_one_poll_without_answer_does_not_prove_a_frozen_engine():
 
 async def test_an_engine_whose_answers_go_on_is_not_frozen():
     link = silent_for_long()
-    link.pulse.heard()  # a token, or the progress of a prefill
+    link.pulse.answered()  # a token, or the progress of a prefill
     assert not await looks(link, Health.SILENT, Health.SILENT)
 
 

@@ -51,7 +51,7 @@ class FakeRouter(RouterClient):
     async def unload(self, model: ModelName, **_: Any) -> None:
         self.unloads(model)
 
-    async def events(self, heard: Callable[[], object], **_: Any) -> None:
+    async def events(self, changed: Callable[[], object], **_: Any) -> None:
         await asyncio.Event().wait()
 
 

@@ -23,6 +23,7 @@ from slotkeeper.conversation.rules.moving import (
     Reminders,
     WorkingDirectory,
 )
+from slotkeeper.conversation.rules.pruning import PrunedResults
 from slotkeeper.conversation.rules.restoring import (
     BillingNonce,
     CallIds,
@@ -32,7 +33,6 @@ from slotkeeper.conversation.rules.restoring import (
     ToolOrder,
     TrailingWhitespace,
 )
-from slotkeeper.conversation.rules.results import PrunedResults
 
 RULES: Final[tuple[Rule, ...]] = (
     BillingNonce(),
@@ -79,7 +79,7 @@ class Outcome:
     layout: Layout  # of the request as it is sent, without the notes
     done: tuple[Done, ...] = ()  # in the rules' order; rules that found nothing are left out
     notes: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # by the index of their message
-    told: Mapping[str, str] = field(default_factory=dict)  # facts by place, for the conversation's record
+    noted: Mapping[str, str] = field(default_factory=dict)  # facts by place, for the conversation's record
     edits: tuple[Edit, ...] = ()  # all that were made, notes included
     most: int = 0  # limit of the prompt, in tokens; 0: no rule made it longer than the client's
 
@@ -110,7 +110,7 @@ def canonical(
     rules see the request without it.
     """
     before, kin = match.remembered, match.sibling
-    told = dict(before.told) if before else {}
+    known = dict(before.noted) if before else {}
     if kin is not None and not same_agent(kin.received, layout):
         kin = None
     done: list[Done] = []
@@ -129,13 +129,13 @@ def canonical(
             made += found.edits
             facts += found.facts
     noted, notes = note_edits(layout, before, match.common, facts)
-    told |= {fact.place: fact.text for fact in facts}
+    known |= {fact.place: fact.text for fact in facts}
     return Outcome(
         doc=edited(doc, noted),
         layout=layout,
         done=tuple(done),
         notes=notes,
-        told=told,
+        noted=known,
         edits=(*made, *noted),
         most=_most(done, room),
     )

@@ -13,7 +13,6 @@ from typing import Final
 
 from slotkeeper.conversation.facts import FactKind, facts_of, only_facts_differ
 from slotkeeper.conversation.layout import Edit, Message, Role, Text
-from slotkeeper.conversation.pruning import pruned
 from slotkeeper.conversation.rules.base import (
     Fact,
     Mode,
@@ -27,6 +26,7 @@ from slotkeeper.conversation.rules.base import (
     place,
     tellable,
 )
+from slotkeeper.conversation.rules.pruning import pruned
 
 LEAD: Final = "system"
 
@@ -73,10 +73,10 @@ def changed(scene: Scene) -> Iterator[tuple[str, Message, Message]]:
 
     Pruned results belong to another rule (`PrunedResults`), which knows whether there is room for them.
     """
-    told = {which.partition(".")[0] for which in scene.before.told} if scene.before else set[str]()
+    noted = {which.partition(".")[0] for which in scene.before.noted} if scene.before else set[str]()
     for where, message, first in pairs(scene):
         same_texts = message is first or message.has_texts_of(first)
-        if where in told or not (same_texts or pruned(message, first)):
+        if where in noted or not (same_texts or pruned(message, first)):
             yield where, message, first
 
 
@@ -134,21 +134,21 @@ def telling(scene: Scene, which: str, text: str, stands: str | None) -> Iterator
 
     `stands`: what the model reads in its old place.
     """
-    if last_told(scene, which, stands) == text:
+    if last_noted(scene, which, stands) == text:
         return
     if text == stands and has_been_here(scene.now, scene.before, scene.common):
         return  # the fact did not change back to its first value: our edit did that
     yield Fact(which, text)
 
 
-def last_told(scene: Scene, which: str, stands: str | None) -> str | None:
+def last_noted(scene: Scene, which: str, stands: str | None) -> str | None:
     """Return what the model last read of a fact. None: unknown, as some notes did not come along."""
     before = scene.before
-    if before is None or which not in before.told:
+    if before is None or which not in before.noted:
         return stands
     came = len(carried(scene.now, before, scene.common))
     if came == len(before.notes):
-        return before.told[which]
+        return before.noted[which]
     return None if came else stands
 
 
@@ -329,7 +329,7 @@ def _back(scene: Scene, drift: Drift) -> Iterator[Edit | Fact]:
         return
     for key, span in mine.items():
         stands = first[key].inner if key in first else None
-        yield from _told(scene, named(drift.where, key), span, stands)
+        yield from _outdated(scene, named(drift.where, key), span, stands)
     text = _text_of_then(drift, now, first, theirs)
     if text != drift.now.text:
         yield Edit(drift.now.path, drift.now.text, text)
@@ -362,13 +362,13 @@ def _whole(scene: Scene, where: str, message: Message, first: Message) -> Iterat
         return
     yield Edit((*message.path, "content"), message.content, first.content)
     for which, span in now.items():
-        yield from _told(scene, f"{where}{which}", span, None)
+        yield from _outdated(scene, f"{where}{which}", span, None)
 
 
-def _told(scene: Scene, which: str, span: TextSpan, stands: str | None) -> Iterator[Fact]:
-    outdated = last_told(scene, which, stands) != span.inner
-    told = scene.before is not None and which in scene.before.told
-    if outdated and (told or not read_anywhere(scene, span.inner)):
+def _outdated(scene: Scene, which: str, span: TextSpan, stands: str | None) -> Iterator[Fact]:
+    outdated = last_noted(scene, which, stands) != span.inner
+    noted = scene.before is not None and which in scene.before.noted
+    if outdated and (noted or not read_anywhere(scene, span.inner)):
         yield from telling(scene, which, span.inner, stands)
 
 

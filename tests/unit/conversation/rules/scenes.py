@@ -9,8 +9,8 @@ from typing import Any
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import lay_out
 from slotkeeper.conversation.layout import Conversation, Edit, Layout, Who, edited
-from slotkeeper.conversation.pruning import common
 from slotkeeper.conversation.rules.base import Room, Rule, Scene
+from slotkeeper.conversation.rules.pruning import common
 from slotkeeper.scheduler.types import Tokens
 
 Doc = dict[str, Any]

@@ -9,10 +9,10 @@ from typing import Any
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import lay_out
 from slotkeeper.conversation.layout import Conversation, Layout, Match, Who
-from slotkeeper.conversation.pruning import common
 from slotkeeper.conversation.rules import base
 from slotkeeper.conversation.rules.apply import Outcome, canonical
 from slotkeeper.conversation.rules.base import Mode, Room, Rule
+from slotkeeper.conversation.rules.pruning import common
 
 Doc = dict[str, Any]
 
@@ -42,7 +42,7 @@ class Session:
             sent=outcome.layout,
             at=0.0,
             notes=outcome.notes,
-            told=outcome.told,
+            noted=outcome.noted,
         )
         return outcome
 

@@ -11,7 +11,7 @@ from slotkeeper.conversation.divergence import length
 from slotkeeper.conversation.layout import Edit
 from slotkeeper.conversation.rules.base import Room
 from slotkeeper.conversation.rules.moving import Reminders
-from slotkeeper.conversation.rules.results import CHARACTERS_A_TOKEN, PrunedResults, begins_turn
+from slotkeeper.conversation.rules.pruning import CHARACTERS_A_TOKEN, PrunedResults, begins_turn
 from unit.conversation.rules.scenes import laid_out, put_right, scene
 from unit.conversation.rules.sessions import Session
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from slotkeeper.api.answer import Answer
 from slotkeeper.api.answer_builder import Figures
-from slotkeeper.exchange.cells import CellsGate, OutOfCells, gate_for
+from slotkeeper.exchange.answer_filters import CellsGate, OutOfCells, gate_for
 from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.engine_model import EngineTraits, Known, Memory
 from slotkeeper.scheduler.events import EngineUp, Exceeded
@@ -67,14 +67,14 @@ def test_every_other_stream_passes_byte_by_byte(events, more, places):
 def test_what_was_sent_again_passes_with_its_error():
     open_, told = gate(shut=False)
     assert open_.passing(ERROR) == ERROR
-    open_.heard(ERROR)
+    open_.note_last(ERROR)
     open_.ended(Answer(figures=Figures(), reply=None, complete=False, error="server_error"))
     assert [event.again for event in told] == [False]
 
 
 def test_an_answer_that_only_speaks_of_it_has_not_failed():
     shut, told = gate()
-    shut.heard(WORD)
+    shut.note_last(WORD)
     shut.ended(Answer(figures=Figures(), reply=None, complete=True, error=None))
     assert told == []
 

@@ -1,48 +1,18 @@
-"""Scripts of sessions that stress a prefix cache as agents do, and a player that runs one on a server.
+"""Scripts of sessions that stress a prefix cache as agents do (`slotkeeper.bench.target.play` plays them).
 
-A script is a generator: it yields a `Turn`, receives the assistant's message, and builds the next request
-from it, as a client does. `SESSIONS` names the scripts. The texts are parts of Python's documentation
-(`prose`), so no recorded prompts are needed. Another version of Python changes figures by a few tokens.
+`SESSIONS` names them. Their texts are parts of Python's documentation, so no recorded prompts are needed.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from collections.abc import Callable, Generator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
-import orjson
-
 from slotkeeper.api.document import Doc
-from slotkeeper.bench.measure import Sample
-from slotkeeper.bench.target import Shot, Target
+from slotkeeper.bench.demo import edited, prose, result, system, title
+from slotkeeper.bench.target import PLAIN, Script, Turn
 
-STRIDE: Final = 7919 * 13  # neighbouring seeds begin far apart in the text
-
-
-@cache
-def library() -> str:
-    """Return all topics of Python's documentation, about 700,000 characters."""
-    from pydoc_data.topics import topics  # noqa: PLC0415 - half a megabyte that only this needs
-
-    whole = "\n".join(topics[key] for key in sorted(topics))
-    return " ".join(re.sub(r"[^ -~\n]", "", whole).split("  "))
-
-
-def prose(characters: int, seed: int = 0) -> str:
-    """Return about `characters` of text, from a place that depends on the seed."""
-    text = library()
-    start = (seed * STRIDE) % (len(text) - characters - 1)
-    return text[start : start + characters].strip()
-
-
-# -- scripts ---------------------------------------------------------------------------------------------
-
-# The tiny models' template without thinking: a reply renders in the history as it was sampled.
-PLAIN: Final[Mapping[str, Any]] = MappingProxyType({"chat_template_kwargs": {"plain": True}})
 # The template's default: thinking is left out of the history before the last user message.
 THINKING: Final[Mapping[str, Any]] = MappingProxyType({})
 TOOL: Final[Doc] = {
@@ -57,7 +27,6 @@ TOOL: Final[Doc] = {
         },
     },
 }
-
 AGENTS: Final = 5  # new agents in the session "agents"
 TOOLS: Final = ("read_file", "write_file", "run_tests", "find_names", "ask_user")  # the agents' tools
 QUESTIONS: Final = (  # about one document: one short line each, as a form or a reader asks them
@@ -76,38 +45,8 @@ QUESTIONS: Final = (  # about one document: one short line each, as a form or a 
 READERS: Final = 6  # questions about the short document; the long one gets all of them
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """One chat request."""
-
-    label: str
-    messages: tuple[Doc, ...]
-    max_tokens: int = 64
-    fields: Mapping[str, Any] = field(default_factory=lambda: PLAIN)  # further fields of the body
-    session: str | None = None  # the session of this request, if the script plays several
-
-    def body(self) -> Doc:
-        """Return the request's body; greedy sampling, so that two runs get the same answers."""
-        fixed = {"messages": list(self.messages), "max_tokens": self.max_tokens, "temperature": 0}
-        return {**fixed, **self.fields}
-
-
-Script = Generator[Turn, Doc, None]
-
-
-def system(text: str | None = None) -> Doc:
-    return {"role": "system", "content": prose(8000, 1) if text is None else text}
-
-
 def user(number: int, characters: int = 2000) -> Doc:
     return {"role": "user", "content": f"Question {number}. " + prose(characters, 10 + number)}
-
-
-def edited(history: Sequence[Doc], at: int, text: str) -> tuple[Doc, ...]:
-    """Return the history with another text in the message at index `at`."""
-    changed = list(history)
-    changed[at] = {**changed[at], "content": text}
-    return tuple(changed)
 
 
 def chat(
@@ -164,12 +103,6 @@ def long_tools() -> list[Doc]:
     ]
 
 
-def result(reply: Doc, text: str) -> Doc:
-    """Return the message with a tool's result for the first call in `reply`."""
-    calls = reply.get("tool_calls") or [{"id": "x"}]
-    return {"role": "tool", "tool_call_id": calls[0]["id"], "content": text}
-
-
 def clock(*, first: bool) -> Script:
     """iii: the time of day in the system prompt, as its first or as its last line."""
     history = [system()]
@@ -207,12 +140,6 @@ def interleaved() -> Script:
             yield Turn(label="title", messages=title(one), max_tokens=16)
         other.append(user(20 + number))
         other.append((yield Turn(label=f"B{number + 1}", messages=tuple(other))))
-
-
-def title(history: Sequence[Doc]) -> tuple[Doc, ...]:
-    """Return a title request as clients send it: another system prompt, and only the chat's beginning."""
-    beginning = {"role": "user", "content": history[1]["content"][:600]}
-    return (system("Write a short title for this chat."), beginning)
 
 
 def many_turns() -> Script:
@@ -275,56 +202,3 @@ SESSIONS: Final[Mapping[str, Callable[[], Script]]] = MappingProxyType(
         "agents": agents,
     }
 )
-
-
-# -- playing a script on a server ------------------------------------------------------------------------
-
-CHAT: Final = "/v1/chat/completions"
-SILENCE: Final[Doc] = {"role": "assistant", "content": "x"}  # lets a script continue after a failure
-
-
-async def at_once(_: Turn) -> None:
-    """Do nothing before a turn."""
-
-
-async def play(
-    script: Script,
-    target: Target,
-    *,
-    session: str,
-    seen: Callable[[Sample], Any] = lambda _: None,
-    sent: Callable[[Shot], Any] = lambda _: None,
-    before: Callable[[Turn], Awaitable[None]] = at_once,
-) -> list[Sample]:
-    """Send every turn of `script`, one after the other.
-
-    `session` is the session of turns that name none. `before` is awaited before each turn; `sent` is called
-    with each request before it is sent, and `seen` with each sample.
-    """
-    samples: list[Sample] = []
-    reply: Doc | None = None
-    while True:
-        try:
-            turn = next(script) if reply is None else script.send(reply)
-        except StopIteration:
-            return samples
-        await before(turn)
-        # The logprobs carry the ids of the sampled tokens, which the oracle needs. In a stream with tools the
-        # engine refuses them (400), so no request is streamed.
-        body = {**turn.body(), "logprobs": True}
-        shot = Shot(session=turn.session or session, label=turn.label, path=CHAT, body=body, headers={})
-        sent(shot)
-        hit = await target.fire(shot)
-        samples.append(hit.sample)
-        seen(hit.sample)
-        reply = spoken(hit.reply) if hit.reply else SILENCE
-
-
-def spoken(reply: Doc) -> Doc:
-    """Return the reply as a client sends it back: without tool calls that `max_tokens` truncated."""
-    try:
-        for call in reply.get("tool_calls") or ():
-            orjson.loads(call["function"]["arguments"])
-    except orjson.JSONDecodeError:
-        return {key: value for key, value in reply.items() if key != "tool_calls"}
-    return reply

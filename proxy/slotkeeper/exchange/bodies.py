@@ -1,0 +1,202 @@
+"""Reads the bodies of requests and writes those of answers, with bounded memory for all of them.
+
+A client that reads slowly, or not at all, would hold a slot: the engine would wait for us, and we for the
+client. So we read ahead into the write buffer of the client's connection, and the slot is free when the
+engine has finished. A client whose buffer is full has some seconds to read a block of it; then its connection
+is reset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Final, Self
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from slotkeeper.api.errors import ClientFault
+from slotkeeper.exchange.upstream import CHUNK, abort
+from slotkeeper.observe.log import Seldom, get_logger
+from slotkeeper.observe.metrics import ConnectionCut, Metrics
+
+RETRY_AFTER: Final = 5  # seconds
+SLOWEST: Final = 16 * 1024  # bytes per second, the slowest upload of a large body
+BLOCK: Final = 256 * 1024  # bytes by which a buffer grows
+FRAMING: Final = 32  # bytes around a chunk, at most
+
+log = get_logger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class Budget:
+    """Memory that many bodies share, in bytes. A client that is too slow holds a body's for `seconds`."""
+
+    each: int  # the most for one body
+    total: int
+    seconds: float
+    metrics: Metrics
+    free: int = field(init=False)
+    slow: Seldom = field(init=False, default_factory=lambda: Seldom(log))  # for clients that do not read
+
+    def __post_init__(self) -> None:
+        self.free = self.total
+
+
+class Loan:
+    """What one body takes of a budget. As a context manager it gives the memory back."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._taken = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._budget.free += self._taken
+        self._taken = 0
+
+    def take(self, wanted: int) -> int:
+        """Take up to `wanted` bytes, and return the number taken."""
+        taken = max(0, min(wanted, self._budget.free))
+        self._budget.free -= taken
+        self._taken += taken
+        return taken
+
+
+class Body(Loan):
+    """The body of one request. It has `seconds` to arrive, and a large one more (SLOWEST)."""
+
+    def __init__(self, budget: Budget, request: web.BaseRequest) -> None:
+        super().__init__(budget)
+        self._request = request
+
+    async def read(self) -> bytes | None:
+        """Return the whole body; None for a request without one. Raises ClientFault."""
+        request = self._request
+        if not request.body_exists:
+            return None
+        self._check(request.content_length or 0)
+        if self._budget.free <= 0:
+            raise self._full()
+        if request.content.is_eof():  # a small body arrived with the head
+            whole = await request.content.read()
+            self._add(len(whole))
+            return whole
+        return await self._read(request)
+
+    async def _read(self, request: web.BaseRequest) -> bytes:
+        whole = bytearray()
+        until = asyncio.get_running_loop().time() + self._budget.seconds
+        try:
+            async with asyncio.timeout_at(until) as limit:
+                while piece := await request.content.readany():
+                    self._add(len(piece))
+                    whole += piece
+                    limit.reschedule(until + self._taken / SLOWEST)
+        except TimeoutError as error:
+            self._budget.metrics.cut(ConnectionCut.BODY)
+            raise ClientFault(
+                f"the body did not arrive in time, only {self._taken} bytes of it; send it at once, or raise "
+                "--body-timeout",
+                status=408,
+            ) from error
+        except (web.RequestPayloadError, HttpProcessingError) as error:
+            raise ClientFault("the body is not framed as HTTP requires") from error
+        return bytes(whole)
+
+    def _add(self, size: int) -> None:
+        self._check(self._taken + size)
+        if size > self._budget.free:
+            raise self._full()
+        self.take(size)
+
+    def _check(self, size: int) -> None:
+        if size > self._budget.each:
+            raise ClientFault(
+                f"the body is larger than {self._budget.each} bytes; raise --max-body-bytes", status=413
+            )
+
+    def _full(self) -> ClientFault:
+        return ClientFault(
+            f"the requests being answered use all {self._budget.total} bytes for bodies; try again later, "
+            "or raise --all-bodies-bytes",
+            status=429,
+            retry_after=RETRY_AFTER,
+        )
+
+
+# -- answers ---------------------------------------------------------------------------------------------
+
+
+class Stalled(ConnectionResetError):  # noqa: N818 - handled like a client that left
+    """The client did not read for too long, and its connection was reset."""
+
+
+class Outlet(Loan):
+    """Writes one answer to its client, which has `seconds` to read a part of a full buffer."""
+
+    def __init__(self, ahead: Budget, request: web.BaseRequest, response: web.StreamResponse) -> None:
+        super().__init__(ahead)
+        self._request = request
+        self._response = response
+        self._high = CHUNK  # bytes in the connection's buffer above which a write waits
+
+    async def write(self, data: bytes) -> None:
+        """Write `data` as soon as the buffer has room. Raises GONE errors, including Stalled."""
+        if self._request.protocol.writing_paused or not self._fits(len(data)):
+            await self._in_time(self._response.write(data))
+        else:
+            await self._response.write(data)
+
+    async def end(self) -> None:
+        """End the answer. Waits while the client keeps reading; the slot is already free."""
+        plug, protocol = self._request.transport, self._request.protocol
+        if plug is not None and self._taken:
+            plug.set_write_buffer_limits(high=CHUNK)
+        while protocol.writing_paused:
+            unread = self._unread()
+            try:
+                async with asyncio.timeout(self._budget.seconds):
+                    await self._request.writer.drain()
+            except TimeoutError:
+                if self._unread() >= unread:
+                    raise self._cut_off(unread) from None
+        await self._response.write_eof()
+
+    def _fits(self, size: int) -> bool:
+        """Whether the buffer has room for `size` bytes, after it has grown if needed and possible."""
+        lacking = self._unread() + size + FRAMING - self._high
+        if lacking <= 0:
+            return True
+        taken = self.take(min(-(-lacking // BLOCK) * BLOCK, self._budget.each - self._high))
+        plug = self._request.transport
+        if taken and plug is not None:
+            self._high += taken
+            plug.set_write_buffer_limits(high=self._high, low=max(self._high - BLOCK, self._high // 2))
+        return taken >= lacking
+
+    def _unread(self) -> int:
+        plug = self._request.transport
+        return plug.get_write_buffer_size() if plug is not None else 0
+
+    async def _in_time(self, writing: Awaitable[None]) -> None:
+        try:
+            async with asyncio.timeout(self._budget.seconds):
+                await writing
+        except TimeoutError:
+            raise self._cut_off(self._unread()) from None
+
+    def _cut_off(self, unread: int) -> Stalled:
+        """Reset the connection of a client that does not read, and return the error to raise."""
+        abort(self._request)
+        self._budget.metrics.cut(ConnectionCut.STALLED)
+        self._budget.slow.warning(
+            "client_stalled", client=self._request.remote, unread=unread, seconds=self._budget.seconds
+        )
+        return Stalled("the client does not read its answer")
