@@ -33,7 +33,7 @@ from slotkeeper.bench.sessions import AGENTS, SESSIONS, agent, play
 from slotkeeper.bench.target import Shot, Target
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.observe.log import configure
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 
 AT_ONCE: Final = "agents-at-once"  # the one case that is not a script
 Row = dict[str, Any]

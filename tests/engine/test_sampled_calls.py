@@ -18,7 +18,7 @@ import pytest
 from patience import PATIENCE
 from slotkeeper.bench.sessions import TOOL, prose, system
 from slotkeeper.engine.client import EngineClient
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 
 TEMPLATES = Path(__file__).parent / "templates"
 CHAT = "/v1/chat/completions"

@@ -11,7 +11,8 @@ from slotkeeper.engine.findings import SaveSupport, Severity, examine, probe
 from slotkeeper.engine.launch import EngineKind
 from slotkeeper.engine.traits import read_traits
 from slotkeeper.scheduler.engine_model import Memory
-from slotkeeper.scheduler.types import SlotId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import SlotId
 
 KINDS = {
     Tiny.DENSE: (Memory.DENSE, 0),

@@ -80,17 +80,8 @@ from slotkeeper.scheduler.pending import Pending
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
 from slotkeeper.scheduler.table import EngineTable, SlotState
-from slotkeeper.scheduler.types import (
-    Boundary,
-    ClientId,
-    EngineId,
-    ModelName,
-    Reason,
-    RequestId,
-    SlotId,
-    Tokens,
-)
-from slotkeeper.scheduler.urgency import PriorityAct
+from slotkeeper.scheduler.tokens import Boundary, Tokens
+from slotkeeper.scheduler.types import ClientId, EngineId, ModelName, PriorityAct, Reason, RequestId, SlotId
 
 STEP = 0.01
 ENGINE = "e0"

@@ -37,7 +37,8 @@ from slotkeeper.scheduler.adapters import Adapter, AdaptersChange, AdaptersSeen,
 from slotkeeper.scheduler.effects import AskAdapters, Purpose, SaveMoment
 from slotkeeper.scheduler.figures import Loss, Lost
 from slotkeeper.scheduler.table import ADAPTERS_STALE
-from slotkeeper.scheduler.types import EngineId, Reason, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import EngineId, Reason
 
 A, B = (Tokens(range(n, n + 2000)) for n in (10_000, 20_000))
 MORE = Tokens(range(100))

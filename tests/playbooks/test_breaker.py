@@ -20,7 +20,8 @@ from playbooks.playbook import (
 )
 from slotkeeper.scheduler.breaker import FIRST, LONGEST, TRIPS
 from slotkeeper.scheduler.costs import Limits
-from slotkeeper.scheduler.types import Reason, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Reason
 
 A, B, C, D = (Tokens(range(n, n + 1000)) for n in (10_000, 20_000, 30_000, 40_000))
 

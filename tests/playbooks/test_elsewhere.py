@@ -24,7 +24,8 @@ from slotkeeper.scheduler.elsewhere import LEAST_SECONDS, MOST_SECONDS, Wanted
 from slotkeeper.scheduler.events import Loading
 from slotkeeper.scheduler.retention import MOST
 from slotkeeper.scheduler.slot_contents import Tier
-from slotkeeper.scheduler.types import Reason, RequestId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Reason, RequestId
 
 A, B = (Tokens(range(n, n + 5000)) for n in (10_000, 20_000))
 MORE = Tokens(range(100))

@@ -43,7 +43,7 @@ from slotkeeper.scheduler.kv_pool import (
     Outputs,
     in_use,
 )
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 
 READ = MappingProxyType({"unified": Known.FLAGS})
 A, B, C, D, E = (Tokens(range(n, n + 1000)) for n in (10_000, 20_000, 30_000, 40_000, 50_000))

@@ -27,7 +27,8 @@ from slotkeeper.scheduler.effects import Erase, Forward, Plant, Purpose
 from slotkeeper.scheduler.engine_model import Known
 from slotkeeper.scheduler.events import Erased, Event
 from slotkeeper.scheduler.table import LINGER
-from slotkeeper.scheduler.types import Reason, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Reason
 
 A, B, C = (Tokens(range(n, n + 1000)) for n in (10_000, 20_000, 30_000))
 MORE = Tokens(range(200))

@@ -45,7 +45,8 @@ from slotkeeper.scheduler.events import (
 )
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
-from slotkeeper.scheduler.types import ClientId, EngineId, ModelName, RequestId, SlotId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import ClientId, EngineId, ModelName, RequestId, SlotId
 
 ROUTER = EngineId("r")
 MODELS = ("a", "b", "c")

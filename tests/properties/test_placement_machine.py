@@ -58,16 +58,8 @@ from slotkeeper.scheduler.figures import Usage
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
 from slotkeeper.scheduler.table import LINGER, SlotState
-from slotkeeper.scheduler.types import (
-    EMPTY,
-    Boundary,
-    BoundaryKind,
-    ClientId,
-    EngineId,
-    Reason,
-    RequestId,
-    Tokens,
-)
+from slotkeeper.scheduler.tokens import EMPTY, Boundary, BoundaryKind, Tokens
+from slotkeeper.scheduler.types import ClientId, EngineId, Reason, RequestId
 
 SETTINGS = settings(max_examples=150, stateful_step_count=40)
 STEPS_TO_REST = 40  # for each request and task: a long run leaves a long queue

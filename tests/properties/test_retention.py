@@ -14,7 +14,7 @@ from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Memory
 from slotkeeper.scheduler.prefix_order import PrefixOrder
 from slotkeeper.scheduler.retention import evict
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId, restored, reuse
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 
 SETTINGS = settings(max_examples=200)
 NOW = 5000.0

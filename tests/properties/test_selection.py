@@ -16,7 +16,8 @@ from slotkeeper.scheduler.prices import Want, loss, price_of, restore_price
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId, Tier, restored, reuse
 from slotkeeper.scheduler.table import EngineTable
-from slotkeeper.scheduler.types import EngineId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import EngineId
 
 SETTINGS = settings(max_examples=300)
 NOW = 5000.0

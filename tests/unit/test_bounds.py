@@ -46,7 +46,8 @@ from slotkeeper.scheduler.slot_contents import RAM_ENTRIES, SlotContents, Snapsh
 from slotkeeper.scheduler.state import MOST as AHEAD
 from slotkeeper.scheduler.state import Ahead, FairQueue
 from slotkeeper.scheduler.table import EngineTable
-from slotkeeper.scheduler.types import ClientId, EngineId, Reason, RequestId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import ClientId, EngineId, Reason, RequestId
 from slotkeeper.store.files import Lane
 from slotkeeper.vocab.bpe import SegmentCache
 from unit.conversation.talks import chat, reply, system, user

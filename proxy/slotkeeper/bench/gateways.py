@@ -13,7 +13,7 @@ from hashlib import blake2b
 from math import sqrt
 from typing import Final, Protocol
 
-from slotkeeper.scheduler.types import WIDTH, Tokens
+from slotkeeper.scheduler.tokens import WIDTH, Tokens
 
 POINTS: Final = 160  # points of each sidecar on the ring, as in ketama and HAProxy at weight one
 MATCHED: Final = 256 * WIDTH  # bytes of a block: prompts are compared block by block

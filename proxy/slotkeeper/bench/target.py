@@ -24,7 +24,7 @@ from slotkeeper.api.request import Ask, NotOurs, parse
 from slotkeeper.bench.measure import Oracle, Sample
 from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, message_in
 from slotkeeper.scheduler.figures import Usage, usage_of
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 
 EVALUATED: Final = "llamacpp:prompt_tokens_total"  # without cached tokens; includes cancelled requests
 

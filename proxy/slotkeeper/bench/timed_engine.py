@@ -19,7 +19,8 @@ from slotkeeper.scheduler.events import SlotView
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot
 from slotkeeper.scheduler.state import user_starts
-from slotkeeper.scheduler.types import SlotId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import SlotId
 
 FINGERPRINT: Final = "simulated"
 

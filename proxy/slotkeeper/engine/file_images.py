@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from slotkeeper.engine.slotfile import FileImage, StrangeError, View
-from slotkeeper.scheduler.types import WIDTH, Tokens
+from slotkeeper.scheduler.tokens import WIDTH, Tokens
 
 HEAD: Final = struct.Struct("<QIQBIIII")
 MOST: Final = 4096  # images in one file

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from slotkeeper.engine.client import EngineClient, EngineError, Headers
-from slotkeeper.scheduler.types import UNKNOWN, Boundary, BoundaryKind, Markers, Tokens, boundaries
+from slotkeeper.scheduler.tokens import UNKNOWN, Boundary, BoundaryKind, Markers, Tokens, boundaries
 
 
 @dataclass(frozen=True, slots=True)

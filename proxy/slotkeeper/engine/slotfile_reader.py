@@ -45,7 +45,7 @@ from slotkeeper.engine.slotfile import (
     Verdict,
     View,
 )
-from slotkeeper.scheduler.types import WIDTH, Tokens
+from slotkeeper.scheduler.tokens import WIDTH, Tokens
 
 MAX_CACHES: Final = 4  # a hybrid over a sliding window has three
 MAX_STREAMS: Final = 256  # llama.cpp's LLAMA_MAX_SEQ

@@ -43,8 +43,8 @@ from slotkeeper.runtime.tasks import Runner, here
 from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.events import Finished, Gone, Rendered
 from slotkeeper.scheduler.figures import usage_of
-from slotkeeper.scheduler.types import NO_ROUTER, Boundary, Reason, RequestId, Tokens
-from slotkeeper.scheduler.urgency import RequestHints
+from slotkeeper.scheduler.tokens import Boundary, Tokens
+from slotkeeper.scheduler.types import NO_ROUTER, Reason, RequestHints, RequestId
 
 # On other routes a different count may come from our conversion of the body.
 OUR_TOKENIZER: Final = frozenset({Api.CHAT, Api.COMPLETION, Api.COMPLETIONS})

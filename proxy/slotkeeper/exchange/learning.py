@@ -27,7 +27,8 @@ from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.rewriting import Rewriting, Taken
 from slotkeeper.runtime.tasks import Runner, here
 from slotkeeper.scheduler.events import NextKnown, ReplyKnown
-from slotkeeper.scheduler.types import RequestId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import RequestId
 
 UNREAD: Final = Answer(figures=Figures(), reply=None, complete=False, error=None)
 

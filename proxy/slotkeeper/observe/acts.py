@@ -8,8 +8,7 @@ from typing import Any, Final
 
 from slotkeeper.observe.request_record import Record
 from slotkeeper.scheduler.effects import PoolAct, Ranked
-from slotkeeper.scheduler.types import id_of
-from slotkeeper.scheduler.urgency import Priority, PriorityAct
+from slotkeeper.scheduler.types import Priority, PriorityAct, id_of
 
 POOLED: Final[Mapping[PoolAct, str]] = MappingProxyType(
     {

@@ -25,8 +25,7 @@ from slotkeeper.scheduler.effects import Forward, Poison, PoolAct, Purpose, Repo
 from slotkeeper.scheduler.engine_model import FLAGS, Known
 from slotkeeper.scheduler.figures import Loss, of_request
 from slotkeeper.scheduler.placement import Placement
-from slotkeeper.scheduler.types import Crowded, EngineId, ModelName, Reason, id_of
-from slotkeeper.scheduler.urgency import Priority, PriorityAct
+from slotkeeper.scheduler.types import Crowded, EngineId, ModelName, Priority, PriorityAct, Reason, id_of
 from slotkeeper.store.trouble import OPERATIONS
 
 Fallback = Literal[

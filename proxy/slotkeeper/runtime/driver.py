@@ -52,8 +52,8 @@ from slotkeeper.scheduler.events import (
     SnapshotsChanged,
 )
 from slotkeeper.scheduler.placement import Placement
-from slotkeeper.scheduler.types import EngineId, Reason, RequestId, Tokens, id_of
-from slotkeeper.scheduler.urgency import PriorityAct
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import EngineId, PriorityAct, Reason, RequestId, id_of
 from slotkeeper.store.store import Store
 
 P = ParamSpec("P")

@@ -29,7 +29,8 @@ from slotkeeper.engine.traits import Reading, read_traits
 from slotkeeper.runtime.images import EngineImages
 from slotkeeper.scheduler.effects import Learned
 from slotkeeper.scheduler.engine_model import FLAGS, EngineTraits, Known
-from slotkeeper.scheduler.types import EngineId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import EngineId
 from slotkeeper.store import files
 from slotkeeper.vocab.tokenizer import TokenizeCall, Tokenizer
 

@@ -19,7 +19,7 @@ from slotkeeper.scheduler.adapters import namespace_in
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory, keeps_checkpoints
 from slotkeeper.scheduler.prefix_order import AnyState, Neighbours, PrefixOrder
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId, Tier, restored, reuse
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 
 # -- a tree of all states: what each one saves that no other does ----------------------------------------
 

@@ -14,7 +14,6 @@ from heapq import nsmallest
 from itertools import chain
 from typing import Final
 
-from slotkeeper.scheduler import media
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.comparison import Comparison
 from slotkeeper.scheduler.costs import WORTH_A_FILE
@@ -30,7 +29,8 @@ from slotkeeper.scheduler.slot_contents import (
     shared_messages,
 )
 from slotkeeper.scheduler.table import EngineTable, SlotState
-from slotkeeper.scheduler.types import Reason, SlotId, Tokens
+from slotkeeper.scheduler.tokens import Tokens, prompt_end
+from slotkeeper.scheduler.types import Reason, SlotId
 
 # Prices of a round trip, in tokens of prefill: small, so that they only decide between similar places.
 TOUCH_PRICE: Final = 16.0
@@ -360,7 +360,7 @@ def steer(prompt: Tokens) -> Prefill:
 
     The prompt must be longer than `STEER_TAIL`.
     """
-    end = media.prompt_end(prompt.chunks, len(prompt) - STEER_TAIL)
+    end = prompt_end(prompt.chunks, len(prompt) - STEER_TAIL)
     return Prefill(prompt.cut(0, end), Purpose.STEER)
 
 

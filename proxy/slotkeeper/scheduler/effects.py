@@ -13,8 +13,17 @@ from slotkeeper.scheduler.adapters import Scales
 from slotkeeper.scheduler.engine_model import Known
 from slotkeeper.scheduler.figures import Lost, Usage
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
-from slotkeeper.scheduler.types import NO_ROUTER, EngineId, ModelName, Place, Reason, RequestId, Tokens
-from slotkeeper.scheduler.urgency import Priority, PriorityAct
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import (
+    NO_ROUTER,
+    EngineId,
+    ModelName,
+    Place,
+    Priority,
+    PriorityAct,
+    Reason,
+    RequestId,
+)
 
 
 class Purpose(StrEnum):

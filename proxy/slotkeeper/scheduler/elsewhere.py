@@ -14,7 +14,8 @@ from slotkeeper.scheduler.costs import WORTH_A_FILE
 from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.table import EngineTable
-from slotkeeper.scheduler.types import RequestId, SlotId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import RequestId, SlotId
 
 LEAST_SECONDS: Final = 1.0  # for an answer: a shorter wait depends more on chance than on the store
 MOST_SECONDS: Final = 2.0

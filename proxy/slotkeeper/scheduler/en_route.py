@@ -32,7 +32,8 @@ from slotkeeper.scheduler.planting import Structure
 from slotkeeper.scheduler.shadow import Source
 from slotkeeper.scheduler.state import State, user_starts
 from slotkeeper.scheduler.table import EngineTable, SlotState
-from slotkeeper.scheduler.types import UNKNOWN, Boundary, ModelName, Reason, SlotId, Tokens, in_replies
+from slotkeeper.scheduler.tokens import UNKNOWN, Boundary, Tokens, in_replies
+from slotkeeper.scheduler.types import ModelName, Reason, SlotId
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,8 +14,7 @@ from types import MappingProxyType
 from typing import Any, Final, Self
 
 from slotkeeper.scheduler.adapters import Adapter, set_of
-from slotkeeper.scheduler.media import Chunk
-from slotkeeper.scheduler.types import UNKNOWN, Markers, Tokens
+from slotkeeper.scheduler.tokens import UNKNOWN, Chunk, Markers, Tokens
 
 
 class Memory(StrEnum):

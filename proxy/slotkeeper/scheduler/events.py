@@ -8,17 +8,17 @@ from enum import StrEnum
 from slotkeeper.scheduler.adapters import AdaptersChange, AdaptersSeen, Scales, space_of
 from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
+from slotkeeper.scheduler.tokens import Boundary, Tokens
 from slotkeeper.scheduler.types import (
+    NO_HINTS,
     NO_ROUTER,
-    Boundary,
     ClientId,
     EngineId,
     ModelName,
+    RequestHints,
     RequestId,
     SlotId,
-    Tokens,
 )
-from slotkeeper.scheduler.urgency import NO_HINTS, RequestHints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,9 +30,9 @@ from slotkeeper.scheduler.planting import LEAST
 from slotkeeper.scheduler.prices import RAM_DOUBT
 from slotkeeper.scheduler.state import State, user_starts
 from slotkeeper.scheduler.table import EngineTable
+from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.turns import waited
-from slotkeeper.scheduler.types import Reason, RequestId, SlotId, Tokens
-from slotkeeper.scheduler.urgency import Priority, PriorityAct, SaidBy
+from slotkeeper.scheduler.types import Priority, PriorityAct, Reason, RequestId, SaidBy, SlotId
 
 MOST_GIVEN_BACK: Final = 0.05  # share of a prompt that may be computed again because its request gave way
 OURS: Final = {Purpose.PLANT, Purpose.STEER}  # prefills of a request's own prompt

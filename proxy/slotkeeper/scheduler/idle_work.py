@@ -37,7 +37,7 @@ from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, Tier, goe
 from slotkeeper.scheduler.state import State, user_starts
 from slotkeeper.scheduler.steps import Chore
 from slotkeeper.scheduler.table import EngineTable
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 
 NEW: Final = 32  # tokens that are in no file, below which a slot is not saved again
 BOUNDARIES: Final = 8  # boundaries of one slot that get a file, at most

@@ -34,7 +34,8 @@ from slotkeeper.scheduler.pending import Pending, Stage
 from slotkeeper.scheduler.prices import blind_price, parked_price
 from slotkeeper.scheduler.shadow import Source
 from slotkeeper.scheduler.table import EngineTable, SlotState
-from slotkeeper.scheduler.types import RequestId, SlotId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import RequestId, SlotId
 
 if TYPE_CHECKING:
     from slotkeeper.scheduler.state import State

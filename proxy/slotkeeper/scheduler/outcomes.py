@@ -35,7 +35,8 @@ from slotkeeper.scheduler.shadow import Source
 from slotkeeper.scheduler.slot_contents import SlotContents, parks
 from slotkeeper.scheduler.state import State, user_starts
 from slotkeeper.scheduler.table import LINGER, EngineTable, Orphan, SlotState
-from slotkeeper.scheduler.types import Place, SlotId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Place, SlotId
 
 SLIP: Final = 64  # tokens by which our count may differ although nothing is wrong
 Claim = tuple[Poison, int]  # the fault, and the most tokens that can have been reused

@@ -24,8 +24,8 @@ from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.shadow import ReusePlan, Source
 from slotkeeper.scheduler.slot_contents import SlotContents, reuse, shared_messages
 from slotkeeper.scheduler.table import EngineTable
-from slotkeeper.scheduler.types import Boundary, Reason, RequestId, SlotId, Tokens
-from slotkeeper.scheduler.urgency import Priority
+from slotkeeper.scheduler.tokens import Boundary, Tokens
+from slotkeeper.scheduler.types import Priority, Reason, RequestId, SlotId
 
 BYTES_PER_TOKEN: Final = 4  # of JSON schemas, approximately
 

@@ -90,16 +90,8 @@ from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.table import SHARED_FOR, EngineTable
-from slotkeeper.scheduler.types import (
-    NO_ROUTER,
-    ClientId,
-    Crowded,
-    EngineId,
-    ModelName,
-    Reason,
-    RequestId,
-    Tokens,
-)
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import NO_ROUTER, ClientId, Crowded, EngineId, ModelName, Reason, RequestId
 
 
 def engine_up(state: State, event: EngineUp) -> Iterator[Effect]:

@@ -28,7 +28,6 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Final
 
-from slotkeeper.scheduler import media
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.costs import WORTH_A_FILE, HourlyBudget
 from slotkeeper.scheduler.effects import Keep, Prefill, Purpose, SaveMoment, Step
@@ -40,12 +39,11 @@ from slotkeeper.scheduler.engine_model import (
     keeps_checkpoints,
     marked,
 )
-from slotkeeper.scheduler.media import Chunk
 from slotkeeper.scheduler.prompt_tree import Branch
 from slotkeeper.scheduler.shadow import ReusePlan
 from slotkeeper.scheduler.slot_contents import first_kept
 from slotkeeper.scheduler.table import EngineTable
-from slotkeeper.scheduler.types import Boundary, BoundaryKind, Tokens
+from slotkeeper.scheduler.tokens import Boundary, BoundaryKind, Chunk, Tokens, outside
 
 PRICE: Final = 16.0  # tokens: a round trip, and a batch that is cut in two
 # The same for each image before a plant's end, which the engine reads once more though it does not encode it
@@ -178,7 +176,7 @@ def steps(
 def _among_images(found: Sequence[CutPlace], images: Sequence[Chunk]) -> Iterator[CutPlace]:
     """Yield the places that are not inside an image, each with the number of images before it."""
     for place in found:
-        if media.outside(images, place.at) == place.at:
+        if outside(images, place.at) == place.at:
             yield replace(place, images=sum(1 for image in images if image.start < place.at))
 
 

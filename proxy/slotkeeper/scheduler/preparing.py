@@ -19,8 +19,7 @@ from slotkeeper.scheduler.slot_contents import SlotContents
 from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.steps import Chore
 from slotkeeper.scheduler.table import EngineTable, SlotState
-from slotkeeper.scheduler.types import SlotId
-from slotkeeper.scheduler.urgency import PriorityAct
+from slotkeeper.scheduler.types import PriorityAct, SlotId
 
 Ended = Planted | Saved | Restored | Erased
 

@@ -21,7 +21,8 @@ from slotkeeper.scheduler.slot_contents import (
     succeeds,
 )
 from slotkeeper.scheduler.table import EngineTable
-from slotkeeper.scheduler.types import EngineId, SlotId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import EngineId, SlotId
 
 # Share of what the RAM cache promises, with a draft model: the engine may load an older state of the same
 # conversation. The contents of a slot are certain, because the task that makes the engine search copies them

@@ -13,7 +13,6 @@ from enum import StrEnum
 
 from slotkeeper.scheduler.adapters import namespace_in, set_in
 from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Known, after_prefill, generous
-from slotkeeper.scheduler.media import Chunk
 from slotkeeper.scheduler.slot_contents import (
     KEEP,
     SlotContents,
@@ -28,7 +27,8 @@ from slotkeeper.scheduler.slot_contents import (
     slack,
     unsafe,
 )
-from slotkeeper.scheduler.types import EMPTY, RequestId, SlotId, Tokens
+from slotkeeper.scheduler.tokens import EMPTY, Chunk, Tokens
+from slotkeeper.scheduler.types import RequestId, SlotId
 
 
 class Source(StrEnum):

@@ -24,8 +24,8 @@ from slotkeeper.scheduler.router import Router
 from slotkeeper.scheduler.slot_contents import SlotContents
 from slotkeeper.scheduler.steps import Chore
 from slotkeeper.scheduler.table import EngineTable
-from slotkeeper.scheduler.types import ClientId, EngineId, ModelName, RequestId, SlotId, Tokens
-from slotkeeper.scheduler.urgency import Priority
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import ClientId, EngineId, ModelName, Priority, RequestId, SlotId
 
 
 class FairQueue:

@@ -18,7 +18,8 @@ from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.scheduler.evidence import Doubts
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId, succeeds
-from slotkeeper.scheduler.types import NO_ROUTER, EngineId, ModelName, RequestId, SlotId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import NO_ROUTER, EngineId, ModelName, RequestId, SlotId
 from slotkeeper.scheduler.work import EngineWork, Expected
 
 CROWDED_FOR: Final = 60.0  # seconds that an engine counts as crowded after a conversation lost its slot

@@ -17,8 +17,7 @@ from typing import Final
 from slotkeeper.scheduler.effects import Effect, Ranked
 from slotkeeper.scheduler.pending import Pending, Stage
 from slotkeeper.scheduler.state import State
-from slotkeeper.scheduler.types import ModelName, RequestId
-from slotkeeper.scheduler.urgency import Priority, PriorityAct
+from slotkeeper.scheduler.types import ModelName, Priority, PriorityAct, RequestId
 
 # SDKs of OpenAI and Anthropic time out after 600 seconds. A low request waits at most twice this time for its
 # turn and then runs to its end, so eight minutes are left for computing it.

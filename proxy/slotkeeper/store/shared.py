@@ -22,7 +22,7 @@ from typing import Final
 import orjson
 
 from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store import files
 from slotkeeper.store.files import Halt, Lane
 from slotkeeper.store.hints import Hints

@@ -24,7 +24,8 @@ from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.engine_model import Checkpoint
 from slotkeeper.scheduler.events import EngineLost, SnapshotsChanged
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId, Tier
-from slotkeeper.scheduler.types import EngineId, RequestId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import EngineId, RequestId
 from slotkeeper.store.store import Store
 from slotkeeper.units import Address
 from unit.observe.watched import record

@@ -14,7 +14,7 @@ from slotkeeper.engine.markers import (
     learn_markers,
     user_openers,
 )
-from slotkeeper.scheduler.types import UNKNOWN, Boundary, BoundaryKind, Markers, Tokens
+from slotkeeper.scheduler.tokens import UNKNOWN, Boundary, BoundaryKind, Markers, Tokens
 
 PLAIN = Family("<U>", "<A>", ("<T>",))
 

@@ -11,8 +11,7 @@ import pytest
 
 from slotkeeper.engine.file_images import HeldTokens
 from slotkeeper.engine.slotfile import Damage, FileImage, Verdict, tokens_with_images
-from slotkeeper.scheduler.media import Chunk
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Chunk, Tokens
 from unit.engine.slotfiles import attention, verdict_on, whole_file
 
 DIGEST = sha256(b"an image").digest()

@@ -25,8 +25,7 @@ from slotkeeper.observe.acts import POOLED, RANKED, urgency
 from slotkeeper.observe.request_record import Decision, Option, PromptDivergence, Record
 from slotkeeper.scheduler.effects import PoolAct, Pooled, Purpose, Ranked, SaveMoment
 from slotkeeper.scheduler.figures import Loss, Lost
-from slotkeeper.scheduler.types import EngineId, Reason, RequestId
-from slotkeeper.scheduler.urgency import Priority, PriorityAct
+from slotkeeper.scheduler.types import EngineId, Priority, PriorityAct, Reason, RequestId
 from unit.observe.watched import record
 
 PRIVATE = "xyzzy"

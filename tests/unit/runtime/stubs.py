@@ -18,7 +18,8 @@ from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.events import Arrived, Finished, Rendered, SlotView
-from slotkeeper.scheduler.types import ClientId, EngineId, RequestId, SlotId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import ClientId, EngineId, RequestId, SlotId
 
 ENGINE = EngineId("http://engine")
 TRAITS = EngineTraits(n_slots=2, n_ctx=4096, memory=Memory.DENSE, eager_thinning=False)

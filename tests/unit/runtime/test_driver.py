@@ -13,7 +13,8 @@ from slotkeeper.runtime.driver import MOMENT, Driver
 from slotkeeper.scheduler.effects import Forward, Report
 from slotkeeper.scheduler.events import Gone, SlotView
 from slotkeeper.scheduler.figures import Usage
-from slotkeeper.scheduler.types import Reason, RequestId, SlotId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Reason, RequestId, SlotId
 from unit.runtime.stubs import ENGINE, PROMPT, admit, fallbacks, finish, granted, settled
 
 # -- the usual way -------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Memory
 from slotkeeper.scheduler.prefix_order import PrefixOrder
 from slotkeeper.scheduler.retention import evict
 from slotkeeper.scheduler.slot_contents import HALF_LIFE, SlotContents, Snapshot, SnapshotId
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 
 DENSE = EngineTraits(memory=Memory.DENSE)
 HYBRID = EngineTraits(memory=Memory.HYBRID)

@@ -5,7 +5,8 @@ from slotkeeper.scheduler.pending import Pending
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.state import State, user_starts
 from slotkeeper.scheduler.table import SlotState
-from slotkeeper.scheduler.types import ClientId, EngineId, Place, Reason, RequestId, SlotId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import ClientId, EngineId, Place, Reason, RequestId, SlotId
 
 E = EngineId("http://e0")
 R = RequestId("r1")

@@ -10,7 +10,8 @@ from slotkeeper.scheduler.reconcile import COUNT_SLIP, observe
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.slot_contents import SlotContents
 from slotkeeper.scheduler.table import LINGER, SHARED_FOR, SILENCE, STALE, EngineTable, Orphan, SlotState
-from slotkeeper.scheduler.types import EngineId, RequestId, SlotId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import EngineId, RequestId, SlotId
 
 E = EngineId("e0")
 NOW = 100.0
