@@ -1,8 +1,8 @@
 """Choose where a prompt goes: price every possible place and take the cheapest. Nothing here changes state.
 
-Prices on one engine are in tokens of prefill (`prices`). Places on several engines are compared in seconds
-(`comparison`). In that case a slot in which a request runs is a place as well: the new request waits for it,
-if that is cheaper than any free slot.
+Places on one engine are compared in tokens of prefill, places on several engines in seconds (`prices`). With
+several engines a slot in which a request runs is a place as well: the new request waits for it, if that is
+cheaper than any free slot.
 """
 
 from __future__ import annotations
@@ -15,11 +15,18 @@ from itertools import chain
 from typing import Final
 
 from slotkeeper.scheduler.catalog import Catalog
-from slotkeeper.scheduler.comparison import Comparison
 from slotkeeper.scheduler.costs import WORTH_A_FILE
 from slotkeeper.scheduler.effects import Keep, Load, Prefill, Purpose, SaveMoment, Step, Wipe
 from slotkeeper.scheduler.engine_model import EngineTraits, checkpoints_last, foreign_token
-from slotkeeper.scheduler.prices import Want, blind_price, loss, parked_price, price_of, restore_price
+from slotkeeper.scheduler.prices import (
+    Comparison,
+    Want,
+    blind_price,
+    loss,
+    parked_price,
+    price_of,
+    restore_price,
+)
 from slotkeeper.scheduler.shadow import ReusePlan, Source
 from slotkeeper.scheduler.slot_contents import (
     SlotContents,

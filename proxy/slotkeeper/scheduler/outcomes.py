@@ -14,7 +14,6 @@ from typing import Final
 from slotkeeper.scheduler import chores, kv_pool, retention
 from slotkeeper.scheduler.adapters import UNSURE
 from slotkeeper.scheduler.choice import Plan
-from slotkeeper.scheduler.comparison import share_guesses
 from slotkeeper.scheduler.effects import Effect, Keep, Load, Poison, Poisoned, Prefill, Step
 from slotkeeper.scheduler.events import (
     Acted,
@@ -29,6 +28,7 @@ from slotkeeper.scheduler.events import (
     Started,
 )
 from slotkeeper.scheduler.pending import Pending, Stage
+from slotkeeper.scheduler.prices import share_guesses
 from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.reconcile import observe
 from slotkeeper.scheduler.shadow import Source

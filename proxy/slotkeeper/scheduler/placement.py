@@ -11,7 +11,7 @@ A request is served by the first of these that applies (`arrivals` carries the n
   that the engine loads from its RAM cache) or after a restore, and the engine's own choice. What is
   overwritten is saved first if that pays. See `choice`.
   With several engines, prices are compared in seconds, and a slot in which a request runs is a place too: see
-  `comparison`. Then 3 does not apply, because it has no price.
+  `prices`. Then 3 does not apply, because it has no price.
 6 Its tokens cannot be known: the free slot that loses least.
 7 Otherwise it waits in our queue, never in the engine's. If only tasks on their way keep it from a free slot,
   no later request goes first.
@@ -49,7 +49,6 @@ from slotkeeper.scheduler import (
 from slotkeeper.scheduler.adapters import AdaptersChange, AdaptersSeen
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.choice import Plan
-from slotkeeper.scheduler.comparison import share_guesses
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Effect, Learned
 from slotkeeper.scheduler.elsewhere import Wanted
@@ -86,6 +85,7 @@ from slotkeeper.scheduler.events import (
 )
 from slotkeeper.scheduler.outcomes import close_ended
 from slotkeeper.scheduler.pending import Pending, Stage
+from slotkeeper.scheduler.prices import share_guesses
 from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.state import State

@@ -12,15 +12,13 @@ from enum import StrEnum
 from math import inf
 from typing import Final
 
-from slotkeeper.scheduler.breaker import Breaker
-from slotkeeper.scheduler.costs import WORTH_A_FILE, Rates
+from slotkeeper.scheduler.costs import WORTH_A_FILE, Breaker, EngineWork, Expected, Rates
 from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.scheduler.evidence import Doubts
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId, succeeds
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import NO_ROUTER, EngineId, ModelName, RequestId, SlotId
-from slotkeeper.scheduler.work import EngineWork, Expected
 
 CROWDED_FOR: Final = 60.0  # seconds that an engine counts as crowded after a conversation lost its slot
 LULL: Final = 1.0  # seconds without a client's task, after which the engine no longer counts as crowded
