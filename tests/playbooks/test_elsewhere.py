@@ -20,9 +20,8 @@ from playbooks.playbook import (
 )
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Drop, Forget
-from slotkeeper.scheduler.elsewhere import LEAST_SECONDS, MOST_SECONDS, Wanted
 from slotkeeper.scheduler.events import Loading
-from slotkeeper.scheduler.retention import MOST
+from slotkeeper.scheduler.retention import LEAST_SECONDS, MOST, MOST_SECONDS, Wanted
 from slotkeeper.scheduler.slot_contents import Tier
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import Reason, RequestId

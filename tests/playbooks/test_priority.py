@@ -28,8 +28,8 @@ from playbooks.playbook import (
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Effect, Forward, Plant, Purpose, Ranked, SaveMoment
 from slotkeeper.scheduler.kv_pool import TOLD_MARGIN, Outputs
+from slotkeeper.scheduler.priority import AGES_AFTER
 from slotkeeper.scheduler.tokens import Boundary, BoundaryKind, Tokens
-from slotkeeper.scheduler.turns import AGES_AFTER
 from slotkeeper.scheduler.types import NO_HINTS, Priority, PriorityAct, Reason, RequestHints, SaidBy
 
 E = TypeVar("E", bound=Effect)

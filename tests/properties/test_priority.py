@@ -15,8 +15,8 @@ from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Effect, Forward, Ranked
 from slotkeeper.scheduler.engine_model import Memory
 from slotkeeper.scheduler.events import Arrived, Event
+from slotkeeper.scheduler.priority import AGES_AFTER
 from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.turns import AGES_AFTER
 from slotkeeper.scheduler.types import NO_HINTS, Priority, PriorityAct, RequestHints, SaidBy
 
 SAID: Sequence[RequestHints] = (

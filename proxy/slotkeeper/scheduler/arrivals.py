@@ -7,17 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from slotkeeper.scheduler import (
-    adapter_change,
-    chores,
-    draining,
-    en_route,
-    giving_way,
-    kv_pool,
-    swaps,
-    turns,
-    unplanned,
-)
+from slotkeeper.scheduler import adapter_change, chores, en_route, kv_pool, leaving, priority, unplanned
 from slotkeeper.scheduler.choice import Plan, blind, cheapest, continuing
 from slotkeeper.scheduler.effects import Effect, Observe, PoolAct, Pooled
 from slotkeeper.scheduler.events import Arrived, Rendered
@@ -102,13 +92,13 @@ def settle(state: State, now: float) -> Iterator[Effect]:
     yield from unplanned.bypass(state, now)
     yield from _send_steered(state, now)
     yield from unplanned.fail_open(state, now)
-    yield from swaps.settle(state, now)
-    yield from swaps.send_slotless(state, now)
+    yield from leaving.settle_swaps(state, now)
+    yield from leaving.send_slotless(state, now)
     yield from _serve(state, now)
-    yield from turns.expire(state, now)
-    due_at = min(swaps.due_at(state, now), turns.due_at(state, now))
+    yield from priority.expire(state, now)
+    due_at = min(leaving.due_at(state, now), priority.due_at(state, now))
     yield from chores.settle(state, now, or_at=due_at)
-    yield from draining.settle(state, now)
+    yield from leaving.settle_drains(state, now)
     yield from adapter_change.looks(state, now)
     for table in state.tables.values():
         delay = table.watch(waiting=state.waiting, now=now)
@@ -130,7 +120,7 @@ def _serve(state: State, now: float) -> Iterator[Effect]:
             plan, short = _decide_with_room(state, pending, now)
             if plan and not plan.wait and not short:
                 begun = True
-                yield from turns.noted(state, pending, now)
+                yield from priority.noted(state, pending, now)
                 yield _serve_as_planned(state, pending, plan, now)
             else:
                 if plan and short:  # 8
@@ -152,7 +142,7 @@ def _keeps_waiting(
     """Record that the request keeps waiting: in which scene, for which engine, and what it holds back."""
     pending.waits_in = scene.drawn()
     if plan and pending.stands_behind is not None:  # 9
-        yield from giving_way.stood_back(state, pending, plan, now)
+        yield from priority.stood_back(state, pending, plan, now)
     pending.waits_for = plan.table if plan and plan.until else None
     pending.holds = _holds(state, pending, plan, now) if pending.rendered else ()
 
@@ -162,7 +152,7 @@ def _decide_with_room(
 ) -> tuple[Plan | None, kv_pool.Shortage | None]:
     """Return where the request goes, and what keeps it from there."""
     plan = _decide(state, pending, now)
-    pending.stands_behind = giving_way.stands_behind(state, pending, plan) if plan and not plan.wait else None
+    pending.stands_behind = priority.stands_behind(state, pending, plan) if plan and not plan.wait else None
     if plan and pending.stands_behind is not None:
         plan = replace(plan, wait=True)
     return plan, kv_pool.shortage(state, pending, plan, now) if plan and not plan.wait else None
@@ -184,8 +174,8 @@ def _make_room(
 
 def _serve_as_planned(state: State, pending: Pending, plan: Plan, now: float) -> Effect:
     """Take the request out of the queue and start it. If 16 had overtaken it, its engine is held for it."""
-    plan = giving_way.in_pieces(pending, en_route.planted(state, pending, plan, now))
-    giving_way.resumes(pending, plan)
+    plan = priority.in_pieces(pending, en_route.planted(state, pending, plan, now))
+    priority.resumes(pending, plan)
     state.queue.served(pending.arrived.request)
     first = begin(state, pending, plan, now)
     plan.table.awaited |= plan.clearing and _overtaken(state, pending)
@@ -194,7 +184,7 @@ def _serve_as_planned(state: State, pending: Pending, plan: Plan, now: float) ->
 
 def _served_next(state: State, now: float) -> Sequence[RequestId]:
     """Return the queued requests; none if all of them must wait, so that a long queue costs nothing."""
-    return turns.in_turn(state, now) if not state.bypassing and _any_free(state) else ()
+    return priority.in_turn(state, now) if not state.bypassing and _any_free(state) else ()
 
 
 def _hold(pending: Pending) -> bool:
@@ -321,7 +311,7 @@ def _by_content(state: State, pending: Pending, now: float) -> Plan | None:
     request, tables = pending.arrived, state.fitting(pending.arrived)
     if request.pinnable:
         safe = en_route.without_loads_of_others(tables, request.space)
-        counted = len(tables) > 1 or giving_way.divisible(pending)
+        counted = len(tables) > 1 or priority.divisible(pending)
         exact = counted and request.rendered and (pending.prompt or not pending.rendered)
         if not exact and (plan := continuing(safe, request.hash_chain, now)):
             return plan  # 3

@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import replace
 from typing import Final, assert_never
 
-from slotkeeper.scheduler import chores, en_route, giving_way, kv_pool, retention
+from slotkeeper.scheduler import chores, en_route, kv_pool, priority, retention
 from slotkeeper.scheduler.adapters import set_in
 from slotkeeper.scheduler.effects import Effect, Load, Prefill, Purpose, Step, Wipe
 from slotkeeper.scheduler.events import Erased, Filed, Loading, Planted, Restored, Saved
@@ -138,10 +138,10 @@ def _go_on(
 def _after_piece(state: State, pending: Pending, slot: SlotId, now: float) -> Generator[Effect, None, bool]:
     """Whether a request gives way to another one, now that a part of its prompt is computed."""
     plan = pending.plan
-    if plan is None or not giving_way.at_border(pending, plan):
+    if plan is None or not priority.at_border(pending, plan):
         return False
     pending.pieces_until = now
-    weighed = giving_way.after_piece(state, pending, slot, now)
+    weighed = priority.after_piece(state, pending, slot, now)
     if weighed is not None:
         yield weighed
     return weighed is not None and weighed.act is PriorityAct.GAVE_WAY
