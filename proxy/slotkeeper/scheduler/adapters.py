@@ -7,7 +7,7 @@ its slot files do not record adapters.
 
 So the space of every sequence of tokens contains the set, beside the namespace: a slot, branch, file or
 message of one set is never found for another. Once an engine has used a second set (`EngineShadow.mixed`),
-the same precautions apply as for namespaces (`en_route`).
+the same precautions apply as for namespaces (`spaces`).
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def set_in(space: str) -> str:
     return space.partition(SEPARATOR)[2]
 
 
-# -- events: the adapters of a running engine change (`adapter_change`) ------------------------------------
+# -- events: the adapters of a running engine change (`spaces`) --------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,6 @@ from math import inf
 from typing import Final, assert_never
 
 from slotkeeper.scheduler import (
-    adapter_change,
     arrivals,
     chores,
     kv_pool,
@@ -42,6 +41,7 @@ from slotkeeper.scheduler import (
     preparing,
     priority,
     retention,
+    spaces,
 )
 from slotkeeper.scheduler.adapters import AdaptersChange, AdaptersSeen
 from slotkeeper.scheduler.catalog import Catalog
@@ -282,7 +282,7 @@ class Placement:
             case EngineUp() | FilesFound() | EngineLost() | Observed() | ObserveFailed():
                 yield from self._of_engine(event)
             case AdaptersChange() | AdaptersSeen():
-                yield from adapter_change.heard(self._state, event)
+                yield from spaces.adapters_changed(self._state, event)
             case Planted() | Saved() | Restored() | Erased():
                 yield from preparing.ended(self._state, event)
             case Filed():

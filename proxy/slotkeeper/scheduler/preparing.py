@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import replace
 from typing import Final, assert_never
 
-from slotkeeper.scheduler import chores, en_route, kv_pool, priority, retention
+from slotkeeper.scheduler import chores, kv_pool, priority, retention, spaces
 from slotkeeper.scheduler.adapters import set_in
 from slotkeeper.scheduler.effects import Effect, Load, Prefill, Purpose, Step, Wipe
 from slotkeeper.scheduler.events import Erased, Filed, Loading, Planted, Restored, Saved
@@ -121,7 +121,7 @@ def _go_on(
     pending.steps_left -= 1
     paused = yield from _after_piece(state, pending, slot, now)
     # The slot was prepared for other adapters, or its engine is being drained meanwhile.
-    outdated = en_route.outdated(table, pending) or table.engine in state.drained
+    outdated = spaces.outdated(table, pending) or table.engine in state.drained
     if paused or outdated or table.unsettled or table.orphans:  # the last two: a task may have got it (T1)
         _without(state, pending, table, slot, now=now)
     elif pending.steps_left:
