@@ -38,13 +38,11 @@ from slotkeeper.scheduler.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.events import SnapshotsChanged
 from slotkeeper.scheduler.figures import Usage
 from slotkeeper.scheduler.idle_work import coldest
-from slotkeeper.scheduler.kv_pool import KINDS, Outputs
-from slotkeeper.scheduler.kv_pool import REMEMBERED as ANSWERS
 from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.slot_contents import RAM_ENTRIES, SlotContents, Snapshot, SnapshotId, Tier, publish
+from slotkeeper.scheduler.state import ANSWERS, KINDS, Ahead, FairQueue, Outputs
 from slotkeeper.scheduler.state import MOST as AHEAD
-from slotkeeper.scheduler.state import Ahead, FairQueue
 from slotkeeper.scheduler.table import EngineTable
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import ClientId, EngineId, Reason, RequestId

@@ -18,10 +18,9 @@ from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.effects import Save, SaveMoment
-from slotkeeper.scheduler.engine_model import EngineTraits, Memory
+from slotkeeper.scheduler.engine_model import EngineTraits, Memory, user_starts
 from slotkeeper.scheduler.events import Event, Filed, Saved
 from slotkeeper.scheduler.slot_contents import Snapshot
-from slotkeeper.scheduler.state import user_starts
 from slotkeeper.scheduler.types import id_of
 from slotkeeper.store import intake
 from slotkeeper.store.index import Kept, snapshot

@@ -8,19 +8,12 @@ from functools import partial
 from typing import Final
 
 from slotkeeper.scheduler import chores, kv_pool, launching, leaving, priority, spaces
-from slotkeeper.scheduler.choice import Plan, blind, cheapest, continuing
+from slotkeeper.scheduler.choice import blind, changed_by_messages, cheapest, continuing
 from slotkeeper.scheduler.effects import Effect, Observe, PoolAct, Pooled
 from slotkeeper.scheduler.events import Arrived, Rendered
 from slotkeeper.scheduler.launching import begin, forward, requeue
-from slotkeeper.scheduler.pending import (
-    Form,
-    Pending,
-    Stage,
-    Weighed,
-    changed_by_messages,
-    computed,
-    priced_late,
-)
+from slotkeeper.scheduler.pending import Form, Pending, Plan, Stage, Weighed, priced_late
+from slotkeeper.scheduler.prices import computed
 from slotkeeper.scheduler.state import CurrentScene, State
 from slotkeeper.scheduler.table import EngineTable, SlotState
 from slotkeeper.scheduler.types import Reason, RequestId, SlotId

@@ -8,7 +8,7 @@ cheaper than any free slot.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from heapq import nsmallest
 from itertools import chain
@@ -18,6 +18,7 @@ from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.costs import WORTH_A_FILE
 from slotkeeper.scheduler.effects import Keep, Load, Prefill, Purpose, SaveMoment, Step, Wipe
 from slotkeeper.scheduler.engine_model import EngineTraits, checkpoints_last, foreign_token
+from slotkeeper.scheduler.pending import Plan
 from slotkeeper.scheduler.prices import (
     Comparison,
     Want,
@@ -46,49 +47,6 @@ UNPINNED_PRICE: Final = 8.0  # nothing else starts on that engine until the task
 BEATEN: Final = 5  # plans kept besides the best one, for `why`
 TURN: Final = 2  # messages: a reply, and the client's next message
 STEER_TAIL: Final = 4  # tokens of a steered prompt left for the request itself
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """How one request will be served."""
-
-    table: EngineTable
-    reason: Reason
-    slot: SlotId | None = None  # expected; certain if the request is pinned
-    pinned: bool = True
-    reuse_plan: ReusePlan | None = None
-    steps: tuple[Step, ...] = ()  # done in the slot before the request
-    price: float = 0.0
-    wait: bool = False  # the best place is not free yet
-    seconds: float | None = None  # its price when compared with other engines; None: there are none
-    until: float = 0.0  # expected seconds until the slot is free, if a request runs there
-    beaten: tuple[Plan, ...] = ()  # the next best plans, cheapest first
-    clears: bool = False  # it only empties the slot; then the request is placed again
-    cleared: bool = False  # unpinned, and no other namespace's state can look as good to the engine
-
-    @property
-    def source(self) -> Source | None:
-        """The source of what the plan reuses; None if it is unknown."""
-        return self.reuse_plan.source if self.reuse_plan else None
-
-    @property
-    def found(self) -> SlotContents | None:
-        """The state from which the request continues, as earlier work left it."""
-        if self.reuse_plan:
-            return self.reuse_plan.base
-        return self.table.shadow.slots[self.slot] if self.slot is not None else None
-
-    @property
-    def clearing(self) -> bool:
-        """Whether the plan requires that no other namespace's state looks as good to the engine."""
-        return self.clears or self.cleared
-
-    @property
-    def apart(self) -> bool:
-        """Whether the slot holds nothing of another namespace when the request gets there."""
-        foreign = self.reuse_plan is not None and self.reuse_plan.foreign
-        emptied = not foreign or any(isinstance(step, Wipe | Load) for step in self.steps)
-        return emptied if self.pinned else self.cleared
 
 
 def continuing(tables: Iterable[EngineTable], hash_chain: Sequence[bytes], now: float) -> Plan | None:
@@ -397,3 +355,35 @@ def _plan(
         price=price,
         wait=wait,
     )
+
+
+# -- two forms of one request ----------------------------------------------------------------------------
+
+
+def changed_by_messages(
+    tables: Collection[EngineTable], own: Sequence[bytes], changed: Sequence[bytes], now: float
+) -> Plan | None:
+    """Return a plan for the changed form if messages alone show that it is cheaper; else None.
+
+    That is the case if a free slot, which can be cut anywhere, holds all earlier messages of the changed
+    form, and no state holds as many messages of the client's own form. What both forms share after these
+    messages must be computed for either. The opposite cannot be decided without tokens: objects whose keys
+    are in another order have the same digest.
+    """
+    if _reach(tables, changed) <= _reach(tables, own):
+        return None
+    plan = continuing(tables, changed, now)
+    return plan if plan is not None and plan.table.traits.cuttable else None
+
+
+def _reach(tables: Collection[EngineTable], hash_chain: Sequence[bytes]) -> int:
+    """Return the most messages that a known state shares with this form; the tools must be equal."""
+    shadows = [table.shadow for table in tables]
+    states = [
+        contents
+        for shadow in shadows
+        for contents in (*shadow.slots, *shadow.ram)
+        if contents and contents.hash_chain
+    ]
+    same_head = (contents for contents in states if hash_chain and contents.hash_chain[0] == hash_chain[0])
+    return max((shared_messages(hash_chain, contents) for contents in same_head), default=0)

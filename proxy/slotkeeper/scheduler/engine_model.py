@@ -338,6 +338,35 @@ def _make_room(kept: list[Checkpoint], task: int, traits: EngineTraits) -> None:
         del kept[0]
 
 
+def user_starts(prompt: Tokens | None, traits: EngineTraits) -> Sequence[int]:
+    """Return where user messages begin, in tokens. The engine prefers these places for checkpoints."""
+    if prompt is None:
+        return ()
+    return sorted({at for opener in traits.user_start for at in prompt.find_all(Tokens(opener))})
+
+
+# -- cells: one KV buffer for all slots (`kv_pool`) ------------------------------------------------------
+
+
+def cells_of(traits: EngineTraits) -> int:
+    """Return the cells of the buffer that all slots share; 0 if there is none, or if that is uncertain."""
+    sure = traits.known("unified") is not Known.DEFAULT
+    shared = traits.unified and sure and traits.n_slots > 1
+    # A recurrent state takes one cell, whatever the length of its sequence.
+    return traits.pool_cells or traits.n_ctx if shared and traits.memory is not Memory.RECURRENT else 0
+
+
+def may_share(traits: EngineTraits) -> bool:
+    """Whether its slots share a buffer, or may: the first request that fails for lack of cells shows it."""
+    alone = not traits.unified and traits.known("unified") is not Known.DEFAULT
+    return traits.n_slots > 1 and traits.memory is not Memory.RECURRENT and not alone
+
+
+def wipes(traits: EngineTraits) -> bool:
+    """Whether each task moves all idle slots to the RAM cache, so that they hold no cells (engine.md T6)."""
+    return traits.unified and traits.ram_cache and traits.idle_copy
+
+
 # -- foreign tokens: they make an engine load, or keep a checkpoint --------------------------------------
 
 

@@ -30,11 +30,17 @@ from slotkeeper.scheduler.adapters import set_in
 from slotkeeper.scheduler.catalog import NEVER, Catalog
 from slotkeeper.scheduler.costs import WORTH_A_FILE
 from slotkeeper.scheduler.effects import Keep, Load, Prefill, Purpose, SaveMoment, Step, Wipe
-from slotkeeper.scheduler.engine_model import EngineTraits, foreign_token, is_marked, marked
-from slotkeeper.scheduler.kv_pool import wipes
+from slotkeeper.scheduler.engine_model import (
+    EngineTraits,
+    foreign_token,
+    is_marked,
+    marked,
+    user_starts,
+    wipes,
+)
 from slotkeeper.scheduler.prices import blind_price, parked_price, restore_price
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, Tier, goes_on_from, reuse
-from slotkeeper.scheduler.state import State, user_starts
+from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.steps import Chore
 from slotkeeper.scheduler.table import EngineTable
 from slotkeeper.scheduler.tokens import Tokens

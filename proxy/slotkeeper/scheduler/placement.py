@@ -45,10 +45,9 @@ from slotkeeper.scheduler import (
 )
 from slotkeeper.scheduler.adapters import AdaptersChange, AdaptersSeen
 from slotkeeper.scheduler.catalog import Catalog
-from slotkeeper.scheduler.choice import Plan
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Effect, Learned
-from slotkeeper.scheduler.engine_model import EngineTraits, Known
+from slotkeeper.scheduler.engine_model import EngineTraits, Known, cells_of, may_share
 from slotkeeper.scheduler.events import (
     Acted,
     Arrived,
@@ -80,7 +79,7 @@ from slotkeeper.scheduler.events import (
     TimerFired,
 )
 from slotkeeper.scheduler.outcomes import close_ended
-from slotkeeper.scheduler.pending import Pending, Stage
+from slotkeeper.scheduler.pending import Pending, Plan, Stage
 from slotkeeper.scheduler.prices import share_guesses
 from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.retention import Wanted
@@ -251,13 +250,13 @@ class Placement:
 
     def pool_of(self, table: EngineTable) -> dict[str, int] | None:
         """Return the cells of an engine's shared KV buffer, and those in use; None if none is shared."""
-        cells = kv_pool.cells_of(table.traits)
+        cells = cells_of(table.traits)
         return {"cells": cells, "taken": kv_pool.in_use(self._state, table)} if cells else None
 
     def may_lack_cells(self, engine: EngineId) -> bool:
         """Whether a request may fail there because the KV buffer is full that slots share."""
         table = self.tables.get(engine)
-        return table is not None and kv_pool.may_share(table.traits)
+        return table is not None and may_share(table.traits)
 
     def back_by(self, now: float, model: ModelName) -> float | None:
         """Return until when to wait for an engine of this model; None if one is up or none is expected."""

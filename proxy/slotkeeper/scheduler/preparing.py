@@ -6,9 +6,10 @@ from collections.abc import Generator, Iterator
 from dataclasses import replace
 from typing import Final, assert_never
 
-from slotkeeper.scheduler import chores, kv_pool, priority, retention, spaces
+from slotkeeper.scheduler import chores, priority, retention, spaces
 from slotkeeper.scheduler.adapters import set_in
 from slotkeeper.scheduler.effects import Effect, Load, Prefill, Purpose, Step, Wipe
+from slotkeeper.scheduler.engine_model import cells_of
 from slotkeeper.scheduler.events import Erased, Filed, Loading, Planted, Restored, Saved
 from slotkeeper.scheduler.evidence import by_batches
 from slotkeeper.scheduler.launching import forward, next_step, requeue
@@ -295,7 +296,7 @@ def _restored(state: State, table: EngineTable, slot: SlotId, step: Step, event:
             return []
         case Loading.REFUSED:
             table.shadow.erase(slot)
-            if not kv_pool.cells_of(table.traits):  # a pool may lack adjacent cells for it
+            if not cells_of(table.traits):  # a pool may lack adjacent cells for it
                 # Its file is kept: perhaps the engine is not as we think.
                 state.catalog.take(snapshot.id)
             return []

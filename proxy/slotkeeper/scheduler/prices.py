@@ -25,6 +25,8 @@ from typing import Final, Self
 
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.costs import Rates, Speed
+from slotkeeper.scheduler.effects import Load
+from slotkeeper.scheduler.pending import Plan
 from slotkeeper.scheduler.shadow import ReusePlan, Source
 from slotkeeper.scheduler.slot_contents import (
     SlotContents,
@@ -130,6 +132,19 @@ def _missed(contents: SlotContents, want: Want) -> float:
 
 def _same(one: SlotContents, other: SlotContents) -> bool:
     return one.total == other.total and one.tokens == other.tokens
+
+
+def computed(plan: Plan | None, prompt: Tokens | None) -> float | None:
+    """Return the tokens that the engine would compute at this place, plus the file times, in tokens."""
+    if plan is None or prompt is None:
+        return None
+    reuse_plan = plan.reuse_plan
+    if reuse_plan is None and plan.slot is not None:
+        reuse_plan = plan.table.shadow.plan_reuse(plan.slot, prompt)
+    if reuse_plan is None:
+        return None
+    files = sum(restore_price(plan.table, step.snapshot) for step in plan.steps if isinstance(step, Load))
+    return len(prompt) - reuse_plan.reuse + files
 
 
 # -- several engines: prices in seconds -------------------------------------------------------------------

@@ -31,13 +31,13 @@ from dataclasses import dataclass, replace
 from math import ceil, inf
 from typing import Final
 
-from slotkeeper.scheduler.choice import TOUCH_PRICE, Plan
+from slotkeeper.scheduler.choice import TOUCH_PRICE
 from slotkeeper.scheduler.effects import Effect, Keep, Prefill, Purpose, Ranked, Step, Wipe
-from slotkeeper.scheduler.engine_model import TAIL
-from slotkeeper.scheduler.pending import Pending, Stage
+from slotkeeper.scheduler.engine_model import TAIL, user_starts
+from slotkeeper.scheduler.pending import Pending, Plan, Stage
 from slotkeeper.scheduler.planting import LEAST
 from slotkeeper.scheduler.prices import RAM_DOUBT
-from slotkeeper.scheduler.state import State, user_starts
+from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.table import EngineTable
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import ModelName, Priority, PriorityAct, Reason, RequestId, SaidBy, SlotId

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from slotkeeper.scheduler.engine_model import wipes
 from slotkeeper.scheduler.events import Observed, SlotView
-from slotkeeper.scheduler.kv_pool import not_shared, wipes
+from slotkeeper.scheduler.kv_pool import not_shared
 from slotkeeper.scheduler.slot_contents import SlotContents
 from slotkeeper.scheduler.table import EngineTable, Orphan, Sent, SlotState
 from slotkeeper.scheduler.types import RequestId, SlotId

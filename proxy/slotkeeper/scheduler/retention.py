@@ -21,12 +21,12 @@ from heapq import heapify, heappop, heapreplace
 from typing import Final
 
 from slotkeeper.scheduler.catalog import Node, PrefixTree, given
-from slotkeeper.scheduler.choice import Plan
 from slotkeeper.scheduler.costs import WORTH_A_FILE
 from slotkeeper.scheduler.effects import Drop, Effect, Forget, Load, Prove
 from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.scheduler.events import SnapshotsChanged
 from slotkeeper.scheduler.idle_work import done
+from slotkeeper.scheduler.pending import Plan
 from slotkeeper.scheduler.prefix_order import AnyState, PrefixOrder
 from slotkeeper.scheduler.slot_contents import HALF_LIFE, SlotContents, Snapshot, SnapshotId, Tier
 from slotkeeper.scheduler.state import State
