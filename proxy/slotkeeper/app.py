@@ -152,7 +152,7 @@ class Sidecar:
             keys=self._keys,
             namespaces={"key": True, "off": False}.get(settings.namespaces),
             secret=self._secret,
-            were_apart=lambda: self.driver.placement.catalog.apart,
+            were_apart=lambda: self.driver.placement.catalog.had_namespaces,
         )
         actions = settings.slot_actions
         return Gate(

@@ -96,7 +96,7 @@ def test_a_slot_of_another_set_is_erased_for_a_request_that_names_no_adapters():
     assert turn(at, "r1", A)
     assert turn(at, "r2", A, ONE)
     assert at << arrives("r3") << knows("r3", A + MORE) >> erases(0)
-    assert at << erased() >> goes("r3", slot=0, reason=Reason.COLD, strict=True, apart=True)
+    assert at << erased() >> goes("r3", slot=0, reason=Reason.COLD, strict=True, isolated=True)
     assert at << ends("r3", 2100, 0) >> reports("r3", predicted=0)
 
 
@@ -104,7 +104,7 @@ def test_without_a_slot_folder_a_request_that_could_meet_another_set_is_uncached
     at = play(slot_files=False)
     assert turn(at, "r1", A)
     assert turn(at, "r2", A, ONE)
-    assert at << arrives("r3") << knows("r3", A + MORE) >> goes("r3", slot=0, strict=True, apart=False)
+    assert at << arrives("r3") << knows("r3", A + MORE) >> goes("r3", slot=0, strict=True, isolated=False)
 
 
 def test_a_request_prefers_a_slot_of_its_own_set():
@@ -217,7 +217,7 @@ def test_a_slot_that_was_prepared_before_a_change_is_prepared_again():
     at << seen(1.0, 0.0, asked=at.clock, announced=True, exact=True)
     at >> erases(0) << erased()  # the engine would choose it as readily as the prepared slot
     assert at >> erases(0) << erased() >> plants("r2", 0, Purpose.STEER)
-    assert at << filled() >> unpinned("r2", Reason.STEERED, strict=True, apart=True)
+    assert at << filled() >> unpinned("r2", Reason.STEERED, strict=True, isolated=True)
 
 
 def test_states_of_the_old_set_are_found_when_its_scales_are_set_again():

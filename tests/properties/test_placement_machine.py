@@ -188,7 +188,7 @@ class Quiet(RuleBasedStateMachine):
         task.copies = 2 if self.kinds[effect.request] == "two copies" else 1
         task.prompts = 2 if self.kinds[effect.request] == "two prompts" else 1
         task.space, kind = self.spaces[effect.request], self.kinds[effect.request]
-        task.uncached = bool(task.space) and not effect.apart
+        task.uncached = bool(task.space) and not effect.isolated
         self.reasons[effect.request] = effect.reason
         if task.uncached and kind == "messages":
             self.broken(task)  # it cannot be sent uncached, so it is refused

@@ -177,7 +177,7 @@ def _traits(reading: Reading, computed: int) -> Table:
     table.add_row("slots", f"{traits.n_slots} of {traits.n_ctx} tokens")
     table.add_row("one KV buffer for all slots", "yes" if traits.unified else "no")
     table.add_row("speculative decoding", "yes" if traits.speculative else "no")
-    for flag in traits.told():
+    for flag in traits.flags_seen():
         if flag.how is not Known.DEFAULT:
             how = "read from its process" if flag.how is Known.FLAGS else "found out"
             table.add_row(flag.flag, f"{shown(flag.value)} ({how})")

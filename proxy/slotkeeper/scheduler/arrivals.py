@@ -29,7 +29,7 @@ PASSES: Final = 16
 def arrived(state: State, event: Arrived) -> None:
     sets = state.sets(event)
     event = spaces.confined(replace(event, adapters=sets[0] if sets else ""))
-    if event.rendered and state.apart(event):  # the engine could choose a slot of other adapters
+    if event.rendered and state.isolates(event):  # the engine could choose a slot of other adapters
         event = replace(event, bypass=False)
     priced = event.rewritten is not None and not event.uncached  # equal hash chains may have unequal prompts
     pending = Pending(
@@ -206,7 +206,7 @@ def _holds(state: State, pending: Pending, plan: Plan | None, now: float) -> Seq
     room = state.with_room(request)
     if room and not any(table.open_for(now, pinned=pinned) for table in room):
         return state.open_for(request.model)
-    if room and (pinned or not state.apart(request)):
+    if room and (pinned or not state.isolates(request)):
         return ()
     return _holds_in_turn(state, pending)
 
@@ -291,7 +291,7 @@ def _place(state: State, pending: Pending, now: float) -> Plan | None:
         open_tables = state.open_for(request.model) if request.action else state.fitting(request)
         tables = open_tables[:1] if request.action else sorted(open_tables, key=lambda t: t.load)
         return _clients_own(tables, request.id_slot, pending, now)  # 2
-    if state.apart(request) and request.generates and not request.pinnable:
+    if state.isolates(request) and request.generates and not request.pinnable:
         return spaces.steered(state, pending, now)
     return _by_content(state, pending, now)
 

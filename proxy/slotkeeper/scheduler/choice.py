@@ -173,7 +173,7 @@ def blind(
 def _pinned_blind(plan: Plan, slot: SlotId, space: str, now: float) -> Plan:
     """Return the plan pinned to this slot. Contents of another namespace are erased first."""
     table = plan.table
-    reuse_plan = table.shadow.plan_reuse_apart(slot, space) if table.shadow.apart(space) else None
+    reuse_plan = table.shadow.plan_reuse_in_space(slot, space) if table.shadow.isolates(space) else None
     steps = (Wipe(),) if reuse_plan and reuse_plan.foreign and table.may_wipe(now) else ()
     return replace(plan, slot=slot, pinned=True, reuse_plan=reuse_plan, steps=steps)
 
@@ -191,7 +191,7 @@ def _pinned(table: EngineTable, want: Want) -> Iterator[Plan]:
         yield _plan(table, reuse_plan, price, wait=True)
     yield from _in_maintenance(table, want)
     if (
-        not shadow.apart(prompt.space)  # later another slot may be free and look better to the engine
+        not shadow.isolates(prompt.space)  # later another slot may be free and look better to the engine
         and table.open_for_unpinned(now)
         and (natural := shadow.engine_choice(prompt, idle))
         and not natural.unsafe
@@ -248,7 +248,7 @@ def _touched(table: EngineTable, want: Want) -> Iterator[Plan]:
     Not if the engine would load what the touch itself moved there: that is no more than the slot as it is.
     """
     shadow, idle, prompt = table.shadow, table.idle, want.prompt
-    loads = shadow.traits.ram_cache and not shadow.apart(prompt.space)  # it could load a state of others
+    loads = shadow.traits.ram_cache and not shadow.isolates(prompt.space)  # it could load a state of others
     reachable = shadow.longest_common(prompt, idle) if loads else 0
     for slot in idle:
         if reachable - shadow.plan_reuse(slot, prompt).reuse <= TOUCH_PRICE:
@@ -307,15 +307,15 @@ def _unpinnable(table: EngineTable, want: Want) -> Iterator[Plan]:
     """Yield plans for a route without id_slot: the engine chooses, or we prefill the prompt first (T5)."""
     prompt, now = want.prompt, want.now
     wait = not table.open_for_unpinned(now)
-    apart = table.shadow.apart(prompt.space)
-    natural = None if apart else table.shadow.engine_choice(prompt, table.idle)
+    isolates = table.shadow.isolates(prompt.space)
+    natural = None if isolates else table.shadow.engine_choice(prompt, table.idle)
     if natural and not natural.unsafe:
         price = price_of(table, natural, want)
         yield _plan(table, natural, price, reason=Reason.ENGINE_CHOSE, pinned=False, wait=wait)
     for plan in _pinned(table, want):
         if plan.wait:
             yield plan
-        elif plan.pinned and len(prompt) > STEER_TAIL and (plan.apart or not apart):
+        elif plan.pinned and len(prompt) > STEER_TAIL and (plan.isolated or not isolates):
             price, steps = STEER_PRICE + plan.price, (*plan.steps, steer(prompt))
             yield replace(plan, price=price, reason=Reason.STEERED, pinned=False, steps=steps, wait=wait)
 

@@ -187,7 +187,7 @@ def _chore_ahead(
     return Chore(_name(state, now), table, slot, file or goal, contents, goal, computes)
 
 
-def went_on(state: State, chore: Chore, *, ok: bool, now: float) -> Iterator[Effect]:
+def step_ended(state: State, chore: Chore, *, ok: bool, now: float) -> Iterator[Effect]:
     """Continue a chore after one of its steps has ended."""
     if ok and chore.computes_ahead:
         chore.arrived()

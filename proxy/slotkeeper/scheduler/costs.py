@@ -98,7 +98,7 @@ class Rates:
     state: float = 65536.0  # bytes per token
     measured: frozenset[str] = frozenset()
 
-    def told(self, token_bytes: int) -> None:
+    def take_token_bytes(self, token_bytes: int) -> None:
         """Take over the size of a token's state from the model's header, in bytes; 0: unknown."""
         if token_bytes and "state" not in self.measured:
             self.state = float(token_bytes)

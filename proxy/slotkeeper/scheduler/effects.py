@@ -151,7 +151,7 @@ class Forward:
     slot: int | None  # written into the body; None: an id_slot in the body is removed
     reason: Reason
     changed: bool = False  # whether the form after the rules is sent, not the client's own
-    apart: bool = False  # it cannot reuse any state that another namespace or other adapters left
+    isolated: bool = False  # it cannot reuse any state that another namespace or other adapters left
     strict: bool = False  # it must not reuse one: if it could, it is sent with caching off
     priority: Priority = Priority.NORMAL
     waited: float | None = None  # seconds in our queue; None: it was never queued

@@ -58,7 +58,7 @@ FLAGS: Final[Mapping[str, str]] = MappingProxyType(  # fields set by a flag that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class FlagSeen:
     """One flag, its value, and how we know it."""
 
     flag: str
@@ -137,10 +137,11 @@ class EngineTraits:
         """Return how the value of this field is known."""
         return self.knowledge.get(name, Known.DEFAULT)
 
-    def told(self) -> tuple[Told, ...]:
+    def flags_seen(self) -> tuple[FlagSeen, ...]:
         """Return every flag in `FLAGS` with its value and how we know it."""
         return tuple(
-            Told(flag=flag, value=getattr(self, name), how=self.known(name)) for name, flag in FLAGS.items()
+            FlagSeen(flag=flag, value=getattr(self, name), how=self.known(name))
+            for name, flag in FLAGS.items()
         )
 
     @property

@@ -41,7 +41,7 @@ def structured(state: State, prompt: Tokens, boundaries: tuple[Boundary, ...], m
         branches=outside,
         known=tree.longest(prompt),
         known_at=tree.passed_at(prompt),
-        known_apart=tree.longest_apart(prompt),
+        known_of_other_sets=tree.longest_of_other_sets(prompt),
     )
 
 
@@ -77,7 +77,7 @@ def planted(state: State, pending: Pending, plan: Plan, now: float) -> Plan:
     if prompt is None or reuse_plan is None or pending.plain:
         return plan
     table = plan.table
-    if table.shadow.apart(prompt.space) and plan.pinned and not plan.apart:
+    if table.shadow.isolates(prompt.space) and plan.pinned and not plan.isolated:
         return plan  # it is sent uncached: a plant would be lost
     plants = planting.steps(
         prompt,
@@ -178,8 +178,8 @@ def forward(pending: Pending, now: float) -> Forward:
         slot=slot if plan.pinned else None,
         reason=plan.reason,
         changed=pending.goes_changed,
-        apart=plan.apart,
-        strict=table.shadow.apart(pending.arrived.space),
+        isolated=plan.isolated,
+        strict=table.shadow.isolates(pending.arrived.space),
         priority=pending.arrived.hints.priority,
         waited=pending.waited,
     )
@@ -237,6 +237,6 @@ def _sent(
         table.shadow.mixed |= table.shadow.own_set(pending.arrived.space)
     engine = table.engine if table else state.fallback(pending.arrived.model)
     space = pending.arrived.space
-    strict = table is not None and table.shadow.apart(space)
+    strict = table is not None and table.shadow.isolates(space)
     changed = pending.goes_changed
     yield Forward(request=request, engine=engine, slot=None, reason=reason, changed=changed, strict=strict)

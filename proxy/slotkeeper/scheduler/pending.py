@@ -99,7 +99,7 @@ class Plan:
         return self.clears or self.cleared
 
     @property
-    def apart(self) -> bool:
+    def isolated(self) -> bool:
         """Whether the slot holds nothing of another namespace when the request gets there."""
         foreign = self.reuse_plan is not None and self.reuse_plan.foreign
         emptied = not foreign or any(isinstance(step, Wipe | Load) for step in self.steps)
@@ -114,7 +114,7 @@ class Structure:
     branches: tuple[Branch, ...] = ()
     known: int = 0  # tokens at its beginning that were computed before
     known_at: float = 0.0  # when they were last computed, in seconds
-    known_apart: int = 0  # tokens at its beginning that were computed with other LoRA adapters
+    known_of_other_sets: int = 0  # tokens at its beginning that were computed with other LoRA adapters
 
     @property
     def head(self) -> int:
@@ -239,7 +239,7 @@ class Pending:
         exact = None
         if self.prompt is not None and done.prompt_tokens is not None:
             exact = len(self.prompt) == done.prompt_tokens
-        return self._told(usage, exact)
+        return self._report(usage, exact)
 
     def broken_off(self, event: Gone) -> Report | None:
         """Return the report of a request that broke off; it counts the prompt as far as it was processed."""
@@ -249,9 +249,9 @@ class Pending:
             reached = cached = max(self.reached, planted)
         if reached == 0:
             return None
-        return self._told(usage_of(reached, cached, planted=planted, ahead_from=self.ahead_from), None)
+        return self._report(usage_of(reached, cached, planted=planted, ahead_from=self.ahead_from), None)
 
-    def _told(self, usage: Usage | None, exact: bool | None) -> Report:
+    def _report(self, usage: Usage | None, exact: bool | None) -> Report:
         known = usage is not None and self.prompt is not None
         least = oracle(usage, min(self.structure.known, usage.prompt)) if usage and known else None
         plan = self.plan
@@ -288,10 +288,10 @@ class Pending:
             restarted=structure.known_at < plan.table.reset_at,
             uncached=self.arrived.uncached,
         )
-        known_apart, known = self.structure.known_apart, self.structure.known
-        apart = known_apart - max(known, usage.reused)
-        if apart > usage.work - least:
-            return Lost(Loss.ADAPTERS, apart)
+        known_of_other_sets, known = self.structure.known_of_other_sets, self.structure.known
+        other_sets = known_of_other_sets - max(known, usage.reused)
+        if other_sets > usage.work - least:
+            return Lost(Loss.ADAPTERS, other_sets)
         return lost(answered, usage.work - least)
 
     def remember(self, tree: PromptTree, now: float) -> None:

@@ -76,7 +76,7 @@ def _of_chore(state: State, chore: Chore, event: Ended) -> Iterator[Effect]:
         ok, effects = _take_in(state, chore.table, chore.slot, chore.step, event)
         chore.recognise()
         yield from effects
-        yield from chores.went_on(state, chore, ok=ok, now=event.at)
+        yield from chores.step_ended(state, chore, ok=ok, now=event.at)
     else:  # the engine was restarted; its file is still good
         del state.chores[event.request]
         if isinstance(event, Saved) and event.snapshot:

@@ -205,7 +205,7 @@ def in_pieces(pending: Pending, plan: Plan) -> Plan:
 def _helped(prompt: Tokens, plan: Plan) -> bool:
     """Whether prefills of parts help: we choose the slot, no image is cut, the engine uses its cache."""
     chosen = plan.pinned or plan.reason is Reason.STEERED
-    uncached = plan.pinned and not plan.apart and plan.table.shadow.apart(prompt.space)
+    uncached = plan.pinned and not plan.isolated and plan.table.shadow.isolates(prompt.space)
     return chosen and not uncached and not prompt.chunks
 
 

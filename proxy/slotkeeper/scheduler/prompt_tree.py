@@ -208,7 +208,7 @@ class PromptTree:
         path = self._last_path(prompt)
         return outside(prompt.chunks, path[-1][1] + path[-1][2]) if path else 0
 
-    def longest_apart(self, prompt: Tokens) -> int:
+    def longest_of_other_sets(self, prompt: Tokens) -> int:
         """Return the same among sequences of the prompt's namespace that had other LoRA adapters."""
         if not set_in(prompt.space):
             return 0

@@ -143,7 +143,7 @@ def _as_counted(table: EngineTable, contents: SlotContents, count: int, now: flo
     ours, unknown = contents.total, SlotContents(opaque=count, used=now)
     if count == ours and not contents.rough:
         return contents
-    if table.shadow.apart(contents.tokens.space) and not contents.rough and count < ours - COUNT_SLIP:
+    if table.shadow.isolates(contents.tokens.space) and not contents.rough and count < ours - COUNT_SLIP:
         return unknown  # perhaps of another namespace
     if contents.rough or count <= ours + COUNT_SLIP:
         return contents.shrunk(count)

@@ -9,7 +9,7 @@ reuses whatever it has when a task begins: in the slot, or in its RAM cache, whi
   from its RAM cache into an empty slot (T6), nor if it keeps half of the slot.
 * On a route without id_slot the engine searches its free slots (T5). So we put the prompt into one of them
   first, and erase, or wait for, any other slot that looks as good to the engine.
-* A request for which neither is possible is sent uncached: see `Forward.apart`.
+* A request for which neither is possible is sent uncached: see `Forward.isolated`.
 
 The adapters of a running engine may change, by a client's `POST /lora-adapters` through us or directly. The
 engine's scales apply to every request that names none. The engine keeps the contents of its slots and
@@ -40,7 +40,7 @@ from slotkeeper.scheduler.types import Reason, SlotId
 
 def without_loads_of_others(tables: Collection[EngineTable], space: str) -> list[EngineTable]:
     """Return the engines whose RAM cache can give a request of this space no state of another space."""
-    return [table for table in tables if not (table.shadow.apart(space) and table.shadow.may_load)]
+    return [table for table in tables if not (table.shadow.isolates(space) and table.shadow.may_load)]
 
 
 def confined(event: Arrived) -> Arrived:
@@ -101,12 +101,12 @@ def emptied(plan: Plan, pending: Pending, now: float) -> Plan | None:
     None: its tokens must be known to see whether that is so.
     """
     table, slot, request, prompt = plan.table, plan.slot, pending.arrived, pending.prompt
-    if slot is None or request.action or not table.shadow.apart(request.space):
+    if slot is None or request.action or not table.shadow.isolates(request.space):
         return plan
     if not pending.rendered:
         return None
     shadow = table.shadow
-    found = shadow.plan_reuse(slot, prompt) if prompt else shadow.plan_reuse_apart(slot, request.space)
+    found = shadow.plan_reuse(slot, prompt) if prompt else shadow.plan_reuse_in_space(slot, request.space)
     steps = (Wipe(),) if found.foreign and table.may_wipe(now) else ()
     return replace(plan, reuse_plan=found, steps=steps)
 
@@ -173,7 +173,7 @@ def clearing(state: State) -> Iterator[tuple[Pending, EngineTable]]:
 
 def rivals(state: State, table: EngineTable, pending: Pending) -> tuple[Sequence[SlotId], Sequence[SlotId]]:
     """Return the slots of other namespaces that the engine might choose: idle ones, and busy ones."""
-    if not table.shadow.apart(pending.arrived.space):
+    if not table.shadow.isolates(pending.arrived.space):
         return (), ()
     idle, busy = list[SlotId](), list[SlotId]()
     for slot, slot_state in enumerate(table.states):

@@ -224,9 +224,9 @@ class State:
         tables = self.open_for(request.model)
         return [table for table in tables if set_of(table.traits.adapters, request.lora) == request.adapters]
 
-    def apart(self, request: Arrived) -> bool:
+    def isolates(self, request: Arrived) -> bool:
         """Whether it must be kept from states of others that an engine may have."""
-        return any(table.shadow.apart(request.space) for table in self.up_for(request.model)) or bool(
+        return any(table.shadow.isolates(request.space) for table in self.up_for(request.model)) or bool(
             request.namespace
         )
 

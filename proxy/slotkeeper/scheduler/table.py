@@ -137,7 +137,7 @@ class EngineTable:
         before, self.shadow = self.shadow, EngineShadow(traits)
         if traits.disk_cache and traits.fingerprint == before.traits.fingerprint:
             self.shadow.ram, self.shadow.mixed = before.ram, before.mixed
-        self.rates.told(traits.token_bytes)
+        self.rates.take_token_bytes(traits.token_bytes)
         self.states = [SlotState.IDLE] * traits.n_slots
         self.owners = [None] * traits.n_slots
         self.changed = [now] * traits.n_slots
@@ -262,7 +262,7 @@ class EngineTable:
         """
         if not self.traits.disk_cache or not self.traits.ram_cache or self.traits.speculative:
             return False
-        return not self.shares and not self.shadow.apart(contents.tokens.space)
+        return not self.shares and not self.shadow.isolates(contents.tokens.space)
 
     def may_wipe(self, now: float) -> bool:
         return self.traits.slot_files and now >= self.no_wipe_until
@@ -370,7 +370,7 @@ class EngineTable:
         """Distrust idle slots: a task ran unseen, so where states are kept apart they are not certain."""
         for slot in self.idle:
             contents, self.shadow.task_adapters[slot] = self.shadow.slots[slot], None
-            if contents and self.shadow.apart(contents.tokens.space):
+            if contents and self.shadow.isolates(contents.tokens.space):
                 self.doubt(slot)
 
     def doubt(self, slot: SlotId) -> None:
