@@ -33,8 +33,9 @@ from playbooks.playbook import (
     starts,
     unpinned,
 )
-from slotkeeper.scheduler.adapters import Adapter, AdaptersChange, AdaptersSeen, set_of, space_of
+from slotkeeper.scheduler.adapters import Adapter, set_of, space_of
 from slotkeeper.scheduler.effects import AskAdapters, Purpose, SaveMoment
+from slotkeeper.scheduler.events import AdaptersChange, AdaptersSeen
 from slotkeeper.scheduler.figures import Loss, Lost
 from slotkeeper.scheduler.table import ADAPTERS_STALE
 from slotkeeper.scheduler.tokens import Tokens

@@ -30,10 +30,7 @@ from slotkeeper.scheduler.events import (
     Erased,
     Event,
     Finished,
-    Loading,
     ModelsListed,
-    ModelStatus,
-    ModelView,
     Observed,
     Planted,
     Rendered,
@@ -44,9 +41,10 @@ from slotkeeper.scheduler.events import (
     TimerFired,
 )
 from slotkeeper.scheduler.placement import Placement
+from slotkeeper.scheduler.router import ModelStatus, ModelView
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
 from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.types import ClientId, EngineId, ModelName, RequestId, SlotId
+from slotkeeper.scheduler.types import ClientId, EngineId, Loading, ModelName, RequestId, SlotId
 
 ROUTER = EngineId("r")
 MODELS = ("a", "b", "c")

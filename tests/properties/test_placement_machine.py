@@ -40,7 +40,6 @@ from slotkeeper.scheduler.events import (
     Filed,
     Finished,
     Gone,
-    Loading,
     NextKnown,
     Observed,
     ObserveFailed,
@@ -59,7 +58,7 @@ from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
 from slotkeeper.scheduler.table import LINGER, SlotState
 from slotkeeper.scheduler.tokens import EMPTY, Boundary, BoundaryKind, Tokens
-from slotkeeper.scheduler.types import ClientId, EngineId, Reason, RequestId
+from slotkeeper.scheduler.types import ClientId, EngineId, Loading, Reason, RequestId
 
 SETTINGS = settings(max_examples=150, stateful_step_count=40)
 STEPS_TO_REST = 40  # for each request and task: a long run leaves a long queue

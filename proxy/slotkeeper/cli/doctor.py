@@ -21,7 +21,7 @@ from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.http import EngineAddress
 from slotkeeper.engine.traits import Reading, read_traits, state_bytes
 from slotkeeper.scheduler.engine_model import Known
-from slotkeeper.scheduler.events import ModelStatus
+from slotkeeper.scheduler.router import ModelStatus
 from slotkeeper.scheduler.slot_contents import Tier
 from slotkeeper.store import files
 from slotkeeper.store.snapshot_folder import SnapshotFolder

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final
 from slotkeeper.engine.client import EngineError, EngineGoneError
 from slotkeeper.observe.log import get_logger
 from slotkeeper.runtime.link import EngineLink
-from slotkeeper.scheduler.adapters import Adapter, AdaptersChange, AdaptersSeen, set_of, single
+from slotkeeper.scheduler.adapters import Adapter, set_of, single
+from slotkeeper.scheduler.events import AdaptersChange, AdaptersSeen
 
 if TYPE_CHECKING:
     from slotkeeper.runtime.driver import Driver

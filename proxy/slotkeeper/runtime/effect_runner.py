@@ -14,7 +14,6 @@ from slotkeeper.runtime.engines import Engines
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.slot_files import Snapshots
 from slotkeeper.runtime.tasks import Tasks
-from slotkeeper.scheduler.adapters import AdaptersSeen
 from slotkeeper.scheduler.effects import (
     AskAdapters,
     Drained,
@@ -40,9 +39,9 @@ from slotkeeper.scheduler.effects import (
     UnloadModel,
 )
 from slotkeeper.scheduler.events import (
+    AdaptersSeen,
     Erased,
     Event,
-    Loading,
     Observed,
     ObserveFailed,
     Planted,
@@ -50,7 +49,7 @@ from slotkeeper.scheduler.events import (
     Saved,
     TimerFired,
 )
-from slotkeeper.scheduler.types import RequestId, id_of
+from slotkeeper.scheduler.types import Loading, RequestId, id_of
 
 log = get_logger(__name__)
 

@@ -14,9 +14,9 @@ from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.saving import Later, Saver, known
 from slotkeeper.scheduler.effects import Drop, Erase, Forget, Poison, Prove, Restore, Save
-from slotkeeper.scheduler.events import Erased, Event, Loading, Restored, Saved, SnapshotsChanged
+from slotkeeper.scheduler.events import Erased, Event, Restored, Saved, SnapshotsChanged
 from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
-from slotkeeper.scheduler.types import id_of
+from slotkeeper.scheduler.types import Loading, id_of
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import HaltedError, LateError, SnapshotError, StoreError
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
-from slotkeeper.scheduler.adapters import AdaptersChange, AdaptersSeen, Scales, space_of
+from slotkeeper.scheduler.adapters import Adapter, Scales, space_of
 from slotkeeper.scheduler.engine_model import EngineTraits
+from slotkeeper.scheduler.router import ModelView
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
 from slotkeeper.scheduler.tokens import Boundary, Tokens
 from slotkeeper.scheduler.types import (
@@ -14,6 +14,7 @@ from slotkeeper.scheduler.types import (
     NO_ROUTER,
     ClientId,
     EngineId,
+    Loading,
     ModelName,
     RequestHints,
     RequestId,
@@ -133,15 +134,6 @@ class Filed:
     checkpoints: tuple[int, ...] = ()
     seconds: float = 0.0  # time that the engine reported
     lasting: bool = False
-
-
-class Loading(StrEnum):
-    """How a restore ended."""
-
-    DONE = "done"
-    UNFIT = "unfit"  # the file is missing or damaged: the engine was not asked, the slot is unchanged
-    REFUSED = "refused"  # the engine refused the file and emptied the slot
-    LOST = "lost"  # the engine did not answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,6 +287,30 @@ class FilesFound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptersChange:
+    """A client is about to change an engine's adapters through us: no task begins before `AdaptersSeen`."""
+
+    at: float
+    engine: EngineId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptersSeen:
+    """The engine's answer to GET /lora-adapters, sent at `asked`; `adapters` is None if there was no answer.
+
+    `announced`: this event ends an `AdaptersChange`. `exact`: every task that ran meanwhile had begun before
+    the change.
+    """
+
+    at: float
+    asked: float
+    engine: EngineId
+    adapters: tuple[Adapter, ...] | None
+    announced: bool = False
+    exact: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLost:
     """An engine is gone. `returns`: it exited or is being restarted, so it is expected back."""
 
@@ -327,24 +343,6 @@ class RequestFailed:
     at: float
     engine: EngineId
     broken: bool
-
-
-class ModelStatus(StrEnum):
-    """The status of one model in its router."""
-
-    UNLOADED = "unloaded"
-    LOADING = "loading"
-    LOADED = "loaded"
-    SLEEPING = "sleeping"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelView:
-    """One model in its router's listing (engine.md 13)."""
-
-    engine: EngineId
-    name: ModelName
-    status: ModelStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

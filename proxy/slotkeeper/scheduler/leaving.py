@@ -22,8 +22,8 @@ from math import inf
 
 from slotkeeper.scheduler import chores
 from slotkeeper.scheduler.effects import Drained, Effect, Forward, LoadModel, Refuse, UnloadModel
-from slotkeeper.scheduler.events import DrainAsked, EnginesNamed, ModelsListed, ModelStatus, SwapFailed
-from slotkeeper.scheduler.router import Router
+from slotkeeper.scheduler.events import DrainAsked, EnginesNamed, ModelsListed, SwapFailed
+from slotkeeper.scheduler.router import ModelStatus, Router
 from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.types import EngineId, Reason
 

@@ -43,13 +43,14 @@ from slotkeeper.scheduler import (
     retention,
     spaces,
 )
-from slotkeeper.scheduler.adapters import AdaptersChange, AdaptersSeen
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Effect, Learned
 from slotkeeper.scheduler.engine_model import EngineTraits, Known, cells_of, may_share
 from slotkeeper.scheduler.events import (
     Acted,
+    AdaptersChange,
+    AdaptersSeen,
     Arrived,
     Closing,
     DrainAsked,

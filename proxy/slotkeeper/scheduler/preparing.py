@@ -10,7 +10,7 @@ from slotkeeper.scheduler import chores, priority, retention, spaces
 from slotkeeper.scheduler.adapters import set_in
 from slotkeeper.scheduler.effects import Effect, Load, Prefill, Purpose, Step, Wipe
 from slotkeeper.scheduler.engine_model import cells_of
-from slotkeeper.scheduler.events import Erased, Filed, Loading, Planted, Restored, Saved
+from slotkeeper.scheduler.events import Erased, Filed, Planted, Restored, Saved
 from slotkeeper.scheduler.evidence import by_batches
 from slotkeeper.scheduler.launching import forward, next_step, requeue
 from slotkeeper.scheduler.outcomes import SURPRISE
@@ -20,7 +20,7 @@ from slotkeeper.scheduler.slot_contents import SlotContents
 from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.steps import Chore
 from slotkeeper.scheduler.table import EngineTable, SlotState
-from slotkeeper.scheduler.types import PriorityAct, SlotId
+from slotkeeper.scheduler.types import Loading, PriorityAct, SlotId
 
 Ended = Planted | Saved | Restored | Erased
 

@@ -54,14 +54,13 @@ def evict(
     traits: EngineTraits,
     live: Collection[SlotContents] = (),
     now: float,
-    incoming: int = 0,
 ) -> list[SnapshotId]:
-    """Return what to drop, in this order, so that the rest and `incoming` more bytes fit the budget.
+    """Return what to drop, in this order, so that the rest fits the budget.
 
     `live` is what the slots hold. A caller with many snapshots keeps them in a PrefixOrder and passes that.
     """
     kept = snapshots if isinstance(snapshots, PrefixOrder) else PrefixOrder(snapshots)
-    over = sum(snapshot.size for snapshot in kept) + incoming - budget_bytes
+    over = sum(snapshot.size for snapshot in kept) - budget_bytes
     if over <= 0:
         return []
     order = kept.beside(live)

@@ -27,10 +27,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from slotkeeper.scheduler import launching, retention
-from slotkeeper.scheduler.adapters import UNSURE, AdaptersChange, AdaptersSeen, set_in, set_of
+from slotkeeper.scheduler.adapters import UNSURE, set_in, set_of
 from slotkeeper.scheduler.choice import STEER_TAIL, blind, cheapest
 from slotkeeper.scheduler.effects import AskAdapters, Effect, Wipe
-from slotkeeper.scheduler.events import Arrived, Rendered
+from slotkeeper.scheduler.events import AdaptersChange, AdaptersSeen, Arrived, Rendered
 from slotkeeper.scheduler.pending import Pending, Plan, Stage
 from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.table import EngineTable, SlotState

@@ -66,6 +66,15 @@ class Reason(StrEnum):
     FAIL_OPEN = "fail_open"  # Slotkeeper failed; the request went through unchanged
 
 
+class Loading(StrEnum):
+    """How a restore ended."""
+
+    DONE = "done"
+    UNFIT = "unfit"  # the file is missing or damaged: the engine was not asked, the slot is unchanged
+    REFUSED = "refused"  # the engine refused the file and emptied the slot
+    LOST = "lost"  # the engine did not answer
+
+
 # -- urgency ---------------------------------------------------------------------------------------------
 # All hints are optional: a request without them is `NORMAL` and is served as if there were no priorities.
 
