@@ -67,7 +67,6 @@ from slotkeeper.scheduler.events import (
     RequestFailed,
     Restored,
     Saved,
-    SlotView,
     SnapshotsChanged,
     Started,
     SwapFailed,
@@ -88,6 +87,7 @@ from slotkeeper.scheduler.types import (
     Reason,
     RequestId,
     SlotId,
+    SlotView,
 )
 
 STEP = 0.01

@@ -36,7 +36,6 @@ from slotkeeper.scheduler.events import (
     Rendered,
     Restored,
     Saved,
-    SlotView,
     Started,
     TimerFired,
 )
@@ -44,7 +43,7 @@ from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.router import ModelStatus, ModelView
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
 from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.types import ClientId, EngineId, Loading, ModelName, RequestId, SlotId
+from slotkeeper.scheduler.types import ClientId, EngineId, Loading, ModelName, RequestId, SlotId, SlotView
 
 ROUTER = EngineId("r")
 MODELS = ("a", "b", "c")

@@ -27,8 +27,7 @@ from slotkeeper.scheduler.engine_model import (
     checkpoints_last,
     newest_usable,
 )
-from slotkeeper.scheduler.events import SlotView
-from slotkeeper.scheduler.types import SlotId
+from slotkeeper.scheduler.types import SlotId, SlotView
 
 # -- slot files, by letting it write one -----------------------------------------------------------------
 # First we save the state of an idle slot, which changes nothing. This shows whether we see the engine's

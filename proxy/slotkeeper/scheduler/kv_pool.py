@@ -27,14 +27,14 @@ from typing import Final
 
 from slotkeeper.scheduler.effects import Effect, Load, PoolAct, Pooled, Prefill
 from slotkeeper.scheduler.engine_model import Known, cells_of, wipes
-from slotkeeper.scheduler.events import Exceeded, Finished, SlotView
+from slotkeeper.scheduler.events import Exceeded, Finished
 from slotkeeper.scheduler.pending import Pending, Plan, Stage
 from slotkeeper.scheduler.prices import blind_price, parked_price
 from slotkeeper.scheduler.shadow import Source
 from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.table import EngineTable, SlotState
 from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.types import RequestId, SlotId
+from slotkeeper.scheduler.types import RequestId, SlotId, SlotView
 
 EMPTIED: Final = 1  # token that may remain in a slot that cannot be erased; the engine can free its cell
 DRAFTED: Final = 64  # additional cells that the drafts of one answer may take

@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Final
 
 from slotkeeper.scheduler.engine_model import wipes
-from slotkeeper.scheduler.events import Observed, SlotView
+from slotkeeper.scheduler.events import Observed
 from slotkeeper.scheduler.kv_pool import not_shared
 from slotkeeper.scheduler.slot_contents import SlotContents
 from slotkeeper.scheduler.table import EngineTable, Orphan, Sent, SlotState
-from slotkeeper.scheduler.types import RequestId, SlotId
+from slotkeeper.scheduler.types import RequestId, SlotId, SlotView
 
 DRAFTED: Final = 64  # most tokens of one draft: those accepted beyond a reply's end stay in the slot
 COUNT_SLIP: Final = 2  # tokens by which our count of a slot may differ although our ids are right

@@ -37,6 +37,17 @@ class Place:
         return f"{self.engine}#{self.slot}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotView:
+    """One slot in the engine's own listing, GET /slots (engine.md 1.7)."""
+
+    slot: SlotId
+    busy: bool
+    task: int | None = None  # id of the running or last task; None if the slot never ran one
+    speculative: bool = False  # whether the slot uses a draft model or MTP
+    held: int | None = None  # tokens in the slot now; None if it has not run a task, also after a restore
+
+
 class Crowded(StrEnum):
     """Why a request was not accepted into the queue."""
 
