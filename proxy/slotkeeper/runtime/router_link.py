@@ -1,7 +1,7 @@
 """The link to one router: which models it has, each of which is an engine, and swaps between them.
 
 A router loads any model that a request names, and evicts another one without asking. So requests wait until
-their model is loaded (`scheduler/swaps.py`), and all our own calls say `autoload=false`.
+their model is loaded (`scheduler/leaving.py`), and all our own calls say `autoload=false`.
 """
 
 from __future__ import annotations
