@@ -69,7 +69,7 @@ def prompt_end(chunks: Sequence[Chunk], at: int) -> int:
     return at
 
 
-def texts(chunks: Sequence[Chunk], length: int) -> Iterator[tuple[int, int]]:
+def text_ranges(chunks: Sequence[Chunk], length: int) -> Iterator[tuple[int, int]]:
     """Yield start and end of each text in a sequence: before, between and behind the chunks."""
     at = 0
     for chunk in chunks:

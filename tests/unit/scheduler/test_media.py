@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory, after_prefill, foreign_token, marked
 from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.slot_contents import SlotContents, reuse
-from slotkeeper.scheduler.tokens import Chunk, Tokens, prompt_end, texts
+from slotkeeper.scheduler.tokens import Chunk, Tokens, prompt_end, text_ranges
 
 A, B = b"a" * 32, b"b" * 32
 TEXT, QUESTION = Tokens(range(1000, 1020)), Tokens(range(2000, 2010))
@@ -58,7 +58,7 @@ class TestWhereItStands:
 
     def test_texts_are_what_is_left(self):
         twice = showing(A) + showing(B)
-        assert [*texts(twice.chunks, len(twice))] == [(0, 20), (30, 60), (70, 80)]
+        assert [*text_ranges(twice.chunks, len(twice))] == [(0, 20), (30, 60), (70, 80)]
 
 
 class TestCommonPrefixes:
