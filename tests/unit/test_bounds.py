@@ -22,9 +22,10 @@ from slotkeeper.conversation.layout import Who
 from slotkeeper.conversation.naming import Agents, Naming
 from slotkeeper.engine.process import trim
 from slotkeeper.exchange.connections import Connections
+from slotkeeper.observe.gauges import SlotFigures
 from slotkeeper.observe.journal import FOLLOWED, MOST, UNDER_WAY, Journal, Owners
 from slotkeeper.observe.metrics import Metrics
-from slotkeeper.observe.request_record import BUCKET, BUCKETS, Clients, History
+from slotkeeper.observe.request_record import BUCKET, BUCKETS, ClientFigures, Clients, History
 from slotkeeper.observe.request_record import NAMED_CLIENTS as CLIENTS
 from slotkeeper.runtime.known_engine import MOST as ENGINES
 from slotkeeper.runtime.known_engine import learnt
@@ -331,7 +332,7 @@ def events_of_a_stream() -> tuple[int, int]:
 def series_of_metrics() -> tuple[int, int]:
     """No label has a client's value, except the rows of the first clients."""
     metrics, clients = Metrics(), Clients()
-    metrics.watch(lambda: Play(memory="dense").placement, clients)
+    metrics.watch(SlotFigures(lambda: Play(memory="dense").placement), ClientFigures(clients))
 
     def count() -> int:
         for reason in Reason:

@@ -194,10 +194,10 @@ def _wiped(table: EngineTable, seen: Observed) -> bool:
     if any(v.held or v.busy for v in seen.slots):
         _learn_unified(table, empty)
         return False
-    return _started_anew(table, seen)
+    return _restarted(table, seen)
 
 
-def _started_anew(table: EngineTable, seen: Observed) -> bool:
+def _restarted(table: EngineTable, seen: Observed) -> bool:
     """Whether all slots are empty because the engine was restarted: no task of ours was running.
 
     If so, the table is reset.
