@@ -47,7 +47,7 @@ from slotkeeper.bench.target import PLAIN
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.launch import EngineKind
 from slotkeeper.observe.log import configure
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 
 BUILD: Final = EngineKind.XLLAMACPP.value
 PERIOD: Final = 0.04  # seconds

@@ -24,7 +24,7 @@ from rich.table import Table
 from benchmarks.figures import console, keep
 from slotkeeper.engine.slotfile import ByteSpan, SlotFile
 from slotkeeper.scheduler.slot_contents import SnapshotId
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store.intake import Editor, SavedFile, SlotFileEdit
 from slotkeeper.store.store import Store
 

@@ -32,7 +32,6 @@ from slotkeeper.scheduler.events import (
     Event,
     Filed,
     Finished,
-    Loading,
     Observed,
     Rendered,
     ReplyKnown,
@@ -43,7 +42,7 @@ from slotkeeper.scheduler.events import (
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.retention import MOST
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId
-from slotkeeper.scheduler.types import ClientId, EngineId, RequestId, SlotId
+from slotkeeper.scheduler.types import ClientId, EngineId, Loading, RequestId, SlotId
 
 GOAL: Final = 2.0  # milliseconds at the 99th percentile
 RATES: Final = EngineRates(token_bytes=4096)

@@ -37,7 +37,7 @@ from slotkeeper.bench.demo import prose
 from slotkeeper.bench.models import Tiny
 from slotkeeper.observe.log import configure
 from slotkeeper.observe.request_record import RequestStage
-from slotkeeper.scheduler.urgency import Priority, PriorityAct
+from slotkeeper.scheduler.types import Priority, PriorityAct
 
 BUILD: Final = "b11549"
 BATCH: Final = 2048  # tokens, llama-server's -b

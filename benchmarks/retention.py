@@ -23,7 +23,7 @@ from benchmarks.going_back import SYSTEM, TURNS, Request, edits_after, edits_amo
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.retention import evict
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId, restored, reuse
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 
 FIRST_SEED: Final = 1000  # the rule was chosen on seeds below this one
 SHARE: Final = 3

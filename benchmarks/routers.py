@@ -16,7 +16,7 @@ from slotkeeper.bench.models import Tiny, build
 from slotkeeper.engine.answers import EngineError, EngineGoneError
 from slotkeeper.engine.client import RouterClient
 from slotkeeper.engine.launch import find_engine, free_port
-from slotkeeper.scheduler.events import ModelStatus
+from slotkeeper.scheduler.router import ModelStatus
 from slotkeeper.scheduler.types import ModelName
 
 BUILD: Final = "b10434"  # the newer build is a library without router mode

@@ -31,12 +31,12 @@ from slotkeeper.scheduler.events import (
     Observed,
     Rendered,
     ReplyKnown,
-    SlotView,
     Started,
     TimerFired,
 )
 from slotkeeper.scheduler.placement import Placement
-from slotkeeper.scheduler.types import EMPTY, ClientId, EngineId, RequestId, SlotId, Tokens
+from slotkeeper.scheduler.tokens import EMPTY, Tokens
+from slotkeeper.scheduler.types import ClientId, EngineId, RequestId, SlotId, SlotView
 
 SYSTEM: Final = Tokens(range(1500))  # the same for all conversations
 ASKED: Final = (1500, 375, 150, 750)  # tokens of questions, in turn

@@ -28,8 +28,9 @@ from benchmarks.tables import MEASURED, code, table
 from slotkeeper.conversation.divergence import CAUSES
 from slotkeeper.conversation.likeness import RequestKind
 from slotkeeper.conversation.rules.apply import RULES
-from slotkeeper.observe.gauges import EngineSeen, EngineState
+from slotkeeper.observe.gauges import EngineFigures, EngineSeen, EngineState, SlotFigures
 from slotkeeper.observe.metrics import Metrics
+from slotkeeper.observe.request_record import ClientFigures
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.types import EngineId, Reason
 from slotkeeper.settings import SECRETS, Settings
@@ -126,7 +127,7 @@ def metrics() -> str:
 def _metrics() -> Iterator[Sequence[str]]:
     live = Metrics()
     seen = EngineSeen(engine=EngineId("x"), state=EngineState.UP, answers=True, losses=0)
-    live.watch(Placement, engines=lambda: [seen])
+    live.watch(SlotFigures(Placement), EngineFigures(lambda: [seen]), ClientFigures(()))
     live.engine_added(seen.engine)
     labels = _labels(live)
     for family in sorted(live.registry.collect(), key=lambda family: family.name):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slotkeeper.engine.slotfile import ByteSpan, Patch, Recipe, SlotFile
-from slotkeeper.scheduler.types import WIDTH
+from slotkeeper.scheduler.tokens import WIDTH
 
 
 def whole(file: SlotFile) -> Recipe:

@@ -156,7 +156,7 @@ class Sidecar:
             keys=self._keys,
             namespaces={"key": True, "off": False}.get(settings.namespaces),
             secret=self._secret,
-            had_namespaces=lambda: self.driver.placement.catalog.apart,
+            had_namespaces=lambda: self.driver.placement.catalog.had_namespaces,
         )
         actions = settings.slot_actions
         return Gate(

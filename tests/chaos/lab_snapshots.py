@@ -20,13 +20,14 @@ from chaos.raw import until
 from engine.conftest import stock
 from slotkeeper.app import Sidecar, running
 from slotkeeper.bench.demo import prose
-from slotkeeper.engine.client import RestoreResult
+from slotkeeper.engine.answers import RestoreResult
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.launch import find_engine, free_port
 from slotkeeper.engine.process import EngineProcess
 from slotkeeper.runtime.sharing import WRITERS
 from slotkeeper.scheduler.slot_contents import SlotContents, SnapshotId
-from slotkeeper.scheduler.types import EngineId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import EngineId
 from slotkeeper.store.index import Kept
 from slotkeeper.store.intake import SavedFile
 

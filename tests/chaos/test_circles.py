@@ -15,7 +15,7 @@ from chaos.raw import until
 from slotkeeper.api import head as names
 from slotkeeper.api.head import Api
 from slotkeeper.app import Sidecar, running
-from slotkeeper.engine.client import Health
+from slotkeeper.engine.answers import Health
 from slotkeeper.engine.launch import free_port
 
 

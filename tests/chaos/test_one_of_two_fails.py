@@ -16,7 +16,7 @@ from chaos.raw import dial
 from patience import PATIENCE
 from slotkeeper.api.head import Api
 from slotkeeper.app import Sidecar, running
-from slotkeeper.scheduler.breaker import TRIPS
+from slotkeeper.scheduler.costs import TRIPS
 from slotkeeper.scheduler.types import EngineId
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from recipes import whole
 from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store.files import INDEX
 from slotkeeper.store.intake import SavedFile, SlotFileEdit
 from slotkeeper.store.store import Store

@@ -17,10 +17,11 @@ import aiohttp
 from engine.conftest import Engine
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.traits import read_traits
+from slotkeeper.scheduler.engine_model import user_starts
 from slotkeeper.scheduler.shadow import EngineShadow, ReusePlan
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId
-from slotkeeper.scheduler.state import user_starts
-from slotkeeper.scheduler.types import SlotId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import SlotId
 
 Message = dict[str, str]
 FIELDS = ["tokens", "tokens_cached", "tokens_predicted", "timings/cache_n"]

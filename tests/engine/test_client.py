@@ -11,7 +11,8 @@ import pytest
 from yarl import URL
 
 from patience import PATIENCE
-from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, Health
+from slotkeeper.engine.answers import EngineError, EngineGoneError, Health
+from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.http import KEPT
 from slotkeeper.engine.launch import free_port
 from slotkeeper.scheduler.types import SlotId

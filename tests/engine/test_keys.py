@@ -14,7 +14,8 @@ from slotkeeper.api.head import AUTH
 from slotkeeper.app import Sidecar, running
 from slotkeeper.bench.lab import ready, url_of
 from slotkeeper.bench.target import counted
-from slotkeeper.engine.client import EngineClient, EngineError
+from slotkeeper.engine.answers import EngineError
+from slotkeeper.engine.client import EngineClient
 from slotkeeper.exchange.door import Door, KeyCheck
 from slotkeeper.scheduler.types import SlotId
 from slotkeeper.settings import Settings

@@ -18,7 +18,8 @@ import pytest
 from patience import PATIENCE
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
-from slotkeeper.engine.client import EngineClient, Health
+from slotkeeper.engine.answers import Health
+from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.launch import (
     EPHEMERAL,

@@ -30,7 +30,7 @@ from slotkeeper.bench.target import Turn
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.render import NextTurns
 from slotkeeper.scheduler.events import Event, NextKnown
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 
 pytestmark = pytest.mark.alternating
 

@@ -17,7 +17,7 @@ from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.demo import prose
 from slotkeeper.bench.models import Tiny
-from slotkeeper.scheduler.urgency import PriorityAct
+from slotkeeper.scheduler.types import PriorityAct
 
 LONG, QUESTIONS = 12_000, 40  # tokens of the long prompt; questions at most, until it is answered
 

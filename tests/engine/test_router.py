@@ -30,7 +30,7 @@ from programs import needs_b10434
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.cli.doctor import doctor
-from slotkeeper.scheduler.events import ModelStatus
+from slotkeeper.scheduler.router import ModelStatus
 
 pytestmark = needs_b10434  # only this build's program is a router
 

@@ -19,7 +19,7 @@ from benchmarks.sessions import TOOL
 from patience import PATIENCE
 from slotkeeper.bench.demo import prose, system
 from slotkeeper.engine.client import EngineClient
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 
 TEMPLATES = Path(__file__).parent / "templates"
 CHAT = "/v1/chat/completions"

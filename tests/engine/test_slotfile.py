@@ -20,7 +20,7 @@ from slotkeeper.bench.models import Tiny
 from slotkeeper.engine.launch import EngineKind
 from slotkeeper.engine.slotfile import Damage, SlotFile, keep, patched, repair_window
 from slotkeeper.engine.slotfile_reader import read
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 
 N = 1500
 UBATCH = 512

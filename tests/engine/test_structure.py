@@ -19,7 +19,8 @@ from slotkeeper.engine.traits import read_traits
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.render import boundaries_of, prompt_of
 from slotkeeper.scheduler.engine_model import Memory
-from slotkeeper.scheduler.types import Boundary, BoundaryKind, EngineId, Tokens
+from slotkeeper.scheduler.tokens import Boundary, BoundaryKind, Tokens
+from slotkeeper.scheduler.types import EngineId
 
 TEMPLATES = Path(__file__).parent / "templates"
 FILLER = " ".join(f"Rule {n} is to be kept." for n in range(150))

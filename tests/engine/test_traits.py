@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from slotkeeper.bench.models import Tiny
-from slotkeeper.engine.answers import Why
-from slotkeeper.engine.client import EngineClient, EngineError
+from slotkeeper.engine.answers import EngineError, Why
+from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.findings import SaveSupport, Severity, examine, probe
 from slotkeeper.engine.launch import EngineKind
 from slotkeeper.engine.traits import read_traits
 from slotkeeper.scheduler.engine_model import Memory
-from slotkeeper.scheduler.types import SlotId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import SlotId
 
 KINDS = {
     Tiny.DENSE: (Memory.DENSE, 0),

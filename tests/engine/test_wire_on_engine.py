@@ -10,8 +10,9 @@ import pytest
 import recorded
 from patience import PATIENCE
 from slotkeeper.api.answer import AnswerReader
+from slotkeeper.api.document import NotOurs
 from slotkeeper.api.head import Api, classify
-from slotkeeper.api.request import NotOurs, parse
+from slotkeeper.api.request import parse
 
 COUNT = {
     Api.CHAT: "/v1/chat/completions/input_tokens",

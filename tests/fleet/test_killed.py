@@ -23,7 +23,7 @@ import pytest
 
 from fleet.servers import BUCKET
 from slotkeeper.scheduler.slot_contents import SnapshotId
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store import shared as module
 from slotkeeper.store.collector import StoreCollector
 from slotkeeper.store.hints import Hints

@@ -20,7 +20,7 @@ from fleet.parts import Pod, Pods, Talk, client, haproxy, one_turn, smg
 from slotkeeper.bench.demo import prose
 from slotkeeper.bench.measure import Oracle
 from slotkeeper.engine.launch import free_port
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 
 pytestmark = pytest.mark.fleet
 

@@ -57,10 +57,7 @@ from slotkeeper.scheduler.events import (
     Filed,
     Finished,
     Gone,
-    Loading,
     ModelsListed,
-    ModelStatus,
-    ModelView,
     NextKnown,
     Observed,
     ObserveFailed,
@@ -70,7 +67,6 @@ from slotkeeper.scheduler.events import (
     RequestFailed,
     Restored,
     Saved,
-    SlotView,
     SnapshotsChanged,
     Started,
     SwapFailed,
@@ -78,19 +74,21 @@ from slotkeeper.scheduler.events import (
 )
 from slotkeeper.scheduler.pending import Pending
 from slotkeeper.scheduler.placement import Placement
+from slotkeeper.scheduler.router import ModelStatus, ModelView
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
 from slotkeeper.scheduler.table import EngineTable, SlotState
+from slotkeeper.scheduler.tokens import Boundary, Tokens
 from slotkeeper.scheduler.types import (
-    Boundary,
     ClientId,
     EngineId,
+    Loading,
     ModelName,
+    PriorityAct,
     Reason,
     RequestId,
     SlotId,
-    Tokens,
+    SlotView,
 )
-from slotkeeper.scheduler.urgency import PriorityAct
 
 STEP = 0.01
 ENGINE = "e0"

@@ -33,11 +33,13 @@ from playbooks.playbook import (
     starts,
     unpinned,
 )
-from slotkeeper.scheduler.adapters import Adapter, AdaptersChange, AdaptersSeen, set_of, space_of
+from slotkeeper.scheduler.adapters import Adapter, set_of, space_of
 from slotkeeper.scheduler.effects import AskAdapters, Purpose, SaveMoment
+from slotkeeper.scheduler.events import AdaptersChange, AdaptersSeen
 from slotkeeper.scheduler.figures import Loss, Lost
 from slotkeeper.scheduler.table import ADAPTERS_STALE
-from slotkeeper.scheduler.types import EngineId, Reason, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import EngineId, Reason
 
 A, B = (Tokens(range(n, n + 2000)) for n in (10_000, 20_000))
 MORE = Tokens(range(100))
@@ -95,7 +97,7 @@ def test_a_slot_of_another_set_is_erased_for_a_request_that_names_no_adapters():
     assert turn(at, "r1", A)
     assert turn(at, "r2", A, ONE)
     assert at << arrives("r3") << knows("r3", A + MORE) >> erases(0)
-    assert at << erased() >> goes("r3", slot=0, reason=Reason.COLD, strict=True, apart=True)
+    assert at << erased() >> goes("r3", slot=0, reason=Reason.COLD, strict=True, isolated=True)
     assert at << ends("r3", 2100, 0) >> reports("r3", predicted=0)
 
 
@@ -103,7 +105,7 @@ def test_without_a_slot_folder_a_request_that_could_meet_another_set_is_uncached
     at = play(slot_files=False)
     assert turn(at, "r1", A)
     assert turn(at, "r2", A, ONE)
-    assert at << arrives("r3") << knows("r3", A + MORE) >> goes("r3", slot=0, strict=True, apart=False)
+    assert at << arrives("r3") << knows("r3", A + MORE) >> goes("r3", slot=0, strict=True, isolated=False)
 
 
 def test_a_request_prefers_a_slot_of_its_own_set():
@@ -216,7 +218,7 @@ def test_a_slot_that_was_prepared_before_a_change_is_prepared_again():
     at << seen(1.0, 0.0, asked=at.clock, announced=True, exact=True)
     at >> erases(0) << erased()  # the engine would choose it as readily as the prepared slot
     assert at >> erases(0) << erased() >> plants("r2", 0, Purpose.STEER)
-    assert at << filled() >> unpinned("r2", Reason.STEERED, strict=True, apart=True)
+    assert at << filled() >> unpinned("r2", Reason.STEERED, strict=True, isolated=True)
 
 
 def test_states_of_the_old_set_are_found_when_its_scales_are_set_again():

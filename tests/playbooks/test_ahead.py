@@ -28,7 +28,8 @@ from playbooks.playbook import (
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Purpose
 from slotkeeper.scheduler.table import LINGER
-from slotkeeper.scheduler.types import Reason, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Reason
 
 PROMPT = Tokens(range(10_000, 14_000))
 REPLY = Tokens(range(20_000, 20_100))  # as the client sends it back

@@ -18,9 +18,9 @@ from playbooks.playbook import (
     starts,
     unpinned,
 )
-from slotkeeper.scheduler.breaker import FIRST, LONGEST, TRIPS
-from slotkeeper.scheduler.costs import Limits
-from slotkeeper.scheduler.types import Reason, Tokens
+from slotkeeper.scheduler.costs import FIRST_REST, LONGEST_REST, TRIPS, Limits
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Reason
 
 A, B, C, D = (Tokens(range(n, n + 1000)) for n in (10_000, 20_000, 30_000, 40_000))
 
@@ -62,7 +62,7 @@ def test_one_request_without_any_answer_opens_the_breaker():
 
 
 def test_after_a_while_it_is_tried_with_one_request():
-    play = failing(two()).later(FIRST)
+    play = failing(two()).later(FIRST_REST)
     assert goes_to(play, "r1", A, "e0")
     assert goes_to(play, "r2", B, "e1")  # no second trial request
     assert goes_to(play, "r3", C, "e1")
@@ -78,15 +78,15 @@ def test_who_waits_is_placed_when_that_while_is_over():
     while not play.effects:
         play.wakes()
     assert play >> goes("r2", engine="e0")
-    assert FIRST <= play.clock - 1000 < FIRST + 1
+    assert FIRST_REST <= play.clock - 1000 < FIRST_REST + 1
 
 
 def test_each_further_failure_doubles_the_while():
     play = failing(two(), times=TRIPS + 2)
     breaker = play.table.breaker
-    assert breaker.until - play.clock == FIRST * 4
+    assert breaker.until - play.clock == FIRST_REST * 4
     failing(play, times=30)
-    assert breaker.until - play.clock == LONGEST
+    assert breaker.until - play.clock == LONGEST_REST
 
 
 def test_an_answer_without_figures_proves_nothing():

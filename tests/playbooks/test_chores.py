@@ -33,9 +33,9 @@ from playbooks.playbook import (
 )
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Plant, Purpose, Restore
-from slotkeeper.scheduler.events import Loading
 from slotkeeper.scheduler.slot_contents import SnapshotId
-from slotkeeper.scheduler.types import Reason, SlotId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Loading, Reason, SlotId
 
 USER = 7
 TALK = Tokens(range(10_000, 10_600)) + Tokens([USER]) + Tokens(range(20_000, 20_400))

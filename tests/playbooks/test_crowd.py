@@ -37,7 +37,8 @@ from slotkeeper.scheduler import arrivals
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Purpose, SaveMoment
 from slotkeeper.scheduler.state import State
-from slotkeeper.scheduler.types import Reason, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Reason
 
 A, B, C, D = (Tokens(range(n, n + 3000)) for n in (10_000, 20_000, 30_000, 40_000))
 REPLY, OTHER, RESULT = (Tokens(range(n, n + 200)) for n in (50_000, 60_000, 70_000))

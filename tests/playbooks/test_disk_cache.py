@@ -29,7 +29,8 @@ from playbooks.playbook import (
 )
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Purpose, Save, SaveMoment
-from slotkeeper.scheduler.types import Reason, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Reason
 
 A, B, C = (Tokens(range(n, n + 3000)) for n in (10_000, 20_000, 30_000))
 HEAD = Tokens(range(50_000, 53_000))

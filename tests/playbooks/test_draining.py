@@ -27,7 +27,8 @@ from playbooks.playbook import (
 )
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import SaveMoment
-from slotkeeper.scheduler.types import EngineId, Reason, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import EngineId, Reason
 
 A, B, C = (Tokens(range(n, n + 1000)) for n in (10_000, 20_000, 30_000))
 PATIENT = Limits(pause=1000.0, idle_tokens=0)

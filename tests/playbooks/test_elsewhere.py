@@ -20,11 +20,10 @@ from playbooks.playbook import (
 )
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Drop, Forget
-from slotkeeper.scheduler.elsewhere import LEAST_SECONDS, MOST_SECONDS, Wanted
-from slotkeeper.scheduler.events import Loading
-from slotkeeper.scheduler.retention import MOST
+from slotkeeper.scheduler.retention import LEAST_SECONDS, MOST, MOST_SECONDS, Wanted
 from slotkeeper.scheduler.slot_contents import Tier
-from slotkeeper.scheduler.types import Reason, RequestId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Loading, Reason, RequestId
 
 A, B = (Tokens(range(n, n + 5000)) for n in (10_000, 20_000))
 MORE = Tokens(range(100))

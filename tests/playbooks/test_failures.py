@@ -23,7 +23,8 @@ from playbooks.playbook import (
 )
 from slotkeeper.scheduler.effects import Purpose, Report
 from slotkeeper.scheduler.placement import Placement
-from slotkeeper.scheduler.types import EngineId, Reason, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import EngineId, Reason
 
 A, B, C = (Tokens(range(n, n + 1000)) for n in (10_000, 20_000, 30_000))
 MORE = Tokens(range(200))

@@ -6,7 +6,8 @@ import pytest
 
 from playbooks.playbook import Play, arrives, ends, goes, knows, reports
 from slotkeeper.scheduler.pending import Weighed
-from slotkeeper.scheduler.types import Reason, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Reason
 
 HEAD, OTHER_HEAD = Tokens(range(1000)), Tokens(range(5000, 6000))
 ASKED, NEXT = Tokens(range(2000, 2300)), Tokens(range(3000, 3100))

@@ -26,7 +26,8 @@ from playbooks.playbook import (
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Forward, Plant, Purpose, Save
 from slotkeeper.scheduler.engine_model import TAIL, marked
-from slotkeeper.scheduler.types import Boundary, BoundaryKind, Reason, Tokens
+from slotkeeper.scheduler.tokens import Boundary, BoundaryKind, Tokens
+from slotkeeper.scheduler.types import Reason
 
 TEXT = Tokens(range(10_000, 10_500))
 A, B = (Tokens.image(name * 32, 300) for name in (b"a", b"b"))

@@ -35,15 +35,9 @@ from slotkeeper.scheduler.arrivals import PASSES
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import PoolAct, Purpose
 from slotkeeper.scheduler.engine_model import Known
-from slotkeeper.scheduler.kv_pool import (
-    LEARNED_FROM,
-    LEAST_OUTPUT,
-    MARGIN,
-    UNKNOWN_OUTPUT,
-    Outputs,
-    in_use,
-)
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.kv_pool import in_use
+from slotkeeper.scheduler.state import LEARNED_FROM, LEAST_OUTPUT, MARGIN, UNKNOWN_OUTPUT, Outputs
+from slotkeeper.scheduler.tokens import Tokens
 
 READ = MappingProxyType({"unified": Known.FLAGS})
 A, B, C, D, E = (Tokens(range(n, n + 1000)) for n in (10_000, 20_000, 30_000, 40_000, 50_000))

@@ -31,9 +31,9 @@ from playbooks.playbook import (
     unsaved,
 )
 from slotkeeper.scheduler.effects import Forward, Plant, Purpose, Report, Save
-from slotkeeper.scheduler.events import Loading
 from slotkeeper.scheduler.figures import Loss, Lost
-from slotkeeper.scheduler.types import Reason, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Loading, Reason
 
 HEAD = Tokens(range(1000))
 ASKS = [Tokens(range(n, n + 1000)) for n in (30_000, 40_000, 50_000, 60_000)]

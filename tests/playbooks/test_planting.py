@@ -33,7 +33,8 @@ from playbooks.playbook import (
 )
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Plant, Purpose, SaveMoment
-from slotkeeper.scheduler.types import NO_ROUTER, Boundary, BoundaryKind, Reason, SlotId, Tokens
+from slotkeeper.scheduler.tokens import Boundary, BoundaryKind, Tokens
+from slotkeeper.scheduler.types import NO_ROUTER, Reason, SlotId
 
 HEAD, OTHER_HEAD = (Tokens(range(n, n + 1000)) for n in (10_000, 20_000))
 ASKS = [Tokens(range(n, n + 1000)) for n in (30_000, 40_000, 50_000, 60_000)]

@@ -26,7 +26,8 @@ from playbooks.playbook import (
     snapshots_changed,
 )
 from slotkeeper.scheduler.effects import Poison, Poisoned
-from slotkeeper.scheduler.types import Reason, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Reason
 
 A = Tokens(range(1000))
 B = Tokens(range(5000, 6000))

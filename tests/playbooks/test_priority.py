@@ -27,10 +27,10 @@ from playbooks.playbook import (
 )
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Effect, Forward, Plant, Purpose, Ranked, SaveMoment
-from slotkeeper.scheduler.kv_pool import TOLD_MARGIN, Outputs
-from slotkeeper.scheduler.turns import AGES_AFTER
-from slotkeeper.scheduler.types import Boundary, BoundaryKind, Reason, Tokens
-from slotkeeper.scheduler.urgency import NO_HINTS, Priority, PriorityAct, RequestHints, SaidBy
+from slotkeeper.scheduler.priority import AGES_AFTER
+from slotkeeper.scheduler.state import HINT_MARGIN, Outputs
+from slotkeeper.scheduler.tokens import Boundary, BoundaryKind, Tokens
+from slotkeeper.scheduler.types import NO_HINTS, Priority, PriorityAct, Reason, RequestHints, SaidBy
 
 E = TypeVar("E", bound=Effect)
 BATCH, TAIL = 2048, 4
@@ -400,6 +400,6 @@ def test_a_request_that_gave_way_is_not_refused_at_its_deadline():
 
 def test_an_expected_answer_length_replaces_the_learned_one():
     told = RequestHints(output=100)
-    assert Outputs().expected(arrives("r1", hints=told), 10_000) == TOLD_MARGIN * 100
+    assert Outputs().expected(arrives("r1", hints=told), 10_000) == HINT_MARGIN * 100
     assert Outputs().expected(arrives("r1", answer_limit=50, hints=told), 10_000) == 50
     assert Outputs().expected(arrives("r1", outgrown=True, hints=told), 10_000) == 10_000

@@ -37,9 +37,9 @@ from playbooks.playbook import (
 )
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Purpose, Restore, SaveMoment
-from slotkeeper.scheduler.events import Loading
 from slotkeeper.scheduler.slot_contents import Tier
-from slotkeeper.scheduler.types import Reason, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Loading, Reason
 
 A, B, C = (Tokens(range(n, n + 5000)) for n in (10_000, 20_000, 30_000))
 MORE = Tokens(range(100))

@@ -28,7 +28,8 @@ from playbooks.playbook import (
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Save, SaveMoment
 from slotkeeper.scheduler.preparing import SAVES_REST
-from slotkeeper.scheduler.types import Reason, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Reason
 
 A, B, C = (Tokens(range(n, n + 1000)) for n in (10_000, 20_000, 30_000))
 LONG = Tokens(range(100_000, 110_000))

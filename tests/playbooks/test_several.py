@@ -23,7 +23,8 @@ from playbooks.playbook import (
     starts,
 )
 from slotkeeper.scheduler.costs import MEASURED, Limits
-from slotkeeper.scheduler.types import EngineId, Reason, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import EngineId, Reason
 
 QUIET = Limits(pause=1000.0, idle_tokens=0)
 MORE = Tokens(range(100))

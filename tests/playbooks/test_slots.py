@@ -21,7 +21,8 @@ from playbooks.playbook import (
 from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.events import Arrived
 from slotkeeper.scheduler.table import LINGER
-from slotkeeper.scheduler.types import Reason, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Reason
 
 A, B, C = (Tokens(range(n, n + 100)) for n in (1000, 2000, 3000))
 MORE = Tokens(range(50))

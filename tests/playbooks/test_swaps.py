@@ -30,7 +30,8 @@ from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Purpose
 from slotkeeper.scheduler.events import ModelsListed
 from slotkeeper.scheduler.router import RETRY_SECONDS
-from slotkeeper.scheduler.types import EngineId, Reason, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import EngineId, Reason
 
 A, B, C = (Tokens(range(n, n + 1000)) for n in (10_000, 20_000, 30_000))
 SHORT = Tokens(range(10))

@@ -27,7 +27,8 @@ from slotkeeper.scheduler.effects import Erase, Forward, Plant, Purpose
 from slotkeeper.scheduler.engine_model import Known
 from slotkeeper.scheduler.events import Erased, Event
 from slotkeeper.scheduler.table import LINGER
-from slotkeeper.scheduler.types import Reason, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Reason
 
 A, B, C = (Tokens(range(n, n + 1000)) for n in (10_000, 20_000, 30_000))
 MORE = Tokens(range(200))
@@ -560,6 +561,6 @@ def test_nothing_is_sent_after_messages_in_a_namespace_until_they_are_seen_to_ru
     """It could end before they arrive: the slot that it leaves would then look best to the engine."""
     play = Play(n_slots=3, **FILES)
     play << arrives("m", pinnable=False, namespace="a") << knows("m", None)
-    assert play >> unpinned("m", Reason.UNPINNABLE, apart=True)
+    assert play >> unpinned("m", Reason.UNPINNABLE, isolated=True)
     assert play << arrives("two", pinnable=False, copies=2, namespace="b") << knows("two", A)
     assert play << sees(0) >> unpinned("two", Reason.UNPINNABLE)

@@ -38,7 +38,8 @@ from slotkeeper.scheduler.events import (
 )
 from slotkeeper.scheduler.events import Started as Begun
 from slotkeeper.scheduler.placement import Placement
-from slotkeeper.scheduler.types import ClientId, EngineId, RequestId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import ClientId, EngineId, RequestId
 
 Doc = dict[str, Any]
 

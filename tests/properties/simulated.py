@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from slotkeeper.scheduler.events import SlotView
-from slotkeeper.scheduler.types import EMPTY, SlotId, Tokens
+from slotkeeper.scheduler.tokens import EMPTY, Tokens
+from slotkeeper.scheduler.types import SlotId, SlotView
 
 
 @dataclass(eq=False)

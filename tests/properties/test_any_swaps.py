@@ -30,22 +30,20 @@ from slotkeeper.scheduler.events import (
     Erased,
     Event,
     Finished,
-    Loading,
     ModelsListed,
-    ModelStatus,
-    ModelView,
     Observed,
     Planted,
     Rendered,
     Restored,
     Saved,
-    SlotView,
     Started,
     TimerFired,
 )
 from slotkeeper.scheduler.placement import Placement
+from slotkeeper.scheduler.router import ModelStatus, ModelView
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
-from slotkeeper.scheduler.types import ClientId, EngineId, ModelName, RequestId, SlotId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import ClientId, EngineId, Loading, ModelName, RequestId, SlotId, SlotView
 
 ROUTER = EngineId("r")
 MODELS = ("a", "b", "c")

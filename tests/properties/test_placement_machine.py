@@ -40,7 +40,6 @@ from slotkeeper.scheduler.events import (
     Filed,
     Finished,
     Gone,
-    Loading,
     NextKnown,
     Observed,
     ObserveFailed,
@@ -58,16 +57,8 @@ from slotkeeper.scheduler.figures import Usage
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
 from slotkeeper.scheduler.table import LINGER, SlotState
-from slotkeeper.scheduler.types import (
-    EMPTY,
-    Boundary,
-    BoundaryKind,
-    ClientId,
-    EngineId,
-    Reason,
-    RequestId,
-    Tokens,
-)
+from slotkeeper.scheduler.tokens import EMPTY, Boundary, BoundaryKind, Tokens
+from slotkeeper.scheduler.types import ClientId, EngineId, Loading, Reason, RequestId
 
 SETTINGS = settings(max_examples=150, stateful_step_count=40)
 STEPS_TO_REST = 40  # for each request and task: a long run leaves a long queue
@@ -196,7 +187,7 @@ class Quiet(RuleBasedStateMachine):
         task.copies = 2 if self.kinds[effect.request] == "two copies" else 1
         task.prompts = 2 if self.kinds[effect.request] == "two prompts" else 1
         task.space, kind = self.spaces[effect.request], self.kinds[effect.request]
-        task.uncached = bool(task.space) and not effect.apart
+        task.uncached = bool(task.space) and not effect.isolated
         self.reasons[effect.request] = effect.reason
         if task.uncached and kind == "messages":
             self.broken(task)  # it cannot be sent uncached, so it is refused

@@ -15,9 +15,9 @@ from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Effect, Forward, Ranked
 from slotkeeper.scheduler.engine_model import Memory
 from slotkeeper.scheduler.events import Arrived, Event
-from slotkeeper.scheduler.turns import AGES_AFTER
-from slotkeeper.scheduler.types import Tokens
-from slotkeeper.scheduler.urgency import NO_HINTS, Priority, PriorityAct, RequestHints, SaidBy
+from slotkeeper.scheduler.priority import AGES_AFTER
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import NO_HINTS, Priority, PriorityAct, RequestHints, SaidBy
 
 SAID: Sequence[RequestHints] = (
     NO_HINTS,

@@ -14,7 +14,7 @@ from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Memory
 from slotkeeper.scheduler.prefix_order import PrefixOrder
 from slotkeeper.scheduler.retention import evict
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId, restored, reuse
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 
 SETTINGS = settings(max_examples=200)
 NOW = 5000.0
@@ -62,12 +62,12 @@ def slots(draw):
     return contents
 
 
-@given(folders(), slots(), st.sampled_from([*TRAITS, SWA_FULL]), st.integers(0, 300), st.integers(0, 60))
+@given(folders(), slots(), st.sampled_from([*TRAITS, SWA_FULL]), st.integers(0, 300))
 @SETTINGS
-def test_what_remains_fits_and_nothing_goes_that_could_have_stayed(snapshots, live, traits, budget, incoming):
-    dropped = evict(snapshots, budget, traits=traits, live=live, now=NOW, incoming=incoming)
+def test_what_remains_fits_and_nothing_goes_that_could_have_stayed(snapshots, live, traits, budget):
+    dropped = evict(snapshots, budget, traits=traits, live=live, now=NOW)
     assert len(set(dropped)) == len(dropped)
-    remaining = sum(s.size for s in snapshots if s.id not in dropped) + incoming
+    remaining = sum(s.size for s in snapshots if s.id not in dropped)
     assert remaining <= budget or len(dropped) == len(snapshots)
     assert all(remaining + s.size > budget for s in snapshots if s.id in dropped)
 

@@ -9,14 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slotkeeper.scheduler.catalog import Catalog
-from slotkeeper.scheduler.choice import Plan, cheapest
+from slotkeeper.scheduler.choice import cheapest
 from slotkeeper.scheduler.effects import Load
 from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Memory
+from slotkeeper.scheduler.pending import Plan
 from slotkeeper.scheduler.prices import Want, loss, price_of, restore_price
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId, Tier, restored, reuse
 from slotkeeper.scheduler.table import EngineTable
-from slotkeeper.scheduler.types import EngineId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import EngineId
 
 SETTINGS = settings(max_examples=300)
 NOW = 5000.0

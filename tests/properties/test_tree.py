@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slotkeeper.scheduler.prompt_tree import BLOCK, Branch, PromptTree
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 
 SETTINGS = settings(max_examples=200)
 SHORT = st.lists(st.integers(0, 2), max_size=12).map(Tokens)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from slotkeeper.conversation.causes import Cause
+from slotkeeper.conversation.divergence import Cause
 from slotkeeper.conversation.layout import Section
 from slotkeeper.conversation.likeness import RequestKind
 from slotkeeper.conversation.naming import Name

@@ -22,9 +22,10 @@ from slotkeeper.conversation.layout import Who
 from slotkeeper.conversation.naming import Agents, Naming
 from slotkeeper.engine.process import trim
 from slotkeeper.exchange.connections import Connections
+from slotkeeper.observe.gauges import SlotFigures
 from slotkeeper.observe.journal import FOLLOWED, MOST, UNDER_WAY, Journal, Owners
 from slotkeeper.observe.metrics import Metrics
-from slotkeeper.observe.request_record import BUCKET, BUCKETS, Clients, History
+from slotkeeper.observe.request_record import BUCKET, BUCKETS, ClientFigures, Clients, History
 from slotkeeper.observe.request_record import NAMED_CLIENTS as CLIENTS
 from slotkeeper.runtime.known_engine import MOST as ENGINES
 from slotkeeper.runtime.known_engine import learnt
@@ -38,15 +39,14 @@ from slotkeeper.scheduler.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.events import SnapshotsChanged
 from slotkeeper.scheduler.figures import Usage
 from slotkeeper.scheduler.idle_work import coldest
-from slotkeeper.scheduler.kv_pool import KINDS, Outputs
-from slotkeeper.scheduler.kv_pool import REMEMBERED as ANSWERS
 from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.slot_contents import RAM_ENTRIES, SlotContents, Snapshot, SnapshotId, Tier, publish
+from slotkeeper.scheduler.state import ANSWERS, KINDS, Ahead, FairQueue, Outputs
 from slotkeeper.scheduler.state import MOST as AHEAD
-from slotkeeper.scheduler.state import Ahead, FairQueue
 from slotkeeper.scheduler.table import EngineTable
-from slotkeeper.scheduler.types import ClientId, EngineId, Reason, RequestId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import ClientId, EngineId, Reason, RequestId
 from slotkeeper.store.files import Lane
 from slotkeeper.vocab.bpe import SegmentCache
 from unit.conversation.talks import chat, reply, system, user
@@ -332,7 +332,7 @@ def events_of_a_stream() -> tuple[int, int]:
 def series_of_metrics() -> tuple[int, int]:
     """No label has a client's value, except the rows of the first clients."""
     metrics, clients = Metrics(), Clients()
-    metrics.watch(lambda: Play(memory="dense").placement, clients)
+    metrics.watch(SlotFigures(lambda: Play(memory="dense").placement), ClientFigures(clients))
 
     def count() -> int:
         for reason in Reason:

@@ -18,8 +18,7 @@ from prometheus_client.aiohttp import make_aiohttp_handler
 
 from slotkeeper.admin.guard import PROBES, Guard, answer, private, refused
 from slotkeeper.admin.state_routes import EngineRoutes, RequestRoutes, StateRoutes
-from slotkeeper.engine.answers import SAID
-from slotkeeper.engine.client import Health
+from slotkeeper.engine.answers import SAID, Health
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.slot_files import Snapshots

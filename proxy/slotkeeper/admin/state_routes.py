@@ -15,7 +15,7 @@ from aiohttp import web
 
 from slotkeeper import __version__
 from slotkeeper.admin.guard import answer, number, refused
-from slotkeeper.engine.client import EngineError, EngineGoneError
+from slotkeeper.engine.answers import EngineError, EngineGoneError
 from slotkeeper.observe.accounts import asked_by, detail, summary
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.request_record import (
@@ -32,7 +32,7 @@ from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Prefill
-from slotkeeper.scheduler.engine_model import Memory, Told
+from slotkeeper.scheduler.engine_model import FlagSeen, Memory
 from slotkeeper.scheduler.pending import Pending, Stage
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.slot_contents import SlotContents, Tier
@@ -69,9 +69,9 @@ Document = dict[str, Any]
 Latest = dict[tuple[str | None, int | None], Record]  # by engine and slot
 
 
-def flag(told: Told) -> Document:
+def flag(seen: FlagSeen) -> Document:
     """Return the document of one of an engine's flags, and how it is known."""
-    return {"flag": told.flag, "value": told.value, "how": told.how.value}
+    return {"flag": seen.flag, "value": seen.value, "how": seen.how.value}
 
 
 def membership(driver: Driver, link: EngineLink) -> dict[str, Any]:
@@ -191,7 +191,7 @@ class StateRoutes:
             "checkpoint_limit": table.traits.checkpoint_cap,
             "adapters": table.traits.adapter_set,
             "disk_cache": table.traits.disk_cache or None,
-            "flags": [flag(told) for told in table.traits.told()],
+            "flags": [flag(seen) for seen in table.traits.flags_seen()],
             "prefill_tokens_per_second": round(rates.prefill, 1) if "prefill" in rates.measured else None,
             "slots": [
                 {

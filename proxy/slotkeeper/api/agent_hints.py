@@ -24,7 +24,7 @@ from typing import Any, Final
 from slotkeeper.api.document import Doc, integer, table
 from slotkeeper.api.errors import ClientFault
 from slotkeeper.api.head import MAX_WAIT, PRIORITY, Api
-from slotkeeper.scheduler.urgency import NO_HINTS, Priority, RequestHints, SaidBy
+from slotkeeper.scheduler.types import NO_HINTS, Priority, RequestHints, SaidBy
 
 LONGEST_WAIT: Final = 86_400.0  # seconds; a longer wait is a mistake
 MOST_OUTPUT: Final = 2**31  # tokens; a longer answer is a mistake

@@ -36,7 +36,7 @@ from slotkeeper.api.openai import split
 from slotkeeper.api.pictures import Picture, with_names
 from slotkeeper.conversation.layout import Layout
 from slotkeeper.scheduler.adapters import Scales, scales_in
-from slotkeeper.scheduler.urgency import NO_HINTS, RequestHints
+from slotkeeper.scheduler.types import NO_HINTS, RequestHints
 
 __all__ = ["Ask", "NotOurs", "Prompt", "lay_out", "model_of", "parse", "read"]
 

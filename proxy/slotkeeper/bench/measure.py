@@ -15,7 +15,7 @@ from rich.table import Table
 
 from slotkeeper.scheduler.figures import Sums, Usage
 from slotkeeper.scheduler.prompt_tree import PromptTree
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from slotkeeper.api.head import Api, classify, forwardable
 from slotkeeper.bench.measure import Sample, comparison, impossible, notes, wide_console
 from slotkeeper.bench.target import Shot, Target
 from slotkeeper.config import UsageError
-from slotkeeper.engine.client import EngineError, EngineGoneError
+from slotkeeper.engine.answers import EngineError, EngineGoneError
 
 
 class TraceError(Exception):

@@ -36,7 +36,7 @@ from slotkeeper.scheduler.effects import Report
 from slotkeeper.scheduler.engine_model import Memory
 from slotkeeper.scheduler.figures import Sums, of_request, oracle
 from slotkeeper.scheduler.prompt_tree import PromptTree
-from slotkeeper.scheduler.types import WIDTH, Tokens
+from slotkeeper.scheduler.tokens import WIDTH, Tokens
 
 POINTS: Final = 160  # points of each sidecar on the ring, as in ketama and HAProxy at weight one
 MATCHED: Final = 256 * WIDTH  # bytes of a block: prompts are compared block by block

@@ -40,7 +40,6 @@ from slotkeeper.scheduler.events import (
     Event,
     Filed,
     Finished,
-    Loading,
     NextKnown,
     Observed,
     Planted,
@@ -54,7 +53,8 @@ from slotkeeper.scheduler.events import (
 )
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId, Tier
-from slotkeeper.scheduler.types import ClientId, EngineId, Place, RequestId, SlotId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import ClientId, EngineId, Loading, Place, RequestId, SlotId
 
 LOOK: Final = 0.001  # seconds that a GET /slots takes
 NO_REPLY: Final = Tokens()

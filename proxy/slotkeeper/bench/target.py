@@ -19,13 +19,15 @@ import orjson
 from prometheus_client.parser import text_string_to_metric_families
 
 from slotkeeper.api.answer import Answer, AnswerReader
-from slotkeeper.api.document import Doc, rows, table
+from slotkeeper.api.document import Doc, NotOurs, rows, table
 from slotkeeper.api.head import PLANTED, REWRITTEN, Api, classify
-from slotkeeper.api.request import Ask, NotOurs, parse
+from slotkeeper.api.request import Ask, parse
 from slotkeeper.bench.measure import Oracle, Sample
-from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, message_in
+from slotkeeper.engine.answers import EngineError, EngineGoneError
+from slotkeeper.engine.client import EngineClient
+from slotkeeper.engine.http import message_in
 from slotkeeper.scheduler.figures import Usage, usage_of
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 
 EVALUATED: Final = "llamacpp:prompt_tokens_total"  # without cached tokens; includes cancelled requests
 

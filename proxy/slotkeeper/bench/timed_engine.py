@@ -14,12 +14,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from slotkeeper.scheduler.engine_model import EngineTraits, Memory
-from slotkeeper.scheduler.events import SlotView
+from slotkeeper.scheduler.engine_model import EngineTraits, Memory, user_starts
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot
-from slotkeeper.scheduler.state import user_starts
-from slotkeeper.scheduler.types import SlotId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import SlotId, SlotView
 
 FINGERPRINT: Final = "simulated"
 

@@ -16,16 +16,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from slotkeeper.engine.answers import SAID, NoFilesError, Odds
+from slotkeeper.engine.answers import SAID, EngineError, EngineGoneError, Health, NoFilesError, Odds
 from slotkeeper.engine.canary import TEXT, swept, unused
-from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, Health, RouterClient
+from slotkeeper.engine.client import EngineClient, RouterClient
 from slotkeeper.engine.findings import Finding, Probe, Severity, about_files, examine, probe
 from slotkeeper.engine.fingerprint import LIKELIEST, TOLERANCE, Identity
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.http import EngineAddress
 from slotkeeper.engine.traits import Reading, identify, read_answers, read_traits, state_bytes
 from slotkeeper.scheduler.engine_model import Known
-from slotkeeper.scheduler.events import ModelStatus
+from slotkeeper.scheduler.router import ModelStatus
 from slotkeeper.scheduler.slot_contents import Tier
 from slotkeeper.store import files
 from slotkeeper.store.snapshot_folder import SnapshotFolder
@@ -181,7 +181,7 @@ def _traits(reading: Reading, computed: int) -> Table:
     table.add_row("slots", f"{traits.n_slots} of {traits.n_ctx} tokens")
     table.add_row("one KV buffer for all slots", "yes" if traits.unified else "no")
     table.add_row("speculative decoding", "yes" if traits.speculative else "no")
-    for flag in traits.told():
+    for flag in traits.flags_seen():
         if flag.how is not Known.DEFAULT:
             how = "read from its process" if flag.how is Known.FLAGS else "found out"
             table.add_row(flag.flag, f"{shown(flag.value)} ({how})")

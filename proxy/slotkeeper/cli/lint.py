@@ -27,8 +27,8 @@ from slotkeeper.bench.replay import Entry, Trace, TraceError, merged, read
 from slotkeeper.cli.terminal import one_line
 from slotkeeper.config import UsageError
 from slotkeeper.conversation.book import Conversations
-from slotkeeper.conversation.causes import Cause, Explained, explain
-from slotkeeper.conversation.divergence import CAUSES, NEW_SESSION, parted
+from slotkeeper.conversation.causes import Explained, explain
+from slotkeeper.conversation.divergence import CAUSES, NEW_SESSION, Cause, parted
 from slotkeeper.conversation.layout import Conversation, Layout, Section, Who
 from slotkeeper.conversation.rules.apply import DEFAULTS, canonical
 from slotkeeper.conversation.rules.base import Mode, Room, RuleName

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from slotkeeper.observe.request_record import RUNNING, Doing
 from slotkeeper.observe.standard_error import StandardError
-from slotkeeper.scheduler.urgency import Priority
+from slotkeeper.scheduler.types import Priority
 
 PIPED: Final = 160  # columns if standard output is no terminal
 

@@ -20,7 +20,7 @@ from slotkeeper.bench.models import MissingExtraError, Tiny, build
 from slotkeeper.cli.starting import greeter
 from slotkeeper.cli.terminal import complain
 from slotkeeper.config import UsageError
-from slotkeeper.engine.client import Health
+from slotkeeper.engine.answers import Health
 from slotkeeper.engine.flags import EngineFlags, FlagError, given
 from slotkeeper.engine.launch import (
     CONTEXT_TOKENS,

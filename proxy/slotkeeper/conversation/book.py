@@ -28,7 +28,7 @@ from slotkeeper.conversation.likeness import (
     standing,
     tools_key,
 )
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 
 Doc = dict[str, Any]
 

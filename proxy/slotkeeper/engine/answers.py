@@ -8,8 +8,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from slotkeeper.scheduler.adapters import Scales
-from slotkeeper.scheduler.events import SlotView
-from slotkeeper.scheduler.types import SlotId
+from slotkeeper.scheduler.types import SlotId, SlotView
 
 
 class EngineError(Exception):

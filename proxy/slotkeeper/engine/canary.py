@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from slotkeeper.engine.answers import NoFilesError, PrefillResult, Why
-from slotkeeper.engine.client import EngineClient, EngineError, Headers
+from slotkeeper.engine.answers import EngineError, NoFilesError, PrefillResult, Why
+from slotkeeper.engine.client import EngineClient
+from slotkeeper.engine.http import Headers
 from slotkeeper.engine.slotfile import Damage, SlotFile
 from slotkeeper.engine.slotfile_reader import read
 from slotkeeper.scheduler.engine_model import (
@@ -27,8 +28,7 @@ from slotkeeper.scheduler.engine_model import (
     checkpoints_last,
     newest_usable,
 )
-from slotkeeper.scheduler.events import SlotView
-from slotkeeper.scheduler.types import SlotId
+from slotkeeper.scheduler.types import SlotId, SlotView
 
 # -- slot files, by letting it write one -----------------------------------------------------------------
 # First we save the state of an idle slot, which changes nothing. This shows whether we see the engine's

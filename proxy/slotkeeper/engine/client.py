@@ -33,8 +33,8 @@ from slotkeeper.engine.answers import (
 from slotkeeper.engine.flags import EngineFlags, FlagError
 from slotkeeper.engine.http import BRIEF_SECONDS, CallKind, CallLimits, EngineHttp, Headers, Pulse, message_in
 from slotkeeper.scheduler.adapters import Scales
-from slotkeeper.scheduler.events import ModelStatus, SlotView
-from slotkeeper.scheduler.types import ModelName, SlotId
+from slotkeeper.scheduler.router import ModelStatus
+from slotkeeper.scheduler.types import ModelName, SlotId, SlotView
 
 __all__ = [
     "EngineClient",

@@ -23,10 +23,11 @@ from typing import Any, Final
 
 import orjson
 
-from slotkeeper.engine.answers import Odds
+from slotkeeper.engine.answers import EngineError, Odds
 from slotkeeper.engine.canary import TEXT, swept, unused
-from slotkeeper.engine.client import EngineClient, EngineError, Headers
+from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.flags import EngineFlags
+from slotkeeper.engine.http import Headers
 from slotkeeper.scheduler.adapters import BASE, Adapter, scales_of, single
 from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.vocab.gguf import GgufHeader

@@ -12,8 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from slotkeeper.engine.client import EngineClient, EngineError, Headers
-from slotkeeper.scheduler.types import UNKNOWN, Boundary, BoundaryKind, Markers, Tokens, boundaries
+from slotkeeper.engine.answers import EngineError
+from slotkeeper.engine.client import EngineClient
+from slotkeeper.engine.http import Headers
+from slotkeeper.scheduler.tokens import UNKNOWN, Boundary, BoundaryKind, Markers, Tokens, boundaries
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from slotkeeper.engine.client import EngineClient, Health
+from slotkeeper.engine.answers import Health
+from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.launch import EngineBinary
 from slotkeeper.engine.xllama import PARENT
 

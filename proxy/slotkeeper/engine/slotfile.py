@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import BinaryIO, Final, TypeAlias
 
-from slotkeeper.scheduler.media import Chunk
-from slotkeeper.scheduler.types import EMPTY, WIDTH, Tokens
+from slotkeeper.scheduler.tokens import EMPTY, WIDTH, Chunk, Tokens
 
 HEADER: Final = 12  # bytes: magic, version, count of the words that follow
 BEFORE_IDS: Final = 3  # words: -1, 1, the number of tokens

@@ -47,7 +47,7 @@ from slotkeeper.engine.slotfile import (
     ids_match,
     images_at,
 )
-from slotkeeper.scheduler.types import WIDTH, Tokens
+from slotkeeper.scheduler.tokens import WIDTH, Tokens
 
 MAX_CACHES: Final = 4  # a hybrid over a sliding window has three
 MAX_STREAMS: Final = 256  # llama.cpp's LLAMA_MAX_SEQ

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from slotkeeper.engine import disk_cache, fingerprint
-from slotkeeper.engine.answers import NoFilesError, Why
+from slotkeeper.engine.answers import EngineError, NoFilesError, Why
 from slotkeeper.engine.canary import ProbeResult, probe_files, try_flags
-from slotkeeper.engine.client import EngineClient, EngineError, Headers
+from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.fingerprint import (
     Identity,
     about_flags,
@@ -24,6 +24,7 @@ from slotkeeper.engine.fingerprint import (
     voice_of,
 )
 from slotkeeper.engine.flags import AUTO_SLOTS, EngineFlags, flags_behind
+from slotkeeper.engine.http import Headers
 from slotkeeper.engine.markers import family_of, learn_markers, user_openers
 from slotkeeper.scheduler.adapters import Adapter
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory

@@ -15,19 +15,10 @@ import orjson
 from slotkeeper.api import agent_hints
 from slotkeeper.api.answer import Answer, ProgressFilter
 from slotkeeper.api.answer_builder import Figures
-from slotkeeper.api.document import Doc
+from slotkeeper.api.document import Doc, NotOurs
 from slotkeeper.api.errors import Fault
 from slotkeeper.api.head import Api, Secrets
-from slotkeeper.api.request import (
-    UNNAMED,
-    Ask,
-    Claim,
-    NotOurs,
-    check_lists,
-    model_of,
-    read,
-    understood,
-)
+from slotkeeper.api.request import UNNAMED, Ask, Claim, check_lists, model_of, read, understood
 from slotkeeper.conversation.likeness import asks_aside
 from slotkeeper.conversation.naming import Naming
 from slotkeeper.engine.answers import EngineGoneError
@@ -43,8 +34,8 @@ from slotkeeper.runtime.tasks import Runner, here
 from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.events import Finished, Gone, Rendered
 from slotkeeper.scheduler.figures import usage_of
-from slotkeeper.scheduler.types import NO_ROUTER, Boundary, Reason, RequestId, Tokens
-from slotkeeper.scheduler.urgency import RequestHints
+from slotkeeper.scheduler.tokens import Boundary, Tokens
+from slotkeeper.scheduler.types import NO_ROUTER, Reason, RequestHints, RequestId
 
 # On other routes a different count may come from our conversion of the body.
 OUR_TOKENIZER: Final = frozenset({Api.CHAT, Api.COMPLETION, Api.COMPLETIONS})

@@ -25,8 +25,7 @@ from slotkeeper.exchange.upstream import GONE, abort, answering, copy, prepared,
 from slotkeeper.observe.log import Seldom, get_logger
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
-from slotkeeper.scheduler.adapters import AdaptersChange
-from slotkeeper.scheduler.events import Arrived, Gone
+from slotkeeper.scheduler.events import AdaptersChange, Arrived, Gone
 from slotkeeper.scheduler.types import NO_ROUTER, RequestId
 
 READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # these start no work in the engine

@@ -22,7 +22,7 @@ from multidict import CIMultiDict
 
 from slotkeeper.api.errors import ClientFault, UpstreamFault
 from slotkeeper.api.head import AUTH, Api, is_for_clients, is_open
-from slotkeeper.engine.client import Health
+from slotkeeper.engine.answers import Health
 from slotkeeper.exchange.connections import Network, asker
 from slotkeeper.exchange.keys import Key, OwnKeys
 from slotkeeper.exchange.upstream import Upstream, UpstreamAnswer

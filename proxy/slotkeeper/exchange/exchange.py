@@ -33,8 +33,7 @@ from slotkeeper.runtime.rewriting import Rewriting
 from slotkeeper.runtime.tasks import Aside, here
 from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.events import Arrived, Started
-from slotkeeper.scheduler.types import Crowded, EngineId, Reason
-from slotkeeper.scheduler.urgency import RequestHints
+from slotkeeper.scheduler.types import Crowded, EngineId, Reason, RequestHints
 
 if TYPE_CHECKING:
     from slotkeeper.observe.spans import Spans  # of an extra
@@ -369,7 +368,7 @@ class Exchange:
     def _without_cache(self, body: bytes, forward: Forward) -> bytes:
         """Return the body to send; with caching off if the engine may reuse a state of others."""
         one_of_many = self._namespace or (self._gate.door.namespaces and not self._let_in)
-        if not (one_of_many or forward.strict) or forward.apart or not self._api.generates:
+        if not (one_of_many or forward.strict) or forward.isolated or not self._api.generates:
             return body
         if not self._api.pinnable:
             raise UpstreamFault(MIXED, status=503, retry_after=RETRY_AFTER)

@@ -14,9 +14,9 @@ import aiohttp
 
 from slotkeeper.api.answer import Answer, AnswerReader, ProgressFilter
 from slotkeeper.api.answer_builder import Figures
-from slotkeeper.api.document import Doc
+from slotkeeper.api.document import Doc, NotOurs
 from slotkeeper.api.head import Api, request_id
-from slotkeeper.api.request import Ask, NotOurs
+from slotkeeper.api.request import Ask
 from slotkeeper.conversation.naming import Naming
 from slotkeeper.observe.log import get_logger, sayable
 from slotkeeper.observe.metrics import Metrics
@@ -27,7 +27,8 @@ from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.rewriting import Rewriting, Taken
 from slotkeeper.runtime.tasks import Runner, here
 from slotkeeper.scheduler.events import NextKnown, ReplyKnown
-from slotkeeper.scheduler.types import RequestId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import RequestId
 
 UNREAD: Final = Answer(figures=Figures(), reply=None, complete=False, error=None)
 

@@ -22,7 +22,6 @@ from slotkeeper.observe.request_record import (
     RequestStage,
     Work,
 )
-from slotkeeper.scheduler.choice import Plan
 from slotkeeper.scheduler.effects import (
     Effect,
     Erase,
@@ -53,7 +52,7 @@ from slotkeeper.scheduler.events import (
     Saved,
     Started,
 )
-from slotkeeper.scheduler.pending import Pending
+from slotkeeper.scheduler.pending import Pending, Plan
 from slotkeeper.scheduler.slot_contents import SlotContents, SnapshotId
 from slotkeeper.scheduler.types import Place, RequestId
 

@@ -6,27 +6,25 @@ exemplar, for scrapers that ask for OpenMetrics.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from enum import StrEnum
 from itertools import product
 from typing import Final, Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
+from prometheus_client.registry import Collector
 
 from slotkeeper import __version__
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import Doubt
-from slotkeeper.conversation.causes import Cause
+from slotkeeper.conversation.divergence import Cause
 from slotkeeper.conversation.rules.base import RuleName
-from slotkeeper.observe.gauges import EngineFigures, EngineSeen, SlotFigures
-from slotkeeper.observe.request_record import Client, ClientFigures, History
+from slotkeeper.observe.request_record import History
 from slotkeeper.observe.standard_error import DROPPED
 from slotkeeper.scheduler.effects import Forward, Poison, PoolAct, Purpose, Report
 from slotkeeper.scheduler.engine_model import FLAGS, Known
 from slotkeeper.scheduler.figures import Loss, of_request
-from slotkeeper.scheduler.placement import Placement
-from slotkeeper.scheduler.types import Crowded, EngineId, ModelName, Reason, id_of
-from slotkeeper.scheduler.urgency import Priority, PriorityAct
+from slotkeeper.scheduler.types import Crowded, EngineId, ModelName, Priority, PriorityAct, Reason, id_of
 from slotkeeper.store.trouble import OPERATIONS
 
 Fallback = Literal[
@@ -247,16 +245,10 @@ class Metrics:
             {"version": __version__}
         )
 
-    def watch(
-        self,
-        placement: Callable[[], Placement],
-        clients: Iterable[Client] = (),
-        engines: Callable[[], Iterable[EngineSeen]] = tuple,
-    ) -> None:
-        """What is read at each scrape."""
-        self.registry.register(SlotFigures(placement))
-        self.registry.register(EngineFigures(engines))
-        self.registry.register(ClientFigures(clients))
+    def watch(self, *figures: Collector) -> None:
+        """Read these at each scrape."""
+        for one in figures:
+            self.registry.register(one)
 
     def decision(self, reason: Reason) -> None:
         self.decisions.labels(reason=reason.value).inc()

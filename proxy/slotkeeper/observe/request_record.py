@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from slotkeeper.api.answer import Progress
-from slotkeeper.conversation.causes import Cause
+from slotkeeper.conversation.divergence import Cause
 from slotkeeper.conversation.layout import Section
 from slotkeeper.conversation.likeness import RequestKind
 from slotkeeper.conversation.naming import UNKNOWN, Name
@@ -26,8 +26,7 @@ from slotkeeper.conversation.rules.base import RuleName
 from slotkeeper.scheduler.effects import Pooled, Ranked
 from slotkeeper.scheduler.figures import Lost, Sums, Usage, of_request
 from slotkeeper.scheduler.pending import Weighed
-from slotkeeper.scheduler.types import Reason, RequestId
-from slotkeeper.scheduler.urgency import Priority
+from slotkeeper.scheduler.types import Priority, Reason, RequestId
 
 MOST: Final = 99  # highest percentage before the first token
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from slotkeeper.conversation.causes import Cause
-from slotkeeper.conversation.divergence import CAUSES, NEW_SESSION
+from slotkeeper.conversation.divergence import CAUSES, NEW_SESSION, Cause
 from slotkeeper.conversation.layout import Section
 from slotkeeper.conversation.rules.base import Mode
 from slotkeeper.observe.request_record import (
@@ -21,8 +20,7 @@ from slotkeeper.observe.request_record import (
 )
 from slotkeeper.scheduler.effects import PoolAct, Purpose, Ranked, SaveMoment
 from slotkeeper.scheduler.figures import Loss
-from slotkeeper.scheduler.types import Reason, id_of
-from slotkeeper.scheduler.urgency import Priority, PriorityAct
+from slotkeeper.scheduler.types import Priority, PriorityAct, Reason, id_of
 
 FEW: Final = 16  # tokens that need no explanation: the beginning of a reply, or the last token of a prompt
 

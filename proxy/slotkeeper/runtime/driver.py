@@ -16,9 +16,11 @@ from dataclasses import replace
 from itertools import count
 from typing import Final, ParamSpec
 
+from slotkeeper.observe.gauges import EngineFigures, SlotFigures
 from slotkeeper.observe.journal import Journal
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
+from slotkeeper.observe.request_record import ClientFigures
 from slotkeeper.runtime.effect_runner import EffectRunner, fault_of
 from slotkeeper.runtime.engines import Engines, LinkMaker
 from slotkeeper.runtime.link import EngineLink
@@ -51,8 +53,8 @@ from slotkeeper.scheduler.events import (
     SnapshotsChanged,
 )
 from slotkeeper.scheduler.placement import Placement
-from slotkeeper.scheduler.types import EngineId, Reason, RequestId, Tokens, id_of
-from slotkeeper.scheduler.urgency import PriorityAct
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import EngineId, PriorityAct, Reason, RequestId, id_of
 from slotkeeper.store.store import Store
 
 P = ParamSpec("P")
@@ -113,7 +115,9 @@ class Driver:
         self.learning: set[RequestId] = set()  # requests whose replies are being rendered
         self.placement = Placement(*links, limits=self._limits)
         metrics.watch(
-            lambda: self.placement, self.journal.clients, lambda: self.membership.seen(self.placement)
+            SlotFigures(lambda: self.placement),
+            EngineFigures(lambda: self.membership.seen(self.placement)),
+            ClientFigures(self.journal.clients),
         )
         self.reports: Callable[[Report], None] = metrics.report
         self._events: deque[Event] = deque()

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from slotkeeper.api.errors import UpstreamFault
-from slotkeeper.engine.client import EngineGoneError
+from slotkeeper.engine.answers import EngineGoneError
 from slotkeeper.engine.http import EngineAddress
 from slotkeeper.observe.log import Seldom, get_logger, sayable
 from slotkeeper.observe.metrics import Metrics
@@ -18,7 +18,6 @@ from slotkeeper.runtime.engines import Engines
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.slot_files import Snapshots
 from slotkeeper.runtime.tasks import Tasks
-from slotkeeper.scheduler.adapters import AdaptersSeen
 from slotkeeper.scheduler.effects import (
     AskAdapters,
     Drained,
@@ -44,9 +43,9 @@ from slotkeeper.scheduler.effects import (
     UnloadModel,
 )
 from slotkeeper.scheduler.events import (
+    AdaptersSeen,
     Erased,
     Event,
-    Loading,
     Observed,
     ObserveFailed,
     Planted,
@@ -55,7 +54,7 @@ from slotkeeper.scheduler.events import (
     TimerFired,
 )
 from slotkeeper.scheduler.router import RETRY_SECONDS
-from slotkeeper.scheduler.types import RequestId, id_of
+from slotkeeper.scheduler.types import Loading, RequestId, id_of
 
 log = get_logger(__name__)
 

@@ -17,8 +17,7 @@ from slotkeeper.api.document import Doc
 from slotkeeper.api.pictures import Picture, part_of, with_images
 from slotkeeper.engine.answers import MediaPrompt
 from slotkeeper.engine.client import EngineClient
-from slotkeeper.scheduler import media
-from slotkeeper.scheduler.types import EMPTY, Tokens
+from slotkeeper.scheduler.tokens import EMPTY, Tokens, text_ranges
 from slotkeeper.vocab.tokenizer import Tokenizer
 
 BUDGET: Final = 64 << 20  # characters of base64 kept for requests that have ended
@@ -135,7 +134,7 @@ class EngineImages:
         """
         if not self.marker or not tokens.may_end(len(tokens)):
             raise ValueError("no prompt can end there")
-        parts = [tokens.cut(*ends) for ends in media.texts(tokens.chunks, len(tokens))]
+        parts = [tokens.cut(*ends) for ends in text_ranges(tokens.chunks, len(tokens))]
         texts = [await self._text(tokenizer, parts[0], auth, begins=True)]
         texts += [await self._text(tokenizer, part, auth) for part in parts[1:]]
         data = tuple(self.pictures.find(chunk.digest).data for chunk in tokens.chunks)

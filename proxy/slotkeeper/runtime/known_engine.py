@@ -20,18 +20,20 @@ from pydantic import TypeAdapter, ValidationError
 
 from slotkeeper.api.document import Doc, Prompt
 from slotkeeper.api.pictures import digests
-from slotkeeper.engine.answers import MediaPrompt
+from slotkeeper.engine.answers import EngineError, EngineGoneError, MediaPrompt
 from slotkeeper.engine.canary import ProbeResult
-from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, Pulse
+from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.engine.http import EngineAddress
+from slotkeeper.engine.http import EngineAddress, Pulse
 from slotkeeper.engine.traits import Reading, read_traits
 from slotkeeper.observe.log import get_logger
 from slotkeeper.runtime.images import EngineImages
-from slotkeeper.scheduler.adapters import Adapter, AdaptersSeen, set_of, single
+from slotkeeper.scheduler.adapters import Adapter, set_of, single
 from slotkeeper.scheduler.effects import Learned
 from slotkeeper.scheduler.engine_model import FLAGS, EngineTraits, Known
-from slotkeeper.scheduler.types import EngineId, Tokens
+from slotkeeper.scheduler.events import AdaptersSeen
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import EngineId
 from slotkeeper.store import files
 from slotkeeper.vocab.tokenizer import TokenizeCall, Tokenizer
 

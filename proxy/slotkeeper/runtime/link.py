@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from slotkeeper.engine.answers import SAID
-from slotkeeper.engine.client import EngineError, EngineGoneError, Health
+from slotkeeper.engine.answers import SAID, EngineError, EngineGoneError, Health
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.http import EngineAddress
 from slotkeeper.observe.log import get_logger

@@ -29,12 +29,11 @@ from slotkeeper.api.echo import (
 )
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import Ask
-from slotkeeper.engine.client import EngineError, EngineGoneError
+from slotkeeper.engine.answers import EngineError, EngineGoneError
 from slotkeeper.observe.log import get_logger, sayable
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.engine_model import checkpoints_last
-from slotkeeper.scheduler.media import prompt_end
-from slotkeeper.scheduler.types import (
+from slotkeeper.scheduler.tokens import (
     UNKNOWN,
     Boundary,
     BoundaryKind,
@@ -44,6 +43,7 @@ from slotkeeper.scheduler.types import (
     boundaries,
     endings,
     last_message,
+    prompt_end,
 )
 from slotkeeper.vocab.tokenizer import TokenizeError
 

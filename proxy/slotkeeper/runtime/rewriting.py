@@ -33,7 +33,7 @@ from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Action, Metrics
 from slotkeeper.observe.request_record import Decision, PromptDivergence
 from slotkeeper.runtime.tasks import Runner, here
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 
 # -- cost of a divergence --------------------------------------------------------------------------------
 

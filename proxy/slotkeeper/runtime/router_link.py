@@ -1,7 +1,7 @@
 """The link to one router: which models it has, each of which is an engine, and swaps between them.
 
 A router loads any model that a request names, and evicts another one without asking. So requests wait until
-their model is loaded (`scheduler/swaps.py`), and all our own calls say `autoload=false`.
+their model is loaded (`scheduler/leaving.py`), and all our own calls say `autoload=false`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from slotkeeper.observe.log import get_logger, sayable
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.tasks import Tasks
-from slotkeeper.scheduler.events import Event, ModelsListed, ModelStatus, ModelView, SwapFailed
-from slotkeeper.scheduler.router import LOADED
+from slotkeeper.scheduler.events import Event, ModelsListed, SwapFailed
+from slotkeeper.scheduler.router import LOADED, ModelStatus, ModelView
 from slotkeeper.scheduler.types import EngineId, ModelName
 
 CALM: Final = 1.0  # seconds between looks at the listing; a look wakes no model

@@ -13,15 +13,14 @@ from dataclasses import dataclass
 from io import FileIO
 from typing import Any, Final
 
-from slotkeeper.engine.client import EngineError, EngineGoneError, SaveResult
+from slotkeeper.engine.answers import EngineError, EngineGoneError, SaveResult
 from slotkeeper.engine.slotfile import Patch, SlotFile, SlotFileRecord, keep, patched, repair_window
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.effects import Save, SaveMoment
-from slotkeeper.scheduler.engine_model import EngineTraits, Memory
+from slotkeeper.scheduler.engine_model import EngineTraits, Memory, user_starts
 from slotkeeper.scheduler.events import Event, Filed, Saved
-from slotkeeper.scheduler.state import user_starts
 from slotkeeper.scheduler.types import id_of
 from slotkeeper.store import intake
 from slotkeeper.store.index import by_our_clock

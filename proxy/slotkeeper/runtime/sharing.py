@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
-from slotkeeper.scheduler.elsewhere import Wanted
 from slotkeeper.scheduler.events import Event, SnapshotsChanged
+from slotkeeper.scheduler.retention import Wanted
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId, Tier
 from slotkeeper.store.collector import GRACE, TERM, StoreCollector
 from slotkeeper.store.index import Kept, by_our_clock

@@ -8,15 +8,15 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from slotkeeper.engine.client import EngineError, EngineGoneError
+from slotkeeper.engine.answers import EngineError, EngineGoneError
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.saving import Later, Saver
 from slotkeeper.scheduler.effects import Drop, Erase, Forget, Poison, Prove, Restore, Save
-from slotkeeper.scheduler.events import Erased, Event, Loading, Restored, Saved, SnapshotsChanged
+from slotkeeper.scheduler.events import Erased, Event, Restored, Saved, SnapshotsChanged
 from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
-from slotkeeper.scheduler.types import id_of
+from slotkeeper.scheduler.types import Loading, id_of
 from slotkeeper.store.index import by_our_clock
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import HaltedError, LateError, SnapshotError, StoreError

@@ -7,7 +7,7 @@ its slot files do not record adapters.
 
 So the space of every sequence of tokens contains the set, beside the namespace: a slot, branch, file or
 message of one set is never found for another. Once an engine has used a second set (`EngineShadow.mixed`),
-the same precautions apply as for namespaces (`en_route`).
+the same precautions apply as for namespaces (`spaces`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Final
-
-from slotkeeper.scheduler.types import EngineId
 
 BASE: Final = "base"  # the set of an engine with adapters of which none is in use
 UNSURE: Final = "?"  # the set may have changed before or after the task began
@@ -104,30 +102,3 @@ def namespace_in(space: str) -> str:
 
 def set_in(space: str) -> str:
     return space.partition(SEPARATOR)[2]
-
-
-# -- events: the adapters of a running engine change (`adapter_change`) ------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdaptersChange:
-    """A client is about to change an engine's adapters through us: no task begins before `AdaptersSeen`."""
-
-    at: float
-    engine: EngineId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdaptersSeen:
-    """The engine's answer to GET /lora-adapters, sent at `asked`; `adapters` is None if there was no answer.
-
-    `announced`: this event ends an `AdaptersChange`. `exact`: every task that ran meanwhile had begun before
-    the change.
-    """
-
-    at: float
-    asked: float
-    engine: EngineId
-    adapters: tuple[Adapter, ...] | None
-    announced: bool = False
-    exact: bool = False

@@ -7,30 +7,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from slotkeeper.scheduler import (
-    adapter_change,
-    chores,
-    draining,
-    en_route,
-    giving_way,
-    kv_pool,
-    swaps,
-    turns,
-    unplanned,
-)
-from slotkeeper.scheduler.choice import Plan, blind, cheapest, continuing
+from slotkeeper.scheduler import chores, kv_pool, launching, leaving, priority, spaces
+from slotkeeper.scheduler.choice import blind, changed_by_messages, cheapest, continuing
 from slotkeeper.scheduler.effects import Effect, Observe, PoolAct, Pooled
 from slotkeeper.scheduler.events import Arrived, Rendered
 from slotkeeper.scheduler.launching import begin, forward, requeue
-from slotkeeper.scheduler.pending import (
-    Form,
-    Pending,
-    Stage,
-    Weighed,
-    changed_by_messages,
-    computed,
-    priced_late,
-)
+from slotkeeper.scheduler.pending import Form, Pending, Plan, Stage, Weighed, priced_late
+from slotkeeper.scheduler.prices import computed
 from slotkeeper.scheduler.state import CurrentScene, State
 from slotkeeper.scheduler.table import EngineTable, SlotState
 from slotkeeper.scheduler.types import Reason, RequestId, SlotId
@@ -45,8 +28,8 @@ PASSES: Final = 16
 
 def arrived(state: State, event: Arrived) -> None:
     sets = state.sets(event)
-    event = en_route.confined(replace(event, adapters=sets[0] if sets else ""))
-    if event.rendered and state.apart(event):  # the engine could choose a slot of other adapters
+    event = spaces.confined(replace(event, adapters=sets[0] if sets else ""))
+    if event.rendered and state.isolates(event):  # the engine could choose a slot of other adapters
         event = replace(event, bypass=False)
     priced = event.rewritten is not None and not event.uncached  # equal hash chains may have unequal prompts
     pending = Pending(
@@ -71,7 +54,7 @@ def rendered(state: State, event: Rendered) -> None:
     pending = state.requests.get(event.request)
     if pending is None or pending.rendered:
         return
-    event = en_route.rendered_within(event, pending.arrived.space)
+    event = spaces.rendered_within(event, pending.arrived.space)
     pending.rendered = True
     pending.waits_in = None
     own = Form(pending.arrived.hash_chain, event.prompt, event.boundaries)
@@ -90,7 +73,7 @@ def _takes(state: State, pending: Pending, form: Form) -> None:
     pending.arrived = replace(pending.arrived, hash_chain=form.hash_chain)
     pending.prompt = form.prompt
     if form.prompt is not None:
-        pending.structure = en_route.structured(state, form.prompt, form.boundaries, pending.arrived.model)
+        pending.structure = launching.structured(state, form.prompt, form.boundaries, pending.arrived.model)
 
 
 def settle(state: State, now: float) -> Iterator[Effect]:
@@ -99,17 +82,17 @@ def settle(state: State, now: float) -> Iterator[Effect]:
     state.try_again(now)
     for table in state.tables.values():
         table.awaited, table.work.awaiting = False, 0
-    yield from unplanned.bypass(state, now)
+    yield from launching.bypass(state, now)
     yield from _send_steered(state, now)
-    yield from unplanned.fail_open(state, now)
-    yield from swaps.settle(state, now)
-    yield from swaps.send_slotless(state, now)
+    yield from launching.fail_open(state, now)
+    yield from leaving.settle_swaps(state, now)
+    yield from leaving.send_slotless(state, now)
     yield from _serve(state, now)
-    yield from turns.expire(state, now)
-    due_at = min(swaps.due_at(state, now), turns.due_at(state, now))
+    yield from priority.expire(state, now)
+    due_at = min(leaving.due_at(state, now), priority.due_at(state, now))
     yield from chores.settle(state, now, or_at=due_at)
-    yield from draining.settle(state, now)
-    yield from adapter_change.looks(state, now)
+    yield from leaving.settle_drains(state, now)
+    yield from spaces.ask_adapters(state, now)
     for table in state.tables.values():
         delay = table.watch(waiting=state.waiting, now=now)
         if delay is not None:
@@ -130,7 +113,7 @@ def _serve(state: State, now: float) -> Iterator[Effect]:
             plan, short = _decide_with_room(state, pending, now)
             if plan and not plan.wait and not short:
                 begun = True
-                yield from turns.noted(state, pending, now)
+                yield from priority.noted(state, pending, now)
                 yield _serve_as_planned(state, pending, plan, now)
             else:
                 if plan and short:  # 8
@@ -152,7 +135,7 @@ def _keeps_waiting(
     """Record that the request keeps waiting: in which scene, for which engine, and what it holds back."""
     pending.waits_in = scene.drawn()
     if plan and pending.stands_behind is not None:  # 9
-        yield from giving_way.stood_back(state, pending, plan, now)
+        yield from priority.stood_back(state, pending, plan, now)
     pending.waits_for = plan.table if plan and plan.until else None
     pending.holds = _holds(state, pending, plan, now) if pending.rendered else ()
 
@@ -162,7 +145,7 @@ def _decide_with_room(
 ) -> tuple[Plan | None, kv_pool.Shortage | None]:
     """Return where the request goes, and what keeps it from there."""
     plan = _decide(state, pending, now)
-    pending.stands_behind = giving_way.stands_behind(state, pending, plan) if plan and not plan.wait else None
+    pending.stands_behind = priority.stands_behind(state, pending, plan) if plan and not plan.wait else None
     if plan and pending.stands_behind is not None:
         plan = replace(plan, wait=True)
     return plan, kv_pool.shortage(state, pending, plan, now) if plan and not plan.wait else None
@@ -184,8 +167,8 @@ def _make_room(
 
 def _serve_as_planned(state: State, pending: Pending, plan: Plan, now: float) -> Effect:
     """Take the request out of the queue and start it. If 16 had overtaken it, its engine is held for it."""
-    plan = giving_way.in_pieces(pending, en_route.planted(state, pending, plan, now))
-    giving_way.resumes(pending, plan)
+    plan = priority.in_pieces(pending, launching.planted(state, pending, plan, now))
+    priority.resumes(pending, plan)
     state.queue.served(pending.arrived.request)
     first = begin(state, pending, plan, now)
     plan.table.awaited |= plan.clearing and _overtaken(state, pending)
@@ -194,7 +177,7 @@ def _serve_as_planned(state: State, pending: Pending, plan: Plan, now: float) ->
 
 def _served_next(state: State, now: float) -> Sequence[RequestId]:
     """Return the queued requests; none if all of them must wait, so that a long queue costs nothing."""
-    return turns.in_turn(state, now) if not state.bypassing and _any_free(state) else ()
+    return priority.in_turn(state, now) if not state.bypassing and _any_free(state) else ()
 
 
 def _hold(pending: Pending) -> bool:
@@ -223,7 +206,7 @@ def _holds(state: State, pending: Pending, plan: Plan | None, now: float) -> Seq
     room = state.with_room(request)
     if room and not any(table.open_for(now, pinned=pinned) for table in room):
         return state.open_for(request.model)
-    if room and (pinned or not state.apart(request)):
+    if room and (pinned or not state.isolates(request)):
         return ()
     return _holds_in_turn(state, pending)
 
@@ -252,14 +235,14 @@ def _decide(state: State, pending: Pending, now: float) -> Plan | None:
     if len(sets) > 1:
         sets.sort(key=partial(_price_under, state, pending, now))
     if sets:
-        en_route.moved_to(state, pending, sets[0])
+        spaces.moved_to(state, pending, sets[0])
     return _decide_form(state, pending, now)
 
 
 def _price_under(state: State, pending: Pending, now: float, adapters: str) -> tuple[bool, float]:
     """Return whether a request under these adapters would have to wait, and the price of its place."""
     trial = replace(pending)
-    en_route.moved_to(state, trial, adapters)
+    spaces.moved_to(state, trial, adapters)
     plan = _place(state, trial, now)
     return plan is None or plan.wait, plan.price if plan else 0.0
 
@@ -308,8 +291,8 @@ def _place(state: State, pending: Pending, now: float) -> Plan | None:
         open_tables = state.open_for(request.model) if request.action else state.fitting(request)
         tables = open_tables[:1] if request.action else sorted(open_tables, key=lambda t: t.load)
         return _clients_own(tables, request.id_slot, pending, now)  # 2
-    if state.apart(request) and request.generates and not request.pinnable:
-        return en_route.steered(state, pending, now)
+    if state.isolates(request) and request.generates and not request.pinnable:
+        return spaces.steered(state, pending, now)
     return _by_content(state, pending, now)
 
 
@@ -320,8 +303,8 @@ def _by_content(state: State, pending: Pending, now: float) -> Plan | None:
     """
     request, tables = pending.arrived, state.fitting(pending.arrived)
     if request.pinnable:
-        safe = en_route.without_loads_of_others(tables, request.space)
-        counted = len(tables) > 1 or giving_way.divisible(pending)
+        safe = spaces.without_loads_of_others(tables, request.space)
+        counted = len(tables) > 1 or priority.divisible(pending)
         exact = counted and request.rendered and (pending.prompt or not pending.rendered)
         if not exact and (plan := continuing(safe, request.hash_chain, now)):
             return plan  # 3
@@ -340,7 +323,7 @@ def _by_content(state: State, pending: Pending, now: float) -> Plan | None:
             plain=pending.plain,
             own_scales=request.lora is not None,
         )
-        return en_route.behind(state, pending, plan)
+        return launching.behind(state, pending, plan)
     reason = Reason.UNRENDERED if request.pinnable else Reason.UNPINNABLE
     return _losing_least(state, request, reason, now)  # 6
 
@@ -364,7 +347,7 @@ def _clients_own(tables: Sequence[EngineTable], id_slot: int, pending: Pending, 
     for table in tables:
         slot = SlotId(id_slot % 2**64 % len(table.states))
         if table.open_for_pins(now) and table.states[slot] is SlotState.IDLE:
-            return en_route.emptied(Plan(table=table, slot=slot, reason=Reason.CLIENT_CHOSE), pending, now)
+            return spaces.emptied(Plan(table=table, slot=slot, reason=Reason.CLIENT_CHOSE), pending, now)
     return None
 
 
@@ -373,7 +356,7 @@ def _send_steered(state: State, now: float) -> Iterator[Effect]:
 
     No other request begins on their engines before that.
     """
-    closed = [table for pending, table in en_route.clearing(state) if _overtaken(state, pending)]
+    closed = [table for pending, table in spaces.clearing(state) if _overtaken(state, pending)]
     for request in tuple(state.steered):
         pending = state.requests[request]
         owned = state.slot_of(pending)
@@ -383,8 +366,8 @@ def _send_steered(state: State, now: float) -> Iterator[Effect]:
         elif not owned[0].open_for_unpinned(now):
             closed.append(owned[0])
         else:
-            idle, busy = en_route.rivals(state, owned[0], pending)
-            if idle or en_route.outdated(owned[0], pending):
+            idle, busy = spaces.rivals(state, owned[0], pending)
+            if idle or spaces.outdated(owned[0], pending):
                 state.steered.remove(request)
                 owned[0].move(owned[1], SlotState.IDLE, None, now)
                 requeue(state, pending)

@@ -19,7 +19,7 @@ from slotkeeper.scheduler.adapters import namespace_in
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory, keeps_checkpoints
 from slotkeeper.scheduler.prefix_order import AnyState, Neighbours, PrefixOrder
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId, Tier, restored, reuse
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 
 # -- a tree of all states: what each one saves that no other does ----------------------------------------
 
@@ -196,7 +196,7 @@ class Catalog:
         self._all: dict[SnapshotId, Snapshot] = {}
         self._orders: dict[tuple[Tier, str], PrefixOrder] = {}
         self._covered: dict[tuple[Fingerprints, Tokens], int] = {}
-        self.apart = False  # whether there ever was a snapshot of a namespace
+        self.had_namespaces = False  # whether there ever was a snapshot of a namespace
         self._last: tuple[Tokens | None, Fingerprints, bool, Sequence[Neighbours]] = NONE_ASKED
 
     def __len__(self) -> int:
@@ -232,7 +232,7 @@ class Catalog:
             self._leaves_order(before)
         self._orders.setdefault((snapshot.tier, snapshot.fingerprint), PrefixOrder()).put(snapshot)
         self._all[snapshot.id] = snapshot
-        self.apart = self.apart or bool(namespace_in(snapshot.tokens.space))
+        self.had_namespaces = self.had_namespaces or bool(namespace_in(snapshot.tokens.space))
         if before is None or before.checkpoints != snapshot.checkpoints:
             self._forget_covered(snapshot, least=1)
 

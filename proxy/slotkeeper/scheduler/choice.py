@@ -1,26 +1,33 @@
 """Choose where a prompt goes: price every possible place and take the cheapest. Nothing here changes state.
 
-Prices on one engine are in tokens of prefill (`prices`). Places on several engines are compared in seconds
-(`comparison`). In that case a slot in which a request runs is a place as well: the new request waits for it,
-if that is cheaper than any free slot.
+Places on one engine are compared in tokens of prefill, places on several engines in seconds (`prices`). With
+several engines a slot in which a request runs is a place as well: the new request waits for it, if that is
+cheaper than any free slot.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from heapq import nsmallest
 from itertools import chain
 from typing import Final
 
-from slotkeeper.scheduler import media
 from slotkeeper.scheduler.catalog import Catalog
-from slotkeeper.scheduler.comparison import Comparison
 from slotkeeper.scheduler.costs import WORTH_A_FILE
 from slotkeeper.scheduler.effects import Keep, Load, Prefill, Purpose, SaveMoment, Step, Wipe
 from slotkeeper.scheduler.engine_model import EngineTraits, checkpoints_last, foreign_token
-from slotkeeper.scheduler.prices import Want, blind_price, loss, parked_price, price_of, restore_price
+from slotkeeper.scheduler.pending import Plan
+from slotkeeper.scheduler.prices import (
+    Comparison,
+    Want,
+    blind_price,
+    loss,
+    parked_price,
+    price_of,
+    restore_price,
+)
 from slotkeeper.scheduler.shadow import ReusePlan, Source
 from slotkeeper.scheduler.slot_contents import (
     SlotContents,
@@ -30,7 +37,8 @@ from slotkeeper.scheduler.slot_contents import (
     shared_messages,
 )
 from slotkeeper.scheduler.table import EngineTable, SlotState
-from slotkeeper.scheduler.types import Reason, SlotId, Tokens
+from slotkeeper.scheduler.tokens import Tokens, prompt_end
+from slotkeeper.scheduler.types import Reason, SlotId
 
 # Prices of a round trip, in tokens of prefill: small, so that they only decide between similar places.
 TOUCH_PRICE: Final = 16.0
@@ -39,49 +47,6 @@ UNPINNED_PRICE: Final = 8.0  # nothing else starts on that engine until the task
 BEATEN: Final = 5  # plans kept besides the best one, for `why`
 TURN: Final = 2  # messages: a reply, and the client's next message
 STEER_TAIL: Final = 4  # tokens of a steered prompt left for the request itself
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """How one request will be served."""
-
-    table: EngineTable
-    reason: Reason
-    slot: SlotId | None = None  # expected; certain if the request is pinned
-    pinned: bool = True
-    reuse_plan: ReusePlan | None = None
-    steps: tuple[Step, ...] = ()  # done in the slot before the request
-    price: float = 0.0
-    wait: bool = False  # the best place is not free yet
-    seconds: float | None = None  # its price when compared with other engines; None: there are none
-    until: float = 0.0  # expected seconds until the slot is free, if a request runs there
-    beaten: tuple[Plan, ...] = ()  # the next best plans, cheapest first
-    clears: bool = False  # it only empties the slot; then the request is placed again
-    cleared: bool = False  # unpinned, and no other namespace's state can look as good to the engine
-
-    @property
-    def source(self) -> Source | None:
-        """The source of what the plan reuses; None if it is unknown."""
-        return self.reuse_plan.source if self.reuse_plan else None
-
-    @property
-    def found(self) -> SlotContents | None:
-        """The state from which the request continues, as earlier work left it."""
-        if self.reuse_plan:
-            return self.reuse_plan.base
-        return self.table.shadow.slots[self.slot] if self.slot is not None else None
-
-    @property
-    def clearing(self) -> bool:
-        """Whether the plan requires that no other namespace's state looks as good to the engine."""
-        return self.clears or self.cleared
-
-    @property
-    def apart(self) -> bool:
-        """Whether the slot holds nothing of another namespace when the request gets there."""
-        foreign = self.reuse_plan is not None and self.reuse_plan.foreign
-        emptied = not foreign or any(isinstance(step, Wipe | Load) for step in self.steps)
-        return emptied if self.pinned else self.cleared
 
 
 def continuing(tables: Iterable[EngineTable], hash_chain: Sequence[bytes], now: float) -> Plan | None:
@@ -208,7 +173,7 @@ def blind(
 def _pinned_blind(plan: Plan, slot: SlotId, space: str, now: float) -> Plan:
     """Return the plan pinned to this slot. Contents of another namespace are erased first."""
     table = plan.table
-    reuse_plan = table.shadow.plan_reuse_apart(slot, space) if table.shadow.apart(space) else None
+    reuse_plan = table.shadow.plan_reuse_in_space(slot, space) if table.shadow.isolates(space) else None
     steps = (Wipe(),) if reuse_plan and reuse_plan.foreign and table.may_wipe(now) else ()
     return replace(plan, slot=slot, pinned=True, reuse_plan=reuse_plan, steps=steps)
 
@@ -226,7 +191,7 @@ def _pinned(table: EngineTable, want: Want) -> Iterator[Plan]:
         yield _plan(table, reuse_plan, price, wait=True)
     yield from _in_maintenance(table, want)
     if (
-        not shadow.apart(prompt.space)  # later another slot may be free and look better to the engine
+        not shadow.isolates(prompt.space)  # later another slot may be free and look better to the engine
         and table.open_for_unpinned(now)
         and (natural := shadow.engine_choice(prompt, idle))
         and not natural.unsafe
@@ -283,7 +248,7 @@ def _touched(table: EngineTable, want: Want) -> Iterator[Plan]:
     Not if the engine would load what the touch itself moved there: that is no more than the slot as it is.
     """
     shadow, idle, prompt = table.shadow, table.idle, want.prompt
-    loads = shadow.traits.ram_cache and not shadow.apart(prompt.space)  # it could load a state of others
+    loads = shadow.traits.ram_cache and not shadow.isolates(prompt.space)  # it could load a state of others
     reachable = shadow.longest_common(prompt, idle) if loads else 0
     for slot in idle:
         if reachable - shadow.plan_reuse(slot, prompt).reuse <= TOUCH_PRICE:
@@ -342,15 +307,15 @@ def _unpinnable(table: EngineTable, want: Want) -> Iterator[Plan]:
     """Yield plans for a route without id_slot: the engine chooses, or we prefill the prompt first (T5)."""
     prompt, now = want.prompt, want.now
     wait = not table.open_for_unpinned(now)
-    apart = table.shadow.apart(prompt.space)
-    natural = None if apart else table.shadow.engine_choice(prompt, table.idle)
+    isolates = table.shadow.isolates(prompt.space)
+    natural = None if isolates else table.shadow.engine_choice(prompt, table.idle)
     if natural and not natural.unsafe:
         price = price_of(table, natural, want)
         yield _plan(table, natural, price, reason=Reason.ENGINE_CHOSE, pinned=False, wait=wait)
     for plan in _pinned(table, want):
         if plan.wait:
             yield plan
-        elif plan.pinned and len(prompt) > STEER_TAIL and (plan.apart or not apart):
+        elif plan.pinned and len(prompt) > STEER_TAIL and (plan.isolated or not isolates):
             price, steps = STEER_PRICE + plan.price, (*plan.steps, steer(prompt))
             yield replace(plan, price=price, reason=Reason.STEERED, pinned=False, steps=steps, wait=wait)
 
@@ -360,7 +325,7 @@ def steer(prompt: Tokens) -> Prefill:
 
     The prompt must be longer than `STEER_TAIL`.
     """
-    end = media.prompt_end(prompt.chunks, len(prompt) - STEER_TAIL)
+    end = prompt_end(prompt.chunks, len(prompt) - STEER_TAIL)
     return Prefill(prompt.cut(0, end), Purpose.STEER)
 
 
@@ -390,3 +355,35 @@ def _plan(
         price=price,
         wait=wait,
     )
+
+
+# -- two forms of one request ----------------------------------------------------------------------------
+
+
+def changed_by_messages(
+    tables: Collection[EngineTable], own: Sequence[bytes], changed: Sequence[bytes], now: float
+) -> Plan | None:
+    """Return a plan for the changed form if messages alone show that it is cheaper; else None.
+
+    That is the case if a free slot, which can be cut anywhere, holds all earlier messages of the changed
+    form, and no state holds as many messages of the client's own form. What both forms share after these
+    messages must be computed for either. The opposite cannot be decided without tokens: objects whose keys
+    are in another order have the same digest.
+    """
+    if _reach(tables, changed) <= _reach(tables, own):
+        return None
+    plan = continuing(tables, changed, now)
+    return plan if plan is not None and plan.table.traits.cuttable else None
+
+
+def _reach(tables: Collection[EngineTable], hash_chain: Sequence[bytes]) -> int:
+    """Return the most messages that a known state shares with this form; the tools must be equal."""
+    shadows = [table.shadow for table in tables]
+    states = [
+        contents
+        for shadow in shadows
+        for contents in (*shadow.slots, *shadow.ram)
+        if contents and contents.hash_chain
+    ]
+    same_head = (contents for contents in states if hash_chain and contents.hash_chain[0] == hash_chain[0])
+    return max((shared_messages(hash_chain, contents) for contents in same_head), default=0)

@@ -28,6 +28,7 @@ from slotkeeper.scheduler.engine_model import TAIL
 from slotkeeper.scheduler.idle_work import (
     LONGEST,
     coldest,
+    cut_back,
     emptying_step,
     first_step,
     kept_elsewhere,
@@ -40,7 +41,6 @@ from slotkeeper.scheduler.idle_work import (
     restore_step,
     unsaved,
     warming_step,
-    way_back,
 )
 from slotkeeper.scheduler.pending import Pending
 from slotkeeper.scheduler.slot_contents import SlotContents
@@ -67,7 +67,7 @@ def settle(state: State, now: float, *, or_at: float = inf) -> Iterator[Effect]:
         else:
             yield from _warm(state, table, now)
         due_at = min(due, table.put_off_until, due_at)
-    due_at = min(due_at, or_at, _decides_anew(state, now), _gives_up(state, now))
+    due_at = min(due_at, or_at, _decides_again(state, now), _gives_up(state, now))
     if due_at < (inf if state.wakes_at is None else state.wakes_at):
         state.wakes_at = due_at
         yield SetTimer(delay=max(EARLIEST, due_at - now))
@@ -113,7 +113,7 @@ def _due_at(state: State, table: EngineTable, contents: SlotContents, *, ahead: 
     return _due(state, table, contents, now)
 
 
-def _decides_anew(state: State, now: float) -> float:
+def _decides_again(state: State, now: float) -> float:
     """Return when queued requests may stop waiting for a slot that is in use; infinite if none waits."""
     if not state.waiting:
         return inf
@@ -161,7 +161,7 @@ def _chore(
         return chore
     if table.rates.size_of(contents.total) > state.limits.hot_bytes:  # such a file would exceed the hot tier
         return None
-    if table.crowded(now) and not state.ends(table) and (back := way_back(contents, table, state.catalog)):
+    if table.crowded(now) and not state.ends(table) and (back := cut_back(contents, table, state.catalog)):
         return Chore(_name(state, now), table, slot, back, contents, leaves=True)
     if table.engine_keeps(contents) and (not state.ends(table) or table.shadow.elsewhere(contents, slot)):
         return None
@@ -187,7 +187,7 @@ def _chore_ahead(
     return Chore(_name(state, now), table, slot, file or goal, contents, goal, computes)
 
 
-def went_on(state: State, chore: Chore, *, ok: bool, now: float) -> Iterator[Effect]:
+def step_ended(state: State, chore: Chore, *, ok: bool, now: float) -> Iterator[Effect]:
     """Continue a chore after one of its steps has ended."""
     if ok and chore.computes_ahead:
         chore.arrived()
@@ -294,7 +294,7 @@ def _due(state: State, table: EngineTable, contents: SlotContents, now: float) -
     """Return when the slot may be saved; `now` or earlier means at once."""
     if state.ends(table) or not table.traits.snapshots:
         return table.no_save_until
-    back = table.crowded(now) and way_back(contents, table, state.catalog)
+    back = table.crowded(now) and cut_back(contents, table, state.catalog)
     if back or unsaved(contents, table.traits, state.catalog):
         paused = contents.used + pause(state, table, contents, now)
     else:

@@ -1,13 +1,18 @@
-"""Costs of time and space: rates that are learned from an engine's own figures, and the user's limits."""
+"""Measures of one engine: its rates, the work that it has begun, its failures. And the user's limits.
+
+Rates and estimates come from the engine's own figures.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import combinations
-from math import inf
+from math import inf, log2
 from statistics import median, median_low, quantiles
 from typing import Final
+
+from slotkeeper.scheduler.types import RequestId
 
 SHARE: Final = 0.3  # weight of a new measurement in the running mean
 LEAST_TOKENS: Final = 64  # the time of a shorter prefill is mostly the round trip
@@ -93,7 +98,7 @@ class Rates:
     state: float = 65536.0  # bytes per token
     measured: frozenset[str] = frozenset()
 
-    def told(self, token_bytes: int) -> None:
+    def take_token_bytes(self, token_bytes: int) -> None:
         """Take over the size of a token's state from the model's header, in bytes; 0: unknown."""
         if token_bytes and "state" not in self.measured:
             self.state = float(token_bytes)
@@ -154,6 +159,108 @@ class Rates:
         known = name in self.measured
         setattr(self, name, old + SHARE * (value - old) if known else value)
         self.measured |= {name}
+
+
+# -- work: what an engine has begun for clients, and when it should be finished ---------------------------
+
+SHORTEST: Final = 0.01  # seconds: no estimate is shorter
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Something that is expected to take this many seconds."""
+
+    since: float
+    seconds: float
+
+    def left(self, now: float) -> float:
+        """Return the expected remaining seconds.
+
+        What has exceeded its estimate is expected to take as long again.
+        """
+        passed = now - self.since
+        return self.seconds - passed if passed < self.seconds else passed
+
+    def overdue(self, now: float) -> int:
+        """Return 0 within the estimate, then 1, and one more each time the elapsed time doubles."""
+        passed = now - self.since
+        return 0 if passed < self.seconds else 1 + int(log2(passed / self.seconds))
+
+    def overdue_at(self, now: float) -> float:
+        """Return when `overdue` will next increase."""
+        return float(self.since + self.seconds * 2 ** self.overdue(now))
+
+
+@dataclass(frozen=True, slots=True)
+class Served(Expected):
+    """One request in an engine."""
+
+    prefilled_at: float = 0.0  # when its prompt should have been computed
+
+
+@dataclass(slots=True)
+class EngineWork:
+    """The requests that an engine has begun. It computes their prompts one after the other, oldest first."""
+
+    served: dict[RequestId, Served] = field(default_factory=dict)
+    awaiting: int = 0  # requests that wait for one of its slots although other engines have free ones
+
+    def begins(self, request: RequestId, now: float, *, prefill: float, reply: float) -> None:
+        """Record a request. `prefill` and `reply`: estimated seconds for its prompt and its answer."""
+        self.served.pop(request, None)
+        prefilled_at = now + self.ahead(now) + prefill
+        self.served[request] = Served(now, max(SHORTEST, prefilled_at - now + reply), prefilled_at)
+
+    def ends(self, request: RequestId) -> None:
+        self.served.pop(request, None)
+
+    def ahead(self, now: float) -> float:
+        """Seconds of prefill that a new request finds ahead of its own."""
+        return max(0.0, max((one.prefilled_at for one in self.served.values()), default=now) - now)
+
+    def free_in(self, now: float) -> float | None:
+        """Seconds until a slot is free beyond those that requests wait for; None if that is unknown."""
+        left = sorted(one.left(now) for one in self.served.values())
+        return left[self.awaiting] if self.awaiting < len(left) else None
+
+    def overdue(self, now: float) -> int:
+        """A number that changes when requests that wait for this engine need a new decision."""
+        return sum(one.overdue(now) for one in self.served.values())
+
+    def overdue_at(self, now: float) -> float:
+        """When that number will change; infinite if no request waits for this engine."""
+        times = (one.overdue_at(now) for one in self.served.values() if self.awaiting)
+        return min(times, default=inf)
+
+
+# -- the circuit breaker: requests fail on an engine although it answers /health --------------------------
+# It has an effect only while another engine of the model can be used. The only engine always gets the
+# requests.
+
+TRIPS: Final = 3  # errors of the engine in a row: one error may be the request's own fault
+FIRST_REST: Final = 1.0  # seconds until the engine is tried again; doubled with each further failure
+LONGEST_REST: Final = 60.0  # seconds
+
+
+@dataclass(slots=True)
+class Breaker:
+    failures: int = 0  # in a row
+    until: float = -inf  # when the engine is tried again
+    resting: bool = False  # whether that time is still to come
+
+    def failed(self, now: float, *, broken: bool) -> None:
+        """Record a failed request. `broken`: it got no answer, so no other request follows at once."""
+        self.failures += 1
+        if broken or self.failures >= TRIPS:
+            self.until = now + min(LONGEST_REST, FIRST_REST * 2 ** min(max(0, self.failures - TRIPS), 16))
+            self.resting = True
+
+    def worked(self) -> None:
+        self.failures, self.until, self.resting = 0, -inf, False
+
+    def on_trial(self, *, busy: bool) -> bool:
+        """Whether the engine is being tried with one request at a time, and that one is running."""
+        return self.failures >= TRIPS and busy
 
 
 # -- limits ----------------------------------------------------------------------------------------------

@@ -13,8 +13,17 @@ from slotkeeper.scheduler.adapters import Scales
 from slotkeeper.scheduler.engine_model import Known
 from slotkeeper.scheduler.figures import Lost, Usage
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
-from slotkeeper.scheduler.types import NO_ROUTER, EngineId, ModelName, Place, Reason, RequestId, Tokens
-from slotkeeper.scheduler.urgency import Priority, PriorityAct
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import (
+    NO_ROUTER,
+    EngineId,
+    ModelName,
+    Place,
+    Priority,
+    PriorityAct,
+    Reason,
+    RequestId,
+)
 
 
 class Purpose(StrEnum):
@@ -142,7 +151,7 @@ class Forward:
     slot: int | None  # written into the body; None: an id_slot in the body is removed
     reason: Reason
     changed: bool = False  # whether the form after the rules is sent, not the client's own
-    apart: bool = False  # it cannot reuse any state that another namespace or other adapters left
+    isolated: bool = False  # it cannot reuse any state that another namespace or other adapters left
     strict: bool = False  # it must not reuse one: if it could, it is sent with caching off
     priority: Priority = Priority.NORMAL
     waited: float | None = None  # seconds in our queue; None: it was never queued

@@ -14,8 +14,7 @@ from types import MappingProxyType
 from typing import Any, Final, Self
 
 from slotkeeper.scheduler.adapters import Adapter, set_of
-from slotkeeper.scheduler.media import Chunk
-from slotkeeper.scheduler.types import UNKNOWN, Markers, Tokens
+from slotkeeper.scheduler.tokens import UNKNOWN, Chunk, Markers, Tokens
 
 
 class Memory(StrEnum):
@@ -59,7 +58,7 @@ FLAGS: Final[Mapping[str, str]] = MappingProxyType(  # fields set by a flag that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class FlagSeen:
     """One flag, its value, and how we know it."""
 
     flag: str
@@ -138,10 +137,11 @@ class EngineTraits:
         """Return how the value of this field is known."""
         return self.knowledge.get(name, Known.DEFAULT)
 
-    def told(self) -> tuple[Told, ...]:
+    def flags_seen(self) -> tuple[FlagSeen, ...]:
         """Return every flag in `FLAGS` with its value and how we know it."""
         return tuple(
-            Told(flag=flag, value=getattr(self, name), how=self.known(name)) for name, flag in FLAGS.items()
+            FlagSeen(flag=flag, value=getattr(self, name), how=self.known(name))
+            for name, flag in FLAGS.items()
         )
 
     @property
@@ -337,6 +337,35 @@ def _make_room(kept: list[Checkpoint], task: int, traits: EngineTraits) -> None:
                 index += 1
     while kept and len(kept) >= traits.checkpoint_cap:
         del kept[0]
+
+
+def user_starts(prompt: Tokens | None, traits: EngineTraits) -> Sequence[int]:
+    """Return where user messages begin, in tokens. The engine prefers these places for checkpoints."""
+    if prompt is None:
+        return ()
+    return sorted({at for opener in traits.user_start for at in prompt.find_all(Tokens(opener))})
+
+
+# -- cells: one KV buffer for all slots (`kv_pool`) ------------------------------------------------------
+
+
+def cells_of(traits: EngineTraits) -> int:
+    """Return the cells of the buffer that all slots share; 0 if there is none, or if that is uncertain."""
+    sure = traits.known("unified") is not Known.DEFAULT
+    shared = traits.unified and sure and traits.n_slots > 1
+    # A recurrent state takes one cell, whatever the length of its sequence.
+    return traits.pool_cells or traits.n_ctx if shared and traits.memory is not Memory.RECURRENT else 0
+
+
+def may_share(traits: EngineTraits) -> bool:
+    """Whether its slots share a buffer, or may: the first request that fails for lack of cells shows it."""
+    alone = not traits.unified and traits.known("unified") is not Known.DEFAULT
+    return traits.n_slots > 1 and traits.memory is not Memory.RECURRENT and not alone
+
+
+def wipes(traits: EngineTraits) -> bool:
+    """Whether each task moves all idle slots to the RAM cache, so that they hold no cells (engine.md T6)."""
+    return traits.unified and traits.ram_cache and traits.idle_copy
 
 
 # -- foreign tokens: they make an engine load, or keep a checkpoint --------------------------------------

@@ -3,36 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
-from slotkeeper.scheduler.adapters import AdaptersChange, AdaptersSeen, Scales, space_of
+from slotkeeper.scheduler.adapters import Adapter, Scales, space_of
 from slotkeeper.scheduler.engine_model import EngineTraits
+from slotkeeper.scheduler.router import ModelView
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
+from slotkeeper.scheduler.tokens import Boundary, Tokens
 from slotkeeper.scheduler.types import (
+    NO_HINTS,
     NO_ROUTER,
-    Boundary,
     ClientId,
     EngineId,
+    Loading,
     ModelName,
+    RequestHints,
     RequestId,
-    SlotId,
-    Tokens,
+    SlotView,
 )
-from slotkeeper.scheduler.urgency import NO_HINTS, RequestHints
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotView:
-    """One slot in the engine's own listing, GET /slots (engine.md 1.7)."""
-
-    slot: SlotId
-    busy: bool
-    task: int | None = None  # id of the running or last task; None if the slot never ran one
-    speculative: bool = False  # whether the slot uses a draft model or MTP
-    held: int | None = None  # tokens in the slot now; None if it has not run a task, also after a restore
-
-
-# -- events ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,15 +120,6 @@ class Filed:
     checkpoints: tuple[int, ...] = ()
     seconds: float = 0.0  # time that the engine reported
     lasting: bool = False
-
-
-class Loading(StrEnum):
-    """How a restore ended."""
-
-    DONE = "done"
-    UNFIT = "unfit"  # the file is missing or damaged: the engine was not asked, the slot is unchanged
-    REFUSED = "refused"  # the engine refused the file and emptied the slot
-    LOST = "lost"  # the engine did not answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,6 +273,30 @@ class FilesFound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptersChange:
+    """A client is about to change an engine's adapters through us: no task begins before `AdaptersSeen`."""
+
+    at: float
+    engine: EngineId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptersSeen:
+    """The engine's answer to GET /lora-adapters, sent at `asked`; `adapters` is None if there was no answer.
+
+    `announced`: this event ends an `AdaptersChange`. `exact`: every task that ran meanwhile had begun before
+    the change.
+    """
+
+    at: float
+    asked: float
+    engine: EngineId
+    adapters: tuple[Adapter, ...] | None
+    announced: bool = False
+    exact: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLost:
     """An engine is gone. `returns`: it exited or is being restarted, so it is expected back."""
 
@@ -327,24 +329,6 @@ class RequestFailed:
     at: float
     engine: EngineId
     broken: bool
-
-
-class ModelStatus(StrEnum):
-    """The status of one model in its router."""
-
-    UNLOADED = "unloaded"
-    LOADING = "loading"
-    LOADED = "loaded"
-    SLEEPING = "sleeping"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelView:
-    """One model in its router's listing (engine.md 13)."""
-
-    engine: EngineId
-    name: ModelName
-    status: ModelStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,8 @@ from enum import StrEnum
 from typing import Any, Final
 
 from slotkeeper.scheduler.slot_contents import SlotContents
-from slotkeeper.scheduler.types import Reason, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

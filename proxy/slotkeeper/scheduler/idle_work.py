@@ -30,14 +30,20 @@ from slotkeeper.scheduler.adapters import set_in
 from slotkeeper.scheduler.catalog import NEVER, Catalog
 from slotkeeper.scheduler.costs import WORTH_A_FILE
 from slotkeeper.scheduler.effects import Keep, Load, Prefill, Purpose, SaveMoment, Step, Wipe
-from slotkeeper.scheduler.engine_model import EngineTraits, foreign_token, is_marked, marked
-from slotkeeper.scheduler.kv_pool import wipes
+from slotkeeper.scheduler.engine_model import (
+    EngineTraits,
+    foreign_token,
+    is_marked,
+    marked,
+    user_starts,
+    wipes,
+)
 from slotkeeper.scheduler.prices import blind_price, parked_price, restore_price
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, Tier, goes_on_from, reuse
-from slotkeeper.scheduler.state import State, user_starts
+from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.steps import Chore
 from slotkeeper.scheduler.table import EngineTable
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 
 NEW: Final = 32  # tokens that are in no file, below which a slot is not saved again
 BOUNDARIES: Final = 8  # boundaries of one slot that get a file, at most
@@ -69,7 +75,7 @@ def prefetch_plan(
     return None, goal, len(following) - here
 
 
-def way_back(contents: SlotContents, table: EngineTable, catalog: Catalog) -> Prefill | None:
+def cut_back(contents: SlotContents, table: EngineTable, catalog: Catalog) -> Prefill | None:
     """Return the cut back to where the next turn continues; None if that is the end, or if a file has it.
 
     None also while the beginning of the next turn may still become known.
@@ -93,7 +99,7 @@ def parking_step(
         return None
     if parked_price(table, contents, now) >= blind_price(table, contents, catalog, now):
         return None
-    if back := way_back(contents, table, catalog):
+    if back := cut_back(contents, table, catalog):
         return back
     if not unsaved(contents, table.traits, catalog):
         return None
@@ -163,7 +169,7 @@ def restore_step(chore: Chore, catalog: Catalog) -> Step | None:
         return None
     if chore.leaves or chore.table.leaving:
         return None
-    return _way_home(contents, home, chore.table, catalog)
+    return _step_to_end(contents, home, chore.table, catalog)
 
 
 def _next_cut(
@@ -172,7 +178,7 @@ def _next_cut(
     """Return the cut back to the next boundary without a file; None if the slot could not be restored."""
     traits = table.traits
     cuts = [cut for cut in _unsaved_cuts(home, traits, catalog) if _near(cut, contents, home, traits)]
-    if not cuts or not _way_home(contents, home, table, catalog):
+    if not cuts or not _step_to_end(contents, home, table, catalog):
         return None
     if not (rested or contents.total < home.total or _opens(cuts[-1], home, traits, catalog)):
         return None
@@ -201,7 +207,7 @@ def _worth_it(
     traits = table.traits
     left = tuple(c for c in contents.checkpoints if c.at < cut)
     there = replace(contents, tokens=home.tokens.cut(0, cut), opaque=0, checkpoints=left)
-    stays = isinstance(_way_home(there, home, table, catalog), Prefill)
+    stays = isinstance(_step_to_end(there, home, table, catalog), Prefill)
     if stays and home.total - cut > cut - catalog.covered(there.tokens, traits):
         return False
     end = home.total - (NEW if home.sure else 0)  # a known next turn does not diverge near the end
@@ -265,7 +271,7 @@ def _unsaved_cuts(contents: SlotContents, traits: EngineTraits, catalog: Catalog
             yield at + 1
 
 
-def _way_home(
+def _step_to_end(
     contents: SlotContents, home: SlotContents, table: EngineTable, catalog: Catalog
 ) -> Step | None:
     """Return the step back to the slot's end: a restore of its file, or a prefill.

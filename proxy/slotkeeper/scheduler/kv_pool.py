@@ -12,90 +12,33 @@ slot is idle, all running requests fail together (engine.md 14). So, before a re
    have overtaken it, no further one may.
 4. A prompt that fits into no slot is sent: the engine refuses it, and nothing is lost.
 
-The length of an answer is unknown. `Outputs` estimates a bound that is rarely exceeded. If it is exceeded,
-the engine may still fail requests. Those of which no byte was sent to a client are sent once more, with room
-for the longest possible answer.
+The length of an answer is unknown. `state.Outputs` estimates a bound that is rarely exceeded. If it is
+exceeded, the engine may still fail requests. Those of which no byte was sent to a client are sent once more,
+with room for the longest possible answer.
 
 An engine counts as unified only if that was read or observed, never because it is likely.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import Final
 
-from slotkeeper.scheduler.choice import Plan
 from slotkeeper.scheduler.effects import Effect, Load, PoolAct, Pooled, Prefill
-from slotkeeper.scheduler.engine_model import EngineTraits, Known, Memory
-from slotkeeper.scheduler.events import Arrived, Exceeded, Finished, SlotView
-from slotkeeper.scheduler.pending import Pending, Stage
+from slotkeeper.scheduler.engine_model import Known, cells_of, wipes
+from slotkeeper.scheduler.events import Exceeded, Finished
+from slotkeeper.scheduler.pending import Pending, Plan, Stage
 from slotkeeper.scheduler.prices import blind_price, parked_price
 from slotkeeper.scheduler.shadow import Source
+from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.table import EngineTable, SlotState
-from slotkeeper.scheduler.types import RequestId, SlotId, Tokens
-
-if TYPE_CHECKING:
-    from slotkeeper.scheduler.state import State
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import RequestId, SlotId, SlotView
 
 EMPTIED: Final = 1  # token that may remain in a slot that cannot be erased; the engine can free its cell
 DRAFTED: Final = 64  # additional cells that the drafts of one answer may take
 BYTES_PER_TOKEN: Final = 2  # of a body, at least: used only while the tokens are unknown
-
-# Tokens expected of an answer if nothing is known of its client and the client sets no limit.
-UNKNOWN_OUTPUT: Final = 1024
-LEARNED_FROM: Final = 8  # answers of one kind of client after which they count more than its own limit
-REMEMBERED: Final = 64  # answers of each kind
-KINDS: Final = 256  # of clients; the oldest are forgotten
-# Factor on the longest of these answers. A client's limit is a bound and not a forecast: agents ask for
-# 32,000 tokens and use some hundred, so by their limits two of them could never run side by side.
-MARGIN: Final = 4
-LEAST_OUTPUT: Final = 1024
-TOLD_MARGIN: Final = 2  # times what a client says of this very answer, which is a forecast as well
-
-
-def cells_of(traits: EngineTraits) -> int:
-    """Return the cells of the buffer that all slots share; 0 if there is none, or if that is uncertain."""
-    sure = traits.known("unified") is not Known.DEFAULT
-    shared = traits.unified and sure and traits.n_slots > 1
-    # A recurrent state takes one cell, whatever the length of its sequence.
-    return traits.pool_cells or traits.n_ctx if shared and traits.memory is not Memory.RECURRENT else 0
-
-
-def may_share(traits: EngineTraits) -> bool:
-    """Whether its slots share a buffer, or may: the first request that fails for lack of cells shows it."""
-    alone = not traits.unified and traits.known("unified") is not Known.DEFAULT
-    return traits.n_slots > 1 and traits.memory is not Memory.RECURRENT and not alone
-
-
-@dataclass(slots=True)
-class Outputs:
-    """The lengths of answers, by kind of client."""
-
-    _seen: OrderedDict[str, deque[int]] = field(default_factory=OrderedDict)
-
-    def __len__(self) -> int:
-        return len(self._seen)
-
-    def add(self, kind: str, generated: int) -> None:
-        seen = self._seen.setdefault(kind, deque(maxlen=REMEMBERED))
-        seen.append(generated)
-        self._seen.move_to_end(kind)
-        if len(self._seen) > KINDS:
-            self._seen.popitem(last=False)
-
-    def expected(self, request: Arrived, room: int) -> int:
-        """Return the tokens that an answer will hardly exceed; at most `room`."""
-        limit = room if request.answer_limit is None else min(request.answer_limit, room)
-        if request.outgrown:  # the estimate was too low before
-            return limit
-        if request.hints.output is not None:  # as its client expects, which is no limit
-            return min(limit, TOLD_MARGIN * request.hints.output)
-        seen = self._seen.get(request.kind, ())
-        if len(seen) >= LEARNED_FROM:
-            return min(limit, max(LEAST_OUTPUT, MARGIN * max(seen)))
-        return limit if request.answer_limit is not None else min(limit, UNKNOWN_OUTPUT)
 
 
 # -- accounting ------------------------------------------------------------------------------------------
@@ -142,11 +85,6 @@ def taken(state: State, table: EngineTable, slot: SlotId) -> int:
     if what is SlotState.FOREIGN:
         return max(held, promised, table.traits.n_ctx // table.traits.n_slots)
     return max(held, promised)
-
-
-def wipes(traits: EngineTraits) -> bool:
-    """Whether each task moves all idle slots to the RAM cache, so that they hold no cells (engine.md T6)."""
-    return traits.unified and traits.ram_cache and traits.idle_copy
 
 
 def _step_takes(step: object) -> int:

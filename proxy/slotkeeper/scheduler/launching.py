@@ -1,15 +1,115 @@
-"""Start a request once its place is chosen: first its steps in the slot, then the request itself."""
+"""Start a request once its place is chosen: plants, steps in the slot, then the request itself.
+
+`planting` decides what to plant; this module makes it part of a plan. It also sends requests without a plan:
+they asked for a bypass, or no engine of their model is up.
+"""
 
 from __future__ import annotations
 
-from slotkeeper.scheduler import kv_pool
-from slotkeeper.scheduler.choice import Plan
-from slotkeeper.scheduler.effects import Effect, Forward
-from slotkeeper.scheduler.pending import Pending, Stage
+from collections.abc import Iterator
+from dataclasses import replace
+
+from slotkeeper.scheduler import kv_pool, planting
+from slotkeeper.scheduler.choice import STEER_TAIL, steer
+from slotkeeper.scheduler.costs import WORTH_A_FILE, Rates
+from slotkeeper.scheduler.effects import Effect, Forward, Step
+from slotkeeper.scheduler.engine_model import TAIL, user_starts
+from slotkeeper.scheduler.pending import Pending, Plan, Stage, Structure
+from slotkeeper.scheduler.shadow import Source
 from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.steps import effect
-from slotkeeper.scheduler.table import SlotState
-from slotkeeper.scheduler.types import Reason, SlotId
+from slotkeeper.scheduler.table import EngineTable, SlotState
+from slotkeeper.scheduler.tokens import UNKNOWN, Boundary, Tokens, in_replies
+from slotkeeper.scheduler.types import ModelName, Reason, SlotId
+
+# -- plants ----------------------------------------------------------------------------------------------
+
+
+def structured(state: State, prompt: Tokens, boundaries: tuple[Boundary, ...], model: ModelName) -> Structure:
+    """Return where other prompts may diverge from this one.
+
+    Branch points within a reply do not count: they come from a reply that returned changed, and no other
+    prompt will diverge there.
+    """
+    markers = next((table.traits.markers for table in state.up_for(model)), UNKNOWN)
+    tree = state.tree(model)
+    branches = tree.branches(prompt)
+    inside = in_replies((branch.at for branch in branches), prompt, boundaries, markers) if branches else ()
+    outside = tuple(branch for branch in branches if branch.at not in inside)
+    return Structure(
+        boundaries=boundaries,
+        branches=outside,
+        known=tree.longest(prompt),
+        known_at=tree.passed_at(prompt),
+        known_of_other_sets=tree.longest_of_other_sets(prompt),
+    )
+
+
+def behind(state: State, pending: Pending, plan: Plan | None) -> Plan | None:
+    """Return the plan; it waits if the request begins with tokens that are just being saved to a file."""
+    prompt, reuse_plan = pending.prompt, plan.reuse_plan if plan else None
+    if plan is None or prompt is None or reuse_plan is None or pending.plain:
+        return plan
+    for shared, least in _coming(state, pending, plan.table.rates):
+        common = prompt.lcp(shared)
+        if common >= len(shared) - TAIL and common - reuse_plan.reuse > least:
+            return replace(plan, wait=True)
+    return plan
+
+
+def _coming(state: State, but: Pending, rates: Rates) -> Iterator[tuple[Tokens, float]]:
+    """Yield tokens that a file will soon hold, and the tokens of reuse that justify waiting for it.
+
+    A file that is written needs only its check, which takes about as long as a restore.
+    """
+    for contents in state.coming.values():
+        yield contents.tokens, 2 * rates.restore_price(rates.size_of(contents.total))
+    for other in state.requests.values():
+        if other.stage is Stage.PREPARING and other.plan and other is not but:
+            shared = planting.kept(other.plan.steps, other.steps_left)
+            if shared:
+                yield shared, WORTH_A_FILE
+
+
+def planted(state: State, pending: Pending, plan: Plan, now: float) -> Plan:
+    """Return the plan with the plants that are worth it."""
+    prompt, reuse_plan = pending.prompt, plan.reuse_plan
+    if prompt is None or reuse_plan is None or pending.plain:
+        return plan
+    table = plan.table
+    if table.shadow.isolates(prompt.space) and plan.pinned and not plan.isolated:
+        return plan  # it is sent uncached: a plant would be lost
+    plants = planting.steps(
+        prompt,
+        pending.structure,
+        reuse_plan=reuse_plan,
+        table=table,
+        catalog=state.catalog,
+        writes=state.writes,
+        user_starts=user_starts(prompt, table.traits),
+        now=now,
+    )
+    return _with_plants(plan, plants, prompt, pinnable=pending.arrived.pinnable) if plants else plan
+
+
+def _with_plants(plan: Plan, plants: tuple[Step, ...], prompt: Tokens, *, pinnable: bool) -> Plan:
+    """Return the plan with these steps, pinned or steered so that the request reuses what they compute."""
+    if plan.pinned:
+        return replace(plan, steps=(*plan.steps, *plants))
+    if plan.steps and plan.reason is Reason.STEERED:
+        return replace(plan, steps=(*plan.steps[:-1], *plants, plan.steps[-1]))
+    reuse_plan = plan.reuse_plan
+    if reuse_plan is None or reuse_plan.source is Source.RAM:
+        return plan
+    if pinnable:
+        reason = Reason.PREFIX if reuse_plan.reuse else Reason.COLD
+        return replace(plan, pinned=True, reason=reason, steps=plants)
+    if len(prompt) > STEER_TAIL:
+        return replace(plan, reason=Reason.STEERED, steps=(*plants, steer(prompt)))
+    return plan
+
+
+# -- steps, and the request ------------------------------------------------------------------------------
 
 
 def requeue(state: State, pending: Pending) -> None:
@@ -78,8 +178,8 @@ def forward(pending: Pending, now: float) -> Forward:
         slot=slot if plan.pinned else None,
         reason=plan.reason,
         changed=pending.goes_changed,
-        apart=plan.apart,
-        strict=table.shadow.apart(pending.arrived.space),
+        isolated=plan.isolated,
+        strict=table.shadow.isolates(pending.arrived.space),
         priority=pending.arrived.hints.priority,
         waited=pending.waited,
     )
@@ -92,3 +192,51 @@ def _launch(pending: Pending, plan: Plan, slot: SlotId) -> None:
     pending.base = reuse_plan.base
     if plan.reason is Reason.BRIEF:
         pending.predicted = reuse_plan.reuse  # its tokens arrive too late for a better prediction
+
+
+# -- without a plan --------------------------------------------------------------------------------------
+
+
+def bypass(state: State, now: float) -> Iterator[Effect]:
+    """Decision 0: send bypassing requests unpinned.
+
+    They wait while a pinned task is on its way, because the engine could give them its slot.
+    """
+    for request in tuple(state.bypassing):
+        model = state.requests[request].arrived.model
+        tables = state.up_for(model)
+        ready = [table for table in tables if table.open_for_bypass(now)]
+        ready = [table for table in ready if not table.failing] or ready
+        if (tables or state.back_by(now, model) is not None) and not ready:
+            continue
+        state.bypassing.remove(request)
+        yield from _sent(state, state.requests[request], ready, Reason.BYPASS, now)
+
+
+def fail_open(state: State, now: float) -> Iterator[Effect]:
+    """Send requests although no engine of their model is up or expected, so that clients get the error."""
+    if all(table.up for table in state.tables.values()) and state.tables and not state.routers:
+        return
+    for request in tuple(state.queue):
+        model = state.requests[request].arrived.model
+        if state.up_for(model) or state.back_by(now, model) is not None:
+            continue
+        state.queue.served(request)
+        yield from _sent(state, state.requests[request], [], Reason.FAIL_OPEN, now)
+
+
+def _sent(
+    state: State, pending: Pending, ready: list[EngineTable], reason: Reason, now: float
+) -> Iterator[Effect]:
+    request = pending.arrived.request
+    pending.stage = Stage.RUNNING
+    table = min(ready, key=lambda t: t.load, default=None)
+    if table:
+        pending.plan = Plan(table=table, reason=reason, pinned=False)
+        table.send(request, pending.arrived.copies, now)
+        table.shadow.mixed |= table.shadow.own_set(pending.arrived.space)
+    engine = table.engine if table else state.fallback(pending.arrived.model)
+    space = pending.arrived.space
+    strict = table is not None and table.shadow.isolates(space)
+    changed = pending.goes_changed
+    yield Forward(request=request, engine=engine, slot=None, reason=reason, changed=changed, strict=strict)

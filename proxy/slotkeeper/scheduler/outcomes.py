@@ -13,9 +13,8 @@ from typing import Final
 
 from slotkeeper.scheduler import chores, kv_pool, retention
 from slotkeeper.scheduler.adapters import UNSURE
-from slotkeeper.scheduler.choice import Plan
-from slotkeeper.scheduler.comparison import share_guesses
 from slotkeeper.scheduler.effects import Effect, Keep, Load, Poison, Poisoned, Prefill, Step
+from slotkeeper.scheduler.engine_model import cells_of, user_starts
 from slotkeeper.scheduler.events import (
     Acted,
     Finished,
@@ -28,14 +27,16 @@ from slotkeeper.scheduler.events import (
     RequestFailed,
     Started,
 )
-from slotkeeper.scheduler.pending import Pending, Stage
+from slotkeeper.scheduler.pending import Pending, Plan, Stage
+from slotkeeper.scheduler.prices import share_guesses
 from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.reconcile import observe
 from slotkeeper.scheduler.shadow import Source
 from slotkeeper.scheduler.slot_contents import SlotContents, parks
-from slotkeeper.scheduler.state import State, user_starts
+from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.table import LINGER, EngineTable, Orphan, SlotState
-from slotkeeper.scheduler.types import Place, SlotId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Place, SlotId
 
 SLIP: Final = 64  # tokens by which our count may differ although nothing is wrong
 Claim = tuple[Poison, int]  # the fault, and the most tokens that can have been reused
@@ -274,7 +275,7 @@ def _compare(plan: Plan, base: SlotContents | None, *, predicted: int, cached: i
     # Where images stand, our account of checkpoints is not exact enough to tell flags.
     if plan.pinned and base and plan.source is Source.SLOT and not base.tokens.chunks:
         table.learn(table.doubts.by_reuse(table.traits, base, predicted=predicted, cached=cached))
-    if plan.source is Source.RAM and not kv_pool.cells_of(table.traits):  # a pool may lack adjacent cells
+    if plan.source is Source.RAM and not cells_of(table.traits):  # a pool may lack adjacent cells
         table.ram_loaded(hit=cached * 2 >= predicted)
         if cached < predicted - SURPRISE:  # the engine loaded another entry
             table.shadow.forget_ram()

@@ -9,23 +9,20 @@ what the client had left out must leave room for an answer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from slotkeeper.scheduler.choice import Plan, continuing
-from slotkeeper.scheduler.effects import Load, Report, Step
+from slotkeeper.scheduler.effects import Load, Report, Step, Wipe
 from slotkeeper.scheduler.events import Arrived, Finished, Gone, Rendered
 from slotkeeper.scheduler.figures import Answered, Loss, Lost, Usage, lost, oracle, usage_of
-from slotkeeper.scheduler.planting import NO_STRUCTURE, Structure
-from slotkeeper.scheduler.prices import restore_price
-from slotkeeper.scheduler.prompt_tree import PromptTree
+from slotkeeper.scheduler.prompt_tree import Branch, PromptTree
 from slotkeeper.scheduler.shadow import ReusePlan, Source
-from slotkeeper.scheduler.slot_contents import SlotContents, reuse, shared_messages
+from slotkeeper.scheduler.slot_contents import SlotContents, reuse
 from slotkeeper.scheduler.table import EngineTable
-from slotkeeper.scheduler.types import Boundary, Reason, RequestId, SlotId, Tokens
-from slotkeeper.scheduler.urgency import Priority
+from slotkeeper.scheduler.tokens import Boundary, BoundaryKind, Tokens
+from slotkeeper.scheduler.types import Priority, Reason, RequestId, SlotId
 
 BYTES_PER_TOKEN: Final = 4  # of JSON schemas, approximately
 
@@ -63,46 +60,69 @@ class Weighed:
         return cls(own, changed, taken=fits and cheaper)
 
 
-def changed_by_messages(
-    tables: Collection[EngineTable], own: Sequence[bytes], changed: Sequence[bytes], now: float
-) -> Plan | None:
-    """Return a plan for the changed form if messages alone show that it is cheaper; else None.
-
-    That is the case if a free slot, which can be cut anywhere, holds all earlier messages of the changed
-    form, and no state holds as many messages of the client's own form. What both forms share after these
-    messages must be computed for either. The opposite cannot be decided without tokens: objects whose keys
-    are in another order have the same digest.
-    """
-    if _reach(tables, changed) <= _reach(tables, own):
-        return None
-    plan = continuing(tables, changed, now)
-    return plan if plan is not None and plan.table.traits.cuttable else None
+# -- its place -------------------------------------------------------------------------------------------
 
 
-def computed(plan: Plan | None, prompt: Tokens | None) -> float | None:
-    """Return the tokens that the engine would compute at this place, plus the file times, in tokens."""
-    if plan is None or prompt is None:
-        return None
-    reuse_plan = plan.reuse_plan
-    if reuse_plan is None and plan.slot is not None:
-        reuse_plan = plan.table.shadow.plan_reuse(plan.slot, prompt)
-    if reuse_plan is None:
-        return None
-    files = sum(restore_price(plan.table, step.snapshot) for step in plan.steps if isinstance(step, Load))
-    return len(prompt) - reuse_plan.reuse + files
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How one request will be served."""
+
+    table: EngineTable
+    reason: Reason
+    slot: SlotId | None = None  # expected; certain if the request is pinned
+    pinned: bool = True
+    reuse_plan: ReusePlan | None = None
+    steps: tuple[Step, ...] = ()  # done in the slot before the request
+    price: float = 0.0
+    wait: bool = False  # the best place is not free yet
+    seconds: float | None = None  # its price when compared with other engines; None: there are none
+    until: float = 0.0  # expected seconds until the slot is free, if a request runs there
+    beaten: tuple[Plan, ...] = ()  # the next best plans, cheapest first
+    clears: bool = False  # it only empties the slot; then the request is placed again
+    cleared: bool = False  # unpinned, and no other namespace's state can look as good to the engine
+
+    @property
+    def source(self) -> Source | None:
+        """The source of what the plan reuses; None if it is unknown."""
+        return self.reuse_plan.source if self.reuse_plan else None
+
+    @property
+    def found(self) -> SlotContents | None:
+        """The state from which the request continues, as earlier work left it."""
+        if self.reuse_plan:
+            return self.reuse_plan.base
+        return self.table.shadow.slots[self.slot] if self.slot is not None else None
+
+    @property
+    def clearing(self) -> bool:
+        """Whether the plan requires that no other namespace's state looks as good to the engine."""
+        return self.clears or self.cleared
+
+    @property
+    def isolated(self) -> bool:
+        """Whether the slot holds nothing of another namespace when the request gets there."""
+        foreign = self.reuse_plan is not None and self.reuse_plan.foreign
+        emptied = not foreign or any(isinstance(step, Wipe | Load) for step in self.steps)
+        return emptied if self.pinned else self.cleared
 
 
-def _reach(tables: Collection[EngineTable], hash_chain: Sequence[bytes]) -> int:
-    """Return the most messages that a known state shares with this form; the tools must be equal."""
-    shadows = [table.shadow for table in tables]
-    states = [
-        contents
-        for shadow in shadows
-        for contents in (*shadow.slots, *shadow.ram)
-        if contents and contents.hash_chain
-    ]
-    same_head = (contents for contents in states if hash_chain and contents.hash_chain[0] == hash_chain[0])
-    return max((shared_messages(hash_chain, contents) for contents in same_head), default=0)
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """The known structure of a prompt."""
+
+    boundaries: tuple[Boundary, ...] = ()
+    branches: tuple[Branch, ...] = ()
+    known: int = 0  # tokens at its beginning that were computed before
+    known_at: float = 0.0  # when they were last computed, in seconds
+    known_of_other_sets: int = 0  # tokens at its beginning that were computed with other LoRA adapters
+
+    @property
+    def head(self) -> int:
+        """Tokens before the first message; 0 = not known."""
+        return next((b.at for b in self.boundaries if b.kind is BoundaryKind.HEAD), 0)
+
+
+NO_STRUCTURE: Final = Structure()
 
 
 # -- one request, from arrival to report -----------------------------------------------------------------
@@ -219,7 +239,7 @@ class Pending:
         exact = None
         if self.prompt is not None and done.prompt_tokens is not None:
             exact = len(self.prompt) == done.prompt_tokens
-        return self._told(usage, exact)
+        return self._report(usage, exact)
 
     def broken_off(self, event: Gone) -> Report | None:
         """Return the report of a request that broke off; it counts the prompt as far as it was processed."""
@@ -229,9 +249,9 @@ class Pending:
             reached = cached = max(self.reached, planted)
         if reached == 0:
             return None
-        return self._told(usage_of(reached, cached, planted=planted, ahead_from=self.ahead_from), None)
+        return self._report(usage_of(reached, cached, planted=planted, ahead_from=self.ahead_from), None)
 
-    def _told(self, usage: Usage | None, exact: bool | None) -> Report:
+    def _report(self, usage: Usage | None, exact: bool | None) -> Report:
         known = usage is not None and self.prompt is not None
         least = oracle(usage, min(self.structure.known, usage.prompt)) if usage and known else None
         plan = self.plan
@@ -268,10 +288,10 @@ class Pending:
             restarted=structure.known_at < plan.table.reset_at,
             uncached=self.arrived.uncached,
         )
-        known_apart, known = self.structure.known_apart, self.structure.known
-        apart = known_apart - max(known, usage.reused)
-        if apart > usage.work - least:
-            return Lost(Loss.ADAPTERS, apart)
+        known_of_other_sets, known = self.structure.known_of_other_sets, self.structure.known
+        other_sets = known_of_other_sets - max(known, usage.reused)
+        if other_sets > usage.work - least:
+            return Lost(Loss.ADAPTERS, other_sets)
         return lost(answered, usage.work - least)
 
     def remember(self, tree: PromptTree, now: float) -> None:

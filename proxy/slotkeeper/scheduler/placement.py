@@ -11,15 +11,15 @@ A request is served by the first of these that applies (`arrivals` carries the n
   that the engine loads from its RAM cache) or after a restore, and the engine's own choice. What is
   overwritten is saved first if that pays. See `choice`.
   With several engines, prices are compared in seconds, and a slot in which a request runs is a place too: see
-  `comparison`. Then 3 does not apply, because it has no price.
+  `prices`. Then 3 does not apply, because it has no price.
 6 Its tokens cannot be known: the free slot that loses least.
 7 Otherwise it waits in our queue, never in the engine's. If only tasks on their way keep it from a free slot,
   no later request goes first.
 8 If all slots share one KV buffer, the request takes the place from 1 to 6 only if its cells fit. Otherwise
   idle slots are emptied for it, or it waits as in 7. See `kv_pool`.
-9 A long request of low priority waits while more urgent ones are at work on that engine. See `giving_way`.
+9 A long request of low priority waits while more urgent ones are at work on that engine. See `priority`.
 
-The order in which requests are asked: see `turns`.
+The order in which requests are asked: see `priority`.
 
 A slot gets no other task until the engine has released it (engine.md T1): see `table`.
 In idle time, slots whose conversations have paused are saved: see `chores`.
@@ -33,29 +33,24 @@ from math import inf
 from typing import Final, assert_never
 
 from slotkeeper.scheduler import (
-    adapter_change,
     arrivals,
     chores,
-    draining,
-    elsewhere,
-    giving_way,
     kv_pool,
+    leaving,
     outcomes,
     preparing,
+    priority,
     retention,
-    swaps,
-    turns,
+    spaces,
 )
-from slotkeeper.scheduler.adapters import AdaptersChange, AdaptersSeen
 from slotkeeper.scheduler.catalog import Catalog
-from slotkeeper.scheduler.choice import Plan
-from slotkeeper.scheduler.comparison import share_guesses
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Effect, Learned
-from slotkeeper.scheduler.elsewhere import Wanted
-from slotkeeper.scheduler.engine_model import EngineTraits, Known
+from slotkeeper.scheduler.engine_model import EngineTraits, Known, cells_of, may_share
 from slotkeeper.scheduler.events import (
     Acted,
+    AdaptersChange,
+    AdaptersSeen,
     Arrived,
     Closing,
     DrainAsked,
@@ -85,21 +80,15 @@ from slotkeeper.scheduler.events import (
     TimerFired,
 )
 from slotkeeper.scheduler.outcomes import close_ended
-from slotkeeper.scheduler.pending import Pending, Stage
+from slotkeeper.scheduler.pending import Pending, Plan, Stage
+from slotkeeper.scheduler.prices import share_guesses
 from slotkeeper.scheduler.prompt_tree import PromptTree
+from slotkeeper.scheduler.retention import Wanted
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.table import SHARED_FOR, EngineTable
-from slotkeeper.scheduler.types import (
-    NO_ROUTER,
-    ClientId,
-    Crowded,
-    EngineId,
-    ModelName,
-    Reason,
-    RequestId,
-    Tokens,
-)
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import NO_ROUTER, ClientId, Crowded, EngineId, ModelName, Reason, RequestId
 
 
 def engine_up(state: State, event: EngineUp) -> Iterator[Effect]:
@@ -209,13 +198,13 @@ class Placement:
     @property
     def line(self) -> Sequence[RequestId]:
         """The waiting requests, the next one first, as far as the order is known now."""
-        return (*self._state.bypassing, *turns.in_turn(self._state, self._state.at))
+        return (*self._state.bypassing, *priority.in_turn(self._state, self._state.at))
 
     @property
     def divided(self) -> bool:
         """Whether a request is computed in pieces, or waits to be: what its slot holds must not be lost."""
         state = self._state
-        return any(giving_way.divisible(p) for r in state.hinted if (p := state.requests.get(r)))
+        return any(priority.divisible(p) for r in state.hinted if (p := state.requests.get(r)))
 
     def waiting_of(self, client: ClientId) -> int:
         """Return how many requests of this client are queued."""
@@ -230,7 +219,7 @@ class Placement:
 
     def wanted_elsewhere(self, request: RequestId, prompt: Tokens) -> Sequence[Wanted]:
         """Return the states of a newly rendered prompt that are worth looking for in the shared store."""
-        return tuple(elsewhere.wanted_elsewhere(self._state, request, prompt))
+        return tuple(retention.wanted_elsewhere(self._state, request, prompt))
 
     @property
     def catalog(self) -> Catalog:
@@ -262,13 +251,13 @@ class Placement:
 
     def pool_of(self, table: EngineTable) -> dict[str, int] | None:
         """Return the cells of an engine's shared KV buffer, and those in use; None if none is shared."""
-        cells = kv_pool.cells_of(table.traits)
+        cells = cells_of(table.traits)
         return {"cells": cells, "taken": kv_pool.in_use(self._state, table)} if cells else None
 
     def may_lack_cells(self, engine: EngineId) -> bool:
         """Whether a request may fail there because the KV buffer is full that slots share."""
         table = self.tables.get(engine)
-        return table is not None and kv_pool.may_share(table.traits)
+        return table is not None and may_share(table.traits)
 
     def back_by(self, now: float, model: ModelName) -> float | None:
         """Return until when to wait for an engine of this model; None if one is up or none is expected."""
@@ -293,7 +282,7 @@ class Placement:
             case EngineUp() | FilesFound() | EngineLost() | Observed() | ObserveFailed():
                 yield from self._of_engine(event)
             case AdaptersChange() | AdaptersSeen():
-                yield from adapter_change.heard(self._state, event)
+                yield from spaces.adapters_changed(self._state, event)
             case Planted() | Saved() | Restored() | Erased():
                 yield from preparing.ended(self._state, event)
             case Filed():
@@ -315,15 +304,15 @@ class Placement:
         """Take in events about which engines exist and may be used."""
         match event:
             case DrainAsked():
-                draining.drain_asked(self._state, event)
+                leaving.drain_asked(self._state, event)
             case EnginesNamed():
-                draining.engines_named(self._state, event)
+                leaving.engines_named(self._state, event)
             case RequestFailed():
                 outcomes.request_failed(self._state, event)
             case ModelsListed():
-                swaps.models_listed(self._state, event)
+                leaving.models_listed(self._state, event)
             case SwapFailed():
-                swaps.swap_failed(self._state, event)
+                leaving.swap_failed(self._state, event)
             case _:
                 assert_never(event)
 

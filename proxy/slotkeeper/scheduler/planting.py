@@ -28,7 +28,6 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Final
 
-from slotkeeper.scheduler import media
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.costs import WORTH_A_FILE, HourlyBudget
 from slotkeeper.scheduler.effects import Keep, Prefill, Purpose, SaveMoment, Step
@@ -40,12 +39,11 @@ from slotkeeper.scheduler.engine_model import (
     keeps_checkpoints,
     marked,
 )
-from slotkeeper.scheduler.media import Chunk
-from slotkeeper.scheduler.prompt_tree import Branch
+from slotkeeper.scheduler.pending import Structure
 from slotkeeper.scheduler.shadow import ReusePlan
 from slotkeeper.scheduler.slot_contents import first_kept
 from slotkeeper.scheduler.table import EngineTable
-from slotkeeper.scheduler.types import Boundary, BoundaryKind, Tokens
+from slotkeeper.scheduler.tokens import BoundaryKind, Chunk, Tokens, outside
 
 PRICE: Final = 16.0  # tokens: a round trip, and a batch that is cut in two
 # The same for each image before a plant's end, which the engine reads once more though it does not encode it
@@ -68,25 +66,6 @@ ABOUT_IMAGE: Final = 0.3  # another question about the last image
 
 STRETCH: Final = 1024  # tokens, at least
 STRETCHES: Final = MOST  # in one head, at most
-
-
-@dataclass(frozen=True, slots=True)
-class Structure:
-    """The known structure of a prompt."""
-
-    boundaries: tuple[Boundary, ...] = ()
-    branches: tuple[Branch, ...] = ()
-    known: int = 0  # tokens at its beginning that were computed before
-    known_at: float = 0.0  # when they were last computed, in seconds
-    known_apart: int = 0  # tokens at its beginning that were computed with other LoRA adapters
-
-    @property
-    def head(self) -> int:
-        """Tokens before the first message; 0 = not known."""
-        return next((b.at for b in self.boundaries if b.kind is BoundaryKind.HEAD), 0)
-
-
-NO_STRUCTURE: Final = Structure()
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +157,7 @@ def steps(
 def _among_images(found: Sequence[CutPlace], images: Sequence[Chunk]) -> Iterator[CutPlace]:
     """Yield the places that are not inside an image, each with the number of images before it."""
     for place in found:
-        if media.outside(images, place.at) == place.at:
+        if outside(images, place.at) == place.at:
             yield replace(place, images=sum(1 for image in images if image.start < place.at))
 
 

@@ -13,7 +13,7 @@ from math import inf
 from typing import Final, Self
 
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 
 ROOT: Final = 16  # tokens: with less in common a snapshot is of no use
 

@@ -6,10 +6,11 @@ from collections.abc import Generator, Iterator
 from dataclasses import replace
 from typing import Final, assert_never
 
-from slotkeeper.scheduler import chores, en_route, giving_way, kv_pool, retention
+from slotkeeper.scheduler import chores, priority, retention, spaces
 from slotkeeper.scheduler.adapters import set_in
 from slotkeeper.scheduler.effects import Effect, Load, Prefill, Purpose, Step, Wipe
-from slotkeeper.scheduler.events import Erased, Filed, Loading, Planted, Restored, Saved
+from slotkeeper.scheduler.engine_model import cells_of
+from slotkeeper.scheduler.events import Erased, Filed, Planted, Restored, Saved
 from slotkeeper.scheduler.evidence import by_batches
 from slotkeeper.scheduler.launching import forward, next_step, requeue
 from slotkeeper.scheduler.outcomes import SURPRISE
@@ -19,8 +20,7 @@ from slotkeeper.scheduler.slot_contents import SlotContents
 from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.steps import Chore
 from slotkeeper.scheduler.table import EngineTable, SlotState
-from slotkeeper.scheduler.types import SlotId
-from slotkeeper.scheduler.urgency import PriorityAct
+from slotkeeper.scheduler.types import Loading, PriorityAct, SlotId
 
 Ended = Planted | Saved | Restored | Erased
 
@@ -76,7 +76,7 @@ def _of_chore(state: State, chore: Chore, event: Ended) -> Iterator[Effect]:
         ok, effects = _take_in(state, chore.table, chore.slot, chore.step, event)
         chore.recognise()
         yield from effects
-        yield from chores.went_on(state, chore, ok=ok, now=event.at)
+        yield from chores.step_ended(state, chore, ok=ok, now=event.at)
     else:  # the engine was restarted; its file is still good
         del state.chores[event.request]
         if isinstance(event, Saved) and event.snapshot:
@@ -122,7 +122,7 @@ def _go_on(
     pending.steps_left -= 1
     paused = yield from _after_piece(state, pending, slot, now)
     # The slot was prepared for other adapters, or its engine is being drained meanwhile.
-    outdated = en_route.outdated(table, pending) or table.engine in state.drained
+    outdated = spaces.outdated(table, pending) or table.engine in state.drained
     if paused or outdated or table.unsettled or table.orphans:  # the last two: a task may have got it (T1)
         _without(state, pending, table, slot, now=now)
     elif pending.steps_left:
@@ -139,10 +139,10 @@ def _go_on(
 def _after_piece(state: State, pending: Pending, slot: SlotId, now: float) -> Generator[Effect, None, bool]:
     """Whether a request gives way to another one, now that a part of its prompt is computed."""
     plan = pending.plan
-    if plan is None or not giving_way.at_border(pending, plan):
+    if plan is None or not priority.at_border(pending, plan):
         return False
     pending.pieces_until = now
-    weighed = giving_way.after_piece(state, pending, slot, now)
+    weighed = priority.after_piece(state, pending, slot, now)
     if weighed is not None:
         yield weighed
     return weighed is not None and weighed.act is PriorityAct.GAVE_WAY
@@ -296,7 +296,7 @@ def _restored(state: State, table: EngineTable, slot: SlotId, step: Step, event:
             return []
         case Loading.REFUSED:
             table.shadow.erase(slot)
-            if not kv_pool.cells_of(table.traits):  # a pool may lack adjacent cells for it
+            if not cells_of(table.traits):  # a pool may lack adjacent cells for it
                 # Its file is kept: perhaps the engine is not as we think.
                 state.catalog.take(snapshot.id)
             return []

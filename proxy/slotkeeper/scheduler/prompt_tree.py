@@ -19,9 +19,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
-from slotkeeper.scheduler import media
 from slotkeeper.scheduler.adapters import namespace_in, set_in
-from slotkeeper.scheduler.types import EMPTY, WIDTH, Tokens
+from slotkeeper.scheduler.tokens import EMPTY, WIDTH, Tokens, outside
 
 BLOCK: Final = 128  # tokens
 HASH_BYTES: Final = 8
@@ -207,9 +206,9 @@ class PromptTree:
         It is too short by less than a block if the prompt diverges inside a cold edge.
         """
         path = self._last_path(prompt)
-        return media.outside(prompt.chunks, path[-1][1] + path[-1][2]) if path else 0
+        return outside(prompt.chunks, path[-1][1] + path[-1][2]) if path else 0
 
-    def longest_apart(self, prompt: Tokens) -> int:
+    def longest_of_other_sets(self, prompt: Tokens) -> int:
         """Return the same among sequences of the prompt's namespace that had other LoRA adapters."""
         if not set_in(prompt.space):
             return 0
@@ -230,7 +229,7 @@ class PromptTree:
         branches = []
         for node, begin, common in self._last_path(prompt):
             end = begin + common
-            left, at = len(prompt) - end, media.outside(prompt.chunks, end)
+            left, at = len(prompt) - end, outside(prompt.chunks, end)
             if node.edge.parts(common, left):
                 branches.append(Branch(at, 2, 1, node.used))
             elif left and node.ways and common == len(node.edge):

@@ -9,11 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from slotkeeper.scheduler.events import Observed, SlotView
-from slotkeeper.scheduler.kv_pool import not_shared, wipes
+from slotkeeper.scheduler.engine_model import wipes
+from slotkeeper.scheduler.events import Observed
+from slotkeeper.scheduler.kv_pool import not_shared
 from slotkeeper.scheduler.slot_contents import SlotContents
 from slotkeeper.scheduler.table import EngineTable, Orphan, Sent, SlotState
-from slotkeeper.scheduler.types import RequestId, SlotId
+from slotkeeper.scheduler.types import RequestId, SlotId, SlotView
 
 DRAFTED: Final = 64  # most tokens of one draft: those accepted beyond a reply's end stay in the slot
 COUNT_SLIP: Final = 2  # tokens by which our count of a slot may differ although our ids are right
@@ -142,7 +143,7 @@ def _as_counted(table: EngineTable, contents: SlotContents, count: int, now: flo
     ours, unknown = contents.total, SlotContents(opaque=count, used=now)
     if count == ours and not contents.rough:
         return contents
-    if table.shadow.apart(contents.tokens.space) and not contents.rough and count < ours - COUNT_SLIP:
+    if table.shadow.isolates(contents.tokens.space) and not contents.rough and count < ours - COUNT_SLIP:
         return unknown  # perhaps of another namespace
     if contents.rough or count <= ours + COUNT_SLIP:
         return contents.shrunk(count)
@@ -193,10 +194,10 @@ def _wiped(table: EngineTable, seen: Observed) -> bool:
     if any(v.held or v.busy for v in seen.slots):
         _learn_unified(table, empty)
         return False
-    return _started_anew(table, seen)
+    return _restarted(table, seen)
 
 
-def _started_anew(table: EngineTable, seen: Observed) -> bool:
+def _restarted(table: EngineTable, seen: Observed) -> bool:
     """Whether all slots are empty because the engine was restarted: no task of ours was running.
 
     If so, the table is reset.

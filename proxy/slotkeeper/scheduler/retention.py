@@ -1,4 +1,6 @@
-"""Which snapshots are kept: a full tier drops those that save the fewest tokens for their bytes.
+"""Which snapshots are kept, and for which states a shared store is asked.
+
+A full tier drops those that save the fewest tokens for their bytes:
 
 1. A state saves what would have to be computed again if it alone were missing. So a state with a near
    neighbour saves little, and a duplicate saves nothing, however new they are.
@@ -13,20 +15,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heapreplace
 from typing import Final
 
 from slotkeeper.scheduler.catalog import Node, PrefixTree, given
-from slotkeeper.scheduler.choice import Plan
+from slotkeeper.scheduler.costs import WORTH_A_FILE
 from slotkeeper.scheduler.effects import Drop, Effect, Forget, Load, Prove
 from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.scheduler.events import SnapshotsChanged
 from slotkeeper.scheduler.idle_work import done
+from slotkeeper.scheduler.pending import Plan
 from slotkeeper.scheduler.prefix_order import AnyState, PrefixOrder
 from slotkeeper.scheduler.slot_contents import HALF_LIFE, SlotContents, Snapshot, SnapshotId, Tier
 from slotkeeper.scheduler.state import State
+from slotkeeper.scheduler.table import EngineTable
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import RequestId, SlotId
 
 # Chances relative to that of one step back to anywhere on a path, which is 1. They were chosen by simulation,
 # with other seeds than those of benchmarks/retention.py. Halving or doubling one of the first two changes the
@@ -48,14 +54,13 @@ def evict(
     traits: EngineTraits,
     live: Collection[SlotContents] = (),
     now: float,
-    incoming: int = 0,
 ) -> list[SnapshotId]:
-    """Return what to drop, in this order, so that the rest and `incoming` more bytes fit the budget.
+    """Return what to drop, in this order, so that the rest fits the budget.
 
     `live` is what the slots hold. A caller with many snapshots keeps them in a PrefixOrder and passes that.
     """
     kept = snapshots if isinstance(snapshots, PrefixOrder) else PrefixOrder(snapshots)
-    over = sum(snapshot.size for snapshot in kept) + incoming - budget_bytes
+    over = sum(snapshot.size for snapshot in kept) - budget_bytes
     if over <= 0:
         return []
     order = kept.beside(live)
@@ -266,3 +271,49 @@ def _to_cold(state: State, gone: SnapshotId) -> Drop:
 def _live(state: State) -> list[SlotContents]:
     """Return the contents of all slots. A file of the same state as a slot saves little."""
     return [contents for table in state.up for contents in table.shadow.slots if contents and contents.tokens]
+
+
+# -- files of a shared store -----------------------------------------------------------------------------
+# What is found there enters the catalog as `SnapshotsChanged` before placement learns the prompt's tokens.
+# Then it is a snapshot of the cold tier like any other, and has its price.
+
+LEAST_SECONDS: Final = 1.0  # for an answer: a shorter wait depends more on chance than on the store
+MOST_SECONDS: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A state that would save more tokens of a prompt than any state here.
+
+    `within`: seconds for which the request waits for the store's answer. That is the time that computing the
+    missing tokens takes, so a search that finds nothing costs at most half of the wait.
+    """
+
+    traits: EngineTraits
+    prompt: Tokens
+    here: int  # tokens that a slot or file of ours covers
+    within: float
+
+
+def wanted_elsewhere(state: State, request: RequestId, prompt: Tokens) -> Iterator[Wanted]:
+    """Yield a state for each kind of engine that can serve the request; none if it has a place."""
+    pending = state.requests.get(request)
+    if pending is None or request not in state.queue:
+        return
+    prompt = prompt.within(pending.arrived.space)
+    kinds: dict[str, list[EngineTable]] = {}
+    for table in state.up_for(pending.arrived.model):
+        if table.traits.snapshots:
+            kinds.setdefault(table.traits.fingerprint, []).append(table)
+    for tables in kinds.values():
+        here = max(_at_hand(state, table, prompt) for table in tables)
+        missing = len(prompt) - here
+        if missing >= WORTH_A_FILE:
+            seconds = missing / max(table.rates.prefill for table in tables)
+            within = min(MOST_SECONDS, max(LEAST_SECONDS, seconds))
+            yield Wanted(traits=tables[0].traits, prompt=prompt, here=here, within=within)
+
+
+def _at_hand(state: State, table: EngineTable, prompt: Tokens) -> int:
+    slots = (table.shadow.plan_reuse(SlotId(slot), prompt).reuse for slot in range(table.traits.n_slots))
+    return max(state.catalog.covered(prompt, table.traits), *slots)

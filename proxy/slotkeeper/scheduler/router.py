@@ -4,13 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from math import inf
 from typing import Final
 
-from slotkeeper.scheduler.events import ModelStatus, ModelView
 from slotkeeper.scheduler.types import EngineId, ModelName
 
 RETRY_SECONDS: Final = 30.0  # after a failed load: each try unloads another model
+
+
+class ModelStatus(StrEnum):
+    """The status of one model in its router."""
+
+    UNLOADED = "unloaded"
+    LOADING = "loading"
+    LOADED = "loaded"
+    SLEEPING = "sleeping"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelView:
+    """One model in its router's listing (engine.md 13)."""
+
+    engine: EngineId
+    name: ModelName
+    status: ModelStatus
+
+
 LOADED: Final = (ModelStatus.LOADED, ModelStatus.SLEEPING)
 
 

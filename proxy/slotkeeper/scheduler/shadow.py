@@ -13,7 +13,6 @@ from enum import StrEnum
 
 from slotkeeper.scheduler.adapters import namespace_in, set_in
 from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Known, after_prefill, generous
-from slotkeeper.scheduler.media import Chunk
 from slotkeeper.scheduler.slot_contents import (
     KEEP,
     SlotContents,
@@ -28,7 +27,8 @@ from slotkeeper.scheduler.slot_contents import (
     slack,
     unsafe,
 )
-from slotkeeper.scheduler.types import EMPTY, RequestId, SlotId, Tokens
+from slotkeeper.scheduler.tokens import EMPTY, Chunk, Tokens
+from slotkeeper.scheduler.types import RequestId, SlotId
 
 
 class Source(StrEnum):
@@ -113,7 +113,7 @@ class EngineShadow:
         parked = parks(self.slots[slot], self.traits)
         return ReusePlan(slot=slot, reuse=0, source=Source.NOTHING, base=None, parked=parked)
 
-    def plan_reuse_apart(self, slot: SlotId, space: str) -> ReusePlan:
+    def plan_reuse_in_space(self, slot: SlotId, space: str) -> ReusePlan:
         """Plan to send an unknown prompt of a namespace.
 
         It is `foreign` unless the slot has the same namespace, and the engine has no RAM cache to load from.
@@ -122,7 +122,7 @@ class EngineShadow:
         foreign = contents is None or contents.tokens.space != space or self.may_load
         return ReusePlan(slot=slot, reuse=0, source=Source.NOTHING, base=None, parked=False, foreign=foreign)
 
-    def apart(self, space: str) -> bool:
+    def isolates(self, space: str) -> bool:
         """Whether a request of this space must be kept from whatever states of others the engine has."""
         return self.mixed or self.own_set(space) or bool(namespace_in(space))
 
@@ -347,7 +347,7 @@ class EngineShadow:
             sure, nothing = self.task_adapters[slot] is not None, Source.NOTHING
             return ReusePlan(slot=slot, reuse=0, source=nothing, base=None, parked=False, foreign=not sure)
         common = contents.tokens.lcp(prompt) if contents else 0
-        if self.apart(prompt.space) and self._mixes(contents, prompt, common):
+        if self.isolates(prompt.space) and self._mixes(contents, prompt, common):
             return ReusePlan(slot=slot, reuse=0, source=Source.NOTHING, base=None, parked=False, foreign=True)
         saves = self._saves(contents, common, len(prompt), evict=evict)
         entry = better(contents, ram, prompt) if saves else None

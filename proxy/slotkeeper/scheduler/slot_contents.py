@@ -20,7 +20,8 @@ from slotkeeper.scheduler.engine_model import (
     newest_usable,
     window_cells,
 )
-from slotkeeper.scheduler.types import EMPTY, RequestId, Tokens
+from slotkeeper.scheduler.tokens import EMPTY, Tokens
+from slotkeeper.scheduler.types import RequestId
 
 SnapshotId = NewType("SnapshotId", str)
 

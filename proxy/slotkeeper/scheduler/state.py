@@ -6,8 +6,8 @@ slots idle (engine.md 6).
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
@@ -15,17 +15,16 @@ from typing import Final
 from slotkeeper.scheduler.adapters import set_of
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.costs import HourlyBudget, Limits
-from slotkeeper.scheduler.engine_model import EngineTraits, unmarked
+from slotkeeper.scheduler.engine_model import unmarked
 from slotkeeper.scheduler.events import Arrived
-from slotkeeper.scheduler.kv_pool import Outputs
 from slotkeeper.scheduler.pending import Pending, Scene, Stage
 from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.router import Router
 from slotkeeper.scheduler.slot_contents import SlotContents
 from slotkeeper.scheduler.steps import Chore
 from slotkeeper.scheduler.table import EngineTable
-from slotkeeper.scheduler.types import ClientId, EngineId, ModelName, RequestId, SlotId, Tokens
-from slotkeeper.scheduler.urgency import Priority
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import ClientId, EngineId, ModelName, Priority, RequestId, SlotId
 
 
 class FairQueue:
@@ -110,6 +109,49 @@ class Ahead:
         return self._begins.get(hash(unmarked(tokens)))
 
 
+# -- the lengths of answers ------------------------------------------------------------------------------
+
+# Tokens expected of an answer if nothing is known of its client and the client sets no limit.
+UNKNOWN_OUTPUT: Final = 1024
+LEARNED_FROM: Final = 8  # answers of one kind of client after which they count more than its own limit
+ANSWERS: Final = 64  # answers of each kind
+KINDS: Final = 256  # of clients; the oldest are forgotten
+# Factor on the longest of these answers. A client's limit is a bound and not a forecast: agents ask for
+# 32,000 tokens and use some hundred, so by their limits two of them could never run side by side.
+MARGIN: Final = 4
+LEAST_OUTPUT: Final = 1024
+HINT_MARGIN: Final = 2  # times what a client says of this very answer, which is a forecast as well
+
+
+@dataclass(slots=True)
+class Outputs:
+    """The lengths of answers, by kind of client."""
+
+    _seen: OrderedDict[str, deque[int]] = field(default_factory=OrderedDict)
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def add(self, kind: str, generated: int) -> None:
+        seen = self._seen.setdefault(kind, deque(maxlen=ANSWERS))
+        seen.append(generated)
+        self._seen.move_to_end(kind)
+        if len(self._seen) > KINDS:
+            self._seen.popitem(last=False)
+
+    def expected(self, request: Arrived, room: int) -> int:
+        """Return the tokens that an answer will hardly exceed; at most `room`."""
+        limit = room if request.answer_limit is None else min(request.answer_limit, room)
+        if request.outgrown:  # the estimate was too low before
+            return limit
+        if request.hints.output is not None:  # as its client expects, which is no limit
+            return min(limit, HINT_MARGIN * request.hints.output)
+        seen = self._seen.get(request.kind, ())
+        if len(seen) >= LEARNED_FROM:
+            return min(limit, max(LEAST_OUTPUT, MARGIN * max(seen)))
+        return limit if request.answer_limit is not None else min(limit, UNKNOWN_OUTPUT)
+
+
 # -- the whole state -------------------------------------------------------------------------------------
 
 
@@ -182,9 +224,9 @@ class State:
         tables = self.open_for(request.model)
         return [table for table in tables if set_of(table.traits.adapters, request.lora) == request.adapters]
 
-    def apart(self, request: Arrived) -> bool:
+    def isolates(self, request: Arrived) -> bool:
         """Whether it must be kept from states of others that an engine may have."""
-        return any(table.shadow.apart(request.space) for table in self.up_for(request.model)) or bool(
+        return any(table.shadow.isolates(request.space) for table in self.up_for(request.model)) or bool(
             request.namespace
         )
 
@@ -298,10 +340,3 @@ class CurrentScene:
     def keeps_waiting(self, pending: Pending) -> bool:
         """Whether this same scene has already made the request wait."""
         return pending.waits_in is not None and pending.waits_in == self.drawn()
-
-
-def user_starts(prompt: Tokens | None, traits: EngineTraits) -> Sequence[int]:
-    """Return where user messages begin, in tokens. The engine prefers these places for checkpoints."""
-    if prompt is None:
-        return ()
-    return sorted({at for opener in traits.user_start for at in prompt.find_all(Tokens(opener))})

@@ -11,7 +11,8 @@ from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.slot_contents import SlotContents
 from slotkeeper.scheduler.table import EngineTable, Maintenance, SlotState
-from slotkeeper.scheduler.types import Place, RequestId, SlotId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Place, RequestId, SlotId
 
 
 def effect(

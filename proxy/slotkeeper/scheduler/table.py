@@ -12,14 +12,13 @@ from enum import StrEnum
 from math import inf
 from typing import Final
 
-from slotkeeper.scheduler.breaker import Breaker
-from slotkeeper.scheduler.costs import WORTH_A_FILE, Rates
+from slotkeeper.scheduler.costs import WORTH_A_FILE, Breaker, EngineWork, Expected, Rates
 from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.scheduler.evidence import Doubts
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId, succeeds
-from slotkeeper.scheduler.types import NO_ROUTER, EngineId, ModelName, RequestId, SlotId, Tokens
-from slotkeeper.scheduler.work import EngineWork, Expected
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import NO_ROUTER, EngineId, ModelName, RequestId, SlotId
 
 CROWDED_FOR: Final = 60.0  # seconds that an engine counts as crowded after a conversation lost its slot
 LULL: Final = 1.0  # seconds without a client's task, after which the engine no longer counts as crowded
@@ -138,7 +137,7 @@ class EngineTable:
         before, self.shadow = self.shadow, EngineShadow(traits)
         if traits.disk_cache and traits.fingerprint == before.traits.fingerprint:
             self.shadow.ram, self.shadow.mixed = before.ram, before.mixed
-        self.rates.told(traits.token_bytes)
+        self.rates.take_token_bytes(traits.token_bytes)
         self.states = [SlotState.IDLE] * traits.n_slots
         self.owners = [None] * traits.n_slots
         self.changed = [now] * traits.n_slots
@@ -263,7 +262,7 @@ class EngineTable:
         """
         if not self.traits.disk_cache or not self.traits.ram_cache or self.traits.speculative:
             return False
-        return not self.shares and not self.shadow.apart(contents.tokens.space)
+        return not self.shares and not self.shadow.isolates(contents.tokens.space)
 
     def may_wipe(self, now: float) -> bool:
         return self.traits.slot_files and now >= self.no_wipe_until
@@ -371,7 +370,7 @@ class EngineTable:
         """Distrust idle slots: a task ran unseen, so where states are kept apart they are not certain."""
         for slot in self.idle:
             contents, self.shadow.task_adapters[slot] = self.shadow.slots[slot], None
-            if contents and self.shadow.apart(contents.tokens.space):
+            if contents and self.shadow.isolates(contents.tokens.space):
                 self.doubt(slot)
 
     def doubt(self, slot: SlotId) -> None:

@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 from weakref import WeakValueDictionary
 
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId, Tier
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store.files import Lane
 from slotkeeper.store.manifest import Manifest
 from slotkeeper.store.trouble import INDEX, HaltedError, MissingError, StoreError, StoreHealth, Trouble

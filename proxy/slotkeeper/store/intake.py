@@ -10,7 +10,7 @@ from pathlib import Path
 from slotkeeper.engine.slotfile import ByteSpan, Damage, Recipe, SlotFile, tokens_with_images
 from slotkeeper.engine.slotfile_reader import read
 from slotkeeper.scheduler.adapters import namespace_in, set_in
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store import files
 from slotkeeper.store.files import Halt, Passed, Stamp
 from slotkeeper.store.manifest import Manifest, chain

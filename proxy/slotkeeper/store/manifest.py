@@ -26,9 +26,8 @@ from typing import Any, Final
 import orjson
 
 from slotkeeper.scheduler.adapters import space_of
-from slotkeeper.scheduler.media import Chunk
 from slotkeeper.scheduler.slot_contents import SnapshotId
-from slotkeeper.scheduler.types import WIDTH, Tokens
+from slotkeeper.scheduler.tokens import WIDTH, Chunk, Tokens
 from slotkeeper.store import files
 from slotkeeper.store.files import MANIFEST, ours
 

@@ -22,7 +22,7 @@ from typing import Final
 import orjson
 
 from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store import files
 from slotkeeper.store.files import Halt, Lane
 from slotkeeper.store.hints import Hints
@@ -56,7 +56,7 @@ LARGEST_TOKENS: Final = 16 << 20  # bytes: four million ids
 CHEAP: Final = 1 << 20  # bytes: writing a smaller blob is as quick as asking for its state
 PROMISING: Final = 4  # heads that are read for one prompt
 SURE: Final = 2  # heads that are read if the best state is a beginning of the prompt
-LONGEST_LOOK: Final = 10.0  # seconds; a request waits for less (`scheduler.elsewhere`)
+LONGEST_LOOK: Final = 10.0  # seconds; a request waits for less (`scheduler.retention`)
 SEEN: Final = 4096  # entries whose snapshot id is remembered
 FRESH: Final = 1800.0  # seconds, the longest write of a state, blob to head: half of the collector's wait
 SETTLE: Final = 0.05  # seconds: obstore 0.12 aborts a process that ends right after a failed call

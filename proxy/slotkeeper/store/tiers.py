@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from slotkeeper.engine.slotfile import Damage, tokens_with_images
 from slotkeeper.engine.slotfile_reader import read
 from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store import files
 from slotkeeper.store.files import Halt, Lane
 from slotkeeper.store.index import Kept

@@ -12,8 +12,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
-from slotkeeper.scheduler.events import Loading
 from slotkeeper.scheduler.slot_contents import Tier
+from slotkeeper.scheduler.types import Loading
 
 
 class Trouble(StrEnum):

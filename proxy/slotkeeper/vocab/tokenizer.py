@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, Protocol, Self, TypeAlias
 
-from slotkeeper.scheduler.types import EMPTY, Tokens
+from slotkeeper.scheduler.tokens import EMPTY, Tokens
 from slotkeeper.vocab.bpe import (
     CACHE_BYTES,
     LocalVocab,

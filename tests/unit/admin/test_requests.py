@@ -15,7 +15,7 @@ from slotkeeper.admin.state_routes import LIMIT, MOST
 from slotkeeper.conversation.divergence import Cause
 from slotkeeper.conversation.layout import Section
 from slotkeeper.conversation.naming import Name
-from slotkeeper.engine.client import EngineError, EngineGoneError
+from slotkeeper.engine.answers import EngineError, EngineGoneError
 from slotkeeper.observe.journal import Journal
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.request_record import PromptDivergence, Record

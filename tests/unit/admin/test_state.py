@@ -15,7 +15,7 @@ from slotkeeper import __version__
 from slotkeeper.admin.admin import AdminPort
 from slotkeeper.api.answer import Progress
 from slotkeeper.conversation.naming import Name
-from slotkeeper.engine.client import Health
+from slotkeeper.engine.answers import Health
 from slotkeeper.observe.journal import Journal
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.request_record import Record
@@ -24,7 +24,8 @@ from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.engine_model import Checkpoint
 from slotkeeper.scheduler.events import EngineLost, SnapshotsChanged
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId, Tier
-from slotkeeper.scheduler.types import EngineId, RequestId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import EngineId, RequestId
 from slotkeeper.store.store import Store
 from slotkeeper.values import Address
 from unit.observe.watched import record

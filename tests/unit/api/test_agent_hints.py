@@ -11,7 +11,7 @@ from slotkeeper.api.agent_hints import LONGEST_WAIT, check, hints, in_body
 from slotkeeper.api.errors import ClientFault
 from slotkeeper.api.head import MAX_WAIT, PRIORITY, Api
 from slotkeeper.api.request import claim
-from slotkeeper.scheduler.urgency import NO_HINTS, Priority, RequestHints, SaidBy
+from slotkeeper.scheduler.types import NO_HINTS, Priority, RequestHints, SaidBy
 
 LOW, NORMAL, HIGH = Priority.LOW, Priority.NORMAL, Priority.HIGH
 

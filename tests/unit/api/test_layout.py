@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slotkeeper.api.document import NotOurs
 from slotkeeper.api.head import Api
-from slotkeeper.api.request import NotOurs, lay_out, parse
+from slotkeeper.api.request import lay_out, parse
 from slotkeeper.conversation.layout import Edit, Role, Section, edited
 
 SYSTEM, TASK, THOUGHT, LOOK = "You help.\nToday's date: 2026-11-21", "fix it", "first I look", "I look."

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slotkeeper.api.agent_hints import answer_cap
+from slotkeeper.api.document import NotOurs
 from slotkeeper.api.head import Api
-from slotkeeper.api.request import Ask, NotOurs, parse
+from slotkeeper.api.request import Ask, parse
 
 GENERATING = [api for api in Api if api.generates]
 HELLO = [{"role": "user", "content": "hello"}]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from slotkeeper.bench.simulate import cache_aware, consistent_hash, lmetric, round_robin
-from slotkeeper.scheduler.types import EMPTY, Tokens
+from slotkeeper.scheduler.tokens import EMPTY, Tokens
 
 
 @dataclass

@@ -8,7 +8,7 @@ from hypothesis import strategies as some
 
 from slotkeeper.bench.measure import Oracle, Sample, by_session, impossible, later, percentile, totals
 from slotkeeper.scheduler.figures import Usage
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 
 PROMPTS = some.lists(some.lists(some.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=8)
 

@@ -8,8 +8,16 @@ import pytest
 
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import lay_out
-from slotkeeper.conversation.causes import Cause, explain, of_template
-from slotkeeper.conversation.divergence import CAUSES, EXCERPT, common_start, first_difference, length, parted
+from slotkeeper.conversation.causes import explain, of_template
+from slotkeeper.conversation.divergence import (
+    CAUSES,
+    EXCERPT,
+    Cause,
+    common_start,
+    first_difference,
+    length,
+    parted,
+)
 from slotkeeper.conversation.layout import Section, Who
 from slotkeeper.conversation.likeness import RequestKind
 from slotkeeper.conversation.rules.base import RuleName

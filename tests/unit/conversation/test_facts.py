@@ -7,8 +7,9 @@ import itertools
 import pytest
 
 from slotkeeper.conversation import facts as module
-from slotkeeper.conversation.facts import FactKind, FoundFact, facts
+from slotkeeper.conversation.facts import FoundFact, facts
 from slotkeeper.conversation.layout import Section, Text
+from slotkeeper.conversation.phrases import FactKind
 
 OPENCODE = """You are opencode.
 Here is some useful information about the environment you are running in:

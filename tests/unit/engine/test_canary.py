@@ -9,8 +9,7 @@ import pytest
 
 from slotkeeper.engine.answers import NO_FILES, NoFilesError, Why
 from slotkeeper.engine.canary import inspected, quietest, removed, temporary
-from slotkeeper.scheduler.events import SlotView
-from slotkeeper.scheduler.types import SlotId
+from slotkeeper.scheduler.types import SlotId, SlotView
 from slotkeeper.store import files
 
 EMPTY = struct.pack("<7I", 0x67677371, 4, 4, 0xFFFFFFFF, 1, 0, 0) + struct.pack(

@@ -11,7 +11,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from patience import PATIENCE
-from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, Health
+from slotkeeper.engine.answers import EngineError, EngineGoneError, Health
+from slotkeeper.engine.client import EngineClient
 
 LOADING = {"error": {"message": "Loading model", "type": "unavailable_error", "code": 503}}
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from slotkeeper.engine.client import EngineClient, EngineError
+from slotkeeper.engine.answers import EngineError
+from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.markers import (
     FAMILIES,
     Family,
@@ -14,7 +15,7 @@ from slotkeeper.engine.markers import (
     learn_markers,
     user_openers,
 )
-from slotkeeper.scheduler.types import UNKNOWN, Boundary, BoundaryKind, Markers, Tokens
+from slotkeeper.scheduler.tokens import UNKNOWN, Boundary, BoundaryKind, Markers, Tokens
 
 PLAIN = Family("<U>", "<A>", ("<T>",))
 

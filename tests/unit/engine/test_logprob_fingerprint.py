@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from slotkeeper.engine.client import EngineClient, EngineError
+from slotkeeper.engine.answers import EngineError
+from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.fingerprint import (
     FILE,
     TOLERANCE,

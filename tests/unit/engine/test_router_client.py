@@ -4,7 +4,7 @@ import pytest
 
 from slotkeeper.engine.client import entry_of
 from slotkeeper.engine.http import EngineAddress
-from slotkeeper.scheduler.events import ModelStatus
+from slotkeeper.scheduler.router import ModelStatus
 
 BASE = "http://router:8080"
 ARGS = ["llama-server", "--port", "46919", "--ctx-size", "8192", "--parallel", "2"]

@@ -10,7 +10,7 @@ import pytest
 
 from slotkeeper.engine.slotfile import Damage, SlotFile, Verdict
 from slotkeeper.engine.slotfile_reader import read
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 from unit.engine.slotfiles import (
     IDS,
     KINDS,

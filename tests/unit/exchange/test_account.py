@@ -8,10 +8,11 @@ import pytest
 from patience import PATIENCE
 from slotkeeper.api.head import Api
 from slotkeeper.conversation.naming import Name, Naming
-from slotkeeper.engine.client import EngineGoneError
+from slotkeeper.engine.answers import EngineGoneError
 from slotkeeper.exchange.account import Account
 from slotkeeper.observe.request_record import RequestStage
-from slotkeeper.scheduler.types import RequestId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import RequestId
 from unit.runtime.conftest import driver, link
 from unit.runtime.stubs import fallbacks, settled
 

@@ -26,10 +26,10 @@ from playbooks.playbook import (
 )
 from slotkeeper.observe.request_record import RequestStage
 from slotkeeper.scheduler.effects import Purpose, SaveMoment
-from slotkeeper.scheduler.events import Loading
 from slotkeeper.scheduler.figures import Loss, Lost
 from slotkeeper.scheduler.slot_contents import SnapshotId
-from slotkeeper.scheduler.types import Boundary, BoundaryKind, Reason, RequestId, Tokens
+from slotkeeper.scheduler.tokens import Boundary, BoundaryKind, Tokens
+from slotkeeper.scheduler.types import Loading, Reason, RequestId
 from unit.observe.watched import WatchedPlay, stages, without_gaps
 
 HEAD = Tokens(range(10_000, 11_000))

@@ -22,7 +22,8 @@ from playbooks.playbook import (
 from slotkeeper.observe.request_record import RequestStage
 from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.table import LINGER
-from slotkeeper.scheduler.types import EngineId, Reason, RequestId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import EngineId, Reason, RequestId
 from unit.observe.watched import WatchedPlay, stages, without_gaps
 
 A, X = (Tokens(range(n, n + 2000)) for n in (10_000, 70_000))

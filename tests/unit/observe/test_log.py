@@ -16,7 +16,7 @@ from chaos.fake_engine import FakeEngine, Fault
 from slotkeeper.api.answer import AnswerReader
 from slotkeeper.api.head import Api
 from slotkeeper.app import running
-from slotkeeper.engine.client import EngineError, EngineGoneError
+from slotkeeper.engine.answers import EngineError, EngineGoneError
 from slotkeeper.observe.log import SELDOM_SECONDS, Seldom, configure, get_logger, sayable
 from slotkeeper.runtime import render
 from slotkeeper.scheduler.types import RequestId, id_of

@@ -14,9 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from slotkeeper import __version__
 from slotkeeper.api.head import Api
-from slotkeeper.observe.gauges import EngineSeen, EngineState
+from slotkeeper.observe.gauges import EngineFigures, EngineSeen, EngineState, SlotFigures
 from slotkeeper.observe.metrics import OUTCOMES, Fallback, Metrics
-from slotkeeper.observe.request_record import Clients
+from slotkeeper.observe.request_record import ClientFigures, Clients
 from slotkeeper.scheduler.effects import Purpose, Report
 from slotkeeper.scheduler.figures import Loss, Lost, Usage
 from slotkeeper.scheduler.placement import Placement
@@ -106,7 +106,7 @@ def metrics(engines) -> Metrics:
     made = Metrics()
     clients = Clients()
     clients.add(record(client="0123456789abcdef/0123", usage=REPORT.usage))
-    made.watch(lambda: Placement(ENGINE), clients, lambda: engines)
+    made.watch(SlotFigures(lambda: Placement(ENGINE)), EngineFigures(lambda: engines), ClientFigures(clients))
     return made
 
 

@@ -27,8 +27,7 @@ from slotkeeper.observe.sentences import (
 )
 from slotkeeper.scheduler.effects import PoolAct, Pooled, Purpose, Ranked, SaveMoment
 from slotkeeper.scheduler.figures import Loss, Lost
-from slotkeeper.scheduler.types import EngineId, Reason, RequestId
-from slotkeeper.scheduler.urgency import Priority, PriorityAct
+from slotkeeper.scheduler.types import EngineId, Priority, PriorityAct, Reason, RequestId
 from unit.observe.watched import record
 
 PRIVATE = "xyzzy"

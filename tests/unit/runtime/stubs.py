@@ -11,14 +11,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from patience import PATIENCE
-from slotkeeper.engine.answers import MediaPrompt
-from slotkeeper.engine.client import EngineClient, EngineError, EngineGoneError, Health, PrefillResult
+from slotkeeper.engine.answers import EngineError, EngineGoneError, Health, MediaPrompt, PrefillResult
+from slotkeeper.engine.client import EngineClient
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory
-from slotkeeper.scheduler.events import Arrived, Finished, Rendered, SlotView
-from slotkeeper.scheduler.types import ClientId, EngineId, RequestId, SlotId, Tokens
+from slotkeeper.scheduler.events import Arrived, Finished, Rendered
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import ClientId, EngineId, RequestId, SlotId, SlotView
 
 ENGINE = EngineId("http://engine")
 TRAITS = EngineTraits(n_slots=2, n_ctx=4096, memory=Memory.DENSE, eager_thinning=False)

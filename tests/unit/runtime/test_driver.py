@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from slotkeeper.engine.client import EngineError, EngineGoneError
+from slotkeeper.engine.answers import EngineError, EngineGoneError
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.driver import MOMENT, Driver
 from slotkeeper.scheduler.effects import Forward, Report
-from slotkeeper.scheduler.events import Gone, SlotView
+from slotkeeper.scheduler.events import Gone
 from slotkeeper.scheduler.figures import Usage
-from slotkeeper.scheduler.types import Reason, RequestId, SlotId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Reason, RequestId, SlotId, SlotView
 from unit.runtime.stubs import ENGINE, PROMPT, admit, fallbacks, finish, granted, settled
 
 # -- the usual way -------------------------------------------------------------------------------------

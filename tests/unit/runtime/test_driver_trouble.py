@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from slotkeeper.engine.client import EngineGoneError
+from slotkeeper.engine.answers import EngineGoneError
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Observe, Report
-from slotkeeper.scheduler.events import Arrived, EngineLost, EngineUp, Finished, Rendered, SlotView
+from slotkeeper.scheduler.events import Arrived, EngineLost, EngineUp, Finished, Rendered
 from slotkeeper.scheduler.placement import Placement
-from slotkeeper.scheduler.types import EngineId, Reason, SlotId
+from slotkeeper.scheduler.types import EngineId, Reason, SlotId, SlotView
 from unit.runtime.stubs import ENGINE, TRAITS, StubLink, admit, fallbacks, finish, granted, settled
 
 

@@ -13,9 +13,10 @@ from slotkeeper.runtime.effect_runner import EffectRunner
 from slotkeeper.runtime.engines import Engines
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.scheduler.effects import Erase, Plant, Purpose, Restore, Save, SaveMoment, SetTimer, Stop
-from slotkeeper.scheduler.events import Erased, Event, Loading, Planted, Restored, Saved, TimerFired
+from slotkeeper.scheduler.events import Erased, Event, Planted, Restored, Saved, TimerFired
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
-from slotkeeper.scheduler.types import Place, RequestId, SlotId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Loading, Place, RequestId, SlotId
 from unit.runtime.stubs import ENGINE, StubLink, settled
 
 OWNER, PLACE = RequestId("r"), Place(ENGINE, SlotId(0))

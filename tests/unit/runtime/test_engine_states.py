@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slotkeeper.engine.client import Health
+from slotkeeper.engine.answers import Health
 from slotkeeper.observe.gauges import EngineState
 from unit.runtime.stubs import ENGINE, settled
 

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from patience import PATIENCE
-from slotkeeper.engine.answers import EngineFrozenError
-from slotkeeper.engine.client import EngineClient, Health
+from slotkeeper.engine.answers import EngineFrozenError, Health
+from slotkeeper.engine.client import EngineClient
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.types import EngineId
 

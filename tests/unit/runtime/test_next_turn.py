@@ -9,9 +9,9 @@ import pytest
 
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import UNNAMED, Ask
-from slotkeeper.engine.client import EngineError
+from slotkeeper.engine.answers import EngineError
 from slotkeeper.runtime.render import LARGEST, NextTurns, Recent
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 from unit.runtime.stubs import StubLink
 
 Message = dict[str, Any]

@@ -10,9 +10,9 @@ from slotkeeper.engine.answers import EngineError, EngineGoneError, PrefillResul
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.slot_files import CANARY, Snapshots
 from slotkeeper.scheduler.effects import Restore
-from slotkeeper.scheduler.events import Loading
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
-from slotkeeper.scheduler.types import Place, RequestId, SlotId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Loading, Place, RequestId, SlotId
 from unit.runtime.stubs import ENGINE, StubLink
 
 SIZE = len(CANARY)

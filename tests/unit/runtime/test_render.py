@@ -6,9 +6,9 @@ import pytest
 
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import UNNAMED, Ask
-from slotkeeper.engine.client import EngineError
+from slotkeeper.engine.answers import EngineError
 from slotkeeper.runtime.render import prompt_of, with_reply
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 from unit.runtime.stubs import END_OF_TURN, StubLink
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "tools": []}

@@ -16,7 +16,7 @@ from slotkeeper.conversation.rules.apply import DEFAULTS
 from slotkeeper.conversation.rules.base import Choice, RuleName
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.rewriting import Rewriting, Taken, judge
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 
 SYSTEM = "You are an agent. " * 200 + "\n\nCurrent date: 2026-11-2{day}\n\n" + "Keep lines short. " * 200
 ASKED, SAID = {"role": "user", "content": "Which bolts are low?"}, {"role": "assistant", "content": "M4."}

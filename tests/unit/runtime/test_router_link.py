@@ -17,7 +17,8 @@ from slotkeeper.runtime import router_link
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.router_link import RouterLink
 from slotkeeper.runtime.tasks import Tasks
-from slotkeeper.scheduler.events import Event, ModelsListed, ModelStatus, SwapFailed
+from slotkeeper.scheduler.events import Event, ModelsListed, SwapFailed
+from slotkeeper.scheduler.router import ModelStatus
 from slotkeeper.scheduler.types import EngineId, ModelName
 from unit.runtime.stubs import StubLink
 

@@ -9,10 +9,10 @@ import pytest
 
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import UNNAMED, Ask
-from slotkeeper.engine.client import EngineError, EngineGoneError
+from slotkeeper.engine.answers import EngineError, EngineGoneError
 from slotkeeper.runtime.render import boundaries_of
 from slotkeeper.scheduler.engine_model import Memory
-from slotkeeper.scheduler.types import UNKNOWN, Boundary, BoundaryKind, Markers, Tokens
+from slotkeeper.scheduler.tokens import UNKNOWN, Boundary, BoundaryKind, Markers, Tokens
 from unit.runtime.stubs import TRAITS, StubLink
 
 OPENER = "<U>"

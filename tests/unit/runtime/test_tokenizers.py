@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slotkeeper.bench.models import Tiny, build
-from slotkeeper.engine.client import EngineGoneError
+from slotkeeper.engine.answers import EngineGoneError
 from slotkeeper.engine.traits import Reading
 from slotkeeper.runtime.known_engine import Tokenizers
 from slotkeeper.scheduler.engine_model import EngineTraits

@@ -5,7 +5,7 @@ from dataclasses import replace
 from slotkeeper.scheduler.catalog import REMEMBERED, Catalog
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId, Tier
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 
 TRAITS = EngineTraits(
     memory=Memory.DENSE, slot_files=True, state_version=4, files_carry=True, fingerprint="f"

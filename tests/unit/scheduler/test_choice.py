@@ -11,7 +11,8 @@ from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Memory
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId
 from slotkeeper.scheduler.table import EngineTable, Maintenance, SlotState
-from slotkeeper.scheduler.types import EngineId, Reason, RequestId, SlotId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import EngineId, Reason, RequestId, SlotId
 
 NOW = 1000.0
 SYSTEM = Tokens(range(2125))

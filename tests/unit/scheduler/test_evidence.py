@@ -20,7 +20,8 @@ from slotkeeper.scheduler.engine_model import (
 from slotkeeper.scheduler.evidence import Doubts, by_batches
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.slot_contents import SlotContents, reuse
-from slotkeeper.scheduler.types import SlotId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import SlotId
 
 STOCK = EngineTraits(n_slots=1, n_ctx=100_000, memory=Memory.HYBRID, ram_cache=False)
 NEWER = replace(STOCK, eager_thinning=False)

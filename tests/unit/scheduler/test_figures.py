@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from slotkeeper.scheduler.engine_model import marked
 from slotkeeper.scheduler.figures import Sums, Usage, hit_rate, oracle, usage_of
 from slotkeeper.scheduler.state import MOST, Ahead
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 
 COUNTS = st.integers(0, 5000)
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from slotkeeper.scheduler.figures import UNPLACED, Answered, Loss, Lost, lost
 from slotkeeper.scheduler.slot_contents import SlotContents
-from slotkeeper.scheduler.types import Reason, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Reason
 
 PROMPT = Tokens(range(1000))
 OTHER = Tokens(range(5000, 6000))

@@ -6,12 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotkeeper.scheduler import media
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory, after_prefill, foreign_token, marked
-from slotkeeper.scheduler.media import Chunk
 from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.slot_contents import SlotContents, reuse
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Chunk, Tokens, prompt_end, text_ranges
 
 A, B = b"a" * 32, b"b" * 32
 TEXT, QUESTION = Tokens(range(1000, 1020)), Tokens(range(2000, 2010))
@@ -51,16 +49,16 @@ class TestWhereItStands:
     @pytest.mark.parametrize(("at", "ends"), [(20, 20), (21, 20), (25, 20), (30, 20), (31, 31), (40, 40)])
     def test_no_prompt_ends_in_it_or_right_behind_it(self, at, ends):
         prompt = showing(A)
-        assert media.prompt_end(prompt.chunks, at) == ends
+        assert prompt_end(prompt.chunks, at) == ends
         assert prompt.may_end(at) == (at == ends)
 
     def test_nor_behind_the_second_of_two_that_touch(self):
         prompt = TEXT + Tokens.image(A, 10) + Tokens.image(B, 10) + QUESTION
-        assert media.prompt_end(prompt.chunks, 40) == 20
+        assert prompt_end(prompt.chunks, 40) == 20
 
     def test_texts_are_what_is_left(self):
         twice = showing(A) + showing(B)
-        assert [*media.texts(twice.chunks, len(twice))] == [(0, 20), (30, 60), (70, 80)]
+        assert [*text_ranges(twice.chunks, len(twice))] == [(0, 20), (30, 60), (70, 80)]
 
 
 class TestCommonPrefixes:

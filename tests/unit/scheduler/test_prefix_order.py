@@ -11,7 +11,7 @@ import pytest
 from slotkeeper.scheduler.catalog import NEVER, Catalog
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId, Tier, restored, reuse
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 
 KINDS = {
     Memory.DENSE: EngineTraits(memory=Memory.DENSE, slot_files=True, state_version=4, fingerprint="f"),

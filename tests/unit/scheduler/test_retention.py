@@ -9,7 +9,7 @@ from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Memory
 from slotkeeper.scheduler.prefix_order import PrefixOrder
 from slotkeeper.scheduler.retention import evict
 from slotkeeper.scheduler.slot_contents import HALF_LIFE, SlotContents, Snapshot, SnapshotId
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 
 DENSE = EngineTraits(memory=Memory.DENSE)
 HYBRID = EngineTraits(memory=Memory.HYBRID)
@@ -37,8 +37,8 @@ def test_nothing_goes_while_there_is_room():
     assert gone([], 0) == []
 
 
-def test_what_comes_in_needs_room_too():
-    assert gone(on_line(1000, 2000), 200, incoming=1) == ["s1000"]
+def test_one_byte_above_the_budget_drops_a_snapshot():
+    assert gone(on_line(1000, 2000), 199) == ["s1000"]
 
 
 def test_the_state_with_a_near_neighbour_goes_not_the_oldest():

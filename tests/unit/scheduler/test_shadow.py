@@ -5,7 +5,7 @@ import pytest
 from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Memory
 from slotkeeper.scheduler.shadow import EngineShadow, Source
 from slotkeeper.scheduler.slot_contents import RAM_ENTRIES, SlotContents, Snapshot, SnapshotId
-from slotkeeper.scheduler.types import EMPTY, Tokens
+from slotkeeper.scheduler.tokens import EMPTY, Tokens
 
 A = Tokens(range(1000))
 C = Tokens(range(5000, 6500))

@@ -20,7 +20,8 @@ from slotkeeper.scheduler.slot_contents import (
     slack,
     unsafe,
 )
-from slotkeeper.scheduler.types import EMPTY, RequestId, Tokens
+from slotkeeper.scheduler.tokens import EMPTY, Tokens
+from slotkeeper.scheduler.types import RequestId
 
 N = 3000
 PROMPT = Tokens(range(N))

@@ -1,11 +1,11 @@
-from slotkeeper.scheduler.choice import Plan
-from slotkeeper.scheduler.engine_model import EngineTraits
+from slotkeeper.scheduler.engine_model import EngineTraits, user_starts
 from slotkeeper.scheduler.events import Arrived, EngineUp
-from slotkeeper.scheduler.pending import Pending
+from slotkeeper.scheduler.pending import Pending, Plan
 from slotkeeper.scheduler.placement import Placement
-from slotkeeper.scheduler.state import State, user_starts
+from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.table import SlotState
-from slotkeeper.scheduler.types import ClientId, EngineId, Place, Reason, RequestId, SlotId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import ClientId, EngineId, Place, Reason, RequestId, SlotId
 
 E = EngineId("http://e0")
 R = RequestId("r1")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotkeeper.scheduler.types import (
+from slotkeeper.scheduler.tokens import (
     UNKNOWN,
     Boundary,
     BoundaryKind,

@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 
 from slotkeeper.scheduler.engine_model import EngineTraits
-from slotkeeper.scheduler.events import Observed, SlotView
+from slotkeeper.scheduler.events import Observed
 from slotkeeper.scheduler.reconcile import COUNT_SLIP, observe
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.slot_contents import SlotContents
 from slotkeeper.scheduler.table import LINGER, SHARED_FOR, SILENCE, STALE, EngineTable, Orphan, SlotState
-from slotkeeper.scheduler.types import EngineId, RequestId, SlotId, Tokens
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import EngineId, RequestId, SlotId, SlotView
 
 E = EngineId("e0")
 NOW = 100.0

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slotkeeper.scheduler.slot_contents import SnapshotId
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store.index import Kept
 from slotkeeper.store.intake import SavedFile
 from slotkeeper.store.store import Store

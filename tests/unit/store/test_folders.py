@@ -14,7 +14,7 @@ from unittest.mock import patch
 import pytest
 
 from slotkeeper.scheduler.slot_contents import Tier
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store import files, snapshot_folder
 from slotkeeper.store.intake import SavedFile, SlotFileEdit
 from slotkeeper.store.store import Store

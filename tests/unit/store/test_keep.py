@@ -13,7 +13,7 @@ from slotkeeper.engine.slotfile import SlotFile, patched, repair_window
 from slotkeeper.engine.slotfile import keep as keep_records
 from slotkeeper.runtime.saving import Editing
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store.intake import SavedFile, SlotFileEdit
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import StoreError, TornError, Trouble, UnfitError

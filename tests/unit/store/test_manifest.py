@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotkeeper.scheduler.media import Chunk
 from slotkeeper.scheduler.slot_contents import SnapshotId
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Chunk, Tokens
 from slotkeeper.store.manifest import BLOCK, Flaw, Manifest, chain, decode, encode
 
 ID = SnapshotId("slotkeeper-0123456789ab-01234567")

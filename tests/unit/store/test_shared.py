@@ -9,7 +9,7 @@ import pytest
 
 from slotkeeper.scheduler.adapters import space_of
 from slotkeeper.scheduler.slot_contents import Tier
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store import shared as module
 from slotkeeper.store.object_names import parsed
 from slotkeeper.store.sealing import StoreKey

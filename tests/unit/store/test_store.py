@@ -9,7 +9,7 @@ import pytest
 
 from slotkeeper.engine.slotfile import SlotFile
 from slotkeeper.scheduler.slot_contents import Tier
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store.index import snapshot
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import HaltedError, MissingError, UnfitError

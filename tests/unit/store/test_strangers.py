@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from recipes import whole
-from slotkeeper.scheduler.types import Tokens
+from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store import snapshot_folder
 from slotkeeper.store.intake import SavedFile, SlotFileEdit
 from slotkeeper.store.store import Store

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from slotkeeper.conversation.facts import FactKind, facts_of, only_facts_differ
+from slotkeeper.conversation.facts import facts_of, only_facts_differ
 from slotkeeper.conversation.layout import Edit, Message, Role, Text
+from slotkeeper.conversation.phrases import FactKind
 from slotkeeper.conversation.rules.base import (
     Fact,
     Mode,

@@ -1,14 +1,18 @@
-"""Which model a router loads next, and which model it unloads for that.
+"""Engines that work leaves: models that a router unloads for others, and engines that are drained.
+
+Nothing begins there, running answers end, and what the slots hold is saved at once. So the conversations
+continue from files: on other engines, or here once the model is loaded again, as after any restart.
 
 A router evicts a model without notice, and the contents of its slots would be lost. So requests for an
-unloaded model wait here while we prepare the swap: the victim gets no new requests, its answers end, its
-slots are saved, and it is unloaded. Only then is the other model loaded. The victim's conversations are
-restored from their files when it is loaded again, as after any restart.
+unloaded model wait here while we prepare the swap. The victim is unloaded once its slots are saved, and only
+then is the other model loaded.
 
 * Requests for loaded models go first, but a request waits for its model at most `Limits.swap_wait` seconds
   from its arrival or from the last swap. So two agents on two models do not thrash, and neither starves.
 * A model without requests stays loaded for as long as a swap takes: its agent's next turn may be on its way.
   This wait costs at most twice what knowing the future would.
+
+An operator drains an engine, or drops it from the list.
 """
 
 from __future__ import annotations
@@ -17,11 +21,13 @@ from collections.abc import Iterator
 from math import inf
 
 from slotkeeper.scheduler import chores
-from slotkeeper.scheduler.effects import Effect, Forward, LoadModel, Refuse, UnloadModel
-from slotkeeper.scheduler.events import ModelsListed, ModelStatus, SwapFailed
-from slotkeeper.scheduler.router import Router
+from slotkeeper.scheduler.effects import Drained, Effect, Forward, LoadModel, Refuse, UnloadModel
+from slotkeeper.scheduler.events import DrainAsked, EnginesNamed, ModelsListed, SwapFailed
+from slotkeeper.scheduler.router import ModelStatus, Router
 from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.types import EngineId, Reason
+
+# -- swaps of a router's models ---------------------------------------------------------------------------
 
 
 def models_listed(state: State, event: ModelsListed) -> None:
@@ -52,7 +58,7 @@ def swap_failed(state: State, event: SwapFailed) -> None:
     state.mark_leaving()
 
 
-def settle(state: State, now: float) -> Iterator[Effect]:
+def settle_swaps(state: State, now: float) -> Iterator[Effect]:
     """Take the next step of every router's swap, and refuse requests that cannot be served."""
     for router in state.routers.values():
         yield from _refused(state, router, now)
@@ -183,3 +189,44 @@ def _refused(state: State, router: Router, now: float) -> Iterator[Effect]:
                 yield Forward(request=request, engine=engine, slot=None, reason=Reason.FAIL_OPEN)
             else:
                 yield Refuse(request=request, engine=engine)
+
+
+# -- drained engines -------------------------------------------------------------------------------------
+
+
+def drain_asked(state: State, event: DrainAsked) -> None:
+    if event.drain:
+        state.drained[event.engine] = False  # a repeated request is answered again
+    else:
+        state.drained.pop(event.engine, None)
+    state.mark_leaving()
+
+
+def engines_named(state: State, event: EnginesNamed) -> None:
+    gone = set(state.engines) - set(event.engines)
+    state.engines = event.engines
+    for engine in gone:
+        router = state.routers.pop(engine, None)
+        for name in (engine, *(router.models if router else ())):
+            state.tables.pop(name, None)
+            state.drained.pop(name, None)
+    state.mark_leaving()
+
+
+def settle_drains(state: State, now: float) -> Iterator[Effect]:
+    """Report each drained engine once, as soon as it is at rest."""
+    for engine, reported in state.drained.items():
+        if not reported and _at_rest(state, engine, now):
+            state.drained[engine] = True
+            yield Drained(engine=engine)
+
+
+def _at_rest(state: State, engine: EngineId, now: float) -> bool:
+    """Whether nothing runs there and all slots worth a file are saved; for a router, in all its models."""
+    router = state.routers.get(engine)
+    known = (state.tables.get(name) for name in (engine, *(router.models if router else ())))
+    tables = [table for table in known if table is not None and table.up]
+    return all(
+        table.at_rest and not state.open_accounts(table) and not chores.left_at(state, table, now)
+        for table in tables
+    )

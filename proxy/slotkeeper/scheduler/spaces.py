@@ -1,133 +1,46 @@
-"""Steps between the choice of a slot and the request going there: add plants, keep namespaces apart.
-
-`planting` decides what to plant; this module makes it part of a plan.
+"""Spaces: keep the states of namespaces, and those of sets of LoRA adapters, apart on the way to a slot.
 
 Namespaces keep a client from seeing in its answers what another has computed. Tokens and hash chains contain
-the namespace, so no state, file, branch or message of one namespace is found for another. But the engine
-itself reuses whatever it has when a task begins: in the slot, or in its RAM cache, which it searches by
-similarity (engine.md 4).
+the space, so no state, file, branch or message of one space is found for another. But the engine itself
+reuses whatever it has when a task begins: in the slot, or in its RAM cache, which it searches by similarity
+(engine.md 4).
 
-* A pinned request goes to a slot of its own namespace, or to one that is erased first. The engine loads
-  nothing from its RAM cache into an empty slot (T6), nor if it keeps half of the slot.
+* A pinned request goes to a slot of its own space, or to one that is erased first. The engine loads nothing
+  from its RAM cache into an empty slot (T6), nor if it keeps half of the slot.
 * On a route without id_slot the engine searches its free slots (T5). So we put the prompt into one of them
   first, and erase, or wait for, any other slot that looks as good to the engine.
-* A request for which neither is possible is sent uncached: see `Forward.apart`.
+* A request for which neither is possible is sent uncached: see `Forward.isolated`.
+
+The adapters of a running engine may change, by a client's `POST /lora-adapters` through us or directly. The
+engine's scales apply to every request that names none. The engine keeps the contents of its slots and
+continues from them (engine.md T12). These contents remain usable under the set that computed them. Requests
+after the change belong to the new set, so that no state of the old set is found for them.
+
+A change through us is exact: no task begins until it is complete. A direct change is only seen afterwards: it
+happened at some time since the last look. Slots and files of tasks that began or ended since then are
+discarded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from slotkeeper.scheduler import planting
-from slotkeeper.scheduler.adapters import set_of
-from slotkeeper.scheduler.choice import STEER_TAIL, Plan, blind, cheapest, steer
-from slotkeeper.scheduler.costs import WORTH_A_FILE, Rates
-from slotkeeper.scheduler.effects import Step, Wipe
-from slotkeeper.scheduler.engine_model import TAIL
-from slotkeeper.scheduler.events import Arrived, Rendered
-from slotkeeper.scheduler.pending import Pending, Stage
-from slotkeeper.scheduler.planting import Structure
-from slotkeeper.scheduler.shadow import Source
-from slotkeeper.scheduler.state import State, user_starts
+from slotkeeper.scheduler import launching, retention
+from slotkeeper.scheduler.adapters import UNSURE, set_in, set_of
+from slotkeeper.scheduler.choice import STEER_TAIL, blind, cheapest
+from slotkeeper.scheduler.effects import AskAdapters, Effect, Wipe
+from slotkeeper.scheduler.events import AdaptersChange, AdaptersSeen, Arrived, Rendered
+from slotkeeper.scheduler.pending import Pending, Plan, Stage
+from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.table import EngineTable, SlotState
-from slotkeeper.scheduler.types import UNKNOWN, Boundary, ModelName, Reason, SlotId, Tokens, in_replies
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Reason, SlotId
 
 
 def without_loads_of_others(tables: Collection[EngineTable], space: str) -> list[EngineTable]:
     """Return the engines whose RAM cache can give a request of this space no state of another space."""
-    return [table for table in tables if not (table.shadow.apart(space) and table.shadow.may_load)]
-
-
-def structured(state: State, prompt: Tokens, boundaries: tuple[Boundary, ...], model: ModelName) -> Structure:
-    """Return where other prompts may diverge from this one.
-
-    Branch points within a reply do not count: they come from a reply that returned changed, and no other
-    prompt will diverge there.
-    """
-    markers = next((table.traits.markers for table in state.up_for(model)), UNKNOWN)
-    tree = state.tree(model)
-    branches = tree.branches(prompt)
-    inside = in_replies((branch.at for branch in branches), prompt, boundaries, markers) if branches else ()
-    outside = tuple(branch for branch in branches if branch.at not in inside)
-    return Structure(
-        boundaries=boundaries,
-        branches=outside,
-        known=tree.longest(prompt),
-        known_at=tree.passed_at(prompt),
-        known_apart=tree.longest_apart(prompt),
-    )
-
-
-def behind(state: State, pending: Pending, plan: Plan | None) -> Plan | None:
-    """Return the plan; it waits if the request begins with tokens that are just being saved to a file."""
-    prompt, reuse_plan = pending.prompt, plan.reuse_plan if plan else None
-    if plan is None or prompt is None or reuse_plan is None or pending.plain:
-        return plan
-    for shared, least in _coming(state, pending, plan.table.rates):
-        common = prompt.lcp(shared)
-        if common >= len(shared) - TAIL and common - reuse_plan.reuse > least:
-            return replace(plan, wait=True)
-    return plan
-
-
-def _coming(state: State, but: Pending, rates: Rates) -> Iterator[tuple[Tokens, float]]:
-    """Yield tokens that a file will soon hold, and the tokens of reuse that justify waiting for it.
-
-    A file that is written needs only its check, which takes about as long as a restore.
-    """
-    for contents in state.coming.values():
-        yield contents.tokens, 2 * rates.restore_price(rates.size_of(contents.total))
-    for other in state.requests.values():
-        if other.stage is Stage.PREPARING and other.plan and other is not but:
-            shared = planting.kept(other.plan.steps, other.steps_left)
-            if shared:
-                yield shared, WORTH_A_FILE
-
-
-def planted(state: State, pending: Pending, plan: Plan, now: float) -> Plan:
-    """Return the plan with the plants that are worth it."""
-    prompt, reuse_plan = pending.prompt, plan.reuse_plan
-    if prompt is None or reuse_plan is None or pending.plain:
-        return plan
-    table = plan.table
-    if table.shadow.apart(prompt.space) and plan.pinned and not plan.apart:
-        return plan  # it is sent uncached: a plant would be lost
-    plants = planting.steps(
-        prompt,
-        pending.structure,
-        reuse_plan=reuse_plan,
-        table=table,
-        catalog=state.catalog,
-        writes=state.writes,
-        user_starts=user_starts(prompt, table.traits),
-        now=now,
-    )
-    return _with_plants(plan, plants, prompt, pinnable=pending.arrived.pinnable) if plants else plan
-
-
-def _with_plants(plan: Plan, plants: tuple[Step, ...], prompt: Tokens, *, pinnable: bool) -> Plan:
-    """Return the plan with these steps, pinned or steered so that the request reuses what they compute."""
-    if plan.pinned:
-        return replace(plan, steps=(*plan.steps, *plants))
-    if plan.steps and plan.reason is Reason.STEERED:
-        return replace(plan, steps=(*plan.steps[:-1], *plants, plan.steps[-1]))
-    reuse_plan = plan.reuse_plan
-    if reuse_plan is None or reuse_plan.source is Source.RAM:
-        return plan
-    if pinnable:
-        reason = Reason.PREFIX if reuse_plan.reuse else Reason.COLD
-        return replace(plan, pinned=True, reason=reason, steps=plants)
-    if len(prompt) > STEER_TAIL:
-        return replace(plan, reason=Reason.STEERED, steps=(*plants, steer(prompt)))
-    return plan
-
-
-# -- namespaces ------------------------------------------------------------------------------------------
+    return [table for table in tables if not (table.shadow.isolates(space) and table.shadow.may_load)]
 
 
 def confined(event: Arrived) -> Arrived:
@@ -166,7 +79,7 @@ def moved_to(state: State, pending: Pending, adapters: str) -> None:
     if pending.prompt is not None:
         pending.prompt = pending.prompt.within(space)
         boundaries = pending.structure.boundaries
-        pending.structure = structured(state, pending.prompt, boundaries, request.model)
+        pending.structure = launching.structured(state, pending.prompt, boundaries, request.model)
 
 
 def outdated(table: EngineTable, pending: Pending) -> bool:
@@ -188,12 +101,12 @@ def emptied(plan: Plan, pending: Pending, now: float) -> Plan | None:
     None: its tokens must be known to see whether that is so.
     """
     table, slot, request, prompt = plan.table, plan.slot, pending.arrived, pending.prompt
-    if slot is None or request.action or not table.shadow.apart(request.space):
+    if slot is None or request.action or not table.shadow.isolates(request.space):
         return plan
     if not pending.rendered:
         return None
     shadow = table.shadow
-    found = shadow.plan_reuse(slot, prompt) if prompt else shadow.plan_reuse_apart(slot, request.space)
+    found = shadow.plan_reuse(slot, prompt) if prompt else shadow.plan_reuse_in_space(slot, request.space)
     steps = (Wipe(),) if found.foreign and table.may_wipe(now) else ()
     return replace(plan, reuse_plan=found, steps=steps)
 
@@ -217,7 +130,7 @@ def steered(state: State, pending: Pending, now: float) -> Plan | None:
         plan = cheapest(
             free, prompt, hash_chain=chain, pinnable=False, now=now, catalog=state.catalog, own_scales=own
         )
-        plan = behind(state, pending, plan)
+        plan = launching.behind(state, pending, plan)
     return replace(plan, cleared=True) if plan else None
 
 
@@ -260,7 +173,7 @@ def clearing(state: State) -> Iterator[tuple[Pending, EngineTable]]:
 
 def rivals(state: State, table: EngineTable, pending: Pending) -> tuple[Sequence[SlotId], Sequence[SlotId]]:
     """Return the slots of other namespaces that the engine might choose: idle ones, and busy ones."""
-    if not table.shadow.apart(pending.arrived.space):
+    if not table.shadow.isolates(pending.arrived.space):
         return (), ()
     idle, busy = list[SlotId](), list[SlotId]()
     for slot, slot_state in enumerate(table.states):
@@ -295,3 +208,70 @@ def _known(table: EngineTable, pending: Pending) -> bool:
     """Whether a steer of the prompt would make the engine choose that slot."""
     length = len(pending.prompt) if pending.prompt is not None and not pending.plain else 0
     return length > STEER_TAIL and (length - STEER_TAIL) / length > table.traits.similarity > 0
+
+
+# -- the adapters of a running engine change -----------------------------------------------------------------
+
+
+def ask_adapters(state: State, now: float) -> Iterator[Effect]:
+    """Ask engines for their adapters if work waits for the answer, or a task ran since the last answer.
+
+    At other times the question would keep an engine awake (`--sleep-idle-seconds`).
+    """
+    for table in state.up:
+        if table.asking or table.changing or table.adapters_known(now):
+            continue
+        if state.waiting or table.adapters_wanted or max(table.changed) > table.adapters_at:
+            table.asking, table.adapters_wanted = True, False
+            yield AskAdapters(engine=table.engine)
+
+
+def adapters_changed(state: State, event: AdaptersChange | AdaptersSeen) -> Iterator[Effect]:
+    """Handle the announcement of a change, or an engine's answer with its current adapters."""
+    table = state.tables.get(event.engine)
+    if table is None:
+        return
+    if isinstance(event, AdaptersChange):
+        table.changing = True
+    else:
+        yield from _seen(state, table, event)
+
+
+def _seen(state: State, table: EngineTable, event: AdaptersSeen) -> Iterator[Effect]:
+    table.moves += 1
+    if event.announced:
+        table.changing = False
+    else:
+        table.asking = False
+    if event.asked < max(table.reset_at, table.adapters_at) or table.changing:
+        return
+    if event.adapters is not None and event.adapters != table.traits.adapters:
+        before, since = table.traits.adapter_set, table.adapters_at
+        table.shadow.traits = replace(table.traits, adapters=event.adapters)
+        table.shadow.mixed = True
+        if not event.exact:
+            yield from _doubt(state, table, before, since)
+    table.adapters_at = event.asked
+
+
+def _doubt(state: State, table: EngineTable, before: str, since: float) -> Iterator[Effect]:
+    """Discard states made since `since`, and mark running work: each may be of the old or the new set."""
+    for slot, contents in enumerate(table.shadow.slots):
+        place = SlotId(slot)
+        if table.states[place] is SlotState.MAINTENANCE:
+            table.doubted.add(place)
+        elif contents and table.changed[place] >= since and set_in(contents.tokens.space) == before:
+            table.doubt(place)
+    for pending in state.requests.values():
+        if pending.plan and pending.plan.table is table and pending.arrived.lora is None:
+            moved_to(state, pending, UNSURE)
+    table.suspect = {*state.coming, *(chore.id for chore in state.chores.values() if chore.table is table)}
+    yield from _drop_newer(state, table, before, since)
+
+
+def _drop_newer(state: State, table: EngineTable, before: str, since: float) -> Iterator[Effect]:
+    """Drop the engine's files of the set `before` that were written since `since`."""
+    for snapshot in [*state.catalog]:
+        fresh = snapshot.created >= since and snapshot.fingerprint == table.traits.fingerprint
+        if fresh and set_in(snapshot.tokens.space) == before:
+            yield from retention.drop(state, snapshot)
