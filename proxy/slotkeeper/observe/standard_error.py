@@ -1,7 +1,7 @@
 """Standard error as a stream for the log: lines that cannot be written are counted and dropped.
 
 The reader may be gone or stuck, the disk full, or the stream closed before the start. None of these may end
-the process or delay a request.
+the process or delay a request. Commands that only ask a sidecar use it without the log, so they start sooner.
 """
 
 from __future__ import annotations
