@@ -19,7 +19,7 @@ SYSTEM = (
     * 80
 )
 ME = Who("key/agent", "ses_1")
-NOBODY = Who("key/agent")
+UNNAMED = Who("key/agent")
 
 
 def tool(name: str, **properties: str) -> dict[str, Any]:
@@ -88,7 +88,7 @@ NEXT = user("Now do the same for the writer.")
 HISTORY = (TASK, *ROUND, *SECOND)
 
 
-class Desk:
+class Clients:
     """A book with its own clock."""
 
     def __init__(self, **bounds: int) -> None:
@@ -109,6 +109,6 @@ class Desk:
 
 def explained(old: Layout, new: Layout, who: Who = ME) -> Explained:
     """Return the report on the second of two requests."""
-    desk = Desk()
-    desk.sends(old, who)
-    return desk.explains(new, who)
+    clients = Clients()
+    clients.sends(old, who)
+    return clients.explains(new, who)

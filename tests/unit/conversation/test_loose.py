@@ -83,7 +83,7 @@ APART = [
 
 
 @pytest.mark.parametrize(("one", "other"), ALIKE)
-def test_what_changes_by_itself_does_not_make_another_message(one, other):
+def test_messages_that_differ_only_in_what_clients_rewrite_are_the_same(one, other):
     a, b = of(one).messages[0], of(other).messages[0]
     assert same(a, b)
     assert same(b, a)
@@ -91,13 +91,13 @@ def test_what_changes_by_itself_does_not_make_another_message(one, other):
 
 
 @pytest.mark.parametrize(("one", "other"), APART)
-def test_what_was_said_makes_another_message(one, other):
+def test_messages_with_different_roles_or_content_are_not_the_same(one, other):
     a, b = of(one).messages[0], of(other).messages[0]
     assert not same(a, b)
     assert digest(a) != digest(b)
 
 
-def test_anthropic_thinking_and_marks_do_not_count():
+def test_thinking_blocks_and_cache_marks_do_not_distinguish_anthropic_messages():
     call = {"type": "tool_use", "id": "c1", "name": "ls", "input": {"a": 1}}
     thought = {"type": "thinking", "thinking": "so"}
     marked = {**call, "id": "c9", "cache_control": {"type": "ephemeral"}}
@@ -109,7 +109,7 @@ def test_anthropic_thinking_and_marks_do_not_count():
     assert digest(one) == digest(other)
 
 
-def test_arguments_nested_too_deep_are_like_nothing_else():
+def test_a_message_with_too_deeply_nested_arguments_equals_only_itself():
     deep: Any = "x"
     deeper: Any = ["x"]
     for _ in range(600):
@@ -133,7 +133,7 @@ HEAD = {"role": "system", "content": "You help.\nCurrent date: 2026-11-21"}
         ([], [user("a")], 0),
     ],
 )
-def test_messages_are_common_from_the_first_behind_the_system_text(old, new, count):
+def test_common_messages_are_counted_from_the_first_message_after_the_system_text(old, new, count):
     assert common(of(HEAD, *old), of(*new)) == count
 
 
@@ -154,7 +154,7 @@ def test_common_messages_are_those_with_equal_digests(old, new):
     assert count == min(len(a), len(b)) or a[count] != b[count]
 
 
-def test_a_digest_is_kept_in_its_message_and_is_no_part_of_it():
+def test_a_digest_is_cached_in_its_message_and_does_not_affect_equality():
     one, other = (of(user("Question.")).messages[0] for _ in range(2))
     assert digest(one) == one.loose_digest
     assert other.loose_digest is None

@@ -57,7 +57,7 @@ def scene(
     return Scene(layout, before, common(first, layout), room=room)
 
 
-def put_right(rule: Rule, now: Doc, sent: Doc | None = None, **more: Any) -> Doc:
+def apply_rule(rule: Rule, now: Doc, sent: Doc | None = None, **more: Any) -> Doc:
     """Return the rule's result. The request is never edited in place, and a second pass changes nothing."""
     untouched = deepcopy(now)
     edits = [change for change in rule.changes(scene(now, sent, **more)) if isinstance(change, Edit)]
