@@ -13,10 +13,10 @@ from slotkeeper.engine.client import EngineClient, Health
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.types import EngineId
 
-NOBODY = EngineId("http://127.0.0.1:9")
+NO_ENGINE = EngineId("http://127.0.0.1:9")
 
 
-class Told(EngineClient):
+class HealthStub(EngineClient):
     """An engine whose health the test sets."""
 
     def __init__(self) -> None:
@@ -39,9 +39,9 @@ class Told(EngineClient):
         (Health.DOWN, 60.0, True),  # refused, or the connection broke
     ],
 )
-async def test_an_engine_that_is_slow_to_answer_is_not_lost(said, frozen_after, lost, monkeypatch):
-    link, gone = EngineLink(NOBODY, api_key=None, frozen_after=frozen_after), list[EngineLink]()
-    engine = Told()
+async def test_an_engine_that_answers_slowly_is_not_lost(said, frozen_after, lost, monkeypatch):
+    link, gone = EngineLink(NO_ENGINE, api_key=None, frozen_after=frozen_after), list[EngineLink]()
+    engine = HealthStub()
     await link.client.close()
     monkeypatch.setattr(link, "client", engine)
     link.up, link.process = True, "one"
@@ -63,32 +63,32 @@ async def test_an_engine_that_is_slow_to_answer_is_not_lost(said, frozen_after, 
 async def looks(link: EngineLink, *said: Health) -> list[EngineLink]:
     """Return who was told that the engine is lost, after polls with these results."""
     gone: list[EngineLink] = []
-    engine = link.client = Told()
+    engine = link.client = HealthStub()
     for engine.said in said:
         await link._look(lambda _: None, gone.append)
     return gone
 
 
 def silent_for_long() -> EngineLink:
-    link = EngineLink(NOBODY, api_key=None, frozen_after=60.0)
+    link = EngineLink(NO_ENGINE, api_key=None, frozen_after=60.0)
     link.up, link.process = True, "one"
     link.pulse.heard_at = time.monotonic() - 61.0
     return link
 
 
-async def test_one_poll_without_answer_does_not_prove_a_frozen_engine():
+async def test_one_unanswered_poll_does_not_make_an_engine_frozen():
     assert not await looks(silent_for_long(), Health.SILENT)
     assert not await looks(silent_for_long(), Health.SILENT, Health.OK, Health.SILENT)
     assert await looks(silent_for_long(), Health.SILENT, Health.SILENT)
 
 
-async def test_an_engine_whose_answers_go_on_is_not_frozen():
+async def test_an_engine_that_still_sends_answers_is_not_frozen():
     link = silent_for_long()
     link.pulse.heard()  # a token, or the progress of a prefill
     assert not await looks(link, Health.SILENT, Health.SILENT)
 
 
-async def test_a_frozen_engine_is_replaced_once_where_somebody_can():
+async def test_a_frozen_engine_is_replaced_once_if_that_is_possible():
     link, replaced = silent_for_long(), []
     link.replace = lambda: replaced.append(link)
     assert await looks(link, *[Health.SILENT] * 4) == [link]
@@ -96,7 +96,7 @@ async def test_a_frozen_engine_is_replaced_once_where_somebody_can():
     assert link.returns
 
 
-async def test_what_waits_for_a_frozen_engine_is_broken_off_and_what_comes_is_not_let_wait():
+async def test_calls_to_a_frozen_engine_are_cancelled_and_new_calls_are_refused():
     link, waits = silent_for_long(), asyncio.Event()
 
     async def call() -> None:
@@ -117,9 +117,9 @@ async def test_what_waits_for_a_frozen_engine_is_broken_off_and_what_comes_is_no
 
 
 @pytest.mark.parametrize("turns", range(6))
-async def test_a_watch_that_is_cancelled_while_it_is_kicked_ends(turns):
+async def test_a_watch_that_is_cancelled_while_it_is_woken_ends(turns):
     """As at the end of a sidecar whose last answer broke off."""
-    link = EngineLink(NOBODY, api_key=None)
+    link = EngineLink(NO_ENGINE, api_key=None)
     watch = asyncio.get_running_loop().create_task(link.watch(lambda _: None, lambda _: None))
     await asyncio.sleep(0.05)  # it waits for the next look
     link.kick()

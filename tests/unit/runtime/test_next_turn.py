@@ -85,7 +85,7 @@ def turns() -> NextTurns:
     return NextTurns()
 
 
-async def test_a_template_that_strips_reasoning_leaves_no_doubt(turns):
+async def test_a_template_that_strips_reasoning_makes_the_next_turn_certain(turns):
     link = Template(strips=True)
     assert await Talk(turns, link).said(ASKED, ANSWER) == "<user>()Look.|<assistant>()Done.|<user>()"
     assert len(link.rendered) == 4
@@ -95,7 +95,7 @@ async def test_a_template_that_strips_reasoning_leaves_no_doubt(turns):
 
 @pytest.mark.parametrize("sends", [dict, drops], ids=["kept", "dropped"])
 @pytest.mark.parametrize(("reply", "after"), [(ANSWER, NEXT), (CALL, RESULT)], ids=["answer", "call"])
-async def test_nothing_is_said_until_it_is_known_how_this_client_does_it(turns, sends, reply, after):
+async def test_nothing_is_predicted_until_the_habit_of_the_client_is_known(turns, sends, reply, after):
     link = Template()
     talk = Talk(turns, link)
     assert await talk.said(ASKED, reply) is None
@@ -107,13 +107,13 @@ async def test_nothing_is_said_until_it_is_known_how_this_client_does_it(turns, 
     assert said == real[: real.rindex(after["content"])]
 
 
-async def test_a_reply_without_reasoning_needs_no_knowledge(turns):
+async def test_the_turn_after_a_reply_without_reasoning_is_predicted_without_a_known_habit(turns):
     link = Template()
     assert await Talk(turns, link).said(ASKED, drops(ANSWER)) == "<user>()Look.|<assistant>()Done.|<user>()"
     assert len(link.rendered) == 2
 
 
-async def test_what_one_client_does_says_nothing_of_another(turns):
+async def test_the_habit_of_one_client_is_not_used_for_another(turns):
     link = Template()
     one, other = Talk(turns, link, "a"), Talk(turns, link, "b")
     await one.said(ASKED, ANSWER)
@@ -121,7 +121,7 @@ async def test_what_one_client_does_says_nothing_of_another(turns):
     assert await other.said([*ASKED, drops(ANSWER), NEXT], ANSWER) is None
 
 
-async def test_a_conversation_has_its_own_habit_before_that_of_its_client(turns):
+async def test_the_habit_of_a_conversation_precedes_that_of_its_client(turns):
     """Two programs use one key."""
     link = Template()
     talk = Talk(turns, link)
@@ -153,13 +153,13 @@ async def test_a_conversation_has_its_own_habit_before_that_of_its_client(turns)
     ],
     ids=["prefilled", "two at once", "nothing was said", "no messages"],
 )
-async def test_of_some_turns_nothing_can_be_said(turns, messages, reply, more):
+async def test_some_turns_cannot_be_predicted(turns, messages, reply, more):
     link = Template()
     assert await Talk(turns, link).said(messages, reply, **more) is None
     assert link.rendered == []
 
 
-async def test_what_the_engine_refuses_is_an_error_for_the_caller_and_costs_no_knowledge(turns):
+async def test_a_refused_render_raises_and_keeps_what_was_learned(turns):
     link = Template()
     talk = Talk(turns, link)
     link.refuses = EngineError(500, "template")
@@ -169,7 +169,7 @@ async def test_what_the_engine_refuses_is_an_error_for_the_caller_and_costs_no_k
     assert await talk.said([*ASKED, ANSWER, NEXT], ANSWER) is not None
 
 
-async def test_a_reply_beyond_remembering_teaches_nothing(turns):
+async def test_a_reply_that_is_too_long_teaches_no_habit(turns):
     link = Template()
     talk = Talk(turns, link)
     long = {**ANSWER, "content": "x" * LARGEST}
@@ -186,7 +186,7 @@ async def test_only_the_newest_clients_and_replies_are_remembered():
     assert repr(turns) == "<NextTurns 2 clients, 3 replies>"
 
 
-def test_what_was_put_again_is_the_newest():
+def test_a_key_that_is_put_again_becomes_the_newest():
     recent: Recent[str, int] = Recent(2)
     for key, value in (("a", 1), ("b", 2), ("a", 3), ("c", 4)):
         recent.put(key, value)

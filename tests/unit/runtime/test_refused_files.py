@@ -66,7 +66,9 @@ def computes(computed: int, cached: int = 0, held: int = SIZE) -> PrefillResult:
         (EngineGoneError("it has died of it"), Loading.LOST, False),
     ],
 )
-async def test_the_canary_decides(said, then, outcome, unsound):
+async def test_the_canary_decides_whether_the_engine_is_sound_after_a_refused_restore(
+    said, then, outcome, unsound
+):
     link, metrics, replaced = StubLink(), Metrics(), list[str]()
     client: Any = Refusing(then, said)
     store: Any = Offering()

@@ -68,7 +68,7 @@ async def found(link, messages=TALK):
     return await boundaries_of(link, asked(messages), written(messages), {"X-Api-Key": "k"})
 
 
-async def test_with_markers_nothing_is_rendered():
+async def test_with_known_markers_no_render_is_needed():
     link = Templating(KNOWN)
     result = await found(link)
     assert [b.kind for b in result] == [BoundaryKind.HEAD, BoundaryKind.USER, BoundaryKind.TURN]
@@ -76,7 +76,7 @@ async def test_with_markers_nothing_is_rendered():
     assert link.rendered == []
 
 
-async def test_where_the_lead_stands_inside_a_message_its_end_is_found_by_one_short_render():
+async def test_the_end_of_a_system_text_inside_a_message_is_found_by_one_short_render():
     link = Templating(replace(KNOWN, lead_inside=True))
     head, user, turn = await found(link)
     assert head == Boundary(place("first"), BoundaryKind.HEAD)
@@ -96,20 +96,20 @@ async def test_without_markers_two_renders_find_the_head_and_the_last_question()
     assert [len(chat["messages"]) for chat, _ in link.rendered] == [3, 5]
 
 
-async def test_one_question_needs_one_render():
+async def test_a_chat_with_one_question_needs_one_render():
     link = Templating(UNKNOWN)
     assert await found(link, TALK[:3]) == (Boundary(place("first"), BoundaryKind.HEAD),)
     assert len(link.rendered) == 1
 
 
-async def test_a_short_prompt_is_not_worth_a_render():
+async def test_a_short_prompt_is_not_rendered():
     link = Templating(UNKNOWN)
     assert await found(link, TALK[1:]) == ()
     assert link.rendered == []
 
 
 @pytest.mark.parametrize("error", [EngineError(500, "roles"), EngineGoneError("gone")])
-async def test_what_cannot_be_rendered_is_left_out(error, monkeypatch):
+async def test_boundaries_that_cannot_be_rendered_are_left_out(error, monkeypatch):
     async def refuse(*_):
         raise error
 
@@ -128,7 +128,7 @@ async def test_a_raw_prompt_is_searched_for_markers_and_never_rendered():
         assert link.rendered == []
 
 
-async def test_an_engine_that_was_never_probed_has_no_boundaries():
+async def test_an_engine_that_was_never_probed_gives_no_boundaries():
     link = Templating(KNOWN)
     link.traits = None
     assert await boundaries_of(link, asked(chat=None, prompt="x"), written(TALK), {}) == ()
@@ -143,7 +143,7 @@ async def kinds_of(link, messages=ASKED):
     return [b.kind for b in await found(link, messages)]
 
 
-async def test_a_long_message_at_the_end_is_cut_before_its_question_where_checkpoints_last():
+async def test_a_long_last_message_has_boundaries_before_its_question_if_checkpoints_last():
     link = Templating(KNOWN)
     link.traits = replace(HYBRID, markers=KNOWN)
     result = await found(link, ASKED)
@@ -159,7 +159,7 @@ async def test_a_long_message_at_the_end_is_cut_before_its_question_where_checkp
         assert await kinds_of(link) == [BoundaryKind.HEAD, BoundaryKind.TURN]
 
 
-async def test_text_in_parts_is_one_text_and_a_part_begins_a_line():
+async def test_text_parts_are_one_text_and_each_part_begins_a_line():
     """This template shows parts as Python does, with the text's line feed spelled out."""
     link = Templating(KNOWN)
     link.traits = replace(HYBRID, markers=KNOWN)
@@ -170,7 +170,7 @@ async def test_text_in_parts_is_one_text_and_a_part_begins_a_line():
     assert result[1].at == written(messages).find_all(Tokens(map(ord, "What is it?")))[0]
 
 
-async def test_what_is_said_before_or_by_a_tool_is_not_cut():
+async def test_a_last_message_of_an_assistant_or_tool_has_no_line_boundaries():
     link = Templating(KNOWN)
     link.traits = replace(HYBRID, markers=KNOWN)
     tool = {"role": "tool", "content": ASKED[1]["content"]}
