@@ -77,12 +77,12 @@ async def asked(server: Server) -> tuple[int, bytes]:
             return answer.status, await answer.read()
 
 
-def test_an_answer_that_is_unread_when_a_write_fails_arrives(server, new_loop):
+def test_an_answer_sent_before_a_failed_write_still_arrives(server, new_loop):
     with asyncio.Runner(loop_factory=new_loop) as runner:
         assert runner.run(asked(server)) == (401, b"no key\n")
 
 
 @pytest.mark.parametrize("server", [b"", REFUSAL[:-3]], indirect=True, ids=["nothing", "half"])
-def test_where_there_is_none_or_half_of_one_the_request_fails(server, new_loop):
+def test_a_missing_or_partial_answer_fails_the_request(server, new_loop):
     with asyncio.Runner(loop_factory=new_loop) as runner, pytest.raises(aiohttp.ClientError):
         runner.run(asked(server))

@@ -22,14 +22,14 @@ def written(folder: Path, text: str, mode: int = 0o600) -> Path:
     return path
 
 
-def test_a_key_is_found_by_itself_or_by_its_digest(tmp_path):
+def test_a_key_is_found_by_its_text_or_its_digest(tmp_path):
     for line in (f'key = "{SECRET}"', f'sha256 = "{DIGEST}"'):
         found = KeyList.read(written(tmp_path, f"[alice]\n{line}\nqueued = 3\n")).find(SECRET)
         assert found is not None
         assert (found.name, found.namespace, found.queued, found.operator) == ("alice", "alice", 3, False)
 
 
-def test_what_is_no_key_of_it_is_not_found_and_none_is_kept(tmp_path):
+def test_an_unknown_key_is_not_found_and_no_key_is_stored(tmp_path):
     listed = KeyList.read(written(tmp_path, f'[alice]\nkey = "{SECRET}"\n[bob]\nsha256 = "{"0" * 64}"\n'))
     assert [listed.find(given) for given in ("", DIGEST, SECRET[:-1], f"{SECRET} ", "0" * 64, "\udce4")] == [
         None
@@ -58,7 +58,7 @@ def test_what_is_no_key_of_it_is_not_found_and_none_is_kept(tmp_path):
         ("#" * (keys_module.LARGEST + 1), "larger than"),
     ],
 )
-def test_what_is_wrong_is_said_without_the_key(tmp_path, text, said):
+def test_errors_in_the_key_list_do_not_quote_the_key(tmp_path, text, said):
     with pytest.raises(KeysError) as error:
         KeyList.read(written(tmp_path, text))
     assert said in str(error.value)
@@ -78,7 +78,9 @@ def test_what_is_wrong_is_said_without_the_key(tmp_path, text, said):
         (f'key = "{SECRET}"', 0o400, None),
     ],
 )
-def test_a_file_that_others_could_use_is_refused_with_the_command_that_mends_it(tmp_path, line, mode, mend):
+def test_a_key_list_that_others_may_use_is_refused_with_the_command_that_repairs_it(
+    tmp_path, line, mode, mend
+):
     path = written(tmp_path, f"[alice]\n{line}\n", mode)
     if mend is None:
         assert len(KeyList.read(path)) == 1
@@ -87,7 +89,7 @@ def test_a_file_that_others_could_use_is_refused_with_the_command_that_mends_it(
         KeyList.read(path)
 
 
-def test_a_file_of_somebody_else_is_refused(tmp_path, monkeypatch):
+def test_a_key_list_of_another_user_is_refused(tmp_path, monkeypatch):
     path = written(tmp_path, f'[alice]\nsha256 = "{DIGEST}"\n')
     monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
     if path.stat().st_uid == 0:  # root may give keys to anybody
@@ -97,7 +99,7 @@ def test_a_file_of_somebody_else_is_refused(tmp_path, monkeypatch):
             KeyList.read(path)
 
 
-def test_a_new_key_is_known_by_the_table_that_comes_with_it(tmp_path):
+def test_a_new_key_is_found_by_the_entry_that_comes_with_it(tmp_path):
     key, table = new_key("a.b-c")
     assert key not in table
     found = KeyList.read(written(tmp_path, table, 0o644)).find(key)
@@ -132,7 +134,7 @@ class Limited:
         self.keys.end(key, self.keys.begin(key), tokens)
 
 
-def test_so_many_requests_at_once_and_no_more(tmp_path):
+def test_a_key_has_a_limit_of_concurrent_requests(tmp_path):
     one = Limited(tmp_path, "concurrent = 2")
     key = one.keys.find(SECRET)
     assert key is not None
@@ -143,7 +145,7 @@ def test_so_many_requests_at_once_and_no_more(tmp_path):
     one.keys.end(key, second, 1)
 
 
-def test_a_minutes_tokens_come_back_in_a_minute(tmp_path):
+def test_the_token_budget_of_a_key_refills_within_a_minute(tmp_path):
     one = Limited(tmp_path, "tokens_per_minute = 600")
     one.costs(599)
     assert one.refused() is None
@@ -168,7 +170,7 @@ def test_a_key_without_limits_is_never_refused(tmp_path):
     assert one.refused() is None
 
 
-def test_what_was_used_outlives_a_change_of_the_file_and_goes_with_the_key(tmp_path):
+def test_the_usage_of_a_key_survives_a_reload_and_ends_with_the_key(tmp_path):
     one = Limited(tmp_path, "tokens_per_minute = 600")
     one.costs(700)
     written(tmp_path, f'[alice]\nkey = "{SECRET}"\ntokens_per_minute = 650\n')
@@ -180,7 +182,7 @@ def test_what_was_used_outlives_a_change_of_the_file_and_goes_with_the_key(tmp_p
     assert one.keys._used == {}
 
 
-def test_a_file_that_became_wrong_changes_nothing(tmp_path):
+def test_an_invalid_key_list_on_reload_changes_nothing(tmp_path):
     one = Limited(tmp_path, "")
     written(tmp_path, "[alice\n")
     with pytest.raises(KeysError):

@@ -59,7 +59,7 @@ def waiting(tasks: Tasks, response: Any) -> Waiting:
     return waits
 
 
-async def test_a_write_to_a_client_that_has_left_ends_its_request(tasks):
+async def test_a_failed_write_to_a_client_ends_its_request(tasks):
     gone = Response(takes=2)
 
     async def request() -> None:
@@ -73,7 +73,7 @@ async def test_a_write_to_a_client_that_has_left_ends_its_request(tasks):
     assert not len(tasks)
 
 
-async def test_a_request_that_is_being_cancelled_is_left_to_its_cleaning_up(tasks):
+async def test_a_request_that_is_already_being_cancelled_is_left_to_its_cleanup(tasks):
     gone, cleaned = Response(takes=1), asyncio.Event()
 
     async def request() -> None:
@@ -91,7 +91,7 @@ async def test_a_request_that_is_being_cancelled_is_left_to_its_cleaning_up(task
     assert cleaned.is_set()
 
 
-async def test_the_first_bytes_that_go_on_end_the_comments(tasks):
+async def test_keep_alive_comments_end_with_the_first_bytes_of_the_answer(tasks):
     response = Response(takes=1000)
     talk = waiting(tasks, response)
     talk.start()
@@ -105,7 +105,7 @@ async def test_the_first_bytes_that_go_on_end_the_comments(tasks):
     assert len(response.written) == heard
 
 
-async def test_waiting_again_is_one_wait_that_ends_with_the_answer(tasks):
+async def test_waiting_again_continues_one_wait_that_ends_with_the_answer(tasks):
     """As for a request whose engine ended before it sent anything, and which is sent again."""
     response = Response(takes=1000)
     talk = waiting(tasks, response)
@@ -119,7 +119,7 @@ async def test_waiting_again_is_one_wait_that_ends_with_the_answer(tasks):
     assert len(response.written) == heard, "a comment may stand between two pieces of one event"
 
 
-async def test_our_head_says_what_is_known_and_comments_what_came_later_or_otherwise(tasks):
+async def test_the_response_head_has_the_known_labels_and_comments_add_later_ones(tasks):
     known = {"X-Slotkeeper-Decision": "prefix", "X-Slotkeeper-Slot": "1"}
     request = make_mocked_request("POST", "/", {"Origin": "http://page.example"})
     talk = Waiting(request, "id", tasks, seconds=SHORT, labels=lambda: known)
@@ -142,7 +142,7 @@ async def test_our_head_says_what_is_known_and_comments_what_came_later_or_other
 
 
 @pytest.mark.parametrize("lines", [["waiting"], ["X-Slotkeeper-Slot: 1", "X-Slotkeeper-Decision: cold"]])
-def test_a_comment_is_no_event_and_spoils_none(lines):
+def test_a_comment_does_not_disturb_events(lines):
     splitter = SseSplitter()
     stream = comment(*lines) + b"event: a\ndata: 1\n\n" + comment(*lines)
     assert splitter.feed(stream) == [SseEvent("a", b"1")]
@@ -168,7 +168,7 @@ def test_a_comment_is_no_event_and_spoils_none(lines):
         (404, ["no object"], ClientFault('["no object"]', status=404)),
     ],
 )
-def test_the_engines_own_words_come_through(status, said, expected):
+def test_an_error_of_the_engine_keeps_its_text_and_fields(status, said, expected):
     fault = retold(status, orjson.dumps(said))
     assert repr(fault) == repr(expected)
     more = orjson.loads(body(fault, Api.CHAT))["error"]
@@ -179,14 +179,14 @@ def test_the_engines_own_words_come_through(status, said, expected):
     ("raw", "message"),
     [(b"Bad Gateway", "Bad Gateway"), (b"", "the engine answered 502"), (b"\x1f\x8b\xff", None)],
 )
-def test_what_is_no_json_is_told_if_it_is_text(raw, message):
+def test_an_error_body_that_is_not_json_is_quoted_if_it_is_text(raw, message):
     fault = retold(502, raw)
     assert isinstance(fault, Fault)
     assert fault.message == (message or "the engine answered 502")
     assert len(retold(502, b"x" * 10**6).message) == 2000
 
 
-def test_a_retold_error_ends_a_stream_in_each_apis_shape():
+def test_an_error_passed_on_in_a_stream_has_the_shape_of_its_api():
     fault = retold(400, b'{"error":{"code":400,"message":"too long","type":"t","n_ctx":8}}')
     (event,) = SseSplitter().feed(sse(fault, Api.MESSAGES))
     assert event.name == "error"
