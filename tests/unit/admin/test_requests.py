@@ -80,7 +80,7 @@ async def one(client: TestClient, name: str) -> tuple[int, dict[str, Any]]:
 # -- the list ------------------------------------------------------------------------------------------
 
 
-async def test_the_newest_comes_first_and_no_more_than_were_asked_for():
+async def test_the_list_has_the_newest_first_and_at_most_the_requested_number():
     async with port(*(record(f"r{n}") for n in range(MOST + 100))) as client:
         newest = [f"r{n}" for n in reversed(range(MOST + 100))]
         assert await listed(client) == newest[:LIMIT]
@@ -89,7 +89,7 @@ async def test_the_newest_comes_first_and_no_more_than_were_asked_for():
         assert await listed(client, "?limit=100000000000000000000") == newest[:MOST]
 
 
-async def test_one_conversation_can_be_picked():
+async def test_the_list_can_be_filtered_by_conversation():
     talks = [record(f"r{n}", conversation=n % 3 or None) for n in range(9)]
     async with port(*talks) as client:
         assert await listed(client, "?conversation=1") == ["r7", "r4", "r1"]
@@ -115,7 +115,7 @@ async def test_requests_that_computed_tokens_twice_can_be_selected():
 
 @pytest.mark.parametrize("name", ["limit", "conversation"])
 @pytest.mark.parametrize("value", ["-1", "x", "", "1.5", "²", "1 2", "٣"])
-async def test_what_is_no_number_is_refused_in_words(name, value):
+async def test_a_parameter_that_is_not_a_number_is_refused_with_an_explanation(name, value):
     async with port(record()) as client:
         answer = await client.get("/api/requests", params={name: value})
         assert answer.status == 400
@@ -123,7 +123,7 @@ async def test_what_is_no_number_is_refused_in_words(name, value):
         assert name in (await answer.json())["error"]
 
 
-async def test_a_journal_that_keeps_nothing_has_nothing_to_list():
+async def test_a_journal_of_size_0_lists_nothing():
     async with port(record(), size=0) as client:
         assert await listed(client) == []
         assert (await one(client, "last"))[0] == 404
@@ -132,7 +132,7 @@ async def test_a_journal_that_keeps_nothing_has_nothing_to_list():
 # -- one of them -----------------------------------------------------------------------------------------
 
 
-async def test_a_request_is_found_by_its_id_by_the_end_of_its_id_and_as_the_last():
+async def test_a_request_is_found_by_its_id_or_the_end_of_its_id_or_as_the_last():
     async with port(record("abc-11112222"), record("r2"), record("abc-33334444")) as client:
         for name, found in (
             ("abc-11112222", "abc-11112222"),
@@ -145,7 +145,7 @@ async def test_a_request_is_found_by_its_id_by_the_end_of_its_id_and_as_the_last
             assert (status, document["id"]) == (200, found)
 
 
-async def test_the_account_says_more_than_the_list():
+async def test_the_detail_contains_the_summary_and_more():
     async with port(record("some-request")) as client:
         async with client.get("/api/requests") as answer:
             (line,) = (await answer.json())["requests"]
@@ -156,7 +156,7 @@ async def test_the_account_says_more_than_the_list():
 
 
 @pytest.mark.parametrize("name", ["222", "nobody-knows-it", "ABC-11112222", *ODD_IDS])
-async def test_what_nobody_is_called_is_not_found_and_said_in_words(name):
+async def test_an_unknown_id_is_not_found_and_is_named_in_the_error(name):
     async with port(record("abc-11112222")) as client:
         status, document = await one(client, name)
         assert status == 404
@@ -165,19 +165,19 @@ async def test_what_nobody_is_called_is_not_found_and_said_in_words(name):
 
 
 @pytest.mark.parametrize("name", ODD_IDS)
-async def test_an_id_may_have_any_letters(name):
+async def test_an_id_may_contain_any_characters(name):
     async with port(record(name), record("other")) as client:
         status, document = await one(client, name)
         assert (status, document["id"]) == (200, name)
 
 
-async def test_an_id_of_broken_letters_is_answered_too():
+async def test_an_id_that_is_not_valid_utf_8_is_not_found():
     async with port(record()) as client:
         answer = await client.get("/api/requests/%ff%fe%00")
         assert answer.status == 404
 
 
-async def test_who_took_the_slot_is_named():
+async def test_the_request_that_took_the_slot_is_named():
     mine = {"conversation": 1, "engine": ENGINE, "slot": 0}
     async with port(
         record("mine", **mine),
@@ -192,7 +192,7 @@ async def test_who_took_the_slot_is_named():
 
 @pytest.mark.parametrize("path", ["/api/requests", "/api/requests/last", "/api/state", "/api/tree"])
 @pytest.mark.parametrize("key", [None, "Bearer", "Bearer wrong", "Basic s3cret", "Bearer s3cret2"])
-async def test_without_the_token_nobody_learns_anything(path, key):
+async def test_without_the_token_no_state_is_shown(path, key):
     async with port(record(), token="s3cret") as client:  # noqa: S106
         refused = await client.get(path, headers={"Authorization": key} if key else {})
         assert refused.status == 401
@@ -222,7 +222,7 @@ def parted(*, text: bool, engine: str | None = ENGINE) -> Record:
     return record("parted", divergence=divergence, engine=engine, outcome="ok")
 
 
-async def test_where_text_is_kept_the_words_around_the_place_are_the_engines_own():
+async def test_the_text_around_a_divergence_is_decoded_by_the_engine_if_text_is_kept():
     speaker = Speaker()
     async with port(parted(text=True), speaker=speaker) as client:
         _, document = await one(client, "parted")
@@ -230,7 +230,7 @@ async def test_where_text_is_kept_the_words_around_the_place_are_the_engines_own
     assert {tuple(headers.items()) for _, headers in speaker.asked} == {(("Authorization", "Bearer k"),)}
 
 
-async def test_where_none_is_kept_there_is_none_and_nobody_is_asked():
+async def test_without_kept_text_the_engine_is_not_asked_to_decode():
     speaker = Speaker()
     async with port(parted(text=False), record("plain"), speaker=speaker) as client:
         assert (await one(client, "parted"))[1]["parting"]["text"] is None
@@ -238,7 +238,7 @@ async def test_where_none_is_kept_there_is_none_and_nobody_is_asked():
     assert speaker.asked == []
 
 
-async def test_the_list_has_no_text_and_asks_nobody():
+async def test_the_list_contains_no_text_and_asks_no_engine():
     speaker = Speaker()
     async with port(parted(text=True), speaker=speaker) as client:
         async with client.get("/api/requests") as answer:
@@ -249,7 +249,7 @@ async def test_the_list_has_no_text_and_asks_nobody():
 @pytest.mark.parametrize(
     "trouble", [EngineGoneError("gone"), EngineError(500, "no"), EngineError(401, "key")]
 )
-async def test_where_the_engine_does_not_answer_all_but_the_text_is_told(trouble):
+async def test_if_the_engine_does_not_answer_only_the_text_is_missing(trouble):
     async with port(parted(text=True), speaker=Speaker(trouble)) as client:
         status, document = await one(client, "parted")
     assert (status, document["parting"]["text"]) == (200, None)
@@ -257,7 +257,7 @@ async def test_where_the_engine_does_not_answer_all_but_the_text_is_told(trouble
 
 
 @pytest.mark.parametrize("engine", [None, "http://was-here-once"])
-async def test_no_other_engine_is_asked_than_the_one_that_served_it(engine):
+async def test_only_the_engine_that_served_the_request_is_asked(engine):
     speaker = Speaker()
     async with port(parted(text=True, engine=engine), speaker=speaker) as client:
         assert (await one(client, "parted"))[1]["parting"]["text"] is None
