@@ -55,7 +55,7 @@ def most_saved(snapshots: list[Snapshot], prompt: Tokens, traits: EngineTraits, 
 
 @pytest.mark.parametrize("memory", KINDS)
 @pytest.mark.parametrize("seed", range(6))
-def test_the_best_file_is_the_best_of_all(memory, seed):
+def test_the_best_snapshot_is_the_same_as_in_a_full_search(memory, seed):
     chance, traits = random.Random(seed), KINDS[memory]
     catalog, there = Catalog(), dict[SnapshotId, Snapshot]()
     prompt = some_tokens(chance)

@@ -14,7 +14,7 @@ def numbered(start, end):
     return Tokens(range(start, end))
 
 
-def test_an_empty_tree_knows_nothing():
+def test_an_empty_tree_finds_no_prefix():
     tree = PromptTree()
     tree.add(EMPTY)
     assert tree.longest(said(1)) == 0
@@ -33,13 +33,13 @@ def test_turns_of_a_conversation_are_one_leaf():
 
 
 class TestBranches:
-    def test_where_sequences_parted_with_their_ways_and_how_often_they_were_passed(self):
+    def test_branches_show_where_sequences_diverged_and_how_often_they_were_passed(self):
         tree = PromptTree()
         for now, token in enumerate((2, 3, 4, 3)):
             tree.add(SYSTEM + said(token), 100.0 + now)
         assert tree.branches(SYSTEM + said(3)) == [Branch(10, ways=3, passed=4, used=103.0)]
 
-    def test_where_the_prompt_itself_parts_before_it_was_added(self):
+    def test_a_prompt_that_diverges_before_it_is_added_makes_a_branch(self):
         tree = PromptTree()
         tree.add(SYSTEM + said(2), 5.0)
         tree.add(SYSTEM + said(3), 6.0)
@@ -47,7 +47,7 @@ class TestBranches:
         assert tree.branches(said(1, 4) + said(9)) == [Branch(4, ways=2, passed=1, used=6.0)]
         assert tree.branches(SYSTEM + said(2, 4) + said(9))[1] == Branch(14, ways=2, passed=1, used=5.0)
 
-    def test_neither_the_beginning_nor_the_end_nor_a_next_turn(self):
+    def test_there_is_no_branch_at_the_beginning_or_the_end_or_before_a_next_turn(self):
         tree = PromptTree()
         tree.add(SYSTEM + said(2))
         tree.add(said(7))
@@ -55,7 +55,7 @@ class TestBranches:
         assert tree.branches(SYSTEM) == []  # ends where others go on
         assert tree.branches(SYSTEM + said(2) + said(5)) == []  # goes on where others ended
 
-    def test_a_branch_outlives_the_sequences_that_made_it(self):
+    def test_a_branch_remains_after_the_sequences_that_made_it_are_evicted(self):
         tree = PromptTree(budget=3 * NODE_BYTES + 35 * WIDTH)
         tree.add(SYSTEM + said(2))
         tree.add(SYSTEM + said(3))
@@ -63,7 +63,7 @@ class TestBranches:
         assert tree.longest(SYSTEM + said(2)) == 10
         assert tree.branches(SYSTEM + said(3)) == [Branch(10, ways=2, passed=3)]
 
-    def test_a_branch_outlives_all_that_followed_it(self):
+    def test_a_branch_remains_after_all_sequences_behind_it_are_evicted(self):
         tree = PromptTree(budget=2 * NODE_BYTES + 100 * WIDTH)
         for sequence in (SYSTEM + said(2), SYSTEM + said(3), said(7)):
             tree.add(sequence)
@@ -73,7 +73,7 @@ class TestBranches:
 
 
 class TestPassedAt:
-    def test_when_the_longest_known_beginning_was_last_passed(self):
+    def test_passed_at_is_the_last_use_of_the_longest_known_prefix(self):
         tree = PromptTree()
         tree.add(SYSTEM + said(2), 5.0)
         tree.add(SYSTEM + said(3), 6.0)
@@ -81,7 +81,7 @@ class TestPassedAt:
         assert tree.passed_at(SYSTEM + said(3)) == 6.0
         assert tree.passed_at(SYSTEM + said(4)) == 6.0  # all came through there
 
-    def test_0_where_nothing_is_known(self):
+    def test_passed_at_is_zero_for_an_unknown_prompt(self):
         tree = PromptTree()
         assert tree.passed_at(SYSTEM) == 0.0
         tree.add(said(2), 5.0)
@@ -89,12 +89,12 @@ class TestPassedAt:
         assert tree.passed_at(EMPTY) == 0.0
 
 
-class TestOutline:
-    def test_an_empty_tree_has_none(self):
+class TestRecentEdges:
+    def test_an_empty_tree_has_no_edges(self):
         assert PromptTree().recent_edges(100) == []
         assert PromptTree().twig(said(1)) is None
 
-    def test_edges_from_where_they_begin_to_where_they_end(self):
+    def test_edges_have_a_begin_and_an_end_and_their_use(self):
         tree = PromptTree()
         for now, token in enumerate((2, 3, 2)):
             tree.add(SYSTEM + said(token, token * 10), 100.0 + now)
@@ -119,7 +119,7 @@ class TestOutline:
             seen[twig.id] = twig.end
         assert sum(twig.end - twig.begin for twig in tree.recent_edges(1000)) == tree.tokens
 
-    def test_of_many_those_that_were_passed_last_and_all_above_them(self):
+    def test_a_limited_list_has_the_most_recently_passed_edges_and_their_ancestors(self):
         tree = PromptTree()
         for n in range(100):
             tree.add(SYSTEM + said(n + 2), float(n))
@@ -129,7 +129,7 @@ class TestOutline:
         assert sorted(twig.used for twig in others) == [98.0, 99.0, 200.0]
         assert tree.recent_edges(0) == []
 
-    def test_a_sequence_lies_in_the_edge_where_it_ends_or_parts(self):
+    def test_a_sequence_belongs_to_the_edge_where_it_ends_or_diverges(self):
         tree = PromptTree()
         tree.add(SYSTEM + said(2))
         tree.add(SYSTEM + said(3))
@@ -140,7 +140,7 @@ class TestOutline:
         assert {tree.twig(SYSTEM + said(2)), tree.twig(SYSTEM + said(3, 4))} == ends
         assert tree.twig(said(9)) is None
 
-    def test_looking_changes_nothing(self):
+    def test_queries_do_not_change_the_tree(self):
         tree = PromptTree(warm=0)
         for n in range(20):
             tree.add(SYSTEM + numbered(n, n + 3 * BLOCK), float(n))
@@ -151,7 +151,7 @@ class TestOutline:
         assert (repr(tree), tree.size, tree.recent_edges(1000)) == before
 
 
-class TestCold:
+class TestHashedEdges:
     """An edge of 5 blocks: the ids of the first, three hashes, the ids of the last."""
 
     KNOWN = numbered(0, 5 * BLOCK - 1)
@@ -162,12 +162,12 @@ class TestCold:
         tree.add(self.KNOWN)
         return tree
 
-    def test_a_cooled_edge_takes_little_memory_and_is_still_found_whole(self, tree):
+    def test_a_hashed_edge_takes_little_memory_and_is_still_found_whole(self, tree):
         assert tree.size == NODE_BYTES + (2 * BLOCK - 1) * WIDTH + 3 * HASH_BYTES
         assert tree.longest(self.KNOWN) == len(self.KNOWN)
         assert repr(tree._root.children[0].edge) == "<Edge 639 tokens, 384 hashed>"
 
-    def test_the_least_recently_passed_edge_is_cooled_first(self):
+    def test_the_least_recently_passed_edge_is_hashed_first(self):
         tree = PromptTree(warm=4 * BLOCK)
         a, b, c = (said(token, 3 * BLOCK) for token in (1, 2, 3))
         for sequence in (a, b, a, c):  # a is passed again
@@ -176,7 +176,7 @@ class TestCold:
         assert warm == {1, 3}
         assert tree.warm == 4 * BLOCK
 
-    def test_what_is_passed_again_is_warm_again(self):
+    def test_an_edge_that_is_passed_again_has_its_ids_again(self):
         tree = PromptTree(warm=5 * BLOCK)
         tree.add(self.KNOWN)
         tree.add(said(2, 5 * BLOCK))
@@ -187,7 +187,7 @@ class TestCold:
         assert tree.warm == 3 * BLOCK  # and the other one is cold
         assert tree.longest(numbered(0, 200) + said(9)) == 200  # to the token
 
-    def test_a_prompt_parts_from_hashes_at_a_block_and_what_followed_there_is_forgotten(self, tree):
+    def test_a_prompt_diverges_from_a_hashed_edge_at_a_block_and_what_followed_is_forgotten(self, tree):
         prompt = numbered(0, 2 * BLOCK + 50) + said(9, 2 * BLOCK)
         assert tree.branches(prompt) == [Branch(2 * BLOCK, ways=2, passed=1)]
         tree.add(prompt)
@@ -204,7 +204,7 @@ class TestCold:
         tree.add(prompt)
         assert repr(tree) == f"<PromptTree {len(prompt)} tokens, 0 warm, 1 leaves>"
 
-    def test_a_prompt_that_ends_in_hashes_makes_nothing_forgotten(self, tree):
+    def test_a_prompt_that_ends_in_a_hashed_edge_makes_nothing_forgotten(self, tree):
         prompt = self.KNOWN.cut(0, 2 * BLOCK + 50)
         tree.add(prompt)
         assert tree.longest(self.KNOWN) == len(self.KNOWN)
@@ -212,7 +212,7 @@ class TestCold:
         assert tree.branches(prompt) == []
 
     @pytest.mark.parametrize("at", [1, BLOCK - 1, 4 * BLOCK, 4 * BLOCK + 50])
-    def test_a_prompt_parts_to_the_token_where_ids_are_kept_and_nothing_is_forgotten(self, tree, at):
+    def test_a_prompt_diverges_at_the_exact_token_where_ids_are_kept(self, tree, at):
         prompt = self.KNOWN.cut(0, at) + said(9, 2 * BLOCK)
         assert tree.branches(prompt) == [Branch(at, ways=2, passed=1)]
         tree.add(prompt)
@@ -221,7 +221,7 @@ class TestCold:
         tree.add(self.KNOWN + said(9, BLOCK))
         assert tree.longest(self.KNOWN + said(9, BLOCK)) == len(self.KNOWN) + BLOCK
 
-    def test_conversations_that_open_alike_are_all_known(self):
+    def test_conversations_with_the_same_beginning_are_all_found(self):
         tree = PromptTree(warm=0)
         chats = [SYSTEM + said(n % 7, n % 5 + 1) + numbered(n, n + 4 * BLOCK) for n in range(300)]
         for chat in chats:
@@ -229,8 +229,8 @@ class TestCold:
         assert [tree.longest(chat) for chat in chats] == [len(chat) for chat in chats]
 
 
-class TestRoom:
-    def test_the_least_recently_passed_leaf_goes_first(self):
+class TestBudget:
+    def test_the_least_recently_passed_leaf_is_evicted_first(self):
         tree = PromptTree(budget=3 * (NODE_BYTES + 10 * WIDTH))
         a, b, c = (said(token) for token in (1, 2, 3))
         for sequence in (a, b, c, a):  # a is passed again
@@ -238,21 +238,21 @@ class TestRoom:
         tree.add(said(4))
         assert [tree.longest(s) for s in (a, b, c)] == [10, 0, 10]
 
-    def test_a_shared_prefix_outlives_the_first_branch_that_is_dropped(self):
+    def test_a_shared_prefix_remains_after_its_first_branch_is_evicted(self):
         tree = PromptTree(budget=3 * NODE_BYTES + 29 * WIDTH)
         tree.add(SYSTEM + said(2))
         tree.add(SYSTEM + said(3))
         assert tree.longest(SYSTEM + said(2)) == 10
         assert tree.longest(SYSTEM + said(3)) == 20
 
-    def test_a_prefix_without_branches_goes_in_its_turn(self):
+    def test_a_prefix_without_branches_is_evicted_in_its_turn(self):
         tree = PromptTree(budget=3 * NODE_BYTES + 50 * WIDTH)
         for sequence in (SYSTEM + said(2), SYSTEM + said(3), said(4), said(5), said(6)):
             tree.add(sequence)
         assert tree.longest(SYSTEM) == 0
         assert [tree.longest(said(token)) for token in (4, 5, 6)] == [10, 10, 10]
 
-    def test_the_newest_leaf_stays_whatever_it_takes(self):
+    def test_the_newest_leaf_is_kept_whatever_its_size(self):
         tree = PromptTree(budget=NODE_BYTES)
         tree.add(said(1))
         tree.add(said(2, 1000))
