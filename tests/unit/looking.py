@@ -167,7 +167,7 @@ def state(**given: Any) -> Document:
     return basis | given
 
 
-class Said:
+class FakeAdminPort:
     """The admin port's answers by path, which a test may change at any time, and its requests."""
 
     def __init__(self, documents: dict[str, Any]) -> None:
@@ -183,8 +183,8 @@ class Said:
 
 
 @asynccontextmanager
-async def admin(documents: dict[str, Any]) -> AsyncIterator[Said]:
-    said = Said(documents)
+async def admin(documents: dict[str, Any]) -> AsyncIterator[FakeAdminPort]:
+    said = FakeAdminPort(documents)
     app = web.Application()
     app.router.add_get("/{path:.*}", said.answer)
     async with TestServer(app) as server:

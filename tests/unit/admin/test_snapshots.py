@@ -73,7 +73,7 @@ async def verified(client: TestClient, *ids: str) -> dict[str, dict]:
     return {line["id"]: line for line in lines}
 
 
-def ruin(path: Path) -> None:
+def damage(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
@@ -138,14 +138,14 @@ async def test_intact_snapshots_are_verified_as_whole(served, three):
 
 async def test_only_the_named_snapshots_are_verified(served, three, hot):
     client, _ = served
-    ruin(hot / f"{three[1].id}.slot")
+    damage(hot / f"{three[1].id}.slot")
     assert list(await verified(client, three[0].id)) == [three[0].id]
     assert (hot / f"{three[1].id}.slot").exists()
 
 
 async def test_a_damaged_snapshot_is_quarantined_and_not_offered_again(served, three, hot):
     client, driver = served
-    ruin(hot / f"{three[0].id}.slot")
+    damage(hot / f"{three[0].id}.slot")
     line = (await verified(client))[three[0].id]
     assert (line["verdict"], line["tiers"]) == ("damaged", [])
     assert "changed" in line["why"]
@@ -156,7 +156,7 @@ async def test_a_damaged_snapshot_is_quarantined_and_not_offered_again(served, t
 async def test_after_one_of_two_copies_is_damaged_the_scheduler_uses_the_other(served, three, hot):
     client, driver = served
     assert driver.placement.catalog.get(three[1].id).tier is Tier.HOT
-    ruin(hot / f"{three[1].id}.slot")
+    damage(hot / f"{three[1].id}.slot")
     line = (await verified(client, three[1].id))[three[1].id]
     assert (line["verdict"], line["tiers"]) == ("damaged", ["cold"])
     known = driver.placement.catalog.get(three[1].id)
@@ -167,7 +167,7 @@ async def test_after_one_of_two_copies_is_damaged_the_scheduler_uses_the_other(s
 async def test_a_snapshot_that_the_scheduler_dropped_is_not_added_again(served, three, hot):
     client, driver = served
     driver.placement.catalog.take(three[1].id)
-    ruin(hot / f"{three[1].id}.slot")
+    damage(hot / f"{three[1].id}.slot")
     await verified(client, three[1].id)
     assert three[1].id not in driver.placement.catalog
 

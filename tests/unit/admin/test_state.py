@@ -198,7 +198,7 @@ async def test_an_engine_that_was_never_up_is_shown_as_down():
 # -- who runs now, and who asked ---------------------------------------------------------------------------
 
 
-async def comes(served: Served, request: str, **given: Any) -> Record:
+async def arrives(served: Served, request: str, **given: Any) -> Record:
     came = record(request, at=served.driver.now(), **given)
     served.driver.journal.came(came)
     served.driver.journal.follow(RequestId(f"1:{request}"), came)
@@ -207,7 +207,7 @@ async def comes(served: Served, request: str, **given: Any) -> Record:
 
 async def test_queued_requests_have_a_place_and_running_requests_have_none(served):
     for name in "abcd":
-        await comes(served, name, name=Name("opencode", ord(name), task="Do it"), model="m")
+        await arrives(served, name, name=Name("opencode", ord(name), task="Do it"), model="m")
         admit(served.driver, f"1:{name}", Tokens([ord(name)] * 300))
     running = (await served.get("/api/state"))["running"]
     assert [(one["id"], one["now"]["place"]) for one in running[:2]] == [("c", 1), ("d", 2)]
@@ -222,7 +222,7 @@ async def test_queued_requests_have_a_place_and_running_requests_have_none(serve
 
 
 async def test_a_prefill_shows_the_progress_of_the_engine_until_the_first_token(served):
-    came = await comes(served, "a")
+    came = await arrives(served, "a")
     await granted(admit(served.driver, "1:a"))
     came.work.told = Progress(total=400, reused=200, processed=250, seconds=1.0)
     came.work.told_at = served.driver.now()
@@ -238,7 +238,7 @@ async def test_a_prefill_shows_the_progress_of_the_engine_until_the_first_token(
 
 
 async def test_each_client_has_its_sums(served):
-    await comes(served, "a", name=Name("opencode", 1), client="0123456789abcdef/f")
+    await arrives(served, "a", name=Name("opencode", 1), client="0123456789abcdef/f")
     await served.serves("1:a", PROMPT)
     (client,) = (await served.get("/api/state"))["clients"]
     assert (client["agent"], client["key"], client["requests"]) == ("opencode", "01234567", 1)

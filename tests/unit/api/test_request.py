@@ -61,14 +61,14 @@ def ask(api=Api.CHAT, **body):
 
 
 @given(api=st.sampled_from(list(Api)), body=odd_bodies)
-def test_any_json_document_is_parsed_or_raises_not_ours(api, body):
+def test_any_json_document_is_parsed_or_left_to_the_engine(api, body):
     raw = orjson.dumps(body)
     with suppress(NotOurs):
         assert isinstance(parse(api, raw), Ask)
 
 
 @given(api=st.sampled_from(GENERATING), body=st.binary(max_size=200))
-def test_any_bytes_are_parsed_or_raise_not_ours(api, body):
+def test_any_bytes_are_parsed_or_left_to_the_engine(api, body):
     with suppress(NotOurs):
         assert isinstance(parse(api, body), Ask)
 
@@ -92,12 +92,12 @@ def test_any_bytes_are_parsed_or_raise_not_ours(api, body):
         (Api.TASK, b'{"input":"x"}'),
     ],
 )
-def test_an_unreadable_body_raises_not_ours(api, body):
+def test_an_unreadable_body_is_left_to_the_engine(api, body):
     with pytest.raises(NotOurs):
         parse(api, body)
 
 
-def test_a_tool_input_that_is_nested_too_deeply_raises_not_ours():
+def test_a_tool_input_that_is_nested_too_deeply_is_left_to_the_engine():
     use = b'{"type":"tool_use","input":' + b"[" * 1000 + b"]" * 1000 + b"}"
     with pytest.raises(NotOurs):
         parse(Api.MESSAGES, b'{"messages":[{"role":"assistant","content":[' + use + b"]}]}")
@@ -213,7 +213,7 @@ def test_lora_scales_are_read_as_the_engine_reads_them(field, scales):
         ),
     ],
 )
-def test_a_type_that_is_not_a_string_is_parsed_or_raises_not_ours(api, body):
+def test_a_type_that_is_not_a_string_is_parsed_or_left_to_the_engine(api, body):
     with suppress(NotOurs):
         assert parse(api, orjson.dumps(body)).media
 

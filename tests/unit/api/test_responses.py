@@ -111,6 +111,6 @@ def test_the_reasoning_effort_becomes_the_chat_field():
         {"type": "reasoning", "summary": []},
     ],
 )
-def test_an_item_that_the_engine_refuses_raises_not_ours(item):
+def test_an_item_that_the_engine_refuses_is_left_to_the_engine(item):
     with pytest.raises(NotOurs):
         messages(item)

@@ -23,17 +23,17 @@ async def test_an_unknown_model_is_a_usage_error(capsys):
     assert "tiny-hybrid" in capsys.readouterr().out
 
 
-def found(computed, oracle=20):
+def totals_with(computed, oracle=20):
     usage = Usage(prompt=100, cached=100 - computed)
     return totals([Sample(session="s", label="x", usage=usage, oracle=oracle, idle=0)])
 
 
 def test_the_saved_tokens_are_summarised_in_one_sentence():
-    said = module._sentence(found(80), found(20))
+    said = module._sentence(totals_with(80), totals_with(20))
     assert "saved 60 of 80 prompt tokens (75%)" in said
     assert "1.00 times" in said
 
 
 def test_a_demo_without_savings_says_so():
-    assert "saved nothing" in module._sentence(found(20), found(20))
-    assert "saved nothing" in module._sentence(found(20), found(30))
+    assert "saved nothing" in module._sentence(totals_with(20), totals_with(20))
+    assert "saved nothing" in module._sentence(totals_with(20), totals_with(30))

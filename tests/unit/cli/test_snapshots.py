@@ -71,7 +71,7 @@ async def ask(request, hot, cold, two, capsys):
         yield of_sidecar
 
 
-def ruin(path: Path) -> None:
+def damage(path: Path) -> None:
     """Damage a file so that only reading all of it shows it."""
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -113,7 +113,7 @@ async def test_verify_reports_intact_snapshots_as_whole(ask, two):
 
 async def test_verify_finds_damaged_snapshots_and_fails(ask, two, hot):
     for kept in two:
-        ruin(hot / f"{kept.id}.slot")
+        damage(hot / f"{kept.id}.slot")
     code, out = await ask("verify")
     assert code == 1
     assert "0 of 2 are whole." in out
@@ -126,7 +126,7 @@ async def test_verify_finds_damaged_snapshots_and_fails(ask, two, hot):
 
 
 async def test_a_snapshot_is_verified_by_the_end_of_its_id(ask, two, hot):
-    ruin(hot / f"{two[0].id}.slot")
+    damage(hot / f"{two[0].id}.slot")
     code, out = await ask("verify", two[1].id[-8:], as_json=True)
     assert (code, json.loads(out)["verdict"]) == (0, "whole")
     assert len(out.splitlines()) == 1

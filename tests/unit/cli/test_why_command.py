@@ -45,7 +45,7 @@ def listed(*records) -> dict[str, Document]:
     return {"/api/requests": {"requests": [summary(one) for one in records]}, "/api/state": state()}
 
 
-def one(found, **more) -> dict[str, Document]:
+def document_of(found, **more) -> dict[str, Document]:
     return {f"/api/requests/{found.request_id}": detail(found) | more}
 
 
@@ -121,7 +121,7 @@ async def test_an_empty_json_list_has_no_line(ask):
 async def test_the_explanation_of_a_request_comes_before_its_details(ask):
     found = rewritten()
     document = detail(found)
-    code, out = await ask(one(found), found.request_id, width=200)
+    code, out = await ask(document_of(found), found.request_id, width=200)
     assert code == 0
     parts = found.request_id, *document["explanation"], "Time", "Choice", "Where it parts", "Figures"
     places = [out.index(part) for part in parts]
@@ -130,7 +130,7 @@ async def test_the_explanation_of_a_request_comes_before_its_details(ask):
 
 
 async def test_each_stage_shows_its_milliseconds_and_its_place_in_the_total_time(ask):
-    _, out = await ask(one(rewritten()), "request-00000001")
+    _, out = await ask(document_of(rewritten()), "request-00000001")
     assert line(out, "parse").split() == ["parse", "0.0", "1.0", "█"]
     assert line(out, "plant").split() == ["plant", "250", "500", "█" * 20, "500"]
     plant, prefill = line(out, "plant"), line(out, "prefill")
@@ -138,7 +138,7 @@ async def test_each_stage_shows_its_milliseconds_and_its_place_in_the_total_time
 
 
 async def test_the_chosen_slot_is_listed_above_the_alternatives_with_both_costs(ask):
-    _, out = await ask(one(rewritten()), "request-00000001")
+    _, out = await ask(document_of(rewritten()), "request-00000001")
     assert line(out, "taken").split() == ["taken", "1", "prefix", "20", "11,980", "12.0", "s", "plant"]
     assert line(out, "0  cold").split() == ["0", "cold", "0", "12,345", "12.3", "s"]
     assert "a state of 11,500 tokens, 20 of them the prompt's first" in out
@@ -158,7 +158,7 @@ async def test_engines_are_named_if_there_is_more_than_one(ask):
         for engine in ("http://a:1", "http://b:1")
     )
     _, out = await ask(
-        one(ended(decision=Decision(chosen=here, beaten=(there,), rate=1.0))), "request-00000001"
+        document_of(ended(decision=Decision(chosen=here, beaten=(there,), rate=1.0))), "request-00000001"
     )
     assert "http://a:1" in line(out, "taken")
     assert "http://b:1" in out
@@ -176,19 +176,21 @@ async def test_the_first_token_that_differs_is_shown_with_the_text_around_it(ask
 
 
 async def test_the_setting_that_shows_text_is_named_if_there_is_none(ask):
-    _, out = await ask(one(rewritten(changes=(change(Mode.FIX, "", ""),))), "request-00000001")
+    _, out = await ask(document_of(rewritten(changes=(change(Mode.FIX, "", ""),))), "request-00000001")
     assert out.count(NO_TEXT) == 2
     assert "date changed messages[0].content" in out
 
 
 async def test_a_change_that_a_rule_only_observed_is_marked_as_such(ask):
-    _, out = await ask(one(rewritten(changes=(change(Mode.OBSERVE, "May", "June"),))), "request-00000001")
+    _, out = await ask(
+        document_of(rewritten(changes=(change(Mode.OBSERVE, "May", "June"),))), "request-00000001"
+    )
     assert "date would have changed messages[0].content" in out
     assert "- May\n" in out.replace(" \n", "\n").replace("  ", "")
 
 
 async def test_a_request_that_has_just_arrived_shows_no_details(ask):
-    code, out = await ask(one(record()), "request-00000001")
+    code, out = await ask(document_of(record()), "request-00000001")
     assert code == 0
     assert "It has not ended yet." in out
     assert not any(title in out for title in ("Time\n", "Choice\n", "Where it parts\n", "Rules\n"))
@@ -197,14 +199,16 @@ async def test_a_request_that_has_just_arrived_shows_no_details(ask):
 @pytest.mark.parametrize("width", [30, 60, 80])
 async def test_the_explanation_of_a_request_is_never_wider_than_the_terminal(ask, width):
     _, out = await ask(
-        one(rewritten(changes=(change(Mode.FIX, "x" * 90, "y" * 90),))), "request-00000001", width=width
+        document_of(rewritten(changes=(change(Mode.FIX, "x" * 90, "y" * 90),))),
+        "request-00000001",
+        width=width,
     )
     assert max(map(len, out.splitlines())) <= width
 
 
 async def test_the_json_output_of_one_request_is_one_line(ask):
     found = rewritten()
-    code, out = await ask(one(found), found.request_id, as_json=True)
+    code, out = await ask(document_of(found), found.request_id, as_json=True)
     assert (code, out.count("\n")) == (0, 1)
     assert json.loads(out) == detail(found)
 

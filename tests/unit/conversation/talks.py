@@ -52,13 +52,17 @@ def reply(text: str = "", reasoning: str = "", **calls: Any) -> dict[str, Any]:
         message["reasoning_content"] = reasoning
     if calls:
         message["tool_calls"] = [
-            {"id": f"call_{name}", "type": "function", "function": {"name": name, "arguments": told(given)}}
+            {
+                "id": f"call_{name}",
+                "type": "function",
+                "function": {"name": name, "arguments": as_text(given)},
+            }
             for name, given in calls.items()
         ]
     return message
 
 
-def told(arguments: Any) -> str:
+def as_text(arguments: Any) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments)
 
 

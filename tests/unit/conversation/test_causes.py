@@ -41,10 +41,10 @@ GIT = (
 )
 
 
-def turned(schema):
+def reversed_keys(schema):
     """Return the same tool with its keys in reverse order."""
     if isinstance(schema, dict):
-        return {key: turned(value) for key, value in reversed(schema.items())}
+        return {key: reversed_keys(value) for key, value in reversed(schema.items())}
     return schema
 
 
@@ -76,7 +76,7 @@ def edited_system(old, new):
         (chat(system(SYSTEM + "\n\n"), *HISTORY, *REST), Cause.WHITESPACE, RuleName.TRAILING_WHITESPACE),
         (chat(system(), *HISTORY, *REST, tools=TOOLS[::-1]), Cause.TOOL_ORDER, RuleName.TOOL_ORDER),
         (
-            chat(system(), *HISTORY, *REST, tools=[turned(t) for t in TOOLS]),
+            chat(system(), *HISTORY, *REST, tools=[reversed_keys(t) for t in TOOLS]),
             Cause.KEY_ORDER,
             RuleName.SCHEMA_KEYS,
         ),
@@ -219,13 +219,13 @@ def test_refreshed_or_moved_files_of_a_client_are_the_cause_of_a_divergence():
 
 
 def test_arguments_with_reordered_keys_are_a_rerendered_call():
-    def laid(given):
+    def laid_out(given):
         use = {"type": "tool_use", "id": "t1", "name": "edit", "input": given}
         found = {"type": "tool_result", "tool_use_id": "t1", "content": "Written."}
         messages = [TASK, {"role": "assistant", "content": [use]}, {"role": "user", "content": [found]}]
         return lay_out(Api.MESSAGES, {"system": SYSTEM, "messages": messages})
 
-    found = explained(laid({"path": "a", "new": "b"}), laid({"new": "b", "path": "a"}))
+    found = explained(laid_out({"path": "a", "new": "b"}), laid_out({"new": "b", "path": "a"}))
     assert (found.cause, found.rule) == (Cause.CALL_RERENDERED, RuleName.TOOL_CALLS)
 
 

@@ -274,14 +274,14 @@ TYPED = [
 ]
 
 
-def found(text: str, *, authored: bool = False) -> list[tuple[str, str]]:
+def kinds_and_values(text: str, *, authored: bool = False) -> list[tuple[str, str]]:
     return [(fact.kind.value, fact.value) for fact in facts(text, authored=authored)]
 
 
 @pytest.mark.parametrize("client", SYSTEM)
 def test_the_changing_facts_in_the_system_text_of_each_client_are_found(client):
     text, expected = SYSTEM[client]
-    assert found(text) == expected
+    assert kinds_and_values(text) == expected
 
 
 @pytest.mark.parametrize("client", SYSTEM)

@@ -41,7 +41,7 @@ def refuse(*_):
     raise EngineError(500, "roles must alternate")
 
 
-def said(messages, openers):
+def joined(messages, openers):
     return "".join(openers[message["role"]] + message["content"] for message in messages)
 
 
@@ -50,7 +50,7 @@ OPENERS = {"system": "<S>", "user": "<U>", "assistant": "<A>", "tool": "<T>"}
 
 def plain(messages, tools, generate):
     lead = "".join(tool["function"]["description"] for tool in tools or [])
-    return lead + said(messages, OPENERS) + "<A>" * generate
+    return lead + joined(messages, OPENERS) + "<A>" * generate
 
 
 # -- families ------------------------------------------------------------------------------------------
@@ -95,10 +95,10 @@ async def test_markers_are_learned_although_the_template_refuses_tools_and_syste
 
 
 async def test_markers_are_learned_without_tools_if_the_template_drops_results():
-    def deaf(messages, tools, generate):
+    def drops_results(messages, tools, generate):
         return plain([m for m in messages if m["role"] != "tool"], tools, generate)
 
-    assert (await learn_markers(Templating(deaf), PLAIN)).tool == ()
+    assert (await learn_markers(Templating(drops_results), PLAIN)).tool == ()
 
 
 @pytest.mark.parametrize("inside", ["system", "tools"])
@@ -110,7 +110,7 @@ async def test_a_system_text_or_tool_list_behind_the_first_opener_is_detected(in
             (described, system["content"]) if inside == "system" else (system["content"], described)
         )
         first = {**rest[0], "content": behind + "\n" + rest[0]["content"]}
-        return before + said([first, *rest[1:]], OPENERS) + "<A>" * generate
+        return before + joined([first, *rest[1:]], OPENERS) + "<A>" * generate
 
     markers = await learn_markers(Templating(gemma), PLAIN)
     assert markers == Markers(user=ids("<U>"), tool=ids("<T>"), reply=ids("<A>"), lead_inside=True)
@@ -120,7 +120,7 @@ async def test_markers_that_find_too_many_places_are_rejected():
     """The opener is twice in front of each message: then only the generation prompt is learned."""
 
     def doubled(messages, tools, generate):
-        return said(messages, {**OPENERS, "user": "<U><U>"}) + "<A>" * generate
+        return joined(messages, {**OPENERS, "user": "<U><U>"}) + "<A>" * generate
 
     assert await learn_markers(Templating(doubled), PLAIN) == Markers(reply=ids("<A>"))
 
@@ -133,15 +133,15 @@ async def test_without_a_family_only_the_generation_prompt_is_learned():
 
 
 async def test_a_template_that_rewrites_its_history_is_not_trusted():
-    def anew(messages, tools, generate):
+    def rewrites(messages, tools, generate):
         return "!" * (not generate) + plain(messages, tools, generate)
 
-    assert await learn_markers(Templating(anew), PLAIN) == UNKNOWN
+    assert await learn_markers(Templating(rewrites), PLAIN) == UNKNOWN
 
 
 async def test_an_end_of_text_in_place_of_the_generation_prompt_is_ignored():
     def phi(messages, tools, generate):
-        return said(messages, OPENERS) + ("<A>" if generate else "[end]")
+        return joined(messages, OPENERS) + ("<A>" if generate else "[end]")
 
     markers = await learn_markers(Templating(phi), PLAIN)
     assert markers == Markers(user=ids("<U>"), tool=ids("<T>"), reply=ids("<A>"))
@@ -168,7 +168,7 @@ async def test_the_nearest_of_several_result_openers_counts():
 
     def phi(messages, tools, generate):
         lead = "".join("<T>" + tool["function"]["description"] for tool in tools or [])
-        return lead + said(messages, {**OPENERS, "tool": "<R>"}) + "<A>" * generate
+        return lead + joined(messages, {**OPENERS, "tool": "<R>"}) + "<A>" * generate
 
     markers = await learn_markers(Templating(phi), family)
     assert markers == Markers(user=ids("<U>"), tool=ids("<R>"), reply=ids("<A>"))

@@ -74,7 +74,7 @@ def test_an_image_name_of_an_older_build_is_not_checked():
     ],
     ids=["none", "another", "before it", "behind it", "beyond the file", "two"],
 )
-def test_a_file_with_other_images_is_not_ours(chunks):
+def test_a_file_with_other_images_does_not_match_the_prompt(chunks):
     assert tokens_with_images(whole_file(slot_file()), chunks) is None
 
 

@@ -82,7 +82,7 @@ def test_a_flag_that_does_not_change_a_state_does_not_change_the_fingerprint(lin
         {"version": 2},
     ],
 )
-def test_what_the_engine_reports_changes_the_fingerprint(other):
+def test_a_changed_report_of_the_engine_changes_the_fingerprint(other):
     assert name(**other) != name()
 
 

@@ -10,12 +10,12 @@ BASE = "http://router:8080"
 ARGS = ["llama-server", "--port", "46919", "--ctx-size", "8192", "--parallel", "2"]
 
 
-def said(value="loaded", **status):
+def model_entry(value="loaded", **status):
     return {"id": "coder", "aliases": ["gpt-x"], "status": {"value": value, "args": ARGS, **status}}
 
 
 def test_an_entry_has_the_flags_and_the_port_of_its_process():
-    entry = entry_of(said())
+    entry = entry_of(model_entry())
     assert (entry.name, entry.aliases, entry.status) == ("coder", ("gpt-x",), ModelStatus.LOADED)
     assert entry.flags
     assert (entry.flags.n_ctx, entry.flags.n_parallel, entry.port) == (8192, 2, 46919)
@@ -23,27 +23,33 @@ def test_an_entry_has_the_flags_and_the_port_of_its_process():
 
 @pytest.mark.parametrize("value", ["loading", "sleeping", "unloaded"])
 def test_each_model_status_is_read(value):
-    assert entry_of(said(value)).status == value
+    assert entry_of(model_entry(value)).status == value
 
 
 def test_the_port_of_a_model_that_is_not_loaded_is_ignored():
-    assert entry_of(said("unloaded")).port == 0
+    assert entry_of(model_entry("unloaded")).port == 0
 
 
 @pytest.mark.parametrize(
     "entry",
-    [{}, {"id": "coder"}, {"id": "coder", "status": None}, said("exploded"), {"id": "x", "aliases": None}],
+    [
+        {},
+        {"id": "coder"},
+        {"id": "coder", "status": None},
+        model_entry("exploded"),
+        {"id": "x", "aliases": None},
+    ],
 )
 def test_an_unreadable_entry_counts_as_unloaded(entry):
     assert entry_of(entry).status is ModelStatus.UNLOADED
 
 
 def test_unreadable_flags_are_unknown():
-    assert entry_of(said(args=["llama-server", "--parallel"])).flags is None
+    assert entry_of(model_entry(args=["llama-server", "--parallel"])).flags is None
 
 
 def test_a_failed_load_is_read():
-    assert entry_of(said("unloaded", failed=True)).failed
+    assert entry_of(model_entry("unloaded", failed=True)).failed
 
 
 # -- addresses -----------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ GOOD = EngineTraits(
 )
 
 
-def said(traits: EngineTraits = GOOD, flags: EngineFlags | None = OURS, no_files=None) -> set:
+def findings(traits: EngineTraits = GOOD, flags: EngineFlags | None = OURS, no_files=None) -> set:
     reading = Reading(
         traits=traits, props={}, model={}, model_path=None, header=None, build="", notes=[], no_files=no_files
     )
@@ -28,11 +28,11 @@ def said(traits: EngineTraits = GOOD, flags: EngineFlags | None = OURS, no_files
 
 
 def test_an_engine_with_complete_slot_files_gets_only_ok_findings():
-    assert said() == {("snapshots", Severity.OK), ("files", Severity.OK)}
+    assert findings() == {("snapshots", Severity.OK), ("files", Severity.OK)}
 
 
 def test_a_dense_model_needs_no_checkpoints_in_its_file():
-    assert said(replace(GOOD, memory=Memory.DENSE, files_carry=False)) == {("snapshots", Severity.OK)}
+    assert findings(replace(GOOD, memory=Memory.DENSE, files_carry=False)) == {("snapshots", Severity.OK)}
 
 
 @pytest.mark.parametrize(
@@ -46,17 +46,17 @@ def test_a_dense_model_needs_no_checkpoints_in_its_file():
     ],
 )
 def test_what_a_restored_slot_lacks_is_noted(change, traps):
-    notes = {trap for trap, severity in said(replace(GOOD, **change)) if severity is Severity.NOTE}
+    notes = {trap for trap, severity in findings(replace(GOOD, **change)) if severity is Severity.NOTE}
     assert notes == traps
 
 
 def test_an_engine_with_unknown_flags_gets_a_note_on_its_fingerprint():
-    assert ("fingerprint", Severity.NOTE) in said(flags=None)
+    assert ("fingerprint", Severity.NOTE) in findings(flags=None)
 
 
 @pytest.mark.parametrize("why", Why)
 def test_every_reason_against_slot_files_is_a_failure(why):
-    assert said(no_files=NoFilesError(why, "detail")) == {("snapshots", Severity.FAIL)}
+    assert findings(no_files=NoFilesError(why, "detail")) == {("snapshots", Severity.FAIL)}
 
 
 # Bytes for each token as real engines wrote them (engine.md 12 has the models).

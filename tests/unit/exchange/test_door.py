@@ -295,7 +295,7 @@ async def test_an_unverified_key_has_no_namespace():
 # -- a list of our own ---------------------------------------------------------------------------------
 
 
-def listed(folder: Path) -> OwnKeys:
+def key_list(folder: Path) -> OwnKeys:
     path = folder / "keys.toml"
     path.write_text(
         '[alice]\nkey = "a-long-key-of-alice"\n[root]\nkey = "a-long-key-of-root"\noperator = true\n'
@@ -330,13 +330,13 @@ def refused(door: Door, method: str, path: str, headers: dict[str, str]) -> int 
     ],
 )
 async def test_the_key_list_decides_what_each_key_may_do(tmp_path, method, path, statuses):
-    door = Engine().new_door(keys=listed(tmp_path))
+    door = Engine().new_door(keys=key_list(tmp_path))
     assert [refused(door, method, path, key) for key in ({}, BAD, ALICE, ROOT)] == statuses
 
 
 async def test_the_name_of_a_listed_key_is_its_namespace_and_queue(tmp_path):
     engine = Engine(key=None)
-    door = engine.new_door(keys=listed(tmp_path), namespaces=None)
+    door = engine.new_door(keys=key_list(tmp_path), namespaces=None)
     callers = []
     for headers in (ALICE, ROOT):
         request = make_mocked_request("POST", "/completion", headers=headers)
@@ -350,7 +350,7 @@ async def test_the_name_of_a_listed_key_is_its_namespace_and_queue(tmp_path):
 
 async def test_an_engine_that_refuses_the_key_of_the_sidecar_is_an_upstream_fault(tmp_path):
     engine = Engine()
-    door = engine.new_door(keys=listed(tmp_path))
+    door = engine.new_door(keys=key_list(tmp_path))
     request = make_mocked_request("POST", "/completion", headers=ALICE)
     for up in (True, False):
         engine.up = up

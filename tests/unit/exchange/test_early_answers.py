@@ -45,7 +45,7 @@ class Server:
         self._listening.close()
 
 
-class HeldUp(BytesIO):
+class BlockingBody(BytesIO):
     """Blocks the loop after the first piece until the server has closed, so that nothing is read before."""
 
     def __init__(self, over: threading.Event) -> None:
@@ -72,7 +72,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 async def asked(server: Server) -> tuple[int, bytes]:
     async with aiohttp.ClientSession(connector=Connector(force_close=True)) as session:
-        body = HeldUp(server.over)
+        body = BlockingBody(server.over)
         async with session.post(f"http://127.0.0.1:{server.port}/", data=body) as answer:
             return answer.status, await answer.read()
 

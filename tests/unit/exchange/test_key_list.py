@@ -15,7 +15,7 @@ SECRET = "a-long-key-of-somebody"  # noqa: S105
 DIGEST = sha256(SECRET.encode()).hexdigest()
 
 
-def written(folder: Path, text: str, mode: int = 0o600) -> Path:
+def key_file(folder: Path, text: str, mode: int = 0o600) -> Path:
     path = folder / "keys.toml"
     path.write_text(text)
     path.chmod(mode)
@@ -24,13 +24,13 @@ def written(folder: Path, text: str, mode: int = 0o600) -> Path:
 
 def test_a_key_is_found_by_its_text_or_its_digest(tmp_path):
     for line in (f'key = "{SECRET}"', f'sha256 = "{DIGEST}"'):
-        found = KeyList.read(written(tmp_path, f"[alice]\n{line}\nqueued = 3\n")).find(SECRET)
+        found = KeyList.read(key_file(tmp_path, f"[alice]\n{line}\nqueued = 3\n")).find(SECRET)
         assert found is not None
         assert (found.name, found.namespace, found.queued, found.operator) == ("alice", "alice", 3, False)
 
 
 def test_an_unknown_key_is_not_found_and_no_key_is_stored(tmp_path):
-    listed = KeyList.read(written(tmp_path, f'[alice]\nkey = "{SECRET}"\n[bob]\nsha256 = "{"0" * 64}"\n'))
+    listed = KeyList.read(key_file(tmp_path, f'[alice]\nkey = "{SECRET}"\n[bob]\nsha256 = "{"0" * 64}"\n'))
     assert [listed.find(given) for given in ("", DIGEST, SECRET[:-1], f"{SECRET} ", "0" * 64, "\udce4")] == [
         None
     ] * 6
@@ -60,7 +60,7 @@ def test_an_unknown_key_is_not_found_and_no_key_is_stored(tmp_path):
 )
 def test_errors_in_the_key_list_do_not_quote_the_key(tmp_path, text, said):
     with pytest.raises(KeysError) as error:
-        KeyList.read(written(tmp_path, text))
+        KeyList.read(key_file(tmp_path, text))
     assert said in str(error.value)
     assert SECRET not in str(error.value)
     assert "sesame-secret" not in str(error.value)
@@ -81,7 +81,7 @@ def test_errors_in_the_key_list_do_not_quote_the_key(tmp_path, text, said):
 def test_a_key_list_that_others_may_use_is_refused_with_the_command_that_repairs_it(
     tmp_path, line, mode, mend
 ):
-    path = written(tmp_path, f"[alice]\n{line}\n", mode)
+    path = key_file(tmp_path, f"[alice]\n{line}\n", mode)
     if mend is None:
         assert len(KeyList.read(path)) == 1
         return
@@ -90,7 +90,7 @@ def test_a_key_list_that_others_may_use_is_refused_with_the_command_that_repairs
 
 
 def test_a_key_list_of_another_user_is_refused(tmp_path, monkeypatch):
-    path = written(tmp_path, f'[alice]\nsha256 = "{DIGEST}"\n')
+    path = key_file(tmp_path, f'[alice]\nsha256 = "{DIGEST}"\n')
     monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
     if path.stat().st_uid == 0:  # root may give keys to anybody
         assert len(KeyList.read(path)) == 1
@@ -102,7 +102,7 @@ def test_a_key_list_of_another_user_is_refused(tmp_path, monkeypatch):
 def test_a_new_key_is_found_by_the_entry_that_comes_with_it(tmp_path):
     key, table = new_key("a.b-c")
     assert key not in table
-    found = KeyList.read(written(tmp_path, table, 0o644)).find(key)
+    found = KeyList.read(key_file(tmp_path, table, 0o644)).find(key)
     assert found is not None
     assert found.name == "a.b-c"
     with pytest.raises(ValueError, match="is not a name"):
@@ -114,7 +114,7 @@ class Limited:
 
     def __init__(self, folder: Path, limits: str) -> None:
         self.clock = 1000.0
-        self.path = written(folder, f'[alice]\nkey = "{SECRET}"\n{limits}\n')
+        self.path = key_file(folder, f'[alice]\nkey = "{SECRET}"\n{limits}\n')
         self.keys = OwnKeys(self.path, now=lambda: self.clock)
 
     def refused(self) -> tuple[str, int] | None:
@@ -173,10 +173,10 @@ def test_a_key_without_limits_is_never_refused(tmp_path):
 def test_the_usage_of_a_key_survives_a_reload_and_ends_with_the_key(tmp_path):
     one = Limited(tmp_path, "tokens_per_minute = 600")
     one.costs(700)
-    written(tmp_path, f'[alice]\nkey = "{SECRET}"\ntokens_per_minute = 650\n')
+    key_file(tmp_path, f'[alice]\nkey = "{SECRET}"\ntokens_per_minute = 650\n')
     one.keys.reload()
     assert one.refused() is not None
-    written(tmp_path, '[bob]\nkey = "another-long-key-1234"\n')
+    key_file(tmp_path, '[bob]\nkey = "another-long-key-1234"\n')
     one.keys.reload()
     assert one.keys.find(SECRET) is None
     assert one.keys._used == {}
@@ -184,7 +184,7 @@ def test_the_usage_of_a_key_survives_a_reload_and_ends_with_the_key(tmp_path):
 
 def test_an_invalid_key_list_on_reload_changes_nothing(tmp_path):
     one = Limited(tmp_path, "")
-    written(tmp_path, "[alice\n")
+    key_file(tmp_path, "[alice\n")
     with pytest.raises(KeysError):
         one.keys.reload()
     assert one.keys.find(SECRET) is not None

@@ -60,7 +60,7 @@ async def test_an_engine_that_answers_slowly_is_not_lost(said, frozen_after, los
     assert link.pulse.frozen is (lost and said is Health.SILENT)
 
 
-async def looks(link: EngineLink, *said: Health) -> list[EngineLink]:
+async def lost_links(link: EngineLink, *said: Health) -> list[EngineLink]:
     """Return who was told that the engine is lost, after polls with these results."""
     gone: list[EngineLink] = []
     engine = link.client = HealthStub()
@@ -77,21 +77,21 @@ def silent_for_long() -> EngineLink:
 
 
 async def test_one_unanswered_poll_does_not_make_an_engine_frozen():
-    assert not await looks(silent_for_long(), Health.SILENT)
-    assert not await looks(silent_for_long(), Health.SILENT, Health.OK, Health.SILENT)
-    assert await looks(silent_for_long(), Health.SILENT, Health.SILENT)
+    assert not await lost_links(silent_for_long(), Health.SILENT)
+    assert not await lost_links(silent_for_long(), Health.SILENT, Health.OK, Health.SILENT)
+    assert await lost_links(silent_for_long(), Health.SILENT, Health.SILENT)
 
 
 async def test_an_engine_that_still_sends_answers_is_not_frozen():
     link = silent_for_long()
     link.pulse.heard()  # a token, or the progress of a prefill
-    assert not await looks(link, Health.SILENT, Health.SILENT)
+    assert not await lost_links(link, Health.SILENT, Health.SILENT)
 
 
 async def test_a_frozen_engine_is_replaced_once_if_that_is_possible():
     link, replaced = silent_for_long(), []
     link.replace = lambda: replaced.append(link)
-    assert await looks(link, *[Health.SILENT] * 4) == [link]
+    assert await lost_links(link, *[Health.SILENT] * 4) == [link]
     assert replaced == [link]
     assert link.returns
 
@@ -106,7 +106,7 @@ async def test_calls_to_a_frozen_engine_are_cancelled_and_new_calls_are_refused(
 
     under_way = asyncio.get_running_loop().create_task(call())
     await waits.wait()
-    await looks(link, Health.SILENT, Health.SILENT)
+    await lost_links(link, Health.SILENT, Health.SILENT)
     for broken_off in (under_way, call()):
         with pytest.raises(EngineFrozenError):
             await broken_off

@@ -67,7 +67,7 @@ def drops(message: Message) -> Message:
     return {key: value for key, value in message.items() if key != "reasoning_content"}
 
 
-class Talk:
+class Program:
     """One program's requests; `said` returns the prediction as text."""
 
     def __init__(self, turns: NextTurns, link: Template, client: str = "a") -> None:
@@ -87,7 +87,7 @@ def turns() -> NextTurns:
 
 async def test_a_template_that_strips_reasoning_makes_the_next_turn_certain(turns):
     link = Template(strips=True)
-    assert await Talk(turns, link).said(ASKED, ANSWER) == "<user>()Look.|<assistant>()Done.|<user>()"
+    assert await Program(turns, link).said(ASKED, ANSWER) == "<user>()Look.|<assistant>()Done.|<user>()"
     assert len(link.rendered) == 4
     assert all(auth == {"X-Api-Key": "k"} for _, auth in link.rendered)
     assert all(chat["tools"] == [] for chat, _ in link.rendered)
@@ -97,7 +97,7 @@ async def test_a_template_that_strips_reasoning_makes_the_next_turn_certain(turn
 @pytest.mark.parametrize(("reply", "after"), [(ANSWER, NEXT), (CALL, RESULT)], ids=["answer", "call"])
 async def test_nothing_is_predicted_until_the_habit_of_the_client_is_known(turns, sends, reply, after):
     link = Template()
-    talk = Talk(turns, link)
+    talk = Program(turns, link)
     assert await talk.said(ASKED, reply) is None
     history = [*ASKED, sends(reply), after]
     link.rendered.clear()
@@ -109,13 +109,15 @@ async def test_nothing_is_predicted_until_the_habit_of_the_client_is_known(turns
 
 async def test_the_turn_after_a_reply_without_reasoning_is_predicted_without_a_known_habit(turns):
     link = Template()
-    assert await Talk(turns, link).said(ASKED, drops(ANSWER)) == "<user>()Look.|<assistant>()Done.|<user>()"
+    assert (
+        await Program(turns, link).said(ASKED, drops(ANSWER)) == "<user>()Look.|<assistant>()Done.|<user>()"
+    )
     assert len(link.rendered) == 2
 
 
 async def test_the_habit_of_one_client_is_not_used_for_another(turns):
     link = Template()
-    one, other = Talk(turns, link, "a"), Talk(turns, link, "b")
+    one, other = Program(turns, link, "a"), Program(turns, link, "b")
     await one.said(ASKED, ANSWER)
     assert await one.said([*ASKED, ANSWER, NEXT], ANSWER) is not None
     assert await other.said([*ASKED, drops(ANSWER), NEXT], ANSWER) is None
@@ -124,7 +126,7 @@ async def test_the_habit_of_one_client_is_not_used_for_another(turns):
 async def test_the_habit_of_a_conversation_precedes_that_of_its_client(turns):
     """Two programs use one key."""
     link = Template()
-    talk = Talk(turns, link)
+    talk = Program(turns, link)
     other = [{"role": "user", "content": "Other."}]
     await talk.said(ASKED, ANSWER)
     keeping = [*ASKED, ANSWER, NEXT]
@@ -155,13 +157,13 @@ async def test_the_habit_of_a_conversation_precedes_that_of_its_client(turns):
 )
 async def test_some_turns_cannot_be_predicted(turns, messages, reply, more):
     link = Template()
-    assert await Talk(turns, link).said(messages, reply, **more) is None
+    assert await Program(turns, link).said(messages, reply, **more) is None
     assert link.rendered == []
 
 
 async def test_a_refused_render_raises_and_keeps_what_was_learned(turns):
     link = Template()
-    talk = Talk(turns, link)
+    talk = Program(turns, link)
     link.refuses = EngineError(500, "template")
     with pytest.raises(EngineError):
         await talk.said(ASKED, ANSWER)
@@ -171,7 +173,7 @@ async def test_a_refused_render_raises_and_keeps_what_was_learned(turns):
 
 async def test_a_reply_that_is_too_long_teaches_no_habit(turns):
     link = Template()
-    talk = Talk(turns, link)
+    talk = Program(turns, link)
     long = {**ANSWER, "content": "x" * LARGEST}
     await talk.said(ASKED, long)
     assert repr(turns) == "<NextTurns 1 clients, 0 replies>"
@@ -182,7 +184,7 @@ async def test_only_the_newest_clients_and_replies_are_remembered():
     turns = NextTurns(clients=2, replies=3)
     link = Template(strips=True)
     for number in range(5):
-        await Talk(turns, link, str(number)).said(ASKED, ANSWER)
+        await Program(turns, link, str(number)).said(ASKED, ANSWER)
     assert repr(turns) == "<NextTurns 2 clients, 3 replies>"
 
 

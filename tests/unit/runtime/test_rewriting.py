@@ -33,15 +33,15 @@ def prompt(day: int, turns: int) -> Tokens:
     return HEAD + Tokens([day]) + TAIL + Tokens(range(5000, 5000 + 100 * turns))
 
 
-class Beside:
+class FakeThread:
     """Stands for the thread, in which nothing may be touched that the loop changes."""
 
     def __init__(self, rewriting: Rewriting, *meanwhile: Any) -> None:
         self.ran: list[str] = []
         self._inside = False
         self._meanwhile = list(meanwhile)  # what the loop does between
-        rewriting.conversations = Guarded(rewriting.conversations, self)  # type: ignore[assignment]
-        rewriting._before = Guarded(rewriting._before, self)  # type: ignore[assignment]
+        rewriting.conversations = OwnedByLoop(rewriting.conversations, self)  # type: ignore[assignment]
+        rewriting._before = OwnedByLoop(rewriting._before, self)  # type: ignore[assignment]
 
     async def __call__(self, do: Any, /, *args: Any, **more: Any) -> Any:
         if self.ran and self._meanwhile:
@@ -54,12 +54,12 @@ class Beside:
             self._inside = False
 
 
-class Guarded:
-    def __init__(self, real: Any, beside: Beside) -> None:
-        self._real, self._beside = real, beside
+class OwnedByLoop:
+    def __init__(self, real: Any, thread: FakeThread) -> None:
+        self._real, self._thread = real, thread
 
     def __getattr__(self, name: str) -> Any:
-        assert not self._beside._inside, f"{name} is the loop's"
+        assert not self._thread._inside, f"{name} is the loop's"
         return getattr(self._real, name)
 
 
@@ -258,7 +258,7 @@ def test_work_in_the_thread_uses_a_copy_and_gives_the_same_report():
     for each in (plain, clients):
         each.asks(request(1, 0), prompt(1, 0), cached=0)
     told, divergence = plain.asks(request(2, 1), prompt(2, 1), cached=1000)
-    run = Beside(clients.rewriting)
+    run = FakeThread(clients.rewriting)
     taken, same = clients.asks(request(2, 1), prompt(2, 1), cached=1000, run=run)
     assert len(run.ran) > 1
     assert (taken.judged, same) == (told.judged, divergence)
@@ -271,7 +271,7 @@ def test_a_conversation_that_continues_meanwhile_does_not_change_what_the_thread
     def next_turn() -> None:
         clients.asks(request(1, 2), prompt(1, 2), cached=1000)
 
-    run = Beside(clients.rewriting, next_turn)
+    run = FakeThread(clients.rewriting, next_turn)
     taken, _ = clients.asks(request(2, 2), prompt(2, 2), cached=1000, run=run)
     assert len(taken.match.before.received.messages) == len(request(1, 1)["messages"])
     assert taken.judged.explained.cause is Cause.DATE
@@ -282,13 +282,13 @@ def test_requests_are_compared_in_the_thread_and_not_in_the_event_loop(changed, 
     """Both forms were compared, so it does not matter which one is sent."""
     clients = Clients(f"{RuleName.DATE}=fix")
     clients.asks(request(1, 0), prompt(1, 0), cached=0)
-    beside, judged = Beside(clients.rewriting), []
+    thread, judged = FakeThread(clients.rewriting), []
 
     def slow(*args: Any) -> Any:
-        judged.append(beside._inside)
+        judged.append(thread._inside)
         return judge(*args)
 
     monkeypatch.setattr("slotkeeper.runtime.rewriting.judge", slow)
-    taken, _ = clients.asks(request(2, 1), prompt(2, 1), cached=1000, run=beside, changed=changed)
+    taken, _ = clients.asks(request(2, 1), prompt(2, 1), cached=1000, run=thread, changed=changed)
     assert taken.rewritten is not None
     assert judged == [True, True]

@@ -33,7 +33,7 @@ TWO = (Adapter("aa", 1.0), Adapter("bb", 0.0))
         (TWO[::-1], ((0, 1.0), (1, 2.0)), "aa*2,bb*1"),  # another engine, with the same files
     ],
 )
-def test_an_adapter_set_has_one_name_whatever_the_order(adapters, asked, name):
+def test_the_order_of_adapters_does_not_change_the_name_of_their_set(adapters, asked, name):
     assert set_of(adapters, asked) == name
 
 

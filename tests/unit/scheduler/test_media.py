@@ -19,7 +19,7 @@ TEXT, QUESTION = Tokens(range(1000, 1020)), Tokens(range(2000, 2010))
 PARTS = st.lists(st.sampled_from([A, B, None]), max_size=6)
 
 
-def showing(digest: bytes, length: int = 10, *, question: Tokens = QUESTION) -> Tokens:
+def prompt_with(digest: bytes, length: int = 10, *, question: Tokens = QUESTION) -> Tokens:
     return TEXT + Tokens.image(digest, length) + question
 
 
@@ -35,13 +35,13 @@ class TestNumbers:
         assert len(firsts) == 6
 
     def test_the_same_image_has_the_same_numbers(self):
-        assert showing(A) == showing(A)
-        assert showing(A) != showing(B)
+        assert prompt_with(A) == prompt_with(A)
+        assert prompt_with(A) != prompt_with(B)
 
 
 class TestPlaces:
     def test_the_place_of_an_image_moves_with_its_sequence(self):
-        twice = showing(A) + showing(B)
+        twice = prompt_with(A) + prompt_with(B)
         assert twice.chunks == (Chunk(20, 10, A), Chunk(60, 10, B))
         assert twice.cut(15, 65).chunks == (Chunk(5, 10, A), Chunk(45, 10, B))
         assert twice.cut(25).chunks[0] == Chunk(-5, 10, A)
@@ -50,7 +50,7 @@ class TestPlaces:
 
     @pytest.mark.parametrize(("at", "ends"), [(20, 20), (21, 20), (25, 20), (30, 20), (31, 31), (40, 40)])
     def test_a_prompt_does_not_end_inside_an_image_or_right_behind_it(self, at, ends):
-        prompt = showing(A)
+        prompt = prompt_with(A)
         assert media.prompt_end(prompt.chunks, at) == ends
         assert prompt.may_end(at) == (at == ends)
 
@@ -59,26 +59,26 @@ class TestPlaces:
         assert media.prompt_end(prompt.chunks, 40) == 20
 
     def test_texts_are_the_ranges_without_images(self):
-        twice = showing(A) + showing(B)
+        twice = prompt_with(A) + prompt_with(B)
         assert [*media.texts(twice.chunks, len(twice))] == [(0, 20), (30, 60), (70, 80)]
 
 
 class TestCommonPrefixes:
     def test_prompts_with_different_images_share_the_text_before_the_image(self):
-        assert showing(A).lcp(showing(B)) == 20
+        assert prompt_with(A).lcp(prompt_with(B)) == 20
 
     def test_prompts_with_the_same_image_and_different_questions_share_the_image(self):
-        assert showing(A).lcp(showing(A, question=Tokens([7, 8]))) == 30
+        assert prompt_with(A).lcp(prompt_with(A, question=Tokens([7, 8]))) == 30
 
     def test_an_image_of_another_length_shares_only_the_text_before_it(self):
-        assert showing(A, 10).lcp(showing(A, 12)) == 20
-        assert showing(A, 12).lcp(showing(A, 10)) == 20
+        assert prompt_with(A, 10).lcp(prompt_with(A, 12)) == 20
+        assert prompt_with(A, 12).lcp(prompt_with(A, 10)) == 20
 
     @pytest.mark.parametrize("cut", range(20, 31))
     def test_a_sequence_cut_inside_an_image_shares_none_of_the_image(self, cut):
         common = 30 if cut == 30 else 20
-        assert showing(A).cut(0, cut).lcp(showing(A)) == common
-        assert showing(A).lcp(showing(A).cut(0, cut)) == common
+        assert prompt_with(A).cut(0, cut).lcp(prompt_with(A)) == common
+        assert prompt_with(A).lcp(prompt_with(A).cut(0, cut)) == common
 
     @given(
         st.lists(st.sampled_from([A, B, None]), max_size=6),
@@ -98,10 +98,10 @@ class TestCommonPrefixes:
 
     def test_the_prompt_tree_finds_common_prefixes_of_images(self):
         tree = PromptTree()
-        tree.add(showing(A))
-        assert tree.longest(showing(B)) == 20
-        assert tree.longest(showing(A, question=Tokens([7, 8]))) == 30
-        assert [branch.at for branch in tree.branches(showing(B))] == [20]
+        tree.add(prompt_with(A))
+        assert tree.longest(prompt_with(B)) == 20
+        assert tree.longest(prompt_with(A, question=Tokens([7, 8]))) == 30
+        assert [branch.at for branch in tree.branches(prompt_with(B))] == [20]
 
     def test_the_prompt_tree_cuts_a_hashed_prefix_before_the_image(self):
         tree, long = PromptTree(warm=0), Tokens(range(100))
@@ -114,10 +114,10 @@ class TestCommonPrefixes:
 
 @pytest.mark.parametrize("memory", [Memory.DENSE, Memory.HYBRID])
 def test_another_image_is_not_reused(memory):
-    held = SlotContents(tokens=showing(A))
+    held = SlotContents(tokens=prompt_with(A))
     traits = EngineTraits(memory=memory)
-    assert reuse(held, showing(B), traits) <= 20
-    assert reuse(held, showing(A) + QUESTION, traits) == len(showing(A))
+    assert reuse(held, prompt_with(B), traits) <= 20
+    assert reuse(held, prompt_with(A) + QUESTION, traits) == len(prompt_with(A))
 
 
 class TestCheckpointsOfTheEngine:

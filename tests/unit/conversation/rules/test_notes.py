@@ -35,7 +35,7 @@ def chat(*messages: Doc) -> Doc:
     return {"messages": [SYSTEM, ASKED, *messages]}
 
 
-def after(
+def with_notes(
     doc: Doc, *facts: Fact, common: int = 0, before: Conversation | None = None, api: Api = Api.CHAT
 ) -> Doc:
     edits, _ = note_edits(laid_out(doc, api), before, common, facts)
@@ -77,14 +77,14 @@ def test_only_the_later_of_two_facts_of_one_place_is_noted():
 )
 def test_a_fact_is_noted_in_the_newest_message_that_can_carry_a_note(behind, common, place):
     doc = chat(*behind)
-    told = after(doc, DAY, common=common)
+    told = with_notes(doc, DAY, common=common)
     assert noted_in(told) == [place]
     assert told["messages"][place]["content"] == f"{doc['messages'][place]['content']}\n\n{note([DAY])}"
 
 
 def test_a_request_without_facts_is_not_edited():
     doc = chat(SAID, NEXT)
-    assert after(doc) is doc
+    assert with_notes(doc) is doc
 
 
 def test_a_request_without_a_user_message_has_no_place_for_a_note():
@@ -95,13 +95,13 @@ def test_a_request_without_a_user_message_has_no_place_for_a_note():
 
 def test_a_note_is_appended_to_the_last_part_of_a_message():
     parts = [{"type": "text", "text": "Fix it."}, {"type": "text", "text": "Soon."}]
-    told = after({"messages": [{"role": "user", "content": parts}]}, DAY)["messages"][0]["content"]
+    told = with_notes({"messages": [{"role": "user", "content": parts}]}, DAY)["messages"][0]["content"]
     assert told[0] == parts[0]
     assert told[1]["text"] == f"Soon.\n\n{note([DAY])}"
 
 
 def test_a_note_becomes_the_text_of_an_empty_message():
-    assert after({"messages": [{"role": "user", "content": ""}]}, DAY)["messages"][0]["content"] == note(
+    assert with_notes({"messages": [{"role": "user", "content": ""}]}, DAY)["messages"][0]["content"] == note(
         [DAY]
     )
 
@@ -110,7 +110,7 @@ def test_a_note_follows_results_in_anthropic_bodies():
     result = {"type": "tool_result", "tool_use_id": "c1", "content": "import os"}
     use = {"type": "tool_use", "id": "c1", "name": "read", "input": {}}
     messages = [ASKED, {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
-    told = after({"messages": messages}, DAY, common=1, api=Api.MESSAGES)
+    told = with_notes({"messages": messages}, DAY, common=1, api=Api.MESSAGES)
     assert told["messages"][2]["content"][0]["content"] == f"import os\n\n{note([DAY])}"
     assert told["messages"][:2] == messages[:2]
 
@@ -118,7 +118,7 @@ def test_a_note_follows_results_in_anthropic_bodies():
 def test_a_note_follows_results_in_responses_bodies():
     call = {"type": "function_call", "call_id": "c1", "name": "read", "arguments": "{}"}
     result = {"type": "function_call_output", "call_id": "c1", "output": "import os"}
-    told = after({"input": [ASKED, call, result]}, DAY, common=1, api=Api.RESPONSES)
+    told = with_notes({"input": [ASKED, call, result]}, DAY, common=1, api=Api.RESPONSES)
     assert told["input"] == [ASKED, call, {**result, "output": f"import os\n\n{note([DAY])}"}]
 
 
@@ -144,8 +144,8 @@ def test_a_new_note_follows_the_earlier_notes_of_its_message():
 
 def test_a_note_is_never_added_twice():
     before = conversation(chat(SAID, NEXT), {1: (note([DAY]),), 3: (note([FILE]),)})
-    told = after(chat(SAID, NEXT), common=3, before=before)
-    assert after(told, common=3, before=before) is told
+    told = with_notes(chat(SAID, NEXT), common=3, before=before)
+    assert with_notes(told, common=3, before=before) is told
 
 
 def test_notes_of_removed_messages_are_dropped():
@@ -158,7 +158,7 @@ def test_notes_of_removed_messages_are_dropped():
 def test_notes_keep_their_messages_if_a_system_message_is_added():
     before = conversation(chat(SAID, NEXT), {3: (note([DAY]),)})
     longer = {"messages": [SYSTEM, *chat(SAID, NEXT, SAID, NEXT)["messages"]]}
-    told = after(longer, common=3, before=before)
+    told = with_notes(longer, common=3, before=before)
     assert noted_in(told) == [4]
 
 

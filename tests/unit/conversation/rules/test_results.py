@@ -67,7 +67,7 @@ def test_a_first_request_and_a_request_without_results_are_not_edited():
 def test_all_pruned_results_of_a_request_are_restored_or_none():
     both = chat(ASKED, *read("c1", CLEARED), *read("c2", CLEARED), DONE, NEXT)
     assert apply_rule(PrunedResults(), both, SENT, room=ROOM) == FULL
-    room_for_one = Room(needed(FULL) * 3 // 4)
+    room_for_one = Room(estimated_tokens(FULL) * 3 // 4)
     assert apply_rule(PrunedResults(), both, SENT, room=room_for_one) is both
 
 
@@ -97,12 +97,12 @@ def test_the_reminder_rule_does_not_restore_pruned_results():
 # -- room ------------------------------------------------------------------------------------------------
 
 
-def needed(doc: Doc) -> int:
+def estimated_tokens(doc: Doc) -> int:
     """Return the tokens, as the rule estimates them without a count."""
     return -(-length(laid_out(doc)) // CHARACTERS_A_TOKEN)
 
 
-def fits(now: Doc, room: Room, sent: Doc = SENT, **more: Any) -> bool:
+def restores(now: Doc, room: Room, sent: Doc = SENT, **more: Any) -> bool:
     return any(
         isinstance(change, Edit) for change in PrunedResults().changes(scene(now, sent, room=room, **more))
     )
@@ -120,10 +120,10 @@ def test_up_to_a_quarter_of_the_context_is_reserved_for_the_answer(asked, limit)
 def test_a_restore_at_a_user_message_also_needs_headroom():
     loop = chat(ASKED, *read("c1", CLEARED), *read("c2"), *read("c3", "Nothing."))
     full = chat(ASKED, *read("c1"), *read("c2"), *read("c3", "Nothing."))
-    just = Room(needed(full) * 4 // 3 + 4)  # a quarter is the answer's
-    assert fits(loop, just)
-    assert not fits(PRUNED, just)
-    assert fits(PRUNED, Room(needed(FULL) * 8 // 5 + 8))  # and an eighth is headroom
+    just = Room(estimated_tokens(full) * 4 // 3 + 4)  # a quarter is the answer's
+    assert restores(loop, just)
+    assert not restores(PRUNED, just)
+    assert restores(PRUNED, Room(estimated_tokens(FULL) * 8 // 5 + 8))  # and an eighth is headroom
 
 
 @pytest.mark.parametrize(
@@ -150,23 +150,23 @@ def test_results_in_a_user_message_do_not_begin_a_turn():
     more = ({"role": "assistant", "content": "Wait."}, user([{"type": "tool_result", "content": "Nothing."}]))
     full = laid_out(body(FILE, *more), Api.MESSAGES)
     just = Room(-(-length(full) // CHARACTERS_A_TOKEN) * 4 // 3 + 4)
-    assert fits(body(CLEARED, *more), just, body(FILE), api=Api.MESSAGES)
-    assert not fits(body(CLEARED, DONE, NEXT), just, body(FILE), api=Api.MESSAGES)
+    assert restores(body(CLEARED, *more), just, body(FILE), api=Api.MESSAGES)
+    assert not restores(body(CLEARED, DONE, NEXT), just, body(FILE), api=Api.MESSAGES)
 
 
 def test_tokens_are_estimated_from_the_count_of_the_prompt_before():
     known = length(laid_out(SENT)) // 8  # eight characters each: much less than without a count
-    room = Room(needed(FULL))
-    assert not fits(PRUNED, room)
-    assert fits(PRUNED, room, tokens=known)
-    assert not fits(PRUNED, Room(65536), tokens=60000)
+    room = Room(estimated_tokens(FULL))
+    assert not restores(PRUNED, room)
+    assert restores(PRUNED, room, tokens=known)
+    assert not restores(PRUNED, Room(65536), tokens=60000)
 
 
 # -- a session -------------------------------------------------------------------------------------------
 
 
 FOUR = chat(ASKED, *(message for n in range(4) for message in read(f"c{n}")))
-FOR_FOUR = Room(needed(FOUR) * 4 // 3 + 8)  # of which a quarter is the answer's
+FOR_FOUR = Room(estimated_tokens(FOUR) * 4 // 3 + 8)  # of which a quarter is the answer's
 
 
 class Agent:
