@@ -20,7 +20,7 @@ LONG: Final = 700  # tokens: two whole blocks, and a part of one
 KEY: Final = StoreKey(b"k" * 32)
 
 
-def ignore_change(up: bool, why: str) -> None:
+def unheard(up: bool, why: str) -> None:
     """Ignore that a store is lost or back."""
 
 
@@ -28,7 +28,7 @@ def ignore_change(up: bool, why: str) -> None:
 async def sidecar(
     hot: Path, url: str | Path, key: StoreKey | None = None, **more: Any
 ) -> AsyncIterator[tuple[Store, SharedStore]]:
-    shared = SharedStore(Objects(str(url), ignore_change), key, **more)
+    shared = SharedStore(Objects(str(url), unheard), key, **more)
     store = Store(hot, shared)
     try:
         await store.open()
