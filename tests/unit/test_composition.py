@@ -24,7 +24,7 @@ def test_without_a_slot_folder_there_is_no_store():
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"cold_store": "/x", "cold_dir": "/y"}, "replaces --cold-dir"),
         ({"cold_store": "/x", "slot_dir": None}, "needs --slot-dir"),
@@ -34,8 +34,8 @@ def test_without_a_slot_folder_there_is_no_store():
         ({"cold_store": "s3://"}, "cannot be used"),
     ],
 )
-def test_conflicting_settings_are_refused(settings, said, tmp_path):
-    with pytest.raises(UsageError, match=said):
+def test_conflicting_settings_are_refused(settings, message, tmp_path):
+    with pytest.raises(UsageError, match=message):
         made(tmp_path, **settings)
 
 

@@ -42,7 +42,7 @@ def test_a_table_has_names_addresses_and_labels(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "at least one"),
         ("[a", "is not valid TOML"),
@@ -56,10 +56,10 @@ def test_a_table_has_names_addresses_and_labels(tmp_path):
         ("#" * (2**20 + 1), "larger than 1 MiB"),
     ],
 )
-def test_an_invalid_table_is_refused_with_a_reason(tmp_path, text, said):
+def test_an_invalid_table_is_refused_with_a_reason(tmp_path, text, message):
     path = tmp_path / "engines.toml"
     path.write_text(text)
-    with pytest.raises(UpstreamsError, match=said):
+    with pytest.raises(UpstreamsError, match=message):
         read_table(path)
 
 

@@ -81,9 +81,9 @@ def test_an_incomplete_stream_gives_no_assembled_answer(missing):
 
 
 @pytest.mark.parametrize("api", ASKED)
-@pytest.mark.parametrize("strange", [b'data: {"a":1}\n\n', b"data: proxy error\n\n", b"data: [1]\n\n", b""])
-def test_a_stream_of_an_unknown_shape_gives_no_assembled_answer(api, strange):
-    assert assembled(api, strange, b"data: [DONE]\n\n") is None
+@pytest.mark.parametrize("events", [b'data: {"a":1}\n\n', b"data: proxy error\n\n", b"data: [1]\n\n", b""])
+def test_a_stream_of_an_unknown_shape_gives_no_assembled_answer(api, events):
+    assert assembled(api, events, b"data: [DONE]\n\n") is None
 
 
 ERROR = {"code": 400, "message": "no", "type": "invalid_request_error"}
@@ -91,10 +91,10 @@ ERROR = {"code": 400, "message": "no", "type": "invalid_request_error"}
 
 @pytest.mark.parametrize("api", ASKED)
 @pytest.mark.parametrize(
-    "told", [b"data: " + orjson.dumps({"error": ERROR}), b"event: error\ndata: " + orjson.dumps(ERROR)]
+    "event", [b"data: " + orjson.dumps({"error": ERROR}), b"event: error\ndata: " + orjson.dumps(ERROR)]
 )
-def test_an_error_in_a_stream_becomes_the_answer(api, told):
-    whole = assembled(api, told + b"\n\n")
+def test_an_error_in_a_stream_becomes_the_answer(api, event):
+    whole = assembled(api, event + b"\n\n")
     assert whole
     assert (whole.status, orjson.loads(whole.body)) == (400, {"error": ERROR})
 

@@ -150,11 +150,11 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("body", "why"), REFUSED)
-def test_an_ambiguous_body_is_refused_with_advice(body, why):
+@pytest.mark.parametrize(("body", "doubt"), REFUSED)
+def test_an_ambiguous_body_is_refused_with_advice(body, doubt):
     with pytest.raises(NotPlain) as refused:
         load(body)
-    assert refused.value.doubt is why
+    assert refused.value.doubt is doubt
     assert "send" in refused.value.message
 
 

@@ -282,7 +282,7 @@ def test_results_carry_the_tool_name_if_the_client_writes_it():
 
 
 @pytest.mark.parametrize(
-    ("said", "so"),
+    ("reply_sent", "expected"),
     [
         (reply(), True),
         (reply(content="", calls=[call()]), True),
@@ -293,8 +293,8 @@ def test_results_carry_the_tool_name_if_the_client_writes_it():
     ],
     ids=["words", "a call", "thoughts only", "half a call", "no object", "a deep call"],
 )
-def test_only_a_finished_reply_is_returnable(said, so):
-    assert returnable(said) is so
+def test_only_a_finished_reply_is_returnable(reply_sent, expected):
+    assert returnable(reply_sent) is expected
 
 
 def test_the_trail_of_a_conversation_ignores_reasoning():

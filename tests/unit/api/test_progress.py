@@ -92,11 +92,11 @@ def test_removed_progress_events_are_read():
 
 
 @pytest.mark.parametrize(
-    "odd", [b'{"total":"x"}', b'{"total":9}', b"{", b'{"total":9,"cache":0,"processed":null}']
+    "malformed", [b'{"total":"x"}', b'{"total":9}', b"{", b'{"total":9,"cache":0,"processed":null}']
 )
-def test_progress_events_of_an_unknown_shape_are_removed_and_ignored(odd):
+def test_progress_events_of_an_unknown_shape_are_removed_and_ignored(malformed):
     filtered = ProgressFilter()
     assert filtered.feed(b'data: {"prompt_progress":{},"x":1}\n\n' + PROGRESS) == b""
     known = filtered.latest
-    assert filtered.feed(b'data: {"prompt_progress":' + odd + b"}\n\n" + ROLE) == ROLE
+    assert filtered.feed(b'data: {"prompt_progress":' + malformed + b"}\n\n" + ROLE) == ROLE
     assert filtered.latest == known

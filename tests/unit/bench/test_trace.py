@@ -58,7 +58,7 @@ def test_unknown_fields_of_the_recorder_are_ignored(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "reason"),
     [
         (b'{"path": "/v1/chat', "not JSON"),
         (b"[1, 2]", "an object is expected, not list"),
@@ -68,13 +68,13 @@ def test_unknown_fields_of_the_recorder_are_ignored(tmp_path):
         ({"path": "/v1", "body": "no"}, "`body` is a text that is not JSON"),
     ],
 )
-def test_a_damaged_line_is_skipped_and_reported(tmp_path, line, said):
+def test_a_damaged_line_is_skipped_and_reported(tmp_path, line, reason):
     file = written(tmp_path, LINE, b"", line, LINE)
     trace = read(file)
     assert len(trace.entries) == 2
     (problem,) = trace.problems
     assert problem.startswith(f"{file}:3: ")
-    assert said in problem
+    assert reason in problem
 
 
 def test_a_file_without_a_request_is_not_a_trace(tmp_path):

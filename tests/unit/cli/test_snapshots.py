@@ -247,9 +247,9 @@ def test_a_snapshot_is_chosen_by_its_id_or_the_end_of_its_id():
 
 
 @pytest.mark.parametrize(
-    ("word", "why"),
+    ("word", "reason"),
     [("aaaa", "more than one"), ("bbb", "no snapshot bbb"), ("", "no snapshot"), ("slotkeeper-", "no snap")],
 )
-def test_an_unknown_or_ambiguous_id_is_refused(word, why):
-    with pytest.raises(UsageError, match=why):
+def test_an_unknown_or_ambiguous_id_is_refused(word, reason):
+    with pytest.raises(UsageError, match=reason):
         chosen([word], IDS)

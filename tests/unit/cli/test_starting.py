@@ -14,16 +14,16 @@ from slotkeeper.settings import Settings
 
 @pytest.mark.parametrize("name", ["slot_dir", "cold_dir"])
 @pytest.mark.parametrize(
-    ("mode", "who"), [(0o777, "every user"), (0o1777, "every user"), (0o2770, "its group")]
+    ("mode", "writer"), [(0o777, "every user"), (0o1777, "every user"), (0o2770, "its group")]
 )
 def test_a_folder_that_others_may_write_to_is_refused_with_a_command_that_repairs_it(
-    tmp_path, name, mode, who
+    tmp_path, name, mode, writer
 ):
     folder = tmp_path / "it's theirs"
     folder.mkdir()
     folder.chmod(mode)
     settings = Settings(**{"slot_dir": tmp_path / "own", name: folder})
-    with pytest.raises(UsageError, match=f"--{name.replace('_', '-')}: {who} may write") as refused:
+    with pytest.raises(UsageError, match=f"--{name.replace('_', '-')}: {writer} may write") as refused:
         try_folders(settings)
     command = str(refused.value).partition("Fix it: ")[2].partition("; or")[0]
     subprocess.run(command, shell=True, check=True)  # noqa: S602 - what we tell people to do

@@ -65,20 +65,20 @@ NOT_LEFT = {
 }
 
 
-@pytest.mark.parametrize("way", LEFT)
-def test_the_rest_that_a_client_leaves_of_a_pruned_result_is_recognised(way):
-    assert left_of(LEFT[way], FILE)
+@pytest.mark.parametrize("agent", LEFT)
+def test_the_rest_that_a_client_leaves_of_a_pruned_result_is_recognised(agent):
+    assert left_of(LEFT[agent], FILE)
 
 
-@pytest.mark.parametrize("way", NOT_LEFT)
-def test_another_text_is_not_taken_for_the_rest_of_a_pruned_result(way):
-    assert not left_of(NOT_LEFT[way], FILE)
+@pytest.mark.parametrize("text_kind", NOT_LEFT)
+def test_another_text_is_not_taken_for_the_rest_of_a_pruned_result(text_kind):
+    assert not left_of(NOT_LEFT[text_kind], FILE)
 
 
-@pytest.mark.parametrize("way", LEFT)
-def test_a_pruned_or_empty_result_is_not_pruned_again(way):
-    assert not left_of(LEFT[way], "[Old tool result content cleared, and it was long]")
-    assert not left_of(LEFT[way], "")
+@pytest.mark.parametrize("agent", LEFT)
+def test_a_pruned_or_empty_result_is_not_pruned_again(agent):
+    assert not left_of(LEFT[agent], "[Old tool result content cleared, and it was long]")
+    assert not left_of(LEFT[agent], "")
 
 
 def test_a_short_result_counts_as_pruned_only_if_a_placeholder_replaces_it():

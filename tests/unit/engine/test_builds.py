@@ -11,7 +11,7 @@ NEW, OLD = {"id": "m", "architecture": {}}, {"id": "m"}
 
 
 @pytest.mark.parametrize(
-    ("said", "started", "model", "files", "name"),
+    ("reported", "started", "model", "files", "name"),
     [
         ("b11549-7e4c0a9", 0, NEW, 4, "b11549"),
         ("b10434", 0, {}, 0, "b10434"),
@@ -25,8 +25,8 @@ NEW, OLD = {"id": "m", "architecture": {}}, {"id": "m"}
         ("", 0, {}, 0, "unknown build"),
     ],
 )
-def test_a_build_is_never_named_by_a_number_that_is_not_its_own(said, started, model, files, name):
-    assert fingerprint.in_words(said, started, model, files) == name
+def test_a_build_is_never_named_by_a_number_that_is_not_its_own(reported, started, model, files, name):
+    assert fingerprint.in_words(reported, started, model, files) == name
 
 
 @pytest.mark.parametrize(

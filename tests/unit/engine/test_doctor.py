@@ -116,7 +116,7 @@ def test_findings_are_sorted_by_severity():
 
 
 @pytest.mark.parametrize(
-    ("traits", "line", "said"),
+    ("traits", "line", "sentence"),
     [
         ({"memory": Memory.DENSE, "token_bytes": 131072}, ["-cram", "1024"], "holds about 8,192 tokens"),
         ({"memory": Memory.DENSE, "token_bytes": 131072}, None, "holds by default about 65,536 tokens"),
@@ -130,11 +130,11 @@ def test_findings_are_sorted_by_severity():
         ({"memory": Memory.SWA, "swa_full": True}, [], "the server alone is enough"),
     ],
 )
-def test_the_report_says_whether_the_server_alone_is_enough_for_this_engine(traits, line, said):
+def test_the_report_says_whether_the_server_alone_is_enough_for_this_engine(traits, line, sentence):
     flags = None if line is None else EngineFlags.parse(line)
     found = examine(
         replace(GOOD, **traits), flags, PROPS, slots_ok=True, metrics_ok=True, slot_save=SaveSupport.YES
     )
     (need,) = (finding for finding in found if finding.trap == "need")
-    assert said in need.what
+    assert sentence in need.what
     assert "docs/when-you-need-it.md" in need.do

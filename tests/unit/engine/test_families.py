@@ -148,15 +148,15 @@ async def test_an_end_of_text_in_place_of_the_generation_prompt_is_ignored():
 
 
 @pytest.mark.parametrize(
-    ("usual", "expected"),
+    ("generation_prompt", "expected"),
     [
         ("<A>", Markers(user=ids("<U>"), tool=ids("<T>"), reply=ids("<A>"))),
         ("<B>", Markers(reply=ids("<B>"))),  # which no message in the history has: not of that family
     ],
 )
-async def test_a_reply_behind_a_result_may_lack_its_opener_only_there(usual, expected):
+async def test_a_reply_behind_a_result_may_lack_its_opener_only_there(generation_prompt, expected):
     def gemma(messages, tools, generate):
-        last = "(thought)" if messages[-1]["role"] == "tool" else usual
+        last = "(thought)" if messages[-1]["role"] == "tool" else generation_prompt
         return plain(messages, tools, generate=False) + last * generate
 
     assert await learn_markers(Templating(gemma), PLAIN) == expected

@@ -99,11 +99,11 @@ def test_the_library_engine_accepts_every_flag_that_it_lists():
 
 
 @pytest.mark.parametrize(
-    ("line", "why"),
+    ("line", "message"),
     [(["--rpc", "x"], "--rpc is not supported"), (["-c"], "needs a value"), (["-c", "x"], "-c x")],
 )
-def test_an_argument_that_the_library_engine_cannot_accept_is_named_in_the_error(line, why):
-    with pytest.raises(xllama.EngineUsageError, match=why):
+def test_an_argument_that_the_library_engine_cannot_accept_is_named_in_the_error(line, message):
+    with pytest.raises(xllama.EngineUsageError, match=message):
         list(xllama.settings(line))
 
 

@@ -80,7 +80,7 @@ def test_an_answer_that_quotes_the_error_text_has_not_failed():
 
 
 @pytest.mark.parametrize(
-    ("traits", "stands"),
+    ("traits", "gated"),
     [
         (TRAITS.corrected(Known.FLAGS, unified=True), True),
         (TRAITS.corrected(Known.FLAGS, unified=False), False),
@@ -90,10 +90,10 @@ def test_an_answer_that_quotes_the_error_text_has_not_failed():
     ],
     ids=["shared", "apart", "not known", "one slot", "recurrent"],
 )
-def test_the_gate_is_used_only_if_slots_may_share_a_kv_buffer(traits: EngineTraits, stands: bool):
+def test_the_gate_is_used_only_if_slots_may_share_a_kv_buffer(traits: EngineTraits, gated: bool):
     engine = EngineId("e")
     placement = Placement(engine)
     placement.on(EngineUp(at=1.0, engine=engine, traits=traits, fresh=True))
     forward = Forward(request=RequestId("1:r"), engine=engine, slot=0, reason=Reason.PREFIX)
     driver = cast("Any", SimpleNamespace(placement=placement))
-    assert (gate_for(driver, forward, outgrown=False) is not None) == stands
+    assert (gate_for(driver, forward, outgrown=False) is not None) == gated

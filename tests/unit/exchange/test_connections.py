@@ -70,7 +70,7 @@ def test_the_old_limit_of_open_files_is_used_if_it_cannot_be_raised(monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("remote", "forwarded", "who"),
+    ("remote", "forwarded", "client"),
     [
         ("192.0.2.1", None, "192.0.2.1"),
         ("192.0.2.1", "198.51.100.1", "192.0.2.1"),  # not trusted: it may say what it likes
@@ -81,7 +81,7 @@ def test_the_old_limit_of_open_files_is_used_if_it_cannot_be_raised(monkeypatch)
         ("10.0.0.1", "no: address", "no: address"),
     ],
 )
-def test_the_client_address_is_taken_only_from_trusted_proxies(remote, forwarded, who):
+def test_the_client_address_is_taken_only_from_trusted_proxies(remote, forwarded, client):
     headers = {} if forwarded is None else {"X-Forwarded-For": forwarded}
     request = make_mocked_request("GET", "/", headers=headers).clone(remote=remote)
-    assert asker(request, [ip_network("10.0.0.0/8")]) == who
+    assert asker(request, [ip_network("10.0.0.0/8")]) == client

@@ -39,7 +39,7 @@ def test_an_unknown_key_is_not_found_and_no_key_is_stored(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "slotkeeper keys NAME"),
         ("[alice\n", "not TOML: look at line 1"),
@@ -58,16 +58,16 @@ def test_an_unknown_key_is_not_found_and_no_key_is_stored(tmp_path):
         ("#" * (keys_module.LARGEST + 1), "larger than"),
     ],
 )
-def test_errors_in_the_key_list_do_not_quote_the_key(tmp_path, text, said):
+def test_errors_in_the_key_list_do_not_quote_the_key(tmp_path, text, message):
     with pytest.raises(KeysError) as error:
         KeyList.read(key_file(tmp_path, text))
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert SECRET not in str(error.value)
     assert "sesame-secret" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("line", "mode", "mend"),
+    ("line", "mode", "command"),
     [
         (f'key = "{SECRET}"', 0o640, "chmod 600"),
         (f'key = "{SECRET}"', 0o604, "chmod 600"),
@@ -79,13 +79,13 @@ def test_errors_in_the_key_list_do_not_quote_the_key(tmp_path, text, said):
     ],
 )
 def test_a_key_list_that_others_may_use_is_refused_with_the_command_that_repairs_it(
-    tmp_path, line, mode, mend
+    tmp_path, line, mode, command
 ):
     path = key_file(tmp_path, f"[alice]\n{line}\n", mode)
-    if mend is None:
+    if command is None:
         assert len(KeyList.read(path)) == 1
         return
-    with pytest.raises(KeysError, match=f"Fix it: {mend} "):
+    with pytest.raises(KeysError, match=f"Fix it: {command} "):
         KeyList.read(path)
 
 

@@ -150,7 +150,7 @@ def test_a_comment_does_not_disturb_events(lines):
 
 
 @pytest.mark.parametrize(
-    ("status", "said", "expected"),
+    ("status", "error_body", "expected"),
     [
         (
             400,
@@ -168,8 +168,8 @@ def test_a_comment_does_not_disturb_events(lines):
         (404, ["no object"], ClientFault('["no object"]', status=404)),
     ],
 )
-def test_an_error_of_the_engine_keeps_its_text_and_fields(status, said, expected):
-    fault = retold(status, orjson.dumps(said))
+def test_an_error_of_the_engine_keeps_its_text_and_fields(status, error_body, expected):
+    fault = retold(status, orjson.dumps(error_body))
     assert repr(fault) == repr(expected)
     more = orjson.loads(body(fault, Api.CHAT))["error"]
     assert more.get("n_ctx") == (8 if status == 400 else None)

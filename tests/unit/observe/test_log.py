@@ -67,7 +67,7 @@ def test_the_automatic_format_is_json_without_a_terminal(capsys):
 
 
 @pytest.mark.parametrize(
-    ("level", "heard"),
+    ("level", "logged"),
     [
         ("debug", ["debug", "info", "warning", "error"]),
         ("info", ["info", "warning", "error"]),
@@ -75,11 +75,11 @@ def test_the_automatic_format_is_json_without_a_terminal(capsys):
         ("error", ["error"]),
     ],
 )
-def test_a_log_level_passes_itself_and_more_severe_levels(level, heard, capsys):
+def test_a_log_level_passes_itself_and_more_severe_levels(level, logged, capsys):
     configure(level, "json")
     for name in ("debug", "info", "warning", "error"):
         getattr(get_logger("x"), name)("said")
-    assert [json.loads(line)["level"] for line in capsys.readouterr().err.splitlines()] == heard
+    assert [json.loads(line)["level"] for line in capsys.readouterr().err.splitlines()] == logged
 
 
 @STYLES
@@ -122,7 +122,7 @@ def test_errors_that_cause_each_other_are_logged_once(capsys):
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "logged"),
     [
         (EngineError(500, WORD), "EngineError: 500"),
         (EngineGoneError(WORD), "EngineGoneError"),
@@ -131,8 +131,8 @@ def test_errors_that_cause_each_other_are_logged_once(capsys):
         (OSError(28, "No space left on device"), "OSError: [Errno 28] No space left on device"),
     ],
 )
-def test_only_safe_error_texts_are_logged(error, said):
-    assert sayable(error) == said
+def test_only_safe_error_texts_are_logged(error, logged):
+    assert sayable(error) == logged
 
 
 @STYLES

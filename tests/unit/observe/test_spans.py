@@ -141,9 +141,9 @@ async def test_the_opentelemetry_variables_set_name_and_attributes_and_headers(m
     assert collector.resources[0]["deployment.environment.name"] == "lab"
 
 
-@pytest.mark.parametrize(("said", "off"), [("true", True), (" True", True), ("false", False), ("", False)])
-async def test_the_opentelemetry_variable_switches_spans_off(said, off, monkeypatch):
-    monkeypatch.setenv("OTEL_SDK_DISABLED", said)
+@pytest.mark.parametrize(("setting", "off"), [("true", True), (" True", True), ("false", False), ("", False)])
+async def test_the_opentelemetry_variable_switches_spans_off(setting, off, monkeypatch):
+    monkeypatch.setenv("OTEL_SDK_DISABLED", setting)
     spans = spans_to("http://127.0.0.1:1")
     assert (spans is None) is off
     if spans is not None:

@@ -32,14 +32,14 @@ class HealthStub(EngineClient):
 
 
 @pytest.mark.parametrize(
-    ("said", "frozen_after", "lost"),
+    ("health", "frozen_after", "lost"),
     [
         (Health.SILENT, 60.0, False),  # a busy machine
         (Health.SILENT, 0.0, True),  # it was silent for too long
         (Health.DOWN, 60.0, True),  # refused, or the connection broke
     ],
 )
-async def test_an_engine_that_answers_slowly_is_not_lost(said, frozen_after, lost, monkeypatch):
+async def test_an_engine_that_answers_slowly_is_not_lost(health, frozen_after, lost, monkeypatch):
     link, gone = EngineLink(NO_ENGINE, api_key=None, frozen_after=frozen_after), list[EngineLink]()
     engine = HealthStub()
     await link.client.close()
@@ -49,7 +49,7 @@ async def test_an_engine_that_answers_slowly_is_not_lost(said, frozen_after, los
     async with asyncio.timeout(PATIENCE):
         while engine.asked < 1:
             await asyncio.sleep(0)
-        engine.said, before = said, engine.asked
+        engine.said, before = health, engine.asked
         while engine.asked < before + 3:
             link.kick()
             await asyncio.sleep(0)
@@ -57,7 +57,7 @@ async def test_an_engine_that_answers_slowly_is_not_lost(said, frozen_after, los
     await asyncio.wait([watch], timeout=PATIENCE)
     assert bool(gone) is lost
     assert link.up is not lost
-    assert link.pulse.frozen is (lost and said is Health.SILENT)
+    assert link.pulse.frozen is (lost and health is Health.SILENT)
 
 
 async def lost_links(link: EngineLink, *said: Health) -> list[EngineLink]:

@@ -93,17 +93,17 @@ async def test_a_template_that_strips_reasoning_makes_the_next_turn_certain(turn
     assert all(chat["tools"] == [] for chat, _ in link.rendered)
 
 
-@pytest.mark.parametrize("sends", [dict, drops], ids=["kept", "dropped"])
+@pytest.mark.parametrize("send_back", [dict, drops], ids=["kept", "dropped"])
 @pytest.mark.parametrize(("reply", "after"), [(ANSWER, NEXT), (CALL, RESULT)], ids=["answer", "call"])
-async def test_nothing_is_predicted_until_the_habit_of_the_client_is_known(turns, sends, reply, after):
+async def test_nothing_is_predicted_until_the_habit_of_the_client_is_known(turns, send_back, reply, after):
     link = Template()
     talk = Program(turns, link)
     assert await talk.said(ASKED, reply) is None
-    history = [*ASKED, sends(reply), after]
+    history = [*ASKED, send_back(reply), after]
     link.rendered.clear()
     said = await talk.said(history, reply)
     assert len(link.rendered) == 2
-    real = link.text([*history, sends(reply), after])
+    real = link.text([*history, send_back(reply), after])
     assert said == real[: real.rindex(after["content"])]
 
 

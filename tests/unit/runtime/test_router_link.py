@@ -209,11 +209,11 @@ async def test_a_load_that_never_begins_is_abandoned(scene):
     assert (await scene.failed()).broken
 
 
-@pytest.mark.parametrize("ours", [True, False], ids=["loaded by us", "loaded by others"])
-async def test_a_model_that_cannot_be_probed_is_not_waited_for(scene, ours):
+@pytest.mark.parametrize("loaded_by_us", [True, False], ids=["loaded by us", "loaded by others"])
+async def test_a_model_that_cannot_be_probed_is_not_waited_for(scene, loaded_by_us):
     line = await scene.listed()
     line.probes = False
-    if ours:
+    if loaded_by_us:
         scene.router.load(line)
     else:
         scene.fake.becomes("coder", ModelStatus.LOADED)

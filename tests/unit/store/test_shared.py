@@ -173,9 +173,9 @@ def emptied(path: Path) -> None:
 
 
 @KEYS
-@pytest.mark.parametrize("hurt", [cut, grown, changed, emptied, os.unlink])
+@pytest.mark.parametrize("damage", [cut, grown, changed, emptied, os.unlink])
 @pytest.mark.parametrize("kind", ["heads", "blobs"])
-async def test_a_damaged_object_never_reaches_the_slot_folder(two, key, hurt, kind):
+async def test_a_damaged_object_never_reaches_the_slot_folder(two, key, damage, kind):
     one, other, cold = two
     async with sidecar(one, cold, key) as (store, _), sidecar(other, cold, key) as (second, shared):
         kept = await kept_state(store, one, 1)
@@ -183,12 +183,12 @@ async def test_a_damaged_object_never_reaches_the_slot_folder(two, key, hurt, ki
         (there,) = await found(shared, prompt(1))
         await second.found(there)
         (path,) = objects(cold, kind)
-        hurt(path)
+        damage(path)
         with pytest.raises((UnfitError, MissingError)):
             await second.offer(kept.id, ENGINE)
         assert names_in(other) == set()
         assert kept.id not in {each.id for each in second.listing()}
-        assert objects(cold, "heads") == [] or hurt is os.unlink
+        assert objects(cold, "heads") == [] or damage is os.unlink
         assert await offered(store, one, kept.id), "it still has its own"
 
 

@@ -42,7 +42,7 @@ def test_a_client_pattern_ignores_case(pattern, fits):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("date", "NAME=MODE"),
         ("date=maybe", "off, observe, fix"),
@@ -50,6 +50,6 @@ def test_a_client_pattern_ignores_case(pattern, fits):
         ("", "NAME=MODE"),
     ],
 )
-def test_a_wrong_rule_setting_is_refused_with_advice(text, said):
-    with pytest.raises(ValueError, match=said):
+def test_a_wrong_rule_setting_is_refused_with_advice(text, message):
+    with pytest.raises(ValueError, match=message):
         modes(text)

@@ -185,12 +185,12 @@ def newest(doc: Doc) -> str:
 
 
 @pytest.mark.parametrize(
-    ("rule", "first", "later", "told"),
+    ("rule", "first", "later", "noted_text"),
     [change[1:] for change in CHANGES],
     ids=[f"{client}-{rule.name}" for client, rule, *_ in CHANGES],
 )
 def test_a_changed_fact_keeps_its_first_value_and_the_newest_message_notes_the_new_one(
-    rule, first, later, told
+    rule, first, later, noted_text
 ):
     session = Session([rule])
     body = chat(first)
@@ -199,7 +199,7 @@ def test_a_changed_fact_keeps_its_first_value_and_the_newest_message_notes_the_n
     assert system_of(after) == first
     assert newest(after).startswith("And the till.\n\n<system-reminder>\n")
     (note,) = noted(newest(after))
-    assert told in note
+    assert noted_text in note
     assert after["messages"][1:-1] == chat(later, *turn("And the till."))["messages"][1:-1]
 
 
