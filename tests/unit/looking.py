@@ -1,4 +1,4 @@
-"""Records of requests as the admin port gives them, and an admin port that gives what a test sets."""
+"""Records of requests as the admin port returns them, and a fake admin port with documents of a test."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def snapshot(n: int, **more: object) -> Snapshot:
     return Snapshot(**known | more)
 
 
-# -- what is filled: returns how much is kept, and how much may be -----------------------------------------
+# -- collections: each function fills one, and returns its size and its bound ------------------------------
 
 
 def states_computed_ahead() -> tuple[int, int]:
@@ -93,7 +93,7 @@ def conversations_by_number() -> tuple[int, int]:
     book = Conversations(most=10)
     for n in range(100):
         sends(book, chat(system(), user(f"Task {n}.")), f"{n}")
-    assert len(book._index) <= 6 * len(book)  # under a handful of keys each
+    assert len(book._index) <= 6 * len(book)  # each conversation has only a few keys
     return max(len(book._lines), len(book._keys)), 10
 
 

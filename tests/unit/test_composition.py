@@ -1,4 +1,4 @@
-"""The store that the settings want: what goes together, and what is said where something is missing."""
+"""The store that the settings describe: which settings conflict, and the errors for missing parts."""
 
 from __future__ import annotations
 

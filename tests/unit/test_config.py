@@ -1,4 +1,4 @@
-"""Settings: which source wins, what is refused and how it is said, and that secrets stay secret."""
+"""Settings: precedence of sources, refused values and their errors, and secrets that are never shown."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def agrees(name: str, loaded, text: str) -> bool:
     return got == wanted or float(got) == float(wanted)
 
 
-# -- who wins ------------------------------------------------------------------------------------------
+# -- precedence ----------------------------------------------------------------------------------------
 
 
 def test_every_setting_has_test_values():
@@ -216,7 +216,7 @@ def test_a_size_is_shown_with_a_binary_unit_and_read_back(count, text):
 
 
 def test_shown_values_can_be_set_again(monkeypatch):
-    """Every row of --print-config, taken as a variable, says the same again."""
+    """Every row of --print-config, set as a variable, gives the same row again."""
     given = {
         "hot_bytes": "7GiB",
         "probe": "false",
@@ -230,7 +230,7 @@ def test_shown_values_can_be_set_again(monkeypatch):
     assert [row[:2] for row in shown(load({}))] == [row[:2] for row in before]
 
 
-# -- what is refused -----------------------------------------------------------------------------------
+# -- refused values ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_an_admin_port_beyond_loopback_needs_a_token(listen):
 
 
 def test_an_empty_token_counts_as_no_token(monkeypatch):
-    """As a composed variable that nobody set: it must not open the port."""
+    """A compose file may set the variable to an empty value: it must not open the port."""
     monkeypatch.setenv("SLOTKEEPER_ADMIN_TOKEN", "")
     assert load({}).settings.admin_token is None
     assert "--admin-token" in complaint({"admin_listen": ":9090"})
@@ -333,7 +333,7 @@ def test_a_misspelled_variable_is_refused_with_a_suggestion(name, meant, monkeyp
     ],
 )
 def test_a_variable_of_kubernetes_is_ignored(name, monkeypatch):
-    """Kubernetes sets some for every Service, here one that is called slotkeeper."""
+    """Kubernetes sets such variables for every Service, here for one that is called slotkeeper."""
     monkeypatch.setenv(name, "tcp://10.0.0.1:9090")
     load({})
 

@@ -1,4 +1,4 @@
-"""Figures at a terminal: short, for people, and never a lie at their ends."""
+"""Figures at a terminal: short, readable, and right at the limits of their ranges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of engines: what is read, and what is refused with a word."""
+"""Names of engines: accepted forms, and refused ones with their errors."""
 
 from __future__ import annotations
 

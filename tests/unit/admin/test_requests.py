@@ -129,7 +129,7 @@ async def test_a_journal_of_size_0_lists_nothing():
         assert (await detail_of(client, "last"))[0] == 404
 
 
-# -- one of them -----------------------------------------------------------------------------------------
+# -- one request -----------------------------------------------------------------------------------------
 
 
 async def test_a_request_is_found_by_its_id_or_the_end_of_its_id_or_as_the_last():
@@ -187,7 +187,7 @@ async def test_the_request_that_took_the_slot_is_named():
         assert (await detail_of(client, "again"))[1]["slot_taken_by"] == "other"
 
 
-# -- whose business it is --------------------------------------------------------------------------------
+# -- access ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", ["/api/requests", "/api/requests/last", "/api/state", "/api/tree"])

@@ -125,7 +125,7 @@ def test_times_are_written_as_in_rfc_3339():
     assert rfc3339(1_000_000_000.7) == "2001-09-09T01:46:40Z"
 
 
-# -- every byte ----------------------------------------------------------------------------------------
+# -- verify --------------------------------------------------------------------------------------------
 
 
 async def test_intact_snapshots_are_verified_as_whole(served, three):
@@ -207,7 +207,7 @@ async def test_an_unknown_id_is_refused_before_any_file_is_read(served, three):
     assert ids[1] in (await answer.json())["error"]
 
 
-# -- away ----------------------------------------------------------------------------------------------
+# -- remove --------------------------------------------------------------------------------------------
 
 
 async def test_a_removed_snapshot_is_gone_from_all_tiers_and_the_scheduler(served, three, hot, cold):
@@ -230,7 +230,7 @@ async def test_only_snapshot_ids_can_be_removed(name, served, hot):
     assert (hot / "slotkeeper.lock").exists()
 
 
-# -- when there is nothing to look at ------------------------------------------------------------------
+# -- without snapshots ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)

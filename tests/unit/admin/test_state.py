@@ -195,7 +195,7 @@ async def test_an_engine_that_was_never_up_is_shown_as_down():
         assert engine["down_seconds"] >= 0
 
 
-# -- who runs now, and who asked ---------------------------------------------------------------------------
+# -- running requests and clients --------------------------------------------------------------------------
 
 
 async def arrives(served: Served, request: str, **given: Any) -> Record:
@@ -262,7 +262,7 @@ async def test_the_address_for_clients_is_shown(served, host, address, everywher
     assert port == {"scheme": "http", "address": address, "port": 8080, "everywhere": everywhere}
 
 
-# -- files -----------------------------------------------------------------------------------------------
+# -- snapshots -------------------------------------------------------------------------------------------
 
 
 def file(name: str, tokens: Tokens, **more: Any) -> Snapshot:

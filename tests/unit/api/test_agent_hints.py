@@ -1,4 +1,4 @@
-"""What requests say of their own urgency, in headers and in bodies."""
+"""The priority hints of requests, in headers and in bodies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a body needs of the engine, and the bytes that are sent for it (test_bodies.py: on real engines)."""
+"""What a body requests from the engine, and the bytes that are sent (test_bodies.py: on real engines)."""
 
 import json
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import UNNAMED, Claim, Doubt, NotPlain, as_int, claim, load, placed, plain
 
-SPELLED = ["id_slot", "id\\u005fslot", "\\u0069d_slot", "id_sl\\u006ft"]  # one key
+SPELLED = ["id_slot", "id\\u005fslot", "\\u0069d_slot", "id_sl\\u006ft"]  # spellings of the same key
 OTHER = ["ID_SLOT", "id_slot\\u0000", "id slot", "x"]
 
 values = st.recursive(
@@ -104,7 +104,7 @@ def test_a_number_is_converted_as_the_engine_converts_it(value, read):
 def test_copies_count_the_tasks_of_a_request(body, copies):
     assert taken(**body).copies == copies
     assert taken(Api.COMPLETION, prompt=["a", "b"], **body).copies == 2 * copies
-    assert taken(Api.MESSAGES, **body).copies == 1  # it drops them (engine.md T5)
+    assert taken(Api.MESSAGES, **body).copies == 1  # the engine drops them there (engine.md T5)
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def taught(said: Message, echo: Message, after: Message, habit: Habit | None = N
     return learnt(habit or Habit(), said, [*ASKED, echo, after], len(ASKED), before=0)
 
 
-# -- clients, written down without a look at our way of doing it ---------------------------------------
+# -- clients, written independently of the product's code ----------------------------------------------
 
 
 def keeps(said: Message) -> Message:
@@ -139,7 +139,7 @@ def spoken(message: Message) -> tuple[Any, ...]:
 @pytest.mark.parametrize("name", CLIENTS)
 @given(first=REPLIES, second=REPLIES)
 def test_a_rewrite_that_a_client_made_once_is_predicted_or_left_open(name, first, second):
-    """No prediction is ever wrong: if one reply cannot tell two habits apart, neither is chosen."""
+    """No prediction is ever wrong: if one reply does not distinguish two habits, neither is chosen."""
     client, after = CLIENTS[name], RESULT if first.get("tool_calls") else NEXT
     habit = taught(first, client(first), after)
     assert not habit.puzzling
@@ -188,7 +188,7 @@ def both(habit: Habit, said: Message) -> tuple[Habit, ...]:
 
 
 def test_the_unknown_habits_include_the_order_of_arguments():
-    """Most templates get them parsed: then only the order matters."""
+    """Most templates get parsed arguments: then only the order matters."""
     said = reply(thought="", calls=[call('{"b":1,"a":1}')])
     written = [echoed(guess, said)["tool_calls"][0]["function"]["arguments"] for guess in both(Habit(), said)]
     assert [list(json.loads(one)) for one in written] == [["b", "a"], ["a", "b"]]
@@ -210,7 +210,7 @@ def test_reasoning_moved_into_content_is_predicted_only_for_the_kind_of_reply_th
     assert spoken(echoed(habit, silent)) == spoken(tags(silent))
 
 
-# -- what a history says -------------------------------------------------------------------------------
+# -- habits learned from a history ---------------------------------------------------------------------
 
 
 def test_reasoning_in_a_history_shows_that_the_client_keeps_reasoning():
@@ -286,7 +286,7 @@ def test_results_carry_the_tool_name_if_the_client_writes_it():
     [
         (reply(), True),
         (reply(content="", calls=[call()]), True),
-        (reply(content=""), False),  # cut off while it thought
+        (reply(content=""), False),  # cut off during its reasoning
         (reply(calls=[call('{"path": "a')]), False),
         (reply(calls=[call('"a"')]), False),
         (reply(calls=[call("[" * 100_000)]), False),

@@ -45,7 +45,7 @@ def test_a_hash_chain_continues_another_only_if_its_messages_do(first, second):
 def test_a_change_before_the_messages_changes_only_the_first_digest(change):
     plain, changed = hash_chain(messages=TURN[:1]), hash_chain(messages=TURN[:1], **change)
     assert plain[0] != changed[0]
-    assert plain[1:] == changed[1:]  # that the messages are the same can still be seen
+    assert plain[1:] == changed[1:]  # equal messages are still recognised
 
 
 @pytest.mark.parametrize(

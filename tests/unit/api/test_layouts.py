@@ -1,4 +1,4 @@
-"""Requests laid out one after the other: unchanged messages are the same objects, and only these."""
+"""Requests laid out one after the other: only unchanged messages are the same objects."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Images in chats of any API: named by their bytes, or not understood at all."""
+"""Images in chats of any API: named by a digest of their bytes, or not interpreted."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_another_image_gives_another_hash_chain():
         image("http://localhost/a.png"),
         image("https://localhost/a.png"),
         image("file:///a.png"),
-        image(DATA),  # the engine takes it, but it may be meant otherwise
+        image(DATA),  # the engine accepts plain base64, but the text may be something else
         image(URL.replace("base64,", "")),
         image(f"data:text/plain;base64,{DATA}"),
         image(URL + "\n"),

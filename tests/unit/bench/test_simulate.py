@@ -1,4 +1,4 @@
-"""The simulator: laws of every fleet, every request is served, and equal seeds give equal results."""
+"""The simulator: invariants of every fleet, every request is served, equal seeds give equal results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_every_request_is_served_and_counted(way, files):
     assert sums.requests == len(found.first) == sum(found.requests) == 8 * 4
     assert sums.reused + sums.computed == sums.prompt_tokens
     assert sums.client + sums.plant >= sums.computed
-    # Nothing beats one large cache but by what was computed while a request waited.
+    # The hit rate exceeds that of one large cache only by what was computed while a request waited.
     assert 0 < sums.hit_rate <= found.large_cache + 0.02 < 1
     assert sums.waited >= 1
     assert min(found.first) > 0
@@ -52,7 +52,7 @@ def test_another_seed_gives_another_load():
 
 
 def test_enough_slots_on_one_engine_lose_almost_nothing():
-    """With a slot for each conversation, only beginnings that two compute at once are computed twice."""
+    """With a slot for each conversation, only prefixes that two requests compute at once are repeated."""
     found = simulated(engines=1, slots=8)
     assert found.sums.hit_rate == pytest.approx(found.large_cache, abs=0.08)
 

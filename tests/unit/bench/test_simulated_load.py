@@ -72,7 +72,7 @@ def test_a_recorded_conversation_becomes_turns_that_extend_each_other(tmp_path: 
     path.write_bytes(b"\n".join([chat(10.0, system, asked), chat(14.5, system, asked, said, "And b.py?")]))
     ((first, second),) = turns(from_files([path]))
     assert second.prompt.begins_with(first.prompt)
-    assert second.prompt.begins_with(first.prompt + first.reply)  # the reply as it comes back
+    assert second.prompt.begins_with(first.prompt + first.reply)  # the reply as the client sends it back
     assert (first.at, second.at) == (0.0, 4.5)
     assert second.hash_chain[: len(first.hash_chain)] == first.hash_chain
     assert len(first.prompt) == pytest.approx(len(system + asked) / 4, abs=4)

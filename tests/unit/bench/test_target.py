@@ -1,4 +1,4 @@
-"""The figures of a measured server, beside its answer."""
+"""The figures of a measured server, read with its answer."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_planted_tokens_count_as_waiting_and_other_work_as_idle():
     server = Server(work=4 + 30, headers={"X-Slotkeeper-Planted": "30"})
     async with served(server) as base, Target(base) as target:
         first = (await target.fire(SHOT)).sample
-        server.count += 7  # in a pause
+        server.count += 7  # idle work between two requests
         second = (await target.fire(SHOT)).sample
     assert first.usage is not None
     assert (first.usage.computed, first.usage.reused, first.idle) == (34, 66, 0)
@@ -65,7 +65,7 @@ async def test_idle_work_before_a_restart_of_the_engine_is_counted():
     async with served(server) as base, Target(base) as target:
         await target.fire(SHOT)
         server.count += 900
-        await target.counter.read()  # before the engine is ended: its counter goes with it
+        await target.counter.read()  # before the engine ends, since its counter is lost then
         server.count = 0
         assert (await target.fire(SHOT)).sample.idle == 900
 

@@ -1,4 +1,4 @@
-"""Traces that others recorded: whole, compressed, damaged."""
+"""Traces of other recorders: complete, compressed, damaged."""
 
 from __future__ import annotations
 

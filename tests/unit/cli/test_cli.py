@@ -17,8 +17,8 @@ from slotkeeper.exchange.keys import KeyList
 from slotkeeper.settings import Settings
 
 COMMANDS = ("serve", "up", "demo", "doctor", "why", "top", "health", "snapshots", "keys", "replay", "lint")
-NO_SERVER = "http://127.0.0.1:1"  # a port at which nobody listens
-SLOW = {"aiohttp", "tiktoken", "uvloop", "structlog"}  # to be imported; together half of a start
+NO_SERVER = "http://127.0.0.1:1"  # no server listens at this port
+SLOW = {"aiohttp", "tiktoken", "uvloop", "structlog"}  # slow imports; half of the start time
 LOADED = (
     "import sys; from slotkeeper.cli.main import main\n"
     f"try: main()\nfinally: print({SLOW} & sys.modules.keys())"
@@ -40,7 +40,7 @@ def run_cli(capsys):
     def run(*words: str) -> tuple[int, str, str]:
         try:
             code: Any = main(list(words))
-        except SystemExit as left:  # argparse
+        except SystemExit as left:  # raised by argparse
             code = left.code
         out, err = capsys.readouterr()
         return code, re.sub(r"\s+", " ", out), re.sub(r"\s+", " ", err)
@@ -154,7 +154,7 @@ def test_several_upstream_flags_give_several_engines(run_cli):
     assert "upstream http://a:1, http://b:1 flag" in out
 
 
-# -- exit code 2: the user can mend it -----------------------------------------------------------------
+# -- exit code 2: usage errors -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_a_port_that_is_in_use_is_a_usage_error(run_cli):
     assert "cannot listen" in err
 
 
-# -- exit code 1: something else is wrong --------------------------------------------------------------
+# -- exit code 1: other failures -----------------------------------------------------------------------
 
 
 def test_doctor_without_an_engine_fails_and_says_what_to_do(run_cli):
@@ -243,7 +243,7 @@ def test_doctor_tries_the_given_slot_folder(run_cli, monkeypatch):
     ]
 
 
-# -- words after -- ------------------------------------------------------------------------------------
+# -- arguments after -- --------------------------------------------------------------------------------
 
 
 @pytest.fixture

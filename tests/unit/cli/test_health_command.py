@@ -1,4 +1,4 @@
-"""`slotkeeper health`: an exit code for orchestrators, and a sentence for a person."""
+"""`slotkeeper health`: an exit code for orchestrators, and a message for people."""
 
 from __future__ import annotations
 

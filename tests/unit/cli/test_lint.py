@@ -154,7 +154,7 @@ def test_a_divergence_between_two_sessions_is_shown_without_a_rule(trace, linted
 
 
 def pruned(*masked, behind=()):
-    """Return the same session with a second round of tools, of whose results some are masked."""
+    """Return the same session with a second round of tools; the results at `masked` are pruned."""
     sent = body(21, *body(21)["messages"][2:], *behind)
     for at in masked:
         sent["messages"][at]["content"] = "[Old tool result content cleared]"
@@ -168,7 +168,7 @@ def test_a_pruned_result_is_reported_with_its_cost_and_what_its_rule_saves(trace
     (found,) = json.loads(out)["findings"]
     assert (found["cause"], found["rule"], found["mode"]) == ("result_pruned", "pruned_results", "observe")
     assert (found["section"], found["message"]) == ("result", 3)
-    assert len(RESULT) <= found["characters"] <= len(RESULT) + 100  # the other result, behind it
+    assert len(RESULT) <= found["characters"] <= len(RESULT) + 100  # the result behind the pruned one
     assert found["saved_about"] == found["tokens_about"]
     assert "--rules pruned_results=fix` would have saved" in linted(trace(*requests))[1]
 
@@ -184,7 +184,7 @@ def test_the_pruning_rule_saves_nothing_if_a_slot_has_no_room(trace, linted, con
 
 
 def test_results_that_are_pruned_later_reduce_what_the_pruning_rule_saves(trace):
-    """The second prune comes when there is no room: both are let through at once."""
+    """The second pruning comes when there is no room: both results stay pruned from then on."""
     long = {"role": "user", "content": "And the writer? " + RULES}
     behind = (TURN[0], long, TURN[0], TURN[1])
     requests = [("s", pruned()), ("s", pruned(3, behind=TURN[:1])), ("s", pruned(3, 5, behind=behind))]

@@ -1,4 +1,4 @@
-"""`slotkeeper snapshots` prints and does the same on a running sidecar and on a folder."""
+"""`slotkeeper snapshots` gives the same results on a running sidecar and on a folder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Told = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 async def two(hot: Path, cold: Path) -> list[Kept]:
-    """Keep two snapshots: in the hot tier, and in both."""
+    """Keep two snapshots: one in the hot tier, one in both tiers."""
     async with opened(hot, cold) as store:
         kept = [await keep(store, hot) for _ in range(2)]
         await store.copy_cold(kept[1].id)
@@ -82,7 +82,7 @@ def short(kept: Kept) -> str:
     return kept.id.removeprefix("slotkeeper-")
 
 
-# -- both ----------------------------------------------------------------------------------------------
+# -- a running sidecar and a folder --------------------------------------------------------------------
 
 
 async def test_the_table_lists_each_snapshot_and_the_size_of_each_tier(ask, two):
@@ -153,7 +153,7 @@ async def test_an_unknown_snapshot_id_is_a_usage_error(ask):
         await ask("rm", "nonsense")
 
 
-# -- one of them ---------------------------------------------------------------------------------------
+# -- only one of the two -------------------------------------------------------------------------------
 
 
 async def test_the_folder_of_a_running_sidecar_is_refused_with_advice(hot, two, capsys):
@@ -237,7 +237,7 @@ async def test_a_sidecar_that_closes_the_connection_is_a_failure(capsys):
     assert "broke off" in capsys.readouterr().err
 
 
-# -- words ---------------------------------------------------------------------------------------------
+# -- ids -----------------------------------------------------------------------------------------------
 
 
 def test_a_snapshot_is_chosen_by_its_id_or_the_end_of_its_id():

@@ -1,4 +1,4 @@
-"""Whose folders the sidecar trusts."""
+"""The sidecar refuses folders that other users can write to."""
 
 from __future__ import annotations
 

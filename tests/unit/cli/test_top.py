@@ -1,4 +1,4 @@
-"""`slotkeeper top`: a screen of a sidecar's state, at any width, and when the sidecar stops."""
+"""`slotkeeper top`: the screen at any width, and after the sidecar stops."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def engine(**given) -> Document:
     return state()["engines"][0] | given
 
 
-# -- what it shows -------------------------------------------------------------------------------------
+# -- the screen ----------------------------------------------------------------------------------------
 
 
 def test_the_first_line_shows_the_totals_of_all_requests():

@@ -21,7 +21,7 @@ from slotkeeper.scheduler.types import Reason
 from unit.looking import Document, admin, change, ended, lost, record, rewritten, state
 
 NO_SERVER = "http://127.0.0.1:1"
-EVIL = "\x1b[2J[red]bold\r\x07\u202e"  # clears a terminal, rings, and turns what follows round
+EVIL = "\x1b[2J[red]bold\r\x07\u202e"  # clears the terminal, rings the bell, and reverses the text behind it
 
 
 @pytest.fixture
@@ -222,7 +222,7 @@ async def test_control_characters_and_markup_in_client_text_are_escaped(ask):
     assert not set(EVIL) & set(out) - set("[2J[red]bold")
 
 
-# -- what cannot be told -------------------------------------------------------------------------------
+# -- failures ------------------------------------------------------------------------------------------
 
 
 async def test_an_unknown_request_id_is_a_failure(ask):

@@ -1,4 +1,4 @@
-"""Short sessions in the shape of real clients' requests, and a book that has seen them."""
+"""Short sessions in the shape of real clients' requests, and an index of conversations that records them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def result(name: str, text: str) -> dict[str, Any]:
 def chat(*messages: dict[str, Any], tools: list[dict[str, Any]] | None = None, **options: Any) -> Layout:
     offered = TOOLS if tools is None else tools
     body = {"messages": list(messages), "tools": offered, **options}
-    layout = lay_out(Api.CHAT, deepcopy(body))  # a copy, as if it was parsed from its own bytes
+    layout = lay_out(Api.CHAT, deepcopy(body))  # a copy, as if parsed from separate bytes
     assert layout is not None
     return layout
 
@@ -93,7 +93,7 @@ HISTORY = (TASK, *ROUND, *SECOND)
 
 
 class Clients:
-    """A book with its own clock."""
+    """Clients whose requests are recorded in an index of conversations, with a clock of its own."""
 
     def __init__(self, **bounds: int) -> None:
         self.book = Conversations(**bounds)

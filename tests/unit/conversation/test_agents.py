@@ -91,4 +91,4 @@ def test_a_side_request_is_attributed_to_the_program_that_its_client_was_recogni
     assert agents.of("anna", library, None) == "aider"
     assert agents.of("bert", library, title) == "openai-python"
     agents.of("bert", library, chat("You are Cline."))
-    assert agents.of("anna", library, title) == "openai-python"  # forgotten: one client is remembered here
+    assert agents.of("anna", library, title) == "openai-python"  # forgotten: at most one client is remembered

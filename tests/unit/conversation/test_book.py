@@ -1,4 +1,4 @@
-"""Conversations are found again by name and by content, and never another client's."""
+"""Conversations are found by name or content, and never those of another client."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_a_branch_keeps_the_old_conversation_and_takes_over_the_notes_that_both_
     assert match.before is not None
     assert match.before.number == line.number
     assert match.before.notes == {1: ("The date is now Sunday.",)}
-    assert match.before.told == {"date": "now Sunday"}  # the other note does not stand in this history
+    assert match.before.told == {"date": "now Sunday"}  # the other note is not in this history
     assert branch is not line
     assert line.received is LATER
     assert set(line.notes) == {1, 5}
@@ -294,7 +294,7 @@ def test_an_empty_request_begins_a_conversation():
     assert book.saw(match, UNNAMED, received=empty, sent=empty, notes={}, told={}, now=0.0).number == 1
 
 
-# -- one agent's line of requests ---------------------------------------------------------------------------
+# -- sub-agents and tools -----------------------------------------------------------------------------------
 
 FEW = [TOOLS[2], TOOLS[0]]  # in another order
 

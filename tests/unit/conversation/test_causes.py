@@ -276,7 +276,7 @@ def test_every_cause_has_a_description_of_its_own():
 
 
 def test_an_empty_message_counts_in_the_place_of_a_divergence():
-    """The old request's next part belongs to a later message, which the new one does not reach."""
+    """The next part of the old request is in a later message, which the new request does not have."""
     old, new = chat(system(), TASK, reply(), NEXT), chat(system(), TASK, result("read", "text"))
     found = explained(old, new)
     assert found.divergence is not None

@@ -1,4 +1,4 @@
-"""The phrases of clients around changing facts, which a person's own sentence is not taken for."""
+"""Facts that clients insert into texts are found; sentences that people write are not mistaken for them."""
 
 from __future__ import annotations
 

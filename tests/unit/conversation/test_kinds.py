@@ -1,4 +1,4 @@
-"""The kind of a request, for each client in the shape of its real requests."""
+"""The kind of a request, for requests in the shape of each client's real ones."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_request_in_a_known_conversation_gets_its_kind(new, kind):
     [
         (chat(system(), TASK), RequestKind.COLD),
         (chat(system(TITLE), TASK, tools=[]), RequestKind.SIDE),
-        (chat(system(ADVISER), TASK, tools=[]), RequestKind.COLD),  # nothing lives that it could stand beside
+        (chat(system(ADVISER), TASK, tools=[]), RequestKind.COLD),  # no conversation is beside it yet
     ],
 )
 def test_the_first_request_of_a_client_gets_its_kind(new, kind):

@@ -1,7 +1,7 @@
-"""Texts that are made to be slow: the time grows linearly with their length, whatever is in them.
+"""Adversarial texts: the search time grows linearly with their length.
 
-Time is that of this thread, and only how it grows counts: a text eight times as long takes about eight times
-as long, and at a square of it sixty-four times.
+The CPU time of this thread is measured, and only its growth counts: a text of eight times the length takes
+about eight times as long, and sixty-four times if the growth is quadratic.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from slotkeeper.conversation.phrases import FORMS
 from slotkeeper.vocab.bpe import MAX_BLANKS, too_blank
 
 SMALL, TIMES, TRIES = 2**15, 8, 5
-MUCH_FASTER = 3 * TIMES  # than a square, much slower than a line
+MUCH_FASTER = 3 * TIMES  # than quadratic, and much slower than linear
 
 
 def seconds(text: str) -> float:
@@ -31,7 +31,7 @@ def seconds(text: str) -> float:
 
 @pytest.mark.parametrize("make", TEXTS.values(), ids=TEXTS)
 def test_search_time_grows_linearly_with_the_length_of_a_text(make):
-    least = seconds("x" * SMALL)  # what is done with any text of this length: below it a ratio says nothing
+    least = seconds("x" * SMALL)  # time of a plain text: below it a ratio means nothing
     assert seconds(make(SMALL * TIMES)) < MUCH_FASTER * max(least, seconds(make(SMALL)))
 
 

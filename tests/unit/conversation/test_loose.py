@@ -1,4 +1,4 @@
-"""Messages that are recognised although their client rewrote them, and are not mistaken for each other."""
+"""Messages are recognised although their client rewrote them, and different ones are not confused."""
 
 from dataclasses import replace
 from typing import Any

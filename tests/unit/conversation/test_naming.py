@@ -1,4 +1,4 @@
-"""Names of conversations: the same for all of their requests, with no more of their text than may be kept."""
+"""Names of conversations: one for all requests, with no more of their text than may be kept."""
 
 from __future__ import annotations
 

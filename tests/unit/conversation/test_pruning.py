@@ -17,7 +17,7 @@ FILE = "\n".join(f"{n}: a line of the shop's price list, article {n * 37 % 101}"
 HEAD, TAIL = FILE[:300], FILE[-300:]
 
 
-# By the program whose way it is.
+# By the agent that prunes in this form.
 LEFT = {
     "opencode": "[Old tool result content cleared]",
     "Claude Code": "[Old tool result content cleared]",
@@ -87,7 +87,7 @@ def test_a_short_result_counts_as_pruned_only_if_a_placeholder_replaces_it():
     assert not left_of("3 tests...", short)
 
 
-# -- in messages -----------------------------------------------------------------------------------------
+# -- pruned results in messages --------------------------------------------------------------------------
 
 
 def laid_out(*messages: Doc, api: Api = Api.CHAT) -> Layout:

@@ -1,4 +1,4 @@
-"""Names of builds: the number if it is known, else the observed facts in words."""
+"""Names of builds: the number if it is known, else a description of the observed facts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_build_is_never_named_by_a_number_that_is_not_its_own(reported, starte
     ("found", "kind"), [(skulk(), EngineKind.SKULK), (xllamacpp(), EngineKind.XLLAMACPP)]
 )
 def test_the_version_of_a_package_contains_its_build_number(found, kind):
-    """As installed here: a newer package shows its own number, not the one in our text."""
+    """Needs the packages: a newer one shows its own build number, not the one in our text."""
     if found is None:
         pytest.skip("this package is not installed")
     assert found.build > fingerprint.FIRST

@@ -1,4 +1,4 @@
-"""What the probe concludes from a file that an engine has written, and what it remembers."""
+"""Conclusions of the probe from a slot file that an engine has written."""
 
 from __future__ import annotations
 

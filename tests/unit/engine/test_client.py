@@ -1,4 +1,4 @@
-"""The client and answers that a healthy engine seldom gives."""
+"""The client of the engine, with answers that a healthy engine rarely gives."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def page(status: int):
         (answer({"detail": "Not Found"}, 404), answer({}), Health.FOREIGN),
         (page(200), answer({}), Health.FOREIGN),
         (page(404), answer({}), Health.FOREIGN),
-        (page(401), answer({}), Health.OK),  # a proxy in front that wants a password
+        (page(401), answer({}), Health.OK),  # a proxy in front asks for a password
         (page(503), answer({}), Health.LOADING),
         (answer({"error": {"message": "around"}}, 508), answer({}), Health.LOOP),
     ],
@@ -76,7 +76,7 @@ async def test_a_request_on_a_connection_that_the_engine_closed_is_sent_again(se
     async def tokenize(request: web.Request) -> web.Response:
         nonlocal seen
         seen += 1
-        if seen == 2:  # as an engine does whose idle time ran out: gone without a word
+        if seen == 2:  # as an engine does whose idle timeout passed: it closes without an answer
             request.transport.abort()
         return web.json_response({"tokens": [seen]})
 
@@ -104,7 +104,7 @@ async def test_a_call_that_changes_a_slot_or_a_file_is_sent_once(serve):
         return web.Response()
 
     client = await serve(**{"health": answer({}), "props": answer({}), "slots/3": slots})
-    await client.health()  # leaves an idle connection, on which a call might fail for no reason of its own
+    await client.health()  # leaves an idle connection, which the engine may have closed
     for act in (client.save(3, "f"), client.restore(3, "f"), client.erase(3)):
         with pytest.raises(EngineGoneError, match="/slots/3"):
             await act

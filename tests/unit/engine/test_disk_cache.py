@@ -1,4 +1,4 @@
-"""What shows that an engine keeps prompts on disk itself, in the ways of forks and of open pull requests."""
+"""Signs of an engine's own disk cache, as forks and open pull requests show them."""
 
 from dataclasses import replace
 

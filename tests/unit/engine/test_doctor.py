@@ -1,4 +1,4 @@
-"""What the doctor says of several stock engines, and that it reports only faults."""
+"""Findings of the doctor for several stock engines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GOOD = EngineTraits(
 )
 PROPS = {"chat_template": "x"}
 LINE = EngineFlags.parse(["-np", "2"])
-NEED = ("need", Severity.NOTE)  # in every report: whether a server alone would do
+NEED = ("need", Severity.NOTE)  # in every report: whether the server alone is enough
 
 
 def traps(traits=GOOD, flags=LINE, props=PROPS, *, slots=True, metrics=True, save=SaveSupport.YES):

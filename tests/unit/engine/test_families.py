@@ -151,7 +151,7 @@ async def test_an_end_of_text_in_place_of_the_generation_prompt_is_ignored():
     ("generation_prompt", "expected"),
     [
         ("<A>", Markers(user=ids("<U>"), tool=ids("<T>"), reply=ids("<A>"))),
-        ("<B>", Markers(reply=ids("<B>"))),  # which no message in the history has: not of that family
+        ("<B>", Markers(reply=ids("<B>"))),  # no message in the history has this opener: another family
     ],
 )
 async def test_a_reply_behind_a_result_may_lack_its_opener_only_there(generation_prompt, expected):
@@ -163,7 +163,7 @@ async def test_a_reply_behind_a_result_may_lack_its_opener_only_there(generation
 
 
 async def test_the_nearest_of_several_result_openers_counts():
-    """Phi has a place for tools in its system message, with a name that others give to results."""
+    """Phi marks tools in its system message with a token that other templates use for results."""
     family = Family("<U>", "<A>", ("<T>", "<R>"))
 
     def phi(messages, tools, generate):
@@ -183,7 +183,7 @@ def test_openers_agree_only_if_each_is_between_its_text_and_the_text_before():
     ]
     asks = [Boundary(10, BoundaryKind.HEAD), Boundary(20, BoundaryKind.USER), Boundary(30, BoundaryKind.TOOL)]
     assert agrees([*asks, turn], places)
-    assert agrees([*places, turn], places)  # nothing stands between the opener and the text
+    assert agrees([*places, turn], places)  # there is nothing between the opener and the text
     assert not agrees(asks, places)
     assert not agrees([*asks[:2], turn], places)
     assert not agrees([*asks[:2], Boundary(30, BoundaryKind.USER), turn], places)

@@ -1,4 +1,4 @@
-"""Images in slot files: read where they are as engines write them, and nothing else is believed."""
+"""Images in slot files: read in the form that engines write, and rejected in any other."""
 
 from __future__ import annotations
 

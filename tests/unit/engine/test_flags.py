@@ -1,4 +1,4 @@
-"""The command line: the sidecar can read the flags that it writes, and writes none twice."""
+"""The engine's command line: the sidecar parses the flags that it writes, and adds no flag twice."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_a_missing_engine_is_an_error_that_says_how_to_install_one(explicit, mon
 def test_a_wheel_that_needs_avx_512_is_not_started_on_a_processor_without_it(
     flags, runs, tmp_path, monkeypatch
 ):
-    """It would end with an illegal instruction."""
+    """The engine would end with an illegal instruction."""
     cpu_info = tmp_path / "cpuinfo"
     cpu_info.write_text(f"processor\t: 0\nmodel name\t: AMD EPYC\nflags\t\t: {flags}\nbugs\t\t: none\n")
     monkeypatch.setattr(launch, "CPU_INFO", cpu_info)

@@ -1,4 +1,4 @@
-"""When two logprob fingerprints are of one engine, and what is remembered of them."""
+"""When two logprob fingerprints count as equal, and which of them are remembered."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_an_unreadable_fingerprint_file_holds_no_fingerprints(tmp_path, data):
 
 
 class Refuses(EngineClient):
-    """An unused engine that gives no logprobs."""
+    """An idle engine that gives no logprobs."""
 
     def __init__(self):
         pass

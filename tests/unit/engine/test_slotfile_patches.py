@@ -1,4 +1,4 @@
-"""Four bytes are changed where the complete table says that they may be, and nowhere else."""
+"""A repair changes four bytes of a sliding window's table, and only if the whole table fits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def windowed(positions: list[int], version: int = 4, *, slot: int = 0) -> bytes:
 def test_the_repair_moves_the_first_cell_of_the_window_back_by_one_position(
     version: int, slot: int, turn: int
 ) -> None:
-    """In any cell: the window is a ring."""
+    """The first cell may be anywhere: the window is a ring buffer."""
     positions = list(range(N - WINDOW, N))
     positions = positions[turn:] + positions[:turn]
     data = windowed(positions, version, slot=slot)
@@ -46,7 +46,7 @@ def test_the_repair_moves_the_first_cell_of_the_window_back_by_one_position(
     moved = [p - (p == N - WINDOW) for p in positions]
     repaired = made(patched(whole(whole_file(data)), patch), data)
     assert repaired == windowed(moved, version, slot=slot)
-    assert repair(repaired) is None  # once is enough
+    assert repair(repaired) is None  # a repaired file is not repaired again
 
 
 @pytest.mark.parametrize(

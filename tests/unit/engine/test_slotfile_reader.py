@@ -171,7 +171,7 @@ def test_checkpoints_need_not_be_in_ascending_order() -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        appendix([record(4), record(4)]),  # two at one place
+        appendix([record(4), record(4)]),  # two at the same token
         appendix([record(21)]),  # more tokens than the file has
         appendix([record(0)]),
         appendix([struct.pack("<qii", 3, 15, 15) + bytes(24)]),  # this one aborts the engine
@@ -222,7 +222,7 @@ def test_a_model_with_all_memory_kinds_is_read() -> None:
 
 
 def test_a_file_with_many_possible_readings_takes_bounded_time() -> None:
-    empty = struct.pack("<I", 256) + bytes(4 * 256)  # a memory of 256 empty streams, whatever its cells are
+    empty = struct.pack("<I", 256) + bytes(4 * 256)  # a memory of 256 empty streams, of any kind of cells
     found = verdict_on(header(IDS, 4) + empty * 5)
     assert isinstance(found, Damage)
     assert found.verdict is Verdict.TORN

@@ -1,4 +1,4 @@
-"""What one request's account writes into its record about the sidecar's own work."""
+"""What the account of a request writes into its record."""
 
 from __future__ import annotations
 

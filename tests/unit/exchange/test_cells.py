@@ -1,4 +1,4 @@
-"""An answer is held back only while it may report that no cell was left, in whatever pieces it comes."""
+"""An answer is held back only while it may be the error that no KV cell is left, for any chunks."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_an_answer_that_quotes_the_error_text_has_not_failed():
     [
         (TRAITS.corrected(Known.FLAGS, unified=True), True),
         (TRAITS.corrected(Known.FLAGS, unified=False), False),
-        (TRAITS, True),  # nobody has said: the first failure shows it
+        (TRAITS, True),  # unknown: the first failure shows it
         (replace(TRAITS, n_slots=1), False),
         (replace(TRAITS, memory=Memory.RECURRENT), False),
     ],

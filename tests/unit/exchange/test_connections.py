@@ -1,4 +1,4 @@
-"""The client of a connection, and how many descriptors clients may have."""
+"""The client address of a connection, and the number of descriptors for clients."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def test_the_old_limit_of_open_files_is_used_if_it_cannot_be_raised(monkeypatch)
     ("remote", "forwarded", "client"),
     [
         ("192.0.2.1", None, "192.0.2.1"),
-        ("192.0.2.1", "198.51.100.1", "192.0.2.1"),  # not trusted: it may say what it likes
+        ("192.0.2.1", "198.51.100.1", "192.0.2.1"),  # not trusted: its header is ignored
         ("10.0.0.1", "198.51.100.1", "198.51.100.1"),
-        ("10.0.0.1", "203.0.113.9, 198.51.100.1, 10.0.0.2", "198.51.100.1"),  # what stands before is a claim
+        ("10.0.0.1", "203.0.113.9, 198.51.100.1, 10.0.0.2", "198.51.100.1"),  # earlier ones are only claimed
         ("10.0.0.1", None, "10.0.0.1"),
         ("10.0.0.1", "10.0.0.3", "10.0.0.3"),
         ("10.0.0.1", "no: address", "no: address"),

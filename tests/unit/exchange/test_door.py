@@ -1,4 +1,4 @@
-"""When the sidecar asks an engine about a credential, and for how long the answer counts."""
+"""When the sidecar asks an engine about a credential, and for how long the answer is remembered."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ async def test_a_valid_key_is_checked_again_after_a_minute():
     engine = Engine()
     for _ in range(10):
         assert await engine.judge(GOOD) is KeyCheck.LET_IN
-    assert engine.asked == 2  # without any, and with this one
+    assert engine.asked == 2  # once without a key, and once with this key
     engine.clock += LASTS
     assert await engine.judge(GOOD) is KeyCheck.LET_IN
     assert engine.asked == 3
@@ -193,7 +193,7 @@ async def test_the_key_of_a_newly_admitted_client_may_be_used_by_the_sidecar():
 
 
 async def test_repeated_credential_headers_are_checked_in_their_order():
-    """The engine reads the first; the result for one order says nothing about the other."""
+    """The engine reads the first one, so the result for one order does not hold for the other."""
     engine = Engine()
     bad, good = ("Authorization", "Bearer bad"), ("Authorization", "Bearer good")
     assert await engine.judge([good, bad]) is KeyCheck.LET_IN  # type: ignore[arg-type]
@@ -216,7 +216,7 @@ async def test_until_it_has_let_a_client_in_the_engine_checks_each_request_itsel
     assert isinstance(await engine.judge(BAD), Refusal)
 
 
-# -- whose request it is -------------------------------------------------------------------------------
+# -- queue and namespace of a request ------------------------------------------------------------------
 
 ONE, OTHER = {"Authorization": "Bearer sesame"}, {"Authorization": "Bearer other"}
 
@@ -234,7 +234,7 @@ async def test_clients_without_a_verified_key_are_queued_by_address():
     callers = [await engine.caller({"Authorization": f"Bearer {number}"}) for number in range(9)]
     assert len(set(callers)) == 1
     engine = Engine()
-    engine.up = False  # it cannot say
+    engine.up = False  # it cannot check keys
     assert (await engine.caller(BAD)).line == callers[0].line
 
 
@@ -252,7 +252,7 @@ async def test_each_key_has_its_own_namespace_if_that_is_set():
 
 
 async def test_the_first_request_uses_the_secret_of_a_slot_folder_that_is_being_opened(monkeypatch):
-    """Otherwise it would find none of its files."""
+    """Otherwise the request would find none of its snapshots."""
     engine, found = Engine(), list[bytes]()
 
     async def opens() -> None:
@@ -292,7 +292,7 @@ async def test_an_unverified_key_has_no_namespace():
     assert (await engine.caller(BAD, door)).namespace == ""
 
 
-# -- a list of our own ---------------------------------------------------------------------------------
+# -- the key list of the sidecar -----------------------------------------------------------------------
 
 
 def key_list(folder: Path) -> OwnKeys:

@@ -1,4 +1,4 @@
-"""An answer that comes before the upload is over, and a connection that is reset after it."""
+"""An answer that arrives before the upload ends, and a connection that is reset after the answer."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_a_key_list_that_others_may_use_is_refused_with_the_command_that_repairs
 def test_a_key_list_of_another_user_is_refused(tmp_path, monkeypatch):
     path = key_file(tmp_path, f'[alice]\nsha256 = "{DIGEST}"\n')
     monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
-    if path.stat().st_uid == 0:  # root may give keys to anybody
+    if path.stat().st_uid == 0:  # a file of root is trusted
         assert len(KeyList.read(path)) == 1
     else:
         with pytest.raises(KeysError, match="Fix it: sudo chown"):
@@ -153,7 +153,7 @@ def test_the_token_budget_of_a_key_refills_within_a_minute(tmp_path):
     assert one.refused() == ("key_tokens", 1)
     one.clock += 1
     assert one.refused() is None
-    one.costs(1800)  # more than there were: it is owed
+    one.costs(1800)  # more than the budget had: the rest is owed
     reason, wait = one.refused() or ("", 0)
     assert reason == "key_tokens"
     assert wait in {180, 179}

@@ -106,7 +106,7 @@ async def test_keep_alive_comments_end_with_the_first_bytes_of_the_answer(tasks)
 
 
 async def test_waiting_again_continues_one_wait_that_ends_with_the_answer(tasks):
-    """As for a request whose engine ended before it sent anything, and which is sent again."""
+    """A request is sent again if its engine ends before it sends anything."""
     response = Response(takes=1000)
     talk = waiting(tasks, response)
     talk.start()
@@ -134,7 +134,7 @@ async def test_the_response_head_has_the_known_labels_and_comments_add_later_one
     head = talk.opened.headers
     assert (head["X-Slotkeeper-Decision"], head["X-Slotkeeper-Slot"]) == ("prefix", "1")
     assert (head["X-Request-Id"], head["Access-Control-Allow-Origin"]) == ("id", "http://page.example")
-    known |= {"X-Slotkeeper-Slot": "0", "X-Slotkeeper-Predicted": "7"}  # another engine has it by now
+    known |= {"X-Slotkeeper-Slot": "0", "X-Slotkeeper-Predicted": "7"}  # another engine serves it now
     assert await talk.accept(None) is talk.opened
     write: Any = request._payload_writer.write
     (late,) = write.call_args.args

@@ -59,7 +59,7 @@ def test_the_number_of_rows_is_limited_and_the_sums_stay_complete():
         clients.add(one)
         total.add(prompt_tokens=one.usage.prompt, computed=one.usage.computed)
     rows = [client.shown(now=0.0) for client in clients]
-    assert [row["agent"] for row in rows[:3]] == ["agent-2", "agent-1", "agent-0"]  # the most in front
+    assert [row["agent"] for row in rows[:3]] == ["agent-2", "agent-1", "agent-0"]  # by computed tokens
     assert (rows[3]["agent"], rows[3]["key"], rows[3]["requests"], len(rows)) == (OTHER, OTHER, 47, 4)
     for figure in ("prompt_tokens", "computed"):
         assert sum(row[figure] for row in rows) == getattr(total, figure)

@@ -45,7 +45,7 @@ def play() -> WatchedPlay:
     return WatchedPlay(memory="dense")
 
 
-# -- the way of a request --------------------------------------------------------------------------------
+# -- the stages of a request -----------------------------------------------------------------------------
 
 
 def test_a_record_has_a_span_for_each_stage_of_a_request(play):

@@ -73,7 +73,7 @@ def test_events_of_unknown_requests_are_ignored():
     assert repr(play.journal) == "<Journal 0 requests, 0 under way>"
 
 
-# -- finding -----------------------------------------------------------------------------------------------
+# -- lookup by id ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -90,11 +90,11 @@ def four() -> Journal:
         ("abc-1234", "abc-1234"),
         ("z-1234", "xyz-1234"),
         ("-1234", "xyz-1234"),  # of two, the newer one
-        ("1234", "1234"),  # its own, though others end so
-        ("r1", "r1"),  # short, but whole
-        ("234", None),  # too short for an end
+        ("1234", "1234"),  # an exact id precedes the end of another
+        ("r1", "r1"),  # short, but complete
+        ("234", None),  # too short for the end of an id
         ("", None),
-        ("abc", None),  # a beginning
+        ("abc", None),  # the beginning of an id
         ("ABC-1234", None),
     ],
 )
@@ -108,7 +108,7 @@ def test_the_newer_of_two_requests_with_the_same_id_is_found(four):
     assert four.find("abc-1234").at == 50.0
 
 
-# -- whose slot it was -------------------------------------------------------------------------------------
+# -- which request took the slot ---------------------------------------------------------------------------
 
 
 def ran(journal: Journal, name: str, conversation: int | None, slot: int) -> Record:

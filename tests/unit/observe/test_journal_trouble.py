@@ -1,4 +1,4 @@
-"""What the journal records of requests that break, are sent again, or leave."""
+"""What the journal records of requests that fail, are sent again, or leave."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def play() -> WatchedPlay:
     return WatchedPlay(memory="dense")
 
 
-# -- when something breaks ---------------------------------------------------------------------------------
+# -- failures ----------------------------------------------------------------------------------------------
 
 
 def test_a_request_without_an_engine_fails_open_and_is_not_followed_further():
@@ -77,7 +77,7 @@ def test_a_request_whose_tokens_come_after_its_answer_is_followed_until_its_repo
     assert repr(play.journal) == "<Journal 1 requests, 0 under way>"
 
 
-# -- who leaves --------------------------------------------------------------------------------------------
+# -- clients that leave ------------------------------------------------------------------------------------
 
 
 def test_a_request_that_leaves_the_queue_has_a_span_for_its_wait(play):

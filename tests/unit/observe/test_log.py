@@ -1,4 +1,4 @@
-"""Log lines: one per event, in the chosen format, and never with a word of a prompt."""
+"""Log lines: one per event, in the chosen format, and never with text of a prompt."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from slotkeeper.runtime import render
 from slotkeeper.scheduler.types import RequestId, id_of
 from slotkeeper.store.trouble import UnfitError
 
-WORD = "Xylophonkonzert"  # stands in every prompt below, and in no code
+WORD = "Xylophonkonzert"  # is in every prompt below, and in no code
 STYLES = pytest.mark.parametrize("style", ["json", "console"])
 
 

@@ -1,4 +1,4 @@
-"""Metrics: the names that dashboards rely on, the rules of Prometheus, and counts that are the engine's."""
+"""Metrics: names that dashboards rely on, the rules of Prometheus, and counts by the engine's figures."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_two_sidecars_in_one_process_have_separate_metrics(used):
     assert value(used, "prompt_tokens_total", source="cached") == 900
 
 
-# -- zeros are facts -----------------------------------------------------------------------------------
+# -- series exist from the start -----------------------------------------------------------------------
 
 
 def test_series_exist_with_zero_before_anything_is_counted(metrics):
@@ -198,7 +198,7 @@ def test_series_of_failures_exist_with_zero_before_any_failure(metrics):
 
 
 def test_counting_creates_no_new_series(metrics):
-    """So labels are bounded, and the first event of a kind is an increase that Prometheus sees."""
+    """Labels are bounded, and Prometheus sees the first event of a kind as an increase."""
 
     def series():
         return {(s.name, *s.labels.items()) for family in metrics.registry.collect() for s in family.samples}
@@ -219,7 +219,7 @@ def test_counting_creates_no_new_series(metrics):
 
 
 def test_a_report_is_counted_by_the_figures_of_the_engine(metrics):
-    metrics.report(replace(REPORT, predicted=5))  # what we had hoped for counts nowhere but as an error
+    metrics.report(replace(REPORT, predicted=5))  # a prediction is counted only as an error
     assert value(metrics, "prompt_tokens_total", source="cached") == 900
     assert value(metrics, "prompt_tokens_total", source="computed") == 100
     assert value(metrics, "prefill_tokens_total", purpose="client") == 100

@@ -95,7 +95,7 @@ def test_the_summary_has_the_figures_of_the_record(whole):
 def test_a_queued_request_belongs_to_the_conversation_of_its_name():
     name = Name("opencode", 7)
     assert summary(record(name=name))["conversation"] == 7
-    assert summary(record(name=name, conversation=8))["conversation"] == 8  # it began one of its own
+    assert summary(record(name=name, conversation=8))["conversation"] == 8  # it began a new one
     assert summary(record(name=Name("opencode")))["conversation"] is None
 
 

@@ -1,4 +1,4 @@
-"""The sentences about a request: every value has words, the words are plain, and none is a prompt's."""
+"""The sentences about a request: one for every value, in plain words, without text of a prompt."""
 
 import re
 from itertools import product
@@ -116,7 +116,7 @@ def test_every_divergence_has_a_sentence_and_a_verdict(cause, section):
         assert verdict(came) == (f"{place(seen)}: {CAUSES[cause].what}" if tokens else "nothing twice")
 
 
-# -- what is told ----------------------------------------------------------------------------------------
+# -- sentences -------------------------------------------------------------------------------------------
 
 
 def test_reused_and_computed_and_necessary_tokens_are_explained():
@@ -225,7 +225,7 @@ def test_tokens_lost_for_two_reasons_are_counted_once():
     assert answered(divergence=divergence(tokens=300), lost=Lost(Loss.OVERWRITTEN, 200)).repeated == 500
 
 
-# -- nobody's words --------------------------------------------------------------------------------------
+# -- no text of a prompt ---------------------------------------------------------------------------------
 
 
 def test_no_sentence_contains_text_of_a_prompt():

@@ -16,7 +16,7 @@ from slotkeeper.scheduler.figures import Usage
 from slotkeeper.scheduler.types import Reason, RequestId, SlotId, Tokens
 from unit.runtime.stubs import ENGINE, PROMPT, admit, fallbacks, finish, granted, settled
 
-# -- the usual way -------------------------------------------------------------------------------------
+# -- placement -----------------------------------------------------------------------------------------
 
 
 async def test_a_request_gets_a_slot_and_its_end_is_reported(driver):
@@ -46,7 +46,7 @@ async def test_an_idle_moment_begins_when_no_request_is_served_and_the_slot_is_u
     await granted(admit(driver, "a"))
     finish(driver, "a")
     await granted(admit(driver, "b", Tokens([7] * 300)))
-    with pytest.raises(TimeoutError):  # another is served
+    with pytest.raises(TimeoutError):  # another request is served
         async with asyncio.timeout(3 * MOMENT):
             await driver.idle_moment(RequestId("a"))
     finish(driver, "b", Tokens([7] * 300))
@@ -57,7 +57,7 @@ async def test_an_idle_moment_begins_when_no_request_is_served_and_the_slot_is_u
 async def test_the_context_of_a_slot_is_the_smallest_known(driver, link):
     assert driver.context(None) == driver.context("any model") == 4096
     link.traits = replace(link.traits, unified=True)
-    assert driver.context(None) == 2048  # its part of a pool
+    assert driver.context(None) == 2048  # its share of a unified buffer
     link.traits = None
     assert driver.context(None) == 0
 
@@ -112,7 +112,7 @@ async def steered(driver, link) -> asyncio.Future[Forward]:
     finish(driver, "a")
     finish(driver, "b", filler)
     await settled()
-    driver.placement.tables[ENGINE].shadow.engine_choice = lambda *_: None  # never what we want
+    driver.placement.tables[ENGINE].shadow.engine_choice = lambda *_: None  # never the slot that we want
     grant = admit(driver, "c", PROMPT + Tokens([3] * 50), pinnable=False)
     await settled()
     return grant
@@ -135,7 +135,7 @@ async def test_a_plant_is_stopped_when_its_client_leaves(driver, link, steered):
 
 @pytest.mark.parametrize("error", [EngineError(500, "no"), EngineGoneError("gone"), RuntimeError("a bug")])
 async def test_a_failed_plant_does_not_hold_its_request_back(driver, link, steered, error):
-    del driver.placement.tables[ENGINE].shadow.engine_choice  # it goes where the engine would put it
+    del driver.placement.tables[ENGINE].shadow.engine_choice  # as the engine chooses
     link.client.refuse = error
     link.client.hold.set()
     await settled()

@@ -1,4 +1,4 @@
-"""Whatever fails in the sidecar or the engine, no request waits for ever, and no slot is used unseen."""
+"""Failures of the sidecar or the engine: no request waits for ever, and no slot is used before it is read."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def broken(monkeypatch):
     return breaks
 
 
-# -- when something of ours breaks ---------------------------------------------------------------------
+# -- failures of the sidecar ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [Arrived, Rendered, Finished])
@@ -147,10 +147,10 @@ WAIT = Limits().engine_wait
     ("lost", "came", "starts", "waits"),
     [
         (0, 0, False, True),
-        (WAIT - 1, 0, False, True),  # its wait is its own, not what is left of the first one's
-        (WAIT + 1, 0, False, False),  # nobody expects it any more
-        (WAIT + 1, 0, True, True),  # but where somebody starts it
-        (WAIT + 1, WAIT + 1, True, False),  # and then not for ever
+        (WAIT - 1, 0, False, True),  # a request waits its own time, not the rest of the first request's
+        (WAIT + 1, 0, False, False),  # the engine is no longer expected back
+        (WAIT + 1, 0, True, True),  # unless it can be started again
+        (WAIT + 1, WAIT + 1, True, False),  # and even then not for ever
     ],
 )
 async def test_each_request_waits_its_own_time_for_a_lost_engine_that_may_return(

@@ -1,4 +1,4 @@
-"""Steps: each has its outcome, whatever fails, and computed tokens are counted."""
+"""Steps: each has an outcome whatever fails, and computed tokens are counted."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_a_stopped_prefill_has_one_outcome_and_its_computed_tokens_are_cou
     await settled()
     effect_runner.perform(Stop(request=OWNER))
     await settled()
-    effect_runner.perform(Stop(request=OWNER))  # too late: it has its answer
+    effect_runner.perform(Stop(request=OWNER))  # too late: the prefill has its outcome
     (event,) = said
     assert isinstance(event, Planted)
     assert event.stopped
@@ -110,7 +110,7 @@ async def test_the_progress_of_a_prefill_is_reported():
 
 
 async def test_a_timer_replaced_by_an_earlier_one_is_cancelled():
-    """Otherwise each pause of a busy day leaves a task that sleeps for a minute."""
+    """Otherwise each pause of a busy day would leave a task that sleeps for a minute."""
     said: list[Event | BaseException] = []
     tasks = Tasks(said.append)
     effect_runner = EffectRunner(

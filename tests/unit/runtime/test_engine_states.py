@@ -1,4 +1,4 @@
-"""What a scraper reads of each engine: one state at a time, also of one that is drained, asleep or gone."""
+"""The metrics of each engine: one state at a time, also if the engine is drained, asleep or lost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unit.runtime.stubs import ENGINE, settled
 
 @pytest.fixture
 def figure(driver):
-    """A figure of the only engine, as it is scraped."""
+    """Return a function that reads a metric of the only engine."""
     return lambda name, **labels: driver.metrics.registry.get_sample_value(
         f"slotkeeper_engine_{name}", {"engine": ENGINE, **labels}
     )
@@ -19,7 +19,7 @@ def figure(driver):
 
 @pytest.fixture
 def seen(figure):
-    """Its state."""
+    """Return a function that reads the state of the engine from the metrics."""
 
     def look() -> EngineState:
         (found,) = (state for state in EngineState if figure("state", state=state.value))

@@ -1,4 +1,4 @@
-"""How long images are, by an engine that counts; and when that is not believed any more."""
+"""The lengths of images as the engine counts them, and when a length is no longer trusted."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from slotkeeper.vocab.tokenizer import Tokenizer
 
 MARKER = "<__media__>"
 PROPS = {"modalities": {"vision": True}, "media_marker": MARKER}
-LENGTH = 5  # of an image of the counting engine
+LENGTH = 5  # tokens of an image of the counting engine
 A, B = b"a" * 32, b"b" * 32
 
 
 class Counting(EngineClient):
-    """An engine whose tokens are letters, behind one that begins each prompt."""
+    """An engine whose tokens are letters, with one token at the beginning of each prompt."""
 
     def __init__(self) -> None:
         self.counted: list[Doc] = []
-        self.pair = 2 * LENGTH  # of two images that touch
+        self.pair = 2 * LENGTH  # tokens of two adjacent images
 
     async def apply_template(self, chat: Any, **_: Any) -> str:
         return "".join(

@@ -59,7 +59,7 @@ async def lines_that_are_cut_at_once(at_least: int, is_another: Callable[[int], 
 
 
 async def test_a_connection_that_is_always_closed_at_once_is_not_retried_in_a_loop():
-    """As a load balancer without a backend does."""
+    """A load balancer without a backend closes connections like this."""
     assert await lines_that_are_cut_at_once(1, lambda _: False) == 1
 
 

@@ -61,7 +61,7 @@ async def test_an_engine_that_answers_slowly_is_not_lost(health, frozen_after, l
 
 
 async def lost_links(link: EngineLink, *said: Health) -> list[EngineLink]:
-    """Return who was told that the engine is lost, after polls with these results."""
+    """Return the links that were reported as lost, after polls with these results."""
     gone: list[EngineLink] = []
     engine = link.client = HealthStub()
     for engine.said in said:
@@ -118,12 +118,12 @@ async def test_calls_to_a_frozen_engine_are_cancelled_and_new_calls_are_refused(
 
 @pytest.mark.parametrize("turns", range(6))
 async def test_a_watch_that_is_cancelled_while_it_is_woken_ends(turns):
-    """As at the end of a sidecar whose last answer broke off."""
+    """This happens at the end of a sidecar whose last answer broke off."""
     link = EngineLink(NO_ENGINE, api_key=None)
     watch = asyncio.get_running_loop().create_task(link.watch(lambda _: None, lambda _: None))
-    await asyncio.sleep(0.05)  # it waits for the next look
+    await asyncio.sleep(0.05)  # the watch waits for the next poll
     link.kick()
-    for _ in range(turns):  # of the loop, between its waking up and being cancelled
+    for _ in range(turns):  # turns of the event loop, between the wake-up and the cancellation
         await asyncio.sleep(0)
     watch.cancel()
     ended, _ = await asyncio.wait([watch], timeout=PATIENCE)

@@ -1,4 +1,4 @@
-"""The next turn's prefix: never more than the next prompt really begins with, else nothing."""
+"""The predicted prefix of the next turn: the next prompt really begins with it, or there is none."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ async def test_the_habit_of_a_conversation_precedes_that_of_its_client(turns):
     said = await talk.said(dropping, ANSWER)
     assert said == link.text([*dropping, drops(ANSWER), NEXT]).removesuffix("And now?|<assistant>")
     dropping += [drops(ANSWER), NEXT]
-    await talk.said(dropping, drops(ANSWER))  # from which nothing is to be learnt
+    await talk.said(dropping, drops(ANSWER))  # nothing is to be learned from this turn
     keeping += [ANSWER, NEXT]
     said = await talk.said(keeping, ANSWER)
     assert said == link.text([*keeping, ANSWER, NEXT]).removesuffix("And now?|<assistant>")

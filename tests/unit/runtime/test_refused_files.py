@@ -19,7 +19,7 @@ SIZE = len(CANARY)
 
 
 class Refusing:
-    """An engine that refuses every file, and then computes as the test sets."""
+    """An engine that refuses every file; the test sets what it computes afterwards."""
 
     def __init__(self, then: PrefillResult | Exception, said: RestoreResult | Exception) -> None:
         self.then, self.said, self.done = then, said, list[str]()

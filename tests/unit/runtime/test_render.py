@@ -1,4 +1,4 @@
-"""Prompts and replies as ids: exact, or none."""
+"""Prompts and replies as token ids: exact, or none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unit.runtime.stubs import END_OF_TURN, StubLink
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "tools": []}
 PROMPT = Tokens([1, 2, 3, 4])
 SAID = [ord(letter) for letter in "abc"]
-AFTER = [50, 51, 52]  # what opens the turn after the reply
+AFTER = [50, 51, 52]  # opens the turn after the reply
 
 
 def asked(*, chat=None, prompt=None, media=False) -> Ask:
@@ -115,8 +115,8 @@ async def test_the_turn_after_a_reply_keeps_its_reasoning(link, reply, role):
 @pytest.mark.parametrize(
     ("generated", "known"),
     [
-        (4, [*PROMPT, *SAID]),  # it ended by itself: the end has no text
-        (3, [*PROMPT, *SAID[:-1]]),  # it was cut off: the last word was never evaluated
+        (4, [*PROMPT, *SAID]),  # the answer ended by itself: the end token has no text
+        (3, [*PROMPT, *SAID[:-1]]),  # the answer was cut off: the last token was never evaluated
         (2, None),
         (5, None),
     ],

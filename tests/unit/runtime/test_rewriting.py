@@ -1,4 +1,4 @@
-"""The cost of a request's changes, by the engine's figures, and what is kept of them."""
+"""The cost of a request's changes, by the engine's figures, and the text of them that is kept."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def prompt(day: int, turns: int) -> Tokens:
 
 
 class FakeThread:
-    """Stands for the thread, in which nothing may be touched that the loop changes."""
+    """A fake of the worker thread, which must not access objects that the event loop changes."""
 
     def __init__(self, rewriting: Rewriting, *meanwhile: Any) -> None:
         self.ran: list[str] = []
         self._inside = False
-        self._meanwhile = list(meanwhile)  # what the loop does between
+        self._meanwhile = list(meanwhile)  # what the event loop does meanwhile
         rewriting.conversations = OwnedByLoop(rewriting.conversations, self)  # type: ignore[assignment]
         rewriting._before = OwnedByLoop(rewriting._before, self)  # type: ignore[assignment]
 
@@ -218,12 +218,12 @@ def test_a_rule_that_would_cost_tokens_is_declined_and_the_request_is_kept_uncha
         for action in ("fixed", "observed", "declined")
     }
     assert counts == {"fixed": 0, "observed": 0, "declined": 1}
-    again, _ = clients.asks(request(2, 2), prompt(2, 2), cached=2000)  # it goes on from its own words
+    again, _ = clients.asks(request(2, 2), prompt(2, 2), cached=2000)  # the client continues its own text
     assert again.rewritten is None
 
 
 def test_a_divergence_caused_only_by_a_rule_names_that_rule():
-    """The date was put back once, and is not any more: the client's request has not changed."""
+    """The rule restored the date once, and later does not: the client's request has not changed."""
     clients = Clients("date=fix")
     clients.asks(request(1, 0), prompt(1, 0), cached=0)
     clients.asks(request(2, 1), prompt(1, 1), cached=2000)

@@ -27,12 +27,12 @@ MODELS = (ModelEntry(name=ModelName("coder"), aliases=("gpt",), port=0), ModelEn
 
 
 class FakeRouter(RouterClient):
-    """A router whose models the test sets; it loads or unloads as it is told."""
+    """A router whose models, loads and unloads the test sets."""
 
     def __init__(self) -> None:
         super().__init__(BASE)
         self.models = {entry.name: entry for entry in MODELS}
-        self.trouble: Exception | None = None  # of any call
+        self.trouble: Exception | None = None  # raised by any call
         self.loads: Callable[[ModelName], None] = lambda model: self.becomes(model, ModelStatus.LOADED)
         self.unloads: Callable[[ModelName], None] = lambda model: self.becomes(model, ModelStatus.UNLOADED)
 

@@ -1,4 +1,4 @@
-"""What is rendered to find boundaries, and what is not."""
+"""Which renders are needed to find the boundaries of a prompt."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ async def test_a_long_last_message_has_boundaries_before_its_question_if_checkpo
 
 
 async def test_text_parts_are_one_text_and_each_part_begins_a_line():
-    """This template shows parts as Python does, with the text's line feed spelled out."""
+    """This template writes parts as Python does, with escaped line feeds."""
     link = Templating(KNOWN)
     link.traits = replace(HYBRID, markers=KNOWN)
     parts = [{"type": "text", "text": DOCUMENT * 2}, {"type": "text", "text": "What is it?"}]

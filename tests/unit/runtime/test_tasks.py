@@ -23,7 +23,7 @@ def tasks(failures) -> Tasks:
 
 
 async def settled() -> None:
-    """Let everything run that can run."""
+    """Let all ready tasks run."""
     for _ in range(5):
         await asyncio.sleep(0)
 

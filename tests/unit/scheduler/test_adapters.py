@@ -1,4 +1,4 @@
-"""Names of sets of adapters, and the spaces that they make."""
+"""Names of adapter sets, and the spaces of prompts that they separate."""
 
 import pytest
 from hypothesis import given
@@ -25,7 +25,7 @@ TWO = (Adapter("aa", 1.0), Adapter("bb", 0.0))
         ((), ((0, 1.0),), ""),
         (TWO, None, "aa*1"),
         (TWO, ((0, 1.0),), "aa*1"),
-        (TWO, ((1, 0.5),), "bb*0.5"),  # who names one sets the others to 0
+        (TWO, ((1, 0.5),), "bb*0.5"),  # a request that names one adapter sets the others to 0
         (TWO, ((0, 2.0), (1, 1.0)), "aa*2,bb*1"),
         (TWO, ((0, 0.0),), BASE),
         (TWO, ((5, 1.0),), BASE),
@@ -71,5 +71,5 @@ def test_a_space_combines_a_namespace_and_an_adapter_set(namespace, adapters):
 
 
 def test_without_adapters_a_space_is_the_namespace_alone():
-    """States of earlier releases are found by it."""
+    """Snapshots of earlier releases are found under this name."""
     assert (space_of("", ""), space_of("anna", "")) == ("", "anna")

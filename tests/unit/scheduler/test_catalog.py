@@ -1,4 +1,4 @@
-"""The catalog: what it remembers, and for how long."""
+"""Cached answers of the catalog: how many, and how long they are valid."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ def snapshot(name, tokens=A, **more):
 
 
 def test_without_snapshots_no_answers_are_cached():
-    """Otherwise each answer would keep a prompt in memory, for ever if no file ever comes."""
+    """Otherwise each answer would keep a prompt in memory, for ever if there is never a snapshot."""
     catalog = Catalog()
     for n in range(100):
         assert catalog.covered(Tokens(range(n, n + 50)), TRAITS) == 0

@@ -153,7 +153,7 @@ def test_a_checkpoint_at_the_same_place_is_replaced_on_the_newest_build():
     assert twice[-1].task == 2
 
 
-# engine.md 2.6: a file of N = 3000 tokens with its checkpoints; the prompt parts at `common`
+# engine.md 2.6: a file of N = 3000 tokens with its checkpoints; the prompt diverges at `common`
 @pytest.mark.parametrize(
     ("common", "hybrid", "swa"),
     [
@@ -185,7 +185,7 @@ def test_a_checkpoint_one_token_behind_a_cut_is_left_but_stale():
     assert newest_usable(left, 2500, traits()) == 0  # the engine takes it
     assert newest_usable(left, 1999, traits()) == 700
     window = traits(memory=Memory.SWA, n_swa=256)
-    assert not any(c.stale for c in survivors(kept, 1999, window))  # there its last token is computed again
+    assert not any(c.stale for c in survivors(kept, 1999, window))  # its last token is computed again
 
 
 def test_a_newer_build_replaces_a_checkpoint_at_the_same_token_wherever_it_is_in_the_list():
@@ -202,7 +202,7 @@ def test_swa_keeps_the_checkpoint_that_it_restored():
 
 def test_the_last_suitable_checkpoint_of_the_list_is_used_and_not_the_farthest():
     engine = traits(memory=Memory.SWA, n_swa=256)
-    kept = (Checkpoint(50, 1), Checkpoint(49, 2), Checkpoint(101, 2))  # as the engine had them
+    kept = (Checkpoint(50, 1), Checkpoint(49, 2), Checkpoint(101, 2))  # in the order of the engine
     assert newest_usable(kept, 57, engine) == 48
 
 

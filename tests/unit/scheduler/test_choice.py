@@ -22,7 +22,7 @@ def text(start, length):
 
 
 def conversation(prompt, *, turns=3, memory=Memory.HYBRID, hash_chain=()):
-    """Return a state as left by a chat: checkpoints at the system prompt's end and four before its own."""
+    """Return a state of a chat: checkpoints at the system prompt's end and four tokens before its own end."""
     kept = () if memory is Memory.DENSE else (Checkpoint(2125, 1), Checkpoint(len(prompt) - 4, 2))
     checkpoints = tuple(c for c in kept if c.at < len(prompt))
     return SlotContents(
@@ -110,7 +110,7 @@ def test_with_a_draft_model_a_small_snapshot_is_preferred_to_the_prompt_cache(si
 
 
 def test_a_branch_does_not_overwrite_its_conversation_although_saving_it_would_be_quick():
-    """The file could not be cut, as the next branch needs; the task that copies it keeps it safe."""
+    """A file could not be cut, as the next branch needs; the task in the other slot copies the state."""
     files = {"slot_files": True, "fingerprint": "f", "state_version": 2, "files_carry": False}
     long = conversation(SYSTEM + text(10_000, 3000))
     engine = table(long, None, **files)
@@ -125,7 +125,7 @@ def test_the_least_recently_used_contents_are_overwritten():
     assert choose(engine, text(30_000, 500)).slot == 1
 
 
-# -- where pinning loses -----------------------------------------------------------------------------------
+# -- where a pinned request would reuse less ---------------------------------------------------------------
 
 
 def test_t6_with_a_unified_buffer_a_request_is_unpinned_if_the_engine_would_load_its_prompt():
@@ -146,7 +146,7 @@ def test_t6_while_a_pinned_request_is_being_sent_a_touch_loads_the_prompt():
 
 
 def test_a_slot_is_not_touched_to_load_what_it_already_holds():
-    """Nor for an entry that the touch replaces by the slot's own contents."""
+    """Nor to load an entry that the touch itself replaces by the slot's contents."""
     uncut = replace(conversation(SYSTEM + text(10_000, 9000)), checkpoints=())
     engine = table(uncut)
     engine.shadow.ram.append(replace(uncut, tokens=SYSTEM, checkpoints=(Checkpoint(2121, 1),)))
@@ -204,7 +204,7 @@ def test_a_slot_that_will_soon_be_free_is_waited_for_if_it_saves_much():
 
 
 def test_a_slot_that_is_being_saved_is_waited_for_because_its_engine_is_stalled():
-    """The engine computes nothing meanwhile, so another slot would not begin sooner."""
+    """The engine computes nothing meanwhile, so a request in another slot would not begin sooner."""
     now = conversation(A + text(40_000, 100))
     engine = table(now, conversation(A), ram_cache=False)
     engine.move(SlotId(0), SlotState.MAINTENANCE, RequestId("chore"), NOW)
@@ -257,7 +257,7 @@ def test_the_next_turn_overwrites_the_contents_of_its_conversation_at_no_cost():
     assert plan.price == 800
 
 
-# -- what it beat ----------------------------------------------------------------------------------------
+# -- alternatives ----------------------------------------------------------------------------------------
 
 
 def test_the_alternatives_are_kept_in_order_of_cost():
@@ -279,7 +279,7 @@ def test_only_a_few_alternatives_are_kept_and_none_of_theirs():
 
 def test_a_single_option_has_no_alternatives():
     engine = table(None, None, ram_cache=False)
-    engine.move(SlotId(1), SlotState.LAUNCHED, RequestId("r"), NOW)  # so that nothing may go unpinned
+    engine.move(SlotId(1), SlotState.LAUNCHED, RequestId("r"), NOW)  # so that no request may be sent unpinned
     assert choose(engine, B1).beaten == ()
 
 
@@ -341,7 +341,7 @@ NEW = {**OLD, "state_version": 4, "files_carry": True, "eager_thinning": False}
         (NEXT, {}, {}, True),  # there are no files
         (NEXT, {}, {**OLD, "checkpoint_min_step": 0}, True),
         (NEXT, {"sure": True}, NEW, True),
-        (NEXT, {"sure": True, "given_up": 5000}, NEW, False),  # what was expected may not be what comes
+        (NEXT, {"sure": True, "given_up": 5000}, NEW, False),  # the next request may differ
         (NEXT, {"sure": True, "given_up": 600}, NEW, False),
         (NEXT, {"sure": True, "given_up": 600}, {}, True),
         (
@@ -349,10 +349,10 @@ NEW = {**OLD, "state_version": 4, "files_carry": True, "eager_thinning": False}
             {"from_file": True},
             {**OLD, "checkpoint_min_step": 0},
             False,
-        ),  # nor has its file
-        (NEXT, {"checkpoints": ()}, NEW, False),  # it was restored: only an extension can use it
+        ),  # nor does its file have more
+        (NEXT, {"checkpoints": ()}, NEW, False),  # restored: only an extension can reuse it
         (AGAIN, {}, NEW, True),
-        (AGAIN, {"sure": True}, NEW, False),  # it is beyond the last prompt, perhaps by another reply
+        (AGAIN, {"sure": True}, NEW, False),  # longer than the last prompt, perhaps by another reply
         (AGAIN, {"checkpoints": ()}, NEW, False),
         (AGAIN, {"checkpoints": ()}, {**NEW, "memory": Memory.DENSE}, True),
     ],

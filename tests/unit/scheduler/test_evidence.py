@@ -1,4 +1,4 @@
-"""What is concluded from an engine's batches, answers and files, and what is not."""
+"""Traits inferred from an engine's batches, answers and files."""
 
 from __future__ import annotations
 

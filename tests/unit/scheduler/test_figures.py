@@ -38,7 +38,7 @@ def test_a_useless_plant_counts_as_work_but_not_as_tokens_of_the_prompt():
 
 @given(prompt=st.integers(1, 5000), cached=COUNTS, planted=COUNTS, known=COUNTS, ahead=st.none() | COUNTS)
 def test_the_figures_of_each_request_are_consistent(prompt, cached, planted, known, ahead):
-    usage = usage_of(prompt, min(cached, prompt), planted=planted, ahead_from=ahead)  # all: broken off early
+    usage = usage_of(prompt, min(cached, prompt), planted=planted, ahead_from=ahead)  # all: broke off early
     assert usage is not None
     least = oracle(usage, min(known, prompt))
     assert usage.reused + usage.computed == usage.prompt

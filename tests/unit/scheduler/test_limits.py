@@ -1,4 +1,4 @@
-"""How much may be written, and when more may be."""
+"""The hourly budget of writes."""
 
 from math import inf
 

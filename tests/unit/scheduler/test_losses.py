@@ -1,4 +1,4 @@
-"""How tokens that were computed twice were lost, by what is known of a request at its end."""
+"""Why tokens were computed twice, by what is known of a request at its end."""
 
 from dataclasses import replace
 from typing import Any
@@ -67,8 +67,8 @@ def test_the_larger_part_of_the_tokens_names_the_loss():
 def test_predicted_tokens_that_were_not_reused_were_mispredicted():
     contents = SlotContents(tokens=PROMPT)
     assert why(base=contents, predicted=999) is Loss.MISPREDICTED
-    assert why(base=contents, predicted=499) is Loss.CHECKPOINT  # most of it nobody had promised
-    assert why(base=contents, predicted=None) is Loss.CHECKPOINT  # nobody could foretell anything
+    assert why(base=contents, predicted=499) is Loss.CHECKPOINT  # most of the prefix was not predicted
+    assert why(base=contents, predicted=None) is Loss.CHECKPOINT  # there was no prediction
 
 
 def test_a_prediction_that_came_true_is_not_a_misprediction():

@@ -1,4 +1,4 @@
-"""Images in sequences of tokens: two never look alike, and nothing ends inside one."""
+"""Images in sequences of tokens: two images never look alike, and no prefix ends inside one."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_the_time_from_the_cold_tier_is_learned_and_limited_by_the_time_to_compu
     before = rates.restore_price(100 * MB, cold=True)
     for _ in range(3):
         rates.brought(100 * MB, 5.0)
-    rates.brought(100 * MB, 0.0)  # it lay in the hot tier
+    rates.brought(100 * MB, 0.0)  # the file was already in the hot tier
     assert rates.restore_price(100 * MB, cold=True) > 5 * before
     assert rates.restore_price(100 * MB) < before
     assert rates.bring_within(20_000) == 20.0

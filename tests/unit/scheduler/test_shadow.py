@@ -131,7 +131,7 @@ def test_a_restored_slot_gives_the_planned_reuse():
     foreseen = engine.plan_reuse_restored(0, A + E, snapshot(A, (484, 996)))
     engine.restore(0, snapshot(A, (484, 996)), 3.0)
     assert engine.plan_reuse(0, A + E).reuse == foreseen.reuse
-    assert in_ram(engine) == []  # what was there is lost: the RAM cache is passed by
+    assert in_ram(engine) == []  # the old contents are lost: a restore bypasses the RAM cache
 
 
 def test_a_restored_state_is_replaced_by_a_better_entry():
@@ -147,7 +147,7 @@ def test_an_erased_slot_is_empty_and_nothing_is_saved():
     assert in_ram(engine) == []
 
 
-# -- what tasks leave behind ---------------------------------------------------------------------------
+# -- copies made by tasks ------------------------------------------------------------------------------
 
 
 def test_a_launch_copies_every_other_idle_slot():
@@ -223,7 +223,7 @@ def test_a_touch_copies_what_it_overwrites():
 
 
 def test_a_touch_does_not_count_on_an_entry_that_it_replaces_itself():
-    """What it parks contains the entry, and cannot be cut: nothing is left to load."""
+    """The saved state contains the entry and cannot be cut: there is nothing to load."""
     engine = shadow(A, None, memory=Memory.HYBRID)
     engine.ram = [state(A.cut(0, 300), checkpoints=(Checkpoint(296, 1),))]
     prompt = A.cut(0, 300) + E

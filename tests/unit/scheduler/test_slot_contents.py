@@ -1,4 +1,4 @@
-"""How much of a prompt a state is good for: the tables of engine.md 2.6 and 5."""
+"""How many tokens of a prompt a state can be reused for: the tables of engine.md 2.6 and 5."""
 
 from dataclasses import replace
 
@@ -126,7 +126,7 @@ def test_a_restored_slot_records_its_request_and_time():
 
 # -- --swa-full: T9 -------------------------------------------------------------------------------------
 
-# tokens before the end at which the next prompt parts, whether the engine would cut there wrongly
+# tokens before the end at which the next prompt diverges, whether the engine would cut there wrongly
 T9 = [(0, False), (1, False), (2, True), (100, True), (255, True), (256, False), (600, False)]
 
 

@@ -58,7 +58,7 @@ def test_without_a_generation_prompt_the_reply_begins_at_the_end():
 
 
 def test_a_head_inside_the_first_message_is_known_only_from_a_render():
-    """There is system text between the opener of the first message and its own text."""
+    """The system text is between the opener of the first message and the message's text."""
     chat = [1, USER, 2, 2, 2, 3, REPLY, 4, USER, 5, REPLY]
     head = Boundary(5, BoundaryKind.HEAD)
     assert found(chat, INSIDE, [head]) == [(5, "head"), (8, "user"), (10, "turn")]

@@ -1,4 +1,4 @@
-"""What GET /slots shows, merged into the scheduler's model."""
+"""Observations of GET /slots, merged into the scheduler's model of the slots."""
 
 from dataclasses import replace
 
@@ -50,7 +50,7 @@ def test_a_new_table_has_free_empty_slots():
     [
         (LAUNCHED, "busy", RUNNING),
         (LAUNCHED, 0, LAUNCHED),
-        (RUNNING, 0, RUNNING),  # its end is on the way to us
+        (RUNNING, 0, RUNNING),  # the event of its end has not arrived yet
         (RUNNING, "busy", RUNNING),
         (DRAINING, "busy", DRAINING),
         (DRAINING, 7, IDLE),
@@ -107,8 +107,8 @@ def test_a_slot_left_while_running_is_free_at_the_next_observation():
         (1000, 1000, 0),
         (1000 + COUNT_SLIP, 1000, COUNT_SLIP),
         (1000 - COUNT_SLIP, 1000 - COUNT_SLIP, 0),
-        (400, 400, 0),  # cut, by whomever: what is left is the beginning
-        (1500, 0, 1500),  # somebody else wrote there
+        (400, 400, 0),  # cut by another client: the beginning is left
+        (1500, 0, 1500),  # another client wrote there
     ],
 )
 def test_the_count_of_the_engine_for_an_idle_slot_is_accepted(count, known, opaque):
@@ -189,7 +189,7 @@ def test_an_orphan_is_not_searched_in_an_older_observation():
     assert not engine.open_for_pins(NOW)
 
 
-# -- what is gone ------------------------------------------------------------------------------------------
+# -- restarts and unified buffers --------------------------------------------------------------------------
 
 
 def test_all_slots_empty_means_a_restart():
@@ -232,7 +232,7 @@ def test_a_slot_that_survives_another_task_shows_that_the_engine_is_not_unified(
     engine.move(SlotId(1), IDLE, None, NOW - 1)
     observe(engine, observation(1000, 400))
     assert engine.proven
-    observe(engine, observation(0, 400, asked=NOW + 1))  # erased by somebody
+    observe(engine, observation(0, 400, asked=NOW + 1))  # erased by another client
     assert not engine.traits.unified
 
 
@@ -246,7 +246,7 @@ def test_two_concurrent_tasks_prove_nothing_about_the_buffer():
     assert not engine.proven
 
 
-# -- when to look ------------------------------------------------------------------------------------------
+# -- when GET /slots is polled -----------------------------------------------------------------------------
 
 
 def test_get_slots_is_not_polled_when_nothing_depends_on_it():
@@ -285,7 +285,7 @@ def test_observations_without_changes_slow_down_and_a_change_speeds_them_up():
         observe(engine, observation("busy", asked=NOW + n))
     slow = engine.watch(waiting=False, now=NOW)
     assert first < slow
-    assert slow == SILENCE  # the engine sees that a client left only when nobody asks it
+    assert slow == SILENCE  # the engine notices that a client left only while it gets no requests
     engine.move(SlotId(0), DRAINING, None, NOW)
     assert engine.watch(waiting=False, now=NOW) == first
 

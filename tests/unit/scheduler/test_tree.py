@@ -53,9 +53,9 @@ class TestBranches:
         tree = PromptTree()
         tree.add(SYSTEM + repeated(2))
         tree.add(repeated(7))
-        assert tree.branches(repeated(9)) == []  # parts at 0
-        assert tree.branches(SYSTEM) == []  # ends where others go on
-        assert tree.branches(SYSTEM + repeated(2) + repeated(5)) == []  # goes on where others ended
+        assert tree.branches(repeated(9)) == []  # diverges at 0
+        assert tree.branches(SYSTEM) == []  # ends where others continue
+        assert tree.branches(SYSTEM + repeated(2) + repeated(5)) == []  # continues where others end
 
     def test_a_branch_remains_after_the_sequences_that_made_it_are_evicted(self):
         tree = PromptTree(budget=3 * NODE_BYTES + 35 * WIDTH)
@@ -81,7 +81,7 @@ class TestPassedAt:
         tree.add(SYSTEM + repeated(3), 6.0)
         assert tree.passed_at(SYSTEM + repeated(2) + repeated(9)) == 5.0
         assert tree.passed_at(SYSTEM + repeated(3)) == 6.0
-        assert tree.passed_at(SYSTEM + repeated(4)) == 6.0  # all came through there
+        assert tree.passed_at(SYSTEM + repeated(4)) == 6.0  # all sequences pass there
 
     def test_passed_at_is_zero_for_an_unknown_prompt(self):
         tree = PromptTree()
@@ -138,7 +138,7 @@ class TestRecentEdges:
         stem, *others = tree.recent_edges(100)
         ends = {twig.id for twig in others}
         assert tree.twig(SYSTEM.cut(0, 4)) == tree.twig(SYSTEM) == stem.id
-        assert tree.twig(SYSTEM + repeated(9)) == stem.id  # nobody went on so
+        assert tree.twig(SYSTEM + repeated(9)) == stem.id  # no sequence continues like this
         assert {tree.twig(SYSTEM + repeated(2)), tree.twig(SYSTEM + repeated(3, 4))} == ends
         assert tree.twig(repeated(9)) is None
 
@@ -183,11 +183,11 @@ class TestHashedEdges:
         tree.add(self.KNOWN)
         tree.add(repeated(2, 5 * BLOCK))
         assert tree.warm == 4 * BLOCK
-        assert tree.longest(self.KNOWN) == len(self.KNOWN)  # looking does not warm it
+        assert tree.longest(self.KNOWN) == len(self.KNOWN)  # a query does not restore its ids
         assert tree.warm == 4 * BLOCK
         tree.add(self.KNOWN)
-        assert tree.warm == 3 * BLOCK  # and the other one is cold
-        assert tree.longest(numbered(0, 200) + repeated(9)) == 200  # to the token
+        assert tree.warm == 3 * BLOCK  # and the other edge is hashed
+        assert tree.longest(numbered(0, 200) + repeated(9)) == 200  # exact to the token
 
     def test_a_prompt_diverges_from_a_hashed_edge_at_a_block_and_what_followed_is_forgotten(self, tree):
         prompt = numbered(0, 2 * BLOCK + 50) + repeated(9, 2 * BLOCK)

@@ -1,4 +1,4 @@
-"""Garbage in a shared store: what is removed, in which order, and that every step may be the last."""
+"""Garbage collection of a shared store: what is removed, in which order; every step may be the last."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ async def test_a_collector_that_ends_at_any_step_leaves_complete_states_for_the_
                     await shared.check(kept)
             for path in cold.rglob("*"):
                 if path.is_file() and path.parent.name == "used":
-                    path.unlink()  # our own looking does not count
+                    path.unlink()  # uses by this test do not count
         for path in objects(cold, "blobs"):
             aged(path, 2 * HOUR)
         await StoreCollector(shared, each).collect()

@@ -58,7 +58,7 @@ async def test_a_full_disk_is_a_trouble_that_ends_when_there_is_room_again(hot: 
             ballast.write_bytes(b"x" * (1 << 20))
             with pytest.raises(StoreError):
                 await store.temporary()
-            assert await offered(store, hot, kept.id)  # what is there can be used
+            assert await offered(store, hot, kept.id)  # existing snapshots can be used
             ballast.unlink()
             assert await keep(store, hot)
             assert store.trouble is None
@@ -137,7 +137,7 @@ async def test_a_read_only_folder_is_reported_when_it_is_opened(hot: Path):
 
 
 async def test_a_folder_that_became_read_only_still_offers_its_snapshots(hot: Path):
-    """As the kernel mounts it after disk errors: times cannot be set back, so every file is hashed again."""
+    """The kernel remounts it after disk errors: times cannot be set back, so every file is hashed again."""
     async with opened(hot) as store:
         kept = await keep(store, hot, file_of(1), seed=1)
         with (
@@ -182,7 +182,7 @@ async def test_a_folder_can_be_opened_by_one_sidecar_only(hot: Path):
             await second.open()
         assert caught.value.trouble is Trouble.IN_USE
         kept = await keep(first, hot)
-    assert (await second.open()).kept == (kept,)  # the first one ended
+    assert (await second.open()).kept == (kept,)  # the first sidecar ended
     await second.close()
 
 
@@ -194,7 +194,7 @@ async def test_the_store_continues_without_a_cold_tier_that_is_in_use(hot: Path,
         kept = await keep(store, hot)
         with pytest.raises(StoreError):
             await store.demote(kept.id)
-    await store.demote(kept.id)  # whoever had it has ended
+    await store.demote(kept.id)  # the sidecar that used it has ended
     assert store.listing()[0].tiers == {Tier.COLD}
     await store.close()
 

@@ -1,4 +1,4 @@
-"""What the index remembers, and that nothing else is lost without it."""
+"""What the index remembers; without it only the uses are lost."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ async def test_an_edit_without_changes_keeps_the_file(hot: Path):
 @pytest.mark.parametrize(
     ("cuts", "stale", "kept"),
     [
-        ((16, 8), (), (8,)),  # the engine takes the last that will do, and never the first
+        ((16, 8), (), (8,)),  # the engine takes the last suitable one, never the first
         ((4, 16, 8, 12), (), (4, 8, 12)),
         ((8, 9, 16), (9,), (8, 16)),
         ((8, 16), (), (8, 16)),

@@ -76,7 +76,7 @@ async def test_closing_a_lane_halts_its_work_and_refuses_more():
 
 
 async def test_cleanup_of_a_cancelled_caller_runs_after_the_work_before_it():
-    """Also if its caller is cancelled again while it waits for the work to end."""
+    """Also if the caller is cancelled again while it waits for the work to end."""
     lane, order = Lane("test"), list[str]()
     begun, go_on = threading.Event(), threading.Event()
 

@@ -140,7 +140,7 @@ def test_any_other_bytes_are_a_flaw(data: bytes):
 @pytest.mark.parametrize("value", [None, "", [], {}, -1, 1.5, True, ["x"], [-1], [600, 84], "x" * 16])
 def test_no_field_accepts_a_value_of_another_type(name: str, value: object):
     found = decode(resealed(**{name: value}), ID, SECRET)
-    if isinstance(found, Manifest):  # a value of the right kind, that may be
+    if isinstance(found, Manifest):  # a value of the right type is possible
         assert getattr(found, name) == (tuple(value) if isinstance(value, list) else value)
         allowed = {"layout", "build", "draft", "repaired", "golden", "created", "fingerprint", "checkpoints"}
         assert name in allowed | {"version"}

@@ -144,7 +144,7 @@ async def test_a_sidecar_that_is_second_to_write_a_head_leaves_no_objects(two, m
         monkeypatch.setattr(module, "CHEAP", 0)
 
         async def late(path: str):
-            if path.startswith("heads/"):  # between the look and the write another has written it
+            if path.startswith("heads/"):  # another sidecar writes the head between the lookup and the write
                 await store.copy_cold(first.id)
                 return None
             return await size(path)

@@ -1,4 +1,4 @@
-"""The life of a snapshot: saved, kept, offered, moved between the tiers, removed, found again."""
+"""The life of a snapshot: saved, kept, offered, moved between tiers, removed, found at the next start."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_times_of_snapshots_are_converted_to_the_clock_of_the_core(hot: Pa
         core = snapshot(kept, -4900.0)
     assert (core.created, core.used, core.restores) == (100.0, 100.0, 0)
     assert core.shared
-    assert not core.golden  # nobody has restored it
+    assert not core.golden  # it was never restored
     assert not core.repaired
     assert (core.id, core.tokens, core.size) == (kept.id, kept.tokens, kept.manifest.size)
     assert (core.checkpoints, core.draft, core.tier) == ((8, 16), True, Tier.HOT)
@@ -158,7 +158,7 @@ async def test_concurrent_operations_on_one_snapshot_run_one_after_the_other(hot
 
 
 class Stuck:
-    """An editor that takes until it is told to end."""
+    """An editor that runs until it is halted."""
 
     def __init__(self, store: Store) -> None:
         self.begun = asyncio.Event()

@@ -1,4 +1,4 @@
-"""A GGUF header is read right, and any bytes at all give a header or GgufError."""
+"""A GGUF header is read correctly, and any bytes give a header or GgufError."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def string(text: str) -> bytes:
 
 
 def gguf(pairs: dict[str, bytes], tensors: int = 0) -> bytes:
-    """A file of our own; the values are given as type and content."""
+    """Return a GGUF file; the values are given as type and content."""
     head = b"GGUF" + struct.pack("<IQQ", 3, tensors, len(pairs))
     return head + b"".join(string(key) + value for key, value in pairs.items())
 

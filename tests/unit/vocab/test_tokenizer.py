@@ -1,4 +1,4 @@
-"""The tokenizer uses the fastest mode that agrees with the engine, and falls to a safer one, never out."""
+"""The tokenizer uses the fastest mode that agrees with the engine, and falls back to safer ones."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Engine:
     def string(self, text: str, parse_special: bool) -> list[int]:
         if parse_special:
             return vocab().tokenize(text).ids()
-        # control tokens are text like any other: broken up, so that nothing finds them
+        # control tokens are plain text: split, so that they are not recognised
         return [i for part in re.split(r"(?<=<)(?=\|)", text) for i in vocab().tokenize(part).ids()]
 
 

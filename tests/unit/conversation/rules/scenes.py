@@ -23,7 +23,7 @@ def laid_out(doc: Doc, api: Api = Api.CHAT) -> Layout:
 
 
 def replies_of(*messages: Doc) -> dict[str, Doc]:
-    """Return replies as they are kept: by the ids of their calls, and one without calls by its place."""
+    """Return replies by the ids of their calls, and a reply without calls by its index."""
     kept: dict[str, Doc] = {}
     for at, message in enumerate(messages):
         kept |= {call["id"]: message for call in message.get("tool_calls", ())} or {f"#{at}": message}

@@ -1,4 +1,4 @@
-"""Calls that come back changed: with arguments written again, as by opencode and pi, and with new ids."""
+"""Tool calls that a client sends back changed: with reformatted arguments (opencode, pi) or new ids."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def written(doc: Doc) -> list[str]:
 
 
 def ids(doc: Doc) -> list[list[str]]:
-    """Return by message the ids of its calls, or the id that it answers."""
+    """Return for each message the ids of its calls, or the id of the call that the message answers."""
     own = [[c["id"] for c in m.get("tool_calls", ())] for m in doc["messages"]]
     return [
         of or [m["tool_call_id"]]
@@ -68,7 +68,7 @@ def test_rewritten_arguments_are_restored_as_sampled(returned):
         REWRITTEN.replace("null", "0"),
         REWRITTEN.replace("[1,2]", "[2,1]"),
         REWRITTEN.replace("[1,2]", "[true,2]"),
-        REWRITTEN[:-1],  # no JSON
+        REWRITTEN[:-1],  # not JSON
         "",
         "[" * 100_000,
     ],
@@ -93,7 +93,7 @@ def test_a_call_that_was_already_sent_keeps_its_sent_form():
 
 
 def test_a_call_that_the_client_changes_again_is_restored_again():
-    """A call came changed once, was sent as sampled, and comes changed again."""
+    """The client changed a call once, the sidecar sent it as sampled, and the client changes it again."""
     received = chat(reply(call("c1", REWRITTEN)), result("c1"))
     sent = chat(reply(call("c1")), result("c1"))
     now = chat(reply(call("c1", REWRITTEN)), result("c1"), {"role": "user", "content": "Go on."})

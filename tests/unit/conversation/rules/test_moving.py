@@ -1,4 +1,4 @@
-"""Facts that change in the system text, as each client writes them: put back, and noted at the end."""
+"""Changed facts in the system text of each client: restored there, and noted at the end."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ CLAUDE = (
     "Status:\n{}\n\nRecent commits:\n0a1b2c3 Tidy up"
 )
 
-# client, rule, its system text first and later, what is told
+# client, rule, first and later system text, text of the note
 CHANGES = [
     (
         "opencode",
@@ -306,7 +306,7 @@ def test_a_token_count_in_an_earlier_message_keeps_its_first_value():
     assert noted(newest(after)) == ("<system_warning>Token usage: 9/200; 150 remaining</system_warning>",)
 
 
-# -- what is left alone ------------------------------------------------------------------------------------
+# -- what is not edited ------------------------------------------------------------------------------------
 
 
 def changes(rule: Moving, now: Doc, sent: Doc | None) -> list[Edit | Fact]:

@@ -68,11 +68,11 @@ def test_only_the_later_of_two_facts_of_one_place_is_noted():
     [
         ([], 0, 1),  # a first message
         ([SAID, NEXT], 1, 3),  # a new turn
-        ([CALLED, RESULT], 1, 3),  # a loop of tools: the newest result
+        ([CALLED, RESULT], 1, 3),  # a tool loop: the newest result
         ([CALLED, RESULT, SAID, NEXT, CALLED, RESULT], 5, 7),
-        ([CALLED, RESULT, NEXT], 1, 4),  # a user who breaks in
+        ([CALLED, RESULT, NEXT], 1, 4),  # a user interrupts
         ([SAID, NEXT], 3, 3),  # the same request again
-        ([SAID, NEXT, SAID], 3, 3),  # nobody speaks in what is new
+        ([SAID, NEXT, SAID], 3, 3),  # no user message among the new ones
     ],
 )
 def test_a_fact_is_noted_in_the_newest_message_that_can_carry_a_note(behind, common, place):
@@ -122,7 +122,7 @@ def test_a_note_follows_results_in_responses_bodies():
     assert told["input"] == [ASKED, call, {**result, "output": f"import os\n\n{note([DAY])}"}]
 
 
-# -- told again --------------------------------------------------------------------------------------------
+# -- notes of earlier requests -----------------------------------------------------------------------------
 
 
 def test_an_earlier_note_stays_in_its_message():

@@ -1,4 +1,4 @@
-"""Reminders that qwen-code and Claude Code put into messages, and later drop, change or move."""
+"""Reminders that Qwen Code and Claude Code insert into messages, and later drop, change or move."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SATURDAY, SUNDAY = "Saturday, November 21, 2026", "Sunday, November 22, 2026"
 
 
 def qwen(*behind: Doc, days: tuple[str, ...] = (), setup: str = SETUP) -> Doc:
-    """Return its first message: parts of reminders, then the user's question."""
+    """Return a request whose first message has parts with reminders, then the user's question."""
     reminders = [part(setup), *(part(reminder(today(day))) for day in days)]
     first = {"role": "user", "content": [*reminders, part("Fix the cart.")]}
     return {"messages": [{"role": "system", "content": "You are Qwen."}, first, *behind]}
@@ -172,7 +172,7 @@ def test_a_token_count_added_to_an_earlier_message_is_noted_at_the_end():
     assert noted(after["messages"][2]["content"][0]["text"]) == (warning,)
 
 
-# -- what is left alone ------------------------------------------------------------------------------------
+# -- what is not edited ------------------------------------------------------------------------------------
 
 
 def edits(now: Doc, sent: Doc) -> list[Edit]:

@@ -1,4 +1,4 @@
-"""Pruned results: put back while there is room, and let through all at once when there is none."""
+"""Pruned results: restored while the context has room, and all left pruned when it has none."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_the_reminder_rule_does_not_restore_pruned_results():
 
 
 def estimated_tokens(doc: Doc) -> int:
-    """Return the tokens, as the rule estimates them without a count."""
+    """Return the number of tokens that the rule estimates without a count."""
     return -(-length(laid_out(doc)) // CHARACTERS_A_TOKEN)
 
 
@@ -120,7 +120,7 @@ def test_up_to_a_quarter_of_the_context_is_reserved_for_the_answer(asked, limit)
 def test_a_restore_at_a_user_message_also_needs_headroom():
     loop = chat(ASKED, *read("c1", CLEARED), *read("c2"), *read("c3", "Nothing."))
     full = chat(ASKED, *read("c1"), *read("c2"), *read("c3", "Nothing."))
-    just = Room(estimated_tokens(full) * 4 // 3 + 4)  # a quarter is the answer's
+    just = Room(estimated_tokens(full) * 4 // 3 + 4)  # a quarter is reserved for the answer
     assert restores(loop, just)
     assert not restores(PRUNED, just)
     assert restores(PRUNED, Room(estimated_tokens(FULL) * 8 // 5 + 8))  # and an eighth is headroom
@@ -166,11 +166,11 @@ def test_tokens_are_estimated_from_the_count_of_the_prompt_before():
 
 
 FOUR = chat(ASKED, *(message for n in range(4) for message in read(f"c{n}")))
-FOR_FOUR = Room(estimated_tokens(FOUR) * 4 // 3 + 8)  # of which a quarter is the answer's
+FOR_FOUR = Room(estimated_tokens(FOUR) * 4 // 3 + 8)  # a quarter is reserved for the answer
 
 
 class Agent:
-    """Masks all results but the last, and sends what `talk` has by then."""
+    """An agent that masks all results except the last in each request."""
 
     def __init__(self, room: Room) -> None:
         self.session = Session([PrunedResults()], room=room)
@@ -192,7 +192,7 @@ def test_results_pruned_one_by_one_stay_restored_until_a_user_message_when_room_
     assert read_as[-1] == [FILE] * 3
     assert agent.says(*read("c3")) == [FILE] * 4
     assert agent.says(DONE, NEXT) == ["<MASKED>"] * 3 + [FILE]
-    assert agent.says(*read("c4")) == ["<MASKED>"] * 3 + [FILE] * 2  # and the next ones stay again
+    assert agent.says(*read("c4")) == ["<MASKED>"] * 3 + [FILE] * 2  # and later results are restored again
     assert agent.says(DONE, NEXT) == ["<MASKED>"] * 3 + [FILE] * 2
 
 

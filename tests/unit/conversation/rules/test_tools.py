@@ -1,4 +1,4 @@
-"""Lists of tools: as mistral-vibe writes them when a session is resumed, and as tool servers order them."""
+"""Tool lists: schemas that mistral-vibe rewrites on resume, and orders that tool servers change."""
 
 from __future__ import annotations
 
@@ -94,12 +94,12 @@ def test_without_an_earlier_request_the_tools_are_not_edited(rule):
     ("first", "now", "expected"),
     [
         ("abc", "cab", "abc"),
-        ("abc", "cxaby", "abcxy"),  # new ones come behind
-        ("abc", "ca", "ac"),  # those that are gone are gone
-        ("ac", "cba", "acb"),  # one that comes back is new
+        ("abc", "cxaby", "abcxy"),  # new tools are appended
+        ("abc", "ca", "ac"),  # removed tools stay removed
+        ("ac", "cba", "acb"),  # a tool that returns counts as new
         ("", "ba", "ba"),
         ("ab", "xy", "xy"),
-        ("aba", "baa", "aba"),  # two of one name
+        ("aba", "baa", "aba"),  # two tools with the same name
     ],
 )
 def test_tools_keep_the_order_in_which_they_were_first_sent(first, now, expected):
