@@ -54,7 +54,7 @@ def test_other_arguments_are_printed_unchanged():
 
 
 @pytest.mark.parametrize(
-    ("mode", "words", "separated"),
+    ("mode", "words", "apart"),
     [
         ("auto", [], False),
         ("auto", ["--api-key", "one"], False),
@@ -66,8 +66,8 @@ def test_other_arguments_are_printed_unchanged():
         ("key", [], True),
     ],
 )
-def test_an_engine_with_several_api_keys_separates_its_clients(tmp_path, mode, words, separated):
+def test_an_engine_with_several_api_keys_separates_its_clients(tmp_path, mode, words, apart):
     for name, keys in (("ONE", "a\n\n"), ("TWO", "a\nb\n")):
         (tmp_path / name).write_text(keys, "utf-8")
     words = [str(tmp_path / word) if word.isupper() else word for word in words]
-    assert _keeps_apart(Settings(namespaces=mode), EngineFlags.parse(words)) is separated
+    assert _keeps_apart(Settings(namespaces=mode), EngineFlags.parse(words)) is apart
