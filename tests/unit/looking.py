@@ -1,4 +1,4 @@
-"""Records of requests as the admin port gives them, and an admin port that gives what a test sets."""
+"""Records of requests as the admin port returns them, and a fake admin port with documents of a test."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def state(**given: Any) -> Document:
     return basis | given
 
 
-class Said:
+class FakeAdminPort:
     """The admin port's answers by path, which a test may change at any time, and its requests."""
 
     def __init__(self, documents: dict[str, Any]) -> None:
@@ -183,8 +183,8 @@ class Said:
 
 
 @asynccontextmanager
-async def admin(documents: dict[str, Any]) -> AsyncIterator[Said]:
-    said = Said(documents)
+async def admin(documents: dict[str, Any]) -> AsyncIterator[FakeAdminPort]:
+    said = FakeAdminPort(documents)
     app = web.Application()
     app.router.add_get("/{path:.*}", said.answer)
     async with TestServer(app) as server:

@@ -72,7 +72,7 @@ def snapshot(n: int, **more: object) -> Snapshot:
     return Snapshot(**known | more)
 
 
-# -- what is filled: returns how much is kept, and how much may be -----------------------------------------
+# -- collections: each function fills one, and returns its size and its bound ------------------------------
 
 
 def states_computed_ahead() -> tuple[int, int]:
@@ -93,7 +93,7 @@ def conversations_by_number() -> tuple[int, int]:
     book = Conversations(most=10)
     for n in range(100):
         sends(book, chat(system(), user(f"Task {n}.")), f"{n}")
-    assert len(book._index) <= 6 * len(book)  # under a handful of keys each
+    assert len(book._index) <= 6 * len(book)  # each conversation has only a few keys
     return max(len(book._lines), len(book._keys)), 10
 
 
@@ -397,7 +397,7 @@ FILLED: Final[tuple[Callable[[], tuple[int, int]], ...]] = (
 
 
 @pytest.mark.parametrize("fill", FILLED, ids=lambda fill: fill.__name__)
-def test_ten_times_as_much_as_may_be_kept(fill, monkeypatch):
+def test_a_collection_stays_within_its_bound_when_it_is_filled_ten_times_over(fill, monkeypatch):
     monkeypatch.setattr("slotkeeper.conversation.naming.KEPT", 10)
     monkeypatch.setattr("slotkeeper.scheduler.retention.MOST", 8)
     kept, bound = fill()
@@ -405,7 +405,7 @@ def test_ten_times_as_much_as_may_be_kept(fill, monkeypatch):
     assert kept > 0 or bound == 0, "nothing was filled"
 
 
-async def test_snapshots_that_are_gone_leave_nothing_and_those_that_never_were_neither(tmp_path):
+async def test_removed_and_unknown_snapshots_leave_nothing_behind(tmp_path):
     async with opened(tmp_path) as store:
         for n in range(20):
             kept = await keep(store, tmp_path)
@@ -426,7 +426,7 @@ async def test_snapshots_that_are_gone_leave_nothing_and_those_that_never_were_n
     assert names_in(tmp_path) == set()
 
 
-async def test_what_has_ended_is_kept_by_nobody():
+async def test_ended_tasks_and_lane_work_are_not_kept():
     async def nothing() -> None:
         pass
 
@@ -438,7 +438,7 @@ async def test_what_has_ended_is_kept_by_nobody():
     await lane.close()
 
 
-def test_the_log_of_an_engine_is_cut(tmp_path):
+def test_the_log_of_an_engine_is_truncated(tmp_path):
     log = tmp_path / "llama-server.log"
     for _ in range(100):
         with log.open("ab") as file:

@@ -1,4 +1,4 @@
-"""The store that the settings want: what goes together, and what is said where something is missing."""
+"""The store that the settings describe: which settings conflict, and the errors for missing parts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_without_a_slot_folder_there_is_no_store():
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"cold_store": "/x", "cold_dir": "/y"}, "replaces --cold-dir"),
         ({"cold_store": "/x", "slot_dir": None}, "needs --slot-dir"),
@@ -34,12 +34,12 @@ def test_without_a_slot_folder_there_is_no_store():
         ({"cold_store": "s3://"}, "cannot be used"),
     ],
 )
-def test_what_does_not_go_together_is_said(settings, said, tmp_path):
-    with pytest.raises(UsageError, match=said):
+def test_conflicting_settings_are_refused(settings, message, tmp_path):
+    with pytest.raises(UsageError, match=message):
         made(tmp_path, **settings)
 
 
-def test_values_of_no_use_are_said_without_a_secret(tmp_path):
+def test_invalid_values_are_refused_without_quoting_a_secret(tmp_path):
     with pytest.raises(UsageError, match="redis://HOST") as told:
         made(tmp_path, cold_store=str(tmp_path / "cold"), hints="http://user:hidden@host")
     assert "hidden" not in str(told.value)
@@ -57,7 +57,7 @@ def test_a_missing_extra_is_named(module, extra, tmp_path, monkeypatch):
         made(tmp_path, cold_store=str(tmp_path / "cold"), hints="redis://127.0.0.1:1")
 
 
-def test_the_scheduler_makes_no_room_in_a_shared_store(tmp_path):
+def test_the_scheduler_does_not_evict_from_a_shared_store(tmp_path):
     five = ByteSize(5)
     shared = limits_in(Settings(slot_dir=tmp_path, cold_store="s3://bucket", cold_store_bytes=five))
     assert (shared.shared_bytes, shared.cold_bytes) == (5, sys.maxsize)

@@ -1,4 +1,4 @@
-"""Settings: which source wins, what is refused and how it is said, and that secrets stay secret."""
+"""Settings: precedence of sources, refused values and their errors, and secrets that are never shown."""
 
 from __future__ import annotations
 
@@ -106,10 +106,10 @@ def agrees(name: str, loaded, text: str) -> bool:
     return got == wanted or float(got) == float(wanted)
 
 
-# -- who wins ------------------------------------------------------------------------------------------
+# -- precedence ----------------------------------------------------------------------------------------
 
 
-def test_no_setting_is_left_out_here():
+def test_every_setting_has_test_values():
     assert set(VALUES) == set(Settings.model_fields)
 
 
@@ -140,7 +140,7 @@ def test_a_source_changes_only_what_it_names(monkeypatch, tmp_path):
     assert named == {"log_level": "environment", "api_prefix": "flag", "drain_delay": "file"}
 
 
-def test_several_engines_can_be_named_everywhere(monkeypatch, tmp_path):
+def test_several_engines_can_be_named_in_every_source(monkeypatch, tmp_path):
     both = ("http://a:1", "http://b:1")
     assert load({"upstream": list(both)}).settings.upstream == both
     assert load({}, toml(tmp_path, f"upstream = {list(both)}\n")).settings.upstream == both
@@ -161,14 +161,14 @@ def test_a_secret_can_be_read_from_a_file(name, monkeypatch, tmp_path):
     assert loaded.origins[name] == "environment"
 
 
-def test_a_secret_file_that_is_not_there_is_named(monkeypatch):
+def test_a_missing_secret_file_is_named(monkeypatch):
     monkeypatch.setenv("SLOTKEEPER_ADMIN_TOKEN_FILE", "/nowhere/token")
     said = complaint()
     assert "SLOTKEEPER_ADMIN_TOKEN_FILE" in said
     assert "/nowhere/token" in said
 
 
-def test_a_secret_file_that_is_no_text_is_named(monkeypatch, tmp_path):
+def test_a_secret_file_that_is_not_text_is_named(monkeypatch, tmp_path):
     path = tmp_path / "key"
     path.write_bytes(b"\xff\xfe\x00")
     monkeypatch.setenv("SLOTKEEPER_ENGINE_API_KEY_FILE", str(path))
@@ -187,7 +187,7 @@ def test_a_secret_is_never_shown(name):
     assert row[2] == "flag"
 
 
-def test_a_secret_is_not_told_when_something_else_is_wrong():
+def test_a_secret_is_not_shown_in_an_error_about_another_setting():
     said = complaint({"admin_token": "s3cret", "engine_api_key": "s3cret", "listen": "x"})
     assert "s3cret" not in said
 
@@ -210,13 +210,13 @@ def test_every_setting_is_shown_with_its_origin():
         (123456789, "123456789"),
     ],
 )
-def test_a_size_is_shown_as_a_person_would_write_it_and_is_read_again(count, text):
+def test_a_size_is_shown_with_a_binary_unit_and_read_back(count, text):
     assert in_words(ByteSize(count)) == text
     assert load({"hot_bytes": text}).settings.hot_bytes == count
 
 
-def test_what_is_shown_can_be_set(monkeypatch):
-    """Every row of --print-config, taken as a variable, says the same again."""
+def test_shown_values_can_be_set_again(monkeypatch):
+    """Every row of --print-config, set as a variable, gives the same row again."""
     given = {
         "hot_bytes": "7GiB",
         "probe": "false",
@@ -230,7 +230,7 @@ def test_what_is_shown_can_be_set(monkeypatch):
     assert [row[:2] for row in shown(load({}))] == [row[:2] for row in before]
 
 
-# -- what is refused -----------------------------------------------------------------------------------
+# -- refused values ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -260,37 +260,37 @@ def test_a_bad_value_is_refused_with_its_flag_and_what_to_write(name, value, hin
     assert hint in said
 
 
-def test_all_that_is_wrong_is_said_at_once():
+def test_all_invalid_settings_are_reported_at_once():
     said = complaint({"listen": "x", "log_level": "loud"}).splitlines()
     assert [line.partition(":")[0] for line in said] == ["--listen", "--log-level"]
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:9090", ":9090", "[::]:9090", "example.org:9090"])
-def test_an_open_admin_port_wants_a_token(listen):
+def test_an_admin_port_beyond_loopback_needs_a_token(listen):
     said = complaint({"admin_listen": listen})
     assert "--admin-token" in said
     assert "127.0.0.1" in said
     assert load({"admin_listen": listen, "admin_token": "x"}).settings.admin_token
 
 
-def test_an_empty_token_guards_nothing_and_is_none(monkeypatch):
-    """As a composed variable that nobody set: it must not open the port."""
+def test_an_empty_token_counts_as_no_token(monkeypatch):
+    """A compose file may set the variable to an empty value: it must not open the port."""
     monkeypatch.setenv("SLOTKEEPER_ADMIN_TOKEN", "")
     assert load({}).settings.admin_token is None
     assert "--admin-token" in complaint({"admin_listen": ":9090"})
 
 
-def test_a_config_file_that_is_not_there_is_named(tmp_path):
+def test_a_missing_config_file_is_named(tmp_path):
     said = complaint(config=tmp_path / "absent.toml")
     assert "--config" in said
     assert "absent.toml" in said
 
 
-def test_a_config_file_that_is_no_toml_is_named(tmp_path):
+def test_a_config_file_that_is_not_toml_is_named(tmp_path):
     assert "slotkeeper.toml" in complaint(config=toml(tmp_path, "listen = \n"))
 
 
-def test_an_unknown_line_in_a_file_is_refused(tmp_path):
+def test_an_unknown_setting_in_a_file_is_refused(tmp_path):
     path = toml(tmp_path, 'lisen = "127.0.0.1:1"\n')
     assert complaint(config=path) == f"{path}: lisen: there is no such setting; did you mean listen?"
 
@@ -303,7 +303,7 @@ def test_an_unknown_line_in_a_file_is_refused(tmp_path):
         ("q", "--print-config"),
     ],
 )
-def test_a_line_that_is_almost_a_setting_says_which(name, hint, tmp_path):
+def test_a_misspelled_setting_in_a_file_gets_a_suggestion(name, hint, tmp_path):
     assert hint in complaint(config=toml(tmp_path, f"{name} = 1\n"))
 
 
@@ -316,7 +316,7 @@ def test_a_line_that_is_almost_a_setting_says_which(name, hint, tmp_path):
         ("SLOTKEEPER_LOGLEVEL", "SLOTKEEPER_LOG_LEVEL"),
     ],
 )
-def test_a_variable_that_is_almost_ours_is_refused(name, meant, monkeypatch):
+def test_a_misspelled_variable_is_refused_with_a_suggestion(name, meant, monkeypatch):
     monkeypatch.setenv(name, "x")
     assert complaint() == f"{name}: there is no such variable; did you mean {meant}?"
 
@@ -332,13 +332,13 @@ def test_a_variable_that_is_almost_ours_is_refused(name, meant, monkeypatch):
         "SLOTKEEPER_IMAGE",
     ],
 )
-def test_a_variable_of_somebody_else_is_left_alone(name, monkeypatch):
-    """Kubernetes sets some for every Service, here one that is called slotkeeper."""
+def test_a_variable_of_kubernetes_is_ignored(name, monkeypatch):
+    """Kubernetes sets such variables for every Service, here for one that is called slotkeeper."""
     monkeypatch.setenv(name, "tcp://10.0.0.1:9090")
     load({})
 
 
-def test_what_is_wrong_is_named_as_its_source_names_it(monkeypatch, tmp_path):
+def test_an_error_names_the_setting_as_its_source_does(monkeypatch, tmp_path):
     path = toml(tmp_path, 'drain_delay = "soon"\n')
     monkeypatch.setenv("SLOTKEEPER_HOT_BYTES", "plenty")
     said = complaint({"listen": "x"}, path).splitlines()
@@ -350,13 +350,13 @@ def test_what_is_wrong_is_named_as_its_source_names_it(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("tail", ["", "/", "/v1", "/v1/", "//"])
-def test_an_engine_is_named_with_or_without_v1(tail):
+def test_an_engine_url_may_end_with_or_without_v1(tail):
     assert load({"upstream": [f"http://a:1{tail}"]}).settings.upstream == ("http://a:1",)
     assert load({"upstream": [f"http://a:1/llm{tail}"]}).settings.upstream == ("http://a:1/llm",)
 
 
 @pytest.mark.parametrize("url", ["http://", "a:1", "http://a:x", "http://a:99999", "ftp://a", "http://a?x=1"])
-def test_what_is_no_address_of_an_engine_is_refused(url):
+def test_an_invalid_engine_url_is_refused(url):
     assert f"--upstream: {url!r} is not a URL; write http://HOST:PORT" in complaint({"upstream": [url]})
 
 
@@ -373,7 +373,7 @@ def test_what_is_no_address_of_an_engine_is_refused(url):
         ("192.0.2.7:0", "192.0.2.7", 0, False),
     ],
 )
-def test_an_address_is_read_and_written_alike(text, host, port, loopback):
+def test_an_address_is_parsed_and_written_back_unchanged(text, host, port, loopback):
     address = Address.parse(text)
     assert (address.host, address.port, address.loopback) == (host, port, loopback)
     assert Address.parse(str(address)) == address

@@ -1,4 +1,4 @@
-"""Figures at a terminal: short, for people, and never a lie at their ends."""
+"""Figures at a terminal: short, readable, and right at the limits of their ranges."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ NOW = 1_000_000_000.0  # 2001-09-09T01:46:40Z
         ("2001-09-01T00:00:00Z", "8 days"),
     ],
 )
-def test_ages_are_for_people(moment, text):
+def test_ages_are_shown_in_the_largest_fitting_unit(moment, text):
     assert age(moment, NOW) == text
 
 
-def test_sizes_are_for_people():
+def test_sizes_are_shown_with_binary_units():
     assert [size(0), size(2048), size(3 << 29)] == ["0 B", "2.0 KiB", "1.5 GiB"]
 
 
@@ -44,15 +44,15 @@ def test_sizes_are_for_people():
     ("value", "text"),
     [(None, "-"), (0, "0.0 ms"), (0.0032, "3.2 ms"), (0.34, "340 ms"), (12.34, "12.3 s"), (250, "4 min")],
 )
-def test_what_took_long_has_a_coarser_unit(value, text):
+def test_longer_durations_have_coarser_units(value, text):
     assert seconds(value) == text
 
 
-def test_what_is_not_known_is_a_dash():
+def test_unknown_figures_are_shown_as_a_dash():
     assert [tokens(None), span(None), seconds(None), ratio(None), percent(1, 0)] == ["-"] * 5
 
 
-def test_only_all_of_it_is_a_hundred_per_cent():
+def test_only_the_whole_is_shown_as_100_percent():
     assert [percent(part, 1000) for part in (0, 999, 1000)] == ["0 %", "99 %", "100 %"]
 
 
@@ -60,11 +60,11 @@ def test_only_all_of_it_is_a_hundred_per_cent():
     ("part", "drawn"),
     [(0, "····"), (1, "▏···"), (500, "██··"), (1000, "████"), (2000, "████"), (-5, "····"), (562, "██▎·")],
 )
-def test_a_bar_shows_whatever_is_not_nothing(part, drawn):
+def test_a_bar_shows_every_part_above_zero(part, drawn):
     assert bar(part, 1000, 4) == drawn
 
 
-def test_a_bar_of_nothing_is_empty():
+def test_a_bar_of_an_empty_total_is_empty():
     assert bar(5, 0, 4) == "····"
 
 
@@ -72,18 +72,18 @@ def test_a_bar_of_nothing_is_empty():
     ("begin", "end", "drawn"),
     [(0, 1, "████"), (0, 0, "█"), (1, 1, "   █"), (0.5, 0.75, "  █"), (0.26, 0.3, " █")],
 )
-def test_a_lane_begins_where_its_time_begins_and_can_always_be_seen(begin, end, drawn):
+def test_a_lane_begins_at_its_time_and_is_always_visible(begin, end, drawn):
     assert lane(begin, end, 1, 4) == drawn
 
 
-def test_a_lane_of_no_time_can_be_seen():
+def test_a_lane_of_a_zero_duration_is_visible():
     assert lane(0, 0, 0, 4) == "█"
 
 
-def test_a_sparkline_leaves_a_dot_where_nothing_was_asked():
+def test_a_sparkline_shows_a_dot_where_there_were_no_requests():
     assert sparkline([None, 0, 0.5, 1, 1.5]) == "·▁▅██"
 
 
-def test_a_text_is_one_line_that_does_nothing_to_a_terminal():
+def test_a_text_is_shown_on_one_line_with_control_characters_escaped():
     assert one_line("a\n\x1b[31mb") == "a\\n\\x1b[31mb"
     assert one_line("") == "(nothing)"

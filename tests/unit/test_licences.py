@@ -57,7 +57,7 @@ def licences(package: Distribution) -> set[str]:
 
 
 @pytest.mark.parametrize("name", locked())
-def test_a_packages_licence_is_one_of_those_that_are_allowed(name):
+def test_the_licence_of_each_package_is_allowed(name):
     try:
         package = distribution(name)
     except PackageNotFoundError:

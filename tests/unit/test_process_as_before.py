@@ -85,9 +85,9 @@ def in_this_order(tmp_path):
     return run
 
 
-def test_a_test_finds_its_process_as_the_one_before_did(in_this_order):
+def test_a_test_does_not_see_what_the_one_before_changed_in_the_process(in_this_order):
     assert in_this_order(with_fixture=True) == (1 + KINDS, 0)
 
 
-def test_without_it_each_of_these_would_be_seen_by_the_next(in_this_order):
+def test_without_the_fixture_each_change_is_visible_to_the_next_test(in_this_order):
     assert in_this_order(with_fixture=False) == (1 + KINDS, KINDS)

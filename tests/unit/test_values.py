@@ -1,4 +1,4 @@
-"""Names of engines: what is read, and what is refused with a word."""
+"""Names of engines: accepted forms, and refused ones with their errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ONE, OTHER = "http://10.0.0.1:8081", "http://10.0.0.2:8081"
         (f"{ONE}/a=b", f"{ONE}/a=b", f"{ONE}/a=b"),  # no name: it has a colon
     ],
 )
-def test_a_name_stands_before_the_address(text, name, base):
+def test_an_upstream_may_have_a_name_before_its_address(text, name, base):
     found = NamedUpstream.parse(text)
     assert (found.name, found.base) == (name, base)
     assert NamedUpstream.parse(str(found)) == found
@@ -28,7 +28,7 @@ def test_a_name_stands_before_the_address(text, name, base):
 @pytest.mark.parametrize(
     "text", ["cuda=", "cuda=10.0.0.1", "=http://a:1", "-x=http://a:1", f"{'n' * 41}={ONE}"]
 )
-def test_what_is_no_address_is_refused(text):
+def test_an_invalid_address_is_refused(text):
     with pytest.raises(ValueError, match="is not a URL"):
         NamedUpstream.parse(text)
 
@@ -42,7 +42,7 @@ def test_a_table_has_names_addresses_and_labels(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "at least one"),
         ("[a", "is not valid TOML"),
@@ -56,19 +56,19 @@ def test_a_table_has_names_addresses_and_labels(tmp_path):
         ("#" * (2**20 + 1), "larger than 1 MiB"),
     ],
 )
-def test_a_table_that_cannot_be_used_is_refused_with_a_word(tmp_path, text, said):
+def test_an_invalid_table_is_refused_with_a_reason(tmp_path, text, message):
     path = tmp_path / "engines.toml"
     path.write_text(text)
-    with pytest.raises(UpstreamsError, match=said):
+    with pytest.raises(UpstreamsError, match=message):
         read_table(path)
 
 
-def test_a_table_that_is_not_there_is_refused(tmp_path):
+def test_a_missing_table_is_refused(tmp_path):
     with pytest.raises(UpstreamsError, match="No such file"):
         read_table(tmp_path / "none.toml")
 
 
-def test_with_a_table_only_engines_that_were_given_count_beside_it(tmp_path):
+def test_with_a_table_only_explicitly_given_engines_are_added_to_it(tmp_path):
     path = tmp_path / "engines.toml"
     path.write_text(f'[cuda]\nurl = "{ONE}"\n')
     assert [one.name for one in Settings(upstreams_file=path).engines()] == ["cuda"]

@@ -51,7 +51,7 @@ async def test_the_admin_port_answers_to_its_own_host_names(client, host):
     "host",
     ["evil.example", "evil.example:9090", "localhost.evil.example", "127.0.0.1.evil.example", "", "[::", "@"],
 )
-async def test_the_admin_port_answers_to_no_other_host_name(client, host):
+async def test_the_admin_port_refuses_other_host_names(client, host):
     for path in EVERY:
         async with client.get(path, headers={"Host": host}) as answer:
             assert answer.status == 403
@@ -71,7 +71,7 @@ async def test_the_admin_port_answers_to_no_other_host_name(client, host):
         {"Sec-Fetch-Site": "same-site"},
     ],
 )
-async def test_pages_of_other_sites_change_nothing(client, headers):
+async def test_requests_from_pages_of_other_sites_change_nothing(client, headers):
     for method, path in (("DELETE", REMOVE), ("POST", "/api/snapshots/verify")):
         async with client.request(method, path, headers=headers) as answer:
             assert answer.status == 403
@@ -81,12 +81,12 @@ async def test_pages_of_other_sites_change_nothing(client, headers):
     "headers",
     [{}, {"Origin": "http://Localhost:9090", "Host": "localhost:9090"}, {"Sec-Fetch-Site": "same-origin"}],
 )
-async def test_the_dashboard_and_commands_may(client, headers):
+async def test_the_dashboard_and_commands_may_change_state(client, headers):
     async with client.delete(REMOVE, headers=headers) as answer:
         assert answer.status == 404  # there is no such snapshot
 
 
-async def test_every_answer_says_what_it_is_and_stays_in_no_cache(client, locked):
+async def test_every_answer_has_a_content_type_guard_and_is_not_cached(client, locked):
     for one, status in ((client, 200), (locked, 401)):
         for path in ("/metrics", "/api/state"):
             async with one.get(path) as answer:
@@ -96,6 +96,6 @@ async def test_every_answer_says_what_it_is_and_stays_in_no_cache(client, locked
 
 
 @pytest.mark.parametrize(("given", "status"), [("tökën", 200), ("t\udcc3", 401), ("", 401)])
-async def test_a_token_may_be_of_any_letters(locked, given, status):
+async def test_a_token_may_contain_any_characters(locked, given, status):
     async with locked.get("/api/state", headers={"Authorization": f"Bearer {given}"}) as answer:
         assert answer.status == status

@@ -73,7 +73,7 @@ async def verified(client: TestClient, *ids: str) -> dict[str, dict]:
     return {line["id"]: line for line in lines}
 
 
-def ruin(path: Path) -> None:
+def damage(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
@@ -82,7 +82,7 @@ def ruin(path: Path) -> None:
 # -- the list ------------------------------------------------------------------------------------------
 
 
-async def test_the_list_says_what_lies_where_and_how_much_room_there_is(served, three):
+async def test_the_list_shows_all_snapshots_and_the_use_of_each_tier(served, three):
     client, _ = served
     document = await (await client.get("/api/snapshots")).json()
     assert [one["id"] for one in document["snapshots"]] == [kept.id for kept in reversed(three)]
@@ -94,7 +94,7 @@ async def test_the_list_says_what_lies_where_and_how_much_room_there_is(served, 
     assert document["trouble"] is None
 
 
-async def test_each_is_described_as_its_manifest_and_its_use_say(served, three):
+async def test_each_snapshot_is_described_by_its_manifest_and_use(served, three):
     client, _ = served
     document = await (await client.get("/api/snapshots")).json()
     one = next(one for one in document["snapshots"] if one["id"] == three[1].id)
@@ -108,7 +108,7 @@ async def test_each_is_described_as_its_manifest_and_its_use_say(served, three):
     assert (one["fingerprint"], one["engines"]) == (ENGINE, [ENGINE_URL])
 
 
-async def test_a_file_of_another_kind_of_engine_fits_none_that_is_here(hot):
+async def test_a_snapshot_of_another_kind_of_engine_fits_no_present_engine(hot):
     async with opened(hot) as store:
         await keep(store, hot, fingerprint="another")
     async with port(Store(hot)) as (client, _):
@@ -117,18 +117,18 @@ async def test_a_file_of_another_kind_of_engine_fits_none_that_is_here(hot):
 
 
 @pytest.mark.parametrize("seconds", [-1.0, 0.0, 1e300, float("inf"), float("nan")])
-def test_a_time_that_cannot_be_is_still_a_time(seconds):
+def test_an_impossible_time_is_shown_as_the_nearest_valid_one(seconds):
     assert datetime.fromisoformat(rfc3339(seconds)).year in {1970, 9999}
 
 
-def test_a_time_is_written_as_in_rfc_3339():
+def test_times_are_written_as_in_rfc_3339():
     assert rfc3339(1_000_000_000.7) == "2001-09-09T01:46:40Z"
 
 
-# -- every byte ----------------------------------------------------------------------------------------
+# -- verify --------------------------------------------------------------------------------------------
 
 
-async def test_whole_snapshots_are_found_whole(served, three):
+async def test_intact_snapshots_are_verified_as_whole(served, three):
     client, driver = served
     lines = await verified(client)
     assert {id_: line["verdict"] for id_, line in lines.items()} == {kept.id: "whole" for kept in three}
@@ -136,16 +136,16 @@ async def test_whole_snapshots_are_found_whole(served, three):
     assert len(driver.placement.catalog) == 3
 
 
-async def test_only_what_was_named_is_read(served, three, hot):
+async def test_only_the_named_snapshots_are_verified(served, three, hot):
     client, _ = served
-    ruin(hot / f"{three[1].id}.slot")
+    damage(hot / f"{three[1].id}.slot")
     assert list(await verified(client, three[0].id)) == [three[0].id]
     assert (hot / f"{three[1].id}.slot").exists()
 
 
-async def test_a_damaged_snapshot_goes_to_quarantine_and_is_not_offered_again(served, three, hot):
+async def test_a_damaged_snapshot_is_quarantined_and_not_offered_again(served, three, hot):
     client, driver = served
-    ruin(hot / f"{three[0].id}.slot")
+    damage(hot / f"{three[0].id}.slot")
     line = (await verified(client))[three[0].id]
     assert (line["verdict"], line["tiers"]) == ("damaged", [])
     assert "changed" in line["why"]
@@ -153,10 +153,10 @@ async def test_a_damaged_snapshot_goes_to_quarantine_and_is_not_offered_again(se
     assert f"slotkeeper-quarantine/{three[0].id}.slot" in names_in(hot)
 
 
-async def test_of_two_copies_the_whole_one_is_left_and_the_core_learns_where(served, three, hot):
+async def test_after_one_of_two_copies_is_damaged_the_scheduler_uses_the_other(served, three, hot):
     client, driver = served
     assert driver.placement.catalog.get(three[1].id).tier is Tier.HOT
-    ruin(hot / f"{three[1].id}.slot")
+    damage(hot / f"{three[1].id}.slot")
     line = (await verified(client, three[1].id))[three[1].id]
     assert (line["verdict"], line["tiers"]) == ("damaged", ["cold"])
     known = driver.placement.catalog.get(three[1].id)
@@ -164,22 +164,22 @@ async def test_of_two_copies_the_whole_one_is_left_and_the_core_learns_where(ser
     assert known.tokens == three[1].tokens
 
 
-async def test_what_the_core_has_dropped_it_is_not_given_again(served, three, hot):
+async def test_a_snapshot_that_the_scheduler_dropped_is_not_added_again(served, three, hot):
     client, driver = served
     driver.placement.catalog.take(three[1].id)
-    ruin(hot / f"{three[1].id}.slot")
+    damage(hot / f"{three[1].id}.slot")
     await verified(client, three[1].id)
     assert three[1].id not in driver.placement.catalog
 
 
-async def test_a_file_that_is_gone_is_missing(served, three, hot):
+async def test_a_snapshot_without_its_file_is_missing(served, three, hot):
     client, driver = served
     (hot / f"{three[0].id}.slot").unlink()
     assert (await verified(client, three[0].id))[three[0].id]["verdict"] == "missing"
     assert three[0].id not in driver.placement.catalog
 
 
-async def test_a_folder_that_cannot_be_read_says_nothing_of_its_snapshots(served, three, hot):
+async def test_an_unreadable_folder_gives_no_verdict_on_its_snapshots(served, three, hot):
     client, driver = served
     hot.rename(hot.with_name("away"))
     line = (await verified(client, three[0].id))[three[0].id]
@@ -192,14 +192,14 @@ async def test_a_folder_that_cannot_be_read_says_nothing_of_its_snapshots(served
     "body",
     [b"{", b"[]", b'"x"', b"{}", b'{"ids": []}', b'{"ids": "x"}', b'{"ids": [1]}', b'{"ids": ["../x"]}'],
 )
-async def test_a_body_that_names_nothing_is_refused(body, served):
+async def test_a_verify_body_without_valid_ids_is_refused(body, served):
     client, _ = served
     answer = await client.post("/api/snapshots/verify", data=body)
     assert answer.status == 400
     assert (await answer.json())["error"]
 
 
-async def test_a_name_that_nobody_has_is_refused_before_anything_is_read(served, three):
+async def test_an_unknown_id_is_refused_before_any_file_is_read(served, three):
     client, _ = served
     ids = [three[0].id, "slotkeeper-0123456789ab-01234567"]
     answer = await client.post("/api/snapshots/verify", json={"ids": ids})
@@ -207,10 +207,10 @@ async def test_a_name_that_nobody_has_is_refused_before_anything_is_read(served,
     assert ids[1] in (await answer.json())["error"]
 
 
-# -- away ----------------------------------------------------------------------------------------------
+# -- remove --------------------------------------------------------------------------------------------
 
 
-async def test_what_is_removed_is_gone_everywhere(served, three, hot, cold):
+async def test_a_removed_snapshot_is_gone_from_all_tiers_and_the_scheduler(served, three, hot, cold):
     client, driver = served
     answer = await client.delete(f"/api/snapshots/{three[1].id}")
     assert (answer.status, await answer.json()) == (200, {"removed": three[1].id})
@@ -222,7 +222,7 @@ async def test_what_is_removed_is_gone_everywhere(served, three, hot, cold):
 @pytest.mark.parametrize(
     "name", ["x", "..%2Fhot", "slotkeeper-0123456789ab-01234567.slot", "slotkeeper.lock"]
 )
-async def test_only_ids_are_removed(name, served, hot):
+async def test_only_snapshot_ids_can_be_removed(name, served, hot):
     client, _ = served
     before = names_in(hot)
     assert (await client.delete(f"/api/snapshots/{name}")).status == 400
@@ -230,11 +230,11 @@ async def test_only_ids_are_removed(name, served, hot):
     assert (hot / "slotkeeper.lock").exists()
 
 
-# -- when there is nothing to look at ------------------------------------------------------------------
+# -- without snapshots ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
-async def test_without_a_slot_folder_it_is_said_how_to_have_one(method, path):
+async def test_without_a_slot_folder_the_error_names_the_setting(method, path):
     async with port(None) as (client, _):
         answer = await client.request(method, path)
         assert answer.status == 404
@@ -242,14 +242,14 @@ async def test_without_a_slot_folder_it_is_said_how_to_have_one(method, path):
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
-async def test_every_route_wants_the_token(method, path, hot):
+async def test_every_route_requires_the_token(method, path, hot):
     async with port(Store(hot), token="s3cret") as (client, _):  # noqa: S106
         assert (await client.request(method, path)).status == 401
         key = {"Authorization": "Bearer s3cret"}
         assert (await client.request(method, path, headers=key)).status in {200, 404}
 
 
-async def test_a_folder_that_cannot_be_used_is_told_about(hot):
+async def test_an_unusable_folder_is_reported(hot):
     async with opened(hot), port(Store(hot)) as (client, _):
         document = await (await client.get("/api/snapshots")).json()
         assert document["trouble"]["kind"] == "in_use"

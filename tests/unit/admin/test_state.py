@@ -81,7 +81,7 @@ async def served() -> AsyncIterator[Served]:
 # -- the sidecar -----------------------------------------------------------------------------------------
 
 
-async def test_a_sidecar_that_has_just_begun(served):
+async def test_a_new_sidecar_has_an_empty_state(served):
     state = await served.get("/api/state")
     assert (state["version"], state["draining"], state["queued"]) == (__version__, False, 0)
     assert (state["why_text"], state["history"], state["tiers"]) == (False, [], [])
@@ -90,14 +90,14 @@ async def test_a_sidecar_that_has_just_begun(served):
     assert state["tasks"] >= 1, "the one that answers"
 
 
-async def test_what_changes_with_its_settings_and_at_its_end(served):
+async def test_the_state_shows_settings_and_draining(served):
     served.admin.drain()
     assert (await served.get("/api/state"))["draining"] is True
     async with port(StubLink(), why_text=True) as other:
         assert (await other.get("/api/state"))["why_text"] is True
 
 
-async def test_sums_and_history_are_those_of_the_metrics(served):
+async def test_totals_and_history_are_those_of_the_metrics(served):
     served.driver.metrics.history.add(requests=2, computed=30, reused_seconds=1.5)
     state = await served.get("/api/state")
     assert (state["totals"]["requests"], state["totals"]["computed"]) == (2, 30)
@@ -115,7 +115,7 @@ async def test_queued_requests_are_counted(served):
 # -- engines and slots -----------------------------------------------------------------------------------
 
 
-async def test_an_engine_and_its_empty_slots(served):
+async def test_an_engine_is_shown_with_its_empty_slots(served):
     (engine,) = (await served.get("/api/state"))["engines"]
     assert (engine["engine"], engine["up"], engine["health"]) == (ENGINE, True, "ok")
     assert (engine["memory"], engine["context_tokens"]) == ("dense", 4096)
@@ -136,7 +136,7 @@ async def test_an_engine_and_its_empty_slots(served):
     assert engine["slots"] == [{"slot": 0, **empty}, {"slot": 1, **empty}]
 
 
-async def test_a_slot_that_was_used_tells_by_whom_last(served):
+async def test_a_used_slot_shows_its_last_request_and_conversation(served):
     for number in (1, 2):
         came = record(f"turn-{number}", conversation=7)
         served.driver.journal.arrived(came)
@@ -148,18 +148,18 @@ async def test_a_slot_that_was_used_tells_by_whom_last(served):
     assert slot["idle_seconds"] >= 0
 
 
-async def test_a_slot_whose_request_the_journal_has_forgotten_names_none(served):
+async def test_a_slot_whose_request_left_the_journal_names_no_request(served):
     await served.serves("12:turn-1", PROMPT)
     slot = await served.slot(0)
     assert (slot["held_tokens"], slot["request"], slot["conversation"]) == (len(PROMPT) + 1, None, None)
 
 
-async def test_a_slot_at_work_is_not_idle(served):
+async def test_a_slot_with_a_running_request_is_not_idle(served):
     await granted(admit(served.driver, "1:a"))
     assert (await served.slot(0))["state"] == "launched"
 
 
-async def test_checkpoints_and_the_engines_own_cache_are_shown(served):
+async def test_checkpoints_and_the_prompt_cache_are_shown(served):
     table = served.driver.placement.tables[ENGINE]
     kept = (Checkpoint(50, 1), Checkpoint(96, 1))
     table.shadow.slots[1] = SlotContents(tokens=HEAD, opaque=5, checkpoints=kept, used=served.driver.now())
@@ -170,13 +170,13 @@ async def test_checkpoints_and_the_engines_own_cache_are_shown(served):
     assert engine["ram_cache_entries_tokens"] == [100, 107]
 
 
-async def test_a_rate_is_shown_once_it_was_measured(served):
+async def test_the_prefill_rate_is_shown_after_it_was_measured(served):
     served.driver.placement.tables[ENGINE].rates.prefilled(1000, 2.0)
     (engine,) = (await served.get("/api/state"))["engines"]
     assert engine["prefill_tokens_per_second"] == 500.0
 
 
-async def test_every_engine_is_shown_also_one_that_is_lost():
+async def test_lost_engines_are_shown_too():
     other = EngineId("http://other")
     async with port(StubLink(), StubLink(other)) as served:
         served.driver.post(EngineLost(at=served.driver.now(), engine=other))
@@ -184,7 +184,7 @@ async def test_every_engine_is_shown_also_one_that_is_lost():
         assert [(e["engine"], e["up"]) for e in engines] == [(ENGINE, True), (other, False)]
 
 
-async def test_an_engine_that_was_never_there_is_shown_as_down():
+async def test_an_engine_that_was_never_up_is_shown_as_down():
     class Absent(StubLink):
         async def watch(self, on_up: Any, on_lost: Any, on_router: Any = None) -> None:
             self.health = Health.DOWN
@@ -196,19 +196,19 @@ async def test_an_engine_that_was_never_there_is_shown_as_down():
         assert engine["down_seconds"] >= 0
 
 
-# -- who runs now, and who asked ---------------------------------------------------------------------------
+# -- running requests and clients --------------------------------------------------------------------------
 
 
-async def comes(served: Served, request: str, **given: Any) -> Record:
+async def arrives(served: Served, request: str, **given: Any) -> Record:
     came = record(request, at=served.driver.now(), **given)
     served.driver.journal.arrived(came)
     served.driver.journal.follow(RequestId(f"1:{request}"), came)
     return came
 
 
-async def test_who_waits_has_a_place_and_who_runs_has_none(served):
+async def test_queued_requests_have_a_place_and_running_requests_have_none(served):
     for name in "abcd":
-        await comes(served, name, name=Name("opencode", ord(name), task="Do it"), model="m")
+        await arrives(served, name, name=Name("opencode", ord(name), task="Do it"), model="m")
         admit(served.driver, f"1:{name}", Tokens([ord(name)] * 300))
     running = (await served.get("/api/state"))["running"]
     assert [(one["id"], one["now"]["place"]) for one in running[:2]] == [("c", 1), ("d", 2)]
@@ -222,8 +222,8 @@ async def test_who_waits_has_a_place_and_who_runs_has_none(served):
     assert {one["id"]: one["now"]["place"] for one in listed} == {"a": None, "b": None, "c": 1, "d": 2}
 
 
-async def test_a_prefill_is_shown_as_the_engine_tells_it_and_is_over_with_the_first_token(served):
-    came = await comes(served, "a")
+async def test_a_prefill_shows_the_progress_of_the_engine_until_the_first_token(served):
+    came = await arrives(served, "a")
     await granted(admit(served.driver, "1:a"))
     came.work.progress = Progress(total=400, reused=200, processed=250, seconds=1.0)
     came.work.progress_at = served.driver.now()
@@ -238,8 +238,8 @@ async def test_a_prefill_is_shown_as_the_engine_tells_it_and_is_over_with_the_fi
     assert (await served.get("/api/requests/a"))["now"] is None
 
 
-async def test_a_client_has_its_sums(served):
-    await comes(served, "a", name=Name("opencode", 1), client="0123456789abcdef/f")
+async def test_each_client_has_its_sums(served):
+    await arrives(served, "a", name=Name("opencode", 1), client="0123456789abcdef/f")
     await served.serves("1:a", PROMPT)
     (client,) = (await served.get("/api/state"))["clients"]
     assert (client["agent"], client["key"], client["requests"]) == ("opencode", "01234567", 1)
@@ -256,21 +256,21 @@ async def test_a_client_has_its_sums(served):
         ("::1", "[::1]:8080", False),
     ],
 )
-async def test_where_to_point_a_client_at(served, host, address, everywhere):
+async def test_the_address_for_clients_is_shown(served, host, address, everywhere):
     assert (await served.get("/api/state"))["data_port"] is None
     served.admin.listens(Address(host, 8080))
     port = (await served.get("/api/state"))["data_port"]
     assert port == {"scheme": "http", "address": address, "port": 8080, "everywhere": everywhere}
 
 
-# -- files -----------------------------------------------------------------------------------------------
+# -- snapshots -------------------------------------------------------------------------------------------
 
 
 def file(name: str, tokens: Tokens, **more: Any) -> Snapshot:
     return Snapshot(id=SnapshotId(name), fingerprint="f", tokens=tokens, size=1000, used=0.0, **more)
 
 
-async def test_tiers_with_their_room(tmp_path: Path):
+async def test_each_tier_is_shown_with_its_use_and_budget(tmp_path: Path):
     async with port(StubLink(traits=FITTING), store=Store(tmp_path / "hot", tmp_path / "cold")) as served:
         files = (file("a", HEAD), file("b", PROMPT, tier=Tier.COLD), file("c", HEAD + PROMPT))
         served.driver.post(SnapshotsChanged(at=served.driver.now(), snapshots=files))
@@ -281,7 +281,7 @@ async def test_tiers_with_their_room(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("tokens", "saved"), [(0, False), (100, False), (250, True), (399, True)])
-async def test_a_slot_is_saved_when_most_of_it_lies_in_a_file(tokens, saved):
+async def test_a_slot_counts_as_saved_if_most_of_it_is_in_a_snapshot(tokens, saved):
     async with port(StubLink(traits=FITTING)) as served:
         await served.serves("1:a", PROMPT)
         if tokens:
@@ -293,11 +293,11 @@ async def test_a_slot_is_saved_when_most_of_it_lies_in_a_file(tokens, saved):
 # -- the tree --------------------------------------------------------------------------------------------
 
 
-async def test_a_tree_that_nothing_grew_in(served):
+async def test_a_new_prompt_tree_is_empty(served):
     assert await served.get("/api/tree") == {"tokens": 0, "leaves": 0, "nodes": []}
 
 
-async def test_the_tree_shows_where_prompts_parted_and_what_holds_them(served):
+async def test_the_prompt_tree_shows_where_prompts_diverge_and_which_slots_hold_them(served):
     prompts = {name: HEAD + Tokens([letter] * 300) for name, letter in (("1:a", 5), ("2:b", 6))}
     for name, prompt in prompts.items():  # at once, so that each has a slot of its own
         await granted(admit(served.driver, name, prompt))
@@ -317,7 +317,7 @@ async def test_the_tree_shows_where_prompts_parted_and_what_holds_them(served):
     assert all(node["idle_seconds"] >= 0 for node in tree["nodes"])
 
 
-async def test_of_a_large_tree_those_are_shown_that_were_passed_last(served):
+async def test_a_limited_tree_shows_the_most_recently_used_nodes(served):
     tree = served.driver.placement.tree()
     for n in range(50):
         tree.add(HEAD + Tokens([n + 1] * 10), float(n))
@@ -332,7 +332,7 @@ async def test_of_a_large_tree_those_are_shown_that_were_passed_last(served):
     assert len(known) == 1 + 1 + 50
 
 
-async def test_a_slot_that_holds_what_the_tree_does_not_know_is_left_out(served):
+async def test_a_slot_with_a_prompt_outside_the_tree_is_left_out(served):
     await served.serves("1:a", PROMPT)
     table = served.driver.placement.tables[ENGINE]
     table.shadow.slots[1] = SlotContents(tokens=Tokens([9] * 10), request=RequestId("2:b"))
@@ -341,7 +341,7 @@ async def test_a_slot_that_holds_what_the_tree_does_not_know_is_left_out(served)
 
 
 @pytest.mark.parametrize("value", ["-1", "x", ""])
-async def test_a_limit_that_is_no_number_is_refused(served, value):
+async def test_a_limit_that_is_not_a_number_is_refused(served, value):
     async with served.client.get("/api/tree", params={"limit": value}) as answer:
         assert answer.status == 400
         assert "limit" in (await answer.json())["error"]

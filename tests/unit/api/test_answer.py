@@ -208,7 +208,7 @@ def test_a_body_gives_the_engines_figures_and_the_reply(api):
 
 
 @given(api=st.sampled_from(list(STREAMS)), cuts=st.lists(st.integers(0, 3000), max_size=30))
-def test_any_cuts_give_the_same_answer(api, cuts):
+def test_chunk_boundaries_do_not_change_the_answer(api, cuts):
     whole = "".join(STREAMS[api][0]).encode()
     places = sorted({0, len(whole), *(cut for cut in cuts if cut < len(whole))})
     assert read(api, *(whole[a:b] for a, b in pairwise(places))) == read(api, whole)
@@ -220,7 +220,7 @@ def test_any_cuts_give_the_same_answer(api, cuts):
     status=st.sampled_from([200, 400, 500]),
     data=st.data(),
 )
-def test_nothing_that_passes_can_raise(api, stream, status, data):
+def test_reading_an_answer_never_raises(api, stream, status, data):
     words = st.sampled_from(
         ["choices", "delta", "message", "index", "usage", "timings", "content", "type", "output"]
     )
@@ -259,13 +259,13 @@ def test_the_first_token_is_the_first_event_with_content(api, silent):
     assert seen.index(True) == silent + 1
 
 
-def test_a_token_without_text_is_a_token():
+def test_a_token_without_text_counts_as_the_first_token():
     reader = AnswerReader(Api.COMPLETION, stream=True)
     reader.feed(event({"content": "", "tokens": [7], "stop": False}).encode())
     assert reader.first_token()
 
 
-def test_the_first_bytes_of_a_body_are_its_first_token_unless_it_failed():
+def test_the_first_byte_of_a_body_is_its_first_token_unless_the_request_failed():
     for status, expected in ((200, True), (500, False)):
         reader = AnswerReader(Api.CHAT, stream=False, status=status)
         reader.feed(b"")
@@ -281,11 +281,11 @@ def test_a_stream_that_breaks_off_is_not_complete(api):
     assert answer.error is None
 
 
-def test_a_responses_stream_that_breaks_off_leaves_its_deltas():
+def test_the_reply_of_a_broken_responses_stream_is_built_from_its_deltas():
     assert read(Api.RESPONSES, *RESPONSES_DELTAS).reply == REPLY
 
 
-def test_an_event_of_a_later_version_says_nothing():
+def test_an_unknown_event_is_ignored():
     answer = read(Api.MESSAGES, typed("content_block_seal", index=0), *MESSAGES_STREAM)
     assert (answer.reply, answer.complete) == (REPLY, True)
 
@@ -296,7 +296,7 @@ def test_a_stream_without_its_last_empty_line_is_complete():
     assert read(Api.CHAT, whole.removesuffix("\n")).complete
 
 
-def test_usage_alone_and_timings_alone_are_enough():
+def test_figures_are_read_from_usage_alone_or_from_timings_alone():
     def figures(**fields):
         return read(Api.CHAT, event({"choices": [], **fields})).figures
 
@@ -310,16 +310,16 @@ def test_usage_alone_and_timings_alone_are_enough():
     assert figures() == Figures()
 
 
-def test_progress_says_early_what_was_cached():
+def test_figures_are_read_from_a_progress_event():
     assert read(Api.CHAT, CHAT_STREAM[0]).figures == Figures(prompt_tokens=180, computed=4, cached=176)
 
 
-def test_drafts_are_counted():
+def test_draft_tokens_are_counted():
     got = read(Api.CHAT, event({"timings": {**TIMINGS, "draft_n": 9, "draft_n_accepted": 4}})).figures
     assert (got.draft, got.draft_accepted) == (9, 4)
 
 
-def test_trimmed_native_answers_are_read_and_end_without_a_stop():
+def test_native_answers_with_selected_fields_are_read_and_complete_without_a_stop():
     lifted = {"content": "Look.", "cache_n": 176, "prompt_n": 4}
     for got in (
         read(Api.COMPLETION, event({"index": 0, "content": "", "stop": False}), event(lifted)),
@@ -330,18 +330,18 @@ def test_trimmed_native_answers_are_read_and_end_without_a_stop():
         assert got.figures == Figures(prompt_tokens=180, computed=4, cached=176)
 
 
-def test_of_several_native_answers_the_first_is_read():
+def test_the_first_of_several_native_answers_is_read():
     answers = [{"content": "Look.", "id_slot": 1}, {"content": "another", "id_slot": 0}]
     answer = read(Api.COMPLETION, json.dumps(answers), stream=False)
     assert (answer.reply, answer.figures.slot) == (SAID, 1)
 
 
-def test_of_several_choices_the_first_is_read():
+def test_the_first_of_several_choices_is_read():
     choices = [{"index": 1, "message": {"content": "another"}}, {"index": 0, "message": {"content": "Look."}}]
     assert read(Api.CHAT, json.dumps({"choices": choices}), stream=False).reply == SAID
 
 
-def test_parallel_calls_stay_apart_and_a_call_without_arguments_has_none():
+def test_parallel_calls_stay_separate_and_missing_arguments_become_an_empty_object():
     chunks = [
         delta(tool_calls=[{"index": 0, "id": "a", "function": {"name": "x"}}]),
         delta(tool_calls=[{"index": 1, "id": "b", "function": {"name": "y", "arguments": "{"}}]),
@@ -371,13 +371,13 @@ def test_parallel_calls_stay_apart_and_a_call_without_arguments_has_none():
         (Api.RESPONSES, event({"error": {"type": "server_error"}}), "server_error"),
     ],
 )
-def test_an_error_in_a_stream_is_named_and_the_answer_is_not_whole(api, chunk, error):
+def test_an_error_in_a_stream_is_named_and_the_answer_is_incomplete(api, chunk, error):
     first, last = STREAMS[api][0][0], STREAMS[api][0][-1]
     answer = read(api, first, chunk, *([last] if api not in {Api.COMPLETION, Api.RESPONSES} else []))
     assert (answer.error, answer.complete, answer.reply) == (error, False, None)
 
 
-def test_an_error_body_is_named_even_where_a_stream_was_asked_for():
+def test_an_error_body_is_named_even_if_the_client_requested_a_stream():
     body = json.dumps({"error": {"code": 400, "type": "exceed_context_size_error", "message": "secret"}})
     answer = read(Api.CHAT, body, stream=True, status=400)
     assert (answer.error, answer.reply, answer.complete) == ("exceed_context_size_error", None, True)
@@ -385,7 +385,7 @@ def test_an_error_body_is_named_even_where_a_stream_was_asked_for():
     assert "secret" not in repr(answer)
 
 
-def test_an_unreadable_body_is_neither_reply_nor_complete():
+def test_an_unreadable_body_gives_no_reply_and_is_incomplete():
     for body in ("<html>", "[1]", "7"):
         answer = read(Api.CHAT, body, stream=False)
         assert (answer.reply, answer.figures) == (None, Figures())
@@ -393,11 +393,11 @@ def test_an_unreadable_body_is_neither_reply_nor_complete():
     assert not read(Api.CHAT, b"", stream=False).complete
 
 
-def test_an_unreadable_event_costs_only_itself():
+def test_an_unreadable_event_is_skipped():
     assert read(Api.CHAT, "data: {\n\n", "data: 7\n\n", *CHAT_STREAM).reply == REPLY
 
 
-def test_an_empty_answer_is_a_reply():
+def test_an_answer_with_empty_content_is_a_reply():
     body = {"choices": [{"index": 0, "message": {"role": "assistant", "content": ""}}]}
     assert read(Api.CHAT, json.dumps(body), stream=False).reply == {"role": "assistant", "content": ""}
     assert read(Api.CHAT, event("[DONE]")).reply is None
@@ -421,7 +421,7 @@ def test_a_reply_over_the_limit_is_not_kept(monkeypatch):
     assert reader.close().reply is None
 
 
-def test_a_reader_shows_how_far_it_got():
+def test_the_repr_of_a_reader_shows_its_progress():
     reader = AnswerReader(Api.CHAT, stream=True)
     reader.feed("".join(CHAT_STREAM[:6]).encode())
     assert (

@@ -30,7 +30,7 @@ def test_only_a_stamp_in_a_leading_billing_header_is_replaced(before, after):
     assert without_stamp(before) == after
 
 
-def test_system_blocks_are_joined_each_with_its_own_stamp():
+def test_system_blocks_are_joined_and_their_billing_stamp_is_replaced():
     system = [
         {"type": "text", "text": HEADER + "12345;"},
         {"type": "x"},
@@ -58,7 +58,7 @@ def test_tool_use_becomes_calls_with_compact_arguments_in_their_own_order():
     ]
 
 
-def test_tool_results_follow_what_was_said_beside_them():
+def test_tool_results_follow_the_text_of_their_message():
     text = {"type": "text", "text": "go"}
     results = [
         {"type": "tool_result", "tool_use_id": "a", "content": "x"},
@@ -75,7 +75,7 @@ def test_tool_results_follow_what_was_said_beside_them():
     assert chat(blocks("user", results[0]))["messages"][0]["role"] == "tool"
 
 
-def test_what_is_not_blocks_passes_and_an_empty_assistant_does_not():
+def test_content_that_is_not_blocks_is_kept_and_empty_messages_are_dropped():
     passing = [{"role": "user", "content": "a"}, {"role": "user", "content": 5}, {"role": "user"}]
     skipped = [{"role": "assistant"}, blocks("assistant", {"type": "redacted_thinking"}), blocks("user")]
     assert chat(*passing, *skipped)["messages"] == passing
@@ -109,7 +109,7 @@ def test_tools_and_their_choice_are_converted():
         ({"type": "url", "url": "http://x/y"}, "http://x/y"),
     ],
 )
-def test_images_are_media_wherever_they_are(source, url):
+def test_images_are_media_in_messages_and_in_tool_results(source, url):
     image = {"type": "image", "source": source}
     part = {"type": "image_url", "image_url": {"url": url}}
     text = {"type": "text", "text": "see"}
@@ -126,7 +126,7 @@ def test_an_image_without_a_source_is_left_out():
     assert chat(blocks("user", {"type": "image"}))["messages"] == []
 
 
-def test_messages_are_required_and_objects():
+def test_messages_must_be_a_list_of_objects():
     for body in ({}, {"messages": ["x"]}):
         with pytest.raises(NotOurs):
             shape(body)

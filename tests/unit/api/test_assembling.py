@@ -59,7 +59,7 @@ def assembled(api: Api, *chunks: bytes) -> WholeAnswer | None:
 
 
 @given(places=st.lists(st.integers(0, 2000)))
-def test_a_chat_is_the_same_in_whatever_pieces_it_comes(places):
+def test_chunk_boundaries_do_not_change_an_assembled_chat_answer(places):
     text = stream(CHAT)
     at = sorted({0, len(text), *(place % len(text) for place in places)})
     whole = assembled(Api.CHAT, *(text[begin:end] for begin, end in pairwise(at)))
@@ -76,14 +76,14 @@ def test_a_chat_is_the_same_in_whatever_pieces_it_comes(places):
 
 
 @pytest.mark.parametrize("missing", [CHAT[:-1], CHAT[:-2] + CHAT[-1:], []], ids=["figures", "end", "all"])
-def test_of_a_stream_that_is_not_complete_no_answer_is_made(missing):
+def test_an_incomplete_stream_gives_no_assembled_answer(missing):
     assert assembled(Api.CHAT, stream(missing)) is None
 
 
 @pytest.mark.parametrize("api", ASKED)
-@pytest.mark.parametrize("strange", [b'data: {"a":1}\n\n', b"data: proxy error\n\n", b"data: [1]\n\n", b""])
-def test_of_a_stream_of_another_shape_no_answer_is_made(api, strange):
-    assert assembled(api, strange, b"data: [DONE]\n\n") is None
+@pytest.mark.parametrize("events", [b'data: {"a":1}\n\n', b"data: proxy error\n\n", b"data: [1]\n\n", b""])
+def test_a_stream_of_an_unknown_shape_gives_no_assembled_answer(api, events):
+    assert assembled(api, events, b"data: [DONE]\n\n") is None
 
 
 ERROR = {"code": 400, "message": "no", "type": "invalid_request_error"}
@@ -91,22 +91,22 @@ ERROR = {"code": 400, "message": "no", "type": "invalid_request_error"}
 
 @pytest.mark.parametrize("api", ASKED)
 @pytest.mark.parametrize(
-    "told", [b"data: " + orjson.dumps({"error": ERROR}), b"event: error\ndata: " + orjson.dumps(ERROR)]
+    "event", [b"data: " + orjson.dumps({"error": ERROR}), b"event: error\ndata: " + orjson.dumps(ERROR)]
 )
-def test_an_error_in_a_stream_is_the_answer(api, told):
-    whole = assembled(api, told + b"\n\n")
+def test_an_error_in_a_stream_becomes_the_answer(api, event):
+    whole = assembled(api, event + b"\n\n")
     assert whole
     assert (whole.status, orjson.loads(whole.body)) == (400, {"error": ERROR})
 
 
-def test_an_error_without_a_status_is_the_engines():
+def test_an_error_without_a_status_gets_status_500():
     whole = assembled(Api.CHAT, b'data: {"error":{"message":"no"}}\n\n')
     assert whole
     assert whole.status == 500
 
 
 @pytest.mark.parametrize("api", ASKED)
-def test_what_goes_out_asks_for_a_stream_and_changes_nothing_else(api):
+def test_the_sent_body_requests_a_stream_and_changes_nothing_else(api):
     body = orjson.dumps({**ASKED[api], "stream": False, "seed": 1})
     asked = orjson.loads(as_stream(body, api, progress=True))
     usage = {"stream_options": {"include_usage": True}} if api is Api.CHAT else {}
@@ -115,18 +115,18 @@ def test_what_goes_out_asks_for_a_stream_and_changes_nothing_else(api):
 
 @pytest.mark.parametrize("api", ASKED)
 @pytest.mark.parametrize("field", sorted(NOT_FROM_STREAMS | {"n"}))
-def test_what_streams_do_not_tell_is_left_to_the_engine(api, field):
+def test_a_request_for_fields_that_streams_lack_is_left_to_the_engine(api, field):
     assert can_assemble(parse(api, orjson.dumps(ASKED[api])))
     dropped = api is Api.MESSAGES and field == "n"  # the engine does not read it there
     assert can_assemble(parse(api, orjson.dumps({**ASKED[api], field: 2}))) == dropped
 
 
 @pytest.mark.parametrize("api", ASKED)
-def test_who_wants_a_stream_gets_the_engines_own(api):
+def test_a_request_for_a_stream_is_not_assembled(api):
     assert not can_assemble(parse(api, orjson.dumps({**ASKED[api], "stream": True})))
 
 
-def test_arguments_that_are_no_json_are_empty_as_the_engine_has_them():
+def test_arguments_that_are_not_json_become_an_empty_object_as_in_the_engine():
     events: list[dict[str, Any]] = [
         {"type": "message_start", "message": {"content": [], "usage": {"output_tokens": 0}}},
         {"type": "content_block_start", "index": 0, "content_block": {"type": "tool_use", "input": {}}},

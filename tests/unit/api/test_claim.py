@@ -1,4 +1,4 @@
-"""What a body needs of the engine, and the bytes that are sent for it (test_bodies.py: on real engines)."""
+"""What a body requests from the engine, and the bytes that are sent (test_bodies.py: on real engines)."""
 
 import json
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import UNNAMED, Claim, Doubt, NotPlain, as_int, claim, load, placed, plain
 
-SPELLED = ["id_slot", "id\\u005fslot", "\\u0069d_slot", "id_sl\\u006ft"]  # one key
+SPELLED = ["id_slot", "id\\u005fslot", "\\u0069d_slot", "id_sl\\u006ft"]  # spellings of the same key
 OTHER = ["ID_SLOT", "id_slot\\u0000", "id slot", "x"]
 
 values = st.recursive(
@@ -35,7 +35,7 @@ def taken(api: Api = Api.CHAT, /, **body: object) -> Claim:
 
 
 @given(pairs=fields, space=spaces, slot=st.none() | st.integers(0, 99), api=st.sampled_from(list(Api)))
-def test_what_goes_out_names_the_slot_that_we_chose_and_changes_nothing_else(pairs, space, slot, api):
+def test_the_sent_body_names_the_chosen_slot_and_changes_nothing_else(pairs, space, slot, api):
     raw = written(pairs, space)
     before = json.loads(raw)
     after = json.loads(placed(raw, claim(api, load(raw)), slot))
@@ -45,7 +45,7 @@ def test_what_goes_out_names_the_slot_that_we_chose_and_changes_nothing_else(pai
     assert named == (slot if slot is not None else -1 if had else None)
 
 
-def test_a_slot_is_spliced_in_front_or_stands_last_where_the_body_names_one():
+def test_the_slot_is_inserted_in_front_or_appended_if_the_body_already_names_one():
     assert placed(b' {"a":1}', UNNAMED, 3) == b' {"id_slot":3,"a":1}'
     assert placed(b"{ }", UNNAMED, 3) == b'{"id_slot":3 }'
     assert placed(b"{ }", UNNAMED, None) == b"{ }"
@@ -55,7 +55,7 @@ def test_a_slot_is_spliced_in_front_or_stands_last_where_the_body_names_one():
 
 
 @pytest.mark.parametrize("raw", [b'{"a":1,"id_slot":3 }', b'{"id_slot":7,"id\\u005fslot":3}'])
-def test_a_body_that_says_it_already_stays_as_it_is(raw):
+def test_a_body_that_already_names_the_chosen_slot_is_not_changed(raw):
     assert placed(raw, claim(Api.CHAT, load(raw)), 3) == raw
 
 
@@ -79,7 +79,7 @@ def test_a_body_that_says_it_already_stays_as_it_is(raw):
         ([1], None),
     ],
 )
-def test_a_number_is_read_as_the_engine_converts_it(value, read):
+def test_a_number_is_converted_as_the_engine_converts_it(value, read):
     assert as_int(value) == read
     assert taken(id_slot=value).id_slot == (None if read == -1 else read)
 
@@ -101,10 +101,10 @@ def test_a_number_is_read_as_the_engine_converts_it(value, read):
         ({"n": True}, 1),
     ],
 )
-def test_copies_are_the_tasks_that_it_becomes(body, copies):
+def test_copies_count_the_tasks_of_a_request(body, copies):
     assert taken(**body).copies == copies
     assert taken(Api.COMPLETION, prompt=["a", "b"], **body).copies == 2 * copies
-    assert taken(Api.MESSAGES, **body).copies == 1  # it drops them (engine.md T5)
+    assert taken(Api.MESSAGES, **body).copies == 1  # the engine drops them there (engine.md T5)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_list_without_a_token_id_is_a_list_of_prompts(prompt, tasks):
     assert taken(Api.CHAT, prompt=prompt).copies == taken(Api.INFILL, prompt=prompt).copies == 1
 
 
-def test_a_ranking_is_a_task_for_each_document():
+def test_a_rerank_request_is_one_task_for_each_document():
     assert taken(Api.TASK, query="q", documents=["a", "b", "c"]).copies == 3
     assert taken(Api.TASK, query="q", texts=["a", "b"]).copies == 2
     assert taken(Api.TASK, id_slot=1).id_slot is None
@@ -150,11 +150,11 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("body", "why"), REFUSED)
-def test_what_the_engine_might_read_otherwise_is_refused_with_what_to_do(body, why):
+@pytest.mark.parametrize(("body", "doubt"), REFUSED)
+def test_an_ambiguous_body_is_refused_with_advice(body, doubt):
     with pytest.raises(NotPlain) as refused:
         load(body)
-    assert refused.value.doubt is why
+    assert refused.value.doubt is doubt
     assert "send" in refused.value.message
 
 
@@ -165,7 +165,7 @@ def test_a_byte_order_mark_is_skipped_as_the_engine_skips_it():
 @pytest.mark.parametrize(
     ("encoding", "read"), [("", True), ("identity", True), ("gzip", False), ("br", False)]
 )
-def test_only_a_body_that_is_not_encoded_is_read(encoding, read):
+def test_only_an_unencoded_body_is_read(encoding, read):
     if read:
         assert load(b"{}", encoding) == {}
     else:
@@ -186,7 +186,7 @@ def test_only_a_body_that_is_not_encoded_is_read(encoding, read):
         "/x...y/z",
     ],
 )
-def test_a_plain_path_goes_on(path):
+def test_an_unambiguous_path_is_accepted(path):
     assert plain(path) == path
 
 
@@ -211,13 +211,13 @@ def test_a_plain_path_goes_on(path):
         "",
     ],
 )
-def test_a_path_that_can_be_read_in_several_ways_is_refused(path):
+def test_an_ambiguous_path_is_refused(path):
     with pytest.raises(NotPlain) as refused:
         plain(path)
     assert refused.value.doubt is Doubt.PATH
     assert "send" in refused.value.message
 
 
-def test_a_claim_has_the_longest_possible_answer():
+def test_a_claim_has_the_maximum_length_of_the_answer():
     assert claim(Api.CHAT, {"max_tokens": 300}).most == 300
     assert claim(Api.CHAT, {}).most is None

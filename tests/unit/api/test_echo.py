@@ -49,7 +49,7 @@ def taught(said: Message, echo: Message, after: Message, habit: Habit | None = N
     return learnt(habit or Habit(), said, [*ASKED, echo, after], len(ASKED), before=0)
 
 
-# -- clients, written down without a look at our way of doing it ---------------------------------------
+# -- clients, written independently of the product's code ----------------------------------------------
 
 
 def keeps(said: Message) -> Message:
@@ -138,8 +138,8 @@ def spoken(message: Message) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("name", CLIENTS)
 @given(first=REPLIES, second=REPLIES)
-def test_what_a_client_did_once_is_done_again_or_left_open(name, first, second):
-    """No prediction is ever wrong: if one reply cannot tell two habits apart, neither is chosen."""
+def test_a_rewrite_that_a_client_made_once_is_predicted_or_left_open(name, first, second):
+    """No prediction is ever wrong: if one reply does not distinguish two habits, neither is chosen."""
     client, after = CLIENTS[name], RESULT if first.get("tool_calls") else NEXT
     habit = taught(first, client(first), after)
     assert not habit.puzzling
@@ -154,7 +154,7 @@ def test_what_a_client_did_once_is_done_again_or_left_open(name, first, second):
         assert spoken(echoed(known, said)) == spoken(client(said))
 
 
-def test_an_echo_that_nobody_can_explain_silences_until_one_can_be_explained():
+def test_an_unexplained_echo_stops_predictions_until_a_later_one_is_explained():
     said = reply()
     habit = taught(said, {**said, "content": "Rewritten."}, NEXT)
     assert habit.puzzling
@@ -162,12 +162,12 @@ def test_an_echo_that_nobody_can_explain_silences_until_one_can_be_explained():
     assert not taught(said, keeps(said), NEXT, habit).puzzling
 
 
-def test_a_call_that_came_alone_out_of_two_is_not_explained():
+def test_an_echo_with_one_of_two_calls_is_unexplained():
     said = reply(calls=[call(), call(number=1)])
     assert taught(said, {**said, "tool_calls": said["tool_calls"][:1]}, RESULT).puzzling
 
 
-def test_what_could_be_one_habit_or_another_is_left_open():
+def test_a_reply_that_fits_two_habits_leaves_both_open():
     said = reply(thought="", calls=[call('{"a":1}')])
     habit = taught(said, keeps(said), RESULT)
     sorted_too = reply(thought="", calls=[call('{"b":1,"a":1}')])
@@ -187,21 +187,21 @@ def both(habit: Habit, said: Message) -> tuple[Habit, ...]:
     return found
 
 
-def test_the_order_of_arguments_is_among_what_may_differ():
-    """Most templates get them parsed: then only the order matters."""
+def test_the_unknown_habits_include_the_order_of_arguments():
+    """Most templates get parsed arguments: then only the order matters."""
     said = reply(thought="", calls=[call('{"b":1,"a":1}')])
     written = [echoed(guess, said)["tool_calls"][0]["function"]["arguments"] for guess in both(Habit(), said)]
     assert [list(json.loads(one)) for one in written] == [["b", "a"], ["a", "b"]]
 
 
-def test_reasoning_of_which_nothing_is_known_may_be_kept_or_dropped():
+def test_reasoning_may_be_kept_or_dropped_while_the_habit_is_unknown():
     kept, dropped = both(Habit(), reply())
     assert echoed(kept, reply())["reasoning_content"] == THOUGHT
     assert "reasoning_content" not in echoed(dropped, reply())
     assert len(guesses(Habit(), reply(thought=""), ASKED)) == 1
 
 
-def test_moved_into_the_content_it_is_known_only_for_replies_of_that_kind():
+def test_reasoning_moved_into_content_is_predicted_only_for_the_kind_of_reply_that_showed_it():
     """A reply without text does not show what is between reasoning and text."""
     silent, speaking = reply(content="", calls=[call()]), reply(calls=[call()])
     habit = taught(silent, tags(silent), RESULT)
@@ -210,10 +210,10 @@ def test_moved_into_the_content_it_is_known_only_for_replies_of_that_kind():
     assert spoken(echoed(habit, silent)) == spoken(tags(silent))
 
 
-# -- what a history says -------------------------------------------------------------------------------
+# -- habits learned from a history ---------------------------------------------------------------------
 
 
-def test_reasoning_in_a_history_says_that_it_is_kept():
+def test_reasoning_in_a_history_shows_that_the_client_keeps_reasoning():
     history = [*ASKED, reply(calls=[call()]), RESULT]
     assert gleaned(Habit(), history).calling is ReasoningForm.KEPT
     assert gleaned(Habit(), history).forgets is None
@@ -224,7 +224,7 @@ def test_reasoning_in_a_history_says_that_it_is_kept():
     ("answers", "before", "after"),
     [([RESULT], False, False), ([NEXT, RESULT], True, False), ([RESULT, NEXT], False, True)],
 )
-def test_a_user_who_speaks_among_the_results_is_reckoned_with(answers, before, after):
+def test_user_messages_beside_tool_results_are_predicted(answers, before, after):
     said = reply(calls=[call()])
     habit = gleaned(replace(Habit(), asks_before=True, asks_after=True), [*ASKED, said, *answers])
     assert (habit.asks_before, habit.asks_after) == (before, after)
@@ -233,7 +233,7 @@ def test_a_user_who_speaks_among_the_results_is_reckoned_with(answers, before, a
     assert roles[2:] == ([[m["role"] for m in answers]] if before or after else [])
 
 
-def test_a_client_that_forgets_at_the_users_message_is_known_by_it():
+def test_a_client_that_drops_reasoning_at_the_next_user_message_is_recognised():
     """As some models need it: reasoning stays between calls, and is dropped at the next user message."""
     called = reply(calls=[call()])
     asked = [*ASKED, called, RESULT]
@@ -257,7 +257,7 @@ def test_a_client_that_forgets_at_the_users_message_is_known_by_it():
 # -- the next turn -------------------------------------------------------------------------------------
 
 
-def test_each_call_gets_its_result_and_the_texts_part_at_once():
+def test_each_call_gets_a_result_and_the_two_predicted_result_texts_differ_at_once():
     said = reply(calls=[call(), call(number=1)])
     one, other = next_turns(Habit(), ASKED, said)
     assert [message.get("tool_call_id") for message in one[-2:]] == ["c0", "c1"]
@@ -265,7 +265,7 @@ def test_each_call_gets_its_result_and_the_texts_part_at_once():
     assert one[-2]["content"].strip()[0] != other[-2]["content"].strip()[0]
 
 
-def test_ids_that_the_client_makes_anew_are_no_part_of_what_is_certain():
+def test_call_ids_that_the_client_replaces_differ_between_predicted_turns():
     said = reply(calls=[call()])
     echo = {**said, "tool_calls": [{**call(), "id": "its own"}]}
     habit = taught(said, echo, {**RESULT, "tool_call_id": "its own"})
@@ -275,36 +275,36 @@ def test_ids_that_the_client_makes_anew_are_no_part_of_what_is_certain():
     assert said["tool_calls"][0]["id"] == "c0"
 
 
-def test_results_carry_the_tools_name_where_this_client_writes_it():
+def test_results_carry_the_tool_name_if_the_client_writes_it():
     history = [*ASKED, reply(calls=[call()]), {**RESULT, "name": "read"}]
     for turn in next_turns(Habit(), history, reply(calls=[call()])):
         assert turn[-1]["name"] == "read"
 
 
 @pytest.mark.parametrize(
-    ("said", "so"),
+    ("reply_sent", "expected"),
     [
         (reply(), True),
         (reply(content="", calls=[call()]), True),
-        (reply(content=""), False),  # cut off while it thought
+        (reply(content=""), False),  # cut off during its reasoning
         (reply(calls=[call('{"path": "a')]), False),
         (reply(calls=[call('"a"')]), False),
         (reply(calls=[call("[" * 100_000)]), False),
     ],
     ids=["words", "a call", "thoughts only", "half a call", "no object", "a deep call"],
 )
-def test_what_no_client_would_send_back(said, so):
-    assert returnable(said) is so
+def test_only_a_finished_reply_is_returnable(reply_sent, expected):
+    assert returnable(reply_sent) is expected
 
 
-def test_a_conversation_is_known_again_without_its_reasoning():
+def test_the_trail_of_a_conversation_ignores_reasoning():
     kept = trail([*ASKED, reply(), NEXT])
     assert kept == trail([*ASKED, drops(reply()), NEXT])
     assert kept[:2] == trail(ASKED)
     assert kept[2:] != trail([*ASKED, reply("Other."), NEXT])[2:]
 
 
-def test_arguments_that_are_objects_are_written_down_by_the_engine():
+def test_arguments_that_are_objects_are_serialised_as_the_engine_does_it():
     said = reply(calls=[call()])
     assert (
         echoed(usual(Api.MESSAGES), said)["tool_calls"][0]["function"]["arguments"]

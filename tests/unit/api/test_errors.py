@@ -48,12 +48,12 @@ def test_a_broken_stream_ends_with_one_event_of_its_api(api):
     assert document.get("type") == ("error" if event.name else None)
 
 
-def test_a_responses_error_says_itself_in_the_event_too():
+def test_a_responses_error_event_carries_its_type_and_code():
     document = json.loads(sse(OurFault("x"), Api.RESPONSES).split(b"data: ")[1])
     assert (document["type"], document["code"], document["message"]) == ("error", 500, "x")
 
 
-def test_families_are_faults_that_say_what_they_are():
+def test_faults_show_their_family_and_status_and_message():
     assert all(issubclass(family, Fault) for family in (ClientFault, UpstreamFault, OurFault))
     fault = UpstreamFault("gone", retry_after=2)
     assert (str(fault), fault.retry_after) == ("gone", 2)

@@ -23,7 +23,7 @@ def hash_chain(api=Api.CHAT, **body):
 
 
 @given(first=MESSAGES, second=MESSAGES)
-def test_a_hash_chain_continues_another_just_when_its_messages_do(first, second):
+def test_a_hash_chain_continues_another_only_if_its_messages_do(first, second):
     a, b = hash_chain(messages=first), hash_chain(messages=second)
     assert len(a) == len(first) + 1
     assert (b[: len(a)] == a) == (second[: len(first)] == first)
@@ -42,10 +42,10 @@ def test_a_hash_chain_continues_another_just_when_its_messages_do(first, second)
         {"model": "other"},
     ],
 )
-def test_what_stands_before_the_messages_changes_the_first_digest_alone(change):
+def test_a_change_before_the_messages_changes_only_the_first_digest(change):
     plain, changed = hash_chain(messages=TURN[:1]), hash_chain(messages=TURN[:1], **change)
     assert plain[0] != changed[0]
-    assert plain[1:] == changed[1:]  # that the messages are the same can still be seen
+    assert plain[1:] == changed[1:]  # equal messages are still recognised
 
 
 @pytest.mark.parametrize(
@@ -55,24 +55,24 @@ def test_what_stands_before_the_messages_changes_the_first_digest_alone(change):
         *({"tool_choice": "required"}, {"parallel_tool_calls": True}),  # a grammar, not a prompt
     ],
 )
-def test_sampling_changes_nothing(change):
+def test_sampling_fields_do_not_change_the_hash_chain(change):
     assert hash_chain(messages=TURN[:1]) == hash_chain(messages=TURN[:1], **change)
 
 
-def test_the_order_of_keys_changes_nothing():
+def test_the_order_of_keys_does_not_change_the_hash_chain():
     tool = {"name": "ls", "parameters": {"a": 1, "b": 2}}
     turned = {"parameters": {"b": 2, "a": 1}, "name": "ls"}
     assert hash_chain(messages=[], tools=[tool]) == hash_chain(messages=[], tools=[turned])
 
 
-def test_moved_cache_marks_and_single_blocks_are_the_same_message():
+def test_moved_cache_marks_and_single_text_blocks_do_not_change_the_hash_chain():
     plain = [{"role": "user", "content": "look"}, *copy.deepcopy(TURN[1:])]
     assert hash_chain(Api.MESSAGES, messages=TURN) == hash_chain(Api.MESSAGES, messages=plain)
     two = [{"role": "user", "content": [{"type": "text", "text": "lo"}, {"type": "text", "text": "ok"}]}]
     assert hash_chain(messages=two) != hash_chain(messages=plain[:1])
 
 
-def test_a_system_prompt_outside_the_messages_stands_before_them():
+def test_a_system_prompt_outside_the_messages_changes_only_the_first_digest():
     plain = hash_chain(Api.MESSAGES, messages=TURN[:1])
     brief = hash_chain(Api.MESSAGES, system="Be brief.", messages=TURN[:1])
     assert len(plain) == len(brief) == 2
@@ -80,7 +80,7 @@ def test_a_system_prompt_outside_the_messages_stands_before_them():
     assert len(hash_chain(Api.RESPONSES, instructions="x", input="y")) == 2
 
 
-def test_a_billing_stamp_does_not_part_conversations():
+def test_a_billing_stamp_does_not_change_the_hash_chain():
     def stamped(stamp):
         header = f"x-anthropic-billing-header: cc_version=2; cch={stamp};You are"
         return hash_chain(Api.MESSAGES, system=[{"type": "text", "text": header}], messages=TURN)
@@ -88,7 +88,7 @@ def test_a_billing_stamp_does_not_part_conversations():
     assert stamped("a51f5") == stamped("00000")
 
 
-def test_item_ids_and_statuses_do_not_part_conversations():
+def test_item_ids_and_statuses_do_not_change_the_hash_chain():
     def items(mark):
         return [
             {"role": "user", "type": "message", "id": mark, "content": "a"},

@@ -4,7 +4,7 @@ from slotkeeper.api import head
 from slotkeeper.api.head import forwardable, request_id
 
 
-def test_hop_by_hop_headers_and_those_that_connection_names_stay():
+def test_hop_by_hop_headers_and_headers_named_by_connection_are_not_forwarded():
     sent = [
         ("Connection", "close, X-Private"),
         ("connection", " x-more"),
@@ -20,12 +20,12 @@ def test_hop_by_hop_headers_and_those_that_connection_names_stay():
     assert forwardable(sent) == [("Accept", "text/event-stream")]
 
 
-def test_values_and_order_are_kept():
+def test_header_values_and_their_order_are_kept():
     sent = [("Set-Cookie", "a=1"), ("X-A", ""), ("set-cookie", "b=2"), ("Authorization", "Bearer k")]
     assert forwardable(iter(sent)) == sent
 
 
-def test_what_the_caller_drops_is_dropped_in_any_case():
+def test_dropped_headers_match_in_any_case():
     sent = [("Host", "x"), ("content-length", "3"), ("X-A", "1")]
     assert forwardable(sent, drop=("host", "Content-Length")) == [("X-A", "1")]
 
@@ -36,11 +36,11 @@ def test_a_safe_id_is_accepted(value):
 
 
 @pytest.mark.parametrize("value", [None, "", "x" * 129, "a b", "a\n", "a\r\nX: y", "é", '"', "<x>"])
-def test_any_other_id_is_replaced(value):
+def test_an_unsafe_id_is_replaced(value):
     assert request_id(value, lambda: "fresh") == "fresh"
 
 
-def test_our_names_are_ours():
+def test_own_headers_have_the_slotkeeper_prefix():
     ours = (head.SLOT, head.DECISION, head.PREDICTED, head.CONVERSATION, head.BYPASS)
     assert all(name.startswith("X-Slotkeeper-") for name in ours)
     assert head.REQUEST_ID == "X-Request-Id"

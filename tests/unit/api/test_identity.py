@@ -25,16 +25,16 @@ CODEX_AGENT = {**CODEX_MAIN, "thread-id": "t2", "x-openai-subagent": "collab_spa
         ({"session_id": ""}, {"session_id": 7}, None),
     ],
 )
-def test_the_most_telling_name_is_the_conversations(headers, doc, name):
+def test_the_most_specific_name_is_the_name_of_the_conversation(headers, doc, name):
     assert named(headers, doc) == name
 
 
-def test_codex_agents_are_told_apart_though_they_share_session_and_cache_key():
+def test_codex_agents_with_the_same_session_and_cache_key_are_distinguished():
     doc = {"prompt_cache_key": "s1"}
     assert (named(CODEX_MAIN, doc), named(CODEX_AGENT, doc)) == ("s1", "t2")
 
 
-def test_codex_agents_are_told_apart_by_the_body_too():
+def test_codex_agents_are_distinguished_by_the_body():
     doc = {"prompt_cache_key": "s1", "client_metadata": {"session_id": "s1", "thread_id": "t2"}}
     assert named({}, doc) == "t2"
 
@@ -53,11 +53,11 @@ def test_codex_agents_are_told_apart_by_the_body_too():
         (7, None),
     ],
 )
-def test_a_users_id_is_a_name_only_where_it_holds_a_session(user, name):
+def test_a_user_id_names_the_conversation_only_if_it_contains_a_session(user, name):
     assert named({}, {"metadata": {"user_id": user}}) == name
 
 
-def test_data_is_no_name():
+def test_a_value_that_is_too_long_is_not_a_name():
     assert named({"x-session-id": "x" * (LONGEST_NAME + 1)}, {"session_id": "s"}) == "s"
     assert named({}, {"session_id": "x" * (LONGEST_NAME + 1)}) is None
 
@@ -67,9 +67,9 @@ def test_data_is_no_name():
     ("headers", "doc"),
     [({"x-session-id": "sk-secret"}, {}), ({}, {"prompt_cache_key": "sk-secret"})],
 )
-def test_a_key_is_never_a_name(credential, headers, doc):
+def test_a_credential_is_never_a_name(credential, headers, doc):
     assert named({**credential, **headers}, doc) is None
 
 
-def test_a_name_may_be_part_of_a_key():
+def test_a_name_may_be_a_part_of_a_credential():
     assert named({"Authorization": "Bearer sk-secret", "x-session-id": "s"}, {}) == "s"

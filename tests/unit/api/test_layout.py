@@ -102,7 +102,7 @@ def spoken(layout):
 
 
 @pytest.mark.parametrize(("api", "body"), BODIES)
-def test_one_conversation_is_the_same_in_every_api(api, body):
+def test_a_conversation_has_the_same_layout_in_every_api(api, body):
     layout = lay_out(api, body)
     assert list(spoken(layout)) == [
         (Role.SYSTEM, Section.SYSTEM, SYSTEM),
@@ -208,7 +208,7 @@ BODY = st.fixed_dictionaries(
 
 
 @given(api=st.sampled_from([Api.CHAT, Api.MESSAGES, Api.RESPONSES]), body=BODY, new=WORDS)
-def test_every_text_is_where_its_path_says_and_an_edit_there_changes_nothing_else(api, body, new):
+def test_the_path_of_each_text_is_right_and_an_edit_there_changes_nothing_else(api, body, new):
     as_given = copy.deepcopy(body)
     layout = lay_out(api, body)
     for text in everything(layout) if layout else ():
@@ -230,33 +230,33 @@ def test_a_layout_refuses_what_the_engines_converter_refuses(api, body):
 
 
 @pytest.mark.parametrize("api", [Api.COMPLETION, Api.COMPLETIONS, Api.INFILL, Api.TASK, Api.OTHER])
-def test_other_routes_have_no_messages(api):
+def test_other_routes_have_no_layout(api):
     assert lay_out(api, CHAT) is None
 
 
 @pytest.mark.parametrize(("api", "body"), BODIES)
-def test_tools_that_are_no_objects_are_not_ours(api, body):
+def test_a_body_with_tools_that_are_not_objects_has_no_layout(api, body):
     assert lay_out(api, {**body, "tools": [{}, 7]}) is None
 
 
-def test_reasoning_that_is_absent_has_a_place_in_a_chat_body():
+def test_absent_reasoning_has_a_path_in_a_chat_body():
     body = {"messages": [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]}
     reply, asked = lay_out(Api.CHAT, body).messages
     assert (reply.reasoning.path, reply.reasoning.text) == (("messages", 0, "reasoning_content"), "")
     assert asked.reasoning is None
 
 
-def test_reasoning_stands_under_the_clients_own_name_for_it():
+def test_reasoning_is_found_under_the_field_name_that_the_client_uses():
     body = {"messages": [{"role": "assistant", "content": "a", "reasoning": "so"}]}
     assert lay_out(Api.CHAT, body).messages[0].reasoning.path == ("messages", 0, "reasoning")
 
 
-def test_an_anthropic_reply_without_a_thinking_block_has_no_place_for_reasoning():
+def test_an_anthropic_reply_without_a_thinking_block_has_no_path_for_reasoning():
     body = {"messages": [{"role": "assistant", "content": [{"type": "text", "text": "a"}]}]}
     assert lay_out(Api.MESSAGES, body).messages[0].reasoning is None
 
 
-def test_a_reminder_beside_tool_results_is_what_a_user_says_in_a_message_of_results():
+def test_a_reminder_beside_tool_results_is_user_text_in_a_tool_message():
     blocks = [
         {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "a.py"}]},
         {"type": "text", "text": "<system-reminder>\nBe brief.\n</system-reminder>"},
@@ -288,13 +288,13 @@ def test_a_reminder_beside_tool_results_is_what_a_user_says_in_a_message_of_resu
         ),
     ],
 )
-def test_media_are_no_text_but_tell_messages_apart(api, body):
+def test_media_have_no_text_but_distinguish_messages(api, body):
     (one,), (two,), (again,) = (lay_out(api, body(url)).messages for url in ("data:1", "data:2", "data:1"))
     assert one.texts == two.texts == ()
     assert one.media == again.media != two.media
 
 
-def test_media_nested_too_deep_to_be_written_are_not_ours():
+def test_a_body_with_too_deeply_nested_media_has_no_layout():
     deep: Any = "x"
     for _ in range(300):
         deep = [deep]
@@ -315,5 +315,5 @@ def test_media_nested_too_deep_to_be_written_are_not_ours():
         (Api.MESSAGES, {"chat_template_kwargs": {"a": 1}}, {"chat_template_kwargs": {"a": 1}}),
     ],
 )
-def test_options_are_what_reaches_the_template(api, fields, options):
+def test_options_are_the_fields_that_reach_the_template(api, fields, options):
     assert lay_out(api, {**dict(BODIES)[api], **fields}).options == options

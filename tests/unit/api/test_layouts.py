@@ -1,4 +1,4 @@
-"""Requests laid out one after the other: unchanged messages are the same objects, and only these."""
+"""Requests laid out one after the other: only unchanged messages are the same objects."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def again(api, old, new):
         (Api.RESPONSES, "input", [ITEM, ITEM], {"instructions": "You count bolts."}),
     ],
 )
-def test_what_is_equal_is_taken_over_and_the_rest_is_laid_out(api, key, items, system):
+def test_equal_messages_are_reused_and_only_the_rest_is_laid_out(api, key, items, system):
     old, new = ({key: list(part), **system} for part in (items, [*map(dict, items), items[0]]))
     first = lay_out(api, old)
     found = lay_out(api, new, seen(api, old, first))
@@ -38,13 +38,13 @@ def test_what_is_equal_is_taken_over_and_the_rest_is_laid_out(api, key, items, s
     assert all(a is b for a, b in zip(found.messages[-count - 1 : -1], first.messages[-count:], strict=True))
 
 
-def test_what_stands_behind_something_that_changed_is_laid_out_anew():
+def test_messages_after_a_changed_message_are_laid_out_again():
     old, new = {"messages": [ASKED, SAID, ASKED]}, {"messages": [ASKED, {**SAID, "content": "M5."}, ASKED]}
     assert again(Api.CHAT, old, new) == lay_out(Api.CHAT, new)
 
 
 @pytest.mark.parametrize(("one", "other"), [(1, True), (1, 1.0), (0, False)])
-def test_values_that_are_equal_to_python_only_are_not_equal(one, other):
+def test_values_that_only_python_considers_equal_are_not_reused(one, other):
     old, new = ({"messages": [ASKED, called(value)]} for value in (one, other))
     (call,) = again(Api.MESSAGES, old, new).messages[1].calls
     assert call.arguments["below"] is other
@@ -54,7 +54,7 @@ def like(recent, api, client, doc):
     return most_like(recent.of(api, client), api, doc)
 
 
-def test_the_one_that_has_most_in_common_is_found_but_never_another_clients():
+def test_the_most_similar_recent_request_of_the_same_client_is_found():
     recent = RecentRequests()
     short, long = {"messages": [ASKED]}, {"messages": [ASKED, SAID, ASKED]}
     for doc in (long, short):
@@ -65,7 +65,7 @@ def test_the_one_that_has_most_in_common_is_found_but_never_another_clients():
     assert like(recent, Api.COMPLETION, "anna", {"prompt": "x"}) is None
 
 
-def test_only_the_last_ones_are_kept_and_none_with_images():
+def test_only_the_latest_requests_are_kept_and_none_with_images():
     recent, doc = RecentRequests(), {"messages": [ASKED]}
     picture = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,x"}}]}
     recent.add(Api.CHAT, "anna", doc, lay_out(Api.CHAT, doc), 10)
@@ -77,7 +77,7 @@ def test_only_the_last_ones_are_kept_and_none_with_images():
     assert like(recent, Api.CHAT, "anna", doc) is None
 
 
-def test_their_bodies_are_bounded_together_and_one_that_is_too_large_is_not_kept():
+def test_recent_bodies_share_a_size_limit_and_a_larger_body_is_not_kept():
     recent, doc = RecentRequests(limit=100), {"messages": [ASKED]}
     layout = lay_out(Api.CHAT, doc)
     recent.add(Api.CHAT, "anna", doc, layout, 60)

@@ -1,4 +1,4 @@
-"""Images in chats of any API: named by their bytes, or not understood at all."""
+"""Images in chats of any API: named by a digest of their bytes, or not interpreted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def chat(*parts: Any) -> Ask:
     return asked(Api.CHAT, messages=[{"role": "user", "content": [*parts]}])
 
 
-def test_an_image_is_named_by_its_bytes():
+def test_an_image_is_named_by_the_digest_of_its_bytes():
     ask = chat(image(), WORDS)
     assert ask.chat is not None
     assert ask.chat["messages"] == [{"role": "user", "content": [part_of(DIGEST), WORDS]}]
@@ -41,7 +41,7 @@ def test_an_image_is_named_by_its_bytes():
     assert not ask.media
 
 
-def test_the_engine_can_be_shown_it_again():
+def test_the_name_of_an_image_can_be_turned_back_into_the_image():
     ask = chat(image(), WORDS)
     assert ask.chat is not None
     assert with_images(ask.chat, lambda digest: {picture.digest: picture for picture in ask.images}[digest])[
@@ -49,13 +49,13 @@ def test_the_engine_can_be_shown_it_again():
     ][0]["content"] == [image(), WORDS]
 
 
-def test_what_is_said_of_its_kind_does_not_count():
+def test_the_media_type_of_an_image_does_not_change_the_hash_chain():
     url = f"data:image/jpeg;base64,{DATA}"
     assert chat(image(url)).chat == chat(image()).chat
     assert chat(image(url)).hash_chain == chat(image()).hash_chain
 
 
-def test_another_image_is_another_chat():
+def test_another_image_gives_another_hash_chain():
     other = base64.b64encode(PICTURE + b"\0").decode()
     assert chat(image(f"data:image/png;base64,{other}")).hash_chain != chat(image()).hash_chain
 
@@ -66,7 +66,7 @@ def test_another_image_is_another_chat():
         image("http://localhost/a.png"),
         image("https://localhost/a.png"),
         image("file:///a.png"),
-        image(DATA),  # the engine takes it, but it may be meant otherwise
+        image(DATA),  # the engine accepts plain base64, but the text may be something else
         image(URL.replace("base64,", "")),
         image(f"data:text/plain;base64,{DATA}"),
         image(URL + "\n"),
@@ -84,21 +84,21 @@ def test_another_image_is_another_chat():
         "text",
     ],
 )
-def test_what_we_cannot_tell_has_no_chat(part):
+def test_an_image_that_cannot_be_identified_leaves_no_chat(part):
     ask = chat(image(), part)
     assert ask.chat is None
     assert ask.images == ()
     assert ask.hash_chain
 
 
-def test_a_chat_without_media_is_as_it_came():
+def test_a_chat_without_images_is_unchanged():
     ask = chat(WORDS)
     assert ask.chat is not None
     assert ask.chat["messages"] == [{"role": "user", "content": [WORDS]}]
     assert ask.images == ()
 
 
-def test_images_of_messages():
+def test_images_of_the_messages_api_are_named():
     source = {"type": "base64", "media_type": "image/png", "data": DATA}
     result = {"type": "tool_result", "tool_use_id": "x", "content": [{"type": "image", "source": source}]}
     ask = asked(
@@ -111,19 +111,19 @@ def test_images_of_messages():
     assert asked(Api.MESSAGES, messages=[{"role": "user", "content": [url]}]).chat is None
 
 
-def test_images_of_responses():
+def test_images_of_the_responses_api_are_named():
     parts = [{"type": "input_image", "image_url": URL}, {"type": "input_text", "text": "What is it?"}]
     ask = asked(Api.RESPONSES, input=[{"role": "user", "content": parts}])
     assert ask.chat is not None
     assert digests(ask.chat) == [DIGEST]
 
 
-def test_a_name_is_no_way_to_another_image():
+def test_an_image_name_sent_by_a_client_does_not_refer_to_another_image():
     """A client that sends a name as if it were an image has sent an image of 32 bytes."""
     ask = chat(part_of(DIGEST))
     assert ask.chat is not None
     assert digests(ask.chat) == [sha256(DIGEST).digest()]
 
 
-def test_nothing_is_named_in_nothing():
+def test_an_absent_chat_has_no_images():
     assert with_names(None) == (None, ())

@@ -28,14 +28,14 @@ def cut(stream: bytes, at: list[int]) -> list[bytes]:
     st.lists(st.sampled_from([ROLE, QUOTED, PING]), max_size=5),
     st.lists(st.integers(0, 600), max_size=12),
 )
-def test_only_progress_is_taken_out_however_the_stream_is_cut(before, after, cuts):
+def test_only_leading_progress_events_are_removed_for_any_chunk_boundaries(before, after, cuts):
     rest = [ROLE, *after, DONE]
     filtered = ProgressFilter()
     out = b"".join(filtered.feed(chunk) for chunk in cut(b"".join([*before, *rest]), cuts))
     assert out + filtered.close() == b"".join([*(e for e in before if e == PING), *rest])
 
 
-def test_after_the_first_event_nothing_is_held_back():
+def test_nothing_is_held_back_after_the_first_content_event():
     filtered = ProgressFilter()
     assert filtered.feed(PROGRESS + ROLE) == ROLE
     assert filtered.feed(b"data: {") == b"data: {"
@@ -49,7 +49,7 @@ def test_an_event_that_is_too_long_for_progress_is_not_held_back():
     assert filtered.close() == b""
 
 
-def test_a_stream_that_breaks_in_its_first_event_is_not_lost():
+def test_a_stream_that_ends_in_its_first_event_is_passed_on():
     filtered = ProgressFilter()
     assert filtered.feed(b"data: {") == b""
     assert filtered.close() == b"data: {"
@@ -65,7 +65,7 @@ def test_a_stream_that_breaks_in_its_first_event_is_not_lost():
         (Api.MESSAGES, {"stream": True}, False),
     ],
 )
-def test_progress_is_asked_for_only_where_nobody_notices(api, fields, expected):
+def test_progress_is_requested_only_if_the_client_cannot_notice_it(api, fields, expected):
     body = orjson.dumps({"messages": [{"role": "user", "content": "hello"}], **fields})
     assert can_ask(parse(api, body)) is expected
 
@@ -75,13 +75,13 @@ def test_a_key_that_is_spelled_with_escapes_is_the_same_key():
     assert not can_ask(parse(Api.COMPLETION, body))
 
 
-def test_asking_changes_nothing_else():
+def test_the_request_for_progress_changes_nothing_else_in_the_body():
     body = b' {"stream": true, "messages": [{"role":"user","content":"x"}]}'
     assert orjson.loads(ask_for(body)) == {**orjson.loads(body), "return_progress": True}
     assert orjson.loads(placed(ask_for(body), UNNAMED, 1))["id_slot"] == 1
 
 
-def test_what_is_taken_out_is_read():
+def test_removed_progress_events_are_read():
     filtered = ProgressFilter()
     assert filtered.latest is None
     filtered.feed(PROGRESS)
@@ -92,11 +92,11 @@ def test_what_is_taken_out_is_read():
 
 
 @pytest.mark.parametrize(
-    "odd", [b'{"total":"x"}', b'{"total":9}', b"{", b'{"total":9,"cache":0,"processed":null}']
+    "malformed", [b'{"total":"x"}', b'{"total":9}', b"{", b'{"total":9,"cache":0,"processed":null}']
 )
-def test_progress_of_another_shape_is_taken_out_and_says_nothing(odd):
+def test_progress_events_of_an_unknown_shape_are_removed_and_ignored(malformed):
     filtered = ProgressFilter()
     assert filtered.feed(b'data: {"prompt_progress":{},"x":1}\n\n' + PROGRESS) == b""
     known = filtered.latest
-    assert filtered.feed(b'data: {"prompt_progress":' + odd + b"}\n\n" + ROLE) == ROLE
+    assert filtered.feed(b'data: {"prompt_progress":' + malformed + b"}\n\n" + ROLE) == ROLE
     assert filtered.latest == known

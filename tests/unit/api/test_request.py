@@ -62,14 +62,14 @@ def ask(api=Api.CHAT, **body):
 
 
 @given(api=st.sampled_from(list(Api)), body=odd_bodies)
-def test_any_document_is_read_or_not_ours(api, body):
+def test_any_json_document_is_parsed_or_left_to_the_engine(api, body):
     raw = orjson.dumps(body)
     with suppress(NotOurs):
         assert isinstance(parse(api, raw), Ask)
 
 
 @given(api=st.sampled_from(GENERATING), body=st.binary(max_size=200))
-def test_any_bytes_are_read_or_not_ours(api, body):
+def test_any_bytes_are_parsed_or_left_to_the_engine(api, body):
     with suppress(NotOurs):
         assert isinstance(parse(api, body), Ask)
 
@@ -93,18 +93,18 @@ def test_any_bytes_are_read_or_not_ours(api, body):
         (Api.TASK, b'{"input":"x"}'),
     ],
 )
-def test_what_cannot_be_read_is_not_ours(api, body):
+def test_an_unreadable_body_is_left_to_the_engine(api, body):
     with pytest.raises(NotOurs):
         parse(api, body)
 
 
-def test_a_tool_input_nested_too_deep_is_not_ours():
+def test_a_tool_input_that_is_nested_too_deeply_is_left_to_the_engine():
     use = b'{"type":"tool_use","input":' + b"[" * 1000 + b"]" * 1000 + b"}"
     with pytest.raises(NotOurs):
         parse(Api.MESSAGES, b'{"messages":[{"role":"assistant","content":[' + use + b"]}]}")
 
 
-def test_a_chat_body_for_rendering_has_no_sampling():
+def test_the_chat_body_for_rendering_has_no_sampling_fields():
     body = {"messages": HELLO, "tools": [], "model": "m", "reasoning_effort": "low", "response_format": {}}
     sampling = {"temperature": 1, "stream": True, "max_tokens": 3, "seed": 1, "id_slot": 1, "n": 2}
     got = ask(**body, **sampling)
@@ -113,12 +113,12 @@ def test_a_chat_body_for_rendering_has_no_sampling():
     assert got.prompt is None
 
 
-def test_messages_drop_what_the_engine_drops():
+def test_the_messages_api_drops_the_fields_that_the_engine_drops():
     got = ask(Api.MESSAGES, messages=HELLO, id_slot=1, n=3, cache_prompt=False, stream=True)
     assert (got.claim.id_slot, got.claim.copies, got.cache_prompt, got.stream) == (None, 1, True, True)
 
 
-def test_caching_is_on_unless_it_is_switched_off():
+def test_prompt_caching_is_on_unless_the_request_disables_it():
     assert ask(messages=HELLO).cache_prompt
     assert ask(messages=HELLO, cache_prompt=None).cache_prompt
     assert not ask(messages=HELLO, cache_prompt=False).cache_prompt
@@ -139,18 +139,18 @@ def test_caching_is_on_unless_it_is_switched_off():
     ],
 )
 @pytest.mark.parametrize("api", [Api.COMPLETION, Api.COMPLETIONS])
-def test_a_single_prompt_is_known_in_each_of_its_forms(api, prompt, read):
+def test_a_single_prompt_is_read_in_each_of_its_forms(api, prompt, read):
     got = ask(api, prompt=prompt)
     assert (got.prompt, got.claim.copies, got.media, got.chat, got.hash_chain) == (read, 1, False, None, ())
 
 
 @pytest.mark.parametrize(("prompt", "copies"), [(["a", "b"], 2), ([[1], [2], "c"], 3), ([], 1)])
-def test_several_prompts_are_unknown_and_take_several_slots(prompt, copies):
+def test_several_prompts_are_not_read_and_take_several_slots(prompt, copies):
     got = ask(Api.COMPLETION, prompt=prompt)
     assert (got.prompt, got.claim.copies) == (None, copies)
 
 
-def test_media_leaves_nothing_to_tokenize_but_the_outline():
+def test_a_request_with_media_has_a_hash_chain_but_no_chat_to_tokenize():
     picture = {"type": "image_url", "image_url": {"url": "data:,"}}
     got = ask(messages=[{"role": "user", "content": [{"type": "text", "text": "see"}, picture]}])
     assert got.media
@@ -160,7 +160,7 @@ def test_media_leaves_nothing_to_tokenize_but_the_outline():
     assert (raw.media, raw.prompt) == (True, None)
 
 
-def test_an_infill_prompt_is_the_engines_own():
+def test_an_infill_request_has_no_prompt_of_its_own():
     got = ask(Api.INFILL, input_prefix="a", input_suffix="b", id_slot=2)
     assert (got.prompt, got.chat, got.claim.id_slot) == (None, None, 2)
 
@@ -214,7 +214,7 @@ def test_lora_scales_are_read_as_the_engine_reads_them(field, scales):
         ),
     ],
 )
-def test_a_type_that_is_no_word_is_read_or_not_ours(api, body):
+def test_a_type_that_is_not_a_string_is_parsed_or_left_to_the_engine(api, body):
     with suppress(NotOurs):
         assert parse(api, orjson.dumps(body)).media
 
@@ -234,5 +234,5 @@ def test_a_type_that_is_no_word_is_read_or_not_ours(api, body):
         (Api.TASK, {"max_tokens": 100}, None),
     ],
 )
-def test_how_long_an_answer_may_be_is_read_under_each_api_s_own_names(api, doc, cap):
+def test_the_maximum_answer_length_is_read_under_the_field_names_of_each_api(api, doc, cap):
     assert answer_cap(api, doc) == cap

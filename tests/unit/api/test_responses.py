@@ -29,7 +29,7 @@ def test_text_input_is_a_user_message_after_the_instructions():
     ]
 
 
-def test_reasoning_message_and_calls_in_a_row_are_one_assistant_message():
+def test_consecutive_reasoning_and_message_and_call_items_are_one_assistant_message():
     output = {"type": "output_text", "text": "Look."}
     (got,) = messages(THOUGHT, said(output), {**said(), "content": "Now."}, CALL, CALL)
     assert got == {
@@ -40,7 +40,7 @@ def test_reasoning_message_and_calls_in_a_row_are_one_assistant_message():
     }
 
 
-def test_a_first_item_opens_the_assistant_message():
+def test_the_first_assistant_item_begins_the_assistant_message():
     assert messages(CALL) == [{"role": "assistant", "tool_calls": [CALLED]}]
     assert messages(CALL, said()) == [{"role": "assistant", "tool_calls": [CALLED], "content": []}]
     assert messages(said({"type": "refusal", "refusal": "no"}), THOUGHT) == [
@@ -83,7 +83,7 @@ def test_only_functions_are_tools_and_they_are_strict_by_default():
     assert "tools" not in shape({"input": "x", "tools": tools[1:2]}).chat
 
 
-def test_the_effort_becomes_the_chat_field():
+def test_the_reasoning_effort_becomes_the_chat_field():
     got = shape({"input": "x", "reasoning": {"effort": "low"}, "tool_choice": "auto", "temperature": 1})
     assert got.chat == {
         "messages": [{"role": "user", "content": "x"}],
@@ -111,6 +111,6 @@ def test_the_effort_becomes_the_chat_field():
         {"type": "reasoning", "summary": []},
     ],
 )
-def test_an_item_that_the_engine_refuses_is_not_ours(item):
+def test_an_item_that_the_engine_refuses_is_left_to_the_engine(item):
     with pytest.raises(NotOurs):
         messages(item)

@@ -32,22 +32,22 @@ from slotkeeper.api.head import Api, classify, is_for_clients, is_open
         ("", Api.OTHER),
     ],
 )
-def test_a_post_means_what_it_means_to_the_engine(path, api):
+def test_a_post_path_has_the_same_api_as_in_the_engine(path, api):
     assert classify("POST", path) is api
 
 
-def test_only_a_post_generates():
+def test_only_post_requests_generate():
     assert {classify(method, "/v1/chat/completions") for method in ("GET", "HEAD", "OPTIONS", "DELETE")} == {
         Api.OTHER,
     }
 
 
-def test_an_escaped_path_is_the_path_that_the_engine_decodes():
+def test_an_escaped_path_is_decoded_as_the_engine_decodes_it():
     assert classify("POST", "/v1%2Fcompletions") is Api.COMPLETIONS
     assert classify("POST", "/%76%31/messages") is Api.MESSAGES
 
 
-def test_a_prefix_is_required_where_the_engine_has_one():
+def test_the_path_prefix_is_required_if_the_engine_has_one():
     assert classify("POST", "/llm/v1/messages", prefix="/llm") is Api.MESSAGES
     assert classify("POST", "/llm/slots/3", prefix="/llm") is Api.CONTROL
     assert classify("POST", "/v1/messages", prefix="/llm") is Api.OTHER
@@ -67,7 +67,7 @@ def test_only_generating_routes_can_be_pinned_and_messages_cannot():
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/health"])
-def test_what_says_nothing_of_anybody_is_open(path):
+def test_health_routes_and_preflight_requests_need_no_key(path):
     assert is_open("GET", path)
     assert is_open("HEAD", f"/llm{path}", "/llm")
     assert is_open("OPTIONS", "/slots")
@@ -96,7 +96,7 @@ def test_what_says_nothing_of_anybody_is_open(path):
         ("DELETE", "/v1/models"),
     ],
 )
-def test_what_shows_or_changes_what_belongs_to_all_is_for_operators(method, path):
+def test_routes_that_show_or_change_shared_state_are_for_operators(method, path):
     assert not is_for_clients(classify(method, path), method, path)
 
 
@@ -112,7 +112,7 @@ def test_what_shows_or_changes_what_belongs_to_all_is_for_operators(method, path
         ("GET", "/props"),
     ],
 )
-def test_what_is_the_clients_own_is_for_clients(method, path):
+def test_routes_that_concern_only_the_caller_are_for_clients(method, path):
     for prefix in ("", "/llm"):
         api = classify(method, prefix + path, prefix)
         assert is_for_clients(api, method, prefix + path, prefix)

@@ -1,4 +1,4 @@
-"""Credentials in wrong places are found, and nothing else is taken for one."""
+"""Credentials in wrong places are found, and no other text is mistaken for a credential."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEY = "0123456789abcdef0123"
         ({}, f"beta=true&api_key={KEY}"),
     ],
 )
-def test_a_credential_is_known_wherever_it_stands(headers, query):
+def test_a_credential_is_recognised_in_headers_and_query_strings(headers, query):
     secrets = Secrets.of(headers, query)
     for text in (KEY, f"chat-{KEY}", f"agent/1 ({KEY})"):
         assert secrets.stand_in(text)
@@ -29,7 +29,7 @@ def test_a_credential_is_known_wherever_it_stands(headers, query):
     assert not secrets.stand_in("opencode/1.0 Bearer Basic theme sid beta")
 
 
-def test_a_short_one_is_a_whole_word_only():
+def test_a_short_credential_matches_only_as_a_whole_word():
     secrets = Secrets.of({"Authorization": "Bearer sk-1"})
     assert len("sk-1") < LEAST
     assert secrets.stand_in("sk-1")
@@ -47,7 +47,7 @@ def test_a_short_one_is_a_whole_word_only():
         "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.abc",
     ],
 )
-def test_what_looks_like_a_key_is_one_whosever_it_is(key):
+def test_a_text_with_the_form_of_a_known_key_is_a_credential(key):
     assert Secrets(frozenset()).stand_in(f"chat {key}")
     assert masked(f"--x {key} y") == "--x *** y"
 
@@ -56,22 +56,22 @@ def test_what_looks_like_a_key_is_one_whosever_it_is(key):
     "text",
     ["ses_0123456789abcdefghij", "0197f6a2-7c3e-7d2a-b3a1-0123456789ab", "task-2026-11-22-a-long-name"],
 )
-def test_usual_names_of_sessions_are_none(text):
+def test_usual_session_names_are_not_credentials(text):
     assert not Secrets(frozenset()).stand_in(text)
 
 
-def test_headers_are_the_very_same_where_none_holds_a_secret():
+def test_headers_without_a_secret_are_returned_unchanged():
     headers = CIMultiDict({"Authorization": f"Bearer {KEY}", "User-Agent": "a/1"})
     assert Secrets.of(headers).without(headers) is headers
 
 
-def test_a_header_that_holds_one_is_left_out_with_all_its_values():
+def test_a_header_that_contains_a_secret_is_removed_with_all_its_values():
     headers = CIMultiDict([("Authorization", KEY), ("X-A", "1"), ("X-A", f"b {KEY}"), ("User-Agent", "a/1")])
     left = Secrets.of(headers).without(headers)
     assert dict(left) == {"Authorization": KEY, "User-Agent": "a/1"}
 
 
-def test_no_secret_at_all():
+def test_empty_credentials_mask_nothing():
     secrets = Secrets.of({"Authorization": "", "Cookie": ";", "X-Auth": "Basic !"}, "key=&x")
     assert not secrets.stand_in("anything")
     assert secrets.masked(b"{}") == b"{}"

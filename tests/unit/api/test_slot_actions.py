@@ -24,25 +24,25 @@ def test_a_slot_action_is_sent_in_canonical_form(target, sent):
     assert (action.target, action.body, action.act) == (sent, b'{"filename":"b"}', Act.SAVE)
 
 
-def test_the_engines_prefix_stays():
+def test_the_path_prefix_of_the_engine_is_kept():
     assert read_action("/llm/slots/1?action=erase", b"", "/llm").target == "/llm/slots/1?action=erase"
 
 
 @pytest.mark.parametrize("word", ["", "-1", "+1", "1x", "%201", "\u0661", "4294967297", "x/../1?y"])
-def test_a_slot_that_could_be_read_otherwise_is_none(word):
+def test_an_ambiguous_slot_id_is_refused(word):
     action = read_action(f"/slots/{word}?action=save", b'{"filename": "a"}')
     assert action.refused
 
 
 @pytest.mark.parametrize("query", ["", "action=SAVE", "action=save&action=erase", "action=", "Action=save"])
-def test_an_action_that_could_be_read_otherwise_is_none(query):
+def test_an_ambiguous_action_is_refused(query):
     action = read_action(f"/slots/1?{query}", b'{"filename": "slotkeeper.sqlite"}')
     assert action.refused
     assert (action.target, action.body) == ("/slots/1?action=none", b"{}")
 
 
 @pytest.mark.parametrize("body", [b"", b"[3]", b"{}", b'{"filename":3}', b'{"filename":null}'])
-def test_what_names_no_file_is_the_engines_to_judge(body):
+def test_a_body_without_a_file_name_is_left_to_the_engine(body):
     assert read_action("/slots/0?action=restore", body).body == body
 
 
@@ -50,7 +50,7 @@ def test_what_names_no_file_is_the_engines_to_judge(body):
     "body",
     [b"\xef\xbb\xbf{}", b"{", b'{"filename": "slotkeeper.lock", "a": ' + b"[" * 9999 + b"]" * 9999 + b"}"],
 )
-def test_what_another_parser_might_read_otherwise_is_refused(body):
+def test_a_body_that_is_not_plain_json_is_refused(body):
     with pytest.raises(ClientFault, match="not JSON"):
         read_action("/slots/0?action=restore", body)
 
@@ -58,13 +58,13 @@ def test_what_another_parser_might_read_otherwise_is_refused(body):
 @pytest.mark.parametrize(
     "name", ["slotkeeper", "SlotKeeper.json", "\uff53lotkeeper.sqlite", "\u017flotkeeper.lock"]
 )
-def test_our_files_are_nobody_elses(name):
+def test_file_names_of_the_sidecar_are_refused(name):
     with pytest.raises(ClientFault, match="choose another"):
         read_action("/slots/0?action=save", orjson.dumps({"filename": name}))
 
 
 @given(st.text(), st.binary())
-def test_anything_is_read_or_refused(target, body):
+def test_any_slot_action_is_read_or_refused(target, body):
     try:
         action = read_action(target, body)
     except ClientFault:
@@ -85,5 +85,5 @@ def test_anything_is_read_or_refused(target, body):
         (Act.RESTORE, 400, b"", 0),
     ],
 )
-def test_what_is_left_in_the_slot(act, status, answer, left):
+def test_a_slot_action_tells_what_is_left_in_the_slot(act, status, answer, left):
     assert left_by(act, status, answer) == left

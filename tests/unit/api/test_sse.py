@@ -32,7 +32,7 @@ def events(*chunks, limit=2**20):
 
 
 @given(stream=STREAMS | st.binary(max_size=60), cuts=st.lists(st.integers(0, 200)), limit=st.integers(4, 60))
-def test_any_cuts_give_the_same_events(stream, cuts, limit):
+def test_chunk_boundaries_do_not_change_the_events(stream, cuts, limit):
     places = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
     chunks = [stream[a:b] for a, b in pairwise(places)]
     assert events(*chunks, limit=limit) == events(stream, limit=limit)
@@ -45,7 +45,7 @@ def test_every_line_end_ends_a_line(end):
     assert events(stream) == [SseEvent("e", b"1\n2"), SseEvent("", b"3")]
 
 
-def test_comments_and_other_fields_say_nothing():
+def test_comments_and_unknown_fields_are_ignored():
     assert events(b":\n\n: ping\nid: 1\nretry: 2\n\ndata: x\n: in between\n\n") == [SseEvent("", b"x")]
 
 
@@ -53,11 +53,11 @@ def test_a_name_belongs_to_one_event():
     assert events(b"event: a\n\ndata: x\n\n") == [SseEvent("", b"x")]
 
 
-def test_one_space_is_taken_and_a_byte_order_mark_is_skipped():
+def test_one_leading_space_is_removed_and_a_byte_order_mark_is_skipped():
     assert events(b"\xef\xbb\xbfdata:  x\n\n") == [SseEvent("", b" x")]
 
 
-def test_an_unfinished_event_is_given_at_the_close():
+def test_an_unfinished_event_is_returned_at_close():
     assert events(b"data: x\n\ndata: y") == [SseEvent("", b"x"), SseEvent("", b"y")]
     assert events(b"data: x\r") == [SseEvent("", b"x")]
     assert events(b"event: a\n") == []

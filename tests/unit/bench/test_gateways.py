@@ -22,12 +22,12 @@ def workers(count: int) -> list[Sidecar]:
     return [Sidecar() for _ in range(count)]
 
 
-def test_round_robin_goes_round():
+def test_round_robin_uses_the_engines_in_turn():
     choose = round_robin(workers(3))
     assert [choose("c", EMPTY) for _ in range(5)] == [0, 1, 2, 0, 1]
 
 
-def test_a_conversation_stays_and_few_move_when_one_comes():
+def test_a_conversation_keeps_its_engine_and_few_move_when_an_engine_is_added():
     names = [f"c{n}" for n in range(600)]
     three, four = consistent_hash(workers(3)), consistent_hash(workers(4))
     before = [three(name, EMPTY) for name in names]
@@ -45,11 +45,11 @@ def test_cache_aware_follows_the_prefix():
     one, other = Tokens([1] * 3000), Tokens([2] * 3000)
     first = choose("a", one)
     fleet[first].in_flight = 1
-    assert choose("b", other) == 1 - first  # unknown: the one with the fewest
+    assert choose("b", other) == 1 - first  # unknown prompt: the engine with the fewest requests
     assert choose("c", one + Tokens([3] * 500)) == first
 
 
-def test_cache_aware_spills_where_one_has_far_too_many():
+def test_cache_aware_leaves_an_engine_with_too_many_requests():
     fleet = workers(4)
     choose = cache_aware(fleet)
     prompt = Tokens([1] * 3000)

@@ -18,7 +18,7 @@ HELP = "\n".join(
 @pytest.mark.parametrize(
     ("kind", "thins_at_every_task"), [(EngineKind.SKULK, True), (EngineKind.XLLAMACPP, False)]
 )
-def test_an_engine_as_up_starts_it(kind, thins_at_every_task, tmp_path, monkeypatch):
+def test_a_benchmark_engine_has_the_flags_of_the_up_command(kind, thins_at_every_task, tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "output_of", lambda *_: HELP + "\n--checkpoint-min-step N  what it does")
     line = up_flags(EngineBinary(kind=kind, program=()), tmp_path / "m.gguf", tmp_path, context_tokens=4096)
     flags = EngineFlags.parse(line)
@@ -28,7 +28,7 @@ def test_an_engine_as_up_starts_it(kind, thins_at_every_task, tmp_path, monkeypa
     assert line[-2:] == ["--device", "none"]
 
 
-def test_a_users_own_build_keeps_its_devices(tmp_path, monkeypatch):
+def test_an_engine_of_the_user_keeps_its_devices(tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "output_of", lambda *_: HELP)
     line = up_flags(EngineBinary(kind=EngineKind.LLAMA_SERVER, program=("x",)), tmp_path / "m.gguf", tmp_path)
     assert "--device" not in line

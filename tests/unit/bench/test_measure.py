@@ -43,13 +43,13 @@ def lcp(one, other):
     )
 
 
-def test_a_reply_is_remembered_with_its_prompt():
+def test_the_oracle_remembers_a_reply_with_its_prompt():
     oracle = Oracle()
     oracle.saw(Tokens([1, 2]) + Tokens([3]))
     assert oracle.least(Tokens([1, 2, 3, 4, 5])) == 2
 
 
-def test_totals_are_sums_of_the_engines_figures():
+def test_totals_are_sums_of_the_figures_of_the_engine():
     found = totals([counted(computed=40, oracle=20), counted(computed=60, oracle=30)])
     assert (found.requests, found.failed, found.uncounted) == (2, 0, 0)
     assert (found.prompt, found.computed, found.sums.reused, found.oracle) == (200, 100, 100, 50)
@@ -63,26 +63,26 @@ def test_a_failed_request_is_counted_but_adds_no_tokens_and_no_time():
     assert found.first_token_p95 == 1.0
 
 
-def test_an_answer_without_an_oracle_had_to_be_computed():
-    """As the metrics count it."""
+def test_the_tokens_of_an_answer_without_an_oracle_count_as_necessary():
+    """The metrics count it in the same way."""
     found = totals([counted(computed=40, oracle=20), counted(prompt=2000, computed=1000, oracle=None)])
     assert (found.computed, found.oracle, found.uncounted) == (1040, 1020, 1)
 
 
-def test_what_was_planted_for_a_request_is_waited_for_and_idle_work_only_in_the_total():
+def test_planted_tokens_count_as_waiting_and_idle_tokens_only_in_the_total():
     found = totals([counted(computed=40, planted=30, oracle=20, idle=20)])
     assert (found.sums.client, found.sums.plant, found.sums.idle) == (10, 30, 20)
     assert (found.sums.waited, found.total) == (2.0, 3.0)
 
 
-def test_without_the_engines_counter_nobody_knows_the_total():
+def test_without_the_counter_of_the_engine_the_total_is_unknown():
     assert totals([counted(idle=5), counted(idle=None)]).total is None
 
 
-# -- what cannot be --------------------------------------------------------------------------------------
+# -- impossible figures ----------------------------------------------------------------------------------
 
 
-def test_less_than_the_oracle_is_a_fault_unless_it_is_explained():
+def test_computing_less_than_the_oracle_is_a_fault_unless_it_is_explained():
     assert impossible([counted(computed=20, oracle=20)]) == 0
     assert impossible([counted(computed=5, oracle=20)]) == 15
     assert impossible([counted(computed=5, oracle=20, rewritten=True)]) == 0
@@ -90,17 +90,17 @@ def test_less_than_the_oracle_is_a_fault_unless_it_is_explained():
     assert impossible([counted(computed=5, oracle=20, failure="500: no")]) == 0
 
 
-def test_what_was_computed_too_often_elsewhere_explains_nothing():
+def test_extra_computation_elsewhere_does_not_explain_computing_less_than_the_oracle():
     assert impossible([counted(computed=90, oracle=20), counted(computed=5, oracle=20)]) == 15
 
 
-def test_replies_and_prompts_that_the_oracle_did_not_see_may_be_in_the_cache():
+def test_replies_and_prompts_unknown_to_the_oracle_explain_computing_less():
     assert impossible([counted(generated=15), counted(computed=5, oracle=20)]) == 0
     assert impossible([counted(oracle=None), counted(computed=5, oracle=20)]) == 0
     assert impossible([counted(exact=False, computed=5), counted(computed=5, oracle=20)]) == 0
 
 
-def test_nothing_has_no_ratio_and_no_percentile():
+def test_empty_totals_have_no_ratio_and_no_percentile():
     found = totals([])
     assert (found.requests, found.sums.waited, found.first_token_p50) == (0, None, None)
 

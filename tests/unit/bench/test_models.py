@@ -23,9 +23,7 @@ def test_every_model_is_byte_identical_to_the_measured_one(tiny: Tiny, tmp_path:
     assert hashlib.sha256(path.read_bytes()).hexdigest() == SHA256[tiny]
 
 
-def test_a_second_call_finds_the_file_and_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_build_reuses_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = build(Tiny.RECURRENT, tmp_path)
     monkeypatch.setattr(models, "_recipe", lambda _: pytest.fail("built again"))
     assert build(Tiny.RECURRENT, tmp_path) == first
@@ -38,7 +36,7 @@ def test_a_damaged_file_is_replaced(tmp_path: Path) -> None:
     assert hashlib.sha256(path.read_bytes()).hexdigest() == SHA256[Tiny.DENSE]
 
 
-def test_a_build_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_build_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def half(path: Path) -> None:
         path.write_bytes(b"GGUF")
         raise OSError(28, "No space left on device")
@@ -49,7 +47,7 @@ def test_a_build_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_cache_is_where_xdg_says_and_elsewhere_if_that_cannot_be(
+def test_the_cache_is_in_the_xdg_folder_or_elsewhere_if_that_is_unusable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -59,7 +57,9 @@ def test_the_cache_is_where_xdg_says_and_elsewhere_if_that_cannot_be(
     assert not models.cache_folder().is_relative_to(tmp_path / "file")
 
 
-def test_without_the_extra_the_error_names_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_the_error_names_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in [n for n in sys.modules if n.startswith("slotkeeper.bench.tiny")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "gguf", None)

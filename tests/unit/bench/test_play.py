@@ -31,7 +31,7 @@ def turn(label, session=None):
     return Turn(label=label, messages=({"role": "user", "content": label},), session=session)
 
 
-async def test_every_reply_goes_back_into_the_script():
+async def test_every_reply_is_passed_to_the_script():
     told: list[dict[str, Any]] = []
     await play(script(told, turn("a"), turn("b"), turn("c")), Answers(failing="b"), session="one")
     assert [reply["content"] for reply in told] == ["a", SILENCE["content"], "c"]
@@ -42,7 +42,7 @@ async def test_a_turn_may_belong_to_another_session():
     assert [sample.session for sample in samples] == ["one", "others"]
 
 
-async def test_what_is_told_of_a_turn_and_when():
+async def test_callbacks_are_called_before_and_after_each_turn():
     order, target = [], Answers()
 
     async def before(each):
@@ -62,7 +62,7 @@ async def test_what_is_told_of_a_turn_and_when():
     ]  # fmt: skip
 
 
-def test_a_call_that_was_cut_in_two_does_not_go_back():
+def test_a_truncated_tool_call_is_not_sent_back():
     def reply(arguments):
         return {"role": "assistant", "content": "x", "tool_calls": [{"function": {"arguments": arguments}}]}
 

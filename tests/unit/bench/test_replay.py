@@ -38,11 +38,11 @@ def entry(path="/v1/chat/completions", method="POST", body=None, headers=None):
         (Api.INFILL, {}, {"n_predict": 64}),
     ],
 )
-def test_a_reply_is_capped_by_the_name_its_api_has_for_it(api, body, expected):
+def test_the_answer_length_is_capped_under_the_field_name_of_the_api(api, body, expected):
     assert capped(api, body, 64) == expected
 
 
-def test_nothing_else_of_the_body_changes_and_its_order_stays():
+def test_other_fields_of_the_body_and_their_order_are_unchanged():
     body = {"z": 1, "max_tokens": 900, "messages": [], "a": 2}
     assert list(capped(Api.CHAT, body, 64).items()) == [
         ("z", 1),
@@ -53,12 +53,12 @@ def test_nothing_else_of_the_body_changes_and_its_order_stays():
     assert body["max_tokens"] == 900
 
 
-def test_keys_of_another_server_are_not_sent():
+def test_credentials_of_the_recording_are_not_sent():
     headers = {"Authorization": "Bearer x", "X-Api-Key": "y", "x-session-id": "7", "Connection": "keep-alive"}
     assert shot(entry(headers=headers), 64).headers == {"x-session-id": "7"}
 
 
-def test_sessions_of_two_clients_with_one_name_stay_apart():
+def test_sessions_of_two_clients_with_the_same_name_stay_separate():
     assert shot(entry(), 64).session == "pi/main1"
 
 

@@ -56,12 +56,12 @@ def test_an_append_only_session_only_appends(name, count):
     assert all(extends(turn, earlier) for earlier, turn in pairwise(turns))
 
 
-def test_replies_come_back_in_the_next_request():
+def test_replies_are_sent_back_in_the_next_request():
     second = played(SESSIONS["append"]())[1]
     assert second.messages[2]["content"] == "Answer 1."
 
 
-def test_a_tools_result_names_the_call_it_answers():
+def test_a_tool_result_names_the_call_that_it_answers():
     second = played(SESSIONS["tool-loop"]())[1]
     assert second.messages[-1]["tool_call_id"] == CALL["id"]
 
@@ -73,7 +73,7 @@ def test_the_clock_changes_one_line_of_the_system_prompt(name, at):
     assert len({tuple(each[1:] if at == 0 else each[:-1]) for each in lines}) == 1
 
 
-def test_interleaved_chats_share_a_system_prompt_and_nothing_else():
+def test_interleaved_chats_share_only_a_system_prompt():
     turns = {turn.label: turn for turn in played(SESSIONS["interleaved"]())}
     assert list(turns) == ["A1", "title", "B1", "A2", "B2", "A3", "B3", "A4", "B4"]
     assert turns["A1"].messages[0] == turns["B1"].messages[0] != turns["title"].messages[0]
@@ -83,7 +83,7 @@ def test_interleaved_chats_share_a_system_prompt_and_nothing_else():
 
 
 @pytest.mark.parametrize("name", ["edits", "many-turns"])
-def test_an_edited_session_goes_back_to_its_first_branch(name):
+def test_an_edited_session_returns_to_its_first_branch(name):
     turns = played(SESSIONS[name]())
     main = [turn for turn in turns if turn.label.startswith("turn ")]
     back = turns[-1]
@@ -91,7 +91,7 @@ def test_an_edited_session_goes_back_to_its_first_branch(name):
     assert any(not extends(turn, main[-1]) and not extends(main[-1], turn) for turn in turns)
 
 
-def test_the_demos_agents_share_their_beginning_and_one_rewrites_his_message():
+def test_the_agents_of_the_demo_share_a_system_text_and_one_message_is_rewritten():
     turns = played(agents())
     assert len(turns) == 19
     chats = [turn for turn in turns if not turn.label.startswith("title")]
@@ -102,7 +102,7 @@ def test_the_demos_agents_share_their_beginning_and_one_rewrites_his_message():
 
 
 @pytest.mark.parametrize(("name", "questions"), [("document", 6), ("long-document", 11)])
-def test_questions_about_a_document_part_behind_its_end(name, questions):
+def test_questions_about_a_document_diverge_only_behind_it(name, questions):
     turns = played(SESSIONS[name]())
     asked = [turn.messages[-1]["content"] for turn in turns]
     assert all(len(turn.messages) == 2 for turn in turns)
@@ -111,7 +111,7 @@ def test_questions_about_a_document_part_behind_its_end(name, questions):
     assert len({text.rpartition("\n\n")[2] for text in asked}) == len(turns) == questions
 
 
-def test_agents_share_system_text_and_tools_and_others_go_on_between_them():
+def test_agents_share_system_text_and_tools_and_other_sessions_alternate_with_them():
     turns = played(SESSIONS["agents"]())
     ours = [turn for turn in turns if turn.session is None]
     others = [turn for turn in turns if turn.session == "others"]

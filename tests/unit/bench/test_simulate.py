@@ -1,4 +1,4 @@
-"""The simulator: laws of every fleet, every request is served, and equal seeds give equal results."""
+"""The simulator: invariants of every fleet, every request is served, equal seeds give equal results."""
 
 from __future__ import annotations
 
@@ -29,35 +29,35 @@ def test_every_request_is_served_and_counted(way, files):
     assert sums.requests == len(found.first) == sum(found.requests) == 8 * 4
     assert sums.reused + sums.computed == sums.prompt_tokens
     assert sums.client + sums.plant >= sums.computed
-    # Nothing beats one large cache but by what was computed while a request waited.
+    # The hit rate exceeds that of one large cache only by what was computed while a request waited.
     assert 0 < sums.hit_rate <= found.large_cache + 0.02 < 1
     assert sums.waited >= 1
     assert min(found.first) > 0
 
 
 @pytest.mark.parametrize("memory", [Memory.SWA, Memory.HYBRID, Memory.RECURRENT])
-def test_other_kinds_of_memory(memory):
+def test_other_memory_kinds_serve_every_request(memory):
     found = simulated(memory=memory, way="cache-aware", files=Files.SHARED)
     assert found.sums.requests == 8 * 4
     assert found.sums.hit_rate > 0.5
 
 
-def test_the_same_words_give_the_same_figures():
+def test_the_same_arguments_give_the_same_figures():
     once, again = (simulated(way="cache-aware", files=Files.SHARED).shown() for _ in range(2))
     assert once == again
 
 
-def test_another_seed_is_another_load():
+def test_another_seed_gives_another_load():
     assert simulated().shown() != simulated(Synthetic(conversations=8, turns=4, seed=2)).shown()
 
 
-def test_room_for_all_loses_nothing_on_one_engine():
-    """With a slot for each conversation, only beginnings that two compute at once are computed twice."""
+def test_enough_slots_on_one_engine_lose_almost_nothing():
+    """With a slot for each conversation, only prefixes that two requests compute at once are repeated."""
     found = simulated(engines=1, slots=8)
     assert found.sums.hit_rate == pytest.approx(found.large_cache, abs=0.08)
 
 
-def test_without_files_a_crowd_loses_its_slots():
+def test_without_files_too_few_slots_lower_the_hit_rate():
     crowded = simulated(engines=1, slots=1, files=Files.NONE)
     kept = simulated(engines=1, slots=1, files=Files.LOCAL)
     assert crowded.moved.saved == crowded.moved.restored == 0
@@ -65,18 +65,18 @@ def test_without_files_a_crowd_loses_its_slots():
     assert crowded.sums.hit_rate < kept.sums.hit_rate
 
 
-def test_a_shared_store_helps_where_nobody_looks_at_the_prompt():
+def test_a_shared_store_raises_the_hit_rate_of_round_robin():
     local, shared = (simulated(engines=4, way="round-robin", files=f) for f in (Files.LOCAL, Files.SHARED))
     assert shared.moved.fetched > 0 == local.moved.fetched
     assert shared.sums.hit_rate > local.sums.hit_rate
 
 
-def test_a_slow_engine_lets_wait():
+def test_a_slow_engine_makes_requests_wait():
     quick, slow = (simulated(rates=EngineRates(prefill=rate)) for rate in (4000.0, 400.0))
     assert sum(slow.first) > 2 * sum(quick.first)
 
 
-def test_one_engine_has_nobody_who_chooses():
+def test_one_engine_needs_no_routing():
     shapes = shapes_of([1, 2], WAYS, [Files.LOCAL, Files.SHARED])
     assert [(s.way, s.files) for s in shapes if s.engines == 1] == [(ONE_SIDECAR, Files.LOCAL)]
     assert len([s for s in shapes if s.engines == 2]) == len(WAYS) * 2

@@ -1,4 +1,4 @@
-"""The figures of a measured server, beside its answer."""
+"""The figures of a measured server, read with its answer."""
 
 from __future__ import annotations
 
@@ -49,33 +49,33 @@ async def served(server: Server) -> AsyncIterator[str]:
         yield str(at.make_url("")).rstrip("/")
 
 
-async def test_what_was_planted_is_waited_for_and_the_rest_is_idle_work():
+async def test_planted_tokens_count_as_waiting_and_other_work_as_idle():
     server = Server(work=4 + 30, headers={"X-Slotkeeper-Planted": "30"})
     async with served(server) as base, Target(base) as target:
         first = (await target.fire(SHOT)).sample
-        server.count += 7  # in a pause
+        server.count += 7  # idle work between two requests
         second = (await target.fire(SHOT)).sample
     assert first.usage is not None
     assert (first.usage.computed, first.usage.reused, first.idle) == (34, 66, 0)
     assert second.idle == 7
 
 
-async def test_idle_work_before_an_engine_is_started_again_is_counted_though_its_counter_was_read_then():
+async def test_idle_work_before_a_restart_of_the_engine_is_counted():
     server = Server()
     async with served(server) as base, Target(base) as target:
         await target.fire(SHOT)
         server.count += 900
-        await target.counter.read()  # before the engine is ended: its counter goes with it
+        await target.counter.read()  # before the engine ends, since its counter is lost then
         server.count = 0
         assert (await target.fire(SHOT)).sample.idle == 900
 
 
-async def test_a_request_that_a_rule_changed_is_known():
+async def test_a_request_that_a_rule_changed_is_marked():
     async with served(Server(headers={"X-Slotkeeper-Rewritten": "date"})) as base, Target(base) as target:
         assert (await target.fire(SHOT)).sample.rewritten
 
 
-async def test_an_engine_that_does_not_tell_leaves_idle_work_unknown():
+async def test_an_engine_without_a_counter_leaves_idle_work_unknown():
     server = Server()
     server.tells = False
     async with served(server) as base, Target(base) as target:
@@ -84,12 +84,12 @@ async def test_an_engine_that_does_not_tell_leaves_idle_work_unknown():
     assert sample.computed == 4
 
 
-async def test_a_counter_of_another_engine_says_nothing():
+async def test_a_counter_that_does_not_fit_the_request_is_ignored():
     async with served(Server(work=0)) as base, Target(base) as target:
         assert (await target.fire(SHOT)).sample.idle is None
 
 
-async def test_an_engine_that_was_started_anew_counts_from_nothing():
+async def test_a_counter_that_restarts_continues_the_count():
     server = Server()
     async with served(server) as base, Counter([base]) as counter:
         assert await counter.read() == 0
@@ -99,7 +99,7 @@ async def test_an_engine_that_was_started_anew_counts_from_nothing():
         assert await counter.read() == 520
 
 
-def test_only_the_engines_own_counter_will_do():
+def test_only_the_prompt_token_counter_of_the_engine_is_read():
     assert counted(exposed(12)) == 12
     with pytest.raises(ValueError, match="prompt_tokens_total"):
         counted("# TYPE other counter\nother 1\n")

@@ -1,4 +1,4 @@
-"""Traces that others recorded: whole, compressed, damaged."""
+"""Traces of other recorders: complete, compressed, damaged."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def written(folder, *lines, name="some.jsonl"):
 
 
 @pytest.mark.parametrize("name", ["some.jsonl", "some.jsonl.xz"])
-def test_a_line_is_read_whole(tmp_path, name):
+def test_a_line_is_read_with_all_its_fields(tmp_path, name):
     (entry,) = read(written(tmp_path, LINE, name=name)).entries
     assert (entry.at, entry.client, entry.session, entry.path) == (2.5, "pi", "main1", LINE["path"])
     assert entry.headers == {"x-session-id": "1"}
@@ -40,25 +40,25 @@ def test_a_body_keeps_the_order_of_its_keys(tmp_path):
     assert orjson.dumps(entry.body) == orjson.dumps(body)
 
 
-def test_only_the_path_is_needed(tmp_path):
+def test_only_the_path_is_required(tmp_path):
     (entry,) = read(written(tmp_path, {"path": "/health"}, name="probe.jsonl.xz")).entries
     assert (entry.at, entry.client, entry.session, entry.method) == (0.0, "?", "probe", "POST")
     assert entry.body is None
 
 
-def test_a_body_may_be_kept_as_text(tmp_path):
+def test_a_body_may_be_stored_as_text(tmp_path):
     (entry,) = read(written(tmp_path, {**LINE, "body": '{"prompt": "x"}'})).entries
     assert entry.body == {"prompt": "x"}
 
 
-def test_what_the_recorder_wrote_besides_is_left_alone(tmp_path):
+def test_unknown_fields_of_the_recorder_are_ignored(tmp_path):
     more = {**LINE, "method": "post", "kind": "title", "response_message": [1], "body_bytes": 7}
     (entry,) = read(written(tmp_path, more)).entries
     assert (entry.method, entry.kind) == ("POST", "title")
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "reason"),
     [
         (b'{"path": "/v1/chat', "not JSON"),
         (b"[1, 2]", "an object is expected, not list"),
@@ -68,23 +68,23 @@ def test_what_the_recorder_wrote_besides_is_left_alone(tmp_path):
         ({"path": "/v1", "body": "no"}, "`body` is a text that is not JSON"),
     ],
 )
-def test_a_damaged_line_costs_only_itself_and_is_named(tmp_path, line, said):
+def test_a_damaged_line_is_skipped_and_reported(tmp_path, line, reason):
     file = written(tmp_path, LINE, b"", line, LINE)
     trace = read(file)
     assert len(trace.entries) == 2
     (problem,) = trace.problems
     assert problem.startswith(f"{file}:3: ")
-    assert said in problem
+    assert reason in problem
 
 
-def test_a_file_without_any_request_is_no_trace(tmp_path):
+def test_a_file_without_a_request_is_not_a_trace(tmp_path):
     with pytest.raises(TraceError, match=r"some\.jsonl:1: not JSON"):
         read(written(tmp_path, b"hello"))
     with pytest.raises(TraceError, match="is empty"):
         read(written(tmp_path, b"\n"))
 
 
-def test_a_file_that_cannot_be_read_is_no_trace(tmp_path):
+def test_an_unreadable_file_is_not_a_trace(tmp_path):
     with pytest.raises(TraceError, match="No such file"):
         read(tmp_path / "missing.jsonl")
     damaged = tmp_path / "cut.jsonl.xz"
@@ -99,7 +99,7 @@ def test_sessions_recorded_at_the_same_time_are_interleaved(tmp_path):
     assert [entry.session for entry in merged([one, other])] == ["main1", "b", "main1"]
 
 
-def test_without_times_the_order_of_the_file_stands(tmp_path):
+def test_without_times_the_order_of_the_file_is_kept(tmp_path):
     lines = [{"path": f"/{number}"} for number in range(5)]
     trace = read(written(tmp_path, *lines))
     assert [entry.path for entry in merged([trace])] == ["/0", "/1", "/2", "/3", "/4"]

@@ -7,7 +7,7 @@ from itertools import pairwise
 from benchmarks.when_needed import CLIENTS, TURNS, turns_about
 
 
-def test_two_clients_ask_in_turn_and_only_append():
+def test_two_clients_alternate_and_only_append():
     script, turns = turns_about(), []
     turn = next(script)
     try:
@@ -23,5 +23,5 @@ def test_two_clients_ask_in_turn_and_only_append():
     assert turns[0].messages[0] != turns[1].messages[0], "they share nothing"
 
 
-def test_all_of_them_have_one_slot():
+def test_all_engine_configurations_have_one_slot():
     assert all(flags[:2] == ("-np", "1") for _, flags in CLIENTS.values())

@@ -17,8 +17,8 @@ from slotkeeper.exchange.keys import KeyList
 from slotkeeper.settings import Settings
 
 COMMANDS = ("serve", "up", "demo", "doctor", "why", "top", "health", "snapshots", "keys", "replay", "lint")
-NOBODY = "http://127.0.0.1:1"  # a port at which nobody listens
-SLOW = {"aiohttp", "tiktoken", "uvloop", "structlog"}  # to be imported; together half of a start
+NO_SERVER = "http://127.0.0.1:1"  # no server listens at this port
+SLOW = {"aiohttp", "tiktoken", "uvloop", "structlog"}  # slow imports; half of the start time
 LOADED = (
     "import sys; from slotkeeper.cli.main import main\n"
     f"try: main()\nfinally: print({SLOW} & sys.modules.keys())"
@@ -34,13 +34,13 @@ def no_settings_of_this_machine(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def told(capsys):
+def run_cli(capsys):
     """Run a command line; return its exit code and its output, with white space joined."""
 
     def run(*words: str) -> tuple[int, str, str]:
         try:
             code: Any = main(list(words))
-        except SystemExit as left:  # argparse
+        except SystemExit as left:  # raised by argparse
             code = left.code
         out, err = capsys.readouterr()
         return code, re.sub(r"\s+", " ", out), re.sub(r"\s+", " ", err)
@@ -48,8 +48,10 @@ def told(capsys):
     return run
 
 
-@pytest.mark.parametrize("words", ["--version", "--help", f"why --admin {NOBODY}", f"top --admin {NOBODY}"])
-def test_what_serves_nobody_does_not_load_what_serving_needs(words):
+@pytest.mark.parametrize(
+    "words", ["--version", "--help", f"why --admin {NO_SERVER}", f"top --admin {NO_SERVER}"]
+)
+def test_a_command_that_does_not_serve_does_not_load_the_modules_for_serving(words):
     ran = subprocess.run(
         [sys.executable, "-c", LOADED, *words.split()], capture_output=True, text=True, check=False
     )
@@ -59,26 +61,26 @@ def test_what_serves_nobody_does_not_load_what_serving_needs(words):
 # -- help ----------------------------------------------------------------------------------------------
 
 
-def test_version_is_that_of_the_package(told):
-    assert told("--version") == (0, f"slotkeeper {__version__} ", "")
+def test_version_prints_the_version_of_the_package(run_cli):
+    assert run_cli("--version") == (0, f"slotkeeper {__version__} ", "")
 
 
-def test_help_names_every_command(told):
-    code, out, _ = told("--help")
+def test_help_names_every_command(run_cli):
+    code, out, _ = run_cli("--help")
     assert code == 0
     assert [name for name in COMMANDS if f" {name} " not in out] == []
 
 
-def test_without_a_command_help_is_shown_and_the_code_says_so(told):
-    code, out, _ = told()
+def test_a_call_without_a_command_shows_the_help_and_exits_with_2(run_cli):
+    code, out, _ = run_cli()
     assert code == 2
     assert "COMMAND" in out
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_of_every_command_teaches(command, told):
+def test_the_help_of_every_command_explains_every_option_and_gives_an_example(command, run_cli):
     """A sentence, an explanation of every option, and an example at the end."""
-    code, out, _ = told(command, "--help")
+    code, out, _ = run_cli(command, "--help")
     assert code == 0
     usage, _, rest = out.partition("[-h]")
     assert f"slotkeeper {command}" in usage
@@ -92,28 +94,28 @@ def test_help_of_every_command_teaches(command, told):
     assert re.search(r" Next: \S+ \S+", out), "what to do then is not said"
 
 
-def test_help_of_serve_names_every_setting(told):
-    _, out, _ = told("serve", "--help")
+def test_help_of_serve_names_every_setting(run_cli):
+    _, out, _ = run_cli("serve", "--help")
     missing = [name for name in Settings.model_fields if f"--{name.replace('_', '-')} " not in out]
     assert missing == []
 
 
-def test_up_has_no_upstream_because_it_starts_its_engine(told):
-    assert "--upstream" not in told("up", "--help")[1]
-    assert told("up", "--upstream", NOBODY)[0] == 2
-    assert "upstream" not in told("up", "--print-config")[1]
+def test_up_has_no_upstream_option_because_it_starts_its_own_engine(run_cli):
+    assert "--upstream" not in run_cli("up", "--help")[1]
+    assert run_cli("up", "--upstream", NO_SERVER)[0] == 2
+    assert "upstream" not in run_cli("up", "--print-config")[1]
 
 
 # -- settings ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("command", ["serve", "up"])
-def test_print_config_shows_value_and_origin_and_starts_nothing(command, told, monkeypatch, tmp_path):
+def test_print_config_shows_value_and_origin_and_starts_nothing(command, run_cli, monkeypatch, tmp_path):
     config = tmp_path / "c.toml"
     config.write_text("drain_delay = 7.5\n", "utf-8")
     monkeypatch.setenv("SLOTKEEPER_LOG_LEVEL", "debug")
     words = ("--print-config", "--config", str(config), "--listen", "127.0.0.1:1234")
-    code, out, _ = told(command, *words)
+    code, out, _ = run_cli(command, *words)
     assert code == 0
     for line in (
         "listen 127.0.0.1:1234 flag",
@@ -124,35 +126,35 @@ def test_print_config_shows_value_and_origin_and_starts_nothing(command, told, m
         assert line in out
 
 
-def test_print_config_shows_no_secret_and_every_bracket(told):
-    _, out, _ = told("serve", "--print-config", "--admin-token", "s3cret", "--api-prefix", "/[red]x")
+def test_print_config_shows_no_secret_and_every_bracket(run_cli):
+    _, out, _ = run_cli("serve", "--print-config", "--admin-token", "s3cret", "--api-prefix", "/[red]x")
     assert "s3cret" not in out
     assert "admin_token **********" in out
     assert "/[red]x" in out
 
 
-def test_sizes_are_shown_as_people_write_them(told):
-    assert "(default: 16GiB)" in told("serve", "--help")[1]
-    code, out, _ = told("serve", "--print-config", "--hot-bytes", "1.5GiB")
+def test_sizes_are_printed_with_binary_units(run_cli):
+    assert "(default: 16GiB)" in run_cli("serve", "--help")[1]
+    code, out, _ = run_cli("serve", "--print-config", "--hot-bytes", "1.5GiB")
     assert code == 0
     assert "hot_bytes 1536MiB flag" in out
     assert "max_body_bytes 64MiB default" in out
 
 
-def test_probing_is_turned_off_by_a_flag_and_on_again_by_a_later_one(told, monkeypatch):
-    assert "probe true default" in told("serve", "--print-config")[1]
-    assert "probe false flag" in told("serve", "--print-config", "--no-probe")[1]
+def test_probing_is_turned_off_by_a_flag_and_turned_on_by_another(run_cli, monkeypatch):
+    assert "probe true default" in run_cli("serve", "--print-config")[1]
+    assert "probe false flag" in run_cli("serve", "--print-config", "--no-probe")[1]
     monkeypatch.setenv("SLOTKEEPER_PROBE", "false")
-    assert "probe false environment" in told("serve", "--print-config")[1]
-    assert "probe true flag" in told("serve", "--print-config", "--probe")[1]
+    assert "probe false environment" in run_cli("serve", "--print-config")[1]
+    assert "probe true flag" in run_cli("serve", "--print-config", "--probe")[1]
 
 
-def test_several_engines_by_several_flags(told):
-    _, out, _ = told("serve", "--print-config", "--upstream", "http://a:1", "--upstream", "http://b:1")
+def test_several_upstream_flags_give_several_engines(run_cli):
+    _, out, _ = run_cli("serve", "--print-config", "--upstream", "http://a:1", "--upstream", "http://b:1")
     assert "upstream http://a:1, http://b:1 flag" in out
 
 
-# -- exit code 2: the user can mend it -----------------------------------------------------------------
+# -- exit code 2: usage errors -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -170,11 +172,11 @@ def test_several_engines_by_several_flags(told):
         (["snapshots", "rm"], "--all"),
         (["snapshots", "rm", "abcd", "--all"], "--all"),
         (["snapshots", "ls", "--admin", "localhost:9090"], "write http://HOST:PORT"),
-        (["snapshots", "ls", "--admin", NOBODY, "--slot-dir", "/s"], "not allowed with"),
+        (["snapshots", "ls", "--admin", NO_SERVER, "--slot-dir", "/s"], "not allowed with"),
         (["snapshots", "ls", "--cold-dir", "/s"], "--slot-dir"),
         (["snapshots", "ls", "--slot-dir", "/nowhere"], "no sidecar has ever kept snapshots in /nowhere"),
         (["replay", "x.jsonl"], "--base"),
-        (["replay", "/nowhere.jsonl", "--base", NOBODY], "/nowhere.jsonl"),
+        (["replay", "/nowhere.jsonl", "--base", NO_SERVER], "/nowhere.jsonl"),
         (["up", "--slots", "0"], "--slots"),
         (["up", "--context", "-5"], "--context"),
         (["up", "--model", "/nowhere.gguf"], "--model: there is no file /nowhere.gguf"),
@@ -186,46 +188,46 @@ def test_several_engines_by_several_flags(told):
     ],
     ids=lambda value: " ".join(value).replace(__file__, "FILE") if isinstance(value, list) else "",
 )
-def test_a_wrong_word_is_a_usage_error_that_says_which(words, hint, told):
-    code, _, err = told(*words)
+def test_a_wrong_argument_is_a_usage_error_that_names_it(words, hint, run_cli):
+    code, _, err = run_cli(*words)
     assert code == 2
     assert hint in err
     assert "Traceback" not in err
 
 
-def test_a_port_that_is_taken_is_a_usage_error(told):
+def test_a_port_that_is_in_use_is_a_usage_error(run_cli):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        code, _, err = told("serve", "--listen", address, "--admin-listen", "127.0.0.1:0")
+        code, _, err = run_cli("serve", "--listen", address, "--admin-listen", "127.0.0.1:0")
     assert code == 2
     assert "cannot listen" in err
 
 
-# -- exit code 1: something else is wrong --------------------------------------------------------------
+# -- exit code 1: other failures -----------------------------------------------------------------------
 
 
-def test_doctor_without_an_engine_is_a_failure_and_says_what_to_do(told):
-    code, out, _ = told("doctor", "--upstream", NOBODY)
+def test_doctor_without_an_engine_fails_and_says_what_to_do(run_cli):
+    code, out, _ = run_cli("doctor", "--upstream", NO_SERVER)
     assert code == 1
-    assert f"{NOBODY} does not answer. Start llama-server there" in out
+    assert f"{NO_SERVER} does not answer. Start llama-server there" in out
 
 
-def test_snapshots_without_a_sidecar_are_a_failure_that_says_what_to_do(told):
-    code, out, err = told("snapshots", "ls", "--admin", NOBODY)
+def test_snapshots_without_a_sidecar_fails_and_says_what_to_do(run_cli):
+    code, out, err = run_cli("snapshots", "ls", "--admin", NO_SERVER)
     assert (code, out) == (1, "")
-    assert f"no sidecar answers at {NOBODY}" in err
+    assert f"no sidecar answers at {NO_SERVER}" in err
     assert "--slot-dir" in err
 
 
-def test_snapshots_are_asked_for_where_the_sidecars_own_variables_say(told, monkeypatch):
+def test_snapshots_asks_the_admin_port_named_in_the_environment(run_cli, monkeypatch):
     monkeypatch.setenv("SLOTKEEPER_ADMIN_LISTEN", "0.0.0.0:1")
     monkeypatch.setenv("SLOTKEEPER_ADMIN_TOKEN", "s3cret")
-    assert "no sidecar answers at http://127.0.0.1:1." in told("snapshots", "ls")[2]
+    assert "no sidecar answers at http://127.0.0.1:1." in run_cli("snapshots", "ls")[2]
 
 
-def test_doctor_tries_out_the_folder_that_it_is_given(told, monkeypatch):
+def test_doctor_tries_the_given_slot_folder(run_cli, monkeypatch):
     seen = []
 
     async def doctor(*words) -> int:
@@ -233,12 +235,15 @@ def test_doctor_tries_out_the_folder_that_it_is_given(told, monkeypatch):
         return 0
 
     monkeypatch.setattr("slotkeeper.cli.doctor.doctor", doctor)
-    told("doctor", "--upstream", NOBODY, "--slot-dir", "/s")
-    told("doctor", "--upstream", NOBODY)
-    assert [(upstream, folder) for upstream, _, _, folder in seen] == [(NOBODY, Path("/s")), (NOBODY, None)]
+    run_cli("doctor", "--upstream", NO_SERVER, "--slot-dir", "/s")
+    run_cli("doctor", "--upstream", NO_SERVER)
+    assert [(upstream, folder) for upstream, _, _, folder in seen] == [
+        (NO_SERVER, Path("/s")),
+        (NO_SERVER, None),
+    ]
 
 
-# -- words after -- ------------------------------------------------------------------------------------
+# -- arguments after -- --------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -254,37 +259,37 @@ def started(monkeypatch) -> list[dict]:
     return calls
 
 
-def test_words_after_the_dashes_go_to_the_engine_untouched(told, started):
+def test_arguments_after_the_dashes_go_unchanged_to_the_engine(run_cli, started):
     words = ["--listen", "0.0.0.0:1", "-ngl", "99", "--", "--version"]
-    code, _, _ = told("up", "--model", "m.gguf", "--listen", "127.0.0.1:0", "--", *words)
+    code, _, _ = run_cli("up", "--model", "m.gguf", "--listen", "127.0.0.1:0", "--", *words)
     assert code == 0
     assert started[0]["extra"] == words
     assert started[0]["model"] == Path("m.gguf")
     assert started[0]["settings"].listen == "127.0.0.1:0"
 
 
-def test_up_says_nothing_of_slots_and_context_unless_asked(told, started):
-    told("up")
-    told("up", "--slots", "3", "--context", "4096")
+def test_up_leaves_slots_and_context_to_the_engine_unless_they_are_given(run_cli, started):
+    run_cli("up")
+    run_cli("up", "--slots", "3", "--context", "4096")
     assert [(call["slots"], call["context_tokens"]) for call in started] == [(None, None), (3, 4096)]
 
 
-def test_the_exit_code_of_up_is_that_of_the_program(told, monkeypatch):
+def test_the_exit_code_of_up_is_that_of_its_run(run_cli, monkeypatch):
     monkeypatch.setattr("slotkeeper.cli.up.up", lambda *_, **__: 1)
-    assert told("up")[0] == 1
+    assert run_cli("up")[0] == 1
 
 
-def test_an_interrupt_ends_without_a_traceback(told, monkeypatch):
+def test_an_interrupt_ends_the_program_without_a_traceback(run_cli, monkeypatch):
     def interrupted(*_, **__) -> int:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("slotkeeper.cli.up.up", interrupted)
-    code, _, err = told("up")
+    code, _, err = run_cli("up")
     assert code == 130
     assert not err
 
 
-def test_keys_prints_what_the_list_needs_and_the_key_beside_it(capsys, tmp_path):
+def test_keys_prints_the_entry_for_the_key_list_and_the_key_on_stderr(capsys, tmp_path):
     assert main(["keys", "alice"]) == 0
     out, err = capsys.readouterr()
     path = tmp_path / "keys.toml"
@@ -296,7 +301,7 @@ def test_keys_prints_what_the_list_needs_and_the_key_beside_it(capsys, tmp_path)
     assert main(["keys", "two words"]) == 2
 
 
-def test_a_keys_file_that_others_may_read_is_refused_at_the_start(capsys, tmp_path):
+def test_a_keys_file_that_others_may_read_is_refused_at_start(capsys, tmp_path):
     path = tmp_path / "keys.toml"
     path.write_text('[alice]\nkey = "a-long-key-of-alice"\n')
     path.chmod(0o644)

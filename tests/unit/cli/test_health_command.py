@@ -1,4 +1,4 @@
-"""`slotkeeper health`: an exit code for orchestrators, and a sentence for a person."""
+"""`slotkeeper health`: an exit code for orchestrators, and a message for people."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slotkeeper.cli.commands import health
 from slotkeeper.cli.main import main
 from slotkeeper.settings import Settings
 
-NOBODY = "http://127.0.0.1:1"
+NO_SERVER = "http://127.0.0.1:1"
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ async def sidecar():
     Its admin port has a token, which probes do not need.
     """
     settings = Settings(
-        upstream=(NOBODY,),
+        upstream=(NO_SERVER,),
         listen="127.0.0.1:0",
         admin_listen="127.0.0.1:0",
         admin_token=SecretStr("s3cret"),
@@ -34,17 +34,17 @@ def admin_of(sidecar: Sidecar) -> str:
     return f"http://{sidecar.addresses[1]}"
 
 
-async def test_without_an_engine_it_lives_but_is_not_ready(sidecar, capsys):
+async def test_a_sidecar_without_an_engine_is_live_but_not_ready(sidecar, capsys):
     assert await health(admin=admin_of(sidecar), live=True) == 0
     assert not capsys.readouterr().err
     assert await health(admin=admin_of(sidecar), live=False) == 1
     said = capsys.readouterr().err
     assert said.startswith("slotkeeper health: no engine is up: one does not answer. ")
     assert "slotkeeper doctor" in said
-    assert NOBODY not in said, "addresses are for those who have the token"
+    assert NO_SERVER not in said, "addresses are for those who have the token"
 
 
-async def test_what_drains_lives_but_is_not_ready(sidecar, capsys):
+async def test_a_draining_sidecar_is_live_but_not_ready(sidecar, capsys):
     admin = admin_of(sidecar)
     await sidecar.drain(delay=0)
     assert await health(admin=admin, live=True) == 0
@@ -53,17 +53,17 @@ async def test_what_drains_lives_but_is_not_ready(sidecar, capsys):
     assert capsys.readouterr().err == "slotkeeper health: draining\n"
 
 
-async def test_the_sidecars_own_variable_says_where_it_is(sidecar, monkeypatch):
+async def test_health_asks_the_admin_port_named_in_the_environment(sidecar, monkeypatch):
     monkeypatch.setenv("SLOTKEEPER_ADMIN_LISTEN", sidecar.addresses[1])
     assert await health(admin=None, live=True) == 0
 
 
 @pytest.mark.parametrize("live", [[], ["--live"]])
-def test_a_sidecar_that_does_not_answer_is_neither(live, capsys):
-    assert main(["health", "--admin", NOBODY, *live]) == 1
-    assert f"slotkeeper health: no sidecar answers at {NOBODY}." in capsys.readouterr().err
+def test_a_sidecar_that_does_not_answer_is_neither_live_nor_ready(live, capsys):
+    assert main(["health", "--admin", NO_SERVER, *live]) == 1
+    assert f"slotkeeper health: no sidecar answers at {NO_SERVER}." in capsys.readouterr().err
 
 
-def test_an_address_that_is_no_url_is_a_usage_error(capsys):
+def test_an_admin_address_that_is_not_a_url_is_a_usage_error(capsys):
     assert main(["health", "--admin", "localhost:9090"]) == 2
     assert "write http://HOST:PORT" in capsys.readouterr().err

@@ -71,14 +71,14 @@ def linted(capsys):
     return run
 
 
-def test_where_nothing_was_rewritten_the_exit_code_is_0(trace, linted):
+def test_the_exit_code_is_0_if_nothing_was_rewritten(trace, linted):
     code, out = linted(trace(("s", body(21)), ("s", body(21, *TURN))))
     assert code == 0
     assert "Nothing was rewritten" in out
     assert "2 requests in 1 sessions." in out
 
 
-def test_a_date_that_changed_costs_what_stands_behind_it(trace, linted):
+def test_a_changed_date_costs_all_text_behind_it(trace, linted):
     code, out = linted("--json", trace(("s", body(21)), ("s", body(22, *TURN))))
     assert code == 1
     report = json.loads(out)
@@ -99,7 +99,7 @@ def test_a_date_that_changed_costs_what_stands_behind_it(trace, linted):
     assert found["tokens_about"] == report["tokens_about"] == round(found["characters"] / CHARACTERS_A_TOKEN)
 
 
-def test_for_people_it_says_what_where_how_dear_and_what_helps(trace, linted):
+def test_the_text_report_says_what_changed_and_where_and_the_cost_and_the_rule(trace, linted):
     code, out = linted(trace(("s", body(21)), ("s", body(22, *TURN))))
     assert code == 1
     words = " ".join(out.replace("│", " ").split())
@@ -110,7 +110,7 @@ def test_for_people_it_says_what_where_how_dear_and_what_helps(trace, linted):
     assert "--rules date=fix" in out
 
 
-def test_the_dearest_comes_first_and_the_same_habit_is_one_line(trace):
+def test_findings_are_sorted_by_cost_and_repeated_findings_share_a_line(trace):
     days = [("s", body(21)), ("s", body(22, *TURN)), ("s", body(23, *TURN, *TURN))]
     tools = [{"type": "function", "function": {"name": name}} for name in ("a", "b")]
     order = [("o", body(21, *TURN, tools=tools)), ("o", body(21, *TURN, *TURN, tools=tools[::-1]))]
@@ -122,7 +122,7 @@ def test_the_dearest_comes_first_and_the_same_habit_is_one_line(trace):
     assert report.findings[0].characters > report.findings[1].characters
 
 
-def test_new_sessions_and_small_changes_are_no_rewriting(trace, linted):
+def test_new_sessions_and_small_changes_are_not_findings(trace, linted):
     other = body(21)
     other["messages"] = [other["messages"][0], {"role": "user", "content": "Another task."}]
     late = body(21, *TURN)
@@ -132,7 +132,7 @@ def test_new_sessions_and_small_changes_are_no_rewriting(trace, linted):
     assert json.loads(out)["findings"] == []
 
 
-def test_a_sub_agent_that_reads_the_same_file_is_no_rewriting(trace, linted):
+def test_a_sub_agent_that_reads_the_same_file_is_not_a_finding(trace, linted):
     tools = [
         {"type": "function", "function": {"name": name, "description": RULES}} for name in ("read", "edit")
     ]
@@ -144,7 +144,7 @@ def test_a_sub_agent_that_reads_the_same_file_is_no_rewriting(trace, linted):
     assert json.loads(out)["sessions"][1]["kinds"] == {"cold": 1}
 
 
-def test_what_parts_two_sessions_is_shown_without_a_rule(trace, linted):
+def test_a_divergence_between_two_sessions_is_shown_without_a_rule(trace, linted):
     other = body(22)
     other["messages"] = [other["messages"][0], {"role": "user", "content": "Another task."}]
     code, out = linted("--json", trace(("s", body(21)), ("t", other)))
@@ -154,27 +154,27 @@ def test_what_parts_two_sessions_is_shown_without_a_rule(trace, linted):
 
 
 def pruned(*masked, behind=()):
-    """Return the same session with a second round of tools, of whose results some are masked."""
+    """Return the same session with a second round of tools; the results at `masked` are pruned."""
     sent = body(21, *body(21)["messages"][2:], *behind)
     for at in masked:
         sent["messages"][at]["content"] = "[Old tool result content cleared]"
     return sent
 
 
-def test_what_pruning_costs_and_what_its_rule_saves(trace, linted):
+def test_a_pruned_result_is_reported_with_its_cost_and_what_its_rule_saves(trace, linted):
     requests = [("s", body(21)), ("s", pruned()), ("s", pruned(3, behind=TURN))]
     code, out = linted("--json", trace(*requests))
     assert code == 1
     (found,) = json.loads(out)["findings"]
     assert (found["cause"], found["rule"], found["mode"]) == ("result_pruned", "pruned_results", "observe")
     assert (found["section"], found["message"]) == ("result", 3)
-    assert len(RESULT) <= found["characters"] <= len(RESULT) + 100  # the other result, behind it
+    assert len(RESULT) <= found["characters"] <= len(RESULT) + 100  # the result behind the pruned one
     assert found["saved_about"] == found["tokens_about"]
     assert "--rules pruned_results=fix` would have saved" in linted(trace(*requests))[1]
 
 
 @pytest.mark.parametrize(("context", "saved"), [(8192, True), (3200, False)])
-def test_the_rule_saves_nothing_where_a_slot_has_no_room(trace, linted, context, saved):
+def test_the_pruning_rule_saves_nothing_if_a_slot_has_no_room(trace, linted, context, saved):
     requests = [("s", body(21)), ("s", pruned()), ("s", pruned(3, behind=TURN))]
     code, out = linted("--json", "--context", context, trace(*requests))
     assert code == 1
@@ -183,8 +183,8 @@ def test_the_rule_saves_nothing_where_a_slot_has_no_room(trace, linted, context,
     assert ("pruned_results=fix" in linted("--context", context, trace(*requests))[1]) is saved
 
 
-def test_what_the_rule_lets_through_later_is_taken_from_what_it_saves(trace):
-    """The second prune comes when there is no room: both are let through at once."""
+def test_results_that_are_pruned_later_reduce_what_the_pruning_rule_saves(trace):
+    """The second pruning comes when there is no room: both results stay pruned from then on."""
     long = {"role": "user", "content": "And the writer? " + RULES}
     behind = (TURN[0], long, TURN[0], TURN[1])
     requests = [("s", pruned()), ("s", pruned(3, behind=TURN[:1])), ("s", pruned(3, 5, behind=behind))]
@@ -194,7 +194,7 @@ def test_what_the_rule_lets_through_later_is_taken_from_what_it_saves(trace):
     assert short.saved < ample.saved
 
 
-def test_packed_traces_and_other_requests(trace, linted, tmp_path):
+def test_compressed_traces_are_read_and_other_requests_are_counted(trace, linted, tmp_path):
     path = trace(("s", body(21)), ("s", {"prompt": "x"}), ("s", body(22, *TURN)), name="day.jsonl.xz")
     code, out = linted("--json", path)
     assert code == 1
@@ -202,7 +202,7 @@ def test_packed_traces_and_other_requests(trace, linted, tmp_path):
     assert (report["requests"], report["others"]) == (2, 1)
 
 
-def test_a_line_that_cannot_be_read_costs_that_line(trace, linted):
+def test_an_unreadable_line_is_reported_and_skipped(trace, linted):
     path = trace(("s", body(21)), ("s", body(22, *TURN)))
     path.write_bytes(path.read_bytes() + b"{]\n")
     code, out = linted("--json", path)
@@ -212,20 +212,20 @@ def test_a_line_that_cannot_be_read_costs_that_line(trace, linted):
     assert "; skipped" in linted(path)[1]
 
 
-def test_a_file_that_is_no_trace_is_wrong_usage(tmp_path, capsys):
+def test_a_file_that_is_not_a_trace_is_a_usage_error(tmp_path, capsys):
     assert main(["lint", str(tmp_path / "nowhere.jsonl")]) == 2
     assert "nowhere.jsonl" in capsys.readouterr().err
     with pytest.raises(TraceError):
         read(tmp_path / "nowhere.jsonl")
 
 
-def test_without_a_trace_it_is_wrong_usage(capsys):
+def test_lint_without_a_trace_is_a_usage_error(capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["lint"])
     assert stopped.value.code == 2
 
 
-def test_the_help_teaches(capsys):
+def test_the_help_has_an_example_and_the_exit_codes(capsys):
     with pytest.raises(SystemExit):
         main(["lint", "--help"])
     out = capsys.readouterr().out
@@ -233,12 +233,12 @@ def test_the_help_teaches(capsys):
     assert "Exit code" in out
 
 
-def test_words_in_brackets_do_not_style_the_output(trace, linted):
+def test_text_in_brackets_does_not_style_the_output(trace, linted):
     one, two = body(21), body(22, *TURN)
     for sent in (one, two):
         sent["messages"][0]["content"] = "[bold]You[/] " + sent["messages"][0]["content"]
     assert "[/]" in linted(trace(("[red]s[/]", one), ("[red]s[/]", two)))[1]
 
 
-def test_tokens_are_about():
+def test_tokens_are_estimated_from_characters():
     assert about(3600) == 1000

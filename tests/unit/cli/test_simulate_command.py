@@ -10,7 +10,7 @@ from slotkeeper.cli.main import main
 SMALL = ["--conversations", "3", "--turns", "2", "--system-tokens", "600", "--first-tokens", "100"]
 
 
-def test_a_line_for_each_fleet(capsys):
+def test_the_text_output_has_a_line_for_each_fleet(capsys):
     assert main(["simulate", "--engines", "2", "--way", "lmetric", "--way", "one-sidecar", *SMALL]) == 0
     out = capsys.readouterr().out
     assert "2 engines, synthetic: 6 conversations of 2 turns" in out
@@ -18,7 +18,7 @@ def test_a_line_for_each_fleet(capsys):
         assert word in out
 
 
-def test_a_line_of_json_for_each_fleet(capsys):
+def test_the_json_output_has_a_line_for_each_fleet(capsys):
     assert (
         main(["simulate", "--engines", "1,2", "--way", "round-robin", "--files", "none", "--json", *SMALL])
         == 0
@@ -31,7 +31,7 @@ def test_a_line_of_json_for_each_fleet(capsys):
     assert all(row["requests"] == row["engines"] * 6 for row in rows)
 
 
-def test_rates_are_given_as_people_write_them(capsys):
+def test_sizes_and_rates_accept_units_and_exponents(capsys):
     words = [
         "--engines",
         "1",
@@ -58,13 +58,13 @@ def test_rates_are_given_as_people_write_them(capsys):
         ["--way", "by-luck"],
     ],
 )
-def test_wrong_words(words, capsys):
+def test_wrong_arguments_are_a_usage_error(words, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["simulate", *words])
     assert ended.value.code == 2
     assert "usage" in capsys.readouterr().err
 
 
-def test_a_missing_trace(tmp_path, capsys):
+def test_a_missing_trace_is_a_usage_error(tmp_path, capsys):
     assert main(["simulate", str(tmp_path / "day.jsonl")]) == 2
     assert "day.jsonl" in capsys.readouterr().err

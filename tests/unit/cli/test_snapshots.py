@@ -1,4 +1,4 @@
-"""`slotkeeper snapshots` prints and does the same on a running sidecar and on a folder."""
+"""`slotkeeper snapshots` gives the same results on a running sidecar and on a folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from slotkeeper.settings import Settings
 from slotkeeper.store.index import Kept
 from unit.store.saving import keep, names_in, opened
 
-NOBODY = "http://127.0.0.1:1"
+NO_SERVER = "http://127.0.0.1:1"
 IDS = [f"slotkeeper-0123456789ab-{number:08x}" for number in (0x1111AAAA, 0x2222AAAA, 0x3333BBBB)]
 
 Told = Callable[..., tuple[int, str]]
@@ -30,7 +30,7 @@ Told = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 async def two(hot: Path, cold: Path) -> list[Kept]:
-    """Keep two snapshots: in the hot tier, and in both."""
+    """Keep two snapshots: one in the hot tier, one in both tiers."""
     async with opened(hot, cold) as store:
         kept = [await keep(store, hot) for _ in range(2)]
         await store.copy_cold(kept[1].id)
@@ -53,7 +53,7 @@ async def ask(request, hot, cold, two, capsys):
         yield of_folder
         return
     settings = Settings(
-        upstream=(NOBODY,),
+        upstream=(NO_SERVER,),
         listen="127.0.0.1:0",
         admin_listen="127.0.0.1:0",
         admin_token=SecretStr("s3cret"),
@@ -71,7 +71,7 @@ async def ask(request, hot, cold, two, capsys):
         yield of_sidecar
 
 
-def ruin(path: Path) -> None:
+def damage(path: Path) -> None:
     """Damage a file so that only reading all of it shows it."""
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -82,10 +82,10 @@ def short(kept: Kept) -> str:
     return kept.id.removeprefix("slotkeeper-")
 
 
-# -- both ----------------------------------------------------------------------------------------------
+# -- a running sidecar and a folder --------------------------------------------------------------------
 
 
-async def test_the_table_names_each_and_the_room_that_they_take(ask, two):
+async def test_the_table_lists_each_snapshot_and_the_size_of_each_tier(ask, two):
     code, out = await ask("ls")
     assert code == 0
     for kept in two:
@@ -96,7 +96,7 @@ async def test_the_table_names_each_and_the_room_that_they_take(ask, two):
     assert f"cold: 1 snapshots, {size(two[0].manifest.size)}" in out
 
 
-async def test_a_machine_gets_the_document(ask, two):
+async def test_the_json_output_is_the_document_of_the_sidecar(ask, two):
     code, out = await ask("ls", short(two[1]), as_json=True)
     document = json.loads(out)
     assert code == 0
@@ -104,16 +104,16 @@ async def test_a_machine_gets_the_document(ask, two):
     assert [tier["snapshots"] for tier in document["tiers"]] == [2, 1]
 
 
-async def test_whole_ones_are_found_whole(ask, two):
+async def test_verify_reports_intact_snapshots_as_whole(ask, two):
     code, out = await ask("verify")
     assert code == 0
     assert "2 of 2 are whole." in out
     assert out.count("whole  ") == 2
 
 
-async def test_damage_is_found_and_is_a_failure(ask, two, hot):
+async def test_verify_finds_damaged_snapshots_and_fails(ask, two, hot):
     for kept in two:
-        ruin(hot / f"{kept.id}.slot")
+        damage(hot / f"{kept.id}.slot")
     code, out = await ask("verify")
     assert code == 1
     assert "0 of 2 are whole." in out
@@ -126,20 +126,20 @@ async def test_damage_is_found_and_is_a_failure(ask, two, hot):
 
 
 async def test_a_snapshot_is_verified_by_the_end_of_its_id(ask, two, hot):
-    ruin(hot / f"{two[0].id}.slot")
+    damage(hot / f"{two[0].id}.slot")
     code, out = await ask("verify", two[1].id[-8:], as_json=True)
     assert (code, json.loads(out)["verdict"]) == (0, "whole")
     assert len(out.splitlines()) == 1
 
 
-async def test_what_is_removed_is_gone(ask, two, hot, cold):
+async def test_a_removed_snapshot_is_gone_from_all_tiers(ask, two, hot, cold):
     code, out = await ask("rm", two[1].id)
     assert (code, out.strip()) == (0, f"removed {short(two[1])}")
     assert not any(two[1].id in name for name in names_in(hot) | names_in(cold))
     assert two[1].id not in (await ask("ls", as_json=True))[1]
 
 
-async def test_all_are_removed_and_an_empty_folder_is_no_failure(ask, two, hot, cold):
+async def test_all_snapshots_are_removed_and_an_empty_folder_is_not_a_failure(ask, two, hot, cold):
     code, out = await ask("rm", as_json=True)
     assert code == 0
     assert {json.loads(line)["removed"] for line in out.splitlines()} == {kept.id for kept in two}
@@ -148,15 +148,15 @@ async def test_all_are_removed_and_an_empty_folder_is_no_failure(ask, two, hot, 
     assert (await ask("ls"))[1].startswith("hot: 0 snapshots, 0 B")
 
 
-async def test_a_name_that_nobody_has_is_a_usage_error(ask):
+async def test_an_unknown_snapshot_id_is_a_usage_error(ask):
     with pytest.raises(UsageError, match="there is no snapshot nonsense"):
         await ask("rm", "nonsense")
 
 
-# -- one of them ---------------------------------------------------------------------------------------
+# -- only one of the two -------------------------------------------------------------------------------
 
 
-async def test_a_folder_with_a_sidecar_sends_us_there(hot, two, capsys):
+async def test_the_folder_of_a_running_sidecar_is_refused_with_advice(hot, two, capsys):
     async with opened(hot):
         code = await snapshots("ls", (), folder(hot, None), Console(), as_json=False)
     assert code == 1
@@ -164,7 +164,7 @@ async def test_a_folder_with_a_sidecar_sends_us_there(hot, two, capsys):
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-async def test_what_was_cleared_away_at_the_opening_of_a_folder_is_told(as_json, hot, two, capsys):
+async def test_a_snapshot_quarantined_when_the_folder_is_opened_is_reported(as_json, hot, two, capsys):
     path = hot / f"{two[0].id}.slot"
     path.write_bytes(path.read_bytes()[:-1])
     assert await snapshots("verify", (), folder(hot, None), Console(), as_json=as_json) == 1
@@ -173,7 +173,7 @@ async def test_what_was_cleared_away_at_the_opening_of_a_folder_is_told(as_json,
 
 
 @pytest.mark.parametrize("flag", ["--slot-dir", "--cold-dir"])
-async def test_a_folder_that_holds_no_snapshots_is_not_touched(flag, hot, two, tmp_path):
+async def test_a_folder_without_snapshots_is_not_changed(flag, hot, two, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     opening = folder(other, None) if flag == "--slot-dir" else folder(hot, other)
@@ -182,14 +182,14 @@ async def test_a_folder_that_holds_no_snapshots_is_not_touched(flag, hot, two, t
     assert not list(other.iterdir())
 
 
-async def test_a_folder_is_free_again_afterwards(hot, two):
+async def test_a_folder_is_unlocked_after_the_command(hot, two):
     async with folder(hot, None) as inventory:
         assert await inventory.overview()
     async with opened(hot) as store:
         assert len(store.listing()) == 2
 
 
-async def test_a_folder_that_fails_later_says_why(hot, two):
+async def test_a_folder_that_fails_later_gives_an_error_with_advice(hot, two):
     async with folder(hot, None) as inventory:
         hot.rename(hot.with_name("away"))
         hot.write_bytes(b"")
@@ -197,8 +197,8 @@ async def test_a_folder_that_fails_later_says_why(hot, two):
             await inventory.remove(SnapshotId(two[0].id))
 
 
-async def test_a_sidecar_without_a_slot_folder_says_how_to_have_one(capsys):
-    settings = Settings(upstream=(NOBODY,), listen="127.0.0.1:0", admin_listen="127.0.0.1:0")
+async def test_a_sidecar_without_a_slot_folder_gives_advice_how_to_set_one(capsys):
+    settings = Settings(upstream=(NO_SERVER,), listen="127.0.0.1:0", admin_listen="127.0.0.1:0")
     async with sidecar(settings) as it:
         for action in ("ls", "verify", "rm"):
             opening = running(f"http://{it.addresses[1]}", None)
@@ -206,9 +206,9 @@ async def test_a_sidecar_without_a_slot_folder_says_how_to_have_one(capsys):
             assert "--slot-dir" in capsys.readouterr().err
 
 
-async def test_a_token_that_is_missing_is_asked_for(hot, capsys):
+async def test_a_wrong_admin_token_is_answered_with_advice(hot, capsys):
     settings = Settings(
-        upstream=(NOBODY,),
+        upstream=(NO_SERVER,),
         listen="127.0.0.1:0",
         admin_listen="127.0.0.1:0",
         admin_token=SecretStr("s3cret"),
@@ -220,12 +220,12 @@ async def test_a_token_that_is_missing_is_asked_for(hot, capsys):
     assert "--admin-token" in capsys.readouterr().err
 
 
-async def test_the_wrong_port_is_recognized(hot):
+async def test_an_answer_of_another_port_is_recognised(hot):
     answer = httpx.Response(404, text="no", request=httpx.Request("GET", "http://x/api/snapshots"))
     assert "is not on the admin port of a sidecar" in str(refusal(answer))
 
 
-async def test_a_sidecar_that_breaks_off_is_a_failure_in_the_middle_of_a_list(capsys):
+async def test_a_sidecar_that_closes_the_connection_is_a_failure(capsys):
     async def break_off(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()
 
@@ -237,19 +237,19 @@ async def test_a_sidecar_that_breaks_off_is_a_failure_in_the_middle_of_a_list(ca
     assert "broke off" in capsys.readouterr().err
 
 
-# -- words ---------------------------------------------------------------------------------------------
+# -- ids -----------------------------------------------------------------------------------------------
 
 
-def test_an_id_is_named_by_itself_or_by_its_end():
+def test_a_snapshot_is_chosen_by_its_id_or_the_end_of_its_id():
     assert chosen([IDS[0], "3333bbbb"], IDS) == [IDS[0], IDS[2]]
     assert chosen(["1111aaaa"], IDS) == IDS[:1]
     assert chosen([], IDS) == IDS
 
 
 @pytest.mark.parametrize(
-    ("word", "why"),
+    ("word", "reason"),
     [("aaaa", "more than one"), ("bbb", "no snapshot bbb"), ("", "no snapshot"), ("slotkeeper-", "no snap")],
 )
-def test_a_word_that_does_not_mean_one_is_refused(word, why):
-    with pytest.raises(UsageError, match=why):
+def test_an_unknown_or_ambiguous_id_is_refused(word, reason):
+    with pytest.raises(UsageError, match=reason):
         chosen([word], IDS)

@@ -1,4 +1,4 @@
-"""Whose folders the sidecar trusts."""
+"""The sidecar refuses folders that other users can write to."""
 
 from __future__ import annotations
 
@@ -14,26 +14,28 @@ from slotkeeper.settings import Settings
 
 @pytest.mark.parametrize("name", ["slot_dir", "cold_dir"])
 @pytest.mark.parametrize(
-    ("mode", "who"), [(0o777, "every user"), (0o1777, "every user"), (0o2770, "its group")]
+    ("mode", "writer"), [(0o777, "every user"), (0o1777, "every user"), (0o2770, "its group")]
 )
-def test_a_folder_that_others_may_write_to_is_refused_with_what_mends_it(tmp_path, name, mode, who):
+def test_a_folder_that_others_may_write_to_is_refused_with_a_command_that_repairs_it(
+    tmp_path, name, mode, writer
+):
     folder = tmp_path / "it's theirs"
     folder.mkdir()
     folder.chmod(mode)
     settings = Settings(**{"slot_dir": tmp_path / "own", name: folder})
-    with pytest.raises(UsageError, match=f"--{name.replace('_', '-')}: {who} may write") as refused:
+    with pytest.raises(UsageError, match=f"--{name.replace('_', '-')}: {writer} may write") as refused:
         try_folders(settings)
     command = str(refused.value).partition("Fix it: ")[2].partition("; or")[0]
     subprocess.run(command, shell=True, check=True)  # noqa: S602 - what we tell people to do
     try_folders(settings)
 
 
-def test_a_volume_of_a_pod_may_be_shared(tmp_path):
+def test_a_shared_slot_folder_may_be_writable_for_others_if_that_is_set(tmp_path):
     tmp_path.chmod(0o2777)
     try_folders(Settings(slot_dir=tmp_path, shared_slot_dir=True))
 
 
-def test_what_we_make_ourselves_is_ours_alone(tmp_path):
+def test_a_new_slot_folder_is_private_to_its_user(tmp_path):
     before = os.umask(0)
     try:
         try_folders(Settings(slot_dir=tmp_path / "slots"))
@@ -45,7 +47,9 @@ def test_what_we_make_ourselves_is_ours_alone(tmp_path):
 @pytest.mark.parametrize(
     ("us", "owner", "trusted"), [(1, 1, True), (1, 0, True), (1, 2, False), (0, 2, True), (0, 0, True)]
 )
-def test_another_users_folder_is_refused(monkeypatch, tmp_path, us, owner, trusted):
+def test_a_folder_of_another_user_is_refused_unless_root_owns_it_or_runs_the_sidecar(
+    monkeypatch, tmp_path, us, owner, trusted
+):
     class Folder(type(tmp_path)):  # type: ignore[misc]
         def stat(self, **more):
             found = list(super().stat(**more))

@@ -1,4 +1,4 @@
-"""`slotkeeper top`: a screen of a sidecar's state, at any width, and when the sidecar stops."""
+"""`slotkeeper top`: the screen at any width, and after the sidecar stops."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.scheduler.figures import Sums
 from unit.looking import CAME, ENGINE, Document, admin, ended, lost, rewritten, state
 
-NOBODY = "http://127.0.0.1:1"
+NO_SERVER = "http://127.0.0.1:1"
 
 
 def drawn(width: int = 100, trouble: str = "", requests=(), **given) -> str:
@@ -41,10 +41,10 @@ def engine(**given) -> Document:
     return state()["engines"][0] | given
 
 
-# -- what it shows -------------------------------------------------------------------------------------
+# -- the screen ----------------------------------------------------------------------------------------
 
 
-def test_the_measure_of_all_requests_is_at_the_top():
+def test_the_first_line_shows_the_totals_of_all_requests():
     out = drawn()
     assert out.splitlines()[0] == "slotkeeper 1.2.3 at 127.0.0.1:9090, up 2 h"
     tokens = ["800", "200", "30"]  # reused, computed, idle
@@ -64,17 +64,17 @@ def test_the_measure_of_all_requests_is_at_the_top():
     ]
 
 
-def test_nothing_is_divided_by_nothing():
+def test_figures_without_requests_are_dashes():
     out = drawn(totals=Sums().shown(), history=[])
     assert below(out, "waited")[:3] == ["-", "-", "-"]
 
 
-def test_time_that_was_lost_is_shown_as_such():
+def test_lost_time_is_shown_as_negative():
     totals = state()["totals"] | {"saved_seconds": -0.25}
     assert below(drawn(totals=totals), "waited")[4:6] == ["-250", "ms"]
 
 
-def test_each_slot_says_how_full_it_is_and_whose():
+def test_each_slot_shows_its_fill_level_and_its_conversation():
     out = drawn(190)
     full = "████············"
     assert " ".join(line(out, "0")) == (
@@ -83,7 +83,7 @@ def test_each_slot_says_how_full_it_is_and_whose():
     assert line(out, "1") == ["1", "running", "················", "0", "%", "0", "-", "-", "0", "-", "-"]
 
 
-def test_an_engine_that_is_down_says_so_and_an_unmeasured_one_no_speed():
+def test_an_engine_that_is_down_is_reported_and_an_unmeasured_engine_shows_no_speed():
     out = drawn(
         engines=[
             engine(up=False, health="down", down_seconds=190.0, slots=[], prefill_tokens_per_second=None)
@@ -97,7 +97,7 @@ def test_an_engine_that_is_down_says_so_and_an_unmeasured_one_no_speed():
     assert "812 tokens/s" in drawn()
 
 
-def test_a_model_that_its_router_has_not_loaded_is_no_trouble():
+def test_an_unloaded_model_of_a_router_is_not_an_error():
     model = engine(engine=f"{ENGINE}#coder", up=False, health="unloaded", down_seconds=None)
     out = drawn(engines=[model])
     assert f"{ENGINE}#coder, b11549, hybrid, 812 tokens/s, not loaded" in out
@@ -105,12 +105,12 @@ def test_a_model_that_its_router_has_not_loaded_is_no_trouble():
     assert "No engine is up" not in out
 
 
-def test_an_engine_that_cannot_be_probed_has_slots_of_unknown_size():
+def test_slots_of_an_engine_without_a_known_context_have_no_fill_level():
     out = drawn(engines=[engine(context_tokens=0)])
     assert line(out, "0")[2:4] == ["················", "-"]
 
 
-def test_tiers_stand_against_their_budgets_and_one_that_is_not_there_is_left_out():
+def test_tiers_show_their_use_and_budget_and_an_absent_tier_is_left_out():
     cold = {"tier": "cold", "snapshots": 0, "bytes": 0, "budget_bytes": 0}
     out = drawn(tiers=[*state()["tiers"], cold])
     assert line(out, "hot") == ["hot", "████············", "2", "1.0", "MiB", "of", "4.0", "MiB"]
@@ -119,18 +119,18 @@ def test_tiers_stand_against_their_budgets_and_one_that_is_not_there_is_left_out
 
 
 @pytest.mark.parametrize(("drained", "word"), [(False, "draining"), (True, "drained")])
-def test_an_engine_that_is_drained_says_so_and_shows_its_labels(drained, word):
+def test_a_draining_engine_shows_its_state_and_labels(drained, word):
     out = drawn(engines=[engine(engine="cuda", draining=True, drained=drained, labels={"card": "4090"})])
     (line,) = (line for line in out.splitlines() if line.startswith("cuda"))
     assert "card 4090" in line
     assert line.endswith(f", {word}")
 
 
-def test_draining_is_told():
+def test_the_title_shows_that_the_sidecar_is_draining():
     assert drawn(draining=True).splitlines()[0].endswith("up 2 h, draining")
 
 
-def test_the_last_requests_have_their_verdicts():
+def test_the_last_requests_show_their_verdicts():
     out = drawn(190, requests=[rewritten(2), lost(1)])
     assert out.splitlines()[-2].endswith("a date changed")
     assert out.splitlines()[-1].endswith("cache: overwritten")
@@ -138,7 +138,7 @@ def test_the_last_requests_have_their_verdicts():
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 132])
-def test_the_screen_fits_and_leaves_out_the_least_important_lines(width):
+def test_the_screen_fits_the_width_and_drops_the_least_important_columns(width):
     out = drawn(width, requests=[rewritten(2), lost(1)])
     assert max(map(len, out.splitlines())) <= width
     assert line(out, "0")[1] == "idle"
@@ -160,22 +160,22 @@ def rates(*buckets: Document, now: float = CAME, width: int = 80) -> str:
     return history(buckets, now, width).plain.split("min  ")[1]
 
 
-def test_the_hit_rate_of_each_moment_has_its_place_and_height():
+def test_each_hit_rate_is_drawn_at_its_time_and_height():
     shown = rates(bucket(HISTORY - 1, 0), bucket(HISTORY / 2 - 1, 50), bucket(0, 100))
     assert len(shown) == 60
     assert {at: cell for at, cell in enumerate(shown) if cell != "·"} == {0: "▁", 30: "▅", 59: "█"}
 
 
-def test_what_shares_a_cell_is_weighed_by_its_tokens():
+def test_hit_rates_in_one_cell_are_weighted_by_their_tokens():
     assert rates(bucket(1, 0, 700), bucket(2, 100))[-1] == "▂"
 
 
-def test_a_clock_that_differs_leaves_nothing_out():
+def test_buckets_outside_the_time_range_are_drawn_at_the_edges():
     assert rates(bucket(-500, 100))[-1] == "█"
     assert rates(bucket(9_999, 100))[0] == "█"
 
 
-def test_buckets_without_tokens_are_no_misses():
+def test_buckets_without_tokens_are_not_drawn_as_misses():
     assert set(rates(bucket(1, 0, 0))) == {"·"}
 
 
@@ -186,7 +186,7 @@ def documents() -> dict[str, Document]:
     return {"/api/state": state(), "/api/requests": {"requests": [summary(ended())]}}
 
 
-async def test_once_is_plain_text_and_the_end():
+async def test_once_prints_one_screen_of_plain_text():
     out = io.StringIO()
     async with admin(documents()) as said:
         console = Console(file=out, width=100, force_terminal=True, color_system=None)
@@ -197,7 +197,7 @@ async def test_once_is_plain_text_and_the_end():
     assert said.asked[0] == "/api/state"
 
 
-async def test_without_a_terminal_one_screen_follows_the_other_even_while_nobody_answers():
+async def test_without_a_terminal_screens_follow_each_other_even_while_the_sidecar_is_away():
     """It reports the lost connection, shows the last state, and continues when the sidecar is back."""
     failures: list[BaseException] = []
     tasks = Tasks(failures.append)
@@ -225,13 +225,13 @@ async def until(out: io.StringIO, text: str) -> None:
 
 
 @pytest.mark.parametrize("once", [[], ["--once"]])
-def test_a_sidecar_that_was_never_there_is_a_failure(once, capsys):
-    assert main(["top", "--admin", NOBODY, *once]) == 1
-    assert f"slotkeeper top: no sidecar answers at {NOBODY}." in capsys.readouterr().err
+def test_a_sidecar_that_never_answered_is_a_failure(once, capsys):
+    assert main(["top", "--admin", NO_SERVER, *once]) == 1
+    assert f"slotkeeper top: no sidecar answers at {NO_SERVER}." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("pause", ["0", "-1", "nan", "inf", "often"])
-def test_looking_without_a_pause_is_a_usage_error(pause, capsys):
+def test_a_refresh_interval_that_is_not_positive_is_a_usage_error(pause, capsys):
     with pytest.raises(SystemExit) as left:
         main(["top", f"--every={pause}"])
     assert left.value.code == 2

@@ -29,7 +29,7 @@ SECRET = "s3cret-of-somebody"  # noqa: S105
         ("--some-new-flag", "hf_ABCDEFGHIJKLMNOPQRST" + SECRET.replace("-", "_")),
     ],
 )
-def test_no_secret_of_a_command_line_is_said(words):
+def test_no_api_key_is_printed_with_the_command_line_of_the_engine(words):
     said = _without_keys(["llama-server", "--port", "8080", *words, "-np", "2"])
     assert SECRET not in " ".join(said)
     assert SECRET.replace("-", "_") not in " ".join(said)
@@ -38,7 +38,7 @@ def test_no_secret_of_a_command_line_is_said(words):
     assert len(said) == 5 + len(words)
 
 
-def test_what_is_no_secret_is_said_as_it_is():
+def test_other_arguments_are_printed_unchanged():
     words = [
         "llama-server",
         "--model",
@@ -66,7 +66,7 @@ def test_what_is_no_secret_is_said_as_it_is():
         ("key", [], True),
     ],
 )
-def test_an_engine_with_several_keys_holds_them_apart(tmp_path, mode, words, apart):
+def test_an_engine_with_several_api_keys_separates_its_clients(tmp_path, mode, words, apart):
     for name, keys in (("ONE", "a\n\n"), ("TWO", "a\nb\n")):
         (tmp_path / name).write_text(keys, "utf-8")
     words = [str(tmp_path / word) if word.isupper() else word for word in words]

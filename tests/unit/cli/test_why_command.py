@@ -20,8 +20,8 @@ from slotkeeper.observe.request_record import Decision, Option
 from slotkeeper.scheduler.types import Reason
 from unit.looking import Document, admin, change, ended, lost, record, rewritten, state
 
-NOBODY = "http://127.0.0.1:1"
-EVIL = "\x1b[2J[red]bold\r\x07\u202e"  # clears a terminal, rings, and turns what follows round
+NO_SERVER = "http://127.0.0.1:1"
+EVIL = "\x1b[2J[red]bold\r\x07\u202e"  # clears the terminal, rings the bell, and reverses the text behind it
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def listed(*records) -> dict[str, Document]:
     return {"/api/requests": {"requests": [summary(one) for one in records]}, "/api/state": state()}
 
 
-def one(found, **more) -> dict[str, Document]:
+def document_of(found, **more) -> dict[str, Document]:
     return {f"/api/requests/{found.request_id}": detail(found) | more}
 
 
@@ -56,7 +56,7 @@ def line(out: str, start: str) -> str:
 # -- the list ------------------------------------------------------------------------------------------
 
 
-async def test_every_request_has_a_line_with_its_figures_and_its_verdict(ask):
+async def test_the_list_has_a_line_with_figures_and_a_verdict_for_each_request(ask):
     code, out = await ask(listed(rewritten(2), lost(1)), width=180)
     assert code == 0
     head, *lines = out.splitlines()
@@ -72,7 +72,7 @@ async def test_every_request_has_a_line_with_its_figures_and_its_verdict(ask):
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 132])
-async def test_a_narrow_terminal_gets_fewer_columns_and_whole_ones(ask, width):
+async def test_a_narrow_terminal_gets_fewer_but_complete_columns(ask, width):
     _, out = await ask(listed(rewritten(2), lost(1)), width=width)
     head, *lines = (text.rstrip() for text in out.splitlines())
     assert all(len(text) <= width for text in (head, *lines))
@@ -84,44 +84,44 @@ async def test_a_narrow_terminal_gets_fewer_columns_and_whole_ones(ask, width):
     assert ("oracle" in head) == (width >= 132)
 
 
-async def test_what_is_under_way_and_what_failed_says_so(ask):
+async def test_running_and_failed_requests_show_their_state(ask):
     _, out = await ask(listed(record(2), ended(1, outcome="client_gone", prompt_tokens=None)))
     running, gone = out.splitlines()[1:]
     assert running.rstrip().endswith("running")
     assert gone.rstrip().endswith("client_gone")
 
 
-async def test_how_many_and_which_is_asked_of_the_sidecar(ask):
+async def test_the_number_and_kind_of_requests_are_asked_of_the_sidecar(ask):
     await ask(listed(rewritten()), last=7, repeated=True)
     assert ask.asked == ["/api/requests?limit=7&repeated=1"]
 
 
-async def test_programs_get_one_line_for_each_request_as_the_sidecar_says_it(ask):
+async def test_the_json_list_has_one_line_for_each_request(ask):
     documents = listed(rewritten(2), lost(1))
     code, out = await ask(documents, as_json=True)
     assert code == 0
     assert [json.loads(text) for text in out.splitlines()] == documents["/api/requests"]["requests"]
 
 
-@pytest.mark.parametrize(("requests", "why_"), [(0, "began 2 h ago"), (5, "--why-requests 0")])
-async def test_an_empty_list_says_why(ask, requests, why_):
+@pytest.mark.parametrize(("requests", "explanation"), [(0, "began 2 h ago"), (5, "--why-requests 0")])
+async def test_an_empty_list_is_explained(ask, requests, explanation):
     figures = state()["totals"] | {"requests": requests}
     code, out = await ask({"/api/requests": {"requests": []}, "/api/state": state(totals=figures)})
     assert code == 0
-    assert why_ in out
+    assert explanation in out
 
 
-async def test_an_empty_list_for_a_program_has_no_line(ask):
+async def test_an_empty_json_list_has_no_line(ask):
     assert await ask(listed(), as_json=True) == (0, "")
 
 
 # -- one request ---------------------------------------------------------------------------------------
 
 
-async def test_the_sentences_come_first_and_then_what_they_rest_on(ask):
+async def test_the_explanation_of_a_request_comes_before_its_details(ask):
     found = rewritten()
     document = detail(found)
-    code, out = await ask(one(found), found.request_id, width=200)
+    code, out = await ask(document_of(found), found.request_id, width=200)
     assert code == 0
     parts = found.request_id, *document["explanation"], "Time", "Choice", "Where it parts", "Figures"
     places = [out.index(part) for part in parts]
@@ -129,22 +129,22 @@ async def test_the_sentences_come_first_and_then_what_they_rest_on(ask):
     assert "slot 1 of http://127.0.0.1:8081, ok 200, 1.2 s" in out
 
 
-async def test_each_stage_has_its_milliseconds_and_its_place_in_the_whole(ask):
-    _, out = await ask(one(rewritten()), "request-00000001")
+async def test_each_stage_shows_its_milliseconds_and_its_place_in_the_total_time(ask):
+    _, out = await ask(document_of(rewritten()), "request-00000001")
     assert line(out, "parse").split() == ["parse", "0.0", "1.0", "█"]
     assert line(out, "plant").split() == ["plant", "250", "500", "█" * 20, "500"]
     plant, prefill = line(out, "plant"), line(out, "prefill")
     assert plant.rindex("█") + 1 == prefill.index("█")
 
 
-async def test_the_choice_stands_above_what_it_beat_with_both_prices(ask):
-    _, out = await ask(one(rewritten()), "request-00000001")
+async def test_the_chosen_slot_is_listed_above_the_alternatives_with_both_costs(ask):
+    _, out = await ask(document_of(rewritten()), "request-00000001")
     assert line(out, "taken").split() == ["taken", "1", "prefix", "20", "11,980", "12.0", "s", "plant"]
     assert line(out, "0  cold").split() == ["0", "cold", "0", "12,345", "12.3", "s"]
     assert "a state of 11,500 tokens, 20 of them the prompt's first" in out
 
 
-async def test_a_price_that_json_cannot_hold_is_a_dash(ask):
+async def test_a_missing_cost_is_shown_as_a_dash(ask):
     never = Option(reason=Reason.COLD, engine="http://b:1", slot=None, reuse=None, price=1.0)
     document = detail(ended(decision=Decision(chosen=never)))
     document["choice"]["chosen"]["price_tokens"] = None
@@ -152,19 +152,19 @@ async def test_a_price_that_json_cannot_hold_is_a_dash(ask):
     assert line(out, "taken").split() == ["taken", "-", "cold", "-", "-", "-"]
 
 
-async def test_engines_are_named_where_there_was_a_choice_of_them(ask):
+async def test_engines_are_named_if_there_is_more_than_one(ask):
     here, there = (
         Option(reason=Reason.COLD, engine=engine, slot=0, reuse=0, price=1.0)
         for engine in ("http://a:1", "http://b:1")
     )
     _, out = await ask(
-        one(ended(decision=Decision(chosen=here, beaten=(there,), rate=1.0))), "request-00000001"
+        document_of(ended(decision=Decision(chosen=here, beaten=(there,), rate=1.0))), "request-00000001"
     )
     assert "http://a:1" in line(out, "taken")
     assert "http://b:1" in out
 
 
-async def test_the_first_token_that_differs_is_shown_with_what_stands_around_it(ask):
+async def test_the_first_token_that_differs_is_shown_with_the_text_around_it(ask):
     found = rewritten()
     document = detail(found)
     document["parting"]["text"] = {"lead": "Today is\n", "was": "Monday", "now": ""}
@@ -175,41 +175,45 @@ async def test_the_first_token_that_differs_is_shown_with_what_stands_around_it(
     assert NO_TEXT not in out
 
 
-async def test_without_text_the_setting_that_shows_it_is_named(ask):
-    _, out = await ask(one(rewritten(changes=(change(Mode.FIX, "", ""),))), "request-00000001")
+async def test_the_setting_that_shows_text_is_named_if_there_is_none(ask):
+    _, out = await ask(document_of(rewritten(changes=(change(Mode.FIX, "", ""),))), "request-00000001")
     assert out.count(NO_TEXT) == 2
     assert "date changed messages[0].content" in out
 
 
-async def test_what_a_rule_that_observes_would_have_changed_is_told_apart(ask):
-    _, out = await ask(one(rewritten(changes=(change(Mode.OBSERVE, "May", "June"),))), "request-00000001")
+async def test_a_change_that_a_rule_only_observed_is_marked_as_such(ask):
+    _, out = await ask(
+        document_of(rewritten(changes=(change(Mode.OBSERVE, "May", "June"),))), "request-00000001"
+    )
     assert "date would have changed messages[0].content" in out
     assert "- May\n" in out.replace(" \n", "\n").replace("  ", "")
 
 
-async def test_of_a_request_that_has_just_come_little_is_told(ask):
-    code, out = await ask(one(record()), "request-00000001")
+async def test_a_request_that_has_just_arrived_shows_no_details(ask):
+    code, out = await ask(document_of(record()), "request-00000001")
     assert code == 0
     assert "It has not ended yet." in out
     assert not any(title in out for title in ("Time\n", "Choice\n", "Where it parts\n", "Rules\n"))
 
 
 @pytest.mark.parametrize("width", [30, 60, 80])
-async def test_an_account_is_never_wider_than_the_terminal(ask, width):
+async def test_the_explanation_of_a_request_is_never_wider_than_the_terminal(ask, width):
     _, out = await ask(
-        one(rewritten(changes=(change(Mode.FIX, "x" * 90, "y" * 90),))), "request-00000001", width=width
+        document_of(rewritten(changes=(change(Mode.FIX, "x" * 90, "y" * 90),))),
+        "request-00000001",
+        width=width,
     )
     assert max(map(len, out.splitlines())) <= width
 
 
-async def test_a_program_gets_the_document_in_one_line(ask):
+async def test_the_json_output_of_one_request_is_one_line(ask):
     found = rewritten()
-    code, out = await ask(one(found), found.request_id, as_json=True)
+    code, out = await ask(document_of(found), found.request_id, as_json=True)
     assert (code, out.count("\n")) == (0, 1)
     assert json.loads(out) == detail(found)
 
 
-async def test_what_a_client_wrote_is_shown_and_does_nothing(ask):
+async def test_control_characters_and_markup_in_client_text_are_escaped(ask):
     found = rewritten(named=EVIL, changes=(change(Mode.FIX, EVIL, EVIL),))
     document = detail(found)
     document["parting"]["text"] = {"lead": EVIL, "was": EVIL, "now": EVIL}
@@ -218,25 +222,25 @@ async def test_what_a_client_wrote_is_shown_and_does_nothing(ask):
     assert not set(EVIL) & set(out) - set("[2J[red]bold")
 
 
-# -- what cannot be told -------------------------------------------------------------------------------
+# -- failures ------------------------------------------------------------------------------------------
 
 
-async def test_a_request_that_nobody_knows_is_a_failure(ask):
+async def test_an_unknown_request_id_is_a_failure(ask):
     assert await ask({}, "nonsense") == (1, "slotkeeper why: there is none\n")
 
 
-async def test_an_id_is_one_part_of_the_path_whatever_it_holds(ask):
+async def test_a_request_id_is_quoted_as_one_part_of_the_path(ask):
     await ask({}, "../state?x=#y")
     assert ask.asked == ["/api/requests/..%2Fstate%3Fx%3D%23y"]
 
 
-async def test_a_token_that_is_missing_is_asked_for(capsys):
+async def test_a_wrong_admin_token_is_answered_with_advice(capsys):
     """With a real sidecar."""
     from slotkeeper.app import running
     from slotkeeper.settings import Settings
 
     settings = Settings(
-        upstream=(NOBODY,),
+        upstream=(NO_SERVER,),
         listen="127.0.0.1:0",
         admin_listen="127.0.0.1:0",
         admin_token=SecretStr("s3cret"),
@@ -253,27 +257,27 @@ async def test_a_token_that_is_missing_is_asked_for(capsys):
     assert "No request has come yet" in out
 
 
-def test_without_a_sidecar_it_is_a_failure_that_says_what_to_do(capsys):
-    assert main(["why", "--admin", NOBODY]) == 1
+def test_why_without_a_sidecar_fails_and_says_what_to_do(capsys):
+    assert main(["why", "--admin", NO_SERVER]) == 1
     assert capsys.readouterr().err == (
-        f"slotkeeper why: no sidecar answers at {NOBODY}. Give its admin port by --admin.\n"
+        f"slotkeeper why: no sidecar answers at {NO_SERVER}. Give its admin port by --admin.\n"
     )
 
 
 @pytest.mark.parametrize("words", [["abc"], ["last", "--repeated"], ["--admin", "localhost:9090"]])
-def test_words_that_make_no_sense_are_a_usage_error(words, capsys):
-    assert main(["why", "--admin", NOBODY, *words]) == 2
+def test_contradictory_arguments_are_a_usage_error(words, capsys):
+    assert main(["why", "--admin", NO_SERVER, *words]) == 2
     assert "slotkeeper why: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("count", ["0", "501", "many"])
-def test_no_more_are_listed_than_the_sidecar_gives(count, capsys):
+def test_the_number_of_listed_requests_is_limited(count, capsys):
     with pytest.raises(SystemExit) as left:
         main(["why", "--last", count])
     assert left.value.code == 2
     assert "--last" in capsys.readouterr().err
 
 
-async def test_a_list_cannot_be_of_one_request():
+async def test_an_id_together_with_the_repeated_list_is_a_usage_error():
     with pytest.raises(UsageError, match="leave the ID out"):
-        await why("last", Console(), admin=NOBODY, token=None, last=1, repeated=True, as_json=False)
+        await why("last", Console(), admin=NO_SERVER, token=None, last=1, repeated=True, as_json=False)

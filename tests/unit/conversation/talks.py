@@ -1,4 +1,4 @@
-"""Short sessions in the shape of real clients' requests, and a book that has seen them."""
+"""Short sessions in the shape of real clients' requests, and an index of conversations that records them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SYSTEM = (
     * 80
 )
 ME = Who("key/agent", "ses_1")
-NOBODY = Who("key/agent")
+UNNAMED = Who("key/agent")
 
 
 def tool(name: str, **properties: str) -> dict[str, Any]:
@@ -52,13 +52,17 @@ def reply(text: str = "", reasoning: str = "", **calls: Any) -> dict[str, Any]:
         message["reasoning_content"] = reasoning
     if calls:
         message["tool_calls"] = [
-            {"id": f"call_{name}", "type": "function", "function": {"name": name, "arguments": told(given)}}
+            {
+                "id": f"call_{name}",
+                "type": "function",
+                "function": {"name": name, "arguments": as_text(given)},
+            }
             for name, given in calls.items()
         ]
     return message
 
 
-def told(arguments: Any) -> str:
+def as_text(arguments: Any) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments)
 
 
@@ -69,7 +73,7 @@ def result(name: str, text: str) -> dict[str, Any]:
 def chat(*messages: dict[str, Any], tools: list[dict[str, Any]] | None = None, **options: Any) -> Layout:
     offered = TOOLS if tools is None else tools
     body = {"messages": list(messages), "tools": offered, **options}
-    layout = lay_out(Api.CHAT, deepcopy(body))  # a copy, as if it was parsed from its own bytes
+    layout = lay_out(Api.CHAT, deepcopy(body))  # a copy, as if parsed from separate bytes
     assert layout is not None
     return layout
 
@@ -88,8 +92,8 @@ NEXT = user("Now do the same for the writer.")
 HISTORY = (TASK, *ROUND, *SECOND)
 
 
-class Desk:
-    """A book with its own clock."""
+class Clients:
+    """Clients whose requests are recorded in an index of conversations, with a clock of its own."""
 
     def __init__(self, **bounds: int) -> None:
         self.book = Conversations(**bounds)
@@ -109,6 +113,6 @@ class Desk:
 
 def explained(old: Layout, new: Layout, who: Who = ME) -> Explained:
     """Return the report on the second of two requests."""
-    desk = Desk()
-    desk.sends(old, who)
-    return desk.explains(new, who)
+    clients = Clients()
+    clients.sends(old, who)
+    return clients.explains(new, who)

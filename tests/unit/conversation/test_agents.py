@@ -40,33 +40,33 @@ def chat(system: str, role: str = "system") -> Any:
         ("", UNKNOWN),
     ],
 )
-def test_a_user_agent_is_read_as_people_call_the_program(header, name):
+def test_the_user_agent_header_gives_the_common_name_of_the_client_program(header, name):
     assert in_headers({"User-Agent": header}) == name
 
 
-def test_open_webui_is_known_by_the_headers_that_it_adds():
+def test_open_webui_is_recognised_by_the_headers_that_it_adds():
     library = {"User-Agent": "Python/3.11 aiohttp/3.11.11"}
     assert in_headers(library) == "aiohttp"
     assert in_headers(library | {"x-openwebui-chat-id": "1"}) == "Open WebUI"
     assert in_headers(library | {"X-Title": "Open WebUI"}) == "Open WebUI"
 
 
-def test_an_agent_without_headers_is_unknown():
+def test_a_client_without_headers_is_unknown():
     assert in_headers({}) == UNKNOWN
 
 
 @pytest.mark.parametrize(("words", "name"), SPOKEN.items())
 @pytest.mark.parametrize("role", ["system", "developer"])
-def test_a_program_that_says_who_it_is_is_believed(words, name, role):
+def test_a_client_program_is_recognised_by_how_its_system_text_begins(words, name, role):
     assert in_words(chat(f"{words}, and so on.", role)) == name
 
 
-def test_only_how_a_text_begins_counts_and_only_what_the_program_says():
+def test_only_the_beginning_of_the_system_text_names_the_client_program():
     assert in_words(chat("x" * 300 + " You are Cline")) is None
     assert in_words(lay_out(Api.CHAT, {"messages": [{"role": "user", "content": "You are Cline"}]})) is None
 
 
-def test_the_second_system_text_says_it_where_the_first_is_a_header():
+def test_the_client_is_read_from_the_second_system_text_if_the_first_is_a_billing_header():
     doc = {
         "system": [
             {"type": "text", "text": "x-anthropic-billing-header: cc_version=1; cch=00000;"},
@@ -77,12 +77,12 @@ def test_the_second_system_text_says_it_where_the_first_is_a_header():
     assert in_words(lay_out(Api.MESSAGES, doc)) == "claude-cli"
 
 
-def test_own_words_beat_a_borrowed_user_agent():
+def test_the_system_text_outweighs_a_borrowed_user_agent_header():
     borrowed = {"User-Agent": "claude-cli/0.24.4 (external, cli)"}
     assert Agents().of("anna", borrowed, chat("You are Qwen Code, an agent.")) == "QwenCode"
 
 
-def test_side_requests_are_by_whom_the_client_turned_out_to_be():
+def test_a_side_request_is_attributed_to_the_program_that_its_client_was_recognised_as():
     agents, library = Agents(most=1), {"User-Agent": "OpenAI/Python 2.20.0"}
     title = chat("You are a title generator.")
     assert agents.of("anna", library, title) == "openai-python"
@@ -91,4 +91,4 @@ def test_side_requests_are_by_whom_the_client_turned_out_to_be():
     assert agents.of("anna", library, None) == "aider"
     assert agents.of("bert", library, title) == "openai-python"
     agents.of("bert", library, chat("You are Cline."))
-    assert agents.of("anna", library, title) == "openai-python"  # forgotten: one client is remembered here
+    assert agents.of("anna", library, title) == "openai-python"  # forgotten: at most one client is remembered

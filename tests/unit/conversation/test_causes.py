@@ -26,13 +26,13 @@ from unit.conversation.talks import (
     HISTORY,
     ME,
     NEXT,
-    NOBODY,
     ROUND,
     SECOND,
     SYSTEM,
     TASK,
     TOOLS,
-    Desk,
+    UNNAMED,
+    Clients,
     chat,
     explained,
     reply,
@@ -49,10 +49,10 @@ GIT = (
 )
 
 
-def turned(schema):
+def reversed_keys(schema):
     """Return the same tool with its keys in reverse order."""
     if isinstance(schema, dict):
-        return {key: turned(value) for key, value in reversed(schema.items())}
+        return {key: reversed_keys(value) for key, value in reversed(schema.items())}
     return schema
 
 
@@ -84,7 +84,7 @@ def edited_system(old, new):
         (chat(system(SYSTEM + "\n\n"), *HISTORY, *REST), Cause.WHITESPACE, RuleName.TRAILING_WHITESPACE),
         (chat(system(), *HISTORY, *REST, tools=TOOLS[::-1]), Cause.TOOL_ORDER, RuleName.TOOL_ORDER),
         (
-            chat(system(), *HISTORY, *REST, tools=[turned(t) for t in TOOLS]),
+            chat(system(), *HISTORY, *REST, tools=[reversed_keys(t) for t in TOOLS]),
             Cause.KEY_ORDER,
             RuleName.SCHEMA_KEYS,
         ),
@@ -154,7 +154,7 @@ def edited_system(old, new):
         ),
     ],
 )
-def test_why(new, cause, rule):
+def test_the_cause_of_a_divergence_and_its_rule_are_found(new, cause, rule):
     found = explained(OLD, new)
     assert (found.cause, found.rule) == (cause, rule)
 
@@ -181,7 +181,7 @@ def test_why(new, cause, rule):
         ),
     ],
 )
-def test_values_that_clients_write_have_a_rule(before, after, cause):
+def test_a_changed_value_that_clients_write_has_a_cause_and_a_rule(before, after, cause):
     rest = "\n\n" + SYSTEM
     found = explained(chat(system(before + rest), *HISTORY), chat(system(after + rest), *HISTORY, *REST))
     assert (found.cause, found.rule) == (cause, CAUSES[cause].rule)
@@ -203,13 +203,13 @@ def test_values_that_clients_write_have_a_rule(before, after, cause):
         ("be kind to all of them", "be stern to all of them", Cause.SYSTEM_EDITED),
     ],
 )
-def test_values_without_known_words_around_them_have_a_name_but_no_rule(before, after, cause):
+def test_a_changed_value_without_known_words_around_it_has_a_cause_but_no_rule(before, after, cause):
     rest = " and so on, for every one.\n" + SYSTEM
     found = explained(chat(system(before + rest), *HISTORY), chat(system(after + rest), *HISTORY, *REST))
     assert (found.cause, found.rule) == (cause, None)
 
 
-def test_a_folder_in_a_tools_description_has_no_rule():
+def test_a_changed_folder_in_a_tool_description_has_a_cause_but_no_rule():
     here, there = deepcopy(TOOLS), deepcopy(TOOLS)
     for tools, path in ((here, "/home/dev/a"), (there, "/home/dev/b")):
         tools[2]["function"]["description"] = f"Run a command in {path}, which is where you are already."
@@ -217,7 +217,7 @@ def test_a_folder_in_a_tools_description_has_no_rule():
     assert (found.cause, found.rule) == (Cause.CWD, None)
 
 
-def test_files_that_a_client_writes_anew():
+def test_refreshed_or_moved_files_of_a_client_are_the_cause_of_a_divergence():
     added = "I have *added these files to the chat* so you can go ahead and edit them.\n\n"
     old = chat(system(), TASK, DONE, user(added + "a = 1"), user("Go."), tools=[])
     new = chat(system(), TASK, DONE, user(added + "a = 2"), user("Go."), DONE, NEXT, tools=[])
@@ -226,18 +226,18 @@ def test_files_that_a_client_writes_anew():
     assert explained(old, behind).cause is Cause.FILE_REFRESHED
 
 
-def test_arguments_that_are_objects_with_their_keys_in_another_order():
-    def laid(given):
+def test_arguments_with_reordered_keys_are_a_rerendered_call():
+    def laid_out(given):
         use = {"type": "tool_use", "id": "t1", "name": "edit", "input": given}
         found = {"type": "tool_result", "tool_use_id": "t1", "content": "Written."}
         messages = [TASK, {"role": "assistant", "content": [use]}, {"role": "user", "content": [found]}]
         return lay_out(Api.MESSAGES, {"system": SYSTEM, "messages": messages})
 
-    found = explained(laid({"path": "a", "new": "b"}), laid({"new": "b", "path": "a"}))
+    found = explained(laid_out({"path": "a", "new": "b"}), laid_out({"new": "b", "path": "a"}))
     assert (found.cause, found.rule) == (Cause.CALL_RERENDERED, RuleName.TOOL_CALLS)
 
 
-def test_reasoning_items_of_their_own_that_are_left_out():
+def test_a_reasoning_item_that_is_left_out_is_dropped_reasoning():
     items = [
         {"role": "user", "content": [{"type": "input_text", "text": "Fix it."}]},
         {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Look first."}], "summary": []},
@@ -262,29 +262,29 @@ def test_reasoning_items_of_their_own_that_are_left_out():
         (chat(system("You survey a repository."), user("Survey.")), Cause.OTHER_CONVERSATION),
     ],
 )
-def test_what_parts_two_sessions_is_put_right_by_no_rule(new, cause):
-    desk = Desk()
-    desk.sends(OLD)
-    found = desk.explains(new, Who(ME.client, "ses_2"))
+def test_a_divergence_between_two_sessions_has_no_rule(new, cause):
+    clients = Clients()
+    clients.sends(OLD)
+    found = clients.explains(new, Who(ME.client, "ses_2"))
     assert (found.kind, found.cause, found.rule) == (RequestKind.COLD, cause, None)
 
 
-def test_where_the_tokens_part_earlier_it_was_the_template():
-    desk = Desk()
-    desk.sends(OLD)
+def test_tokens_that_diverge_in_an_equal_history_are_caused_by_the_chat_template():
+    clients = Clients()
+    clients.sends(OLD)
     new = chat(system(), *HISTORY, *REST)
-    assert explain(desk.book.find(ME, new), new).cause is None
+    assert explain(clients.book.find(ME, new), new).cause is None
     assert of_template(OLD) is Cause.TEMPLATE_STRIPS_REASONING
     assert of_template(chat(system(), TASK)) is Cause.TEMPLATE_RERENDERS
 
 
-def test_every_cause_has_words():
+def test_every_cause_has_a_description_of_its_own():
     assert set(CAUSES) == set(Cause)
     assert len({seen.what for seen in CAUSES.values()}) == len(Cause)
 
 
-def test_a_message_that_says_nothing_has_its_place_all_the_same():
-    """The old request's next part belongs to a later message, which the new one does not reach."""
+def test_an_empty_message_counts_in_the_place_of_a_divergence():
+    """The next part of the old request is in a later message, which the new request does not have."""
     old, new = chat(system(), TASK, reply(), NEXT), chat(system(), TASK, result("read", "text"))
     found = explained(old, new)
     assert found.divergence is not None
@@ -295,7 +295,7 @@ def test_a_message_that_says_nothing_has_its_place_all_the_same():
 # -- the place -----------------------------------------------------------------------------------------
 
 
-def test_the_place_and_what_it_costs():
+def test_a_divergence_reports_its_place_and_its_cost():
     place = explained(OLD, edited_system("Sat Nov 21", "Sun Nov 22")).divergence
     assert place is not None
     assert (place.section, place.message, place.path) == (Section.SYSTEM, 0, ("messages", 0, "content"))
@@ -327,7 +327,7 @@ def test_the_place_and_what_it_costs():
         (chat(system(), user("Another."), *HISTORY[1:]), Section.USER, 1),
     ],
 )
-def test_the_first_piece_that_differs_in_the_order_of_templates(new, section, message):
+def test_the_divergence_is_the_first_difference_in_the_order_of_templates(new, section, message):
     place = parted(OLD, new)
     assert place is not None
     assert (place.section, place.message) == (section, message)
@@ -346,7 +346,7 @@ def test_an_extended_history_does_not_diverge(new):
     assert parted(OLD, new) is None
 
 
-def test_how_a_text_is_cut_into_parts_and_marks_of_caches_part_nothing():
+def test_the_division_of_a_text_into_parts_and_cache_marks_cause_no_divergence():
     parts = [
         {"type": "text", "text": "One.", "cache_control": {"type": "ephemeral"}},
         {"type": "text", "text": "Two."},
@@ -357,8 +357,8 @@ def test_how_a_text_is_cut_into_parts_and_marks_of_caches_part_nothing():
     assert first_difference(old, new) is None
 
 
-def test_what_was_put_in_moves_all_behind_it():
-    place = explained(OLD, chat(system(), TASK, user("By the way."), *HISTORY[1:], *REST), NOBODY).divergence
+def test_an_inserted_message_makes_everything_behind_it_lost():
+    place = explained(OLD, chat(system(), TASK, user("By the way."), *HISTORY[1:], *REST), UNNAMED).divergence
     assert place is not None
     assert place.lost == length(OLD) - length(chat(system(), TASK))
 
@@ -366,11 +366,11 @@ def test_what_was_put_in_moves_all_behind_it():
 @pytest.mark.parametrize(
     ("one", "other", "count"), [("", "", 0), ("a", "", 0), ("abc", "abd", 2), ("ab", "abc", 2)]
 )
-def test_a_common_start(one, other, count):
+def test_common_start_counts_equal_leading_characters(one, other, count):
     assert common_start(one, other) == common_start(other, one) == count
 
 
-def test_a_common_start_of_long_texts():
+def test_common_start_counts_equal_leading_characters_of_long_texts():
     text = "x" * 100_000
     assert [common_start(text, text[:n] + "y" + text) for n in (0, 1, 65_535, 99_999)] == [
         0,
@@ -391,7 +391,7 @@ def image(data, text=None):
     ("rest", "cause"),
     [((), Cause.ANOTHER_TASK), ((reply("A cat."), user("Sure?")), Cause.MESSAGE_EDITED)],
 )
-def test_another_image_in_the_same_words_is_another_message(question, rest, cause):
+def test_another_image_with_the_same_text_is_another_message(question, rest, cause):
     old, new = (chat(system(), image(data, question), *rest) for data in ("AAAA", "BBBB"))
     divergence = parted(old, new)
     assert (divergence.section, divergence.message) == (Section.USER, 1)

@@ -1,4 +1,4 @@
-"""The phrases of clients around changing facts, which a person's own sentence is not taken for."""
+"""Facts that clients insert into texts are found; sentences that people write are not mistaken for them."""
 
 from __future__ import annotations
 
@@ -275,14 +275,14 @@ TYPED = [
 ]
 
 
-def found(text: str, *, authored: bool = False) -> list[tuple[str, str]]:
+def kinds_and_values(text: str, *, authored: bool = False) -> list[tuple[str, str]]:
     return [(fact.kind.value, fact.value) for fact in facts(text, authored=authored)]
 
 
 @pytest.mark.parametrize("client", SYSTEM)
-def test_what_changes_in_the_system_text_of(client):
+def test_the_changing_facts_in_the_system_text_of_each_client_are_found(client):
     text, expected = SYSTEM[client]
-    assert found(text) == expected
+    assert kinds_and_values(text) == expected
 
 
 @pytest.mark.parametrize("client", SYSTEM)
@@ -293,12 +293,12 @@ def test_facts_are_in_order_and_do_not_overlap(client):
     assert all(one.end <= other.start for one, other in itertools.pairwise(given))
 
 
-def test_a_fact_is_no_more_than_what_says_it():
+def test_a_fact_spans_only_the_phrase_that_states_it():
     (date,) = (fact for fact in facts(VIBE) if fact.kind is FactKind.DATE)
     assert VIBE[date.start : date.end] == "Today's date is 2026-11-21 (Saturday)"
 
 
-def test_a_memory_file_is_known_by_its_name():
+def test_the_label_of_a_memory_file_fact_is_the_name_of_the_file():
     (file,) = (fact for fact in facts(OPENCODE) if fact.kind is FactKind.MEMORY_FILE)
     assert file.label == "/srv/shop/AGENTS.md"
 
@@ -319,40 +319,40 @@ def test_a_memory_file_is_known_by_its_name():
         ("<system-reminder>\nToday's date is Saturday, November 21, 2026.\n</system-reminder>", "reminder"),
     ],
 )
-def test_blocks_of_programs_are_found_in_what_users_send(text, kind):
+def test_blocks_that_client_programs_insert_are_found_in_user_messages(text, kind):
     (fact,) = facts(text, authored=True)
     assert (fact.kind, fact.start, fact.end) == (kind, 0, len(text))
 
 
-def test_a_reminder_goes_with_the_empty_lines_behind_it():
+def test_a_reminder_includes_the_empty_lines_behind_it():
     (fact,) = facts("<system-reminder>Be brief.</system-reminder>\n\nFix it.", authored=True)
     assert fact == FoundFact(FactKind.REMINDER, 0, 46, "Be brief.")
 
 
-def test_a_tag_that_is_only_mentioned_opens_no_reminder():
+def test_a_tag_that_a_text_only_mentions_does_not_begin_a_reminder():
     text = "<system-reminder> tags hold hints.\n<system-reminder>\nBe brief.\n</system-reminder>"
     assert [fact.value for fact in facts(text)] == ["Be brief."]
 
 
 @pytest.mark.parametrize("text", TYPED)
-def test_what_a_person_types_is_no_fact(text):
+def test_text_that_a_person_types_is_not_a_fact(text):
     assert facts(text, authored=True) == ()
 
 
 @pytest.mark.parametrize(
     "text", ["It is said that Today's date: 2026-11-21", "Mind Platform: linux", "Date: soon"]
 )
-def test_a_system_text_s_own_sentences_are_no_facts(text):
+def test_ordinary_sentences_of_a_system_text_are_not_facts(text):
     assert facts(text) == ()
 
 
-def test_replies_have_none():
+def test_replies_contain_no_facts_but_tool_results_do():
     said = "<system-reminder>Be brief.</system-reminder>"
     assert module.facts_of(Text((), said, Section.REPLY)) == ()
     assert len(module.facts_of(Text((), said, Section.RESULT))) == 1
 
 
-def test_without_its_facts_a_text_is_the_same():
+def test_texts_are_equal_if_only_their_facts_differ():
     one = Text((), PI, Section.SYSTEM)
     other = Text((), PI.replace("11-21", "11-22").replace("Write tests", "Write more tests"), Section.SYSTEM)
     assert module.only_facts_differ(one, other)
@@ -360,7 +360,7 @@ def test_without_its_facts_a_text_is_the_same():
     assert not module.only_facts_differ(one, Text((), other.text, Section.REPLY))
 
 
-def test_the_lines_around_a_fact_that_went_say_nothing():
+def test_the_empty_lines_around_a_removed_fact_are_not_a_difference():
     said = Text((), "Fix it.\n\n<system-reminder>Be brief.</system-reminder>\n\nSoon.", Section.USER)
     assert module.only_facts_differ(said, Text((), "Fix it.\nSoon.", Section.USER))
     assert not module.only_facts_differ(said, Text((), "Fix it. Soon.", Section.USER))

@@ -1,4 +1,4 @@
-"""The kind of a request, for each client in the shape of its real requests."""
+"""The kind of a request, for requests in the shape of each client's real ones."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from unit.conversation.talks import (
     HISTORY,
     ME,
     NEXT,
-    NOBODY,
     ROUND,
     SYSTEM,
     TASK,
     TOOLS,
-    Desk,
+    UNNAMED,
+    Clients,
     chat,
     reply,
     result,
@@ -78,10 +78,10 @@ PLAN = "CRITICAL: Respond with text only. Summarise what was done."
         (chat(system(), user("What is the time?")), RequestKind.COLD),
     ],
 )
-def test_seen_from_the_conversation(new, kind):
-    desk = Desk()
-    desk.sends(OLD)
-    assert desk.explains(new).kind is kind
+def test_a_request_in_a_known_conversation_gets_its_kind(new, kind):
+    clients = Clients()
+    clients.sends(OLD)
+    assert clients.explains(new).kind is kind
 
 
 @pytest.mark.parametrize(
@@ -89,65 +89,65 @@ def test_seen_from_the_conversation(new, kind):
     [
         (chat(system(), TASK), RequestKind.COLD),
         (chat(system(TITLE), TASK, tools=[]), RequestKind.SIDE),
-        (chat(system(ADVISER), TASK, tools=[]), RequestKind.COLD),  # nothing lives that it could stand beside
+        (chat(system(ADVISER), TASK, tools=[]), RequestKind.COLD),  # no conversation is beside it yet
     ],
 )
-def test_the_first_request_of_all(new, kind):
-    assert Desk().explains(new, NOBODY).kind is kind
+def test_the_first_request_of_a_client_gets_its_kind(new, kind):
+    assert Clients().explains(new, UNNAMED).kind is kind
 
 
-def test_after_a_summary_the_conversation_goes_on():
-    desk = Desk()
-    desk.sends(OLD)
+def test_a_conversation_continues_after_a_summary():
+    clients = Clients()
+    clients.sends(OLD)
     summed = (TASK, user(SUMMARY))
-    assert desk.explains(chat(system(), *summed)).kind is RequestKind.COMPACTION
-    assert desk.explains(chat(system(), *summed, *ROUND)).kind is RequestKind.TOOL_ROUND_TRIP
-    assert desk.explains(chat(system(), *summed, *ROUND, DONE, NEXT)).kind is RequestKind.MAIN_TURN
+    assert clients.explains(chat(system(), *summed)).kind is RequestKind.COMPACTION
+    assert clients.explains(chat(system(), *summed, *ROUND)).kind is RequestKind.TOOL_ROUND_TRIP
+    assert clients.explains(chat(system(), *summed, *ROUND, DONE, NEXT)).kind is RequestKind.MAIN_TURN
 
 
-def test_a_summary_of_a_client_that_names_nothing():
-    desk = Desk()
-    desk.sends(OLD, NOBODY)
+def test_a_summary_is_recognised_without_a_session_name():
+    clients = Clients()
+    clients.sends(OLD, UNNAMED)
     new = chat(
         system(), user("<system>Previous context has been compacted. Here is a summary.</system>"), NEXT
     )
-    assert desk.explains(new, NOBODY).kind is RequestKind.COMPACTION
+    assert clients.explains(new, UNNAMED).kind is RequestKind.COMPACTION
 
 
-def test_the_next_request_of_one_asked_aside_is_aside():
-    desk = Desk()
-    desk.sends(OLD)
+def test_a_request_that_continues_a_side_request_is_a_side_request():
+    clients = Clients()
+    clients.sends(OLD)
     first = (user("Is this safe: ls"), reply("Yes."))
     aside = Who(ME.client)
-    assert desk.explains(chat(system(ADVISER), first[0], tools=[]), aside).kind is RequestKind.SIDE
+    assert clients.explains(chat(system(ADVISER), first[0], tools=[]), aside).kind is RequestKind.SIDE
     assert (
-        desk.explains(chat(system(ADVISER), *first, user("And rm?"), tools=[]), aside).kind
+        clients.explains(chat(system(ADVISER), *first, user("And rm?"), tools=[]), aside).kind
         is RequestKind.SIDE
     )
-    assert desk.explains(chat(system(), *HISTORY, DONE, NEXT)).kind is RequestKind.MAIN_TURN
+    assert clients.explains(chat(system(), *HISTORY, DONE, NEXT)).kind is RequestKind.MAIN_TURN
 
 
-def test_a_user_who_writes_of_such_a_request_makes_none():
-    desk = Desk()
-    desk.sends(OLD)
+def test_a_user_message_that_quotes_the_phrases_of_side_requests_is_a_main_turn():
+    clients = Clients()
+    clients.sends(OLD)
     asked = user('Why does it say "CRITICAL: Respond with text only" and [SUGGESTION MODE there?')
     new = chat(system(), *HISTORY, DONE, asked)
-    assert desk.explains(new).kind is RequestKind.MAIN_TURN
+    assert clients.explains(new).kind is RequestKind.MAIN_TURN
     assert not asks_for_summary(new)
 
 
-def test_a_user_who_asks_what_was_done_replaces_nothing():
-    desk = Desk()
-    desk.sends(OLD)
+def test_a_user_question_about_earlier_work_is_not_a_compaction():
+    clients = Clients()
+    clients.sends(OLD)
     assert (
-        desk.explains(chat(system(), *HISTORY, DONE, user("What did we do so far?"))).kind
+        clients.explains(chat(system(), *HISTORY, DONE, user("What did we do so far?"))).kind
         is RequestKind.MAIN_TURN
     )
 
 
-def test_a_result_that_holds_such_words_is_a_result():
+def test_a_tool_result_that_quotes_a_summary_is_a_tool_round_trip():
     found = result("bash", "Another language model started to solve this problem")
-    desk = Desk()
-    desk.sends(OLD)
+    clients = Clients()
+    clients.sends(OLD)
     new = chat(system(), *HISTORY, reply(bash={"command": "cat notes"}), found)
-    assert desk.explains(new).kind is RequestKind.TOOL_ROUND_TRIP
+    assert clients.explains(new).kind is RequestKind.TOOL_ROUND_TRIP

@@ -1,7 +1,7 @@
-"""Texts that are made to be slow: the time grows linearly with their length, whatever is in them.
+"""Adversarial texts: the search time grows linearly with their length.
 
-Time is that of this thread, and only how it grows counts: a text eight times as long takes about eight times
-as long, and at a square of it sixty-four times.
+The CPU time of this thread is measured, and only its growth counts: a text of eight times the length takes
+about eight times as long, and sixty-four times if the growth is quadratic.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from slotkeeper.conversation.phrases import FORMS
 from slotkeeper.vocab.bpe import MAX_BLANKS, too_blank
 
 SMALL, TIMES, TRIES = 2**15, 8, 5
-MUCH_FASTER = 3 * TIMES  # than a square, much slower than a line
+MUCH_FASTER = 3 * TIMES  # than quadratic, and much slower than linear
 
 
 def seconds(text: str) -> float:
@@ -30,17 +30,17 @@ def seconds(text: str) -> float:
 
 
 @pytest.mark.parametrize("make", TEXTS.values(), ids=TEXTS)
-def test_time_grows_with_the_length_of_a_text_and_no_faster(make):
-    least = seconds("x" * SMALL)  # what is done with any text of this length: below it a ratio says nothing
+def test_search_time_grows_linearly_with_the_length_of_a_text(make):
+    least = seconds("x" * SMALL)  # time of a plain text: below it a ratio means nothing
     assert seconds(make(SMALL * TIMES)) < MUCH_FASTER * max(least, seconds(make(SMALL)))
 
 
-def test_the_smaller_text_is_searched_whole_and_so_is_the_larger():
+def test_both_text_sizes_of_the_time_test_are_searched_as_a_whole():
     assert SMALL * TIMES < SEARCHED
 
 
 @pytest.mark.parametrize("blanks", [MAX_BLANKS - 1, MAX_BLANKS, MAX_BLANKS + 1])
-def test_a_run_of_blanks_is_found_wherever_it_stands(blanks):
+def test_a_run_of_blanks_is_found_at_any_place(blanks):
     text = "x" + " " * (MAX_BLANKS - 1) + "x" + " " * blanks + "x"
     assert too_blank(text) == (blanks >= MAX_BLANKS)
 
@@ -50,12 +50,12 @@ def test_only_the_beginning_of_a_long_text_is_searched():
     assert len(facts(date + "x\n" * SEARCHED + date)) == 1
 
 
-def test_what_has_more_facts_of_a_form_than_any_program_writes_is_data():
+def test_the_number_of_facts_of_one_form_is_limited():
     assert len(facts("Today's date: 2026-11-21\n" * (2 * MOST))) == MOST
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.anchor)
-def test_every_form_that_has_an_end_says_so_outside_of_its_pattern(form):
+def test_no_pattern_of_a_form_searches_for_a_distant_end(form):
     """A pattern that searches for a distant end would do so once for each beginning."""
     assert ".*" not in form.pattern.pattern
     assert "\\Z" not in form.pattern.pattern

@@ -1,4 +1,4 @@
-"""Messages that are recognised although their client rewrote them, and are not mistaken for each other."""
+"""Messages are recognised although their client rewrote them, and different ones are not confused."""
 
 from dataclasses import replace
 from typing import Any
@@ -19,7 +19,7 @@ EMPTY_NOTE = "<system-reminder>\n</system-reminder>"
 PNG, JPEG = ({"type": "image_url", "image_url": {"url": f"data:image/{kind}"}} for kind in ("png", "jpeg"))
 
 
-def of(*messages, api=Api.CHAT):
+def laid_out(*messages, api=Api.CHAT):
     return lay_out(api, {"messages": list(messages)})
 
 
@@ -83,38 +83,38 @@ APART = [
 
 
 @pytest.mark.parametrize(("one", "other"), ALIKE)
-def test_what_changes_by_itself_does_not_make_another_message(one, other):
-    a, b = of(one).messages[0], of(other).messages[0]
+def test_messages_that_differ_only_in_what_clients_rewrite_are_the_same(one, other):
+    a, b = laid_out(one).messages[0], laid_out(other).messages[0]
     assert same(a, b)
     assert same(b, a)
     assert digest(a) == digest(b)
 
 
 @pytest.mark.parametrize(("one", "other"), APART)
-def test_what_was_said_makes_another_message(one, other):
-    a, b = of(one).messages[0], of(other).messages[0]
+def test_messages_with_different_roles_or_content_are_not_the_same(one, other):
+    a, b = laid_out(one).messages[0], laid_out(other).messages[0]
     assert not same(a, b)
     assert digest(a) != digest(b)
 
 
-def test_anthropic_thinking_and_marks_do_not_count():
+def test_thinking_blocks_and_cache_marks_do_not_distinguish_anthropic_messages():
     call = {"type": "tool_use", "id": "c1", "name": "ls", "input": {"a": 1}}
     thought = {"type": "thinking", "thinking": "so"}
     marked = {**call, "id": "c9", "cache_control": {"type": "ephemeral"}}
     one, other = (
-        of({"role": "assistant", "content": content}, api=Api.MESSAGES).messages[0]
+        laid_out({"role": "assistant", "content": content}, api=Api.MESSAGES).messages[0]
         for content in ([thought, thought, call], [marked])
     )
     assert same(one, other)
     assert digest(one) == digest(other)
 
 
-def test_arguments_nested_too_deep_are_like_nothing_else():
+def test_a_message_with_too_deeply_nested_arguments_equals_only_itself():
     deep: Any = "x"
     deeper: Any = ["x"]
     for _ in range(600):
         deep, deeper = [deep], [deeper]
-    one, other = of(reply({"a": deep})).messages[0], of(reply({"a": deeper})).messages[0]
+    one, other = laid_out(reply({"a": deep})).messages[0], laid_out(reply({"a": deeper})).messages[0]
     assert not same(one, other)
     assert same(one, one)
     assert digest(one) == digest(one)
@@ -133,8 +133,8 @@ HEAD = {"role": "system", "content": "You help.\nCurrent date: 2026-11-21"}
         ([], [user("a")], 0),
     ],
 )
-def test_messages_are_common_from_the_first_behind_the_system_text(old, new, count):
-    assert common(of(HEAD, *old), of(*new)) == count
+def test_common_messages_are_counted_from_the_first_message_after_the_system_text(old, new, count):
+    assert common(laid_out(HEAD, *old), laid_out(*new)) == count
 
 
 TURNS = st.lists(
@@ -147,15 +147,15 @@ TURNS = st.lists(
 
 @given(old=TURNS, new=TURNS)
 def test_common_messages_are_those_with_equal_digests(old, new):
-    one, other = of(*old), of(*new)
+    one, other = laid_out(*old), laid_out(*new)
     count = common(one, other)
     a, b = ([digest(message) for message in layout.messages] for layout in (one, other))
     assert a[:count] == b[:count]
     assert count == min(len(a), len(b)) or a[count] != b[count]
 
 
-def test_a_digest_is_kept_in_its_message_and_is_no_part_of_it():
-    one, other = (of(user("Question.")).messages[0] for _ in range(2))
+def test_a_digest_is_cached_in_its_message_and_does_not_affect_equality():
+    one, other = (laid_out(user("Question.")).messages[0] for _ in range(2))
     assert digest(one) == one.loose_digest
     assert other.loose_digest is None
     assert one == other

@@ -1,4 +1,4 @@
-"""Names of builds: the number if it is known, else the observed facts in words."""
+"""Names of builds: the number if it is known, else a description of the observed facts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NEW, OLD = {"id": "m", "architecture": {}}, {"id": "m"}
 
 
 @pytest.mark.parametrize(
-    ("said", "started", "model", "files", "name"),
+    ("reported", "started", "model", "files", "name"),
     [
         ("b11549-7e4c0a9", 0, NEW, 4, "b11549"),
         ("b10434", 0, {}, 0, "b10434"),
@@ -25,20 +25,20 @@ NEW, OLD = {"id": "m", "architecture": {}}, {"id": "m"}
         ("", 0, {}, 0, "unknown build"),
     ],
 )
-def test_a_build_is_never_called_by_a_number_that_is_none(said, started, model, files, name):
-    assert fingerprint.in_words(said, started, model, files) == name
+def test_a_build_is_never_named_by_a_number_that_is_not_its_own(reported, started, model, files, name):
+    assert fingerprint.in_words(reported, started, model, files) == name
 
 
 @pytest.mark.parametrize(
     ("found", "kind"), [(skulk(), EngineKind.SKULK), (xllamacpp(), EngineKind.XLLAMACPP)]
 )
-def test_a_packages_version_holds_its_build(found, kind):
-    """As installed here: a newer package shows its own number, not the one in our text."""
+def test_the_version_of_a_package_contains_its_build_number(found, kind):
+    """Needs the packages: a newer one shows its own build number, not the one in our text."""
     if found is None:
         pytest.skip("this package is not installed")
     assert found.build > fingerprint.FIRST
     assert f"b{found.build}" == kind.value
 
 
-def test_no_package_no_build():
+def test_a_package_that_is_not_installed_has_no_build():
     assert fingerprint.of_package("slotkeeper-never-was-a-package") is None

@@ -1,4 +1,4 @@
-"""What the probe concludes from a file that an engine has written, and what it remembers."""
+"""Conclusions of the probe from a slot file that an engine has written."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def refusal(path: Path, written: int) -> NoFilesError:
     return refused.value
 
 
-def test_what_we_cannot_clear_away_the_store_does():
+def test_the_name_of_a_probe_file_is_one_that_the_store_removes():
     assert files.is_temporary(temporary())
     assert temporary() != temporary()
 
 
-def test_the_state_of_an_empty_slot_tells_its_version(tmp_path):
+def test_the_file_of_an_empty_slot_shows_its_format_version(tmp_path):
     path = tmp_path / "state"
     path.write_bytes(EMPTY)
     assert inspected(path, len(EMPTY)).version == 4
     assert "36 of 40 bytes" in str(refusal(path, len(EMPTY) + 4))
 
 
-def test_every_trouble_has_a_name_and_an_advice(tmp_path):
+def test_every_probe_failure_has_a_reason_and_advice(tmp_path):
     path = tmp_path / "state"
     assert refusal(path, 9).why is Why.NOT_SHARED
     path.write_bytes(b"something else")
@@ -50,7 +50,7 @@ def test_every_trouble_has_a_name_and_an_advice(tmp_path):
     assert set(NO_FILES) == set(Why)
 
 
-def test_the_smallest_idle_state_is_the_one_to_save():
+def test_the_probe_saves_the_idle_slot_with_the_fewest_tokens():
     def slot(number: int, held: int | None, *, busy: bool = False) -> SlotView:
         return SlotView(slot=SlotId(number), busy=busy, held=held)
 

@@ -1,4 +1,4 @@
-"""The client and answers that a healthy engine seldom gives."""
+"""The client of the engine, with answers that a healthy engine rarely gives."""
 
 from __future__ import annotations
 
@@ -62,22 +62,22 @@ def page(status: int):
         (answer({"detail": "Not Found"}, 404), answer({}), Health.FOREIGN),
         (page(200), answer({}), Health.FOREIGN),
         (page(404), answer({}), Health.FOREIGN),
-        (page(401), answer({}), Health.OK),  # a proxy in front that wants a password
+        (page(401), answer({}), Health.OK),  # a proxy in front asks for a password
         (page(503), answer({}), Health.LOADING),
         (answer({"error": {"message": "around"}}, 508), answer({}), Health.LOOP),
     ],
 )
-async def test_health_is_what_both_routes_say(serve, health, props, state):
+async def test_health_combines_the_answers_of_both_routes(serve, health, props, state):
     assert await (await serve(health=health, props=props)).health() is state
 
 
-async def test_a_connection_that_the_engine_had_closed_is_opened_again(serve):
+async def test_a_request_on_a_connection_that_the_engine_closed_is_sent_again(serve):
     seen = 0
 
     async def tokenize(request: web.Request) -> web.Response:
         nonlocal seen
         seen += 1
-        if seen == 2:  # as an engine does whose idle time ran out: gone without a word
+        if seen == 2:  # as an engine does whose idle timeout passed: it closes without an answer
             request.transport.abort()
         return web.json_response({"tokens": [seen]})
 
@@ -86,7 +86,7 @@ async def test_a_connection_that_the_engine_had_closed_is_opened_again(serve):
     assert await client.tokenize("a", add_special=True, parse_special=True) == [3]
 
 
-async def test_an_engine_that_dies_at_every_call_is_gone(serve):
+async def test_an_engine_that_drops_every_call_is_reported_as_gone(serve):
     async def tokenize(request: web.Request) -> web.Response:
         request.transport.abort()
         return web.Response()
@@ -96,7 +96,7 @@ async def test_an_engine_that_dies_at_every_call_is_gone(serve):
         await client.tokenize("a", add_special=True, parse_special=True)
 
 
-async def test_what_changes_a_slot_or_a_file_is_sent_once(serve):
+async def test_a_call_that_changes_a_slot_or_a_file_is_sent_once(serve):
     seen = []
 
     async def slots(request: web.Request) -> web.Response:
@@ -105,7 +105,7 @@ async def test_what_changes_a_slot_or_a_file_is_sent_once(serve):
         return web.Response()
 
     client = await serve(**{"health": answer({}), "props": answer({}), "slots/3": slots})
-    await client.health()  # leaves an idle connection, on which a call might fail for no reason of its own
+    await client.health()  # leaves an idle connection, which the engine may have closed
     for act in (client.save(3, "f"), client.restore(3, "f"), client.erase(3)):
         with pytest.raises(EngineGoneError, match="/slots/3"):
             await act
@@ -134,7 +134,7 @@ async def test_a_prefill_that_ends_early_is_an_error(serve, event, error):
         await client.prefill([1, 2, 3], 0)
 
 
-async def test_what_is_not_json_is_an_error_and_not_a_crash(serve):
+async def test_an_answer_that_is_not_json_raises_an_engine_error(serve):
     async def props(_request: web.Request) -> web.Response:
         return web.Response(text="<html>")
 
@@ -142,13 +142,13 @@ async def test_what_is_not_json_is_an_error_and_not_a_crash(serve):
         await (await serve(props=props)).props()
 
 
-async def test_a_page_for_browsers_is_not_quoted(serve):
+async def test_an_html_error_page_is_not_quoted(serve):
     with pytest.raises(EngineError) as refused:
         await (await serve(props=page(404))).props()
     assert str(refused.value) == "404: a page of HTML"
 
 
-async def test_a_refusal_in_any_shape_is_told(serve):
+async def test_an_error_of_any_shape_raises_an_engine_error_with_its_status(serve):
     client = await serve(slots=answer(["no"], 502))
     with pytest.raises(EngineError, match="no") as refused:
         await client.slots()

@@ -1,4 +1,4 @@
-"""What shows that an engine keeps prompts on disk itself, in the ways of forks and of open pull requests."""
+"""Signs of an engine's own disk cache, as forks and open pull requests show them."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ from slotkeeper.scheduler.engine_model import EngineTraits
         "--cache-spill-dir /var/cache/prompts",
     ],
 )
-def test_a_flag_turns_it_on(line):
+def test_a_flag_shows_that_the_disk_cache_is_on(line):
     assert in_command_line(line.split(), {})
     assert EngineFlags.parse(line.split()).traits_into(EngineTraits()).disk_cache == "flags"
 
@@ -30,18 +30,18 @@ def test_a_flag_turns_it_on(line):
 @pytest.mark.parametrize(
     "line", ["", "--cache-disk 0", "--cache-disk", "--cache-ram 8192", "--cache-reuse 1"]
 )
-def test_without_one_it_is_off(line):
+def test_without_a_flag_the_disk_cache_is_off(line):
     assert not in_command_line(line.split(), {})
     assert EngineFlags.parse(line.split()).traits_into(EngineTraits()).disk_cache == ""
 
 
-def test_a_variable_counts_where_no_flag_says_otherwise():
+def test_an_environment_variable_counts_if_no_flag_contradicts_it():
     environ = {"LLAMA_ARG_CACHE_DISK": "/var/cache/prompts"}
     assert in_command_line([], environ)
     assert not in_command_line(["--cache-disk", "0"], environ)
 
 
-def test_without_a_ram_cache_it_is_looked_up_all_the_same():
+def test_an_engine_with_a_disk_cache_counts_as_one_with_a_prompt_cache():
     traits = EngineFlags.parse(["--cache-ram", "0", "--cache-disk", "/x"]).traits_into(EngineTraits())
     assert traits.ram_cache
     assert not EngineFlags.parse(["--cache-ram", "0"]).traits_into(EngineTraits()).ram_cache
@@ -63,7 +63,7 @@ def test_without_a_ram_cache_it_is_looked_up_all_the_same():
         ({"cache_disk": False}, False),
     ],
 )
-def test_a_field_of_props_says_so(props, on):
+def test_a_field_of_props_shows_that_the_disk_cache_is_on(props, on):
     assert in_props(props) is on
 
 
@@ -77,18 +77,18 @@ def test_a_field_of_props_says_so(props, on):
         ("slot print: the user wrote: disk cache: path of a file", False),
     ],
 )
-def test_a_line_of_its_log_says_so(line, on):
+def test_a_line_of_the_log_shows_that_the_disk_cache_is_on(line, on):
     assert in_log(f"build: 1\n{line}\nmain: done\n") is on
 
 
-def test_the_command_line_is_named_before_the_answers():
+def test_the_command_line_is_named_as_evidence_before_props_and_the_log():
     assert shown({"cache_disk": True}, by_flags=True) is Shown.FLAGS
     assert shown({"cache_disk": True}, by_flags=False) is Shown.PROPS
     assert shown({}, by_flags=False, log="srv a: disk cache: path='/x'") is Shown.LOG
     assert shown({}, by_flags=False, log="") is None
 
 
-def test_doctor_says_which_of_the_two_to_use():
+def test_doctor_advises_whether_to_use_the_disk_cache():
     plain = EngineTraits(disk_cache="props")
 
     def advice(traits: EngineTraits) -> str:

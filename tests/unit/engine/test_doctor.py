@@ -1,4 +1,4 @@
-"""What the doctor says of several stock engines, and that it reports only faults."""
+"""Findings of the doctor for several stock engines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GOOD = EngineTraits(
 )
 PROPS = {"chat_template": "x"}
 LINE = EngineFlags.parse(["-np", "2"])
-NEED = ("need", Severity.NOTE)  # in every report: whether a server alone would do
+NEED = ("need", Severity.NOTE)  # in every report: whether the server alone is enough
 
 
 def traps(traits=GOOD, flags=LINE, props=PROPS, *, slots=True, metrics=True, save=SaveSupport.YES):
@@ -28,7 +28,7 @@ def traps(traits=GOOD, flags=LINE, props=PROPS, *, slots=True, metrics=True, sav
     return {(finding.trap, finding.severity) for finding in found} - {NEED}
 
 
-def test_a_well_started_engine_gets_one_ok():
+def test_a_well_configured_engine_gets_one_ok():
     assert traps() == {("flags", Severity.OK)}
 
 
@@ -53,7 +53,7 @@ def test_a_well_started_engine_gets_one_ok():
         ({"user_start": ()}, "template", Severity.NOTE),
     ],
 )
-def test_a_trait_that_costs_tokens_is_named(change, trap, severity):
+def test_a_trait_that_costs_tokens_is_reported(change, trap, severity):
     assert (trap, severity) in traps(replace(GOOD, **change))
 
 
@@ -62,11 +62,11 @@ def test_a_dense_model_needs_no_checkpoints():
     assert traps(dense) == {("flags", Severity.OK)}
 
 
-def test_thinning_that_the_user_turned_off_is_no_finding():
+def test_checkpoint_thinning_that_the_user_turned_off_is_not_reported():
     assert traps(replace(GOOD, eager_thinning=True, checkpoint_min_step=0)) == {("flags", Severity.OK)}
 
 
-def test_missing_routes_are_named():
+def test_missing_routes_are_reported():
     assert traps(slots=False, metrics=False, save=SaveSupport.NO) == {
         ("slots", Severity.FAIL),
         ("metrics", Severity.NOTE),
@@ -76,7 +76,7 @@ def test_missing_routes_are_named():
     assert ("template", Severity.WARN) in traps(props={})
 
 
-def test_a_closer_look_at_files_takes_the_place_of_the_flag():
+def test_findings_from_slot_files_replace_those_from_the_flag():
     seen = Finding(trap="snapshots", severity=Severity.OK, what="They work.")
     looked = examine(
         GOOD, LINE, PROPS, slots_ok=True, metrics_ok=True, slot_save=SaveSupport.NO, files=[seen]
@@ -88,7 +88,7 @@ def test_a_closer_look_at_files_takes_the_place_of_the_flag():
     ]
 
 
-def test_a_router_is_all_there_is_to_say():
+def test_a_router_is_the_only_finding():
     assert traps(props={"role": "router"}, slots=False) == {("router", Severity.FAIL)}
 
 
@@ -96,27 +96,27 @@ def test_a_router_is_all_there_is_to_say():
     ("line", "trap"),
     [("--sleep-idle-seconds 60", "sleep"), ("--api-key k", "key"), ("--host 0.0.0.0", "T1")],
 )
-def test_flags_with_a_price_are_named(line, trap):
+def test_flags_that_cost_performance_or_safety_are_reported(line, trap):
     assert trap in {name for name, _ in traps(flags=EngineFlags.parse(["-np", "2", *line.split()]))}
 
 
-def test_a_sleeping_engine_says_so():
+def test_a_sleeping_engine_is_reported():
     assert ("sleep", Severity.WARN) in traps(flags=None, props=PROPS | {"is_sleeping": True})
 
 
-def test_four_slots_of_unknown_origin_are_worth_a_note():
+def test_four_slots_of_unknown_origin_are_noted():
     assert ("T6", Severity.NOTE) in traps(replace(GOOD, n_slots=4), flags=None)
     assert ("T6", Severity.NOTE) not in traps(replace(GOOD, n_slots=4), flags=LINE)
 
 
-def test_the_worst_comes_first():
+def test_findings_are_sorted_by_severity():
     bad = replace(GOOD, n_slots=1, checkpoint_cap=0, speculative=True)
     found = examine(bad, LINE, PROPS, slots_ok=True, metrics_ok=True, slot_save=SaveSupport.YES)
     assert [finding.severity for finding in found] == [Severity.FAIL, Severity.WARN, *[Severity.NOTE] * 2]
 
 
 @pytest.mark.parametrize(
-    ("traits", "line", "said"),
+    ("traits", "line", "sentence"),
     [
         ({"memory": Memory.DENSE, "token_bytes": 131072}, ["-cram", "1024"], "holds about 8,192 tokens"),
         ({"memory": Memory.DENSE, "token_bytes": 131072}, None, "holds by default about 65,536 tokens"),
@@ -130,11 +130,11 @@ def test_the_worst_comes_first():
         ({"memory": Memory.SWA, "swa_full": True}, [], "the server alone is enough"),
     ],
 )
-def test_whether_a_server_alone_would_do_is_said_of_this_engine(traits, line, said):
+def test_the_report_says_whether_the_server_alone_is_enough_for_this_engine(traits, line, sentence):
     flags = None if line is None else EngineFlags.parse(line)
     found = examine(
         replace(GOOD, **traits), flags, PROPS, slots_ok=True, metrics_ok=True, slot_save=SaveSupport.YES
     )
     (need,) = (finding for finding in found if finding.trap == "need")
-    assert said in need.what
+    assert sentence in need.what
     assert "docs/when-you-need-it.md" in need.do

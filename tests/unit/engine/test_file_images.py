@@ -1,4 +1,4 @@
-"""Images in slot files: read where they are as engines write them, and nothing else is believed."""
+"""Images in slot files: read in the form that engines write, and rejected in any other."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ def slot_file(
 
 
 @pytest.mark.parametrize("version", [2, 4])
-def test_it_is_read_where_it_is(version):
+def test_an_image_is_read_from_a_slot_file(version):
     file = whole_file(slot_file(version=version))
     assert file.images == (IMAGE,)
     assert file.tokens == Tokens(IDS)
     assert file.payload_end == file.size
 
 
-def test_it_becomes_ours_with_the_text_around_it():
+def test_an_image_is_matched_to_its_chunk_with_the_surrounding_text():
     tokens = tokens_with_images(whole_file(slot_file()), [CHUNK])
     assert tokens == Tokens(TEXT) + Tokens.image(DIGEST, 8) + Tokens(TEXT)
     assert tokens.chunks == (CHUNK,)
 
 
-def test_an_older_builds_name_is_not_ours_to_check():
+def test_an_image_name_of_an_older_build_is_not_checked():
     file = whole_file(slot_file(IDS, (11,), chunk("1234567890", version=1), version=2))
     assert tokens_with_images(file, [CHUNK]) is not None
 
@@ -72,11 +72,11 @@ def test_an_older_builds_name_is_not_ours_to_check():
     ],
     ids=["none", "another", "before it", "behind it", "beyond the file", "two"],
 )
-def test_a_file_with_other_images_is_not_ours(chunks):
+def test_a_file_with_other_images_does_not_match_the_prompt(chunks):
     assert tokens_with_images(whole_file(slot_file()), chunks) is None
 
 
-def test_images_that_the_slot_may_have_had_later_do_not_count():
+def test_images_after_the_end_of_the_file_do_not_count():
     assert tokens_with_images(whole_file(slot_file()), [CHUNK, Chunk(50, 8, DIGEST)]) is not None
 
 
@@ -100,18 +100,18 @@ def test_images_that_the_slot_may_have_had_later_do_not_count():
         slot_file(IDS, (11,), bytes(2000)),
     ],
 )
-def test_anything_else_is_damage(data):
+def test_an_inconsistent_image_list_is_damage(data):
     found = verdict_on(data)
     assert isinstance(found, Damage)
     assert found.verdict is Verdict.TOKENS
 
 
-def test_a_list_that_was_cut_is_damage():
+def test_a_truncated_file_with_images_is_damage():
     data = slot_file()
     for end in range(len(data)):
         assert isinstance(verdict_on(data[:end]), Damage)
 
 
-def test_positions_behind_an_image_are_fewer_than_tokens():
+def test_an_image_takes_fewer_positions_than_tokens():
     held = HeldTokens(len(IDS), (IMAGE,))
     assert [held.position(at) for at in (0, 11, 12, 16, 17, 20)] == [0, 11, -1, -1, 14, 17]

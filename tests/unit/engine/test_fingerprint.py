@@ -68,7 +68,7 @@ def test_a_flag_that_changes_a_state_changes_the_fingerprint(line):
 @pytest.mark.parametrize(
     "line", ["-b 256 -ub 128", "-c 8192", "-ctxcp 7 -cms 0", "-sps 0.5", "--port 9", "-fa auto"]
 )
-def test_a_flag_that_does_not_change_a_state_is_not_in_it(line):
+def test_a_flag_that_does_not_change_a_state_does_not_change_the_fingerprint(line):
     assert name(line) == name()
 
 
@@ -82,21 +82,21 @@ def test_a_flag_that_does_not_change_a_state_is_not_in_it(line):
         {"version": 2},
     ],
 )
-def test_what_the_engine_says_is_in_it(other):
+def test_a_changed_report_of_the_engine_changes_the_fingerprint(other):
     assert name(**other) != name()
 
 
-def test_adapters_are_not_in_it_as_each_state_has_its_own():
+def test_adapters_do_not_change_the_fingerprint_because_each_state_has_its_own():
     half, whole = ([{"id": 0, "path": "a.gguf", "scale": scale}] for scale in (0.5, 1.0))
     assert name(adapters=half) == name(adapters=whole) == name()
 
 
-def test_how_an_unread_model_is_served_is_not_in_it():
+def test_serving_parameters_of_an_unread_model_do_not_change_the_fingerprint():
     served = {"meta": ENTRY["meta"] | {"n_ctx": 8192}}
     assert name(entry=served, props=PROPS | {"media_marker": "other", "total_slots": 3}) == name()
 
 
-def test_engines_of_others_are_not_taken_for_ours():
+def test_an_engine_of_unknown_flags_has_a_fingerprint_of_its_own():
     model = about_model(None, None, PROPS, ENTRY)
     strange = Identity(model=model, flags=about_flags(None), adapters=[], streams=2)
     assert strange.fingerprint(4) != name()
@@ -108,12 +108,12 @@ def test_engines_of_others_are_not_taken_for_ours():
     )
 
 
-def test_a_shared_buffer_is_one_stream():
+def test_a_unified_kv_buffer_is_one_stream():
     assert streams_of(EngineTraits(n_slots=4, unified=True)) == 1
     assert streams_of(EngineTraits(n_slots=4)) == 4
 
 
-def test_any_change_of_weights_is_seen_that_is_not_tiny(tmp_path):
+def test_the_digest_of_weights_changes_with_any_change_larger_than_a_sample_step(tmp_path):
     path, size = tmp_path / "weights", 1 << 20
     path.write_bytes(bytes(size))
     before = sampled(path)
@@ -127,14 +127,14 @@ def test_any_change_of_weights_is_seen_that_is_not_tiny(tmp_path):
     assert sampled(path) != before
 
 
-def test_a_file_that_is_small_or_not_there_has_a_digest_too(tmp_path):
+def test_a_small_or_missing_file_has_a_digest_too(tmp_path):
     (tmp_path / "empty").write_bytes(b"")
     (tmp_path / "one").write_bytes(b"1")
     assert len({sampled(tmp_path / "empty"), sampled(tmp_path / "one"), sampled(tmp_path / "none")}) == 3
     assert sampled(tmp_path / "none") == ""
 
 
-def test_all_parts_of_a_split_model_count(tmp_path):
+def test_all_parts_of_a_split_model_are_found(tmp_path):
     first = tmp_path / "m-00001-of-00003.gguf"
     assert [part.name for part in parts(first)] == [f"m-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
     assert parts(tmp_path / "m.gguf") == [tmp_path / "m.gguf"]
@@ -145,7 +145,7 @@ def test_all_parts_of_a_split_model_count(tmp_path):
 SEES = {"modalities": {"vision": True}, "media_marker": "<__media_" + "a1B2" * 8 + "__>"}
 
 
-def test_a_projector_is_known_by_its_file(tmp_path):
+def test_a_projector_is_identified_by_its_file(tmp_path):
     file, other = tmp_path / "a.gguf", tmp_path / "b.gguf"
     file.write_bytes(b"weights")
     other.write_bytes(b"WEIGHTS")
@@ -155,14 +155,14 @@ def test_a_projector_is_known_by_its_file(tmp_path):
 
 
 @pytest.mark.parametrize("path", [None, Path("/nowhere/a.gguf")])
-def test_one_whose_file_is_not_known_is_that_of_its_process(path):
+def test_a_projector_without_a_known_file_is_identified_by_its_process(path):
     restarted = SEES | {"media_marker": "<__media_" + "c3D4" * 8 + "__>"}
     assert projector_of(SEES, path) == projector_of(SEES, path)
     assert projector_of(SEES, path) != projector_of(restarted, path)
     assert projector_of(SEES, path).startswith(OF_PROCESS)
 
 
-def test_a_marker_that_somebody_has_fixed_tells_no_process():
+def test_a_fixed_media_marker_identifies_no_process():
     fixed = SEES | {"media_marker": "<__media__>"}
     assert projector_of(fixed, None) != projector_of(fixed, None)
 
@@ -170,11 +170,11 @@ def test_a_marker_that_somebody_has_fixed_tells_no_process():
 @pytest.mark.parametrize(
     "props", [{}, {"modalities": None}, {"modalities": {"vision": False, "audio": True}}]
 )
-def test_an_engine_that_sees_no_images_has_none(props, tmp_path):
+def test_an_engine_without_vision_has_no_projector(props, tmp_path):
     assert projector_of(props, None) == ""
 
 
-def test_files_with_images_have_a_fingerprint_of_their_own():
+def test_states_with_images_have_a_fingerprint_of_their_own():
     text, image = Tokens([1, 2]), Tokens([1]) + Tokens.image(b"d" * 32, 8)
     sees, blind = EngineTraits(fingerprint="f", projector="p"), EngineTraits(fingerprint="f")
     assert (sees.fingerprint_of(text), sees.fingerprint_of(image)) == ("f", "f-p")

@@ -1,4 +1,4 @@
-"""The command line: the sidecar can read the flags that it writes, and writes none twice."""
+"""The engine's command line: the sidecar parses the flags that it writes, and adds no flag twice."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_every_spelling_of_a_flag_means_the_same(name, entry):
     assert getattr(EngineFlags.parse(line), key) == value
 
 
-def test_recommended_flags_read_back_as_meant(tmp_path):
+def test_recommended_flags_are_parsed_back_to_the_intended_values(tmp_path):
     line = recommended(ALL, port=8090, slot_dir=tmp_path, slots=3, context_tokens=1000, eager_thinning=True)
     flags = EngineFlags.parse(line)
     assert (flags.port, flags.n_parallel, flags.n_ctx) == (8090, 3, 3000)
@@ -39,41 +39,41 @@ def test_recommended_flags_read_back_as_meant(tmp_path):
 
 
 @pytest.mark.parametrize("user", [["-np", "5"], ["--parallel", "5"]])
-def test_what_the_user_gave_is_not_said_again(user, tmp_path):
+def test_a_flag_that_the_user_gave_is_not_added_again(user, tmp_path):
     line = recommended(ALL, user, port=1, slot_dir=tmp_path)
     assert "--parallel" not in line
     assert EngineFlags.parse([*line, *user]).n_parallel == 5
 
 
-def test_a_flag_that_the_build_does_not_know_is_not_given(tmp_path):
+def test_a_flag_that_the_build_does_not_know_is_not_added(tmp_path):
     line = recommended(ALL - {"--ctx-checkpoints"}, port=1, slot_dir=tmp_path)
     assert "--ctx-checkpoints" not in line
     assert "64" not in line
 
 
-def test_later_builds_keep_their_checkpoint_spacing(tmp_path):
+def test_builds_without_eager_thinning_keep_their_checkpoint_spacing(tmp_path):
     assert "--checkpoint-min-step" not in recommended(ALL, port=1, slot_dir=tmp_path)
 
 
-def test_context_never_exceeds_what_the_model_was_trained_for(tmp_path):
+def test_the_recommended_context_does_not_exceed_the_training_context(tmp_path):
     line = recommended(ALL, port=1, slot_dir=tmp_path, slots=2, trained_tokens=4096)
     assert EngineFlags.parse(line).n_ctx == 8192
 
 
-def test_a_shared_buffer_of_which_a_slot_may_not_have_all_is_as_large_as_the_context_flag_says():
+def test_a_unified_buffer_with_a_limit_for_each_slot_has_the_size_of_the_context_flag():
     line = ["-np", "4", "-kvu", "-c", "2048", "--kv-unified-per-slot", "1024"]
     assert EngineFlags.parse(line).traits_into(EngineTraits()).pool_cells == 2048
     assert EngineFlags.parse(line[:5]).traits_into(EngineTraits()).pool_cells == 0
 
 
-def test_slots_without_a_number_are_automatic_and_unified():
+def test_slots_without_a_number_are_automatic_and_use_a_unified_buffer():
     assert EngineFlags.parse([]).traits_into(EngineTraits()).unified
     assert EngineFlags.parse(["-np", "-1"]).traits_into(EngineTraits()).unified
     assert not EngineFlags.parse(["-np", "1"]).traits_into(EngineTraits()).unified
     assert EngineFlags.parse(["-np", "1", "-kvu"]).traits_into(EngineTraits()).unified
 
 
-def test_flags_decide_traits():
+def test_flags_set_the_traits_of_the_engine():
     line = "-np 2 -cram 0 -sps 0.5 -ctxcp 7 -cms 0 -b 256 --ubatch-size 512 --swa_full --spec-type draft-mtp"
     traits = EngineFlags.parse(line.split()).traits_into(EngineTraits(n_slots=9))
     assert traits == EngineTraits(
@@ -90,7 +90,7 @@ def test_flags_decide_traits():
     )
 
 
-def test_flags_that_can_be_given_again_add_up():
+def test_repeated_flags_add_up():
     flags = EngineFlags.parse(
         ["--control-vector", "a,b", "--override-kv", "x=int:1", "--control-vector-scaled", "c:2"]
     )
@@ -98,7 +98,7 @@ def test_flags_that_can_be_given_again_add_up():
     assert flags.override_kv == ("x=int:1",)
 
 
-def test_a_flag_of_two_words_takes_both():
+def test_a_flag_with_two_values_takes_both():
     assert EngineFlags.parse(["--control-vector-layer-range", "3", "7", "-np", "2"]) == EngineFlags(
         control_layers="3 7", n_parallel=2
     )
@@ -127,22 +127,22 @@ def test_a_flag_without_a_readable_value_is_an_error_that_names_it(line):
         (["--api-prefix", "/llm/"], "http://127.0.0.1:8080/llm"),
     ],
 )
-def test_an_engine_is_reached_where_it_listens(line, base):
+def test_the_base_url_is_where_the_engine_listens(line, base):
     assert EngineFlags.parse(line).base == base
 
 
-def test_keys_do_not_show(tmp_path: Path):
+def test_api_keys_are_not_shown_by_repr(tmp_path: Path):
     flags = EngineFlags.parse(["--api-key", "sesame,two"])
     assert flags.api_keys == ("sesame", "two")
     assert "sesame" not in repr(flags)
 
 
-def test_slot_files_are_for_us_alone(tmp_path):
+def test_the_slot_folder_is_private_to_its_user(tmp_path):
     (tmp_path / "slots").mkdir(mode=0o755)
     assert private_folder(tmp_path / "slots").stat().st_mode & 0o777 == 0o700
 
 
-def test_where_keys_are_held_apart_there_is_no_ram_cache_unless_the_user_wants_one(tmp_path):
+def test_with_separate_namespaces_the_ram_cache_is_off_unless_the_user_sets_one(tmp_path):
     line = recommended(ALL, port=1, slot_dir=tmp_path, namespaces=True)
     assert EngineFlags.parse(line).cache_ram == 0
     assert "--cache-ram" not in recommended(

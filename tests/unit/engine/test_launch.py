@@ -22,7 +22,7 @@ HELP = """
 """
 
 
-def test_flags_are_read_from_the_help_and_not_from_its_prose():
+def test_flags_are_read_from_the_help_and_not_from_its_descriptions():
     short, switches = {"-np", "--parallel", "-fa", "--flash-attn"}, {"--slots", "--no-slots"}
     assert flags_in(HELP) == short | switches | {"-kvu", "--kv-unified", "-no-kvu", "--no-kv-unified"}
 
@@ -38,7 +38,7 @@ def test_a_llama_server_on_the_path_is_found(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("explicit", [None, "b10434", "xllamacpp", "/nowhere/llama-server"])
-def test_no_engine_is_an_error_that_says_how_to_get_one(explicit, monkeypatch):
+def test_a_missing_engine_is_an_error_that_says_how_to_install_one(explicit, monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(launch, "find_spec", lambda _name: None)
     with pytest.raises(NoEngineError, match=r"pip install 'slotkeeper\[engine\]'"):
@@ -46,8 +46,10 @@ def test_no_engine_is_an_error_that_says_how_to_get_one(explicit, monkeypatch):
 
 
 @pytest.mark.parametrize(("flags", "runs"), [("fpu avx2 fma", False), ("fpu avx2 avx512f avx512vl", True)])
-def test_a_wheel_with_avx_512_is_not_started_where_there_is_none(flags, runs, tmp_path, monkeypatch):
-    """It would end with an illegal instruction."""
+def test_a_wheel_that_needs_avx_512_is_not_started_on_a_processor_without_it(
+    flags, runs, tmp_path, monkeypatch
+):
+    """The engine would end with an illegal instruction."""
     cpu_info = tmp_path / "cpuinfo"
     cpu_info.write_text(f"processor\t: 0\nmodel name\t: AMD EPYC\nflags\t\t: {flags}\nbugs\t\t: none\n")
     monkeypatch.setattr(launch, "CPU_INFO", cpu_info)
@@ -59,19 +61,19 @@ def test_a_wheel_with_avx_512_is_not_started_where_there_is_none(flags, runs, tm
             find_engine("b10434")
 
 
-def test_a_wheel_is_tried_where_the_kernel_does_not_tell_its_processor(tmp_path, monkeypatch):
+def test_a_wheel_is_started_if_the_processor_features_are_unknown(tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "CPU_INFO", tmp_path / "absent")
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     assert launch.runs_skulk()
 
 
-def test_a_program_that_does_not_run_is_no_engine(tmp_path):
+def test_a_program_that_does_not_run_is_not_accepted_as_an_engine(tmp_path):
     with pytest.raises(NoEngineError, match="does not run"):
         _ = EngineBinary(kind=EngineKind.LLAMA_SERVER, program=(str(tmp_path / "absent"),)).known
 
 
-def test_our_secrets_do_not_reach_the_engine(monkeypatch):
+def test_secrets_of_the_sidecar_are_not_passed_to_the_engine(monkeypatch):
     monkeypatch.setenv("SLOTKEEPER_ADMIN_TOKEN", "secret")
     monkeypatch.setenv("HF_HOME", "/models")
     env = EngineBinary(kind=EngineKind.XLLAMACPP, program=(sys.executable,), settings={"A": "1"}).env
@@ -79,13 +81,13 @@ def test_our_secrets_do_not_reach_the_engine(monkeypatch):
     assert (env["HF_HOME"], env["A"]) == ("/models", "1")
 
 
-def test_the_packaged_binary_computes_on_the_cpu_unless_told_otherwise():
+def test_the_packaged_engine_computes_on_the_cpu_unless_a_flag_says_otherwise():
     binary = EngineBinary(kind=EngineKind.SKULK, program=("llama-server",))
     assert binary.command(["-np", "2"])[-2:] == ["--device", "none"]
     assert binary.command(["-ngl", "99"]) == ["llama-server", "-ngl", "99"]
 
 
-def test_the_library_engine_takes_every_flag_it_lists():
+def test_the_library_engine_accepts_every_flag_that_it_lists():
     for names, (field, _) in xllama.VALUES.items():
         assert field
         assert set(names) <= xllama.SUPPORTED
@@ -97,15 +99,15 @@ def test_the_library_engine_takes_every_flag_it_lists():
 
 
 @pytest.mark.parametrize(
-    ("line", "why"),
+    ("line", "message"),
     [(["--rpc", "x"], "--rpc is not supported"), (["-c"], "needs a value"), (["-c", "x"], "-c x")],
 )
-def test_an_argument_that_the_library_engine_cannot_take_is_named(line, why):
-    with pytest.raises(xllama.EngineUsageError, match=why):
+def test_an_argument_that_the_library_engine_cannot_accept_is_named_in_the_error(line, message):
+    with pytest.raises(xllama.EngineUsageError, match=message):
         list(xllama.settings(line))
 
 
-def test_a_log_that_grows_too_long_is_cut_and_its_writer_goes_on(tmp_path):
+def test_a_log_that_is_too_long_is_truncated_while_its_writer_continues(tmp_path):
     path = tmp_path / "engine.log"
     with path.open("ab", buffering=0) as log:
         log.write(b"old line\n" * 100)
@@ -117,7 +119,7 @@ def test_a_log_that_grows_too_long_is_cut_and_its_writer_goes_on(tmp_path):
     assert tail(tmp_path / "absent") == ""
 
 
-def test_pauses_double_to_a_limit_and_a_steady_engine_resets_them():
+def test_restart_pauses_double_up_to_a_limit_and_a_stable_run_resets_them():
     backoff = Backoff(first=1, longest=5, steady=60)
     assert [backoff.after(0) for _ in range(5)] == [1, 2, 4, 5, 5]
     assert [backoff.after(60), backoff.after(59)] == [1, 2]
@@ -135,11 +137,11 @@ def test_pauses_double_to_a_limit_and_a_steady_engine_resets_them():
         ("", {}, None),
     ],
 )
-def test_thinning_is_told_by_number_then_by_evidence(build, model, eager):
+def test_eager_thinning_is_derived_from_the_build_number_or_from_the_model_answer(build, model, eager):
     assert thins_eagerly(build, model) is eager
 
 
-def test_only_slots_with_the_whole_context_each_look_unified():
+def test_only_several_slots_that_each_have_the_whole_context_look_unified():
     def props(slots: int, context: int) -> dict:
         return {"total_slots": slots, "default_generation_settings": {"n_ctx": context}}
 

@@ -24,7 +24,9 @@ from slotkeeper.vocab.gguf import GgufHeader, read_header
         (Tiny.RECURRENT, (Memory.RECURRENT, 0)),
     ],
 )
-def test_the_tiny_models_are_what_they_were_built_to_be(tiny: Tiny, kind: tuple[Memory, int]) -> None:
+def test_each_tiny_model_has_the_memory_kind_for_which_it_was_built(
+    tiny: Tiny, kind: tuple[Memory, int]
+) -> None:
     assert memory_kind(read_header(build(tiny))) == kind
 
 
@@ -58,7 +60,7 @@ def plain() -> GgufHeader:
     ],
     ids=str,
 )
-def test_what_cannot_be_placed_is_unknown_and_the_rest_is_right(
+def test_an_unrecognised_model_has_an_unknown_memory_kind(
     facts: dict[str, Any], kind: tuple[Memory, int]
 ) -> None:
     assert memory_kind(replace(plain(), **facts)) == kind

@@ -10,40 +10,46 @@ BASE = "http://router:8080"
 ARGS = ["llama-server", "--port", "46919", "--ctx-size", "8192", "--parallel", "2"]
 
 
-def said(value="loaded", **status):
+def model_entry(value="loaded", **status):
     return {"id": "coder", "aliases": ["gpt-x"], "status": {"value": value, "args": ARGS, **status}}
 
 
 def test_an_entry_has_the_flags_and_the_port_of_its_process():
-    entry = entry_of(said())
+    entry = entry_of(model_entry())
     assert (entry.name, entry.aliases, entry.status) == ("coder", ("gpt-x",), ModelStatus.LOADED)
     assert entry.flags
     assert (entry.flags.n_ctx, entry.flags.n_parallel, entry.port) == (8192, 2, 46919)
 
 
 @pytest.mark.parametrize("value", ["loading", "sleeping", "unloaded"])
-def test_each_status_is_known(value):
-    assert entry_of(said(value)).status == value
+def test_each_model_status_is_read(value):
+    assert entry_of(model_entry(value)).status == value
 
 
-def test_the_port_of_a_model_that_is_not_loaded_is_stale():
-    assert entry_of(said("unloaded")).port == 0
+def test_the_port_of_a_model_that_is_not_loaded_is_ignored():
+    assert entry_of(model_entry("unloaded")).port == 0
 
 
 @pytest.mark.parametrize(
     "entry",
-    [{}, {"id": "coder"}, {"id": "coder", "status": None}, said("exploded"), {"id": "x", "aliases": None}],
+    [
+        {},
+        {"id": "coder"},
+        {"id": "coder", "status": None},
+        model_entry("exploded"),
+        {"id": "x", "aliases": None},
+    ],
 )
-def test_what_cannot_be_read_counts_as_unloaded(entry):
+def test_an_unreadable_entry_counts_as_unloaded(entry):
     assert entry_of(entry).status is ModelStatus.UNLOADED
 
 
-def test_flags_that_cannot_be_read_are_unknown():
-    assert entry_of(said(args=["llama-server", "--parallel"])).flags is None
+def test_unreadable_flags_are_unknown():
+    assert entry_of(model_entry(args=["llama-server", "--parallel"])).flags is None
 
 
-def test_a_load_that_failed_is_said():
-    assert entry_of(said("unloaded", failed=True)).failed
+def test_a_failed_load_is_read():
+    assert entry_of(model_entry("unloaded", failed=True)).failed
 
 
 # -- addresses -----------------------------------------------------------------------------------------
@@ -56,7 +62,7 @@ def test_an_engine_is_named_by_base_and_model(engine):
     assert address.engine == engine
 
 
-def test_calls_to_a_server_of_its_own_are_as_they_were():
+def test_calls_to_a_server_without_a_router_are_unchanged():
     address = EngineAddress.of(f"{BASE}/")
     assert address.url("GET", "/slots") == f"{BASE}/slots"
     assert address.body("POST", {"content": "x"}) == {"content": "x"}
@@ -64,7 +70,7 @@ def test_calls_to_a_server_of_its_own_are_as_they_were():
     assert address.passed_on("/completion?x=1", held=True) == "/completion?x=1"
 
 
-def test_a_model_is_named_where_the_router_looks_and_never_loaded_by_us():
+def test_calls_to_a_router_name_the_model_and_never_load_it():
     address = EngineAddress.of(f"{BASE}#a b/c&d")
     assert address.url("GET", "/slots") == f"{BASE}/slots?model=a%20b%2Fc%26d&autoload=false"
     assert address.url("POST", "/slots/0?action=save") == f"{BASE}/slots/0?action=save&autoload=false"
@@ -73,7 +79,7 @@ def test_a_model_is_named_where_the_router_looks_and_never_loaded_by_us():
     assert address.body("GET", None) is None
 
 
-def test_a_clients_request_loads_nothing_once_its_model_is_there():
+def test_a_client_request_does_not_load_a_model_that_is_already_loaded():
     address = EngineAddress.of(f"{BASE}#coder")
     assert address.passed_on("/completion", held=True) == "/completion?autoload=false"
     assert address.passed_on("/completion?a=1", held=True) == "/completion?a=1&autoload=false"

@@ -10,7 +10,7 @@ from unit.engine.slotfiles import KINDS, slot_file, whole_file
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_whole_file_is_copied_as_it_is(kind: str) -> None:
+def test_a_whole_file_is_copied_unchanged(kind: str) -> None:
     data = slot_file(kind, cuts=(4, 16))
     file = whole_file(data)
     assert made(whole(file), data) == data
@@ -27,7 +27,7 @@ def test_only_the_chosen_checkpoints_are_kept() -> None:
     assert size_of(recipe) == len(trimmed)
 
 
-def test_without_checkpoints_there_is_no_appendix() -> None:
+def test_a_file_without_checkpoints_has_no_appendix() -> None:
     data = slot_file("hybrid", cuts=(4, 16))
     assert made(keep(whole_file(data), ()), data) == slot_file("hybrid")
 

@@ -29,24 +29,24 @@ def check(data: bytes) -> None:
 
 
 @given(st.binary(max_size=400))
-def test_any_bytes(data: bytes) -> None:
+def test_reading_any_bytes_gives_a_verdict(data: bytes) -> None:
     check(data)
 
 
 @given(st.binary(max_size=400), st.sampled_from([2, 4]))
-def test_any_state(data: bytes, version: int) -> None:
+def test_reading_any_bytes_behind_a_valid_header_gives_a_verdict(data: bytes, version: int) -> None:
     check(header((1, 2, 3), version) + data)
 
 
 @given(st.one_of(files, with_checkpoints), st.data())
-def test_one_byte_changed(data: bytes, draw: st.DataObject) -> None:
+def test_reading_a_file_with_one_changed_byte_gives_a_verdict(data: bytes, draw: st.DataObject) -> None:
     at = draw.draw(st.integers(0, len(data) - 1))
     changed = draw.draw(st.integers(0, 255))
     check(data[:at] + bytes([changed]) + data[at + 1 :])
 
 
 @given(st.one_of(files, with_checkpoints), st.data())
-def test_one_count_changed_to_anything(data: bytes, draw: st.DataObject) -> None:
+def test_reading_a_file_with_any_changed_count_takes_bounded_memory(data: bytes, draw: st.DataObject) -> None:
     at = 4 * draw.draw(st.integers(0, len(data) // 4 - 1))
     value = draw.draw(st.integers(0, 2**32 - 1))
     tracemalloc.start()
@@ -58,7 +58,9 @@ def test_one_count_changed_to_anything(data: bytes, draw: st.DataObject) -> None
 
 
 @given(st.one_of(files, with_checkpoints), st.binary(min_size=1, max_size=40), st.data())
-def test_bytes_put_in_or_left_out(data: bytes, more: bytes, draw: st.DataObject) -> None:
+def test_reading_a_file_with_inserted_or_removed_bytes_gives_a_verdict(
+    data: bytes, more: bytes, draw: st.DataObject
+) -> None:
     at = draw.draw(st.integers(0, len(data)))
     left_out = draw.draw(st.integers(0, len(data) - at))
     check(data[:at] + more + data[at + left_out :])

@@ -1,4 +1,4 @@
-"""Four bytes are changed where the complete table says that they may be, and nowhere else."""
+"""A repair changes four bytes of a sliding window's table, and only if the whole table fits."""
 
 from __future__ import annotations
 
@@ -34,8 +34,10 @@ def windowed(positions: list[int], version: int = 4, *, slot: int = 0) -> bytes:
 @pytest.mark.parametrize("version", [2, 4])
 @pytest.mark.parametrize("slot", [0, 1])
 @pytest.mark.parametrize("turn", [0, 3, 7])
-def test_the_first_cell_of_the_window_moves_one_back(version: int, slot: int, turn: int) -> None:
-    """In any cell: the window is a ring."""
+def test_the_repair_moves_the_first_cell_of_the_window_back_by_one_position(
+    version: int, slot: int, turn: int
+) -> None:
+    """The first cell may be anywhere: the window is a ring buffer."""
     positions = list(range(N - WINDOW, N))
     positions = positions[turn:] + positions[:turn]
     data = windowed(positions, version, slot=slot)
@@ -44,7 +46,7 @@ def test_the_first_cell_of_the_window_moves_one_back(version: int, slot: int, tu
     moved = [p - (p == N - WINDOW) for p in positions]
     repaired = made(patched(whole(whole_file(data)), patch), data)
     assert repaired == windowed(moved, version, slot=slot)
-    assert repair(repaired) is None  # once is enough
+    assert repair(repaired) is None  # a repaired file is not repaired again
 
 
 @pytest.mark.parametrize(
@@ -58,12 +60,12 @@ def test_the_first_cell_of_the_window_moves_one_back(version: int, slot: int, tu
         [*range(N - WINDOW, N - 1), -1],
     ],
 )
-def test_any_other_table_is_left_alone(positions: list[int]) -> None:
+def test_a_window_with_other_positions_is_not_repaired(positions: list[int]) -> None:
     assert repair(windowed(positions)) is None
 
 
 @pytest.mark.parametrize("field", [4, 8])
-def test_a_cell_of_another_sequence_is_left_alone(field: int) -> None:
+def test_a_window_with_a_cell_of_another_sequence_is_not_repaired(field: int) -> None:
     data = bytearray(windowed(list(range(N - WINDOW, N))))
     table = whole_file(bytes(data)).caches[1].table
     data[table + 12 * 3 + field] += 1
@@ -71,37 +73,37 @@ def test_a_cell_of_another_sequence_is_left_alone(field: int) -> None:
 
 
 @pytest.mark.parametrize("n_swa", [0, WINDOW - 1, WINDOW + 1, 1 << 30])
-def test_another_window_than_the_models_is_left_alone(n_swa: int) -> None:
+def test_a_window_of_another_size_than_that_of_the_model_is_not_repaired(n_swa: int) -> None:
     assert repair(slot_file("swa"), n_swa) is None
 
 
 @pytest.mark.parametrize("n", [WINDOW, WINDOW - 1])
-def test_a_prompt_within_the_window_is_left_alone(n: int) -> None:
+def test_a_prompt_within_the_window_is_not_repaired(n: int) -> None:
     assert repair(slot_file("swa", ids=IDS[:n])) is None
 
 
-def test_one_token_more_than_the_window_is_repaired() -> None:
+def test_a_prompt_one_token_longer_than_the_window_is_repaired() -> None:
     assert repair(slot_file("swa", ids=IDS[: WINDOW + 1])) is not None
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "swa"])
-def test_other_memories_are_left_alone(kind: str) -> None:
+def test_states_of_other_memory_kinds_are_not_repaired(kind: str) -> None:
     assert repair(slot_file(kind), WINDOW) is None
     assert repair(slot_file(kind), N) is None
 
 
-def test_a_window_with_longer_cells_is_left_alone() -> None:
+def test_a_window_with_longer_cells_is_not_repaired() -> None:
     full, window = attention(range(N), 4, extra=3), attention(range(N)[-WINDOW:], 4, extra=3)
     assert repair(header(IDS, 4) + full + window) is None
 
 
-def test_a_file_that_became_shorter_is_left_alone() -> None:
+def test_a_file_that_was_truncated_is_not_repaired() -> None:
     data = slot_file("swa")
     file = whole_file(data)
     assert repair_window(BytesIO(data[: file.caches[1].table + 30]), file, WINDOW) is None
 
 
-def test_patches_go_with_any_recipe() -> None:
+def test_patches_can_be_combined_with_any_recipe() -> None:
     data = slot_file("swa", cuts=(4, 16))
     file = whole_file(data)
     patch = repair(data)
@@ -112,14 +114,14 @@ def test_patches_go_with_any_recipe() -> None:
     assert made(both, data) == bytes(expected)
 
 
-def test_a_patch_outside_the_recipe_is_refused() -> None:
+def test_a_patch_outside_the_copied_bytes_is_refused() -> None:
     file = whole_file(slot_file("hybrid", cuts=(4,)))
     for offset in (file.payload_end - 3, file.payload_end, file.size):
         with pytest.raises(ValueError, match="does not copy"):
             patched(keep(file, ()), Patch(offset, b"1234"))
 
 
-def test_a_patch_at_the_very_beginning_or_end_leaves_no_empty_piece() -> None:
+def test_a_patch_at_the_beginning_or_end_leaves_no_empty_piece() -> None:
     file = whole_file(slot_file("hybrid"))
     recipe = patched(whole(file), Patch(0, b"1234"), Patch(file.size - 4, b"5678"))
     assert [len(piece) if isinstance(piece, bytes) else piece.length for piece in recipe] == [

@@ -32,7 +32,7 @@ all_kinds = pytest.mark.parametrize("kind", KINDS)
 
 @both_versions
 @all_kinds
-def test_a_whole_file_is_walked_to_its_end(kind: str, version: int) -> None:
+def test_a_whole_file_is_read_to_its_end(kind: str, version: int) -> None:
     data = slot_file(kind, version)
     file = whole_file(data)
     assert (file.version, file.tokens, file.records) == (version, Tokens(IDS), ())
@@ -46,7 +46,7 @@ def test_a_whole_file_is_walked_to_its_end(kind: str, version: int) -> None:
 
 
 @all_kinds
-def test_checkpoints_are_listed_with_their_places(kind: str) -> None:
+def test_checkpoints_are_listed_with_their_offsets(kind: str) -> None:
     data = slot_file(kind, cuts=(4, 16))
     file = whole_file(data)
     assert file.payload_end == len(slot_file(kind))
@@ -59,7 +59,7 @@ def test_checkpoints_are_listed_with_their_places(kind: str) -> None:
     assert repr(file) == f"<SlotFile v4 20 tokens {len(data)} bytes checkpoints [4, 16]>"
 
 
-def test_a_checkpoint_without_a_draft_state_says_so() -> None:
+def test_a_checkpoint_without_a_draft_state_is_read_as_such() -> None:
     data = slot_file("swa") + appendix([record(9, first=0)])
     (found,) = whole_file(data).records
     assert (found.at, found.pos_min, found.draft) == (9, 0, False)
@@ -67,14 +67,14 @@ def test_a_checkpoint_without_a_draft_state_says_so() -> None:
 
 @both_versions
 @all_kinds
-def test_the_layout_is_that_of_the_engine_not_of_the_conversation(kind: str, version: int) -> None:
+def test_the_layout_depends_on_the_engine_and_not_on_the_tokens(kind: str, version: int) -> None:
     layout = whole_file(slot_file(kind, version)).layout
     assert layout
     assert whole_file(slot_file(kind, version, range(1, 40))).layout == layout
     assert whole_file(slot_file(kind, version, slot=1)).layout == layout
 
 
-def test_other_flags_have_another_layout() -> None:
+def test_engines_with_other_flags_have_another_layout() -> None:
     start = header(IDS, 4)
     every = range(len(IDS))
     files = [
@@ -95,7 +95,7 @@ def test_a_file_without_tokens_has_no_layout() -> None:
 
 @both_versions
 @all_kinds
-def test_every_cut_is_seen(kind: str, version: int) -> None:
+def test_every_truncation_is_detected_or_changes_the_layout(kind: str, version: int) -> None:
     """A cut between two memories, or keys and values, leaves a complete file of another layout."""
     data = slot_file(kind, version)
     file = whole_file(data)
@@ -111,7 +111,7 @@ def test_every_cut_is_seen(kind: str, version: int) -> None:
     assert len(passed) <= len(between) + keys_only
 
 
-def test_every_cut_in_the_checkpoints_is_seen_but_the_one_before_them() -> None:
+def test_every_truncation_in_the_appendix_is_detected_except_before_its_first_byte() -> None:
     data = slot_file("hybrid", cuts=(4, 16))
     end = whole_file(data).payload_end
     passed = [n for n in range(end, len(data)) if isinstance(verdict_on(data[:n]), SlotFile)]
@@ -119,7 +119,7 @@ def test_every_cut_in_the_checkpoints_is_seen_but_the_one_before_them() -> None:
 
 
 @all_kinds
-def test_a_file_of_another_length_than_was_said_is_torn(kind: str) -> None:
+def test_a_file_of_another_length_than_reported_is_torn(kind: str) -> None:
     data = slot_file(kind)
     for size in (0, len(data) - 1, len(data) + 1, 1 << 40):
         found = read(BytesIO(data), size)
@@ -129,7 +129,7 @@ def test_a_file_of_another_length_than_was_said_is_torn(kind: str) -> None:
 
 @both_versions
 @all_kinds
-def test_bytes_behind_the_end_are_seen(kind: str, version: int) -> None:
+def test_bytes_behind_the_end_are_detected(kind: str, version: int) -> None:
     for more in (b"\0", b"\0" * 4, b"SCKX", b"\1\0\0\0" * 4, bytes(64), b"x" * 64):
         found = verdict_on(slot_file(kind, version) + more)
         assert isinstance(found, Damage)
@@ -154,14 +154,14 @@ def test_bytes_behind_the_end_are_seen(kind: str, version: int) -> None:
         (header(IDS, 4), Verdict.TORN),
     ],
 )
-def test_a_bad_header_has_its_verdict(data: bytes, verdict: Verdict) -> None:
+def test_each_bad_header_has_its_verdict(data: bytes, verdict: Verdict) -> None:
     found = verdict_on(data)
     assert isinstance(found, Damage)
     assert found.verdict is verdict
     assert "\n" not in found.text
 
 
-def test_checkpoints_need_not_ascend() -> None:
+def test_checkpoints_need_not_be_in_ascending_order() -> None:
     """A sliding window that was cut back to a checkpoint makes the next one a token before it."""
     found = verdict_on(slot_file("hybrid") + appendix([record(16), record(4)]))
     assert isinstance(found, SlotFile)
@@ -171,7 +171,7 @@ def test_checkpoints_need_not_ascend() -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        appendix([record(4), record(4)]),  # two at one place
+        appendix([record(4), record(4)]),  # two at the same token
         appendix([record(21)]),  # more tokens than the file has
         appendix([record(0)]),
         appendix([struct.pack("<qii", 3, 15, 15) + bytes(24)]),  # this one aborts the engine
@@ -181,14 +181,14 @@ def test_checkpoints_need_not_ascend() -> None:
         struct.pack("<4sII", b"SCKP", 1, 2**31),
     ],
 )
-def test_checkpoints_that_contradict_themselves_are_refused(bad: bytes) -> None:
+def test_contradictory_checkpoints_are_refused(bad: bytes) -> None:
     found = verdict_on(slot_file("hybrid") + bad)
     assert isinstance(found, Damage)
     assert found.verdict is Verdict.APPENDIX
 
 
 @pytest.mark.parametrize("offset", [4, 8])
-def test_a_count_of_two_thousand_million_allocates_nothing(offset: int) -> None:
+def test_a_count_of_two_thousand_million_allocates_no_memory(offset: int) -> None:
     data = bytearray(slot_file("recurrent", cuts=(4,)))
     at = len(header(IDS, 4)) + (
         0 if offset == 4 else whole_file(bytes(data)).payload_end - len(header(IDS, 4)) + 8
@@ -197,7 +197,7 @@ def test_a_count_of_two_thousand_million_allocates_nothing(offset: int) -> None:
     assert isinstance(verdict_on(bytes(data)), Damage)
 
 
-def test_a_structure_that_we_do_not_know_has_no_layout_but_its_checkpoints_are_found() -> None:
+def test_an_unknown_structure_has_no_layout_but_its_checkpoints_are_found() -> None:
     unknown = random.Random(3).randbytes(9 << 20)  # longer than what is searched at once
     start = header(IDS, 4) + b"\0\0\0\0" + unknown
     plain = whole_file(start)
@@ -208,27 +208,27 @@ def test_a_structure_that_we_do_not_know_has_no_layout_but_its_checkpoints_are_f
     assert found.payload_end == len(start) + len(false_hit)
 
 
-def test_the_search_finds_a_beginning_that_lies_across_two_parts() -> None:
+def test_the_search_finds_an_appendix_across_two_search_blocks() -> None:
     start = header(IDS, 4)
     for shift in range(8):
         filler = b"\0\0\0\0" + b"\xff" * ((4 << 20) - 4 - shift)
         assert [r.at for r in whole_file(start + filler + appendix([record(4)])).records] == [4]
 
 
-def test_a_model_with_all_memories_at_once_is_understood() -> None:
+def test_a_model_with_all_memory_kinds_is_read() -> None:
     n = len(IDS)
     data = header(IDS, 4) + attention(range(n), 4) + attention(range(n)[-WINDOW:], 4) + recurrent(n - 1)
     assert [cache.recurrent for cache in whole_file(data).caches] == [False, False, True]
 
 
-def test_a_file_that_could_be_read_in_many_ways_does_not_keep_us() -> None:
-    empty = struct.pack("<I", 256) + bytes(4 * 256)  # a memory of 256 empty streams, whatever its cells are
+def test_a_file_with_many_possible_readings_takes_bounded_time() -> None:
+    empty = struct.pack("<I", 256) + bytes(4 * 256)  # a memory of 256 empty streams, of any kind of cells
     found = verdict_on(header(IDS, 4) + empty * 5)
     assert isinstance(found, Damage)
     assert found.verdict is Verdict.TORN
 
 
-def test_a_state_with_two_sequences_is_not_taken_for_one() -> None:
+def test_a_state_with_two_sequences_has_no_layout() -> None:
     one = attention(range(4), 4, streams=1)[4:]
     data = header(IDS[:4], 4) + struct.pack("<I", 2) + one + one
     assert whole_file(data).layout == ""
@@ -239,14 +239,14 @@ def test_a_state_with_two_sequences_is_not_taken_for_one() -> None:
     [("dense", 8), ("dense", 16), ("transposed", 16 + 2 * (12 + 16 * len(IDS)) + 4)],
     ids=["rotation", "type", "element"],
 )
-def test_fields_that_no_model_has_are_not_understood(kind: str, behind: int) -> None:
+def test_fields_that_no_model_has_give_no_layout(kind: str, behind: int) -> None:
     data = bytearray(slot_file(kind))
     at = whole_file(bytes(data)).caches[0].table + 12 * len(IDS) + behind
     data[at : at + 4] = b"\xff" * 4
     assert whole_file(bytes(data)).layout == ""
 
 
-def test_a_file_that_becomes_shorter_while_it_is_read_is_torn() -> None:
+def test_a_file_that_is_truncated_while_it_is_read_is_torn() -> None:
     class Shrinking(BytesIO):
         def seek(self, offset: int, whence: int = 0) -> int:
             place = super().seek(offset, whence)

@@ -20,19 +20,19 @@ GOOD = EngineTraits(
 )
 
 
-def said(traits: EngineTraits = GOOD, flags: EngineFlags | None = OURS, no_files=None) -> set:
+def findings(traits: EngineTraits = GOOD, flags: EngineFlags | None = OURS, no_files=None) -> set:
     reading = Reading(
         traits=traits, props={}, model={}, model_path=None, header=None, build="", notes=[], no_files=no_files
     )
     return {(finding.trap, finding.severity) for finding in about_files(reading, flags)}
 
 
-def test_an_engine_whose_files_hold_everything_gets_only_praise():
-    assert said() == {("snapshots", Severity.OK), ("files", Severity.OK)}
+def test_an_engine_with_complete_slot_files_gets_only_ok_findings():
+    assert findings() == {("snapshots", Severity.OK), ("files", Severity.OK)}
 
 
-def test_a_dense_state_needs_no_checkpoints_in_its_file():
-    assert said(replace(GOOD, memory=Memory.DENSE, files_carry=False)) == {("snapshots", Severity.OK)}
+def test_a_dense_model_needs_no_checkpoints_in_its_file():
+    assert findings(replace(GOOD, memory=Memory.DENSE, files_carry=False)) == {("snapshots", Severity.OK)}
 
 
 @pytest.mark.parametrize(
@@ -45,18 +45,18 @@ def test_a_dense_state_needs_no_checkpoints_in_its_file():
         ({"files_carry": True, "memory": Memory.SWA, "n_swa": 512}, set()),
     ],
 )
-def test_what_a_restored_slot_cannot_do_is_worth_a_note(change, traps):
-    notes = {trap for trap, severity in said(replace(GOOD, **change)) if severity is Severity.NOTE}
+def test_what_a_restored_slot_lacks_is_noted(change, traps):
+    notes = {trap for trap, severity in findings(replace(GOOD, **change)) if severity is Severity.NOTE}
     assert notes == traps
 
 
-def test_an_engine_of_others_may_have_flags_that_nobody_sees():
-    assert ("fingerprint", Severity.NOTE) in said(flags=None)
+def test_an_engine_with_unknown_flags_gets_a_note_on_its_fingerprint():
+    assert ("fingerprint", Severity.NOTE) in findings(flags=None)
 
 
 @pytest.mark.parametrize("why", Why)
-def test_whatever_is_in_the_way_is_a_failure(why):
-    assert said(no_files=NoFilesError(why, "detail")) == {("snapshots", Severity.FAIL)}
+def test_every_reason_against_slot_files_is_a_failure(why):
+    assert findings(no_files=NoFilesError(why, "detail")) == {("snapshots", Severity.FAIL)}
 
 
 # Bytes for each token as real engines wrote them (engine.md 12 has the models).
@@ -69,7 +69,7 @@ def test_the_largest_state_is_not_underestimated(model, at_least):
     assert state_bytes(header, 1000) == 1000 * state_bytes(header, 1)
 
 
-def test_smaller_types_make_smaller_states():
+def test_smaller_cache_types_give_smaller_states():
     header = read_header(build(Tiny.DENSE))
     flags = EngineFlags.parse(["-ctk", "q8_0", "-ctv", "q4_0"])
     assert state_bytes(header, 1, flags) < state_bytes(header, 1)

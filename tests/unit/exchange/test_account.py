@@ -1,4 +1,4 @@
-"""What one request's account writes into its record about the sidecar's own work."""
+"""What the account of a request writes into its record."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def account(driver) -> Account:
     return made
 
 
-async def test_what_is_known_at_once_is_written_at_once(driver):
+async def test_the_parsed_request_is_recorded_at_once(driver):
     came = (await account(driver)).record
     assert (came.request_id, came.route, came.client, came.named) == ("r-1", "chat", "anna", "t")
     assert came.body_bytes == len(BODY)
@@ -35,7 +35,7 @@ async def test_what_is_known_at_once_is_written_at_once(driver):
     assert (parsed.stage, parsed.begin) == (RequestStage.PARSE, 0.0)
 
 
-async def test_what_is_no_chat_is_called_by_its_program_and_names_its_model(driver):
+async def test_a_request_that_is_not_a_chat_is_named_by_its_program_and_records_its_model(driver):
     curl = {"User-Agent": "curl/8.5.0"}
     made = Account(driver, Api.COMPLETION, "r-1", {}, curl, client="anna", conversation=None)
     await made.parse(orjson.dumps({"prompt": "Once", "model": "gemma"}))
@@ -43,13 +43,13 @@ async def test_what_is_no_chat_is_called_by_its_program_and_names_its_model(driv
 
 
 @pytest.mark.parametrize("model", [None, 7, "", "x" * 200, "a\nb", "a\x1b[31m"])
-async def test_a_model_that_cannot_be_shown_is_none(driver, model):
+async def test_a_model_name_that_cannot_be_displayed_is_not_recorded(driver, model):
     made = Account(driver, Api.CHAT, "r-1", {}, {}, client="anna", conversation=None)
     await made.parse(orjson.dumps({"messages": [], "model": model}))
     assert made.record.model is None
 
 
-async def test_a_name_that_cannot_be_made_costs_a_request_nothing(driver):
+async def test_a_failed_naming_does_not_fail_the_request(driver):
     class Broken(Naming):
         def coming(self, *_: object, **__: object) -> Name:
             raise KeyError("n")
@@ -61,7 +61,7 @@ async def test_a_name_that_cannot_be_made_costs_a_request_nothing(driver):
 
 
 @pytest.mark.parametrize("says", [Tokens(range(40)), EngineGoneError("gone")])
-async def test_rendering_is_told_from_when_it_began_and_not_from_when_the_request_came(driver, link, says):
+async def test_the_render_span_begins_when_the_rendering_begins(driver, link, says):
     """A brief request is rendered only after its answer."""
     link.says = says
     mine = await account(driver)
@@ -77,7 +77,7 @@ async def test_rendering_is_told_from_when_it_began_and_not_from_when_the_reques
     await settled()
 
 
-async def test_an_idle_moment_is_not_waited_for_without_end(driver, monkeypatch):
+async def test_the_wait_for_an_idle_moment_has_a_limit(driver, monkeypatch):
     monkeypatch.setattr(type(driver.placement), "holds", lambda *_: True)
     monkeypatch.setattr(type(driver.placement), "serving", True)
     assert not await driver.idle_moment(RequestId("1:r-1"), within=0.2)
@@ -85,7 +85,7 @@ async def test_an_idle_moment_is_not_waited_for_without_end(driver, monkeypatch)
     assert await driver.idle_moment(RequestId("1:r-1"), within=PATIENCE)
 
 
-async def test_a_close_tells_how_it_ended_and_how_long_it_took(driver):
+async def test_a_closed_account_records_the_outcome_and_the_duration(driver):
     mine = await account(driver)
     assert mine.record.outcome == "running"
     mine.outcome = "client_gone"

@@ -1,4 +1,4 @@
-"""An answer is held back only while it may report that no cell was left, in whatever pieces it comes."""
+"""An answer is held back only while it may be the error that no KV cell is left, for any chunks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def cut(text: bytes, places: list[int]) -> list[bytes]:
 
 
 @given(stream=st.sampled_from([ERROR, OF_MESSAGES, PING + ERROR]), places=st.lists(st.integers(0, 500)))
-def test_no_byte_of_the_error_passes(stream, places):
+def test_no_byte_of_a_context_size_error_is_sent_to_the_client(stream, places):
     shut, told = gate()
     passed: list[bytes] = []
     with pytest.raises(OutOfCells):
@@ -54,7 +54,7 @@ def test_no_byte_of_the_error_passes(stream, places):
     more=st.booleans(),
     places=st.lists(st.integers(0, 500)),
 )
-def test_every_other_stream_passes_byte_by_byte(events, more, places):
+def test_every_other_stream_is_passed_on_unchanged(events, more, places):
     stream = b"".join([*events, *([WORD, ERROR] if more else [])])
     shut, told = gate()
     if all(event is PING for event in events) and not more:
@@ -64,7 +64,7 @@ def test_every_other_stream_passes_byte_by_byte(events, more, places):
     assert told == []
 
 
-def test_what_was_sent_again_passes_with_its_error():
+def test_the_error_of_a_request_that_was_already_sent_again_is_passed_on():
     open_, told = gate(shut=False)
     assert open_.passing(ERROR) == ERROR
     open_.note_last(ERROR)
@@ -72,7 +72,7 @@ def test_what_was_sent_again_passes_with_its_error():
     assert [event.again for event in told] == [False]
 
 
-def test_an_answer_that_only_speaks_of_it_has_not_failed():
+def test_an_answer_that_quotes_the_error_text_has_not_failed():
     shut, told = gate()
     shut.note_last(WORD)
     shut.ended(Answer(figures=Figures(), reply=None, complete=True, error=None))
@@ -80,20 +80,20 @@ def test_an_answer_that_only_speaks_of_it_has_not_failed():
 
 
 @pytest.mark.parametrize(
-    ("traits", "stands"),
+    ("traits", "gated"),
     [
         (TRAITS.corrected(Known.FLAGS, unified=True), True),
         (TRAITS.corrected(Known.FLAGS, unified=False), False),
-        (TRAITS, True),  # nobody has said: the first failure shows it
+        (TRAITS, True),  # unknown: the first failure shows it
         (replace(TRAITS, n_slots=1), False),
         (replace(TRAITS, memory=Memory.RECURRENT), False),
     ],
     ids=["shared", "apart", "not known", "one slot", "recurrent"],
 )
-def test_only_where_slots_may_share_a_buffer_anything_stands_in_the_way(traits: EngineTraits, stands: bool):
+def test_the_gate_is_used_only_if_slots_may_share_a_kv_buffer(traits: EngineTraits, gated: bool):
     engine = EngineId("e")
     placement = Placement(engine)
     placement.on(EngineUp(at=1.0, engine=engine, traits=traits, fresh=True))
     forward = Forward(request=RequestId("1:r"), engine=engine, slot=0, reason=Reason.PREFIX)
     driver = cast("Any", SimpleNamespace(placement=placement))
-    assert (gate_for(driver, forward, outgrown=False) is not None) == stands
+    assert (gate_for(driver, forward, outgrown=False) is not None) == gated

@@ -1,4 +1,4 @@
-"""The client of a connection, and how many descriptors clients may have."""
+"""The client address of a connection, and the number of descriptors for clients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from slotkeeper.exchange.connections import (
         (None, "?"),
     ],
 )
-def test_an_address_of_ipv6_stands_for_its_network(peer, site):
+def test_an_ipv6_address_is_grouped_by_its_network(peer, site):
     assert site_of(peer) == site
 
 
@@ -38,7 +38,7 @@ def test_an_address_of_ipv6_stands_for_its_network(peer, site):
     ("most", "descriptors", "room"),
     [(8192, 65536, 8192), (8192, 1024, 1024 - RESERVE), (8192, 64, LEAST), (4, 64, 4), (10, 65536, 10)],
 )
-def test_descriptors_are_kept_for_all_that_is_no_client(most, descriptors, room):
+def test_file_descriptors_are_reserved_for_uses_besides_clients(most, descriptors, room):
     assert room_for(most, descriptors) == room
 
 
@@ -52,7 +52,7 @@ def test_descriptors_are_kept_for_all_that_is_no_client(most, descriptors, room)
         (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None),
     ],
 )
-def test_the_limit_of_open_files_is_raised_as_far_as_that_is_of_use(monkeypatch, soft, hard, wanted):
+def test_the_limit_of_open_files_is_raised_as_far_as_it_is_useful(monkeypatch, soft, hard, wanted):
     asked = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: asked.append(limits))
@@ -60,7 +60,7 @@ def test_the_limit_of_open_files_is_raised_as_far_as_that_is_of_use(monkeypatch,
     assert asked == ([(wanted, hard)] if wanted else [])
 
 
-def test_where_it_cannot_be_raised_the_old_limit_is_what_there_is(monkeypatch):
+def test_the_old_limit_of_open_files_is_used_if_it_cannot_be_raised(monkeypatch):
     def refuse(*_):
         raise ValueError("not allowed to raise maximum limit")
 
@@ -70,18 +70,18 @@ def test_where_it_cannot_be_raised_the_old_limit_is_what_there_is(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("remote", "forwarded", "who"),
+    ("remote", "forwarded", "client"),
     [
         ("192.0.2.1", None, "192.0.2.1"),
-        ("192.0.2.1", "198.51.100.1", "192.0.2.1"),  # not trusted: it may say what it likes
+        ("192.0.2.1", "198.51.100.1", "192.0.2.1"),  # not trusted: its header is ignored
         ("10.0.0.1", "198.51.100.1", "198.51.100.1"),
-        ("10.0.0.1", "203.0.113.9, 198.51.100.1, 10.0.0.2", "198.51.100.1"),  # what stands before is a claim
+        ("10.0.0.1", "203.0.113.9, 198.51.100.1, 10.0.0.2", "198.51.100.1"),  # earlier ones are only claimed
         ("10.0.0.1", None, "10.0.0.1"),
         ("10.0.0.1", "10.0.0.3", "10.0.0.3"),
         ("10.0.0.1", "no: address", "no: address"),
     ],
 )
-def test_only_trusted_proxies_say_who_asks(remote, forwarded, who):
+def test_the_client_address_is_taken_only_from_trusted_proxies(remote, forwarded, client):
     headers = {} if forwarded is None else {"X-Forwarded-For": forwarded}
     request = make_mocked_request("GET", "/", headers=headers).clone(remote=remote)
-    assert asker(request, [ip_network("10.0.0.0/8")]) == who
+    assert asker(request, [ip_network("10.0.0.0/8")]) == client

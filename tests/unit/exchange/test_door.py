@@ -1,4 +1,4 @@
-"""When the sidecar asks an engine about a credential, and for how long the answer counts."""
+"""When the sidecar asks an engine about a credential, and for how long the answer is remembered."""
 
 from __future__ import annotations
 
@@ -112,17 +112,17 @@ async def test_an_engine_without_a_key_is_asked_once():
     assert engine.let == []
 
 
-async def test_a_good_key_is_asked_for_once_a_minute():
+async def test_a_valid_key_is_checked_again_after_a_minute():
     engine = Engine()
     for _ in range(10):
         assert await engine.judge(GOOD) is KeyCheck.LET_IN
-    assert engine.asked == 2  # without any, and with this one
+    assert engine.asked == 2  # once without a key, and once with this key
     engine.clock += LASTS
     assert await engine.judge(GOOD) is KeyCheck.LET_IN
     assert engine.asked == 3
 
 
-async def test_a_refusal_is_the_engines_own_and_counts_for_seconds():
+async def test_a_refusal_is_that_of_the_engine_and_is_remembered_for_seconds():
     engine = Engine()
     for _ in range(10):
         said = await engine.judge(BAD)
@@ -133,7 +133,7 @@ async def test_a_refusal_is_the_engines_own_and_counts_for_seconds():
     assert await engine.judge(BAD) is KeyCheck.LET_IN
 
 
-async def test_a_key_that_was_taken_back_is_refused_after_a_minute_at_most():
+async def test_a_revoked_key_is_refused_after_at_most_a_minute():
     engine = Engine()
     assert await engine.judge(GOOD) is KeyCheck.LET_IN
     engine.key = "Bearer other"
@@ -142,7 +142,7 @@ async def test_a_key_that_was_taken_back_is_refused_after_a_minute_at_most():
 
 
 @pytest.mark.parametrize("key", [None, "Bearer good"])
-async def test_who_was_let_in_by_an_engine_that_is_gone_is_judged_when_it_is_back(key):
+async def test_a_client_let_in_before_the_engine_was_lost_is_checked_again_when_it_is_back(key):
     engine = Engine(key)
     engine.door = engine.new_door(namespaces=True, secret=lambda: b"secret")
     assert await engine.judge(GOOD, later=True) is KeyCheck.LET_IN
@@ -156,7 +156,7 @@ async def test_who_was_let_in_by_an_engine_that_is_gone_is_judged_when_it_is_bac
     assert isinstance(await engine.judge(GOOD, later=True), Refusal)
 
 
-async def test_another_process_is_asked_anew():
+async def test_another_engine_process_is_asked_again():
     engine = Engine(key=None)
     assert await engine.judge(BAD) is KeyCheck.LET_IN
     engine.process, engine.key = "two", "Bearer good"
@@ -164,7 +164,7 @@ async def test_another_process_is_asked_anew():
 
 
 @pytest.mark.parametrize("status", [-1, 500, 503])
-async def test_where_it_cannot_say_only_who_was_let_in_before_still_is(status):
+async def test_while_the_engine_cannot_check_keys_only_clients_let_in_before_are_let_in(status):
     engine = Engine()
     assert await engine.judge(GOOD) is KeyCheck.LET_IN
     engine.clock += LASTS
@@ -173,7 +173,7 @@ async def test_where_it_cannot_say_only_who_was_let_in_before_still_is(status):
     assert await engine.judge(BAD) is KeyCheck.UNSURE
 
 
-async def test_what_is_remembered_is_bounded_and_holds_no_key(monkeypatch):
+async def test_remembered_keys_are_limited_in_number_and_stored_as_digests(monkeypatch):
     monkeypatch.setattr(door_module, "MOST_KNOWN", 5)
     monkeypatch.setattr(door_module, "MOST_REFUSED", 5)
     engine = Engine()
@@ -185,22 +185,22 @@ async def test_what_is_remembered_is_bounded_and_holds_no_key(monkeypatch):
     assert "good" not in repr(kept)
 
 
-async def test_a_client_whose_key_is_new_may_lend_it_to_us():
+async def test_the_key_of_a_newly_admitted_client_may_be_used_by_the_sidecar():
     engine = Engine()
     await engine.judge(BAD)
     await engine.judge(GOOD | {"X-Other": "x"})
     assert engine.let == [GOOD]
 
 
-async def test_several_headers_of_one_name_are_shown_as_they_came():
-    """The engine reads the first; the result for one order says nothing about the other."""
+async def test_repeated_credential_headers_are_checked_in_their_order():
+    """The engine reads the first one, so the result for one order does not hold for the other."""
     engine = Engine()
     bad, good = ("Authorization", "Bearer bad"), ("Authorization", "Bearer good")
     assert await engine.judge([good, bad]) is KeyCheck.LET_IN  # type: ignore[arg-type]
     assert isinstance(await engine.judge([bad, good]), Refusal)  # type: ignore[arg-type]
 
 
-def test_its_words_go_out_as_they_are():
+def test_the_refusal_of_the_engine_is_passed_on_unchanged():
     refusal = Refusal(401, "Unauthorized", (("Content-Type", "application/json; charset=utf-8"),), b"{}")
     response = refusal.response("id")
     assert response.headers.getall("Content-Type") == ["application/json; charset=utf-8"]
@@ -208,7 +208,7 @@ def test_its_words_go_out_as_they_are():
     assert (response.status, response.body) == (401, b"{}")
 
 
-async def test_as_long_as_it_has_let_nobody_in_the_engine_judges_each_request_itself():
+async def test_until_it_has_let_a_client_in_the_engine_checks_each_request_itself():
     engine = Engine()
     engine.up = False
     assert await engine.judge(BAD) is KeyCheck.UNSURE
@@ -216,12 +216,12 @@ async def test_as_long_as_it_has_let_nobody_in_the_engine_judges_each_request_it
     assert isinstance(await engine.judge(BAD), Refusal)
 
 
-# -- whose request it is -------------------------------------------------------------------------------
+# -- queue and namespace of a request ------------------------------------------------------------------
 
 ONE, OTHER = {"Authorization": "Bearer sesame"}, {"Authorization": "Bearer other"}
 
 
-async def test_a_key_that_was_verified_waits_in_line_for_itself_however_it_is_sent():
+async def test_a_verified_key_has_one_queue_whichever_header_carries_it():
     engine = Engine(key="Bearer sesame,other")
     one, other = await engine.caller(ONE), await engine.caller(OTHER)
     assert one.line != other.line
@@ -229,16 +229,16 @@ async def test_a_key_that_was_verified_waits_in_line_for_itself_however_it_is_se
     assert "sesame" not in repr(one)
 
 
-async def test_where_no_key_is_verified_the_address_waits_in_line():
+async def test_clients_without_a_verified_key_are_queued_by_address():
     engine = Engine(key=None)
     callers = [await engine.caller({"Authorization": f"Bearer {number}"}) for number in range(9)]
     assert len(set(callers)) == 1
     engine = Engine()
-    engine.up = False  # it cannot say
+    engine.up = False  # it cannot check keys
     assert (await engine.caller(BAD)).line == callers[0].line
 
 
-async def test_keys_are_held_apart_where_that_is_asked_for():
+async def test_each_key_has_its_own_namespace_if_that_is_set():
     engine = Engine(key="Bearer sesame,other")
     door = engine.new_door(namespaces=True, secret=lambda: b"secret")
     one, other = [(await engine.caller(key, door)).namespace for key in (ONE, OTHER)]
@@ -251,8 +251,8 @@ async def test_keys_are_held_apart_where_that_is_asked_for():
     assert [(await engine.caller(key, off)).namespace for key in (ONE, OTHER)] == ["", ""]
 
 
-async def test_the_first_request_is_known_by_the_secret_of_the_folder_that_is_opened_meanwhile(monkeypatch):
-    """Otherwise it would find none of its files."""
+async def test_the_first_request_uses_the_secret_of_a_slot_folder_that_is_being_opened(monkeypatch):
+    """Otherwise the request would find none of its snapshots."""
     engine, found = Engine(), list[bytes]()
 
     async def opens() -> None:
@@ -265,7 +265,7 @@ async def test_the_first_request_is_known_by_the_secret_of_the_folder_that_is_op
     assert (await engine.caller(GOOD, waits)).namespace == (await engine.caller(GOOD, before)).namespace
 
 
-async def test_a_folder_that_is_opened_later_tells_namespaces_from_then_on():
+async def test_namespaces_use_the_secret_of_a_slot_folder_that_is_opened_later():
     engine, found = Engine(), list[bytes]()
     door = engine.new_door(namespaces=True, secret=lambda: next(iter(found), None))
     without = [(await engine.caller(GOOD, door)).namespace for _ in range(2)]
@@ -275,7 +275,7 @@ async def test_a_folder_that_is_opened_later_tells_namespaces_from_then_on():
     assert (await engine.caller(GOOD, door)).namespace == (await engine.caller(GOOD, before)).namespace
 
 
-async def test_the_second_key_that_an_engine_verifies_holds_keys_apart():
+async def test_a_second_verified_key_turns_namespaces_on():
     engine = Engine(key="Bearer sesame,other")
     door = engine.new_door(namespaces=None)
     assert [(await engine.caller(key, door)).namespace for key in (ONE, BAD, ONE)] == [""] * 3
@@ -285,17 +285,17 @@ async def test_the_second_key_that_an_engine_verifies_holds_keys_apart():
     assert door.namespaces
 
 
-async def test_what_nobody_could_verify_has_no_namespace():
+async def test_an_unverified_key_has_no_namespace():
     engine = Engine()
     door = engine.new_door(namespaces=True)
     engine.up = False
     assert (await engine.caller(BAD, door)).namespace == ""
 
 
-# -- a list of our own ---------------------------------------------------------------------------------
+# -- the key list of the sidecar -----------------------------------------------------------------------
 
 
-def listed(folder: Path) -> OwnKeys:
+def key_list(folder: Path) -> OwnKeys:
     path = folder / "keys.toml"
     path.write_text(
         '[alice]\nkey = "a-long-key-of-alice"\n[root]\nkey = "a-long-key-of-root"\noperator = true\n'
@@ -329,14 +329,14 @@ def refused(door: Door, method: str, path: str, headers: dict[str, str]) -> int 
         ("OPTIONS", "/v1/chat/completions", [None] * 4),
     ],
 )
-async def test_our_own_list_says_who_may_what(tmp_path, method, path, statuses):
-    door = Engine().new_door(keys=listed(tmp_path))
+async def test_the_key_list_decides_what_each_key_may_do(tmp_path, method, path, statuses):
+    door = Engine().new_door(keys=key_list(tmp_path))
     assert [refused(door, method, path, key) for key in ({}, BAD, ALICE, ROOT)] == statuses
 
 
-async def test_a_name_is_the_namespace_and_the_place_in_line(tmp_path):
+async def test_the_name_of_a_listed_key_is_its_namespace_and_queue(tmp_path):
     engine = Engine(key=None)
-    door = engine.new_door(keys=listed(tmp_path), namespaces=None)
+    door = engine.new_door(keys=key_list(tmp_path), namespaces=None)
     callers = []
     for headers in (ALICE, ROOT):
         request = make_mocked_request("POST", "/completion", headers=headers)
@@ -348,9 +348,9 @@ async def test_a_name_is_the_namespace_and_the_place_in_line(tmp_path):
     assert callers[0].line != callers[1].line
 
 
-async def test_an_engine_that_refuses_our_own_key_is_the_operators_trouble(tmp_path):
+async def test_an_engine_that_refuses_the_key_of_the_sidecar_is_an_upstream_fault(tmp_path):
     engine = Engine()
-    door = engine.new_door(keys=listed(tmp_path))
+    door = engine.new_door(keys=key_list(tmp_path))
     request = make_mocked_request("POST", "/completion", headers=ALICE)
     for up in (True, False):
         engine.up = up

@@ -1,4 +1,4 @@
-"""An answer that comes before the upload is over, and a connection that is reset after it."""
+"""An answer that arrives before the upload ends, and a connection that is reset after the answer."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Server:
         self._listening.close()
 
 
-class HeldUp(BytesIO):
+class BlockingBody(BytesIO):
     """Blocks the loop after the first piece until the server has closed, so that nothing is read before."""
 
     def __init__(self, over: threading.Event) -> None:
@@ -72,17 +72,17 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 async def asked(server: Server) -> tuple[int, bytes]:
     async with aiohttp.ClientSession(connector=Connector(force_close=True)) as session:
-        body = HeldUp(server.over)
+        body = BlockingBody(server.over)
         async with session.post(f"http://127.0.0.1:{server.port}/", data=body) as answer:
             return answer.status, await answer.read()
 
 
-def test_an_answer_that_is_unread_when_a_write_fails_arrives(server, new_loop):
+def test_an_answer_sent_before_a_failed_write_still_arrives(server, new_loop):
     with asyncio.Runner(loop_factory=new_loop) as runner:
         assert runner.run(asked(server)) == (401, b"no key\n")
 
 
 @pytest.mark.parametrize("server", [b"", REFUSAL[:-3]], indirect=True, ids=["nothing", "half"])
-def test_where_there_is_none_or_half_of_one_the_request_fails(server, new_loop):
+def test_a_missing_or_partial_answer_fails_the_request(server, new_loop):
     with asyncio.Runner(loop_factory=new_loop) as runner, pytest.raises(aiohttp.ClientError):
         runner.run(asked(server))

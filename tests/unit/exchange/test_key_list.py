@@ -15,22 +15,22 @@ SECRET = "a-long-key-of-somebody"  # noqa: S105
 DIGEST = sha256(SECRET.encode()).hexdigest()
 
 
-def written(folder: Path, text: str, mode: int = 0o600) -> Path:
+def key_file(folder: Path, text: str, mode: int = 0o600) -> Path:
     path = folder / "keys.toml"
     path.write_text(text)
     path.chmod(mode)
     return path
 
 
-def test_a_key_is_found_by_itself_or_by_its_digest(tmp_path):
+def test_a_key_is_found_by_its_text_or_its_digest(tmp_path):
     for line in (f'key = "{SECRET}"', f'sha256 = "{DIGEST}"'):
-        found = KeyList.read(written(tmp_path, f"[alice]\n{line}\nqueued = 3\n")).find(SECRET)
+        found = KeyList.read(key_file(tmp_path, f"[alice]\n{line}\nqueued = 3\n")).find(SECRET)
         assert found is not None
         assert (found.name, found.namespace, found.queued, found.operator) == ("alice", "alice", 3, False)
 
 
-def test_what_is_no_key_of_it_is_not_found_and_none_is_kept(tmp_path):
-    listed = KeyList.read(written(tmp_path, f'[alice]\nkey = "{SECRET}"\n[bob]\nsha256 = "{"0" * 64}"\n'))
+def test_an_unknown_key_is_not_found_and_no_key_is_stored(tmp_path):
+    listed = KeyList.read(key_file(tmp_path, f'[alice]\nkey = "{SECRET}"\n[bob]\nsha256 = "{"0" * 64}"\n'))
     assert [listed.find(given) for given in ("", DIGEST, SECRET[:-1], f"{SECRET} ", "0" * 64, "\udce4")] == [
         None
     ] * 6
@@ -39,7 +39,7 @@ def test_what_is_no_key_of_it_is_not_found_and_none_is_kept(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "slotkeeper keys NAME"),
         ("[alice\n", "not TOML: look at line 1"),
@@ -58,16 +58,16 @@ def test_what_is_no_key_of_it_is_not_found_and_none_is_kept(tmp_path):
         ("#" * (keys_module.LARGEST + 1), "larger than"),
     ],
 )
-def test_what_is_wrong_is_said_without_the_key(tmp_path, text, said):
+def test_errors_in_the_key_list_do_not_quote_the_key(tmp_path, text, message):
     with pytest.raises(KeysError) as error:
-        KeyList.read(written(tmp_path, text))
-    assert said in str(error.value)
+        KeyList.read(key_file(tmp_path, text))
+    assert message in str(error.value)
     assert SECRET not in str(error.value)
     assert "sesame-secret" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("line", "mode", "mend"),
+    ("line", "mode", "command"),
     [
         (f'key = "{SECRET}"', 0o640, "chmod 600"),
         (f'key = "{SECRET}"', 0o604, "chmod 600"),
@@ -78,29 +78,31 @@ def test_what_is_wrong_is_said_without_the_key(tmp_path, text, said):
         (f'key = "{SECRET}"', 0o400, None),
     ],
 )
-def test_a_file_that_others_could_use_is_refused_with_the_command_that_mends_it(tmp_path, line, mode, mend):
-    path = written(tmp_path, f"[alice]\n{line}\n", mode)
-    if mend is None:
+def test_a_key_list_that_others_may_use_is_refused_with_the_command_that_repairs_it(
+    tmp_path, line, mode, command
+):
+    path = key_file(tmp_path, f"[alice]\n{line}\n", mode)
+    if command is None:
         assert len(KeyList.read(path)) == 1
         return
-    with pytest.raises(KeysError, match=f"Fix it: {mend} "):
+    with pytest.raises(KeysError, match=f"Fix it: {command} "):
         KeyList.read(path)
 
 
-def test_a_file_of_somebody_else_is_refused(tmp_path, monkeypatch):
-    path = written(tmp_path, f'[alice]\nsha256 = "{DIGEST}"\n')
+def test_a_key_list_of_another_user_is_refused(tmp_path, monkeypatch):
+    path = key_file(tmp_path, f'[alice]\nsha256 = "{DIGEST}"\n')
     monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
-    if path.stat().st_uid == 0:  # root may give keys to anybody
+    if path.stat().st_uid == 0:  # a file of root is trusted
         assert len(KeyList.read(path)) == 1
     else:
         with pytest.raises(KeysError, match="Fix it: sudo chown"):
             KeyList.read(path)
 
 
-def test_a_new_key_is_known_by_the_table_that_comes_with_it(tmp_path):
+def test_a_new_key_is_found_by_the_entry_that_comes_with_it(tmp_path):
     key, table = new_key("a.b-c")
     assert key not in table
-    found = KeyList.read(written(tmp_path, table, 0o644)).find(key)
+    found = KeyList.read(key_file(tmp_path, table, 0o644)).find(key)
     assert found is not None
     assert found.name == "a.b-c"
     with pytest.raises(ValueError, match="is not a name"):
@@ -112,7 +114,7 @@ class Limited:
 
     def __init__(self, folder: Path, limits: str) -> None:
         self.clock = 1000.0
-        self.path = written(folder, f'[alice]\nkey = "{SECRET}"\n{limits}\n')
+        self.path = key_file(folder, f'[alice]\nkey = "{SECRET}"\n{limits}\n')
         self.keys = OwnKeys(self.path, now=lambda: self.clock)
 
     def refused(self) -> tuple[str, int] | None:
@@ -132,7 +134,7 @@ class Limited:
         self.keys.end(key, self.keys.begin(key), tokens)
 
 
-def test_so_many_requests_at_once_and_no_more(tmp_path):
+def test_a_key_has_a_limit_of_concurrent_requests(tmp_path):
     one = Limited(tmp_path, "concurrent = 2")
     key = one.keys.find(SECRET)
     assert key is not None
@@ -143,7 +145,7 @@ def test_so_many_requests_at_once_and_no_more(tmp_path):
     one.keys.end(key, second, 1)
 
 
-def test_a_minutes_tokens_come_back_in_a_minute(tmp_path):
+def test_the_token_budget_of_a_key_refills_within_a_minute(tmp_path):
     one = Limited(tmp_path, "tokens_per_minute = 600")
     one.costs(599)
     assert one.refused() is None
@@ -151,7 +153,7 @@ def test_a_minutes_tokens_come_back_in_a_minute(tmp_path):
     assert one.refused() == ("key_tokens", 1)
     one.clock += 1
     assert one.refused() is None
-    one.costs(1800)  # more than there were: it is owed
+    one.costs(1800)  # more than the budget had: the rest is owed
     reason, wait = one.refused() or ("", 0)
     assert reason == "key_tokens"
     assert wait in {180, 179}
@@ -168,21 +170,21 @@ def test_a_key_without_limits_is_never_refused(tmp_path):
     assert one.refused() is None
 
 
-def test_what_was_used_outlives_a_change_of_the_file_and_goes_with_the_key(tmp_path):
+def test_the_usage_of_a_key_survives_a_reload_and_ends_with_the_key(tmp_path):
     one = Limited(tmp_path, "tokens_per_minute = 600")
     one.costs(700)
-    written(tmp_path, f'[alice]\nkey = "{SECRET}"\ntokens_per_minute = 650\n')
+    key_file(tmp_path, f'[alice]\nkey = "{SECRET}"\ntokens_per_minute = 650\n')
     one.keys.reload()
     assert one.refused() is not None
-    written(tmp_path, '[bob]\nkey = "another-long-key-1234"\n')
+    key_file(tmp_path, '[bob]\nkey = "another-long-key-1234"\n')
     one.keys.reload()
     assert one.keys.find(SECRET) is None
     assert one.keys._used == {}
 
 
-def test_a_file_that_became_wrong_changes_nothing(tmp_path):
+def test_an_invalid_key_list_on_reload_changes_nothing(tmp_path):
     one = Limited(tmp_path, "")
-    written(tmp_path, "[alice\n")
+    key_file(tmp_path, "[alice\n")
     with pytest.raises(KeysError):
         one.keys.reload()
     assert one.keys.find(SECRET) is not None

@@ -59,7 +59,7 @@ def waiting(tasks: Tasks, response: Any) -> Waiting:
     return waits
 
 
-async def test_a_write_to_a_client_that_has_left_ends_its_request(tasks):
+async def test_a_failed_write_to_a_client_ends_its_request(tasks):
     gone = Response(takes=2)
 
     async def request() -> None:
@@ -73,7 +73,7 @@ async def test_a_write_to_a_client_that_has_left_ends_its_request(tasks):
     assert not len(tasks)
 
 
-async def test_a_request_that_is_being_cancelled_is_left_to_its_cleaning_up(tasks):
+async def test_a_request_that_is_already_being_cancelled_is_left_to_its_cleanup(tasks):
     gone, cleaned = Response(takes=1), asyncio.Event()
 
     async def request() -> None:
@@ -91,7 +91,7 @@ async def test_a_request_that_is_being_cancelled_is_left_to_its_cleaning_up(task
     assert cleaned.is_set()
 
 
-async def test_the_first_bytes_that_go_on_end_the_comments(tasks):
+async def test_keep_alive_comments_end_with_the_first_bytes_of_the_answer(tasks):
     response = Response(takes=1000)
     talk = waiting(tasks, response)
     talk.start()
@@ -105,8 +105,8 @@ async def test_the_first_bytes_that_go_on_end_the_comments(tasks):
     assert len(response.written) == heard
 
 
-async def test_waiting_again_is_one_wait_that_ends_with_the_answer(tasks):
-    """As for a request whose engine ended before it sent anything, and which is sent again."""
+async def test_waiting_again_continues_one_wait_that_ends_with_the_answer(tasks):
+    """A request is sent again if its engine ends before it sends anything."""
     response = Response(takes=1000)
     talk = waiting(tasks, response)
     talk.start()
@@ -119,7 +119,7 @@ async def test_waiting_again_is_one_wait_that_ends_with_the_answer(tasks):
     assert len(response.written) == heard, "a comment may stand between two pieces of one event"
 
 
-async def test_our_head_says_what_is_known_and_comments_what_came_later_or_otherwise(tasks):
+async def test_the_response_head_has_the_known_labels_and_comments_add_later_ones(tasks):
     known = {"X-Slotkeeper-Decision": "prefix", "X-Slotkeeper-Slot": "1"}
     request = make_mocked_request("POST", "/", {"Origin": "http://page.example"})
     talk = Waiting(request, "id", tasks, seconds=SHORT, labels=lambda: known)
@@ -134,7 +134,7 @@ async def test_our_head_says_what_is_known_and_comments_what_came_later_or_other
     head = talk.opened.headers
     assert (head["X-Slotkeeper-Decision"], head["X-Slotkeeper-Slot"]) == ("prefix", "1")
     assert (head["X-Request-Id"], head["Access-Control-Allow-Origin"]) == ("id", "http://page.example")
-    known |= {"X-Slotkeeper-Slot": "0", "X-Slotkeeper-Predicted": "7"}  # another engine has it by now
+    known |= {"X-Slotkeeper-Slot": "0", "X-Slotkeeper-Predicted": "7"}  # another engine serves it now
     assert await talk.accept(None) is talk.opened
     write: Any = request._payload_writer.write
     (late,) = write.call_args.args
@@ -142,7 +142,7 @@ async def test_our_head_says_what_is_known_and_comments_what_came_later_or_other
 
 
 @pytest.mark.parametrize("lines", [["waiting"], ["X-Slotkeeper-Slot: 1", "X-Slotkeeper-Decision: cold"]])
-def test_a_comment_is_no_event_and_spoils_none(lines):
+def test_a_comment_does_not_disturb_events(lines):
     splitter = SseSplitter()
     stream = comment(*lines) + b"event: a\ndata: 1\n\n" + comment(*lines)
     assert splitter.feed(stream) == [SseEvent("a", b"1")]
@@ -150,7 +150,7 @@ def test_a_comment_is_no_event_and_spoils_none(lines):
 
 
 @pytest.mark.parametrize(
-    ("status", "said", "expected"),
+    ("status", "error_body", "expected"),
     [
         (
             400,
@@ -168,8 +168,8 @@ def test_a_comment_is_no_event_and_spoils_none(lines):
         (404, ["no object"], ClientFault('["no object"]', status=404)),
     ],
 )
-def test_the_engines_own_words_come_through(status, said, expected):
-    fault = retold(status, orjson.dumps(said))
+def test_an_error_of_the_engine_keeps_its_text_and_fields(status, error_body, expected):
+    fault = retold(status, orjson.dumps(error_body))
     assert repr(fault) == repr(expected)
     more = orjson.loads(body(fault, Api.CHAT))["error"]
     assert more.get("n_ctx") == (8 if status == 400 else None)
@@ -179,14 +179,14 @@ def test_the_engines_own_words_come_through(status, said, expected):
     ("raw", "message"),
     [(b"Bad Gateway", "Bad Gateway"), (b"", "the engine answered 502"), (b"\x1f\x8b\xff", None)],
 )
-def test_what_is_no_json_is_told_if_it_is_text(raw, message):
+def test_an_error_body_that_is_not_json_is_quoted_if_it_is_text(raw, message):
     fault = retold(502, raw)
     assert isinstance(fault, Fault)
     assert fault.message == (message or "the engine answered 502")
     assert len(retold(502, b"x" * 10**6).message) == 2000
 
 
-def test_a_retold_error_ends_a_stream_in_each_apis_shape():
+def test_an_error_passed_on_in_a_stream_has_the_shape_of_its_api():
     fault = retold(400, b'{"error":{"code":400,"message":"too long","type":"t","n_ctx":8}}')
     (event,) = SseSplitter().feed(sse(fault, Api.MESSAGES))
     assert event.name == "error"

@@ -19,7 +19,7 @@ def asked(agent: str, client: str, *, prompt: int = 1000, cached: int = 900, at:
     )
 
 
-def test_a_program_with_a_key_has_a_row_with_the_sums_of_its_requests():
+def test_each_program_with_a_key_has_a_row_with_the_sums_of_its_requests():
     clients = Clients()
     for one in (asked("opencode", ANNA), asked("opencode", ANNA, at=7.0), asked("codex", ANNA)):
         clients.add(one)
@@ -39,33 +39,33 @@ def test_a_program_with_a_key_has_a_row_with_the_sums_of_its_requests():
     assert (codex["agent"], codex["requests"]) == ("codex", 1)
 
 
-def test_two_keys_are_two_clients_and_no_key_is_told():
+def test_two_keys_are_two_clients_and_the_full_key_is_not_shown():
     clients = Clients()
     clients.add(asked("opencode", ANNA))
     clients.add(asked("opencode", BERT))
     assert [client.key for client in clients] == ["aaaaaaaa", "bbbbbbbb"]
 
 
-def test_what_has_no_figures_is_not_counted():
+def test_a_request_without_figures_is_not_counted():
     clients = Clients()
     clients.add(record(client=ANNA))
     assert list(clients) == []
 
 
-def test_however_many_come_there_are_so_many_rows_and_nothing_is_lost():
+def test_the_number_of_rows_is_limited_and_the_sums_stay_complete():
     clients, total = Clients(most=3), Sums()
     for number in range(50):
         one = asked(f"agent-{number}", ANNA, cached=900 - number)
         clients.add(one)
         total.add(prompt_tokens=one.usage.prompt, computed=one.usage.computed)
     rows = [client.shown(now=0.0) for client in clients]
-    assert [row["agent"] for row in rows[:3]] == ["agent-2", "agent-1", "agent-0"]  # the most in front
+    assert [row["agent"] for row in rows[:3]] == ["agent-2", "agent-1", "agent-0"]  # by computed tokens
     assert (rows[3]["agent"], rows[3]["key"], rows[3]["requests"], len(rows)) == (OTHER, OTHER, 47, 4)
     for figure in ("prompt_tokens", "computed"):
         assert sum(row[figure] for row in rows) == getattr(total, figure)
 
 
-def test_a_scraper_gets_the_same_figures():
+def test_the_metrics_have_the_same_figures_as_the_table():
     clients, registry = Clients(), CollectorRegistry()
     registry.register(ClientFigures(clients))
     clients.add(asked("opencode", ANNA))

@@ -30,7 +30,7 @@ def history(clock) -> History:
     return History(clock)
 
 
-def test_at_first_all_is_zero_and_there_is_no_history(history):
+def test_at_first_all_sums_are_zero_and_the_history_is_empty(history):
     assert set(history.totals.shown().values()) == {0, None}
     assert list(history.shown()) == []
 
@@ -52,7 +52,7 @@ def test_steps_begin_at_full_ten_seconds_and_empty_ones_are_left_out(history, cl
     assert [(b["at"] - START, b["requests"]) for b in history.shown()] == [(0, 2), (10, 1), (40, 1)]
 
 
-def test_what_is_older_than_half_an_hour_is_not_shown_but_still_counted(history, clock):
+def test_buckets_older_than_half_an_hour_are_not_shown_but_still_counted(history, clock):
     history.add(computed=5)
     clock.now += BUCKET * BUCKETS
     assert len(list(history.shown())) == 1
@@ -61,7 +61,7 @@ def test_what_is_older_than_half_an_hour_is_not_shown_but_still_counted(history,
     assert history.totals.computed == 5
 
 
-def test_no_more_is_kept_than_half_an_hour_has(history, clock):
+def test_the_history_keeps_at_most_half_an_hour_of_buckets(history, clock):
     for _ in range(3 * BUCKETS):
         history.add(requests=1)
         clock.now += BUCKET
@@ -71,7 +71,7 @@ def test_no_more_is_kept_than_half_an_hour_has(history, clock):
     assert history.totals.requests == 3 * BUCKETS
 
 
-def test_a_clock_that_is_set_back_mixes_nothing_up(history, clock):
+def test_a_clock_that_is_set_back_does_not_mix_up_the_buckets(history, clock):
     history.add(requests=1)
     clock.now -= 3600
     history.add(requests=1)
@@ -80,14 +80,14 @@ def test_a_clock_that_is_set_back_mixes_nothing_up(history, clock):
     assert [(b["at"] - START, b["requests"]) for b in history.shown()] == [(0, 2), (10, 1)]
 
 
-def test_seconds_are_rounded_only_to_be_shown(history):
+def test_seconds_are_rounded_only_when_they_are_shown(history):
     for _ in range(10):
         history.add(reused_seconds=0.00012)
     assert history.totals.shown()["saved_seconds"] == 0.001
     assert history.totals.saved_seconds == pytest.approx(0.0012)
 
 
-def test_what_was_shown_does_not_change_any_more(history):
+def test_shown_figures_do_not_change_later(history):
     history.add(requests=1)
     shown, totals = list(history.shown()), history.totals.shown()
     history.add(requests=1)

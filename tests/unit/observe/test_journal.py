@@ -45,10 +45,10 @@ def play() -> WatchedPlay:
     return WatchedPlay(memory="dense")
 
 
-# -- the way of a request --------------------------------------------------------------------------------
+# -- the stages of a request -----------------------------------------------------------------------------
 
 
-def test_a_request_waits_is_decided_sent_computed_and_answered(play):
+def test_a_record_has_a_span_for_each_stage_of_a_request(play):
     came = play.comes("r1")
     assert play << knows("r1", A) >> goes("r1", slot=0)
     came.first_token = play.clock + 0.02 - came.at
@@ -67,7 +67,7 @@ def test_a_request_waits_is_decided_sent_computed_and_answered(play):
     assert (came.engine, came.slot) == ("e0", 0)
 
 
-def test_what_the_engine_reports_is_written_down(play):
+def test_the_figures_of_the_engine_are_recorded(play):
     first = play.comes("r1")
     assert play << knows("r1", A) >> goes("r1") << ends("r1", 2000, 0, prefill_seconds=2.0) >> reports("r1")
     assert (first.predicted, first.oracle, first.usage.planted, first.lost) == (0, 2000, 0, None)
@@ -80,7 +80,7 @@ def test_what_the_engine_reports_is_written_down(play):
     assert third.saved_seconds == pytest.approx(1.999)
 
 
-def test_where_all_came_at_once_the_engines_own_figure_parts_prefill_from_generating(play):
+def test_prefill_and_generation_are_separated_by_the_engine_figure_if_all_came_at_once(play):
     came = play.comes("r1")
     assert play << knows("r1", A) >> goes("r1")
     assert play.later(4) << starts("r1") << ends("r1", 2000, 0, prefill_seconds=3.0) >> reports("r1")
@@ -90,7 +90,7 @@ def test_where_all_came_at_once_the_engines_own_figure_parts_prefill_from_genera
     assert without_gaps(came)
 
 
-def test_a_figure_that_cannot_be_does_not_reach_beyond_the_end(play):
+def test_an_impossible_prefill_time_does_not_extend_beyond_the_end(play):
     came = play.comes("r1")
     assert play << knows("r1", A) >> goes("r1")
     assert play << starts("r1") << ends("r1", 2000, 0, prefill_seconds=1e9) >> reports("r1")
@@ -98,7 +98,7 @@ def test_a_figure_that_cannot_be_does_not_reach_beyond_the_end(play):
     assert without_gaps(came)
 
 
-def test_a_queued_request_waited(play):
+def test_a_queued_request_has_a_span_for_its_wait(play):
     for request, prompt in (("r1", A), ("r2", X)):
         play.comes(request)
         assert play << knows(request, prompt) >> goes(request)
@@ -130,7 +130,7 @@ def test_a_plant_and_a_save_are_spans_of_their_own():
     assert came.usage.planted == 1004
 
 
-def test_what_lay_in_the_slot_is_parked_and_a_file_restored():
+def test_a_record_shows_the_parked_slot_and_the_restored_snapshot():
     play = WatchedPlay(n_slots=1, **NEW_FILES)
     play.comes("r0")
     assert play << snapshots_changed(snapshot("a", A, checkpoints=(1484, 1996)))
@@ -145,7 +145,7 @@ def test_what_lay_in_the_slot_is_parked_and_a_file_restored():
     assert (came.decision.held, came.decision.common) == (2000, 2000)
 
 
-def test_a_file_is_of_the_conversation_that_lay_in_the_slot_or_of_the_first_that_goes_on_from_it():
+def test_a_snapshot_belongs_to_the_conversation_in_the_slot_or_to_the_first_that_restores_it():
     play = WatchedPlay(n_slots=1, **NEW_FILES)
     lay = play.comes("r0")
     assert play << snapshots_changed(snapshot("a", A, checkpoints=(1484, 1996)))
@@ -158,7 +158,7 @@ def test_a_file_is_of_the_conversation_that_lay_in_the_slot_or_of_the_first_that
     assert play.journal.owners.of(SnapshotId("a")) is came.name
 
 
-def test_a_running_prefill_knows_when_it_began_and_what_was_planted():
+def test_a_record_of_a_running_prefill_has_its_start_and_its_planted_tokens():
     play = WatchedPlay(n_slots=1, eager_thinning=False)
     came = play.comes("r1")
     assert play << knows("r1", A, AT_HEAD) >> plants("r1", 0, Purpose.PLANT)
@@ -172,7 +172,7 @@ def test_a_running_prefill_knows_when_it_began_and_what_was_planted():
     assert list(play.journal.running()) == [came]
 
 
-def test_a_slot_that_must_be_emptied_first():
+def test_a_record_shows_that_the_slot_was_erased_first():
     window = {"n_swa": 512, "swa_full": True, "n_slots": 1, "state_version": 2, "files_carry": False}
     play = WatchedPlay(memory="swa", **NEW_FILES | window)
     long, other = (Tokens(range(n, n + 5000)) for n in (10_000, 30_000))
@@ -188,7 +188,7 @@ def test_a_slot_that_must_be_emptied_first():
     assert came.decision.chosen.steps[0] == "erase"
 
 
-def test_after_a_step_that_failed_it_is_decided_again():
+def test_a_request_whose_step_failed_is_placed_again_and_both_decisions_are_recorded():
     play = WatchedPlay(n_slots=1, **NEW_FILES)
     assert play << snapshots_changed(snapshot("a", A, checkpoints=(1484, 1996)))
     came = play.comes("r1")
@@ -203,7 +203,7 @@ def test_after_a_step_that_failed_it_is_decided_again():
     assert without_gaps(came)
 
 
-def test_a_save_that_failed_changes_no_decision():
+def test_a_failed_save_does_not_change_the_decision():
     play = WatchedPlay(n_slots=1, eager_thinning=False, **NEW_FILES)
     came = play.comes("r1")
     assert play << knows("r1", A, AT_HEAD) >> plants("r1", 0, Purpose.PLANT)
@@ -214,7 +214,7 @@ def test_a_save_that_failed_changes_no_decision():
 # -- decisions -------------------------------------------------------------------------------------------
 
 
-def test_a_decision_tells_what_it_chose_and_what_that_beat(play):
+def test_a_decision_records_the_chosen_slot_and_its_alternatives(play):
     play.comes("r1")
     assert play << knows("r1", A) >> goes("r1", slot=0) << ends("r1", 2000, 0) >> reports("r1")
     came = play.comes("r2")
@@ -228,7 +228,7 @@ def test_a_decision_tells_what_it_chose_and_what_that_beat(play):
     assert decision.rate > 0
 
 
-def test_who_was_placed_by_its_messages_learns_later_what_it_has_in_common(play):
+def test_a_request_placed_by_its_messages_gets_its_common_prefix_when_it_is_tokenized(play):
     mine, next_turn = (b"h", b"u1"), (b"h", b"u1", b"a1", b"u2")
     play.comes("r1", hash_chain=mine)
     assert play << knows("r1", A) >> goes("r1") << ends("r1", 2000, 0) >> reports("r1")
@@ -239,7 +239,7 @@ def test_who_was_placed_by_its_messages_learns_later_what_it_has_in_common(play)
     assert came.decision.common == 2000
 
 
-def test_a_slot_that_was_seen_only_later_is_written_down_with_the_report(play):
+def test_a_slot_that_is_observed_later_is_recorded_with_the_report(play):
     came = play.comes("r1", bypass=True)
     assert play >> unpinned("r1", Reason.BYPASS) << sees(1)
     assert came.slot is None

@@ -26,7 +26,7 @@ A = Tokens(range(10_000, 12_000))
 # -- what is kept ------------------------------------------------------------------------------------------
 
 
-def test_the_last_ones_are_kept_the_newest_in_front():
+def test_the_journal_keeps_the_latest_requests_with_the_newest_first():
     journal = Journal(3)
     for n in range(5):
         journal.arrived(record(f"r{n}"))
@@ -34,7 +34,7 @@ def test_the_last_ones_are_kept_the_newest_in_front():
     assert len(journal) == 3
 
 
-def test_a_journal_of_size_0_keeps_nothing_and_writes_all_the_same():
+def test_a_journal_of_size_0_keeps_no_records_but_still_completes_them():
     """Other readers of a record, such as the span exporter, need it complete."""
     play = WatchedPlay(memory="dense", journal=Journal(0))
     came = play.comes("r1")
@@ -45,7 +45,7 @@ def test_a_journal_of_size_0_keeps_nothing_and_writes_all_the_same():
     assert repr(play.journal) == "<Journal 0 requests, 0 under way>"
 
 
-def test_no_more_are_followed_than_fit_whatever_is_never_ended(monkeypatch):
+def test_the_number_of_followed_requests_is_limited(monkeypatch):
     monkeypatch.setattr(journals, "FOLLOWED", 10)
     journal = Journal(5)
     first, last = record("first"), record("last")
@@ -59,7 +59,7 @@ def test_no_more_are_followed_than_fit_whatever_is_never_ended(monkeypatch):
     assert (first.spans, len(last.spans)) == ([], 1)
 
 
-def test_events_of_nobody_it_knows_are_passed_over():
+def test_events_of_unknown_requests_are_ignored():
     play = WatchedPlay(memory="dense")
     for happening in (
         arrives("x"),
@@ -74,7 +74,7 @@ def test_events_of_nobody_it_knows_are_passed_over():
     assert repr(play.journal) == "<Journal 0 requests, 0 under way>"
 
 
-# -- finding -----------------------------------------------------------------------------------------------
+# -- lookup by id ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -91,25 +91,25 @@ def four() -> Journal:
         ("abc-1234", "abc-1234"),
         ("z-1234", "xyz-1234"),
         ("-1234", "xyz-1234"),  # of two, the newer one
-        ("1234", "1234"),  # its own, though others end so
-        ("r1", "r1"),  # short, but whole
-        ("234", None),  # too short for an end
+        ("1234", "1234"),  # an exact id precedes the end of another
+        ("r1", "r1"),  # short, but complete
+        ("234", None),  # too short for the end of an id
         ("", None),
-        ("abc", None),  # a beginning
+        ("abc", None),  # the beginning of an id
         ("ABC-1234", None),
     ],
 )
-def test_a_request_is_found_by_its_id_or_by_the_end_of_it(four, wanted, found):
+def test_a_request_is_found_by_its_id_or_the_end_of_it(four, wanted, found):
     one = four.find(wanted)
     assert (one.request_id if one else None) == found
 
 
-def test_of_two_with_one_id_the_newer_is_found(four):
+def test_the_newer_of_two_requests_with_the_same_id_is_found(four):
     four.arrived(record("abc-1234", at=50.0))
     assert four.find("abc-1234").at == 50.0
 
 
-# -- whose slot it was -------------------------------------------------------------------------------------
+# -- which request took the slot ---------------------------------------------------------------------------
 
 
 def ran(journal: Journal, name: str, conversation: int | None, slot: int) -> Record:
@@ -118,7 +118,7 @@ def ran(journal: Journal, name: str, conversation: int | None, slot: int) -> Rec
     return came
 
 
-def test_the_first_that_ran_in_its_slot_since_then_took_it():
+def test_the_slot_was_taken_by_the_first_request_that_ran_in_it_afterwards():
     journal = Journal(10)
     ran(journal, "mine", 1, 0)
     ran(journal, "elsewhere", 2, 1)
@@ -130,13 +130,13 @@ def test_the_first_that_ran_in_its_slot_since_then_took_it():
 
 
 @pytest.mark.parametrize("conversation", [1, None])
-def test_a_first_request_or_one_without_conversation_lost_its_slot_to_no_other(conversation):
+def test_a_request_without_an_earlier_one_has_no_request_that_took_its_slot(conversation):
     journal = Journal(10)
     ran(journal, "other", 2, 0)
     assert journal.took_slot(ran(journal, "mine", conversation, 0)) is None
 
 
-def test_a_record_that_was_dropped_has_no_taker():
+def test_a_dropped_record_has_no_request_that_took_its_slot():
     journal = Journal(2)
     dropped = ran(journal, "mine", 1, 0)
     for n in range(3):

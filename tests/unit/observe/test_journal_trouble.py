@@ -1,4 +1,4 @@
-"""What the journal records of requests that break, are sent again, or leave."""
+"""What the journal records of requests that fail, are sent again, or leave."""
 
 import pytest
 
@@ -34,10 +34,10 @@ def play() -> WatchedPlay:
     return WatchedPlay(memory="dense")
 
 
-# -- when something breaks ---------------------------------------------------------------------------------
+# -- failures ----------------------------------------------------------------------------------------------
 
 
-def test_without_an_engine_it_goes_through_and_is_not_followed_for_ever():
+def test_a_request_without_an_engine_fails_open_and_is_not_followed_further():
     play = WatchedPlay()
     assert play << engine_lost()
     came = play.comes("r1")
@@ -53,7 +53,7 @@ def test_without_an_engine_it_goes_through_and_is_not_followed_for_ever():
     assert repr(play.journal) == "<Journal 1 requests, 0 under way>"
 
 
-def test_who_was_let_through_is_told_so_whatever_had_been_decided_before():
+def test_a_request_that_fails_open_is_recorded_as_such_whatever_was_decided_before():
     """The scheduler fails while a file is being restored, and is replaced."""
     play = WatchedPlay(n_slots=1, **NEW_FILES)
     assert play << snapshots_changed(snapshot("a", A, checkpoints=(1484, 1996)))
@@ -69,7 +69,7 @@ def test_who_was_let_through_is_told_so_whatever_had_been_decided_before():
 
 
 @pytest.mark.parametrize("then", ["known", "unknown"])
-def test_a_request_whose_tokens_come_after_its_answer_is_followed_until_it_is_reported(play, then):
+def test_a_request_whose_tokens_come_after_its_answer_is_followed_until_its_report(play, then):
     came = play.comes("r1", brief=True)
     assert play >> goes("r1", reason=Reason.BRIEF) << ends("r1", 40, 0)
     assert came.oracle is None
@@ -78,10 +78,10 @@ def test_a_request_whose_tokens_come_after_its_answer_is_followed_until_it_is_re
     assert repr(play.journal) == "<Journal 1 requests, 0 under way>"
 
 
-# -- who leaves --------------------------------------------------------------------------------------------
+# -- clients that leave ------------------------------------------------------------------------------------
 
 
-def test_who_leaves_the_line_has_waited(play):
+def test_a_request_that_leaves_the_queue_has_a_span_for_its_wait(play):
     for request, prompt in (("r1", A), ("r2", X)):
         play.comes(request)
         assert play << knows(request, prompt) >> goes(request)
@@ -92,7 +92,7 @@ def test_who_leaves_the_line_has_waited(play):
     assert third.decision is None
 
 
-def test_who_leaves_during_a_step_has_waited_for_it():
+def test_a_request_that_leaves_during_a_step_has_a_span_for_the_step():
     play = WatchedPlay(n_slots=1, **NEW_FILES)
     assert play << snapshots_changed(snapshot("a", A, checkpoints=(1484, 1996)))
     came = play.comes("r1")
@@ -105,7 +105,7 @@ def test_who_leaves_during_a_step_has_waited_for_it():
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_who_leaves_during_the_prefill_has_no_token(play, begun):
+def test_a_request_that_leaves_during_its_prefill_has_no_generation_span(play, begun):
     came = play.comes("r1")
     assert play << knows("r1", A) >> goes("r1")
     if begun:
@@ -117,7 +117,7 @@ def test_who_leaves_during_the_prefill_has_no_token(play, begun):
     assert repr(play.journal) == "<Journal 1 requests, 0 under way>"
 
 
-def test_who_leaves_during_the_answer_had_its_first_tokens(play):
+def test_a_request_that_leaves_during_its_answer_has_prefill_and_generation_spans(play):
     came = play.comes("r1")
     assert play << knows("r1", A) >> goes("r1") << starts("r1")
     came.first_token = play.clock + 1 - came.at

@@ -1,4 +1,4 @@
-"""Log lines: one per event, in the chosen format, and never with a word of a prompt."""
+"""Log lines: one per event, in the chosen format, and never with text of a prompt."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from slotkeeper.runtime import render
 from slotkeeper.scheduler.types import RequestId, id_of
 from slotkeeper.store.trouble import UnfitError
 
-WORD = "Xylophonkonzert"  # stands in every prompt below, and in no code
+WORD = "Xylophonkonzert"  # is in every prompt below, and in no code
 STYLES = pytest.mark.parametrize("style", ["json", "console"])
 
 
@@ -38,7 +38,7 @@ def breaks_over(error: Exception) -> None:
         raise RuntimeError("a bug") from cause
 
 
-def test_json_is_one_object_a_line_with_the_time_and_the_level(capsys):
+def test_json_output_is_one_object_on_each_line_with_time_and_level(capsys):
     configure("info", "json")
     get_logger("x").info("request", slot=1, engine="http://e")
     line = json.loads(capsys.readouterr().err)
@@ -51,7 +51,7 @@ def test_json_is_one_object_a_line_with_the_time_and_the_level(capsys):
     assert line["timestamp"].endswith("Z")
 
 
-def test_console_is_for_people(capsys):
+def test_console_output_is_text_and_not_json(capsys):
     configure("info", "console")
     get_logger("x").info("request", slot=1)
     said = capsys.readouterr().err
@@ -60,14 +60,14 @@ def test_console_is_for_people(capsys):
         json.loads(said)
 
 
-def test_auto_is_json_where_nobody_looks(capsys):
+def test_the_automatic_format_is_json_without_a_terminal(capsys):
     configure("info", "auto")
     get_logger("x").info("request")
     assert json.loads(capsys.readouterr().err)["event"] == "request"
 
 
 @pytest.mark.parametrize(
-    ("level", "heard"),
+    ("level", "logged"),
     [
         ("debug", ["debug", "info", "warning", "error"]),
         ("info", ["info", "warning", "error"]),
@@ -75,15 +75,15 @@ def test_auto_is_json_where_nobody_looks(capsys):
         ("error", ["error"]),
     ],
 )
-def test_a_level_lets_through_itself_and_what_is_worse(level, heard, capsys):
+def test_a_log_level_passes_itself_and_more_severe_levels(level, logged, capsys):
     configure(level, "json")
     for name in ("debug", "info", "warning", "error"):
         getattr(get_logger("x"), name)("said")
-    assert [json.loads(line)["level"] for line in capsys.readouterr().err.splitlines()] == heard
+    assert [json.loads(line)["level"] for line in capsys.readouterr().err.splitlines()] == logged
 
 
 @STYLES
-def test_a_traceback_shows_the_way_but_no_variable(style, capsys):
+def test_a_traceback_shows_functions_but_no_variables(style, capsys):
     configure("info", style)
     try:
         fails_over(WORD)
@@ -100,7 +100,7 @@ def test_a_traceback_shows_the_way_but_no_variable(style, capsys):
     "error",
     [KeyError(WORD), ValueError(WORD), EngineError(500, WORD), BadHttpMessage(WORD), InvalidURLError(WORD)],
 )
-def test_an_error_that_may_quote_a_prompt_is_told_without_its_text(style, error, capsys):
+def test_an_error_that_may_quote_a_prompt_is_logged_without_its_text(style, error, capsys):
     configure("info", style)
     try:
         breaks_over(error)
@@ -112,7 +112,7 @@ def test_an_error_that_may_quote_a_prompt_is_told_without_its_text(style, error,
     assert WORD not in said
 
 
-def test_an_error_that_leads_back_to_itself_is_told_once(capsys):
+def test_errors_that_cause_each_other_are_logged_once(capsys):
     configure("info", "json")
     first, second = RuntimeError("one"), RuntimeError("two")
     first.__cause__, second.__cause__ = second, first
@@ -122,7 +122,7 @@ def test_an_error_that_leads_back_to_itself_is_told_once(capsys):
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "logged"),
     [
         (EngineError(500, WORD), "EngineError: 500"),
         (EngineGoneError(WORD), "EngineGoneError"),
@@ -131,12 +131,12 @@ def test_an_error_that_leads_back_to_itself_is_told_once(capsys):
         (OSError(28, "No space left on device"), "OSError: [Errno 28] No space left on device"),
     ],
 )
-def test_what_may_be_said_of_an_error(error, said):
-    assert sayable(error) == said
+def test_only_safe_error_texts_are_logged(error, logged):
+    assert sayable(error) == logged
 
 
 @STYLES
-def test_libraries_speak_in_the_same_style(style, capsys):
+def test_log_lines_of_libraries_have_the_same_format(style, capsys):
     root = logging.getLogger()
     root.handlers.clear()
     configure("info", style)
@@ -148,7 +148,7 @@ def test_libraries_speak_in_the_same_style(style, capsys):
         assert (line["level"], line["logger"], line["event"]) == ("warning", "aiohttp.server", "odd: 1")
 
 
-def test_what_is_due_at_every_request_is_said_at_once_and_then_seldom(capsys, monkeypatch):
+def test_a_repeated_warning_is_logged_at_once_and_then_rarely_with_a_count(capsys, monkeypatch):
     configure("info", "json")
     clock = [1000.0]
     monkeypatch.setattr("slotkeeper.observe.log.time.monotonic", lambda: clock[0])
@@ -162,13 +162,13 @@ def test_what_is_due_at_every_request_is_said_at_once_and_then_seldom(capsys, mo
 
 
 @pytest.mark.parametrize(("key", "known_as"), [("17:a:b", "a:b"), ("chore:3@1.5", "chore:3@1.5"), ("", "")])
-def test_a_request_is_named_as_its_client_knows_it(key, known_as):
+def test_a_request_is_logged_under_the_id_that_its_client_knows(key, known_as):
     assert id_of(RequestId(key)) == known_as
 
 
 @STYLES
 @pytest.mark.parametrize("breaks", [None, (render, "prompt_of"), (AnswerReader, "feed")])
-async def test_no_word_of_a_prompt_or_an_answer_is_ever_logged(style, breaks, capsys, monkeypatch):
+async def test_no_text_of_a_prompt_or_an_answer_is_ever_logged(style, breaks, capsys, monkeypatch):
     def bug(*_args, **_more) -> None:
         raise RuntimeError("a bug")
 

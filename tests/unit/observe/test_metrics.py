@@ -1,4 +1,4 @@
-"""Metrics: the names that dashboards rely on, the rules of Prometheus, and counts that are the engine's."""
+"""Metrics: names that dashboards rely on, the rules of Prometheus, and counts by the engine's figures."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def value(metrics, name: str, **labels: str) -> float:
 # -- names ---------------------------------------------------------------------------------------------
 
 
-def test_names_and_labels_are_those_that_were_promised(used):
+def test_metric_names_and_labels_are_those_that_were_promised(used):
     found = {
         name: {label for sample in family.samples for label in sample.labels} - {"le"}
         for name, family in families(used)
@@ -144,7 +144,7 @@ def test_names_and_labels_are_those_that_were_promised(used):
     assert found == PROMISED | BEYOND
 
 
-def test_names_follow_the_rules_of_prometheus(used):
+def test_metric_names_follow_the_rules_of_prometheus(used):
     for name, family in families(used):
         assert re.fullmatch(r"slotkeeper_[a-z][a-z0-9_]*", name), name  # so no colons: those are for rules
         assert not ABBREVIATED.search(name), f"{name}: base units, written out"
@@ -156,24 +156,24 @@ def test_names_follow_the_rules_of_prometheus(used):
             assert not {"le", "quantile"} & set(sample.labels) or family.type == "histogram"
 
 
-def test_nothing_tells_when_it_was_created(used):
+def test_there_are_no_created_series(used):
     assert "_created" not in generate_latest(used.registry).decode()
 
 
-def test_the_version_is_told(metrics):
+def test_the_version_is_a_metric(metrics):
     assert value(metrics, "build_info", version=__version__) == 1
 
 
-def test_two_sidecars_in_one_process_do_not_count_together(used):
+def test_two_sidecars_in_one_process_have_separate_metrics(used):
     other = Metrics()
     assert value(other, "prompt_tokens_total", source="cached") == 0
     assert value(used, "prompt_tokens_total", source="cached") == 900
 
 
-# -- zeros are facts -----------------------------------------------------------------------------------
+# -- series exist from the start -----------------------------------------------------------------------
 
 
-def test_what_has_not_happened_yet_is_zero_and_not_absent(metrics):
+def test_series_exist_with_zero_before_anything_is_counted(metrics):
     for reason in Reason:
         assert value(metrics, "decisions_total", reason=reason.value) == 0
     for source in ("cached", "computed"):
@@ -187,7 +187,7 @@ def test_what_has_not_happened_yet_is_zero_and_not_absent(metrics):
         assert value(metrics, "slots", state=state.value) == 0
 
 
-def test_nothing_of_ours_has_failed_yet(metrics):
+def test_series_of_failures_exist_with_zero_before_any_failure(metrics):
     for reason in get_args(Fallback):
         assert value(metrics, "fallbacks_total", reason=reason) == 0
     for loss in Loss:
@@ -197,8 +197,8 @@ def test_nothing_of_ours_has_failed_yet(metrics):
             assert value(metrics, "snapshot_operations_total", op=op, outcome=outcome) == 0
 
 
-def test_counting_anything_makes_no_new_series(metrics):
-    """So labels are bounded, and the first event of a kind is an increase that Prometheus sees."""
+def test_counting_creates_no_new_series(metrics):
+    """Labels are bounded, and Prometheus sees the first event of a kind as an increase."""
 
     def series():
         return {(s.name, *s.labels.items()) for family in metrics.registry.collect() for s in family.samples}
@@ -218,8 +218,8 @@ def test_counting_anything_makes_no_new_series(metrics):
 # -- one report ----------------------------------------------------------------------------------------
 
 
-def test_a_report_is_counted_by_the_engines_figures(metrics):
-    metrics.report(replace(REPORT, predicted=5))  # what we had hoped for counts nowhere but as an error
+def test_a_report_is_counted_by_the_figures_of_the_engine(metrics):
+    metrics.report(replace(REPORT, predicted=5))  # a prediction is counted only as an error
     assert value(metrics, "prompt_tokens_total", source="cached") == 900
     assert value(metrics, "prompt_tokens_total", source="computed") == 100
     assert value(metrics, "prefill_tokens_total", purpose="client") == 100
@@ -227,7 +227,7 @@ def test_a_report_is_counted_by_the_engines_figures(metrics):
     assert value(metrics, "prediction_error_tokens_sum") == 895
 
 
-def test_cached_and_computed_together_are_the_prompts(metrics):
+def test_cached_and_computed_tokens_add_up_to_the_prompt_tokens(metrics):
     for prompt, cached in ((1000, 900), (17, 0), (1, 0), (5, 4)):
         metrics.report(replace(REPORT, usage=Usage(prompt=prompt, cached=cached)))
     together = [value(metrics, "prompt_tokens_total", source=source) for source in ("cached", "computed")]
@@ -240,7 +240,7 @@ def test_an_answer_without_figures_counts_nothing(metrics):
     assert generate_latest(metrics.registry) == before
 
 
-def test_without_known_tokens_what_was_computed_had_to_be_and_there_is_no_error(metrics):
+def test_a_report_without_known_tokens_counts_its_computed_tokens_as_the_oracle(metrics):
     metrics.report(replace(REPORT, oracle=None, predicted=None, exact=None))
     assert value(metrics, "oracle_tokens_total") == 100
     assert value(metrics, "prediction_error_tokens_count") == 0
@@ -249,20 +249,20 @@ def test_without_known_tokens_what_was_computed_had_to_be_and_there_is_no_error(
 
 
 @pytest.mark.parametrize(("exact", "counted"), [(True, 0), (False, 1), (None, 0)])
-def test_only_a_wrong_count_of_a_prompt_is_inexact(metrics, exact, counted):
+def test_only_a_wrong_token_count_makes_a_prompt_inexact(metrics, exact, counted):
     metrics.report(replace(REPORT, exact=exact))
     assert value(metrics, "inexact_prompts_total") == counted
 
 
 @pytest.mark.parametrize("purpose", Purpose)
-def test_our_own_prefills_are_never_counted_as_a_clients(metrics, purpose):
+def test_prefills_of_the_sidecar_are_never_counted_as_those_of_a_client(metrics, purpose):
     metrics.planted(purpose, 50)
     assert value(metrics, "prefill_tokens_total", purpose="idle" if purpose.idle else "plant") == 50
     assert value(metrics, "prefill_tokens_total", purpose="client") == 0
     assert value(metrics, "prompt_tokens_total", source="computed") == 0
 
 
-def test_what_was_planted_for_a_request_was_not_reused_by_it(metrics):
+def test_tokens_planted_for_a_request_are_not_counted_as_reused(metrics):
     metrics.planted(Purpose.PLANT, 850)
     metrics.report(replace(REPORT, usage=Usage(prompt=1000, cached=900, planted=850, prepared=20)))
     assert value(metrics, "prompt_tokens_total", source="cached") == 50
@@ -273,20 +273,20 @@ def test_what_was_planted_for_a_request_was_not_reused_by_it(metrics):
     assert (metrics.history.totals.waited, metrics.history.totals.hit_rate) == (950 / 80, 0.05)
 
 
-def test_what_an_engine_computed_to_be_known_is_neither_a_clients_nor_idle_work(metrics):
+def test_tokens_computed_by_probes_are_counted_neither_for_clients_nor_as_idle_work(metrics):
     metrics.probed(16)
     assert value(metrics, "prefill_tokens_total", purpose="probe") == 16
     assert metrics.history.totals.engine == 16
     assert metrics.history.totals.total is None
 
 
-def test_what_was_lost_and_what_was_saved_is_counted(metrics):
+def test_lost_tokens_and_saved_time_are_counted(metrics):
     metrics.report(replace(REPORT, lost=Lost(Loss.OVERWRITTEN, 20), reused_seconds=2.5))
     assert value(metrics, "lost_tokens_total", reason="overwritten") == 20
     assert value(metrics, "prefill_saved_seconds_total") == 2.5
 
 
-def test_time_for_steps_is_taken_off_even_where_that_leaves_less_than_nothing(metrics):
+def test_time_for_steps_is_subtracted_even_if_the_saved_time_becomes_negative(metrics):
     metrics.report(replace(REPORT, reused_seconds=0.5, step_seconds=0.75))
     assert value(metrics, "prefill_saved_seconds_total") == 0.5
     assert value(metrics, "step_seconds_total") == 0.75
@@ -322,7 +322,7 @@ def counted():
     return count
 
 
-def test_figures_of_one_request_name_it(counted):
+def test_exemplars_name_the_request(counted):
     assert exemplars(counted("a:b")) == {
         "slotkeeper_prompt_tokens": {"a:b"},
         "slotkeeper_prediction_error_tokens": {"a:b"},
@@ -332,12 +332,12 @@ def test_figures_of_one_request_name_it(counted):
     }
 
 
-def test_only_who_asks_for_openmetrics_gets_them(counted):
+def test_exemplars_appear_only_in_the_openmetrics_format(counted):
     assert "request_id" not in generate_latest(counted("a").registry).decode()
 
 
 @pytest.mark.parametrize(("length", "named"), [(118, True), (119, False), (128, False)])
-def test_an_id_that_is_too_long_is_left_out_and_still_counted(counted, length, named):
+def test_an_id_that_is_too_long_for_an_exemplar_is_left_out_and_still_counted(counted, length, named):
     metrics = counted("i" * length)  # 128 runes in all, and the label's name has 10
     assert exemplars(metrics) == ({} if not named else exemplars(counted("i" * 118)))
     assert value(metrics, "queue_wait_seconds_count") == 1
@@ -347,7 +347,7 @@ def test_an_id_that_is_too_long_is_left_out_and_still_counted(counted, length, n
 # -- gauges --------------------------------------------------------------------------------------------
 
 
-def test_an_engine_that_is_lost_is_shown_as_down(metrics, engines):
+def test_a_lost_engine_is_shown_as_down(metrics, engines):
     assert value(metrics, "engine_up", engine=ENGINE) == 1
     engines[0] = EngineSeen(engine=ENGINE, state=EngineState.DOWN, answers=False, losses=1)
     assert value(metrics, "engine_up", engine=ENGINE) == 0
@@ -361,12 +361,12 @@ def test_an_engine_is_in_one_state(metrics, engines, state):
     assert told == {other: float(other is state) for other in EngineState}
 
 
-def test_a_model_that_is_not_loaded_is_not_missing(metrics, engines):
+def test_a_model_that_is_not_loaded_has_no_up_metric(metrics, engines):
     engines[0] = EngineSeen(engine=ENGINE, state=EngineState.UNLOADED, answers=False, losses=1)
     assert metrics.registry.get_sample_value("slotkeeper_engine_up", {"engine": ENGINE}) is None
 
 
-def test_an_engine_that_is_not_used_any_more_has_no_series(metrics, engines):
+def test_a_removed_engine_has_no_series(metrics, engines):
     metrics.engine_added(ENGINE)
     engines.clear()
     metrics.engine_removed(ENGINE)
@@ -376,7 +376,7 @@ def test_an_engine_that_is_not_used_any_more_has_no_series(metrics, engines):
 # -- models of a router ------------------------------------------------------------------------------------
 
 
-def test_each_model_has_figures_of_its_own(metrics):
+def test_each_model_has_its_own_figures(metrics):
     metrics.report(replace(REPORT, model=ModelName("coder")))
     metrics.report(replace(REPORT, model=ModelName("writer"), usage=Usage(prompt=10, cached=0), oracle=10))
     metrics.report(REPORT)
@@ -388,7 +388,7 @@ def test_each_model_has_figures_of_its_own(metrics):
     assert list(found.values()) == [900, 100, 80, 0, 10, 10]
 
 
-def test_loads_are_counted_and_timed(metrics):
+def test_model_loads_are_counted_and_timed(metrics):
     metrics.loaded(ModelName("coder"), 1.5)
     metrics.loaded(ModelName("coder"), None)
     assert value(metrics, "model_loads_total", model="coder", outcome="ok") == 1

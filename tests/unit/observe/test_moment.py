@@ -21,7 +21,7 @@ def so_far(processed: int, *, reused: int = 1000, seconds: float = 2.0, planted:
     return Work(begun=0.0, planted=planted, progress=progress, progress_at=10.0)
 
 
-def test_what_the_engine_tells_is_shown_as_it_is():
+def test_progress_of_the_engine_is_shown_unchanged():
     moment = prefilling(record(), so_far(2000), 5000, now=10.0)
     assert (moment.doing, moment.computed, moment.to_compute, moment.percent) == (
         Doing.PREFILL,
@@ -33,28 +33,28 @@ def test_what_the_engine_tells_is_shown_as_it_is():
     assert not moment.estimated
 
 
-def test_between_two_events_the_time_left_goes_on():
+def test_the_remaining_time_decreases_between_two_progress_events():
     assert prefilling(record(), so_far(2000), 5000, now=14.0).seconds_left == pytest.approx(2.0)
     assert prefilling(record(), so_far(2000), 5000, now=99.0).seconds_left == 0.0
 
 
-def test_what_was_planted_for_it_is_computed_and_not_reused():
+def test_tokens_planted_for_the_request_count_as_computed_and_not_as_reused():
     moment = prefilling(record(), so_far(3000, reused=2500, planted=1500), 5000, now=10.0)
     assert (moment.computed, moment.to_compute) == (2000, 4000)
 
 
-def test_an_engine_that_has_just_begun_says_no_time():
+def test_without_elapsed_prefill_time_there_is_no_remaining_time():
     moment = prefilling(record(), so_far(1000, seconds=0.0), 5000, now=10.0)
     assert (moment.percent, moment.seconds_left) == (0, None)
 
 
-def test_a_plant_tells_how_far_it_is():
+def test_a_running_plant_shows_its_progress():
     moment = prefilling(record(), Work(begun=0.0, planted=500, planting=500), 5000, now=1.0)
     assert (moment.computed, moment.to_compute, moment.percent, moment.estimated) == (1000, 4000, 25, False)
     assert moment.seconds_left == pytest.approx(30.0)
 
 
-def test_where_nothing_is_told_it_is_estimated_and_says_so():
+def test_progress_is_estimated_if_the_engine_reports_none():
     moment = prefilling(record(), Work(begun=0.0), 5000, now=10.0)
     assert (moment.computed, moment.to_compute, moment.percent, moment.estimated) == (1000, 4000, 25, True)
     assert moment.seconds_left == pytest.approx(30.0)
@@ -66,11 +66,11 @@ def test_a_prefill_is_below_100_percent_until_the_first_token():
 
 
 @pytest.mark.parametrize(("prompt", "reuse"), [(None, 10), (500, None)])
-def test_where_neither_is_known_there_is_no_figure(prompt, reuse):
+def test_without_a_known_prompt_or_reuse_there_is_no_progress(prompt, reuse):
     moment = prefilling(record(reuse), Work(begun=0.0), prompt, now=10.0)
     assert (moment.percent, moment.seconds_left) == (None, None)
 
 
-def test_an_engine_of_unknown_speed_has_no_time_left():
+def test_an_engine_of_unknown_speed_gives_no_remaining_time():
     moment = prefilling(record(rate=0.0), Work(begun=0.0), 5000, now=10.0)
     assert (moment.percent, moment.seconds_left) == (0, None)

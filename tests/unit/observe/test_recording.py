@@ -27,7 +27,7 @@ SECRETS = {
 }
 
 
-async def test_a_request_is_read_back_as_it_came(room):
+async def test_a_recorded_request_is_read_back_unchanged(room):
     entry = await recorded(room)
     assert (entry.at, entry.client, entry.session, entry.method) == (12.5, "pi", "s", "POST")
     assert entry.path == "/v1/chat/completions"
@@ -42,7 +42,7 @@ async def test_a_request_is_read_back_as_it_came(room):
         b'{"a":1,"a":2,"big":123456789012345678901234567890}',
     ],
 )
-async def test_a_body_is_kept_on_one_line_as_it_was_written(room, body):
+async def test_a_body_is_recorded_unchanged_on_one_line(room, body):
     entry = await recorded(room, body)
     assert entry.body == orjson.loads(body.removeprefix(b"\xef\xbb\xbf"))
     (path,) = room.files
@@ -50,11 +50,11 @@ async def test_a_body_is_kept_on_one_line_as_it_was_written(room, body):
 
 
 @pytest.mark.parametrize("body", [b"", b"[1]", b"hello", b"\x1f\x8b\x08{}", b"null"])
-async def test_a_body_that_is_no_json_object_is_left_out(room, body):
+async def test_a_body_that_is_not_a_json_object_is_left_out(room, body):
     assert (await recorded(room, body)).body is None
 
 
-async def test_a_body_that_only_looks_like_one_costs_its_own_line(room):
+async def test_a_malformed_json_body_costs_only_its_own_line(room):
     recorder = room.recorder()
     for body in (BODY, b'{"a": \n', b'{"a": \n oops }', BODY):
         write(recorder, body)
@@ -65,7 +65,7 @@ async def test_a_body_that_only_looks_like_one_costs_its_own_line(room):
     assert len(trace.problems) == 1
 
 
-async def test_no_credential_is_written(room):
+async def test_no_credential_is_recorded(room):
     headers = CIMultiDict(SECRETS | {"User-Agent": "codex_cli_rs/0.50", "Anthropic-Version": "2023-06-01"})
     entry = await recorded(room, headers=headers, path="/v1/messages?beta=true&key=sk-9")
     assert dict(entry.headers) == {"user-agent": "codex_cli_rs/0.50", "anthropic-version": "2023-06-01"}
@@ -73,7 +73,7 @@ async def test_no_credential_is_written(room):
     assert b"sk-" not in room.files[0].read_bytes()
 
 
-async def test_a_key_in_a_name_an_agent_or_a_body_is_not_written_either(room):
+async def test_a_key_in_a_name_or_an_agent_or_a_body_is_masked(room):
     key = "0123456789abcdef"
     headers = CIMultiDict({"X-Api-Key": key, "User-Agent": f"{key}/1", "X-Session-Id": f"chat-{key}"})
     body = orjson.dumps({"user": key, "metadata": {"user_id": f"a_{key}"}})
@@ -88,7 +88,7 @@ def test_a_recording_has_every_header_that_names_a_conversation():
     assert dict(harmless(given, Secrets.of(given))) == given
 
 
-async def test_a_header_that_is_no_text_is_written_all_the_same(room):
+async def test_a_header_that_is_not_valid_text_is_recorded_with_replacements(room):
     entry = await recorded(room, headers={"User-Agent": "pi/1 \udcff"}, session="a\udcff")
     assert entry.headers["user-agent"] == "pi/1 ?"
     assert entry.session == "a?"
@@ -98,15 +98,15 @@ async def test_a_header_that_is_no_text_is_written_all_the_same(room):
     ("user_agent", "name"),
     [("claude-cli/2.0 (external, cli)", "claude-cli"), ("OpenAI/JS 5.1", "OpenAI"), ("", ""), ("(x)", "")],
 )
-def test_a_client_is_known_by_its_program(user_agent, name):
+def test_a_client_is_named_after_its_user_agent(user_agent, name):
     assert product(user_agent) == name
 
 
-async def test_who_does_not_say_its_program_is_known_by_its_digest(room):
+async def test_a_client_without_a_user_agent_is_named_by_its_digest(room):
     assert (await recorded(room, headers={})).client == "d1ge57"
 
 
-async def test_numbers_of_conversations_are_not_those_of_another_run(room):
+async def test_conversation_numbers_differ_between_runs(room):
     first, second = [(await recorded(room, session=1)).session for _ in range(2)]
     assert first != second
     assert first.endswith("-1")

@@ -18,19 +18,19 @@ from slotkeeper.observe.recording import PARTS, RotatingFiles, TooSlowError
 from unit.observe.room import BODY, BUDGET, Room, recorded, write
 
 
-async def test_only_its_owner_may_read_it(room):
+async def test_recordings_are_private_to_their_owner(room):
     await recorded(room)
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (room.folder, *room.files)]
     assert modes == [0o700, 0o600]
 
 
-async def test_a_folder_that_was_there_keeps_its_mode(room):
+async def test_an_existing_folder_keeps_its_mode(room):
     room.folder.mkdir(parents=True, mode=0o750)
     await recorded(room)
     assert stat.S_IMODE(room.folder.stat().st_mode) == 0o750
 
 
-async def test_the_oldest_goes_first_and_the_budget_holds(room):
+async def test_the_oldest_recordings_are_removed_to_stay_within_the_budget(room):
     budget = 200 * len(BODY)
     for run in range(3):
         recorder = room.recorder(budget)
@@ -46,7 +46,7 @@ async def test_the_oldest_goes_first_and_the_budget_holds(room):
     assert len(room.files) <= PARTS + 2
 
 
-async def test_what_is_larger_than_a_file_has_one_of_its_own_and_what_is_larger_than_all_is_not_kept(room):
+async def test_a_request_over_the_size_of_a_file_gets_its_own_file_and_one_over_the_budget_is_dropped(room):
     budget = 64 * len(BODY)
     recorder = room.recorder(budget)
     for size in (1, budget // 2, budget):
@@ -57,7 +57,7 @@ async def test_what_is_larger_than_a_file_has_one_of_its_own_and_what_is_larger_
     assert room.size <= budget
 
 
-async def test_files_of_others_do_not_count_and_do_not_go(room):
+async def test_files_of_others_are_not_counted_and_not_removed(room):
     room.folder.mkdir(parents=True)
     others = room.folder / "mine.jsonl"
     others.write_bytes(b"x" * BUDGET)
@@ -68,7 +68,7 @@ async def test_files_of_others_do_not_count_and_do_not_go(room):
 # -- when it cannot be written -------------------------------------------------------------------------
 
 
-async def test_a_folder_that_cannot_be_used_fails_no_request_and_is_told(room, capsys):
+async def test_an_unusable_folder_fails_no_request_and_is_logged_once(room, capsys):
     room.folder.parent.mkdir()
     room.folder.write_text("a file")
     recorder = room.recorder()
@@ -79,7 +79,7 @@ async def test_a_folder_that_cannot_be_used_fails_no_request_and_is_told(room, c
     assert "".join(capsys.readouterr()).count("not_recorded") == 1
 
 
-async def test_a_folder_that_goes_away_is_made_again(room):
+async def test_a_folder_that_disappears_is_created_again(room):
     recorder = room.recorder()
     write(recorder)
     while not (room.folder.exists() and room.size):
@@ -125,7 +125,7 @@ async def test_a_full_disk_leaves_whole_lines_and_is_used_again_when_there_is_ro
     assert 10 < len(trace.entries) < 100
 
 
-def test_a_part_of_a_line_that_a_full_disk_took_is_taken_back(tmp_path, monkeypatch):
+def test_a_part_of_a_line_on_a_full_disk_is_removed(tmp_path, monkeypatch):
     files, real = RotatingFiles(tmp_path, "r", BUDGET), os.write
     files.append(b"one\n")
     monkeypatch.setattr(os, "write", lambda file, data: real(file, data[:2]))
@@ -148,7 +148,7 @@ while True:
 """
 
 
-def test_after_a_violent_death_only_the_last_line_can_be_torn(room):
+def test_after_a_kill_only_the_last_line_can_be_torn(room):
     child = subprocess.Popen([sys.executable, "-c", KILLED, str(room.folder)], stdout=subprocess.DEVNULL)
     try:
         while not room.folder.exists() or room.size < 5_000_000:
@@ -164,7 +164,7 @@ def test_after_a_violent_death_only_the_last_line_can_be_torn(room):
 
 
 @pytest.mark.parametrize("body", [BODY, b""])
-async def test_a_slow_disk_holds_nothing_up_and_fills_no_memory(room, monkeypatch, body):
+async def test_a_slow_disk_delays_no_request_and_uses_bounded_memory(room, monkeypatch, body):
     monkeypatch.setattr(recording, "WAITING_BYTES", 3 * recording.REQUEST_BYTES)
     free, real = threading.Event(), RotatingFiles.append
 
@@ -182,7 +182,7 @@ async def test_a_slow_disk_holds_nothing_up_and_fills_no_memory(room, monkeypatc
     assert len(room.entries) == 3
 
 
-async def test_a_bug_of_ours_is_counted_and_the_next_request_is_written(room):
+async def test_a_bug_in_recording_is_counted_and_the_next_request_is_recorded(room):
     recorder = room.recorder()
     write(recorder, path=None)
     write(recorder)

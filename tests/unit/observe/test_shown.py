@@ -70,7 +70,7 @@ def whole() -> Record:
     return came
 
 
-def test_a_line_of_the_list_has_the_figures_of_the_record(whole):
+def test_the_summary_has_the_figures_of_the_record(whole):
     line = summary(whole)
     figures = {
         name: line[name] for name in ("prompt_tokens", "cached", "reused", "computed", "oracle", "predicted")
@@ -96,23 +96,23 @@ def test_a_line_of_the_list_has_the_figures_of_the_record(whole):
 def test_a_queued_request_belongs_to_the_conversation_of_its_name():
     name = Name("opencode", 7)
     assert summary(record(name=name))["conversation"] == 7
-    assert summary(record(name=name, conversation=8))["conversation"] == 8  # it began one of its own
+    assert summary(record(name=name, conversation=8))["conversation"] == 8  # it began a new one
     assert summary(record(name=Name("opencode")))["conversation"] is None
 
 
-def test_when_it_came_is_a_time_with_its_zone(whole):
+def test_the_arrival_time_has_a_time_zone(whole):
     when = datetime.fromisoformat(summary(whole)["came"])
     assert when == datetime.fromtimestamp(whole.received, UTC)
 
 
-def test_the_account_begins_with_the_line_of_the_list(whole):
+def test_the_detail_contains_the_summary(whole):
     line, account = summary(whole), detail(whole)
     assert {name: account[name] for name in line} == line
     assert (account["body_bytes"], account["lost_tokens"]) == (4096, 110)
     assert account["explanation"] == sentences(whole)
 
 
-def test_the_timeline_is_in_its_order_whatever_was_written_first(whole):
+def test_the_timeline_is_sorted_by_time(whole):
     assert detail(whole)["timeline"] == [
         {"stage": "parse", "begin": 0.0, "end": 0.1, "tokens": None, "note": ""},
         {"stage": "queue", "begin": 0.1, "end": 0.2, "tokens": None, "note": ""},
@@ -120,7 +120,7 @@ def test_the_timeline_is_in_its_order_whatever_was_written_first(whole):
     ]
 
 
-def test_prices_are_in_tokens_and_in_seconds_at_the_rate_of_that_moment(whole):
+def test_costs_are_shown_in_tokens_and_in_seconds_at_the_rate_of_the_decision(whole):
     choice = detail(whole)["choice"]
     assert (choice["held_tokens"], choice["common_tokens"]) == (1900, 950)
     assert choice["chosen"] == {
@@ -136,12 +136,12 @@ def test_prices_are_in_tokens_and_in_seconds_at_the_rate_of_that_moment(whole):
     assert (beaten["slot"], beaten["reuse_tokens"], beaten["price_seconds"]) == (None, None, 2.2)
 
 
-def test_without_a_rate_there_are_no_seconds(whole):
+def test_without_a_rate_there_is_no_cost_in_seconds(whole):
     whole.decision = Decision(chosen=CHOSEN)
     assert detail(whole)["choice"]["chosen"]["price_seconds"] is None
 
 
-def test_where_it_parted_is_told_without_its_ids(whole):
+def test_the_divergence_is_shown_without_its_token_ids(whole):
     told = detail(whole)["parting"]
     assert told["text"] is None
     assert (told["cause"], told["where"], told["token"]) == ("date", "system text (message 1)", 950)
@@ -150,7 +150,7 @@ def test_where_it_parted_is_told_without_its_ids(whole):
     assert {"was", "now", "lead"}.isdisjoint(told)
 
 
-def test_what_rules_found_is_told(whole):
+def test_changes_found_by_rules_are_shown(whole):
     (change,) = detail(whole)["changes"]
     assert change == {
         "rule": "date",
@@ -164,12 +164,12 @@ def test_what_rules_found_is_told(whole):
     assert detail(whole)["changes"][0]["rule"] is None
 
 
-def test_who_took_its_slot_is_named(whole):
+def test_the_request_that_took_the_slot_is_named(whole):
     assert detail(whole)["slot_taken_by"] is None
     assert detail(whole, record("taker"))["slot_taken_by"] == "taker"
 
 
-def test_a_request_that_has_just_arrived_shows_the_little_that_is_known():
+def test_a_request_that_has_just_arrived_has_a_partial_detail():
     account = detail(record())
     assert (account["outcome"], account["status"], account["verdict"]) == ("running", None, "")
     assert (account["choice"], account["parting"], account["timeline"]) == (None, None, [])
@@ -177,7 +177,7 @@ def test_a_request_that_has_just_arrived_shows_the_little_that_is_known():
     assert orjson.loads(orjson.dumps(account)) == account
 
 
-def test_both_have_the_same_keys_whatever_is_known(whole):
+def test_summary_and_detail_always_have_the_same_keys(whole):
     assert summary(record()).keys() == summary(whole).keys()
     assert detail(record()).keys() == detail(whole).keys()
     assert orjson.loads(orjson.dumps(detail(whole))) == detail(whole)

@@ -67,7 +67,7 @@ async def sent(collector: Collector, *records: Record, **headers: str) -> list[s
     return told
 
 
-async def test_a_request_is_one_span_with_a_child_for_each_stage_that_took_a_while():
+async def test_a_request_is_one_span_with_a_child_for_each_longer_stage():
     async with collecting() as collector:
         await sent(collector, record(), traceparent=f"00-{TRACE}-{CALLER}-01", tracestate="vendor=1")
     (span,) = collector.named(REQUEST)
@@ -104,14 +104,14 @@ async def test_a_request_is_one_span_with_a_child_for_each_stage_that_took_a_whi
     assert {resource["service.name"] for resource in collector.resources} == {"slotkeeper"}
 
 
-async def test_the_engine_is_told_the_span_that_is_sent_later():
+async def test_the_engine_gets_the_trace_parent_of_the_span_that_is_sent_later():
     async with collecting() as collector:
         (told,) = await sent(collector, record(), traceparent=f"00-{TRACE}-{CALLER}-01")
     (span,) = collector.named(REQUEST)
     assert told == f"00-{TRACE}-{span.span_id.hex()}-01"
 
 
-async def test_what_its_caller_does_not_sample_is_not_sent_and_the_engine_is_told_so():
+async def test_a_request_that_its_caller_does_not_sample_is_not_sent():
     async with collecting() as collector:
         (told,) = await sent(collector, record(), traceparent=f"00-{TRACE}-{CALLER}-00")
     version, trace, parent, flags = told.split("-")
@@ -121,7 +121,7 @@ async def test_what_its_caller_does_not_sample_is_not_sent_and_the_engine_is_tol
 
 
 @pytest.mark.parametrize("said", ["", "junk", f"ff-{TRACE}-{CALLER}-01", f"00-{'0' * 32}-{CALLER}-01"])
-async def test_without_a_trace_to_belong_to_a_request_begins_one(said):
+async def test_a_request_without_a_valid_trace_begins_a_new_one(said):
     async with collecting() as collector:
         told = await sent(collector, record(), record(), **({"traceparent": said} if said else {}))
     spans = collector.named(REQUEST)
@@ -130,7 +130,7 @@ async def test_without_a_trace_to_belong_to_a_request_begins_one(said):
     assert [span.trace_id.hex() for span in spans] == [header.split("-")[1] for header in told]
 
 
-async def test_the_variables_say_the_rest(monkeypatch):
+async def test_the_opentelemetry_variables_set_name_and_attributes_and_headers(monkeypatch):
     monkeypatch.setenv("OTEL_SERVICE_NAME", "sidecar-7")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=lab")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-tenant=one")
@@ -141,16 +141,16 @@ async def test_the_variables_say_the_rest(monkeypatch):
     assert collector.resources[0]["deployment.environment.name"] == "lab"
 
 
-@pytest.mark.parametrize(("said", "off"), [("true", True), (" True", True), ("false", False), ("", False)])
-async def test_the_librarys_own_variable_switches_spans_off(said, off, monkeypatch):
-    monkeypatch.setenv("OTEL_SDK_DISABLED", said)
+@pytest.mark.parametrize(("setting", "off"), [("true", True), (" True", True), ("false", False), ("", False)])
+async def test_the_opentelemetry_variable_switches_spans_off(setting, off, monkeypatch):
+    monkeypatch.setenv("OTEL_SDK_DISABLED", setting)
     spans = spans_to("http://127.0.0.1:1")
     assert (spans is None) is off
     if spans is not None:
         await spans.close()
 
 
-async def test_a_sampler_of_the_variables_decides_for_requests_without_a_trace(monkeypatch):
+async def test_the_sampler_variable_decides_for_requests_without_a_trace(monkeypatch):
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
     async with collecting() as collector:
         (told,) = await sent(collector, record())
@@ -169,7 +169,7 @@ async def test_a_sampler_of_the_variables_decides_for_requests_without_a_trace(m
         ("broken", 200, True),
     ],
 )
-async def test_only_what_a_server_is_to_blame_for_is_an_error(outcome, status, bad):
+async def test_only_failures_of_a_server_are_errors(outcome, status, bad):
     ended = record(outcome=outcome, status=status)
     assert failed(ended) is bad
     async with collecting() as collector:
@@ -179,7 +179,7 @@ async def test_only_what_a_server_is_to_blame_for_is_an_error(outcome, status, b
     assert values(span).get("error.type") == (None if outcome == "ok" else outcome)
 
 
-def test_a_request_of_which_little_is_known_says_little():
+def test_a_minimal_record_gives_minimal_attributes():
     bare = Record(request_id="r", route="task", received=CAME, at=0.0)
     assert set(attributes(bare)) == {
         "http.request.method",
@@ -199,14 +199,14 @@ def conventions() -> Iterator[str]:
             yield from (v for v in vars(importlib.import_module(module.name)).values() if isinstance(v, str))
 
 
-def test_every_name_is_of_the_conventions_or_ours():
+def test_every_attribute_name_is_of_the_conventions_or_of_slotkeeper():
     known = set(conventions())
     names = {name for name in attributes(record(outcome="broken")) if not name.startswith("slotkeeper.")}
     assert len(names) == 8
     assert names <= known
 
 
-async def test_a_collector_that_is_not_there_disturbs_nothing_and_is_told_once(capsys):
+async def test_an_unreachable_collector_disturbs_no_request_and_is_logged_once(capsys):
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         configure("info", "json")
@@ -219,11 +219,11 @@ async def test_a_collector_that_is_not_there_disturbs_nothing_and_is_told_once(c
     assert '"event":"spans_not_sent"' in said[0]
 
 
-def test_without_a_collector_there_is_nothing():
+def test_without_a_collector_there_are_no_spans():
     assert spans_to("") is None
 
 
-def test_without_the_extra_it_is_said_what_to_install(monkeypatch):
+def test_without_the_extra_an_error_names_what_to_install(monkeypatch):
     monkeypatch.delitem(sys.modules, "slotkeeper.observe.spans")
     monkeypatch.setitem(sys.modules, "opentelemetry.context", None)
     with pytest.raises(UsageError, match=r"pip install 'slotkeeper\[otel\]'"):

@@ -48,7 +48,7 @@ def fill(number: int) -> int:
         return size
 
 
-def test_a_line_that_finds_no_room_is_dropped_and_the_next_is_whole():
+def test_a_line_without_room_is_dropped_and_the_next_line_is_whole():
     with piped() as pipe:
         out, before = StandardError(), dropped()
         size = fill(sys.stderr.fileno())
@@ -61,7 +61,7 @@ def test_a_line_that_finds_no_room_is_dropped_and_the_next_is_whole():
         assert dropped() == before + 2
 
 
-def test_what_comes_after_a_torn_line_is_a_line_of_its_own():
+def test_text_after_a_torn_line_begins_a_new_line():
     with piped() as pipe:
         out, before = StandardError(), dropped()
         size = fill(sys.stderr.fileno())
@@ -73,20 +73,20 @@ def test_what_comes_after_a_torn_line_is_a_line_of_its_own():
         assert os.read(pipe, 100) == b"\nthere\n"
 
 
-def test_a_long_line_is_whole():
+def test_a_long_line_is_written_whole():
     with piped() as pipe:
         StandardError().write("y" * 9000 + "\n")
         assert os.read(pipe, 10_000) == b"y" * 9000 + b"\n"
 
 
-def test_what_the_encoding_lacks_is_spelled_out():
+def test_characters_that_the_encoding_lacks_are_escaped():
     with piped() as pipe:
         StandardError().write("\ud800\n")
         assert os.read(pipe, 100) == b"\\ud800\n"
 
 
 @pytest.mark.parametrize("closed", [False, True])
-def test_without_a_stream_all_is_dropped(monkeypatch, tmp_path, closed):
+def test_without_a_stream_all_lines_are_dropped_and_counted(monkeypatch, tmp_path, closed):
     stream = (tmp_path / "log").open("w")
     stream.close()
     monkeypatch.setattr(sys, "stderr", stream if closed else None)
@@ -99,7 +99,7 @@ def test_without_a_stream_all_is_dropped(monkeypatch, tmp_path, closed):
     assert dropped() == before + 2
 
 
-def test_a_complaint_that_cannot_be_said_changes_no_exit_code():
+def test_an_error_message_that_cannot_be_written_changes_no_exit_code():
     before = dropped()
     with piped() as pipe:
         fill(sys.stderr.fileno())

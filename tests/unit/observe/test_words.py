@@ -1,4 +1,4 @@
-"""The sentences about a request: every value has words, the words are plain, and none is a prompt's."""
+"""The sentences about a request: one for every value, in plain words, without text of a prompt."""
 
 import re
 from itertools import product
@@ -77,7 +77,7 @@ def said(came: Record, taker: Record | None = None) -> str:
 # -- every value has words -------------------------------------------------------------------------------
 
 
-def test_no_value_is_without_words():
+def test_every_value_has_words():
     assert set(PLACES) == set(Section)
     assert set(PLACED) == set(Reason)
     assert set(LOST) == set(Loss)
@@ -90,7 +90,7 @@ def test_no_value_is_without_words():
 
 @pytest.mark.parametrize("reason", Reason)
 @pytest.mark.parametrize("slot", [None, 3])
-def test_every_decision_can_be_told(reason, slot):
+def test_every_decision_has_a_sentence(reason, slot):
     decision = Decision(chosen=option(reason, slot), beaten=(option(reason, slot, price=150.0),))
     text = said(answered(decision=decision))
     assert PLACED[reason] in text
@@ -100,7 +100,7 @@ def test_every_decision_can_be_told(reason, slot):
 
 @pytest.mark.parametrize("loss", Loss)
 @pytest.mark.parametrize("tokens", [1, FEW, FEW + 1, 1000])
-def test_every_loss_can_be_told(loss, tokens):
+def test_every_loss_has_a_sentence_and_a_verdict(loss, tokens):
     came = answered(lost=Lost(loss, tokens))
     text = said(came)
     assert (LOST[loss] in text) is (tokens > FEW)
@@ -109,7 +109,7 @@ def test_every_loss_can_be_told(loss, tokens):
 
 @pytest.mark.parametrize("cause", Cause)
 @pytest.mark.parametrize("section", [*Section, None])
-def test_every_parting_can_be_told(cause, section):
+def test_every_divergence_has_a_sentence_and_a_verdict(cause, section):
     for message, fixed, tokens, reply in product((None, 2), (True, False), (0, 800), (True, False)):
         seen = divergence(cause, section=section, message=message, fixed=fixed, tokens=tokens, reply=reply)
         came = answered(divergence=seen)
@@ -117,33 +117,33 @@ def test_every_parting_can_be_told(cause, section):
         assert verdict(came) == (f"{place(seen)}: {CAUSES[cause].what}" if tokens else "nothing twice")
 
 
-# -- what is told ----------------------------------------------------------------------------------------
+# -- sentences -------------------------------------------------------------------------------------------
 
 
-def test_what_was_computed_and_what_had_to_be():
+def test_reused_and_computed_and_necessary_tokens_are_explained():
     text = said(answered(planted=128))
     assert "772 of 2,000 prompt tokens were reused and 1,228 computed, 128 of them by our own" in text
     assert "a perfect cache would have computed 100." in text
 
 
-def test_a_wrong_prediction_is_told():
+def test_a_wrong_prediction_is_explained():
     assert "predicted" not in said(answered())
     assert "The engine reused 900 tokens; 1,000 were predicted." in said(answered(predicted=1000))
 
 
-def test_where_nothing_was_computed_twice_that_is_all_there_is_to_say():
+def test_a_request_without_repeated_computation_is_explained_as_such():
     assert "Nothing was computed twice." in said(answered(oracle=1100))
     assert "Nothing was computed twice." not in said(answered(lost=Lost(Loss.OVERWRITTEN, 1000)))
 
 
-def test_what_is_not_known_is_not_claimed():
+def test_unknown_figures_are_not_claimed():
     """Without tokens, the result of a perfect cache is unknown."""
     came = answered(oracle=None, predicted=None)
     assert "twice" not in said(came)
     assert verdict(came) == ""
 
 
-def test_an_answer_without_a_count_says_so():
+def test_an_answer_without_a_token_count_is_explained_as_such():
     came = answered(prompt_tokens=None, cached=None, oracle=None)
     assert said(came) == "The engine gave no count of tokens."
     assert verdict(came) == ""
@@ -156,7 +156,7 @@ def test_a_running_request_is_explained_by_its_slot_alone():
     assert verdict(came) == ""
 
 
-def test_the_steps_of_both_places_are_named():
+def test_the_steps_of_the_chosen_slot_and_the_next_best_are_named():
     decision = Decision(
         chosen=option(Reason.SNAPSHOT, steps=("park", "restore")),
         beaten=(option(Reason.COLD, steps=("park",)),),
@@ -175,7 +175,7 @@ def test_plants_are_counted_and_each_other_step_is_named_once():
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RuleName if rule in {one.rule for one in CAUSES.values()}])
-def test_a_rule_that_would_help_is_named_until_it_does(rule):
+def test_a_rule_that_would_help_is_named_until_it_is_applied(rule):
     cause = next(cause for cause in Cause if CAUSES[cause].rule is rule)
     assert f"--rules {rule.value}=fix" in said(answered(divergence=divergence(cause)))
     fixed = said(answered(divergence=divergence(cause, fixed=True, tokens=0)))
@@ -183,26 +183,26 @@ def test_a_rule_that_would_help_is_named_until_it_does(rule):
     assert "--rules" not in fixed
 
 
-def test_where_no_rule_helps_none_is_named():
+def test_no_rule_is_named_if_none_helps():
     assert "--rules" not in said(answered(divergence=divergence(Cause.MESSAGE_EDITED)))
     assert "No rule" in said(answered(divergence=divergence(Cause.TEMPLATE_STRIPS_REASONING, section=None)))
 
 
 @pytest.mark.parametrize("cause", sorted(NEW_SESSION))
-def test_a_new_session_did_nothing_wrong(cause):
+def test_a_new_session_is_not_described_as_a_repetition(cause):
     text = said(answered(divergence=divergence(cause)))
     assert "It is " in text
     assert "again" not in text
 
 
-def test_people_count_messages_from_1():
+def test_messages_are_counted_from_1():
     assert place(divergence(section=Section.USER, message=0)) == "user message (message 1)"
     assert place(divergence(section=Section.TOOLS, message=None)) == "tools"
     assert place(divergence(section=None, message=None)) == "template"
 
 
 @pytest.mark.parametrize("conversation", [None, 7])
-def test_who_took_the_slot_is_named_where_that_lost_something(conversation):
+def test_the_request_that_took_the_slot_is_named_if_that_lost_tokens(conversation):
     taker = record("taker-1", conversation=conversation)
     text = said(answered(lost=Lost(Loss.OVERWRITTEN, 1000)), taker)
     assert "taken by request taker-1" in text
@@ -214,22 +214,22 @@ def test_who_took_the_slot_is_named_where_that_lost_something(conversation):
 # -- verdicts --------------------------------------------------------------------------------------------
 
 
-def test_both_kinds_of_repetition_are_named():
+def test_a_verdict_names_both_divergence_and_loss():
     came = answered(divergence=divergence(), lost=Lost(Loss.RESTARTED, 200))
     assert verdict(came) == "system text (message 1): a date changed; cache: restarted"
 
 
-def test_what_was_both_counts_once():
+def test_tokens_lost_for_two_reasons_are_counted_once():
     both = {"divergence": divergence(tokens=900), "lost": Lost(Loss.OVERWRITTEN, 1000)}
     assert answered(**both).repeated == 1100  # all that was computed
     assert answered(**both, planted=500).repeated == 1600
     assert answered(divergence=divergence(tokens=300), lost=Lost(Loss.OVERWRITTEN, 200)).repeated == 500
 
 
-# -- nobody's words --------------------------------------------------------------------------------------
+# -- no text of a prompt ---------------------------------------------------------------------------------
 
 
-def test_no_sentence_has_a_word_of_a_prompt():
+def test_no_sentence_contains_text_of_a_prompt():
     change = ShownChange(RuleName.DATE, Mode.OBSERVE, "messages[0].content", PRIVATE, PRIVATE)
     came = answered(
         changes=(change,),
@@ -246,7 +246,7 @@ def test_no_sentence_has_a_word_of_a_prompt():
 
 
 @pytest.mark.parametrize("act", PoolAct)
-def test_what_was_done_about_a_shared_buffer_is_said_and_listed(act):
+def test_acts_on_a_shared_buffer_are_explained_and_listed(act):
     done = Pooled(request=RequestId("1:r"), engine=EngineId("http://e"), act=act, slot=2, cells=1234)
     came = record(pooled=[done])
     assert POOLED[act].format(cells=1234, slot=2) in sentences(came)
@@ -262,7 +262,7 @@ def ranked(act: PriorityAct, **more: Any) -> Ranked:
 
 
 @pytest.mark.parametrize("act", PriorityAct)
-def test_what_was_done_because_of_a_priority_is_said_and_listed(act):
+def test_acts_because_of_a_priority_are_explained_and_listed(act):
     came = record(ranked=[ranked(act, gain=2.0, loss=0.5)])
     (said,) = (line for line in sentences(came) if line.startswith(RANKED[act][:8]))
     assert "gain 2.00 s, loss 0.50 s" in said
@@ -271,13 +271,13 @@ def test_what_was_done_because_of_a_priority_is_said_and_listed(act):
     assert detail(came)["priority_acts"] == [{**listed, "gain_seconds": 2.0, "loss_seconds": 0.5}]
 
 
-def test_equal_acts_in_a_row_are_said_once():
+def test_equal_acts_in_a_row_are_explained_once():
     came = record(ranked=[ranked(PriorityAct.GAVE_WAY)] * 3 + [ranked(PriorityAct.AGED)])
     (said,) = (line for line in sentences(came) if "paused" in line)
     assert "the last of 3 times" in said
 
 
-def test_an_answer_tells_its_priority_and_what_was_done_but_nothing_of_other_namespaces():
+def test_the_priority_header_hides_acts_that_concern_other_namespaces():
     assert urgency(record(), namespaced=False) == ""
     came = record(priority=Priority.LOW, ranked=[ranked(PriorityAct.GAVE_WAY)] * 2)
     assert urgency(came, namespaced=False) == "low; gave_way"

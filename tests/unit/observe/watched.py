@@ -17,7 +17,7 @@ THOUGHT = 0.001  # seconds of a decision
 BESIDE = {
     RequestStage.PARSE,
     RequestStage.RENDER,
-}  # who reads and renders may do so while the request is queued
+}  # these may happen while the request is queued
 
 
 def record(request_id: str = "r1", **more: Any) -> Record:

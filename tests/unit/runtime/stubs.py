@@ -118,7 +118,7 @@ class StubLink(EngineLink):
         return Tokens(map(ord, text))
 
 
-# -- a driver from outside ------------------------------------------------------------------------------
+# -- driving a driver -----------------------------------------------------------------------------------
 
 
 async def settled() -> None:

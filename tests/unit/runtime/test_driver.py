@@ -17,7 +17,7 @@ from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import Reason, RequestId, SlotId, SlotView
 from unit.runtime.stubs import ENGINE, PROMPT, admit, fallbacks, finish, granted, settled
 
-# -- the usual way -------------------------------------------------------------------------------------
+# -- placement -----------------------------------------------------------------------------------------
 
 
 async def test_a_request_gets_a_slot_and_its_end_is_reported(driver):
@@ -31,7 +31,7 @@ async def test_a_request_gets_a_slot_and_its_end_is_reported(driver):
     assert driver.placement.pending(RequestId("a")) is None
 
 
-async def test_two_requests_never_get_one_slot_and_the_third_waits(driver):
+async def test_two_requests_never_share_a_slot_and_a_third_one_waits(driver):
     first, second = await granted(admit(driver, "a")), await granted(admit(driver, "b", Tokens([7] * 300)))
     assert {first.slot, second.slot} == {0, 1}
     third = admit(driver, "c", Tokens([8] * 300))
@@ -41,13 +41,13 @@ async def test_two_requests_never_get_one_slot_and_the_third_waits(driver):
     assert (await granted(third)).slot == first.slot
 
 
-async def test_an_idle_moment_comes_when_nobody_is_served_and_its_slot_is_as_it_left_it(driver, link):
+async def test_an_idle_moment_begins_when_no_request_is_served_and_the_slot_is_unchanged(driver, link):
     held = [len(PROMPT) + 1, 301]
     link.client.views = [SlotView(slot=SlotId(n), busy=False, task=n, held=held[n]) for n in (0, 1)]
     await granted(admit(driver, "a"))
     finish(driver, "a")
     await granted(admit(driver, "b", Tokens([7] * 300)))
-    with pytest.raises(TimeoutError):  # another is served
+    with pytest.raises(TimeoutError):  # another request is served
         async with asyncio.timeout(3 * MOMENT):
             await driver.idle_moment(RequestId("a"))
     finish(driver, "b", Tokens([7] * 300))
@@ -55,15 +55,15 @@ async def test_an_idle_moment_comes_when_nobody_is_served_and_its_slot_is_as_it_
     assert not await driver.idle_moment(RequestId("nobody"))
 
 
-async def test_how_much_a_slot_holds_is_the_least_of_what_is_known(driver, link):
+async def test_the_context_of_a_slot_is_the_smallest_known(driver, link):
     assert driver.context(None) == driver.context("any model") == 4096
     link.traits = replace(link.traits, unified=True)
-    assert driver.context(None) == 2048  # its part of a pool
+    assert driver.context(None) == 2048  # its share of a unified buffer
     link.traits = None
     assert driver.context(None) == 0
 
 
-async def test_a_request_that_leaves_the_line_is_never_granted(driver):
+async def test_a_request_that_leaves_the_queue_is_never_granted(driver):
     for name in "ab":
         await granted(admit(driver, name))
     waiting = admit(driver, "c")
@@ -74,7 +74,7 @@ async def test_a_request_that_leaves_the_line_is_never_granted(driver):
     assert driver.placement.queued == 0
 
 
-async def test_an_event_caused_by_an_event_is_taken_after_it(driver, link):
+async def test_an_event_caused_by_an_event_is_handled_after_it(driver, link):
     """Effects are run before the next event is taken, however deeply it was posted."""
     order: list[str] = []
     real = driver.placement.on
@@ -90,7 +90,7 @@ async def test_an_event_caused_by_an_event_is_taken_after_it(driver, link):
     assert order == ["Arrived", "Rendered", "Finished", "Gone"]
 
 
-async def test_close_ends_all_tasks_and_every_line_to_an_engine(link):
+async def test_close_ends_all_tasks_and_engine_connections(link):
     driver = Driver({ENGINE: link}, Metrics())
     driver.start()
     await settled()
@@ -113,13 +113,13 @@ async def steered(driver, link) -> asyncio.Future[Forward]:
     finish(driver, "a")
     finish(driver, "b", filler)
     await settled()
-    driver.placement.tables[ENGINE].shadow.engine_choice = lambda *_: None  # never what we want
+    driver.placement.tables[ENGINE].shadow.engine_choice = lambda *_: None  # never the slot that we want
     grant = admit(driver, "c", PROMPT + Tokens([3] * 50), pinnable=False)
     await settled()
     return grant
 
 
-async def test_a_plant_comes_before_its_request(driver, link, steered):
+async def test_a_plant_is_sent_before_its_request(driver, link, steered):
     assert link.client.prefills, "nothing was planted"
     assert not steered.done()
     link.client.hold.set()
@@ -127,7 +127,7 @@ async def test_a_plant_comes_before_its_request(driver, link, steered):
     assert (forward.slot, forward.reason) == (None, Reason.STEERED)
 
 
-async def test_a_plant_whose_client_left_is_stopped(driver, link, steered):
+async def test_a_plant_is_stopped_when_its_client_leaves(driver, link, steered):
     driver.post(Gone(at=driver.now(), request=RequestId("c")))
     await settled()
     assert steered.cancelled()
@@ -135,8 +135,8 @@ async def test_a_plant_whose_client_left_is_stopped(driver, link, steered):
 
 
 @pytest.mark.parametrize("error", [EngineError(500, "no"), EngineGoneError("gone"), RuntimeError("a bug")])
-async def test_a_plant_that_fails_does_not_hold_its_request_back(driver, link, steered, error):
-    del driver.placement.tables[ENGINE].shadow.engine_choice  # it goes where the engine would put it
+async def test_a_failed_plant_does_not_hold_its_request_back(driver, link, steered, error):
+    del driver.placement.tables[ENGINE].shadow.engine_choice  # as the engine chooses
     link.client.refuse = error
     link.client.hold.set()
     await settled()

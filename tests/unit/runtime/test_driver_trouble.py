@@ -1,4 +1,4 @@
-"""Whatever fails in the sidecar or the engine, no request waits for ever, and no slot is used unseen."""
+"""Failures of the sidecar or the engine: no request waits for ever, and no slot is used before it is read."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def broken(monkeypatch):
     return breaks
 
 
-# -- when something of ours breaks ---------------------------------------------------------------------
+# -- failures of the sidecar ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [Arrived, Rendered, Finished])
-async def test_a_bug_in_the_core_lets_everybody_who_waits_through(driver, broken, kind):
+async def test_a_bug_in_the_scheduler_lets_all_waiting_requests_through(driver, broken, kind):
     for name in "ab":
         await granted(admit(driver, name))
     waiting = [admit(driver, name) for name in "cd"]
@@ -67,7 +67,7 @@ async def test_after_a_bug_the_next_request_is_placed_again(driver, link, broken
     assert forward.slot is not None
 
 
-async def test_after_a_bug_no_slot_is_given_out_unseen(driver, link, broken):
+async def test_after_a_bug_no_slot_is_used_before_the_slots_are_read(driver, link, broken):
     """The new scheduler knows nothing of running tasks: it must read GET /slots first (engine.md T1)."""
     running = await granted(admit(driver, "a"))
     busy = SlotView(slot=SlotId(running.slot), busy=True, task=1, held=10)
@@ -81,7 +81,7 @@ async def test_after_a_bug_no_slot_is_given_out_unseen(driver, link, broken):
     assert forward.slot != running.slot
 
 
-async def test_an_effect_that_cannot_be_performed_does_not_stop_the_others(driver):
+async def test_a_failing_effect_does_not_stop_the_others(driver):
     def fails(_: Report) -> None:
         raise RuntimeError("a bug")
 
@@ -92,7 +92,7 @@ async def test_an_effect_that_cannot_be_performed_does_not_stop_the_others(drive
     assert (await granted(admit(driver, "b"))).slot is not None
 
 
-async def test_a_task_that_fails_is_counted(driver):
+async def test_a_failed_task_is_counted(driver):
     async def work() -> None:
         raise RuntimeError("a bug")
 
@@ -104,20 +104,20 @@ async def test_a_task_that_fails_is_counted(driver):
 # -- engines that come and go --------------------------------------------------------------------------
 
 
-async def test_without_an_engine_the_first_one_speaks_for_itself(driver):
+async def test_without_an_engine_a_request_fails_open_to_the_first_engine(driver):
     driver.post(EngineLost(at=driver.now(), engine=ENGINE))
     forward = await granted(admit(driver, "a"))
     assert (forward.engine, forward.slot, forward.reason) == (ENGINE, None, Reason.FAIL_OPEN)
 
 
-async def test_an_engine_that_comes_back_gives_slots_again(driver):
+async def test_an_engine_that_comes_back_gives_its_new_slots(driver):
     driver.post(EngineLost(at=driver.now(), engine=ENGINE))
     driver.post(EngineUp(at=driver.now(), engine=ENGINE, traits=replace(TRAITS, n_slots=1)))
     await settled()
     assert (await granted(admit(driver, "a"))).slot == 0
 
 
-async def test_slots_that_cannot_be_seen_make_us_look_for_the_engine(driver, link):
+async def test_a_failed_read_of_the_slots_triggers_a_check_of_the_engine(driver, link):
     link.client.refuse = EngineGoneError("gone")
     kicks = link.kicks
     driver.effect_runner.perform(Observe(engine=ENGINE, delay=0.0))
@@ -125,7 +125,7 @@ async def test_slots_that_cannot_be_seen_make_us_look_for_the_engine(driver, lin
     assert link.kicks > kicks
 
 
-async def test_whether_an_engine_is_up_is_a_metric():
+async def test_the_metrics_show_whether_an_engine_is_up():
     up = StubLink()
     metrics = Metrics()
     driver = Driver({ENGINE: up, EngineId("http://other"): StubLink(EngineId("http://other"))}, metrics)
@@ -147,13 +147,13 @@ WAIT = Limits().engine_wait
     ("lost", "came", "starts", "waits"),
     [
         (0, 0, False, True),
-        (WAIT - 1, 0, False, True),  # its wait is its own, not what is left of the first one's
-        (WAIT + 1, 0, False, False),  # nobody expects it any more
-        (WAIT + 1, 0, True, True),  # but where somebody starts it
-        (WAIT + 1, WAIT + 1, True, False),  # and then not for ever
+        (WAIT - 1, 0, False, True),  # a request waits its own time, not the rest of the first request's
+        (WAIT + 1, 0, False, False),  # the engine is no longer expected back
+        (WAIT + 1, 0, True, True),  # unless it can be started again
+        (WAIT + 1, WAIT + 1, True, False),  # and even then not for ever
     ],
 )
-async def test_each_request_waits_as_long_for_an_engine_that_is_gone(
+async def test_each_request_waits_its_own_time_for_a_lost_engine_that_may_return(
     driver, link, *, lost, came, starts, waits
 ):
     """`lost` and `came`: this many seconds ago."""

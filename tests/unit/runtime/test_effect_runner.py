@@ -1,4 +1,4 @@
-"""Steps: each has its outcome, whatever fails, and computed tokens are counted."""
+"""Steps: each has an outcome whatever fails, and computed tokens are counted."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def engines(link: StubLink) -> Engines:
         (Erase(request=OWNER, place=PLACE), Erased),
     ],
 )
-async def test_a_bug_of_ours_keeps_nobody_waiting(step, answer):
+async def test_a_bug_in_a_step_still_gives_the_step_an_outcome(step, answer):
     said: list[Event | BaseException] = []
     tasks, metrics = Tasks(said.append), Metrics()
     broken: Any = Broken()
@@ -61,7 +61,7 @@ async def test_a_bug_of_ours_keeps_nobody_waiting(step, answer):
     assert metrics.registry.get_sample_value("slotkeeper_fallbacks_total", {"reason": "files"}) == 1
 
 
-async def test_a_prefill_that_is_stopped_is_answered_once_and_what_it_computed_is_counted():
+async def test_a_stopped_prefill_has_one_outcome_and_its_computed_tokens_are_counted():
     said: list[Event | BaseException] = []
     tasks, metrics, link = Tasks(said.append), Metrics(), StubLink()
     link.client.hold, link.client.first_batch = asyncio.Event(), 128
@@ -70,7 +70,7 @@ async def test_a_prefill_that_is_stopped_is_answered_once_and_what_it_computed_i
     await settled()
     effect_runner.perform(Stop(request=OWNER))
     await settled()
-    effect_runner.perform(Stop(request=OWNER))  # too late: it has its answer
+    effect_runner.perform(Stop(request=OWNER))  # too late: the prefill has its outcome
     (event,) = said
     assert isinstance(event, Planted)
     assert event.stopped
@@ -80,7 +80,7 @@ async def test_a_prefill_that_is_stopped_is_answered_once_and_what_it_computed_i
     assert counted == 128
 
 
-async def test_a_prefill_is_counted_whole_and_only_once():
+async def test_a_prefill_is_counted_as_a_whole_and_only_once():
     said: list[Event | BaseException] = []
     tasks, metrics, link = Tasks(said.append), Metrics(), StubLink()
     link.client.first_batch = 128
@@ -94,7 +94,7 @@ async def test_a_prefill_is_counted_whole_and_only_once():
     assert counted == len(FILE.tokens)
 
 
-async def test_whoever_looks_on_hears_how_far_a_prefill_is():
+async def test_the_progress_of_a_prefill_is_reported():
     said, heard = list[Event | BaseException](), list[tuple[RequestId, int]]()
     tasks, link = Tasks(said.append), StubLink()
     link.client.first_batch = 128
@@ -110,8 +110,8 @@ async def test_whoever_looks_on_hears_how_far_a_prefill_is():
     assert heard == [(OWNER, 128), (OWNER, len(FILE.tokens))]
 
 
-async def test_an_alarm_that_was_overtaken_does_not_sleep_on():
-    """Otherwise each pause of a busy day leaves a task that sleeps for a minute."""
+async def test_a_timer_replaced_by_an_earlier_one_is_cancelled():
+    """Otherwise each pause of a busy day would leave a task that sleeps for a minute."""
     said: list[Event | BaseException] = []
     tasks = Tasks(said.append)
     effect_runner = EffectRunner(
@@ -127,7 +127,7 @@ async def test_an_alarm_that_was_overtaken_does_not_sleep_on():
     assert len(tasks) == 0
 
 
-async def test_a_plant_with_an_image_that_is_not_known_any_more_asks_the_engine_nothing():
+async def test_a_plant_with_a_forgotten_image_is_not_sent_to_the_engine():
     said: list[Event | BaseException] = []
     link = StubLink()
     runner = EffectRunner(

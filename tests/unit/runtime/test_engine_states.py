@@ -1,4 +1,4 @@
-"""What a scraper reads of each engine: one state at a time, also of one that is drained, asleep or gone."""
+"""The metrics of each engine: one state at a time, also if the engine is drained, asleep or lost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unit.runtime.stubs import ENGINE, settled
 
 @pytest.fixture
 def figure(driver):
-    """A figure of the only engine, as it is scraped."""
+    """Return a function that reads a metric of the only engine."""
     return lambda name, **labels: driver.metrics.registry.get_sample_value(
         f"slotkeeper_engine_{name}", {"engine": ENGINE, **labels}
     )
@@ -19,7 +19,7 @@ def figure(driver):
 
 @pytest.fixture
 def seen(figure):
-    """Its state."""
+    """Return a function that reads the state of the engine from the metrics."""
 
     def look() -> EngineState:
         (found,) = (state for state in EngineState if figure("state", state=state.value))
@@ -28,11 +28,11 @@ def seen(figure):
     return look
 
 
-def test_an_engine_that_serves_is_up(seen):
+def test_a_serving_engine_is_up(seen):
     assert seen() is EngineState.UP
 
 
-async def test_one_whose_circuit_breaker_is_open_fails(driver, link, seen):
+async def test_an_engine_with_an_open_circuit_breaker_is_failing(driver, link, seen):
     driver.failed(link, broken=True)
     assert seen() is EngineState.FAILING
     assert (
@@ -40,7 +40,7 @@ async def test_one_whose_circuit_breaker_is_open_fails(driver, link, seen):
     )
 
 
-async def test_one_that_is_drained_is_so_while_it_is_down_as_well(driver, link, seen):
+async def test_a_drained_engine_is_shown_as_drained_even_while_it_is_down(driver, link, seen):
     driver.membership.drain(link, drain=True)
     await settled()
     assert seen() is EngineState.DRAINED
@@ -50,7 +50,7 @@ async def test_one_that_is_drained_is_so_while_it_is_down_as_well(driver, link, 
     assert seen() is EngineState.DOWN
 
 
-async def test_one_that_still_answers_requests_drains(driver, link, seen, monkeypatch):
+async def test_a_draining_engine_with_running_answers_is_shown_as_draining(driver, link, seen, monkeypatch):
     driver.membership.drain(link, drain=True)
     monkeypatch.setattr(driver.placement, "drained", lambda _: False)
     assert seen() is EngineState.DRAINING
@@ -66,7 +66,7 @@ async def test_one_that_still_answers_requests_drains(driver, link, seen, monkey
         (Health.UNLOADED, EngineState.UNLOADED),
     ],
 )
-async def test_one_that_is_not_probed_is_what_it_answers(link, seen, figure, health, state):
+async def test_an_engine_that_is_not_probed_has_the_state_that_it_answers(link, seen, figure, health, state):
     link.up, link.health = False, health
     assert seen() is state
     expected = {EngineState.DOWN: 0, EngineState.UNLOADED: None}

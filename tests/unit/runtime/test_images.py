@@ -1,4 +1,4 @@
-"""How long images are, by an engine that counts; and when that is not believed any more."""
+"""The lengths of images as the engine counts them, and when a length is no longer trusted."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from slotkeeper.vocab.tokenizer import Tokenizer
 
 MARKER = "<__media__>"
 PROPS = {"modalities": {"vision": True}, "media_marker": MARKER}
-LENGTH = 5  # of an image of the counting engine
+LENGTH = 5  # tokens of an image of the counting engine
 A, B = b"a" * 32, b"b" * 32
 
 
 class Counting(EngineClient):
-    """An engine whose tokens are letters, behind one that begins each prompt."""
+    """An engine whose tokens are letters, with one token at the beginning of each prompt."""
 
     def __init__(self) -> None:
         self.counted: list[Doc] = []
-        self.pair = 2 * LENGTH  # of two images that touch
+        self.pair = 2 * LENGTH  # tokens of two adjacent images
 
     async def apply_template(self, chat: Any, **_: Any) -> str:
         return "".join(
@@ -80,21 +80,21 @@ def letters(text: str) -> Tokens:
     return Tokens(map(ord, text))
 
 
-async def test_an_image_is_as_long_as_the_engine_counts_and_is_counted_once(lab):
+async def test_the_length_of_an_image_is_counted_by_the_engine_once(lab):
     expected = Tokens([1]) + letters("See") + Tokens.image(A, LENGTH) + letters("?")
     assert await lab.tokens("See", A, "?") == expected
     assert await lab.tokens("See", A, "?", A, "!") == expected + Tokens.image(A, LENGTH) + letters("!")
     assert len(lab.client.counted) == 1
 
 
-async def test_another_process_is_asked_again(lab):
+async def test_another_engine_process_counts_the_images_again(lab):
     await lab.tokens("See", A, "?")
     lab.images.begins(PROPS)
     await lab.tokens("See", A, "?")
     assert len(lab.client.counted) == 2
 
 
-async def test_after_another_count_the_image_is_not_told_any_more(lab):
+async def test_an_image_with_a_contradicted_length_is_not_tokenized_any_more(lab):
     lab.images.distrust(await lab.tokens("See", A, "?"))
     with pytest.raises(ValueError, match="counts an image otherwise"):
         await lab.tokens("See", A, "?")
@@ -102,7 +102,7 @@ async def test_after_another_count_the_image_is_not_told_any_more(lab):
     assert len(lab.client.counted) == 2
 
 
-async def test_two_that_touch_are_told_only_where_the_engine_takes_them_for_two(lab):
+async def test_adjacent_images_are_tokenized_only_if_the_engine_counts_them_as_two(lab):
     assert len(await lab.tokens("See", A, B, "?")) == 5 + 2 * LENGTH
     lab.images.begins(PROPS)
     lab.client.pair = LENGTH
@@ -111,30 +111,30 @@ async def test_two_that_touch_are_told_only_where_the_engine_takes_them_for_two(
     assert len(await lab.tokens("See", A, " ", B, "?")) == 6 + 2 * LENGTH
 
 
-async def test_an_image_that_takes_no_tokens_is_not_believed(lab):
+async def test_an_image_of_zero_length_is_refused(lab):
     lab.client.pair = 0
     with pytest.raises(ValueError, match="otherwise"):
         await lab.tokens("See", A, B, "?")
 
 
-async def test_a_template_that_shows_an_image_twice_or_not_at_all_is_not_understood(lab):
+async def test_a_template_that_shows_an_image_twice_or_never_is_refused(lab):
     for text in ("See", f"See{MARKER}{MARKER}"):
         with pytest.raises(ValueError, match="each image once"):
             await lab.images.tokens(lab.tokenizer, text, [A], {})
 
 
-async def test_a_prompt_that_begins_with_an_image_is_not_told(lab):
+async def test_a_prompt_that_begins_with_an_image_is_refused(lab):
     with pytest.raises(ValueError, match="precedes"):
         await lab.tokens(A, "?")
 
 
-async def test_an_engine_that_sees_nothing_has_no_marker(lab):
+async def test_an_engine_without_vision_has_no_media_marker(lab):
     for props in ({}, {"modalities": None}, {"modalities": {"vision": False}, "media_marker": MARKER}):
         lab.images.begins(props)
         assert lab.images.marker == ""
 
 
-async def test_a_prompt_of_ours_is_the_text_and_the_bytes(lab):
+async def test_a_prompt_with_images_is_sent_as_text_and_image_data(lab):
     prompt = await lab.tokens("See", A, "and", B, "what?")
     sent = await lab.images.prompt(lab.tokenizer, prompt.cut(0, len(prompt) - 2), {})
     assert sent.body == {
@@ -145,7 +145,7 @@ async def test_a_prompt_of_ours_is_the_text_and_the_bytes(lab):
     assert A.decode() not in repr(sent)
 
 
-async def test_what_is_no_prompt_is_not_sent(lab):
+async def test_a_prompt_cut_inside_an_image_or_with_a_forgotten_image_is_not_sent(lab):
     prompt = await lab.tokens("See", A, "what?")
     for end in (5, 4 + LENGTH):
         with pytest.raises(ValueError, match="end there"):
@@ -156,19 +156,19 @@ async def test_what_is_no_prompt_is_not_sent(lab):
         await lab.images.prompt(lab.tokenizer, prompt, {})
 
 
-async def test_ids_that_no_text_gives_are_not_sent(lab):
+async def test_token_ids_that_no_text_gives_are_not_sent(lab):
     prompt = Tokens([7]) + letters("See") + Tokens.image(A, LENGTH) + letters("?")
     with pytest.raises(ValueError, match="those of any text"):
         await lab.images.prompt(lab.tokenizer, prompt, {})
 
 
-async def test_nor_is_a_text_with_a_marker(lab):
+async def test_a_text_that_contains_the_media_marker_is_not_sent(lab):
     prompt = Tokens([1]) + letters(f"See{MARKER}") + Tokens.image(A, LENGTH) + letters("?")
     with pytest.raises(ValueError, match="those of any text"):
         await lab.images.prompt(lab.tokenizer, prompt, {})
 
 
-async def test_lengths_are_bounded(lab, monkeypatch):
+async def test_the_number_of_remembered_image_lengths_is_limited(lab, monkeypatch):
     monkeypatch.setattr(images, "MOST", 3)
     for number in range(10):
         digest = bytes([number]) * 32
@@ -178,7 +178,7 @@ async def test_lengths_are_bounded(lab, monkeypatch):
 
 
 class TestPictures:
-    def test_they_are_bounded_by_what_they_weigh(self):
+    def test_the_total_size_of_images_is_limited(self):
         pictures = Pictures(budget=100)
         for number in range(20):
             pictures.keep([Picture(bytes([number]), "x" * 10)])
@@ -188,14 +188,14 @@ class TestPictures:
         with pytest.raises(ValueError, match="not known"):
             pictures.find(bytes([0]))
 
-    def test_a_request_under_way_keeps_its_own(self):
+    def test_a_running_request_keeps_its_own_images(self):
         pictures, mine = Pictures(budget=10), Picture(b"mine", "x" * 50)
         pictures.keep([mine])
         pictures.keep([Picture(b"other", "x" * 50)])
         assert (len(pictures), pictures.size) == (0, 0)
         assert pictures.find(b"mine") is mine
 
-    def test_what_comes_again_counts_once(self):
+    def test_a_repeated_image_is_counted_once(self):
         pictures = Pictures(budget=100)
         for _ in range(5):
             pictures.keep([Picture(b"a", "x" * 40)])

@@ -58,17 +58,17 @@ async def lines_that_are_cut_at_once(at_least: int, is_another: Callable[[int], 
     return lines
 
 
-async def test_a_lifeline_that_is_always_cut_at_once_is_not_retried_in_a_loop():
-    """As a load balancer without a backend does."""
+async def test_a_connection_that_is_always_closed_at_once_is_not_retried_in_a_loop():
+    """A load balancer without a backend closes connections like this."""
     assert await lines_that_are_cut_at_once(1, lambda _: False) == 1
 
 
-async def test_an_engine_that_is_restarted_often_has_a_line_at_once():
+async def test_an_engine_that_restarts_often_is_connected_to_at_once():
     """The second restart must not be missed because the first connection was short."""
     assert await lines_that_are_cut_at_once(5, lambda lines: lines < 5) == 5
 
 
-async def test_a_lifeline_waits_for_an_engine_that_is_not_up():
+async def test_a_lifeline_waits_for_an_engine_that_is_down():
     ends: list[bool] = []
 
     async def ended() -> bool:

@@ -13,10 +13,10 @@ from slotkeeper.engine.client import EngineClient
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.types import EngineId
 
-NOBODY = EngineId("http://127.0.0.1:9")
+NO_ENGINE = EngineId("http://127.0.0.1:9")
 
 
-class Told(EngineClient):
+class HealthStub(EngineClient):
     """An engine whose health the test sets."""
 
     def __init__(self) -> None:
@@ -32,16 +32,16 @@ class Told(EngineClient):
 
 
 @pytest.mark.parametrize(
-    ("said", "frozen_after", "lost"),
+    ("health", "frozen_after", "lost"),
     [
         (Health.SILENT, 60.0, False),  # a busy machine
         (Health.SILENT, 0.0, True),  # it was silent for too long
         (Health.DOWN, 60.0, True),  # refused, or the connection broke
     ],
 )
-async def test_an_engine_that_is_slow_to_answer_is_not_lost(said, frozen_after, lost, monkeypatch):
-    link, gone = EngineLink(NOBODY, api_key=None, frozen_after=frozen_after), list[EngineLink]()
-    engine = Told()
+async def test_an_engine_that_answers_slowly_is_not_lost(health, frozen_after, lost, monkeypatch):
+    link, gone = EngineLink(NO_ENGINE, api_key=None, frozen_after=frozen_after), list[EngineLink]()
+    engine = HealthStub()
     await link.client.close()
     monkeypatch.setattr(link, "client", engine)
     link.up, link.process = True, "one"
@@ -49,7 +49,7 @@ async def test_an_engine_that_is_slow_to_answer_is_not_lost(said, frozen_after, 
     async with asyncio.timeout(PATIENCE):
         while engine.asked < 1:
             await asyncio.sleep(0)
-        engine.said, before = said, engine.asked
+        engine.said, before = health, engine.asked
         while engine.asked < before + 3:
             link.kick()
             await asyncio.sleep(0)
@@ -57,46 +57,46 @@ async def test_an_engine_that_is_slow_to_answer_is_not_lost(said, frozen_after, 
     await asyncio.wait([watch], timeout=PATIENCE)
     assert bool(gone) is lost
     assert link.up is not lost
-    assert link.pulse.frozen is (lost and said is Health.SILENT)
+    assert link.pulse.frozen is (lost and health is Health.SILENT)
 
 
-async def looks(link: EngineLink, *said: Health) -> list[EngineLink]:
-    """Return who was told that the engine is lost, after polls with these results."""
+async def lost_links(link: EngineLink, *said: Health) -> list[EngineLink]:
+    """Return the links that were reported as lost, after polls with these results."""
     gone: list[EngineLink] = []
-    engine = link.client = Told()
+    engine = link.client = HealthStub()
     for engine.said in said:
         await link._look(lambda _: None, gone.append)
     return gone
 
 
 def silent_for_long() -> EngineLink:
-    link = EngineLink(NOBODY, api_key=None, frozen_after=60.0)
+    link = EngineLink(NO_ENGINE, api_key=None, frozen_after=60.0)
     link.up, link.process = True, "one"
     link.pulse.answered_at = time.monotonic() - 61.0
     return link
 
 
-async def test_one_poll_without_answer_does_not_prove_a_frozen_engine():
-    assert not await looks(silent_for_long(), Health.SILENT)
-    assert not await looks(silent_for_long(), Health.SILENT, Health.OK, Health.SILENT)
-    assert await looks(silent_for_long(), Health.SILENT, Health.SILENT)
+async def test_one_unanswered_poll_does_not_make_an_engine_frozen():
+    assert not await lost_links(silent_for_long(), Health.SILENT)
+    assert not await lost_links(silent_for_long(), Health.SILENT, Health.OK, Health.SILENT)
+    assert await lost_links(silent_for_long(), Health.SILENT, Health.SILENT)
 
 
-async def test_an_engine_whose_answers_go_on_is_not_frozen():
+async def test_an_engine_that_still_sends_answers_is_not_frozen():
     link = silent_for_long()
     link.pulse.answered()  # a token, or the progress of a prefill
-    assert not await looks(link, Health.SILENT, Health.SILENT)
+    assert not await lost_links(link, Health.SILENT, Health.SILENT)
 
 
-async def test_a_frozen_engine_is_replaced_once_where_somebody_can():
+async def test_a_frozen_engine_is_replaced_once_if_that_is_possible():
     link, replaced = silent_for_long(), []
     link.replace = lambda: replaced.append(link)
-    assert await looks(link, *[Health.SILENT] * 4) == [link]
+    assert await lost_links(link, *[Health.SILENT] * 4) == [link]
     assert replaced == [link]
     assert link.returns
 
 
-async def test_what_waits_for_a_frozen_engine_is_broken_off_and_what_comes_is_not_let_wait():
+async def test_calls_to_a_frozen_engine_are_cancelled_and_new_calls_are_refused():
     link, waits = silent_for_long(), asyncio.Event()
 
     async def call() -> None:
@@ -106,7 +106,7 @@ async def test_what_waits_for_a_frozen_engine_is_broken_off_and_what_comes_is_no
 
     under_way = asyncio.get_running_loop().create_task(call())
     await waits.wait()
-    await looks(link, Health.SILENT, Health.SILENT)
+    await lost_links(link, Health.SILENT, Health.SILENT)
     for broken_off in (under_way, call()):
         with pytest.raises(EngineFrozenError):
             await broken_off
@@ -117,13 +117,13 @@ async def test_what_waits_for_a_frozen_engine_is_broken_off_and_what_comes_is_no
 
 
 @pytest.mark.parametrize("turns", range(6))
-async def test_a_watch_that_is_cancelled_while_it_is_kicked_ends(turns):
-    """As at the end of a sidecar whose last answer broke off."""
-    link = EngineLink(NOBODY, api_key=None)
+async def test_a_watch_that_is_cancelled_while_it_is_woken_ends(turns):
+    """This happens at the end of a sidecar whose last answer broke off."""
+    link = EngineLink(NO_ENGINE, api_key=None)
     watch = asyncio.get_running_loop().create_task(link.watch(lambda _: None, lambda _: None))
-    await asyncio.sleep(0.05)  # it waits for the next look
+    await asyncio.sleep(0.05)  # the watch waits for the next poll
     link.kick()
-    for _ in range(turns):  # of the loop, between its waking up and being cancelled
+    for _ in range(turns):  # turns of the event loop, between the wake-up and the cancellation
         await asyncio.sleep(0)
     watch.cancel()
     ended, _ = await asyncio.wait([watch], timeout=PATIENCE)

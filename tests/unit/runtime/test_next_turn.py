@@ -1,4 +1,4 @@
-"""The next turn's prefix: never more than the next prompt really begins with, else nothing."""
+"""The predicted prefix of the next turn: the next prompt really begins with it, or there is none."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def drops(message: Message) -> Message:
     return {key: value for key, value in message.items() if key != "reasoning_content"}
 
 
-class Talk:
+class Program:
     """One program's requests; `said` returns the prediction as text."""
 
     def __init__(self, turns: NextTurns, link: Template, client: str = "a") -> None:
@@ -85,46 +85,48 @@ def turns() -> NextTurns:
     return NextTurns()
 
 
-async def test_a_template_that_strips_reasoning_leaves_no_doubt(turns):
+async def test_a_template_that_strips_reasoning_makes_the_next_turn_certain(turns):
     link = Template(strips=True)
-    assert await Talk(turns, link).said(ASKED, ANSWER) == "<user>()Look.|<assistant>()Done.|<user>()"
+    assert await Program(turns, link).said(ASKED, ANSWER) == "<user>()Look.|<assistant>()Done.|<user>()"
     assert len(link.rendered) == 4
     assert all(auth == {"X-Api-Key": "k"} for _, auth in link.rendered)
     assert all(chat["tools"] == [] for chat, _ in link.rendered)
 
 
-@pytest.mark.parametrize("sends", [dict, drops], ids=["kept", "dropped"])
+@pytest.mark.parametrize("send_back", [dict, drops], ids=["kept", "dropped"])
 @pytest.mark.parametrize(("reply", "after"), [(ANSWER, NEXT), (CALL, RESULT)], ids=["answer", "call"])
-async def test_nothing_is_said_until_it_is_known_how_this_client_does_it(turns, sends, reply, after):
+async def test_nothing_is_predicted_until_the_habit_of_the_client_is_known(turns, send_back, reply, after):
     link = Template()
-    talk = Talk(turns, link)
+    talk = Program(turns, link)
     assert await talk.said(ASKED, reply) is None
-    history = [*ASKED, sends(reply), after]
+    history = [*ASKED, send_back(reply), after]
     link.rendered.clear()
     said = await talk.said(history, reply)
     assert len(link.rendered) == 2
-    real = link.text([*history, sends(reply), after])
+    real = link.text([*history, send_back(reply), after])
     assert said == real[: real.rindex(after["content"])]
 
 
-async def test_a_reply_without_reasoning_needs_no_knowledge(turns):
+async def test_the_turn_after_a_reply_without_reasoning_is_predicted_without_a_known_habit(turns):
     link = Template()
-    assert await Talk(turns, link).said(ASKED, drops(ANSWER)) == "<user>()Look.|<assistant>()Done.|<user>()"
+    assert (
+        await Program(turns, link).said(ASKED, drops(ANSWER)) == "<user>()Look.|<assistant>()Done.|<user>()"
+    )
     assert len(link.rendered) == 2
 
 
-async def test_what_one_client_does_says_nothing_of_another(turns):
+async def test_the_habit_of_one_client_is_not_used_for_another(turns):
     link = Template()
-    one, other = Talk(turns, link, "a"), Talk(turns, link, "b")
+    one, other = Program(turns, link, "a"), Program(turns, link, "b")
     await one.said(ASKED, ANSWER)
     assert await one.said([*ASKED, ANSWER, NEXT], ANSWER) is not None
     assert await other.said([*ASKED, drops(ANSWER), NEXT], ANSWER) is None
 
 
-async def test_a_conversation_has_its_own_habit_before_that_of_its_client(turns):
+async def test_the_habit_of_a_conversation_precedes_that_of_its_client(turns):
     """Two programs use one key."""
     link = Template()
-    talk = Talk(turns, link)
+    talk = Program(turns, link)
     other = [{"role": "user", "content": "Other."}]
     await talk.said(ASKED, ANSWER)
     keeping = [*ASKED, ANSWER, NEXT]
@@ -134,7 +136,7 @@ async def test_a_conversation_has_its_own_habit_before_that_of_its_client(turns)
     said = await talk.said(dropping, ANSWER)
     assert said == link.text([*dropping, drops(ANSWER), NEXT]).removesuffix("And now?|<assistant>")
     dropping += [drops(ANSWER), NEXT]
-    await talk.said(dropping, drops(ANSWER))  # from which nothing is to be learnt
+    await talk.said(dropping, drops(ANSWER))  # nothing is to be learned from this turn
     keeping += [ANSWER, NEXT]
     said = await talk.said(keeping, ANSWER)
     assert said == link.text([*keeping, ANSWER, NEXT]).removesuffix("And now?|<assistant>")
@@ -153,15 +155,15 @@ async def test_a_conversation_has_its_own_habit_before_that_of_its_client(turns)
     ],
     ids=["prefilled", "two at once", "nothing was said", "no messages"],
 )
-async def test_of_some_turns_nothing_can_be_said(turns, messages, reply, more):
+async def test_some_turns_cannot_be_predicted(turns, messages, reply, more):
     link = Template()
-    assert await Talk(turns, link).said(messages, reply, **more) is None
+    assert await Program(turns, link).said(messages, reply, **more) is None
     assert link.rendered == []
 
 
-async def test_what_the_engine_refuses_is_an_error_for_the_caller_and_costs_no_knowledge(turns):
+async def test_a_refused_render_raises_and_keeps_what_was_learned(turns):
     link = Template()
-    talk = Talk(turns, link)
+    talk = Program(turns, link)
     link.refuses = EngineError(500, "template")
     with pytest.raises(EngineError):
         await talk.said(ASKED, ANSWER)
@@ -169,9 +171,9 @@ async def test_what_the_engine_refuses_is_an_error_for_the_caller_and_costs_no_k
     assert await talk.said([*ASKED, ANSWER, NEXT], ANSWER) is not None
 
 
-async def test_a_reply_beyond_remembering_teaches_nothing(turns):
+async def test_a_reply_that_is_too_long_teaches_no_habit(turns):
     link = Template()
-    talk = Talk(turns, link)
+    talk = Program(turns, link)
     long = {**ANSWER, "content": "x" * LARGEST}
     await talk.said(ASKED, long)
     assert repr(turns) == "<NextTurns 1 clients, 0 replies>"
@@ -182,11 +184,11 @@ async def test_only_the_newest_clients_and_replies_are_remembered():
     turns = NextTurns(clients=2, replies=3)
     link = Template(strips=True)
     for number in range(5):
-        await Talk(turns, link, str(number)).said(ASKED, ANSWER)
+        await Program(turns, link, str(number)).said(ASKED, ANSWER)
     assert repr(turns) == "<NextTurns 2 clients, 3 replies>"
 
 
-def test_what_was_put_again_is_the_newest():
+def test_a_key_that_is_put_again_becomes_the_newest():
     recent: Recent[str, int] = Recent(2)
     for key, value in (("a", 1), ("b", 2), ("a", 3), ("c", 4)):
         recent.put(key, value)

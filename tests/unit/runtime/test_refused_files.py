@@ -19,7 +19,7 @@ SIZE = len(CANARY)
 
 
 class Refusing:
-    """An engine that refuses every file, and then computes as the test sets."""
+    """An engine that refuses every file; the test sets what it computes afterwards."""
 
     def __init__(self, then: PrefillResult | Exception, said: RestoreResult | Exception) -> None:
         self.then, self.said, self.done = then, said, list[str]()
@@ -52,12 +52,12 @@ def computes(computed: int, cached: int = 0, held: int = SIZE) -> PrefillResult:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "answer_to_restore",
     [EngineError(400, "no"), RestoreResult(tokens=7, read=1, seconds=0.0)],
     ids=["refused", "otherwise"],
 )
 @pytest.mark.parametrize(
-    ("then", "outcome", "unsound"),
+    ("answer_to_canary", "outcome", "unsound"),
     [
         (computes(SIZE), Loading.REFUSED, False),
         (computes(1, cached=SIZE - 1), Loading.LOST, True),
@@ -66,9 +66,11 @@ def computes(computed: int, cached: int = 0, held: int = SIZE) -> PrefillResult:
         (EngineGoneError("it has died of it"), Loading.LOST, False),
     ],
 )
-async def test_the_canary_decides(said, then, outcome, unsound):
+async def test_the_canary_decides_whether_the_engine_is_sound_after_a_refused_restore(
+    answer_to_restore, answer_to_canary, outcome, unsound
+):
     link, metrics, replaced = StubLink(), Metrics(), list[str]()
-    client: Any = Refusing(then, said)
+    client: Any = Refusing(answer_to_canary, answer_to_restore)
     store: Any = Offering()
     link.client, link.replace = client, lambda: replaced.append("replaced")
     snapshot = Snapshot(id=SnapshotId("s"), fingerprint="", tokens=Tokens([1, 2]), size=1)

@@ -18,7 +18,7 @@ FOUND = EngineTraits(slot_files=True, state_version=4, files_carry=True, fingerp
 UNKNOWN = replace(FOUND, files_carry=None)
 
 
-async def test_what_was_found_out_is_known_the_next_time(tmp_path):
+async def test_a_learned_trait_is_known_at_the_next_start(tmp_path):
     assert await completed(tmp_path, UNKNOWN) == UNKNOWN
     assert await completed(tmp_path, FOUND) == FOUND
     assert await completed(tmp_path, UNKNOWN) == FOUND
@@ -26,19 +26,19 @@ async def test_what_was_found_out_is_known_the_next_time(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
 
 
-async def test_another_kind_of_engine_is_not_taken_for_it(tmp_path):
+async def test_a_trait_is_not_applied_to_an_engine_of_another_fingerprint(tmp_path):
     await completed(tmp_path, FOUND)
     other = replace(UNKNOWN, fingerprint="other")
     assert await completed(tmp_path, other) == other
 
 
-async def test_what_is_found_out_anew_counts(tmp_path):
+async def test_a_newly_learned_trait_replaces_the_old_one(tmp_path):
     await completed(tmp_path, FOUND)
     await completed(tmp_path, replace(FOUND, files_carry=False))
     assert (await completed(tmp_path, UNKNOWN)).files_carry is False
 
 
-async def test_nothing_is_written_that_is_there_already(tmp_path):
+async def test_an_unchanged_file_is_not_written_again(tmp_path):
     await completed(tmp_path, FOUND)
     before = written_at(tmp_path)
     await completed(tmp_path, FOUND)
@@ -51,7 +51,7 @@ def written_at(folder):
     return found.st_ino, found.st_mtime_ns
 
 
-async def test_an_engine_without_slot_files_has_nothing_to_remember(tmp_path):
+async def test_for_an_engine_without_slot_files_nothing_is_written(tmp_path):
     nothing = EngineTraits(files_carry=True)
     assert await completed(tmp_path, nothing) == nothing
     assert not list(tmp_path.iterdir())
@@ -66,7 +66,7 @@ async def test_two_engines_at_once_leave_a_whole_file(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
 
 
-async def test_a_folder_that_is_not_there_is_no_trouble(tmp_path):
+async def test_a_missing_folder_is_ignored(tmp_path):
     assert await completed(tmp_path / "none", FOUND) == FOUND
     assert await completed(tmp_path / "none", UNKNOWN) == UNKNOWN
 
@@ -80,7 +80,7 @@ async def test_a_link_is_not_followed(tmp_path):
     assert decode(elsewhere.read_bytes()) == {"abc": True}
 
 
-async def test_a_file_without_end_is_none_of_ours(tmp_path):
+async def test_a_file_that_is_too_large_is_ignored(tmp_path):
     data = encode({"abc": True})
     (tmp_path / FILE).write_bytes(data[:-1] + b" " * LARGEST + data[-1:])
     assert await completed(tmp_path, UNKNOWN) == UNKNOWN
@@ -89,16 +89,16 @@ async def test_a_file_without_end_is_none_of_ours(tmp_path):
 @pytest.mark.parametrize(
     "data", [b"", b"{", b"[1]", b"null", b"\xff", b'{"a": 1}', b'{"a": true, "b": null}']
 )
-def test_anything_odd_is_nothing_known(data):
+def test_an_unreadable_file_gives_no_traits(data):
     assert decode(data) == {}
 
 
-def test_what_was_written_is_read():
+def test_written_traits_are_read_back():
     known = {"b": True, "a": False}
     assert list(decode(encode(known)).items()) == list(known.items())
 
 
-def test_the_oldest_is_forgotten():
+def test_the_oldest_trait_is_forgotten():
     known: Mapping[str, bool] = {}
     for number in range(MOST + 3):
         known = learnt(known, str(number), carry=True)
@@ -110,5 +110,5 @@ def test_the_oldest_is_forgotten():
     assert next(iter(decode(too_many))) == "3"
 
 
-def test_the_store_leaves_it_alone():
+def test_the_store_does_not_treat_the_file_as_its_own():
     assert files.ours(FILE) is None

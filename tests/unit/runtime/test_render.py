@@ -1,4 +1,4 @@
-"""Prompts and replies as ids: exact, or none."""
+"""Prompts and replies as token ids: exact, or none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unit.runtime.stubs import END_OF_TURN, StubLink
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "tools": []}
 PROMPT = Tokens([1, 2, 3, 4])
 SAID = [ord(letter) for letter in "abc"]
-AFTER = [50, 51, 52]  # what opens the turn after the reply
+AFTER = [50, 51, 52]  # opens the turn after the reply
 
 
 def asked(*, chat=None, prompt=None, media=False) -> Ask:
@@ -52,16 +52,16 @@ async def test_a_chat_is_rendered_by_the_engine_with_the_clients_key(link):
     assert link.rendered == [(CHAT, {"X-Api-Key": "k"})]
 
 
-async def test_a_raw_prompt_needs_no_template(link):
+async def test_a_raw_prompt_is_tokenized_without_a_template(link):
     assert await prompt_of(link, asked(prompt=[1, 2]), {}) == Tokens([1, 2])
     assert link.rendered == []
 
 
-async def test_tokens_of_an_unknown_prompt_are_none_and_not_a_guess(link):
+async def test_an_unreadable_prompt_has_no_tokens(link):
     assert await prompt_of(link, asked(media=True), {}) is None
 
 
-async def test_a_body_that_the_template_refuses_is_an_error_for_the_caller(link):
+async def test_a_chat_that_the_template_refuses_raises_an_error(link):
     link.says = EngineError(500, "template")
     with pytest.raises(EngineError):
         await prompt_of(link, asked(chat=CHAT), {})
@@ -70,25 +70,25 @@ async def test_a_body_that_the_template_refuses_is_an_error_for_the_caller(link)
 # -- replies -------------------------------------------------------------------------------------------
 
 
-async def test_a_reply_that_comes_back_as_sampled_is_known_but_for_its_last_token(link):
+async def test_a_reply_rendered_as_sampled_is_known_except_for_its_last_token(link):
     rendered = [*PROMPT, *SAID, END_OF_TURN, *AFTER]
     tokens = await reply_in_chat(link, rendered, generated=4)  # three words and the end of the turn
     assert tokens == Tokens([*PROMPT, *SAID])  # the end was sampled, and never evaluated
 
 
-async def test_a_reply_that_comes_back_otherwise_is_not_guessed(link):
+async def test_a_reply_rendered_with_other_tokens_is_not_guessed(link):
     rendered = [*PROMPT, 97, 97, 98, 98, 99, 99, END_OF_TURN, *AFTER]
     assert await reply_in_chat(link, rendered, generated=30) is None
 
 
-async def test_a_template_that_changes_what_stood_before_gives_nothing(link):
+async def test_a_template_that_changes_the_history_gives_no_tokens(link):
     """A reply's text may be right while the history before it is rendered differently."""
     rendered = [1, 2, 88, 4, *SAID, END_OF_TURN, *AFTER]
     assert await reply_in_chat(link, rendered, generated=4) is None
 
 
 @pytest.mark.parametrize("generated", [1, 2, 3, 4, 5, 30])
-async def test_never_more_than_the_slot_holds(link, generated):
+async def test_the_tokens_are_never_more_than_the_slot_holds(link, generated):
     rendered = [*PROMPT, *SAID, END_OF_TURN, *AFTER]
     tokens = await reply_in_chat(link, rendered, generated=generated)
     if tokens is not None:
@@ -100,7 +100,7 @@ async def test_never_more_than_the_slot_holds(link, generated):
     ("reply", "role"),
     [({}, "user"), ({"reasoning_content": "hm"}, "tool"), ({"tool_calls": [{"id": "1"}]}, "tool")],
 )
-async def test_the_turn_after_a_reply_leaves_its_reasoning_where_it_was(link, reply, role):
+async def test_the_turn_after_a_reply_keeps_its_reasoning(link, reply, role):
     """Many templates strip the reasoning before a user's message."""
     await reply_in_chat(link, [*PROMPT, *SAID, END_OF_TURN], generated=4, **reply)
     chat, _ = link.rendered[-1]
@@ -115,8 +115,8 @@ async def test_the_turn_after_a_reply_leaves_its_reasoning_where_it_was(link, re
 @pytest.mark.parametrize(
     ("generated", "known"),
     [
-        (4, [*PROMPT, *SAID]),  # it ended by itself: the end has no text
-        (3, [*PROMPT, *SAID[:-1]]),  # it was cut off: the last word was never evaluated
+        (4, [*PROMPT, *SAID]),  # the answer ended by itself: the end token has no text
+        (3, [*PROMPT, *SAID[:-1]]),  # the answer was cut off: the last token was never evaluated
         (2, None),
         (5, None),
     ],

@@ -1,4 +1,4 @@
-"""The cost of a request's changes, by the engine's figures, and what is kept of them."""
+"""The cost of a request's changes, by the engine's figures, and the text of them that is kept."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def prompt(day: int, turns: int) -> Tokens:
     return HEAD + Tokens([day]) + TAIL + Tokens(range(5000, 5000 + 100 * turns))
 
 
-class Beside:
-    """Stands for the thread, in which nothing may be touched that the loop changes."""
+class FakeThread:
+    """A fake of the worker thread, which must not access objects that the event loop changes."""
 
     def __init__(self, rewriting: Rewriting, *meanwhile: Any) -> None:
         self.ran: list[str] = []
         self._inside = False
-        self._meanwhile = list(meanwhile)  # what the loop does between
-        rewriting.conversations = Guarded(rewriting.conversations, self)  # type: ignore[assignment]
-        rewriting._before = Guarded(rewriting._before, self)  # type: ignore[assignment]
+        self._meanwhile = list(meanwhile)  # what the event loop does meanwhile
+        rewriting.conversations = OwnedByLoop(rewriting.conversations, self)  # type: ignore[assignment]
+        rewriting._before = OwnedByLoop(rewriting._before, self)  # type: ignore[assignment]
 
     async def __call__(self, do: Any, /, *args: Any, **more: Any) -> Any:
         if self.ran and self._meanwhile:
@@ -54,12 +54,12 @@ class Beside:
             self._inside = False
 
 
-class Guarded:
-    def __init__(self, real: Any, beside: Beside) -> None:
-        self._real, self._beside = real, beside
+class OwnedByLoop:
+    def __init__(self, real: Any, thread: FakeThread) -> None:
+        self._real, self._thread = real, thread
 
     def __getattr__(self, name: str) -> Any:
-        assert not self._beside._inside, f"{name} is the loop's"
+        assert not self._thread._inside, f"{name} is the loop's"
         return getattr(self._real, name)
 
 
@@ -67,7 +67,7 @@ def take(rewriting: Rewriting, *args: Any, **more: Any) -> Taken | None:
     return at_once(rewriting.take(*args, **more))
 
 
-class Desk:
+class Clients:
     """A client's requests, and the engine's answers."""
 
     def __init__(self, *rules: str, text: bool = False) -> None:
@@ -114,58 +114,58 @@ class Desk:
         )
 
 
-def test_a_change_costs_what_had_to_be_computed_again_though_nothing_in_it_changed():
-    desk = Desk()
-    desk.asks(request(1, 0), prompt(1, 0), cached=0)
-    taken, divergence = desk.asks(request(2, 1), prompt(2, 1), cached=1000, seconds=2.2)
+def test_a_change_costs_the_tokens_computed_again_behind_it():
+    clients = Clients()
+    clients.asks(request(1, 0), prompt(1, 0), cached=0)
+    taken, divergence = clients.asks(request(2, 1), prompt(2, 1), cached=1000, seconds=2.2)
     assert taken.rewritten is None
     assert taken.judged.explained.kind is RequestKind.REWRITE
     assert (divergence.cause, divergence.token) == (Cause.DATE, 1000)
     assert 800 < divergence.tokens <= 1001
     assert divergence.seconds == pytest.approx(divergence.tokens * 2.2 / 1101)
-    assert desk.counted(Cause.DATE) == divergence.tokens
+    assert clients.counted(Cause.DATE) == divergence.tokens
 
 
-def test_what_was_planted_was_computed_as_well():
-    desk = Desk()
-    desk.asks(request(1, 0), prompt(1, 0), cached=0)
-    _, divergence = desk.asks(request(2, 1), prompt(2, 1), cached=2001, planted=1001)
+def test_tokens_planted_for_a_request_count_as_its_cost():
+    clients = Clients()
+    clients.asks(request(1, 0), prompt(1, 0), cached=0)
+    _, divergence = clients.asks(request(2, 1), prompt(2, 1), cached=2001, planted=1001)
     assert divergence.tokens > 800
 
 
-def test_what_another_slot_had_is_not_counted():
-    desk = Desk()
-    desk.asks(request(1, 0), prompt(1, 0), cached=0)
-    _, divergence = desk.asks(request(2, 1), prompt(2, 1), cached=2001)
+def test_tokens_that_another_slot_had_do_not_count_as_cost():
+    clients = Clients()
+    clients.asks(request(1, 0), prompt(1, 0), cached=0)
+    _, divergence = clients.asks(request(2, 1), prompt(2, 1), cached=2001)
     assert divergence.tokens == 100
 
 
-def test_what_was_put_right_costs_nothing():
-    desk = Desk("date=fix")
-    desk.asks(request(1, 0), prompt(1, 0), cached=0)
-    taken, divergence = desk.asks(request(2, 1), prompt(1, 1), cached=2001)
+def test_a_fixed_change_costs_nothing():
+    clients = Clients("date=fix")
+    clients.asks(request(1, 0), prompt(1, 0), cached=0)
+    taken, divergence = clients.asks(request(2, 1), prompt(1, 1), cached=2001)
     assert taken.rewritten is not None
     assert (divergence.cause, divergence.tokens) == (Cause.DATE, 0)
-    assert desk.counted(Cause.DATE) == 0
+    assert clients.counted(Cause.DATE) == 0
 
 
-def test_where_the_text_goes_on_and_the_tokens_do_not_it_was_the_template():
-    desk = Desk()
-    desk.asks(request(1, 0), prompt(1, 0), cached=0)
-    _, divergence = desk.asks(request(1, 1), prompt(2, 1), cached=1000)
+def test_different_tokens_of_an_equal_text_are_attributed_to_the_template():
+    clients = Clients()
+    clients.asks(request(1, 0), prompt(1, 0), cached=0)
+    _, divergence = clients.asks(request(1, 1), prompt(2, 1), cached=1000)
     assert (divergence.cause, divergence.rule) == (Cause.TEMPLATE_RERENDERS, None)
     assert divergence.tokens == 1001
 
 
-def test_where_nothing_parts_nothing_is_said():
-    desk = Desk()
-    assert desk.asks(request(1, 0), prompt(1, 0), cached=0)[1] is None
-    assert desk.asks(request(1, 1), prompt(1, 1), cached=2000)[1] is None
+def test_a_request_without_a_divergence_has_no_report():
+    clients = Clients()
+    assert clients.asks(request(1, 0), prompt(1, 0), cached=0)[1] is None
+    assert clients.asks(request(1, 1), prompt(1, 1), cached=2000)[1] is None
 
 
-def test_what_is_no_chat_is_left_alone():
+def test_a_request_that_is_not_a_chat_is_ignored():
     taken = take(
-        Desk().rewriting,
+        Clients().rewriting,
         Api.COMPLETION,
         {"prompt": "x"},
         request_id="r",
@@ -177,67 +177,67 @@ def test_what_is_no_chat_is_left_alone():
     assert taken is None
 
 
-def test_what_rules_changed_is_told_in_excerpts_where_text_may_be_kept():
-    desk = Desk("date=fix", text=True)
-    desk.asks(request(1, 0), prompt(1, 0), cached=0)
-    taken, divergence = desk.asks(request(2, 1), prompt(1, 1), cached=2000)
+def test_changes_by_rules_have_excerpts_if_text_may_be_kept():
+    clients = Clients("date=fix", text=True)
+    clients.asks(request(1, 0), prompt(1, 0), cached=0)
+    taken, divergence = clients.asks(request(2, 1), prompt(1, 1), cached=2000)
     change = taken.changes[0]
     assert len(change.before) < 200
     assert ("2026-11-22" in change.before, "2026-11-21" in change.after) == (True, True)
     assert divergence.fixed
 
 
-def test_the_tokens_around_the_parting_are_kept_where_text_may_be():
+def test_the_tokens_around_a_divergence_are_kept_only_if_text_may_be_kept():
     for text in (True, False):
-        desk = Desk(text=text)
-        desk.asks(request(1, 0), prompt(1, 0), cached=0)
-        divergence = desk.asks(request(2, 1), prompt(2, 1), cached=1000)[1]
+        clients = Clients(text=text)
+        clients.asks(request(1, 0), prompt(1, 0), cached=0)
+        divergence = clients.asks(request(2, 1), prompt(2, 1), cached=1000)[1]
         assert (divergence.token, divergence.section) == (1000, Section.SYSTEM)
         assert (divergence.was[divergence.lead :][:1], divergence.now[divergence.lead :][:1]) == (
             ((1,), (2,)) if text else ((), ())
         )
 
 
-def test_without_leave_no_text_of_a_change_is_kept():
-    desk = Desk("date=fix")
-    desk.asks(request(1, 0), prompt(1, 0), cached=0)
-    taken, _ = desk.asks(request(2, 1), prompt(1, 1), cached=2000)
+def test_without_permission_no_text_of_a_change_is_kept():
+    clients = Clients("date=fix")
+    clients.asks(request(1, 0), prompt(1, 0), cached=0)
+    taken, _ = clients.asks(request(2, 1), prompt(1, 1), cached=2000)
     change = taken.changes[0]
     assert (change.rule, change.before, change.after) == (RuleName.DATE, "", "")
 
 
-def test_a_rule_that_would_cost_is_counted_as_declined_and_what_came_is_what_counts_as_sent():
-    desk = Desk("date=fix")
-    desk.asks(request(1, 0), prompt(1, 0), cached=0)
-    taken, divergence = desk.asks(request(2, 1), prompt(2, 1), cached=1000, changed=False)
+def test_a_rule_that_would_cost_tokens_is_declined_and_the_request_is_kept_unchanged():
+    clients = Clients("date=fix")
+    clients.asks(request(1, 0), prompt(1, 0), cached=0)
+    taken, divergence = clients.asks(request(2, 1), prompt(2, 1), cached=1000, changed=False)
     assert [change.declined for change in taken.changes] == [True]
     assert (divergence.cause, divergence.fixed) == (Cause.DATE, False)
-    value = desk.metrics.registry.get_sample_value
+    value = clients.metrics.registry.get_sample_value
     counts = {
         action: value("slotkeeper_rewrites_total", {"rule": "date", "action": action})
         for action in ("fixed", "observed", "declined")
     }
     assert counts == {"fixed": 0, "observed": 0, "declined": 1}
-    again, _ = desk.asks(request(2, 2), prompt(2, 2), cached=2000)  # it goes on from its own words
+    again, _ = clients.asks(request(2, 2), prompt(2, 2), cached=2000)  # the client continues its own text
     assert again.rewritten is None
 
 
-def test_where_only_our_rule_made_prompts_part_its_name_is_said():
-    """The date was put back once, and is not any more: the client's request has not changed."""
-    desk = Desk("date=fix")
-    desk.asks(request(1, 0), prompt(1, 0), cached=0)
-    desk.asks(request(2, 1), prompt(1, 1), cached=2000)
-    _, divergence = desk.asks(request(2, 2), prompt(2, 2), cached=1000, changed=False)
+def test_a_divergence_caused_only_by_a_rule_names_that_rule():
+    """The rule restored the date once, and later does not: the client's request has not changed."""
+    clients = Clients("date=fix")
+    clients.asks(request(1, 0), prompt(1, 0), cached=0)
+    clients.asks(request(2, 1), prompt(1, 1), cached=2000)
+    _, divergence = clients.asks(request(2, 2), prompt(2, 2), cached=1000, changed=False)
     assert (divergence.cause, divergence.rule, divergence.token) == (Cause.OUR_RULE, RuleName.DATE, 1000)
     assert divergence.tokens > 800
-    assert desk.counted(Cause.OUR_RULE) == divergence.tokens
+    assert clients.counted(Cause.OUR_RULE) == divergence.tokens
 
 
-def test_a_request_is_in_the_book_for_the_next_one_though_nobody_asked_what_it_is():
-    desk = Desk()
+def test_a_request_is_recorded_for_the_next_one_even_if_it_is_not_explained():
+    clients = Clients()
     first, second = (
         take(
-            desk.rewriting,
+            clients.rewriting,
             Api.CHAT,
             request(1, turns),
             request_id="r",
@@ -253,42 +253,42 @@ def test_a_request_is_in_the_book_for_the_next_one_though_nobody_asked_what_it_i
     assert second.match.before.number == first.conversation.number
 
 
-def test_what_is_read_beside_the_loop_is_a_copy_and_the_same_is_said_of_it():
-    plain, desk = Desk(), Desk()
-    for each in (plain, desk):
+def test_work_in_the_thread_uses_a_copy_and_gives_the_same_report():
+    plain, clients = Clients(), Clients()
+    for each in (plain, clients):
         each.asks(request(1, 0), prompt(1, 0), cached=0)
     told, divergence = plain.asks(request(2, 1), prompt(2, 1), cached=1000)
-    run = Beside(desk.rewriting)
-    taken, same = desk.asks(request(2, 1), prompt(2, 1), cached=1000, run=run)
+    run = FakeThread(clients.rewriting)
+    taken, same = clients.asks(request(2, 1), prompt(2, 1), cached=1000, run=run)
     assert len(run.ran) > 1
     assert (taken.judged, same) == (told.judged, divergence)
 
 
-def test_a_conversation_that_goes_on_meanwhile_is_for_the_thread_as_it_was():
-    desk = Desk()
-    desk.asks(request(1, 1), prompt(1, 1), cached=0)
+def test_a_conversation_that_continues_meanwhile_does_not_change_what_the_thread_reads():
+    clients = Clients()
+    clients.asks(request(1, 1), prompt(1, 1), cached=0)
 
     def next_turn() -> None:
-        desk.asks(request(1, 2), prompt(1, 2), cached=1000)
+        clients.asks(request(1, 2), prompt(1, 2), cached=1000)
 
-    run = Beside(desk.rewriting, next_turn)
-    taken, _ = desk.asks(request(2, 2), prompt(2, 2), cached=1000, run=run)
+    run = FakeThread(clients.rewriting, next_turn)
+    taken, _ = clients.asks(request(2, 2), prompt(2, 2), cached=1000, run=run)
     assert len(taken.match.before.received.messages) == len(request(1, 1)["messages"])
     assert taken.judged.explained.cause is Cause.DATE
 
 
 @pytest.mark.parametrize("changed", [True, False])
-def test_what_was_read_beside_the_loop_leaves_nothing_slow_to_it(changed, monkeypatch):
+def test_requests_are_compared_in_the_thread_and_not_in_the_event_loop(changed, monkeypatch):
     """Both forms were compared, so it does not matter which one is sent."""
-    desk = Desk(f"{RuleName.DATE}=fix")
-    desk.asks(request(1, 0), prompt(1, 0), cached=0)
-    beside, judged = Beside(desk.rewriting), []
+    clients = Clients(f"{RuleName.DATE}=fix")
+    clients.asks(request(1, 0), prompt(1, 0), cached=0)
+    thread, judged = FakeThread(clients.rewriting), []
 
     def slow(*args: Any) -> Any:
-        judged.append(beside._inside)
+        judged.append(thread._inside)
         return judge(*args)
 
     monkeypatch.setattr("slotkeeper.runtime.rewriting.judge", slow)
-    taken, _ = desk.asks(request(2, 1), prompt(2, 1), cached=1000, run=beside, changed=changed)
+    taken, _ = clients.asks(request(2, 1), prompt(2, 1), cached=1000, run=thread, changed=changed)
     assert taken.rewritten is not None
     assert judged == [True, True]

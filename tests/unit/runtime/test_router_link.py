@@ -28,12 +28,12 @@ MODELS = (ModelEntry(name=ModelName("coder"), aliases=("gpt",), port=0), ModelEn
 
 
 class FakeRouter(RouterClient):
-    """A router whose models the test sets; it loads or unloads as it is told."""
+    """A router whose models, loads and unloads the test sets."""
 
     def __init__(self) -> None:
         super().__init__(BASE)
         self.models = {entry.name: entry for entry in MODELS}
-        self.trouble: Exception | None = None  # of any call
+        self.trouble: Exception | None = None  # raised by any call
         self.loads: Callable[[ModelName], None] = lambda model: self.becomes(model, ModelStatus.LOADED)
         self.unloads: Callable[[ModelName], None] = lambda model: self.becomes(model, ModelStatus.UNLOADED)
 
@@ -133,7 +133,7 @@ async def scene(monkeypatch) -> AsyncIterator[Scene]:
     assert not failures
 
 
-async def test_each_model_has_a_line_and_a_name(scene):
+async def test_each_model_has_a_link_and_is_found_by_its_names(scene):
     await scene.listed()
     assert list(scene.lines) == [CODER, "http://router#writer"]
     assert [scene.router.model_of(name) for name in ("coder", "gpt", "zzz")] == ["coder", "coder", None]
@@ -142,19 +142,19 @@ async def test_each_model_has_a_line_and_a_name(scene):
     assert (event.router, event.most) == (BASE, 1)
 
 
-async def test_a_listing_that_did_not_change_is_not_said_again(scene):
+async def test_an_unchanged_listing_is_not_posted_again(scene):
     await scene.listed()
     await asyncio.sleep(0.1)
     assert len(scene.said) == 1
 
 
-async def test_a_model_that_is_listed_no_more_has_no_line(scene):
+async def test_a_model_that_is_no_longer_listed_loses_its_link(scene):
     await scene.listed()
     del scene.fake.models[ModelName("coder")]
     await scene.comes(lambda: CODER not in scene.lines)
 
 
-async def test_a_new_port_is_another_process(scene):
+async def test_a_new_port_means_another_process(scene):
     line = await scene.listed()
     scene.fake.becomes("coder", ModelStatus.LOADED, port=1)
     await scene.comes(lambda: line.kicks == 1)
@@ -162,7 +162,7 @@ async def test_a_new_port_is_another_process(scene):
     await scene.comes(lambda: line.kicks == 2)
 
 
-async def test_a_load_ends_when_its_line_is_up(scene):
+async def test_a_load_ends_when_the_link_of_the_model_is_up(scene):
     line = await scene.listed()
     scene.router.load(line)
     await scene.comes(lambda: line.up)
@@ -174,14 +174,14 @@ async def test_a_load_ends_when_its_line_is_up(scene):
     ("refusal", "broken"),
     [(EngineError(500, "model limit reached, try again later"), False), (EngineGoneError("gone"), False)],
 )
-async def test_a_load_that_is_refused_may_be_tried_again(scene, refusal, broken):
+async def test_a_refused_load_may_be_tried_again(scene, refusal, broken):
     line = await scene.listed()
     scene.fake.loads = raising(refusal)
     scene.router.load(line)
     assert (await scene.failed()).broken is broken
 
 
-async def test_what_runs_already_counts_as_loaded(scene):
+async def test_a_model_that_is_already_running_counts_as_loaded(scene):
     line = await scene.listed()
 
     def runs(model: ModelName) -> None:
@@ -193,7 +193,7 @@ async def test_what_runs_already_counts_as_loaded(scene):
     await scene.comes(lambda: line.up)
 
 
-async def test_a_process_that_ends_while_it_loads_is_broken(scene):
+async def test_a_process_that_ends_during_its_load_makes_the_model_broken(scene):
     line = await scene.listed()
     scene.fake.loads = lambda model: scene.fake.becomes(model, ModelStatus.LOADING)
     scene.router.load(line)
@@ -203,25 +203,25 @@ async def test_a_process_that_ends_while_it_loads_is_broken(scene):
     assert counted(scene, "failed") == 1
 
 
-async def test_a_load_that_never_begins_is_given_up(scene):
+async def test_a_load_that_never_begins_is_abandoned(scene):
     line = await scene.listed()
     scene.fake.loads = lambda _: None
     scene.router.load(line)
     assert (await scene.failed()).broken
 
 
-@pytest.mark.parametrize("ours", [True, False], ids=["loaded by us", "loaded by others"])
-async def test_a_model_that_cannot_be_probed_is_not_waited_for(scene, ours):
+@pytest.mark.parametrize("loaded_by_us", [True, False], ids=["loaded by us", "loaded by others"])
+async def test_a_model_that_cannot_be_probed_is_not_waited_for(scene, loaded_by_us):
     line = await scene.listed()
     line.probes = False
-    if ours:
+    if loaded_by_us:
         scene.router.load(line)
     else:
         scene.fake.becomes("coder", ModelStatus.LOADED)
     assert (await scene.failed()).broken
 
 
-async def test_a_router_that_goes_while_it_loads_has_not_broken_the_model(scene):
+async def test_a_router_lost_during_a_load_does_not_make_the_model_broken(scene):
     line = await scene.listed()
     scene.fake.loads = lambda model: scene.fake.becomes(model, ModelStatus.LOADING)
     scene.router.load(line)
@@ -230,7 +230,7 @@ async def test_a_router_that_goes_while_it_loads_has_not_broken_the_model(scene)
     assert not (await scene.failed()).broken
 
 
-async def test_before_an_unload_all_that_was_asked_is_answered(scene):
+async def test_an_unload_waits_for_all_running_answers(scene):
     line = await scene.listed()
     scene.router.load(line)
     await scene.comes(lambda: line.up)
@@ -248,7 +248,7 @@ async def test_before_an_unload_all_that_was_asked_is_answered(scene):
 
 
 @pytest.mark.parametrize("error", [EngineError(500, "no"), EngineGoneError("gone"), ValueError("a bug")])
-async def test_a_model_whose_unload_was_refused_serves_on(scene, error):
+async def test_a_model_whose_unload_is_refused_continues_to_serve(scene, error):
     line = await scene.listed()
     scene.router.load(line)
     await scene.comes(lambda: line.up)
@@ -258,7 +258,7 @@ async def test_a_model_whose_unload_was_refused_serves_on(scene, error):
     await scene.comes(lambda: line.up)
 
 
-async def test_a_router_that_is_gone_takes_its_models_with_it_and_brings_them_back(scene):
+async def test_the_models_of_a_lost_router_are_lost_and_come_back_with_it(scene):
     line = await scene.listed()
     scene.fake.becomes("coder", ModelStatus.LOADED)
     await scene.comes(lambda: line.up)
@@ -275,13 +275,13 @@ async def test_a_router_that_is_gone_takes_its_models_with_it_and_brings_them_ba
     assert len(last.models) == 2
 
 
-async def test_a_server_that_is_no_router_any_more_has_no_models(scene):
+async def test_a_server_that_is_no_longer_a_router_has_no_models(scene):
     await scene.listed()
     scene.fake.trouble = EngineError(200, "no router", foreign=True)
     await scene.comes(lambda: not scene.lines)
 
 
-async def test_a_refusal_of_the_listing_changes_nothing(scene):
+async def test_a_refused_listing_keeps_the_known_models(scene):
     await scene.listed()
     scene.fake.trouble = EngineError(401, "Invalid API Key")
     await asyncio.sleep(0.1)

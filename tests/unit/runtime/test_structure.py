@@ -1,4 +1,4 @@
-"""What is rendered to find boundaries, and what is not."""
+"""Which renders are needed to find the boundaries of a prompt."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ class Templating(StubLink):
 
     async def render_chat(self, chat, auth) -> Tokens:
         await super().render_chat(chat, auth)
-        return written(chat["messages"])
+        return rendered_tokens(chat["messages"])
 
 
-def written(messages) -> Tokens:
+def rendered_tokens(messages) -> Tokens:
     openers = {"user": OPENER, "assistant": TAIL}
     parts = [openers.get(message["role"], "<S>") + str(message["content"]) for message in messages]
     return Tokens(map(ord, "".join(parts) + TAIL))
 
 
-def place(text: str) -> int:
-    return written(TALK).find_all(Tokens(map(ord, text)))[0]
+def position_of(text: str) -> int:
+    return rendered_tokens(TALK).find_all(Tokens(map(ord, text)))[0]
 
 
 def asked(messages=TALK, **more) -> Ask:
@@ -65,23 +65,23 @@ def asked(messages=TALK, **more) -> Ask:
 
 
 async def found(link, messages=TALK):
-    return await boundaries_of(link, asked(messages), written(messages), {"X-Api-Key": "k"})
+    return await boundaries_of(link, asked(messages), rendered_tokens(messages), {"X-Api-Key": "k"})
 
 
-async def test_with_markers_nothing_is_rendered():
+async def test_with_known_markers_no_render_is_needed():
     link = Templating(KNOWN)
     result = await found(link)
     assert [b.kind for b in result] == [BoundaryKind.HEAD, BoundaryKind.USER, BoundaryKind.TURN]
-    assert result[0].at == place("<U>first")
+    assert result[0].at == position_of("<U>first")
     assert link.rendered == []
 
 
-async def test_where_the_lead_stands_inside_a_message_its_end_is_found_by_one_short_render():
+async def test_the_end_of_a_system_text_inside_a_message_is_found_by_one_short_render():
     link = Templating(replace(KNOWN, lead_inside=True))
     head, user, turn = await found(link)
-    assert head == Boundary(place("first"), BoundaryKind.HEAD)
-    assert user == Boundary(place("<U>[{"), BoundaryKind.USER)
-    assert turn == Boundary(len(written(TALK)) - len(TAIL), BoundaryKind.TURN)
+    assert head == Boundary(position_of("first"), BoundaryKind.HEAD)
+    assert user == Boundary(position_of("<U>[{"), BoundaryKind.USER)
+    assert turn == Boundary(len(rendered_tokens(TALK)) - len(TAIL), BoundaryKind.TURN)
     ((chat, auth),) = link.rendered
     assert chat["messages"][:-1] == TALK[:2]
     assert (chat["seed"], auth) == (1, {"X-Api-Key": "k"})
@@ -90,26 +90,26 @@ async def test_where_the_lead_stands_inside_a_message_its_end_is_found_by_one_sh
 async def test_without_markers_two_renders_find_the_head_and_the_last_question():
     link = Templating(UNKNOWN)
     assert await found(link) == (
-        Boundary(place("first"), BoundaryKind.HEAD),
-        Boundary(place("[{"), BoundaryKind.USER),
+        Boundary(position_of("first"), BoundaryKind.HEAD),
+        Boundary(position_of("[{"), BoundaryKind.USER),
     )
     assert [len(chat["messages"]) for chat, _ in link.rendered] == [3, 5]
 
 
-async def test_one_question_needs_one_render():
+async def test_a_chat_with_one_question_needs_one_render():
     link = Templating(UNKNOWN)
-    assert await found(link, TALK[:3]) == (Boundary(place("first"), BoundaryKind.HEAD),)
+    assert await found(link, TALK[:3]) == (Boundary(position_of("first"), BoundaryKind.HEAD),)
     assert len(link.rendered) == 1
 
 
-async def test_a_short_prompt_is_not_worth_a_render():
+async def test_a_short_prompt_is_not_rendered():
     link = Templating(UNKNOWN)
     assert await found(link, TALK[1:]) == ()
     assert link.rendered == []
 
 
 @pytest.mark.parametrize("error", [EngineError(500, "roles"), EngineGoneError("gone")])
-async def test_what_cannot_be_rendered_is_left_out(error, monkeypatch):
+async def test_boundaries_that_cannot_be_rendered_are_left_out(error, monkeypatch):
     async def refuse(*_):
         raise error
 
@@ -123,15 +123,15 @@ async def test_what_cannot_be_rendered_is_left_out(error, monkeypatch):
 async def test_a_raw_prompt_is_searched_for_markers_and_never_rendered():
     for markers, kinds in ((KNOWN, [BoundaryKind.HEAD, BoundaryKind.USER, BoundaryKind.TURN]), (UNKNOWN, [])):
         link = Templating(markers)
-        result = await boundaries_of(link, asked(chat=None, prompt="x"), written(TALK), {})
+        result = await boundaries_of(link, asked(chat=None, prompt="x"), rendered_tokens(TALK), {})
         assert [b.kind for b in result] == kinds
         assert link.rendered == []
 
 
-async def test_an_engine_that_was_never_probed_has_no_boundaries():
+async def test_an_engine_that_was_never_probed_gives_no_boundaries():
     link = Templating(KNOWN)
     link.traits = None
-    assert await boundaries_of(link, asked(chat=None, prompt="x"), written(TALK), {}) == ()
+    assert await boundaries_of(link, asked(chat=None, prompt="x"), rendered_tokens(TALK), {}) == ()
 
 
 DOCUMENT = "A line of it.\n" * 100
@@ -143,7 +143,7 @@ async def kinds_of(link, messages=ASKED):
     return [b.kind for b in await found(link, messages)]
 
 
-async def test_a_long_message_at_the_end_is_cut_before_its_question_where_checkpoints_last():
+async def test_a_long_last_message_has_boundaries_before_its_question_if_checkpoints_last():
     link = Templating(KNOWN)
     link.traits = replace(HYBRID, markers=KNOWN)
     result = await found(link, ASKED)
@@ -153,24 +153,24 @@ async def test_a_long_message_at_the_end_is_cut_before_its_question_where_checkp
         BoundaryKind.QUESTION,
         BoundaryKind.TURN,
     ]
-    assert result[2].at == len(written(ASKED)) - len("What is it?" + TAIL)
+    assert result[2].at == len(rendered_tokens(ASKED)) - len("What is it?" + TAIL)
     for memory in (Memory.DENSE, Memory.HYBRID):
         link.traits = replace(HYBRID, memory=memory, markers=KNOWN, eager_thinning=memory is Memory.HYBRID)
         assert await kinds_of(link) == [BoundaryKind.HEAD, BoundaryKind.TURN]
 
 
-async def test_text_in_parts_is_one_text_and_a_part_begins_a_line():
-    """This template shows parts as Python does, with the text's line feed spelled out."""
+async def test_text_parts_are_one_text_and_each_part_begins_a_line():
+    """This template writes parts as Python does, with escaped line feeds."""
     link = Templating(KNOWN)
     link.traits = replace(HYBRID, markers=KNOWN)
     parts = [{"type": "text", "text": DOCUMENT * 2}, {"type": "text", "text": "What is it?"}]
     messages = [TALK[0], {"role": "user", "content": parts}]
     result = await found(link, messages)
     assert [b.kind for b in result] == [BoundaryKind.HEAD, BoundaryKind.QUESTION, BoundaryKind.TURN]
-    assert result[1].at == written(messages).find_all(Tokens(map(ord, "What is it?")))[0]
+    assert result[1].at == rendered_tokens(messages).find_all(Tokens(map(ord, "What is it?")))[0]
 
 
-async def test_what_is_said_before_or_by_a_tool_is_not_cut():
+async def test_a_last_message_of_an_assistant_or_tool_has_no_line_boundaries():
     link = Templating(KNOWN)
     link.traits = replace(HYBRID, markers=KNOWN)
     tool = {"role": "tool", "content": ASKED[1]["content"]}

@@ -23,12 +23,12 @@ def tasks(failures) -> Tasks:
 
 
 async def settled() -> None:
-    """Let everything run that can run."""
+    """Let all ready tasks run."""
     for _ in range(5):
         await asyncio.sleep(0)
 
 
-async def test_a_task_that_nobody_holds_runs_to_its_end(tasks):
+async def test_a_task_without_other_references_runs_to_its_end(tasks):
     """The event loop itself keeps weak references only."""
     go, done = asyncio.Event(), asyncio.Event()
 
@@ -47,7 +47,7 @@ async def test_a_task_that_nobody_holds_runs_to_its_end(tasks):
     assert len(tasks) == 0
 
 
-async def test_a_failure_is_reported_once_and_forgotten(tasks, failures):
+async def test_a_failed_task_is_reported_once_and_removed(tasks, failures):
     error = RuntimeError("a bug")
 
     async def work() -> None:
@@ -59,13 +59,13 @@ async def test_a_failure_is_reported_once_and_forgotten(tasks, failures):
     assert len(tasks) == 0
 
 
-async def test_a_success_reports_nothing(tasks, failures):
+async def test_a_successful_task_reports_nothing(tasks, failures):
     await tasks.start(asyncio.sleep(0))
     await settled()
     assert failures == []
 
 
-async def test_a_cancelled_task_is_no_failure(tasks, failures):
+async def test_a_cancelled_task_is_not_a_failure(tasks, failures):
     task = tasks.start(asyncio.Event().wait())
     await settled()
     task.cancel()
@@ -75,7 +75,7 @@ async def test_a_cancelled_task_is_no_failure(tasks, failures):
     assert len(tasks) == 0
 
 
-async def test_close_cancels_and_waits_for_what_each_task_does_last(tasks):
+async def test_close_cancels_all_tasks_and_waits_for_their_cleanup(tasks):
     cleaned: list[int] = []
 
     async def work(number: int) -> None:
@@ -93,7 +93,7 @@ async def test_close_cancels_and_waits_for_what_each_task_does_last(tasks):
     assert len(tasks) == 0
 
 
-async def test_close_reports_a_task_that_fails_while_it_ends(tasks, failures):
+async def test_close_reports_a_task_that_fails_in_its_cleanup(tasks, failures):
     async def work() -> None:
         try:
             await asyncio.Event().wait()

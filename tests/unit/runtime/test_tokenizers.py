@@ -15,7 +15,7 @@ from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.vocab.gguf import read_header
 
 
-async def nobody(*_args: object, **_more: object) -> list[int]:
+async def unreachable(*_args: object, **_more: object) -> list[int]:
     raise EngineGoneError("not asked here")
 
 
@@ -33,8 +33,8 @@ def reading() -> Reading:
     )
 
 
-async def test_the_same_model_has_the_same_tokenizer_after_a_restart(reading):
-    tokenizers = Tokenizers(nobody)
+async def test_the_same_model_keeps_its_tokenizer_after_a_restart(reading):
+    tokenizers = Tokenizers(unreachable)
     first = await tokenizers.fitting(reading)
     assert await tokenizers.fitting(replace(reading, notes=["started again"])) is first
 
@@ -49,14 +49,14 @@ async def test_the_same_model_has_the_same_tokenizer_after_a_restart(reading):
         {"header": None},
     ],
 )
-async def test_anything_else_has_one_of_its_own(reading, change):
-    tokenizers = Tokenizers(nobody)
+async def test_another_model_or_build_or_template_gets_another_tokenizer(reading, change):
+    tokenizers = Tokenizers(unreachable)
     first = await tokenizers.fitting(reading)
     assert await tokenizers.fitting(replace(reading, **change)) is not first
 
 
-async def test_a_model_that_cannot_be_read_may_be_another_each_time(reading):
-    tokenizers = Tokenizers(nobody)
+async def test_an_unreadable_model_gets_a_new_tokenizer_each_time(reading):
+    tokenizers = Tokenizers(unreachable)
     unknown = replace(reading, header=None)
     first = await tokenizers.fitting(unknown)
     assert await tokenizers.fitting(unknown) is not first

@@ -1,4 +1,4 @@
-"""The catalog: what it remembers, and for how long."""
+"""Cached answers of the catalog: how many, and how long they are valid."""
 
 from dataclasses import replace
 
@@ -17,15 +17,15 @@ def snapshot(name, tokens=A, **more):
     return Snapshot(id=SnapshotId(name), fingerprint="f", tokens=tokens, size=len(tokens), **more)
 
 
-def test_without_files_nothing_is_kept_in_mind():
-    """Otherwise each answer would keep a prompt in memory, for ever if no file ever comes."""
+def test_without_snapshots_no_answers_are_cached():
+    """Otherwise each answer would keep a prompt in memory, for ever if there is never a snapshot."""
     catalog = Catalog()
     for n in range(100):
         assert catalog.covered(Tokens(range(n, n + 50)), TRAITS) == 0
     assert not catalog._covered
 
 
-def test_what_is_kept_in_mind_is_bounded():
+def test_the_number_of_cached_answers_is_limited():
     catalog = Catalog()
     catalog.put(snapshot("s"))
     for n in range(3 * REMEMBERED):
@@ -33,7 +33,7 @@ def test_what_is_kept_in_mind_is_bounded():
     assert len(catalog._covered) <= REMEMBERED
 
 
-def test_an_answer_holds_until_a_file_comes_or_goes():
+def test_a_cached_answer_is_valid_until_a_snapshot_is_added_or_removed():
     catalog = Catalog()
     catalog.put(snapshot("s", A.cut(0, 500)))
     assert catalog.covered(A, TRAITS) == 500
@@ -43,7 +43,7 @@ def test_an_answer_holds_until_a_file_comes_or_goes():
     assert catalog.covered(A, TRAITS) == 500
 
 
-def test_a_file_that_moves_to_the_cold_tier_is_still_offered():
+def test_a_snapshot_that_moves_to_the_cold_tier_is_still_offered():
     catalog = Catalog()
     hot = snapshot("s")
     catalog.put(hot)

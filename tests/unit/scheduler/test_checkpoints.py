@@ -127,7 +127,7 @@ MEASURED = [
     [case[1:] for case in MEASURED],
     ids=[case[0] for case in MEASURED],
 )
-def test_the_list_is_the_measured_one(changes, steps, user_starts, expected):
+def test_the_model_makes_the_checkpoints_that_were_measured(changes, steps, user_starts, expected):
     assert places(prefill(traits(**changes), *steps, user_starts=user_starts)) == expected
 
 
@@ -153,7 +153,7 @@ def test_a_checkpoint_at_the_same_place_is_replaced_on_the_newest_build():
     assert twice[-1].task == 2
 
 
-# engine.md 2.6: a file of N = 3000 tokens with its checkpoints; the prompt parts at `common`
+# engine.md 2.6: a file of N = 3000 tokens with its checkpoints; the prompt diverges at `common`
 @pytest.mark.parametrize(
     ("common", "hybrid", "swa"),
     [
@@ -171,42 +171,42 @@ def test_the_newest_usable_checkpoint_is_the_measured_one(common, hybrid, swa):
     assert newest_usable(kept, common, traits(memory=Memory.SWA, n_swa=256)) == swa
 
 
-def test_going_back_drops_what_lies_beyond():
+def test_cutting_back_drops_later_checkpoints():
     kept = tuple(Checkpoint(at, 1) for at in (700, 2000, 3000))
     assert places(survivors(kept, 2000, traits())) == [700, 2000]
     assert places(survivors(kept, 1998, traits())) == [700]
     assert places(survivors(kept, 0, traits())) == []
 
 
-def test_one_token_behind_a_cut_a_checkpoint_is_left_but_of_no_use():
+def test_a_checkpoint_one_token_behind_a_cut_is_left_but_stale():
     kept = tuple(Checkpoint(at, 1) for at in (700, 2000, 3000))
     left = survivors(kept, 1999, traits())
     assert [(c.at, c.stale) for c in left] == [(700, False), (2000, True)]
     assert newest_usable(left, 2500, traits()) == 0  # the engine takes it
     assert newest_usable(left, 1999, traits()) == 700
     window = traits(memory=Memory.SWA, n_swa=256)
-    assert not any(c.stale for c in survivors(kept, 1999, window))  # there its last token is computed again
+    assert not any(c.stale for c in survivors(kept, 1999, window))  # its last token is computed again
 
 
-def test_newer_builds_replace_a_checkpoint_wherever_it_stands_in_the_list():
+def test_a_newer_build_replaces_a_checkpoint_at_the_same_token_wherever_it_is_in_the_list():
     kept = (Checkpoint(300, 1), Checkpoint(301, 2))
     again = after_prefill(kept, reuse=300, end=304, user_starts=(), task=3, traits=traits(**NEW))
     assert [(c.at, c.stale) for c in again] == [(301, True), (300, False)]
 
 
-def test_swa_keeps_the_checkpoint_it_went_back_to():
+def test_swa_keeps_the_checkpoint_that_it_restored():
     kept = (Checkpoint(2484, 1), Checkpoint(2996, 1))
     engine = traits(memory=Memory.SWA, n_swa=256)
     assert places(survivors(kept, newest_usable(kept, 2999, engine), engine)) == [2484, 2996]
 
 
-def test_the_last_of_the_list_that_will_do_is_used_not_the_farthest():
+def test_the_last_suitable_checkpoint_of_the_list_is_used_and_not_the_farthest():
     engine = traits(memory=Memory.SWA, n_swa=256)
-    kept = (Checkpoint(50, 1), Checkpoint(49, 2), Checkpoint(101, 2))  # as the engine had them
+    kept = (Checkpoint(50, 1), Checkpoint(49, 2), Checkpoint(101, 2))  # in the order of the engine
     assert newest_usable(kept, 57, engine) == 48
 
 
-def test_a_checkpoint_whose_window_begins_too_late_is_passed_over():
+def test_a_checkpoint_whose_window_begins_too_late_is_skipped():
     engine = traits(memory=Memory.SWA, n_swa=256)
     kept = (Checkpoint(1495, 1, first=1236), Checkpoint(1609, 2, first=1240))
     assert newest_usable(kept, 1608, engine) == 1608
@@ -218,11 +218,11 @@ def test_a_checkpoint_whose_window_begins_too_late_is_passed_over():
 @pytest.mark.parametrize(
     ("n_swa", "n_ubatch", "cells"), [(256, 128, 512), (256, 256, 512), (512, 512, 1024), (128, 512, 768)]
 )
-def test_cells_of_a_sliding_layer(n_swa, n_ubatch, cells):
+def test_a_sliding_window_layer_has_the_measured_number_of_cells(n_swa, n_ubatch, cells):
     assert window_cells(traits(memory=Memory.SWA, n_swa=n_swa, n_ubatch=n_ubatch)) == cells
 
 
-def test_checkpoints_of_a_window_know_where_it_began():
+def test_checkpoints_of_a_sliding_window_record_where_the_window_began():
     engine = traits(memory=Memory.SWA, n_swa=256, n_ubatch=128)
     fresh = after_prefill((), reuse=0, end=1427, user_starts=(), task=1, traits=engine)
     assert [(c.at, c.first) for c in fresh] == [(1295, 783), (1423, 911)]  # as logged by both builds
@@ -239,11 +239,11 @@ def test_checkpoints_of_a_window_know_where_it_began():
     ],
     ids=["dense", "swa-full", "cap 0"],
 )
-def test_some_engines_make_none(engine):
+def test_some_engines_keep_no_checkpoints(engine):
     assert not keeps_checkpoints(engine)
     assert prefill(engine, 3000) == ()
 
 
 @pytest.mark.parametrize("memory", [Memory.HYBRID, Memory.RECURRENT, Memory.SWA, Memory.UNKNOWN])
-def test_all_others_do(memory):
+def test_all_other_memory_kinds_keep_checkpoints(memory):
     assert keeps_checkpoints(traits(memory=memory))

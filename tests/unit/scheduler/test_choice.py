@@ -23,7 +23,7 @@ def text(start, length):
 
 
 def conversation(prompt, *, turns=3, memory=Memory.HYBRID, hash_chain=()):
-    """Return a state as left by a chat: checkpoints at the system prompt's end and four before its own."""
+    """Return a state of a chat: checkpoints at the system prompt's end and four tokens before its own end."""
     kept = () if memory is Memory.DENSE else (Checkpoint(2125, 1), Checkpoint(len(prompt) - 4, 2))
     checkpoints = tuple(c for c in kept if c.at < len(prompt))
     return SlotContents(
@@ -53,7 +53,7 @@ TITLE = SYSTEM.cut(0, 300) + text(30_000, 200)
 
 
 @pytest.mark.parametrize("memory", [Memory.HYBRID, Memory.DENSE, Memory.RECURRENT])
-def test_a_second_conversation_gets_the_shared_prefix_through_the_ram_cache_and_leaves_the_first(memory):
+def test_a_second_conversation_gets_the_shared_prefix_from_the_prompt_cache_in_another_slot(memory):
     engine = table(conversation(A, memory=memory), None, memory=memory)
     plan = choose(engine, B1)
     assert (plan.slot, plan.reason, plan.pinned) == (1, Reason.RAM_CACHE, True)
@@ -61,7 +61,7 @@ def test_a_second_conversation_gets_the_shared_prefix_through_the_ram_cache_and_
     assert plan.reuse_plan.reuse == 2125
 
 
-def test_each_conversation_goes_on_in_its_own_slot():
+def test_each_conversation_continues_in_its_own_slot():
     b = conversation(B1)
     engine = table(conversation(A), b)
     assert choose(engine, A + text(11_900, 400)).slot == 0
@@ -71,18 +71,20 @@ def test_each_conversation_goes_on_in_its_own_slot():
 @pytest.mark.parametrize("memory", [Memory.HYBRID, Memory.DENSE])
 @pytest.mark.parametrize("ram", [True, False])
 @pytest.mark.parametrize("title", [TITLE, text(30_000, 500), SYSTEM + text(30_000, 200)])
-def test_a_title_never_lands_on_a_long_conversation_while_another_slot_is_free(memory, ram, title):
+def test_a_title_request_does_not_overwrite_a_long_conversation_while_another_slot_is_free(
+    memory, ram, title
+):
     long = SYSTEM + text(10_000, 30_000)
     engine = table(conversation(long, memory=memory), None, memory=memory, ram_cache=ram)
     assert choose(engine, title).slot == 1
 
 
-def test_a_title_overwrites_the_shorter_of_two_conversations():
+def test_a_title_request_overwrites_the_shorter_of_two_conversations():
     engine = table(conversation(A), conversation(SYSTEM + text(20_000, 30_000)))
     assert choose(engine, text(30_000, 500)).slot == 0
 
 
-def test_a_content_that_is_also_in_the_ram_cache_is_overwritten_rather_than_one_that_is_not():
+def test_contents_that_are_also_in_the_prompt_cache_are_overwritten_first():
     one, other = conversation(A), conversation(text(60_000, len(A)))
     engine = table(one, other, similarity=0.0)
     engine.shadow.ram.append(replace(other, slack=0))
@@ -90,7 +92,7 @@ def test_a_content_that_is_also_in_the_ram_cache_is_overwritten_rather_than_one_
 
 
 @pytest.mark.parametrize(("size", "reason"), [(10**8, Reason.SNAPSHOT), (10**9, Reason.RAM_CACHE)])
-def test_with_a_draft_model_a_file_is_surer_than_the_ram_cache(size, reason):
+def test_with_a_draft_model_a_small_snapshot_is_preferred_to_the_prompt_cache(size, reason):
     """Of several states of one conversation the engine may load an older one."""
     files = {
         "slot_files": True,
@@ -108,8 +110,8 @@ def test_with_a_draft_model_a_file_is_surer_than_the_ram_cache(size, reason):
     assert choose(engine, long.tokens + text(70_000, 400), catalog=catalog).reason is reason
 
 
-def test_a_branch_leaves_the_conversation_in_its_slot_though_a_save_of_it_would_be_quick():
-    """The file could not be cut, as the next branch needs; the task that copies it keeps it safe."""
+def test_a_branch_does_not_overwrite_its_conversation_although_saving_it_would_be_quick():
+    """A file could not be cut, as the next branch needs; the task in the other slot copies the state."""
     files = {"slot_files": True, "fingerprint": "f", "state_version": 2, "files_carry": False}
     long = conversation(SYSTEM + text(10_000, 3000))
     engine = table(long, None, **files)
@@ -118,16 +120,16 @@ def test_a_branch_leaves_the_conversation_in_its_slot_though_a_save_of_it_would_
     assert (plan.slot, plan.reason) == (1, Reason.RAM_CACHE)
 
 
-def test_the_long_unused_is_overwritten_rather_than_the_recent():
+def test_the_least_recently_used_contents_are_overwritten():
     old = replace(conversation(text(60_000, len(A))), used=NOW - 7200)
     engine = table(conversation(A), old, ram_cache=False)
     assert choose(engine, text(30_000, 500)).slot == 1
 
 
-# -- where pinning loses -----------------------------------------------------------------------------------
+# -- where a pinned request would reuse less ---------------------------------------------------------------
 
 
-def test_t6_nothing_is_pinned_on_unified_memory_where_the_engine_would_load_by_itself():
+def test_t6_with_a_unified_buffer_a_request_is_unpinned_if_the_engine_would_load_its_prompt():
     engine = table(None, None, unified=True)
     engine.shadow.ram.append(conversation(A))
     plan = choose(engine, A + text(11_900, 400))
@@ -135,7 +137,7 @@ def test_t6_nothing_is_pinned_on_unified_memory_where_the_engine_would_load_by_i
     assert plan.reuse_plan.reuse == len(A)
 
 
-def test_t6_while_a_pin_is_on_its_way_a_touch_does_the_same():
+def test_t6_while_a_pinned_request_is_being_sent_a_touch_loads_the_prompt():
     engine = table(None, None, None, unified=True)
     engine.shadow.ram.append(conversation(A))
     engine.move(SlotId(2), SlotState.LAUNCHED, RequestId("r"), NOW)
@@ -144,15 +146,15 @@ def test_t6_while_a_pin_is_on_its_way_a_touch_does_the_same():
     assert plan.steps
 
 
-def test_a_slot_is_not_touched_to_load_back_what_it_holds():
-    """Nor for an entry that the touch replaces by the slot's own contents."""
+def test_a_slot_is_not_touched_to_load_what_it_already_holds():
+    """Nor to load an entry that the touch itself replaces by the slot's contents."""
     uncut = replace(conversation(SYSTEM + text(10_000, 9000)), checkpoints=())
     engine = table(uncut)
     engine.shadow.ram.append(replace(uncut, tokens=SYSTEM, checkpoints=(Checkpoint(2121, 1),)))
     assert choose(engine, B1).reason is Reason.COLD
 
 
-def test_the_touched_token_does_not_begin_the_prompt():
+def test_a_touch_uses_a_token_that_does_not_begin_the_prompt():
     engine = table(conversation(A), None)
     (step,) = choose(engine, B1).steps
     tokens, purpose = step.tokens, step.purpose
@@ -161,7 +163,7 @@ def test_the_touched_token_does_not_begin_the_prompt():
     assert tokens[0] != B1[0]
 
 
-def test_after_a_failed_plant_the_same_prompt_goes_without():
+def test_after_a_failed_plant_the_prompt_is_placed_without_steps():
     plan = choose(table(conversation(A), None), B1, plain=True)
     assert plan.steps == ()
 
@@ -169,24 +171,24 @@ def test_after_a_failed_plant_the_same_prompt_goes_without():
 # -- routes without id_slot (T5) -----------------------------------------------------------------------------
 
 
-def test_an_unpinnable_route_is_left_alone_where_the_engine_chooses_well():
+def test_an_unpinnable_request_is_not_steered_if_the_engine_chooses_well():
     plan = choose(table(conversation(A), None), A + text(11_900, 400), pinnable=False)
     assert (plan.reason, plan.slot, plan.steps) == (Reason.ENGINE_CHOSE, 0, ())
 
 
-def test_an_unpinnable_route_is_steered_where_it_would_overwrite_a_conversation():
+def test_an_unpinnable_request_is_steered_if_the_engine_would_overwrite_a_conversation():
     engine = table(conversation(SYSTEM + text(10_000, 30_000)), None, ram_cache=False)
     plan = choose(engine, B1, pinnable=False)  # similar enough for the engine to take slot 0
     assert (plan.reason, plan.slot, plan.pinned) == (Reason.STEERED, 1, False)
     assert plan.steps == (Prefill(B1.cut(0, len(B1) - 4), Purpose.STEER),)
 
 
-def test_an_unpinnable_route_may_be_touched_and_then_steered():
+def test_an_unpinnable_request_may_be_touched_and_then_steered():
     plan = choose(table(conversation(A), None), B1, pinnable=False)
     assert [step.purpose for step in plan.steps] == [Purpose.TOUCH, Purpose.STEER]
 
 
-def test_an_unpinnable_route_waits_while_a_pin_is_on_its_way():
+def test_an_unpinnable_request_waits_while_a_pinned_request_is_being_sent():
     engine = table(conversation(A), None)
     engine.move(SlotId(1), SlotState.LAUNCHED, RequestId("r"), NOW)
     assert choose(engine, A + text(11_900, 400), pinnable=False) is None
@@ -195,15 +197,15 @@ def test_an_unpinnable_route_waits_while_a_pin_is_on_its_way():
 # -- waiting ---------------------------------------------------------------------------------------------
 
 
-def test_a_slot_about_to_be_free_is_waited_for_when_it_saves_much():
+def test_a_slot_that_will_soon_be_free_is_waited_for_if_it_saves_much():
     engine = table(conversation(A), None, ram_cache=False)
     engine.move(SlotId(0), SlotState.DRAINING, None, NOW)
     assert choose(engine, A + text(11_900, 400)).wait
     assert not choose(engine, text(30_000, 500)).wait
 
 
-def test_a_slot_that_is_being_saved_is_waited_for_however_little_another_would_compute_more():
-    """The engine computes nothing meanwhile, so another slot would not begin sooner."""
+def test_a_slot_that_is_being_saved_is_waited_for_because_its_engine_is_stalled():
+    """The engine computes nothing meanwhile, so a request in another slot would not begin sooner."""
     now = conversation(A + text(40_000, 100))
     engine = table(now, conversation(A), ram_cache=False)
     engine.move(SlotId(0), SlotState.MAINTENANCE, RequestId("chore"), NOW)
@@ -212,7 +214,7 @@ def test_a_slot_that_is_being_saved_is_waited_for_however_little_another_would_c
     assert (plan.slot, plan.wait) == (0, True)
 
 
-def test_another_engine_is_taken_while_one_is_held_up_unless_it_saves_much():
+def test_another_engine_is_chosen_while_one_is_stalled_unless_the_stalled_one_saves_much():
     held_up, free = table(conversation(A), ram_cache=False), table(None, name="e1", ram_cache=False)
     held_up.move(SlotId(0), SlotState.MAINTENANCE, RequestId("chore"), NOW)
     held_up.maintenance[SlotId(0)] = Maintenance(NOW, 0.5, None, stalls=True)
@@ -221,7 +223,7 @@ def test_another_engine_is_taken_while_one_is_held_up_unless_it_saves_much():
 
 
 @pytest.mark.parametrize("pinnable", [True, False])
-def test_nothing_is_chosen_when_every_engine_is_closed(pinnable):
+def test_no_slot_is_chosen_if_every_engine_is_closed(pinnable):
     engine = table(conversation(A), None)
     engine.unsettled[RequestId("r")] = NOW
     assert choose(engine, B1, pinnable=pinnable) is None
@@ -233,20 +235,20 @@ def test_an_engine_that_is_closed_for_a_moment_is_waited_for():
     assert choose([closed, free], A + text(11_900, 400)).wait
 
 
-def test_of_two_engines_the_one_that_holds_the_prefix_is_taken_else_the_less_loaded():
+def test_the_engine_with_the_prefix_is_chosen_or_else_the_less_loaded_one():
     one, other = table(None, None), table(conversation(A), None, name="e1")
     assert choose([one, other], A + text(11_900, 400)).table is other
     one.move(SlotId(0), SlotState.RUNNING, RequestId("r"), NOW)
     assert choose([one, other], text(30_000, 500)).table is other
 
 
-def test_no_slot_no_plan():
+def test_without_a_free_slot_there_is_no_plan():
     engine = table(None)
     engine.move(SlotId(0), SlotState.RUNNING, RequestId("r"), NOW)
     assert choose(engine, B1) is None
 
 
-def test_the_next_turn_of_a_conversation_may_overwrite_the_last_one_at_no_price():
+def test_the_next_turn_overwrites_the_contents_of_its_conversation_at_no_cost():
     edited = conversation(A, hash_chain=(b"s", b"1"))
     engine = table(edited, None, ram_cache=False)
     other_tools = text(70_000, 800)
@@ -256,10 +258,10 @@ def test_the_next_turn_of_a_conversation_may_overwrite_the_last_one_at_no_price(
     assert plan.price == 800
 
 
-# -- what it beat ----------------------------------------------------------------------------------------
+# -- alternatives ----------------------------------------------------------------------------------------
 
 
-def test_what_the_best_place_beat_is_kept_the_cheapest_first():
+def test_the_alternatives_are_kept_in_order_of_cost():
     engine = table(conversation(A), conversation(text(60_000, len(A))), None, ram_cache=False)
     plan = choose(engine, A + text(11_900, 400))
     assert (plan.slot, plan.reason) == (0, Reason.PREFIX)
@@ -270,19 +272,19 @@ def test_what_the_best_place_beat_is_kept_the_cheapest_first():
     assert {other.slot for other in plan.beaten} >= {1, 2}
 
 
-def test_of_many_slots_only_the_next_few_are_kept_and_nothing_below_them():
+def test_only_a_few_alternatives_are_kept_and_none_of_theirs():
     plan = choose(table(*[conversation(text(n * 10_000, 2000)) for n in range(1, 20)]), B1)
     assert len(plan.beaten) == BEATEN
     assert all(other.beaten == () for other in plan.beaten)
 
 
-def test_the_only_place_there_is_beat_nothing():
+def test_a_single_option_has_no_alternatives():
     engine = table(None, None, ram_cache=False)
-    engine.move(SlotId(1), SlotState.LAUNCHED, RequestId("r"), NOW)  # so that nothing may go unpinned
+    engine.move(SlotId(1), SlotState.LAUNCHED, RequestId("r"), NOW)  # so that no request may be sent unpinned
     assert choose(engine, B1).beaten == ()
 
 
-def test_of_two_that_cost_the_same_the_first_is_taken_and_the_second_was_beaten():
+def test_of_two_equal_options_the_first_is_chosen_and_the_second_is_an_alternative():
     plan = choose(table(None, None), B1)
     assert plan.slot == 0
     assert next(other for other in plan.beaten if other.pinned).slot == 1
@@ -301,24 +303,24 @@ def test_the_longest_matching_conversation_is_continued():
     assert (plan.slot, plan.reason) == (1, Reason.CONTINUES)
 
 
-def test_if_the_longest_is_taken_no_shorter_one_is_continued_blindly():
+def test_if_the_longest_matching_conversation_is_busy_no_shorter_one_is_continued():
     engine = table(with_hash_chain(b"s", b"1"), with_hash_chain(b"s", b"1", b"2", b"3"))
     engine.move(SlotId(1), SlotState.RUNNING, RequestId("r"), NOW)
     assert continuing([engine], (b"s", b"1", b"2", b"3", b"4"), NOW) is None
 
 
-def test_the_same_messages_behind_other_tools_are_not_continued_blindly():
+def test_the_same_messages_with_other_tools_are_not_continued_without_known_tokens():
     engine = table(with_hash_chain(b"s", b"1"), with_hash_chain(b"other tools", b"1", b"2"))
     assert continuing([engine], (b"s", b"1", b"2", b"3"), NOW) is None
 
 
-def test_if_the_longest_is_on_a_closed_engine_no_other_is_continued_blindly():
+def test_if_the_longest_matching_conversation_is_on_a_closed_engine_no_other_is_continued():
     closed, free = table(with_hash_chain(b"s", b"1", b"2")), table(with_hash_chain(b"s", b"1"), name="e1")
     closed.send(RequestId("r"), 1, NOW)
     assert continuing([closed, free], (b"s", b"1", b"2", b"3"), NOW) is None
 
 
-def test_a_prompt_of_unknown_tokens_overwrites_what_is_least_likely_to_return():
+def test_a_prompt_of_unknown_tokens_overwrites_the_contents_least_likely_to_return():
     engine = table(conversation(A, turns=5), conversation(A, turns=1), conversation(A, turns=9))
     assert blind([engine], pinnable=True, now=NOW, catalog=Catalog()).slot == 1
     assert blind([engine], pinnable=False, now=NOW, catalog=Catalog()).slot is None
@@ -340,7 +342,7 @@ NEW = {**OLD, "state_version": 4, "files_carry": True, "eager_thinning": False}
         (NEXT, {}, {}, True),  # there are no files
         (NEXT, {}, {**OLD, "checkpoint_min_step": 0}, True),
         (NEXT, {"sure": True}, NEW, True),
-        (NEXT, {"sure": True, "given_up": 5000}, NEW, False),  # what was expected may not be what comes
+        (NEXT, {"sure": True, "given_up": 5000}, NEW, False),  # the next request may differ
         (NEXT, {"sure": True, "given_up": 600}, NEW, False),
         (NEXT, {"sure": True, "given_up": 600}, {}, True),
         (
@@ -348,15 +350,15 @@ NEW = {**OLD, "state_version": 4, "files_carry": True, "eager_thinning": False}
             {"from_file": True},
             {**OLD, "checkpoint_min_step": 0},
             False,
-        ),  # nor has its file
-        (NEXT, {"checkpoints": ()}, NEW, False),  # it was restored: only an extension can use it
+        ),  # nor does its file have more
+        (NEXT, {"checkpoints": ()}, NEW, False),  # restored: only an extension can reuse it
         (AGAIN, {}, NEW, True),
-        (AGAIN, {"sure": True}, NEW, False),  # it is beyond the last prompt, perhaps by another reply
+        (AGAIN, {"sure": True}, NEW, False),  # longer than the last prompt, perhaps by another reply
         (AGAIN, {"checkpoints": ()}, NEW, False),
         (AGAIN, {"checkpoints": ()}, {**NEW, "memory": Memory.DENSE}, True),
     ],
 )
-def test_a_turn_goes_on_at_once_only_where_little_is_lost_if_it_parts_from_the_reply(
+def test_a_turn_continues_without_known_tokens_only_if_little_is_lost_by_a_divergence(
     asked, state, traits, at_once
 ):
     contents = replace(conversation(A, hash_chain=SAID), **state)

@@ -47,11 +47,11 @@ def ids(text: str) -> Tokens:
         ("", []),
     ],
 )
-def test_a_message_is_cut_before_its_last_line_and_its_last_paragraph(text, ends):
+def test_a_message_has_boundaries_before_its_last_line_and_its_last_paragraph(text, ends):
     assert cut(text) == dict.fromkeys(ends, "question")
 
 
-def test_a_few_lines_further_back_are_cut_each_several_times_as_far_as_the_one_behind_it():
+def test_a_few_earlier_lines_are_boundaries_at_increasing_distances():
     text = "\n".join(f"{n:0>63}" for n in range(1000))
     found = cut(text)
     assert list(found.values()) == ["question", "line", "line"]
@@ -61,7 +61,7 @@ def test_a_few_lines_further_back_are_cut_each_several_times_as_far_as_the_one_b
 
 
 @given(st.text(alphabet="ab \n\r\t语🦙", max_size=200))
-def test_every_ending_is_one_of_the_text_and_begins_a_line_that_is_not_blank(text):
+def test_every_ending_is_a_suffix_of_the_text_and_begins_a_line_that_is_not_blank(text):
     for end, _ in endings(text):
         before, _, rest = text.rstrip().rpartition(end)
         assert not rest
@@ -81,7 +81,7 @@ def test_every_ending_is_one_of_the_text_and_begins_a_line_that_is_not_blank(tex
         ((), 3010, None),
     ],
 )
-def test_a_long_users_message_at_the_end_is_looked_at(found, length, message):
+def test_the_last_user_message_is_found_if_it_is_long_enough(found, length, message):
     assert last_message(found, length) == message
 
 
@@ -89,24 +89,24 @@ PROMPT = ids("<user> some text \n \n what is it ? </user> <reply>")
 MESSAGE = range(len(PROMPT) - 1)
 
 
-def test_an_ending_begins_where_its_ids_stand_last():
+def test_an_ending_begins_at_the_last_place_of_its_tokens():
     at = begins(PROMPT, MESSAGE, ids("what is it ?"))
     assert at == len(PROMPT) - 6
     twice = ids("<user> what is it ? \n \n what is it ? </user>")
     assert begins(twice, range(len(twice)), ids("what is it ?")) == len(twice) - 5
 
 
-def test_what_merges_with_the_template_behind_it_still_begins_there():
+def test_an_ending_that_merges_with_the_template_behind_it_is_still_found():
     merged = ids("<user> some text \n \n what is it ?</user> <reply>")
     assert begins(merged, range(len(merged)), ids("what is it ?")) == len(merged) - 5
 
 
-def test_where_a_token_spans_the_line_end_there_is_no_cut():
+def test_an_ending_is_not_found_if_a_token_spans_the_line_break():
     merged = ids("<user> some text \n \nwhat is it ? </user> <reply>")
     assert begins(merged, range(len(merged)), ids("what is it ?")) is None
     assert begins(merged, range(len(merged)), Tokens()) is None
 
 
-def test_what_stands_outside_the_message_does_not_count():
+def test_tokens_outside_the_message_are_not_searched():
     assert begins(PROMPT, range(2, 5), ids("what is it ?")) is None
     assert begins(PROMPT, MESSAGE, ids("<user> some")) is None  # no line begins with the message's opener

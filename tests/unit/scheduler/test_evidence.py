@@ -1,4 +1,4 @@
-"""What is concluded from an engine's batches, answers and files, and what is not."""
+"""Traits inferred from an engine's batches, answers and files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def cuts(cached: int, end: int, *, batch: int, ubatch: int) -> tuple[int, ...]:
     ubatch=st.sampled_from([64, 128, 256, 512, 1024, 2048]),
     batch=st.sampled_from([512, 1024, 2048, 4096]),
 )
-def test_batches_never_tell_anything_wrong_and_long_prefills_tell_all(cached, computed, ubatch, batch):
+def test_batch_sizes_inferred_from_progress_are_never_wrong_and_exact_for_long_prefills(
+    cached, computed, ubatch, batch
+):
     ubatch, end = min(ubatch, batch), cached + computed
     found = by_batches(STOCK, cached=cached, end=end, cuts=cuts(cached, end, batch=batch, ubatch=ubatch))
     assert found.checkpoint_cap == STOCK.checkpoint_cap
@@ -58,7 +60,7 @@ def test_batches_never_tell_anything_wrong_and_long_prefills_tell_all(cached, co
         assert found.n_batch == batch
 
 
-def test_an_engine_that_ends_no_batch_before_the_end_makes_no_checkpoints():
+def test_an_engine_that_ends_no_batch_early_makes_no_checkpoints():
     assert by_batches(STOCK, cached=0, end=900, cuts=()).checkpoint_cap == 0
     assert by_batches(STOCK, cached=0, end=900, cuts=(512,)).checkpoint_cap == 0
 
@@ -73,7 +75,7 @@ def test_an_engine_that_ends_no_batch_before_the_end_makes_no_checkpoints():
         (STOCK, (896, 603)),  # two slots shared a batch: no --ubatch-size
     ],
 )
-def test_what_has_another_explanation_proves_nothing(traits, seen):
+def test_progress_with_another_explanation_proves_nothing(traits, seen):
     found = by_batches(traits, cached=0, end=900, cuts=seen)
     assert (found.checkpoint_cap, found.n_ubatch) == (32, 512)
 
@@ -139,7 +141,7 @@ def played(real: EngineTraits, believed: EngineTraits, *scripts: list[Tokens]) -
     return shadow
 
 
-def test_a_checkpoint_that_should_be_gone_tells_that_none_are_thrown_away():
+def test_a_checkpoint_that_should_be_gone_shows_that_none_are_thinned_out():
     real = replace(STOCK, checkpoint_min_step=0)
     shadow = played(real, STOCK, prompts(5, back_to=3))
     assert shadow.traits.checkpoint_min_step == 0
@@ -157,7 +159,7 @@ def test_an_engine_that_keeps_more_checkpoints_than_stock_is_recognised():
     assert shadow.traits.checkpoint_cap == 64
 
 
-def test_an_engine_that_keeps_fewer_is_recognised_the_second_time():
+def test_an_engine_that_keeps_fewer_checkpoints_is_recognised_at_the_second_observation():
     believed = replace(STOCK, checkpoint_min_step=0)
     real = replace(believed, checkpoint_cap=8)
     once = played(real, believed, prompts(8, back_to=2))
@@ -168,12 +170,12 @@ def test_an_engine_that_keeps_fewer_is_recognised_the_second_time():
 
 
 @pytest.mark.parametrize("traits", [STOCK, NEWER, replace(STOCK, checkpoint_min_step=0)])
-def test_an_engine_that_does_as_was_believed_teaches_nothing(traits):
+def test_an_engine_that_behaves_as_expected_changes_no_traits(traits):
     shadow = played(traits, traits, prompts(8, back_to=3), prompts(20, back_to=1))
     assert not shadow.traits.knowledge
 
 
-def test_what_the_command_line_said_is_not_doubted():
+def test_flags_read_from_the_command_line_are_not_doubted():
     shadow = played(replace(STOCK, checkpoint_min_step=0), TOLD, prompts(5, back_to=3))
     assert shadow.traits == TOLD
     assert all(not contents.possible for contents in shadow.slots if contents)
@@ -186,18 +188,18 @@ HELD = SlotContents(
 )
 
 
-def test_a_file_with_more_checkpoints_than_there_should_be_tells_so():
+def test_a_file_with_more_checkpoints_than_expected_raises_the_checkpoint_limit():
     found = Doubts().by_file(NEWER, HELD, [100 * n for n in range(1, 50)])
     assert (found.checkpoint_cap, found.known("checkpoint_cap")) == (64, Known.KEPT)
 
 
-def test_files_with_the_last_few_of_ours_tell_how_many_it_keeps_the_second_time():
+def test_a_file_with_only_the_last_checkpoints_lowers_the_limit_at_the_second_observation():
     doubts, last = Doubts(), [100 * n for n in range(25, 33)]
     assert doubts.by_file(NEWER, HELD, last) is NEWER
     assert doubts.by_file(NEWER, HELD, last).checkpoint_cap == 8
 
 
-def test_a_file_with_others_than_ours_proves_nothing():
+def test_a_file_with_unexpected_checkpoints_proves_nothing():
     doubts = Doubts()
     for _ in range(3):
         assert doubts.by_file(NEWER, HELD, [150, 250]) is NEWER

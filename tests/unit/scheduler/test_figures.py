@@ -13,32 +13,32 @@ from slotkeeper.scheduler.tokens import Tokens
 COUNTS = st.integers(0, 5000)
 
 
-def test_what_was_planted_for_a_request_is_computed_and_not_reused():
+def test_tokens_planted_for_a_request_count_as_computed_and_not_as_reused():
     usage = usage_of(30_000, 29_996, planted=29_396)
     assert usage is not None
     assert (usage.reused, usage.computed, usage.evaluated) == (600, 29_400, 4)
 
 
-def test_what_idle_work_computed_is_reused_and_told_apart():
+def test_tokens_computed_in_idle_time_count_as_reused_and_as_prepared():
     usage = usage_of(1000, 900, planted=100, ahead_from=700)
     assert usage == Usage(prompt=1000, cached=900, planted=100, prepared=100)
     assert (usage.reused, usage.computed) == (800, 200)
 
 
-def test_without_figures_there_is_no_account():
+def test_without_figures_there_is_no_usage():
     assert usage_of(None, 5) is None
     assert usage_of(5, None) is None
 
 
-def test_useless_plants_count_as_work_but_not_as_tokens_of_the_prompt():
+def test_a_useless_plant_counts_as_work_but_not_as_tokens_of_the_prompt():
     usage = usage_of(1000, 0, planted=800)
     assert usage is not None
     assert (usage.reused, usage.computed, usage.work) == (0, 1000, 1800)
 
 
 @given(prompt=st.integers(1, 5000), cached=COUNTS, planted=COUNTS, known=COUNTS, ahead=st.none() | COUNTS)
-def test_of_each_request_the_figures_agree(prompt, cached, planted, known, ahead):
-    usage = usage_of(prompt, min(cached, prompt), planted=planted, ahead_from=ahead)  # all: broken off early
+def test_the_figures_of_each_request_are_consistent(prompt, cached, planted, known, ahead):
+    usage = usage_of(prompt, min(cached, prompt), planted=planted, ahead_from=ahead)  # all: broke off early
     assert usage is not None
     least = oracle(usage, min(known, prompt))
     assert usage.reused + usage.computed == usage.prompt
@@ -47,7 +47,7 @@ def test_of_each_request_the_figures_agree(prompt, cached, planted, known, ahead
     assert usage.work - usage.computed == max(0, usage.work - usage.prompt)
 
 
-def test_what_only_idle_work_had_computed_is_new_all_the_same():
+def test_tokens_that_only_idle_work_had_computed_count_as_new_for_the_oracle():
     ahead = Usage(prompt=1000, cached=900, prepared=300)
     assert oracle(ahead, known=600) == 400
     forgotten = Usage(prompt=1000, cached=900)  # by us: a file of a sidecar before
@@ -63,15 +63,15 @@ def test_both_ratios_and_the_hit_rate_follow_from_the_sums():
     assert (shown["hit_rate"], shown["waited"], shown["total"]) == (0.7, 1.5, 2.0)
 
 
-def test_nothing_is_divided_by_nothing():
+def test_ratios_of_empty_sums_are_none():
     assert (Sums().hit_rate, Sums().waited, Sums().total, hit_rate(0, 0)) == (None, None, None, None)
 
 
-def test_time_saved_may_be_less_than_nothing_and_is_shown_so():
+def test_saved_time_may_be_negative():
     assert Sums(reused_seconds=0.5, step_seconds=2.0).shown()["saved_seconds"] == -1.5
 
 
-def test_a_state_is_known_by_its_tokens_with_or_without_a_mark():
+def test_a_state_computed_ahead_is_found_with_or_without_a_mark():
     ahead, tokens = Ahead(), Tokens(range(100))
     ahead.computed(tokens, 60)
     assert ahead.begins(tokens) == 60

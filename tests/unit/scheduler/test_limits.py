@@ -1,4 +1,4 @@
-"""How much may be written, and when more may be."""
+"""The hourly budget of writes."""
 
 from math import inf
 
@@ -7,7 +7,7 @@ import pytest
 from slotkeeper.scheduler.costs import HourlyBudget
 
 
-def test_an_hours_worth_may_be_written_at_once_and_then_as_it_comes():
+def test_the_budget_of_an_hour_may_be_spent_at_once_and_then_refills():
     budget = HourlyBudget(3600, left=3600, at=0.0)
     assert budget.spend(3600, 0.0)
     assert not budget.spend(1, 0.5)
@@ -20,5 +20,5 @@ def test_the_hourly_budget_says_how_long_a_write_must_wait(size, seconds):
     assert budget.wait(size, 50.0) == seconds
 
 
-def test_without_a_budget_nothing_may_ever_be_written():
+def test_without_a_budget_no_write_is_allowed():
     assert HourlyBudget(0, left=0.0, at=0.0).wait(1, 10_000.0) == inf

@@ -1,4 +1,4 @@
-"""How tokens that were computed twice were lost, by what is known of a request at its end."""
+"""Why tokens were computed twice, by what is known of a request at its end."""
 
 from dataclasses import replace
 from typing import Any
@@ -38,7 +38,7 @@ def why(**more) -> Loss:
 
 
 @pytest.mark.parametrize("tokens", [0, -1, -900])
-def test_nothing_is_lost_that_was_not_computed_beyond_the_oracle(tokens):
+def test_nothing_is_lost_unless_more_than_the_oracle_was_computed(tokens):
     assert lost(answered(), tokens) is None
 
 
@@ -46,49 +46,49 @@ def test_a_single_token_is_a_loss():
     assert lost(answered(), 1) == Lost(Loss.OVERWRITTEN, 1)
 
 
-def test_what_nothing_held_any_more_was_overwritten():
+def test_tokens_that_no_slot_held_any_more_were_overwritten():
     assert why() is Loss.OVERWRITTEN
     assert why(base=SlotContents(tokens=OTHER)) is Loss.OVERWRITTEN
 
 
-def test_before_a_restart_is_another_life():
+def test_tokens_from_before_a_restart_are_lost_by_the_restart():
     assert why(restarted=True) is Loss.RESTARTED
 
 
-def test_what_the_slot_held_but_could_not_be_cut_to_needed_a_checkpoint():
+def test_tokens_that_the_slot_held_but_could_not_be_cut_to_needed_a_checkpoint():
     assert why(base=SlotContents(tokens=PROMPT.cut(0, 900) + OTHER)) is Loss.CHECKPOINT
 
 
-def test_the_larger_part_names_the_loss():
+def test_the_larger_part_of_the_tokens_names_the_loss():
     """The slot held this many of 1000 tokens without a checkpoint for them; the rest was nowhere."""
     assert why(base=SlotContents(tokens=PROMPT.cut(0, 499) + OTHER)) is Loss.OVERWRITTEN
     assert why(base=SlotContents(tokens=PROMPT.cut(0, 501) + OTHER)) is Loss.CHECKPOINT
 
 
-def test_what_was_foretold_and_did_not_come_was_mispredicted():
+def test_predicted_tokens_that_were_not_reused_were_mispredicted():
     contents = SlotContents(tokens=PROMPT)
     assert why(base=contents, predicted=999) is Loss.MISPREDICTED
-    assert why(base=contents, predicted=499) is Loss.CHECKPOINT  # most of it nobody had promised
-    assert why(base=contents, predicted=None) is Loss.CHECKPOINT  # nobody could foretell anything
+    assert why(base=contents, predicted=499) is Loss.CHECKPOINT  # most of the prefix was not predicted
+    assert why(base=contents, predicted=None) is Loss.CHECKPOINT  # there was no prediction
 
 
-def test_more_than_was_foretold_is_no_mistake():
+def test_a_prediction_that_came_true_is_not_a_misprediction():
     assert why(predicted=100, cached=100) is Loss.OVERWRITTEN
 
 
 @pytest.mark.parametrize("reason", sorted(UNPLACED))
-def test_what_was_not_placed_by_its_tokens_could_not_be_helped(reason):
+def test_the_loss_of_a_request_not_placed_by_its_tokens_is_unplaced(reason):
     assert why(reason=reason) is Loss.UNPLACED
     assert why(reason=reason, restarted=True) is Loss.UNPLACED
 
 
 @pytest.mark.parametrize("reason", sorted(UNPLACED))
-def test_but_what_the_right_slot_held_was_not_lost_by_its_place(reason):
+def test_tokens_that_the_right_slot_held_are_not_lost_by_the_placement(reason):
     assert why(reason=reason, base=SlotContents(tokens=PROMPT + OTHER)) is Loss.CHECKPOINT
 
 
 @pytest.mark.parametrize("asked", [{"reason": Reason.BYPASS}, {"uncached": True}])
-def test_who_asks_for_no_help_loses_by_that_alone(asked):
+def test_the_loss_of_a_request_that_asks_for_no_reuse_is_bypassed(asked):
     assert why(**asked) is Loss.BYPASSED
     assert why(**asked, base=SlotContents(tokens=PROMPT), predicted=999, restarted=True) is Loss.BYPASSED
 

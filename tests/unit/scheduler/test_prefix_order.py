@@ -1,4 +1,4 @@
-"""The kept order of files around a prompt gives the same answers as a new search."""
+"""The stored order of snapshots gives the same answers as a full search."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def most_saved(snapshots: list[Snapshot], prompt: Tokens, traits: EngineTraits, 
 
 @pytest.mark.parametrize("memory", KINDS)
 @pytest.mark.parametrize("seed", range(6))
-def test_the_best_file_is_the_best_of_all(memory, seed):
+def test_the_best_snapshot_is_the_same_as_in_a_full_search(memory, seed):
     chance, traits = random.Random(seed), KINDS[memory]
     catalog, there = Catalog(), dict[SnapshotId, Snapshot]()
     prompt = some_tokens(chance)
@@ -82,4 +82,4 @@ def test_the_best_file_is_the_best_of_all(memory, seed):
         for tokens in (prompt, some_tokens(chance)):
             covered = most_saved([*there.values()], tokens + NEVER, traits, 0.0)
             assert catalog.covered(tokens, traits) == covered
-            assert catalog.covered(tokens, traits) == covered  # now from memory
+            assert catalog.covered(tokens, traits) == covered  # now from the cache

@@ -27,14 +27,14 @@ def test_clients_alternate_and_each_has_its_oldest_request_served_first():
     assert drain(queue) == ["a1", "b1", "c1", "a2", "c2", "a3"]
 
 
-def test_who_was_served_goes_behind_those_who_wait():
+def test_a_served_client_goes_behind_the_waiting_ones():
     queue = filled("a1", "a2", "b1")
     queue.served(RequestId("a1"))
     queue.add(RequestId("c1"), ClientId("c"))
     assert drain(queue) == ["b1", "a2", "c1"]
 
 
-def test_a_request_that_left_delays_no_other_and_keeps_its_clients_turn():
+def test_a_request_that_leaves_delays_no_other_and_keeps_the_turn_of_its_client():
     queue = filled("a1", "a2", "b1")
     queue.discard(RequestId("a1"))
     queue.discard(RequestId("unknown"))
@@ -64,7 +64,7 @@ def test_no_client_is_served_twice_while_another_waits(clients):
 
 @given(st.lists(st.sampled_from("abcd"), max_size=40))
 @settings(max_examples=100)
-def test_iteration_shows_everybody_once_in_the_order_of_service(clients):
+def test_iteration_shows_each_request_once_in_the_order_of_service(clients):
     requests = [f"{client}{n}" for n, client in enumerate(clients)]
     queue = filled(*requests)
     seen = list(queue)

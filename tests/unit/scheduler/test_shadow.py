@@ -30,7 +30,7 @@ def in_ram(engine):
 # -- pinned: the table of section 4 ------------------------------------------------------------------
 
 
-def test_less_than_half_kept_saves_the_slot_and_loads_the_best_entry():
+def test_a_slot_that_would_keep_less_than_half_is_saved_and_the_best_entry_is_loaded():
     engine = shadow(C, ram=[A])
     reuse_plan = engine.plan_reuse(0, A + E)
     assert (reuse_plan.reuse, reuse_plan.source, reuse_plan.parked) == (1000, Source.RAM, True)
@@ -42,12 +42,12 @@ def test_less_than_half_kept_saves_the_slot_and_loads_the_best_entry():
 @pytest.mark.parametrize(
     ("kept", "parks"), [(480, True), (499, True), (500, False), (501, False), (520, False)]
 )
-def test_half_is_the_border(kept, parks):
+def test_a_slot_is_saved_if_less_than_half_of_it_would_be_kept(kept, parks):
     assert shadow(A).plan_reuse(0, A.cut(0, kept) + E).parked is parks
 
 
 @pytest.mark.parametrize(("kept", "loads"), [(250, True), (249, False)])
-def test_a_quarter_of_an_entry_must_be_kept_for_it_to_be_loaded(kept, loads):
+def test_an_entry_is_loaded_only_if_a_quarter_of_it_would_be_kept(kept, loads):
     reuse_plan = shadow(C, ram=[A]).plan_reuse(0, A.cut(0, kept) + E)
     assert (reuse_plan.source is Source.RAM) is loads
 
@@ -63,18 +63,18 @@ def test_t6_an_empty_slot_loads_when_the_engine_chose_it_by_age():
 
 
 @pytest.mark.parametrize("off", [{"similarity": 0.0}, {"ram_cache": False}], ids=["-sps 0", "-cram 0"])
-def test_without_similarity_or_cache_a_pinned_task_ignores_it(off):
+def test_without_similarity_or_cache_a_pinned_task_does_not_use_the_prompt_cache(off):
     reuse_plan = shadow(C, ram=[A], **off).plan_reuse(0, A + E)
     assert (reuse_plan.source, reuse_plan.parked) == (Source.NOTHING, False)
 
 
-def test_an_entry_must_be_better_than_the_slot_on_both_shares():
+def test_an_entry_must_be_better_than_the_slot_in_both_shares():
     mine = A.cut(0, 400) + C.cut(0, 600)  # keeps 40 %: looks for better
     assert shadow(mine, ram=[A.cut(0, 300) + C]).plan_reuse(0, A + E).source is Source.SLOT
     assert shadow(mine, ram=[A.cut(0, 700)]).plan_reuse(0, A + E).source is Source.RAM
 
 
-def test_a_loaded_window_is_bare_but_its_checkpoints_come_with_it():
+def test_a_loaded_window_is_bare_but_keeps_its_checkpoints():
     engine = shadow(C, memory=Memory.SWA, n_swa=256)
     long = Tokens(range(1500))
     engine.ram = [state(long, checkpoints=(Checkpoint(984, 1), Checkpoint(1496, 1)))]
@@ -86,7 +86,7 @@ def test_the_most_similar_entry_is_loaded():
     assert reuse_plan.base.tokens == A
 
 
-def test_a_slot_too_unlike_to_be_chosen_is_saved_although_most_of_it_would_be_kept():
+def test_a_slot_too_unlike_the_prompt_is_saved_although_most_of_it_would_be_kept():
     """59 tokens held, 38 in common with a prompt of 772: the engine loaded 769 from its RAM cache."""
     little = A.cut(0, 38) + C.cut(0, 21)
     reuse_plan = shadow(little, ram=[A.cut(0, 769)]).plan_reuse(0, A.cut(0, 772))
@@ -116,7 +116,7 @@ def snapshot(tokens, checkpoints=()):
     return Snapshot(id=SnapshotId("f"), fingerprint="", tokens=tokens, size=1, checkpoints=checkpoints)
 
 
-def test_looking_at_a_file_says_what_a_restore_would_bring_and_changes_nothing():
+def test_planning_a_restore_tells_the_reuse_and_changes_nothing():
     engine = shadow(C, memory=Memory.HYBRID)
     reuse_plan = engine.plan_reuse_restored(0, A + E, snapshot(A, (484, 996)))
     assert (reuse_plan.reuse, reuse_plan.source, reuse_plan.parked) == (1000, Source.SNAPSHOT, False)
@@ -126,15 +126,15 @@ def test_looking_at_a_file_says_what_a_restore_would_bring_and_changes_nothing()
     assert in_ram(engine) == []
 
 
-def test_a_restored_slot_behaves_as_it_was_foreseen():
+def test_a_restored_slot_gives_the_planned_reuse():
     engine = shadow(C, memory=Memory.HYBRID)
     foreseen = engine.plan_reuse_restored(0, A + E, snapshot(A, (484, 996)))
     engine.restore(0, snapshot(A, (484, 996)), 3.0)
     assert engine.plan_reuse(0, A + E).reuse == foreseen.reuse
-    assert in_ram(engine) == []  # what was there is lost: the RAM cache is passed by
+    assert in_ram(engine) == []  # the old contents are lost: a restore bypasses the RAM cache
 
 
-def test_a_restored_state_gives_way_to_a_better_entry_like_any_other():
+def test_a_restored_state_is_replaced_by_a_better_entry():
     engine = shadow(None, ram=[A], memory=Memory.HYBRID)
     mine = A.cut(0, 400) + C.cut(0, 600)
     assert engine.plan_reuse_restored(0, A + E, snapshot(mine)).source is Source.RAM
@@ -147,7 +147,7 @@ def test_an_erased_slot_is_empty_and_nothing_is_saved():
     assert in_ram(engine) == []
 
 
-# -- what tasks leave behind ---------------------------------------------------------------------------
+# -- copies made by tasks ------------------------------------------------------------------------------
 
 
 def test_a_launch_copies_every_other_idle_slot():
@@ -157,7 +157,7 @@ def test_a_launch_copies_every_other_idle_slot():
     assert [h.tokens if h else None for h in engine.slots[:2]] == [A, C]
 
 
-def test_t6_unified_slots_are_wiped_by_anothers_task():
+def test_t6_unified_slots_are_emptied_by_a_task_in_another_slot():
     engine = shadow(A, C, None, unified=True)
     engine.launch(engine.plan_reuse(2, E), [0, 1])
     assert in_ram(engine) == [A, C]
@@ -181,21 +181,21 @@ def test_a_contained_state_is_not_copied_and_a_longer_one_replaces_it():
     assert in_ram(engine) == [A + E]
 
 
-def test_a_state_whose_end_is_not_known_is_not_taken_for_a_part_of_a_longer_one():
+def test_a_state_with_an_unknown_end_is_not_treated_as_part_of_a_longer_one():
     engine = shadow(A + E, None)
     engine.ram = [state(A, opaque=3)]
     engine.launch(engine.plan_reuse(1, E), [0])
     assert in_ram(engine) == [A, A + E]
 
 
-def test_the_same_state_is_not_copied_again_but_its_ids_are_learnt():
+def test_the_same_state_is_not_copied_again_but_its_token_ids_are_learned():
     engine = shadow(A, None, memory=Memory.HYBRID)
     engine.ram = [state(A.cut(0, 997), opaque=3, checkpoints=(Checkpoint(993, 1),))]
     engine.launch(engine.plan_reuse(1, E), [0])
     assert [(h.tokens, len(h.checkpoints)) for h in engine.ram] == [(A, 1)]
 
 
-def test_memory_of_the_ram_cache_is_bounded_and_drops_the_oldest():
+def test_the_prompt_cache_is_bounded_and_drops_the_oldest_entry():
     engine = shadow(None, None)
     for n in range(RAM_ENTRIES + 5):
         engine.slots[0] = state(Tokens([n, n, n]))
@@ -204,7 +204,7 @@ def test_memory_of_the_ram_cache_is_bounded_and_drops_the_oldest():
     assert in_ram(engine)[0] == Tokens([5, 5, 5])
 
 
-def test_a_touch_parks_the_slot_and_makes_a_pinned_load_possible():
+def test_a_touch_copies_the_idle_slots_and_makes_a_load_into_a_pinned_slot_possible():
     engine = shadow(A, None)
     assert engine.plan_reuse(1, A + E).reuse == 0
     touched = engine.look_touched(1, A + E, [0, 1])
@@ -215,15 +215,15 @@ def test_a_touch_parks_the_slot_and_makes_a_pinned_load_possible():
     assert engine.slots[0].tokens == A  # the copy is shared, not taken
 
 
-def test_a_touch_parks_what_it_overwrites():
+def test_a_touch_copies_what_it_overwrites():
     engine = shadow(C, A)
     assert engine.look_touched(0, A + E, [0, 1]).parked
     engine.touch(0, [1])
     assert C in in_ram(engine)
 
 
-def test_a_touch_promises_nothing_that_it_replaces_itself():
-    """What it parks contains the entry, and cannot be cut: nothing is left to load."""
+def test_a_touch_does_not_count_on_an_entry_that_it_replaces_itself():
+    """The saved state contains the entry and cannot be cut: there is nothing to load."""
     engine = shadow(A, None, memory=Memory.HYBRID)
     engine.ram = [state(A.cut(0, 300), checkpoints=(Checkpoint(296, 1),))]
     prompt = A.cut(0, 300) + E
@@ -236,12 +236,12 @@ def test_a_touch_promises_nothing_that_it_replaces_itself():
 # -- the engine's own choice (engine.md 1.2) -----------------------------------------------------------
 
 
-def test_the_most_similar_idle_slot_is_chosen_and_the_first_of_equals():
+def test_the_engine_chooses_the_most_similar_idle_slot_and_the_first_of_equals():
     assert shadow(C, A, A).engine_choice(A + E, [0, 1, 2]).slot == 1
     assert shadow(C, A, A).engine_choice(A + E, [0, 2]).slot == 2
 
 
-def test_below_the_similarity_the_least_recently_used_is_taken_with_save_and_load():
+def test_below_the_similarity_the_least_recently_used_slot_is_chosen_with_save_and_load():
     engine = shadow(C, C, ram=[A])
     engine.slots = [state(C, used=5.0), state(C, used=3.0)]
     reuse_plan = engine.engine_choice(A + E, [0, 1])
@@ -253,7 +253,7 @@ def test_a_similar_slot_is_not_saved_when_half_of_it_is_kept():
     assert (reuse_plan.source, reuse_plan.parked, reuse_plan.reuse) == (Source.SLOT, False, 700)
 
 
-def test_no_free_slot_no_choice():
+def test_without_a_free_slot_the_engine_chooses_none():
     assert shadow(A).engine_choice(A, []) is None
 
 
@@ -277,7 +277,7 @@ def test_a_prefill_only_task_leaves_exactly_the_prompt():
     assert finish(shadow(None), generated=0).total == finish(shadow(None), generated=1).total == 1000
 
 
-def test_ids_beyond_the_engines_count_are_not_believed():
+def test_token_ids_beyond_the_count_of_the_engine_are_dropped():
     contents = finish(shadow(None), prompt_tokens=900, generated=0)
     assert (contents.total, len(contents.tokens)) == (900, 900)
 
@@ -300,7 +300,7 @@ def test_a_live_window_has_slack_and_its_copy_has_none():
     assert engine.ram[0].slack == 0
 
 
-def test_a_window_that_came_from_a_checkpoint_grows_as_the_prompt_does():
+def test_a_window_from_a_checkpoint_grows_with_the_prompt():
     engine = shadow(None, memory=Memory.SWA, n_swa=256)
     finish(engine, prompt=C, prompt_tokens=1500, generated=0)
     part = C.cut(0, 1499) + E
@@ -324,7 +324,7 @@ def test_checkpoints_follow_the_measured_rule():
 # -- learning --------------------------------------------------------------------------------------------
 
 
-def test_a_ram_cache_that_failed_is_forgotten_then_distrusted():
+def test_a_failed_prompt_cache_is_forgotten_and_then_not_trusted():
     engine = shadow(A, ram=[C])
     engine.forget_ram()
     assert engine.ram == []
@@ -334,7 +334,7 @@ def test_a_ram_cache_that_failed_is_forgotten_then_distrusted():
     assert not engine.plan_reuse(0, E).parked
 
 
-def test_slots_found_empty_are_in_the_ram_cache_of_a_unified_engine():
+def test_empty_slots_of_a_unified_engine_are_in_its_prompt_cache():
     engine = shadow(A, C)
     engine.assume_unified([0])
     assert engine.traits.unified
@@ -342,12 +342,12 @@ def test_slots_found_empty_are_in_the_ram_cache_of_a_unified_engine():
     assert in_ram(engine) == [A]
 
 
-def test_content_kept_elsewhere_is_found():
+def test_contents_kept_elsewhere_are_found():
     engine = shadow(A, A + E, None, ram=[C])
     assert engine.elsewhere(state(A), 0)
     assert not engine.elsewhere(state(A + E), 1)
     assert engine.elsewhere(state(C.cut(0, 10)), 2)
 
 
-def test_a_dump_shows_slots_and_cache():
+def test_the_repr_shows_slots_and_cache():
     assert repr(shadow(A, None, ram=[C])) == "<EngineShadow dense slots [1000 -] ram [1500]>"

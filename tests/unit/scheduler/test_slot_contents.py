@@ -1,4 +1,4 @@
-"""How much of a prompt a state is good for: the tables of engine.md 2.6 and 5."""
+"""How many tokens of a prompt a state can be reused for: the tables of engine.md 2.6 and 5."""
 
 from dataclasses import replace
 
@@ -99,14 +99,14 @@ def test_a_restored_file_with_checkpoints_gives_the_measured_reuse(prompt, expec
     assert found[:4] == expected[:4]
 
 
-def test_a_mended_window_is_extended_and_not_cut():
+def test_a_repaired_window_can_be_extended_but_not_cut():
     mended = restored(file(repaired=True), SWA, now=1.0)
     assert reuse(mended, PROMPT + OTHER, SWA) == N
     assert reuse(mended, PROMPT, SWA) == reuse(mended, parts(1), SWA) == 0
     assert reuse(restored(file(), SWA, now=1.0), PROMPT + OTHER, SWA) == 0  # T4
 
 
-def test_the_last_checkpoints_are_restored_as_many_as_the_list_may_have():
+def test_the_last_checkpoints_are_restored_up_to_the_limit_of_the_engine():
     three = file((700, 2484, 2996))
     short = replace(HYBRID, checkpoint_cap=2)
     assert [c.at for c in restored(three, short, now=1.0).checkpoints] == [2484, 2996]
@@ -120,14 +120,14 @@ def test_some_engines_restore_no_checkpoints(traits):
     assert restored(file((2484, 2996)), traits, now=1.0).checkpoints == ()
 
 
-def test_a_restored_slot_knows_who_asked_and_when():
+def test_a_restored_slot_records_its_request_and_time():
     state = restored(file(), HYBRID, request=RequestId("r"), now=5.0)
     assert (state.tokens, state.opaque, state.request, state.used) == (PROMPT, 0, "r", 5.0)
 
 
 # -- --swa-full: T9 -------------------------------------------------------------------------------------
 
-# tokens before the end at which the next prompt parts, whether the engine would cut there wrongly
+# tokens before the end at which the next prompt diverges, whether the engine would cut there wrongly
 T9 = [(0, False), (1, False), (2, True), (100, True), (255, True), (256, False), (600, False)]
 
 
@@ -144,7 +144,7 @@ def test_t9_the_live_slot_can_be_cut_anywhere():
     assert reuse(live, parts(100), SWA_FULL) == N - 100
 
 
-def test_t9_what_fits_into_the_window_is_copied_whole():
+def test_t9_a_copied_state_within_the_window_can_be_cut():
     short = bare(SlotContents(tokens=PROMPT.cut(0, 256)), SWA_FULL)
     assert reuse(short, PROMPT.cut(0, 100) + OTHER, SWA_FULL) == 100
     assert not unsafe(short, PROMPT.cut(0, 100) + OTHER, SWA_FULL)
@@ -168,7 +168,7 @@ def test_a_window_can_be_cut_back_as_far_as_its_cells_reach(total, first, expect
     assert slack(total, first, HYBRID) == 0
 
 
-def test_the_first_position_of_a_window_stays_when_it_is_cut_and_is_the_bare_one_after_a_checkpoint():
+def test_a_cut_window_keeps_its_first_position_and_one_from_a_checkpoint_has_a_bare_one():
     live = SlotContents(tokens=PROMPT, slack=100, checkpoints=LIVE)
     assert first_kept(live, 2950, SWA) == 3000 - 100 - 256
     assert first_kept(live, 2483, SWA) == 2484 - 256
@@ -189,7 +189,7 @@ def test_a_prompt_inside_the_window_needs_a_checkpoint():
     assert reuse(live, PROMPT.cut(0, 400) + OTHER, gemma) == 395
 
 
-def test_tokens_of_unknown_identity_are_never_counted():
+def test_tokens_with_unknown_ids_are_never_counted_as_reuse():
     answered = SlotContents(tokens=PROMPT, opaque=39, checkpoints=LIVE)
     assert reuse(answered, PROMPT + OTHER, DENSE) == 3000
     assert reuse(answered, PROMPT + OTHER, HYBRID) == 2996  # thinking stripped: engine.md 2.6
@@ -233,7 +233,7 @@ def test_learning_more_ids_does_not_change_the_length():
     assert state.known_as(PROMPT.cut(0, 10)).total == 3039
 
 
-def test_the_engines_count_decides_what_is_left():
+def test_the_count_of_the_engine_decides_what_is_left():
     state = SlotContents(tokens=PROMPT, opaque=39, checkpoints=LIVE, rough=True)
     cut = state.shrunk(2500)
     assert (cut.total, cut.opaque, cut.checkpoints) == (2500, 0, LIVE[:1])
@@ -241,7 +241,7 @@ def test_the_engines_count_decides_what_is_left():
     assert state.shrunk(3050).opaque == 50
 
 
-def test_a_conversation_is_more_likely_to_return_the_more_turns_and_the_more_recent():
+def test_a_conversation_is_likelier_to_return_with_more_turns_and_recent_use():
     def chance(turns, age):
         return SlotContents(turns=turns, used=1000.0).chance(1000.0 + age)
 
@@ -261,10 +261,10 @@ def test_a_conversation_is_more_likely_to_return_the_more_turns_and_the_more_rec
         ((), False),
     ],
 )
-def test_messages_continue_a_state_when_they_begin_with_all_of_its(hash_chain, answer):
+def test_messages_continue_a_state_if_they_begin_with_all_of_its_messages(hash_chain, answer):
     assert continues(hash_chain, SlotContents(tokens=EMPTY, hash_chain=(b"s", b"1"))) is answer
 
 
-def test_a_state_without_messages_is_continued_by_nobody():
+def test_a_state_without_messages_is_not_continued():
     assert not continues((b"s", b"1"), None)
     assert not continues((b"s", b"1"), SlotContents(hash_chain=(b"s",)))

@@ -23,7 +23,7 @@ def pending(table, slot):
     return Pending(arrived=arrived, plan=plan, slot=slot)
 
 
-def test_a_request_owns_its_slot_until_the_table_says_otherwise():
+def test_a_request_owns_its_slot_until_the_table_changes():
     state, table = state_with_engine()
     table.move(SlotId(1), SlotState.RUNNING, R, 2.0)
     assert state.slot_of(pending(table, SlotId(1))) == (table, 1)
@@ -34,14 +34,14 @@ def test_a_request_owns_its_slot_until_the_table_says_otherwise():
     assert state.slot_of(pending(table, SlotId(1))) is None
 
 
-def test_an_engine_that_is_down_is_not_up():
+def test_an_engine_that_is_down_is_not_listed_as_up():
     state, table = state_with_engine()
     assert state.up == [table]
     table.up = False
     assert state.up == []
 
 
-def test_somebody_waits_in_the_line_or_outside_of_it():
+def test_a_request_may_wait_in_the_queue_or_outside_it():
     assert not State(engines=(E,)).waiting
     for line in ("bypassing", "steered"):
         state = State(engines=(E,))
@@ -52,12 +52,12 @@ def test_somebody_waits_in_the_line_or_outside_of_it():
     assert state.waiting
 
 
-def test_user_messages_begin_where_any_opener_stands():
+def test_user_messages_begin_at_any_opener():
     traits = EngineTraits(user_start=((7, 8), (9,)))
     assert user_starts(Tokens([1, 7, 8, 2, 9, 7, 8]), traits) == [1, 4, 5]
     assert user_starts(None, traits) == ()
     assert user_starts(Tokens([1, 7]), traits) == []
 
 
-def test_a_place_reads_like_an_address():
+def test_a_place_is_written_as_engine_and_slot():
     assert str(Place(E, SlotId(3))) == "http://e0#3"

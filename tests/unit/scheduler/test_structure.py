@@ -44,11 +44,11 @@ def found(ids, markers=KNOWN, rendered=()):
         ([], []),
     ],
 )
-def test_each_message_that_was_asked_begins_at_its_opener(ids, expected):
+def test_each_user_or_tool_message_begins_at_its_opener(ids, expected):
     assert found(ids) == expected
 
 
-def test_a_users_message_that_begins_as_a_tools_result_is_the_tools():
+def test_a_user_message_that_begins_as_a_tool_result_is_a_tool_message():
     chat = [80, SYSTEM, 1, 80, USER, 2, 80, REPLY, 80, USER, RESULT, 3, RESULT, 4, 80, REPLY]
     assert found(chat, CHATML) == [(3, "head"), (8, "tool"), (14, "turn")]
 
@@ -57,27 +57,27 @@ def test_without_a_generation_prompt_the_reply_begins_at_the_end():
     assert found([SYSTEM, 1, USER, 2, 3, USER, 4], MISTRAL) == [(2, "head"), (5, "user"), (7, "turn")]
 
 
-def test_what_rendering_found_counts_before_markers_and_nothing_is_said_of_the_lead():
-    """There is system text between the opener of the first message and its own text."""
+def test_a_head_inside_the_first_message_is_known_only_from_a_render():
+    """The system text is between the opener of the first message and the message's text."""
     chat = [1, USER, 2, 2, 2, 3, REPLY, 4, USER, 5, REPLY]
     head = Boundary(5, BoundaryKind.HEAD)
     assert found(chat, INSIDE, [head]) == [(5, "head"), (8, "user"), (10, "turn")]
     assert found(chat, INSIDE) == [(1, "user"), (8, "user"), (10, "turn")]
 
 
-def test_boundaries_at_one_token_are_one_and_the_head_wins():
+def test_boundaries_at_the_same_token_become_one_and_the_head_wins():
     both = [Boundary(2, BoundaryKind.USER), Boundary(2, BoundaryKind.HEAD)]
     assert found([SYSTEM, 1, USER, 2, REPLY], KNOWN, both) == [(2, "head"), (4, "turn")]
     assert found([SYSTEM, 1, 2, 3], UNKNOWN, reversed(both)) == [(2, "head")]
 
 
-def test_a_prompt_that_does_not_part_from_the_other_one_has_no_boundary_there():
+def test_a_prompt_that_does_not_diverge_from_the_other_has_no_boundary_there():
     assert found(
         [SYSTEM, 1, 2], UNKNOWN, [Boundary(3, BoundaryKind.HEAD), Boundary(2, BoundaryKind.USER)]
     ) == [(2, "user")]
 
 
-def test_of_an_unknown_template_only_the_generation_prompt_can_be_seen():
+def test_an_unknown_template_shows_only_the_generation_prompt():
     tail = Markers(reply=(Tokens([7, 8]),))
     asked = [Boundary(2, BoundaryKind.HEAD), Boundary(5, BoundaryKind.USER)]
     assert found([1, 1, 2, 7, 8, 3, 7, 8], tail, asked) == [(2, "head"), (5, "user"), (6, "turn")]
@@ -100,11 +100,11 @@ def test_any_prompt_has_ascending_boundaries_with_one_head_at_most_and_the_turn_
     assert [b.kind for b in result[:-1]].count(BoundaryKind.TURN) == 0
 
 
-def test_a_place_lies_in_a_reply_if_the_last_opener_before_it_is_that_of_one():
+def test_a_token_is_in_a_reply_if_the_last_opener_before_it_opens_one():
     prompt = Tokens([SYSTEM, 1, USER, 2, REPLY, 3, USER, 4, REPLY])
     assert in_replies(range(1, 9), prompt, boundaries(prompt, KNOWN), KNOWN) == {4, 5, 8}
 
 
-def test_where_no_markers_are_known_no_place_is_said_to_lie_in_a_reply():
+def test_without_markers_no_token_is_taken_to_be_in_a_reply():
     prompt = Tokens([SYSTEM, 1, USER, 2, REPLY, 3])
     assert in_replies([5], prompt, [Boundary(2, BoundaryKind.HEAD)], UNKNOWN) == set()

@@ -1,4 +1,4 @@
-"""What GET /slots shows, merged into the scheduler's model."""
+"""Observations of GET /slots, merged into the scheduler's model of the slots."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ def table(*contents, **traits):
     return engine
 
 
-def look(*slots, asked=NOW):
+def observation(*slots, asked=NOW):
     """Return a slot's view: "busy", or the tokens that it holds."""
     views = tuple(
         SlotView(slot=SlotId(n), busy=s == "busy", task=n, held=None if s == "busy" else s or None)
@@ -51,7 +51,7 @@ def test_a_new_table_has_free_empty_slots():
     [
         (LAUNCHED, "busy", RUNNING),
         (LAUNCHED, 0, LAUNCHED),
-        (RUNNING, 0, RUNNING),  # its end is on the way to us
+        (RUNNING, 0, RUNNING),  # the event of its end has not arrived yet
         (RUNNING, "busy", RUNNING),
         (DRAINING, "busy", DRAINING),
         (DRAINING, 7, IDLE),
@@ -61,41 +61,41 @@ def test_a_new_table_has_free_empty_slots():
         (IDLE, 0, IDLE),
     ],
 )
-def test_a_look_moves_a_slot(before, seen, after):
+def test_an_observation_moves_a_slot(before, seen, after):
     engine = table(None)
     if before is not IDLE:
         engine.move(SlotId(0), before, R1 if before in (LAUNCHED, RUNNING) else None, NOW - 1)
-    observe(engine, look(seen))
+    observe(engine, observation(seen))
     assert engine.states == [after]
     assert engine.owners[0] == (R1 if after in (LAUNCHED, RUNNING) else None)
 
 
 @pytest.mark.parametrize("state", [IDLE, LAUNCHED, DRAINING, FOREIGN])
 @pytest.mark.parametrize("seen", ["busy", 7])
-def test_a_look_older_than_the_slots_state_says_nothing(state, seen):
+def test_an_observation_older_than_the_state_of_the_slot_is_ignored(state, seen):
     engine = table(A)
     engine.move(SlotId(0), state, None, NOW)
-    observe(engine, look(seen, asked=NOW - 0.001))
+    observe(engine, observation(seen, asked=NOW - 0.001))
     assert engine.states == [state]
     assert totals(engine) == [1000]
 
 
-def test_a_slot_left_on_the_way_is_not_believed_free_for_a_moment():
+def test_a_slot_left_before_its_task_began_is_not_considered_free_for_a_moment():
     engine = table(None)
     engine.move(SlotId(0), LAUNCHED, R1, NOW)
     engine.leave(SlotId(0), NOW)
     assert engine.pin_on_its_way(NOW)
-    observe(engine, look(0, asked=NOW + LINGER / 2))
+    observe(engine, observation(0, asked=NOW + LINGER / 2))
     assert engine.states == [DRAINING]
-    observe(engine, look(0, asked=NOW + LINGER))
+    observe(engine, observation(0, asked=NOW + LINGER))
     assert engine.states == [IDLE]
 
 
-def test_a_slot_left_while_running_is_free_with_the_next_look():
+def test_a_slot_left_while_running_is_free_at_the_next_observation():
     engine = table(None)
     engine.move(SlotId(0), RUNNING, R1, NOW)
     engine.leave(SlotId(0), NOW)
-    observe(engine, look(0, asked=NOW))
+    observe(engine, observation(0, asked=NOW))
     assert engine.states == [IDLE]
 
 
@@ -108,29 +108,29 @@ def test_a_slot_left_while_running_is_free_with_the_next_look():
         (1000, 1000, 0),
         (1000 + COUNT_SLIP, 1000, COUNT_SLIP),
         (1000 - COUNT_SLIP, 1000 - COUNT_SLIP, 0),
-        (400, 400, 0),  # cut, by whomever: what is left is the beginning
-        (1500, 0, 1500),  # somebody else wrote there
+        (400, 400, 0),  # cut by another client: the beginning is left
+        (1500, 0, 1500),  # another client wrote there
     ],
 )
-def test_the_engines_count_of_an_idle_slot_is_believed(count, known, opaque):
+def test_the_count_of_the_engine_for_an_idle_slot_is_accepted(count, known, opaque):
     engine = table(A, B)
-    observe(engine, look(count, 400))
+    observe(engine, observation(count, 400))
     contents = engine.shadow.slots[0]
     assert (len(contents.tokens), contents.opaque) == (known, opaque)
     assert (engine.shared_until > NOW) is (count == 1500)
 
 
-def test_a_slot_found_empty_is_empty_and_one_found_full_is_unknown():
+def test_a_slot_observed_empty_is_empty_and_one_observed_full_is_unknown():
     engine = table(A, B, None)
-    observe(engine, look(0, 400, 77))
+    observe(engine, observation(0, 400, 77))
     assert totals(engine) == [0, 400, 77]
     assert len(engine.shadow.slots[2].tokens) == 0
 
 
-def test_a_rough_state_takes_any_count():
+def test_a_state_of_unknown_length_takes_any_count():
     engine = table(A, B)
     engine.shadow.slots[0] = replace(engine.shadow.slots[0], rough=True)
-    observe(engine, look(1500, 400))
+    observe(engine, observation(1500, 400))
     contents = engine.shadow.slots[0]
     assert (contents.tokens, contents.opaque, contents.rough) == (A, 500, False)
     assert engine.shared_until == 0.0
@@ -143,33 +143,33 @@ def test_an_unpinned_request_is_found_in_the_slot_that_became_busy():
     engine = table(A, None)
     engine.send(R1, 1, NOW - 1)
     assert not engine.open_for_pins(NOW)
-    assert observe(engine, look(1000, "busy")) == {R1: 1}
+    assert observe(engine, observation(1000, "busy")) == {R1: 1}
     assert engine.owners == [None, R1]
     assert engine.open_for_pins(NOW)
 
 
-def test_nothing_is_concluded_until_all_unpinned_requests_can_be_seen():
+def test_nothing_is_concluded_until_all_unpinned_requests_are_visible():
     engine = table(None, None)
     engine.send(R1, 1, NOW - 2)
     engine.send(R2, 1, NOW - 1)
-    assert observe(engine, look("busy", 0)) == {}
+    assert observe(engine, observation("busy", 0)) == {}
     assert engine.states == [IDLE, IDLE]
-    assert observe(engine, look("busy", "busy", asked=NOW + 1)) == {R1: 0, R2: 1}
+    assert observe(engine, observation("busy", "busy", asked=NOW + 1)) == {R1: 0, R2: 1}
 
 
-def test_the_older_task_is_the_older_request():
+def test_the_older_task_belongs_to_the_older_request():
     engine = table(None, None)
     engine.send(R1, 1, NOW - 2)
     engine.send(R2, 1, NOW - 1)
-    seen = look("busy", "busy")
+    seen = observation("busy", "busy")
     views = (replace(seen.slots[0], task=9), replace(seen.slots[1], task=8))
     assert observe(engine, replace(seen, slots=views)) == {R1: 1, R2: 0}
 
 
-def test_what_is_busy_beside_ours_is_anothers():
+def test_a_busy_slot_without_a_known_request_belongs_to_another_client():
     engine = table(None, None)
     engine.send(R1, 1, NOW - 1)
-    observe(engine, look("busy", "busy"))
+    observe(engine, observation("busy", "busy"))
     assert engine.states == [RUNNING, FOREIGN]
     assert engine.shared_until == pytest.approx(NOW + SHARED_FOR, abs=1)
 
@@ -177,77 +177,77 @@ def test_what_is_busy_beside_ours_is_anothers():
 def test_an_orphan_is_found_in_the_newest_slot_that_fits():
     engine = table(None, None, None)
     engine.orphans.append(Orphan(R1, 300, NOW - 1))
-    assert observe(engine, look(299, 301, 50)) == {R1: 1}
+    assert observe(engine, observation(299, 301, 50)) == {R1: 1}
     assert engine.orphans == []
     assert totals(engine) == [299, 0, 50]  # the caller fills in slot 1
 
 
-def test_an_orphan_is_not_looked_for_in_an_older_look():
+def test_an_orphan_is_not_searched_in_an_older_observation():
     engine = table(None)
     engine.orphans.append(Orphan(R1, 300, NOW))
-    assert observe(engine, look(300, asked=NOW - 1)) == {}
+    assert observe(engine, observation(300, asked=NOW - 1)) == {}
     assert engine.orphans
     assert not engine.open_for_pins(NOW)
 
 
-# -- what is gone ------------------------------------------------------------------------------------------
+# -- restarts and unified buffers --------------------------------------------------------------------------
 
 
-def test_all_slots_empty_is_a_restart():
+def test_all_slots_empty_means_a_restart():
     engine = table(A, B)
     engine.shadow.ram.append(SlotContents(tokens=A))
-    observe(engine, look(0, 0))
+    observe(engine, observation(0, 0))
     assert totals(engine) == [0, 0]
     assert engine.shadow.ram == []
 
 
-def test_a_restart_forgets_no_request_that_is_on_its_way():
+def test_a_restart_keeps_requests_that_are_being_sent():
     engine = table(A)
     engine.send(R1, 1, NOW - 1)
-    observe(engine, look(0))
+    observe(engine, observation(0))
     assert R1 in engine.unsettled
 
 
 def test_a_slot_emptied_while_another_runs_shows_a_unified_engine():
     engine = table(A, None)
     engine.move(SlotId(1), LAUNCHED, R1, NOW - 1)
-    observe(engine, look(0, "busy"))
+    observe(engine, observation(0, "busy"))
     assert engine.traits.unified
     assert [contents.tokens for contents in engine.shadow.ram] == [A]
 
 
-def test_a_slot_emptied_by_a_task_that_is_over_shows_a_unified_engine():
+def test_a_slot_emptied_by_an_ended_task_shows_a_unified_engine():
     engine = table(A, B)
     engine.move(SlotId(0), IDLE, None, NOW - 3)
     engine.move(SlotId(1), LAUNCHED, R1, NOW - 2)
     engine.move(SlotId(1), IDLE, None, NOW - 1)
-    observe(engine, look(0, 400))
+    observe(engine, observation(0, 400))
     assert engine.traits.unified
     assert not engine.proven
 
 
-def test_a_slot_that_outlived_anothers_task_shows_that_it_is_not():
+def test_a_slot_that_survives_another_task_shows_that_the_engine_is_not_unified():
     engine = table(A, B)
     engine.move(SlotId(0), IDLE, None, NOW - 3)
     engine.move(SlotId(1), LAUNCHED, R1, NOW - 2)
     engine.move(SlotId(1), IDLE, None, NOW - 1)
-    observe(engine, look(1000, 400))
+    observe(engine, observation(1000, 400))
     assert engine.proven
-    observe(engine, look(0, 400, asked=NOW + 1))  # erased by somebody
+    observe(engine, observation(0, 400, asked=NOW + 1))  # erased by another client
     assert not engine.traits.unified
 
 
-def test_two_tasks_side_by_side_prove_nothing():
+def test_two_concurrent_tasks_prove_nothing_about_the_buffer():
     engine = table(A, B)
     engine.move(SlotId(0), LAUNCHED, R1, NOW - 4)
     engine.move(SlotId(1), LAUNCHED, R2, NOW - 3)
     engine.move(SlotId(0), IDLE, None, NOW - 2)
     engine.move(SlotId(1), IDLE, None, NOW - 1)
-    observe(engine, look(1000, 400))
+    observe(engine, observation(1000, 400))
     assert not engine.proven
 
 
-# -- when to look ------------------------------------------------------------------------------------------
+# -- when GET /slots is polled -----------------------------------------------------------------------------
 
 
 def test_get_slots_is_not_polled_when_nothing_depends_on_it():
@@ -261,7 +261,7 @@ def test_get_slots_is_not_polled_when_nothing_depends_on_it():
 
 
 @pytest.mark.parametrize("change", ["unsettled", "orphans", "draining", "foreign", "look_again", "unseen"])
-def test_whatever_waits_for_a_look_gets_one_and_only_one(change):
+def test_each_reason_for_an_observation_starts_one_and_only_one(change):
     engine = table(A, B)
     if change == "unsettled":
         engine.send(R1, 1, NOW)
@@ -278,15 +278,15 @@ def test_whatever_waits_for_a_look_gets_one_and_only_one(change):
     assert engine.watch(waiting=False, now=NOW) is None
 
 
-def test_looks_that_change_nothing_come_more_slowly_and_a_change_wakes_them():
+def test_observations_without_changes_slow_down_and_a_change_speeds_them_up():
     engine = table(None)
     engine.move(SlotId(0), DRAINING, None, NOW - 1)
     first = engine.watch(waiting=False, now=NOW)
     for n in range(30):
-        observe(engine, look("busy", asked=NOW + n))
+        observe(engine, observation("busy", asked=NOW + n))
     slow = engine.watch(waiting=False, now=NOW)
     assert first < slow
-    assert slow == SILENCE  # the engine sees that a client left only when nobody asks it
+    assert slow == SILENCE  # the engine notices that a client left only while it gets no requests
     engine.move(SlotId(0), DRAINING, None, NOW)
     assert engine.watch(waiting=False, now=NOW) == first
 
@@ -296,20 +296,20 @@ def test_a_request_deferred_by_the_engine_does_not_hide_a_lost_client():
     engine.move(SlotId(0), DRAINING, None, NOW - 1)
     engine.send(R1, 1, NOW - 1)
     for n in range(30):
-        observe(engine, look("busy", asked=NOW + n))
+        observe(engine, observation("busy", asked=NOW + n))
     assert engine.watch(waiting=True, now=NOW) == SILENCE
 
 
-def test_a_failed_look_is_not_repeated_at_once():
+def test_a_failed_observation_is_not_repeated_at_once():
     engine = table(None)
     engine.unseen, engine.failures = True, 3
     assert engine.watch(waiting=True, now=NOW) >= 0.1
 
 
-def test_on_a_shared_engine_a_look_is_good_for_a_moment_only():
+def test_on_a_shared_engine_an_observation_is_valid_for_a_moment_only():
     engine = table(A)
     engine.shared_until = NOW + 60
-    observe(engine, look(1000, asked=NOW))
+    observe(engine, observation(1000, asked=NOW))
     assert engine.open_for_pins(NOW + STALE / 2)
     assert not engine.open_for_pins(NOW + 2 * STALE)
     assert engine.watch(waiting=True, now=NOW + 2 * STALE) == 0.0
@@ -317,7 +317,7 @@ def test_on_a_shared_engine_a_look_is_good_for_a_moment_only():
     assert engine.open_for_pins(NOW + 61)
 
 
-def test_unpinned_requests_need_room_and_no_pin_on_its_way():
+def test_unpinned_requests_need_room_and_no_pinned_request_being_sent():
     engine = table(None, None)
     engine.send(R1, 1, NOW)
     assert engine.open_for_anything(NOW)
@@ -330,7 +330,7 @@ def test_unpinned_requests_need_room_and_no_pin_on_its_way():
     assert engine.open_for_pins(NOW)
 
 
-def test_two_misses_in_a_row_end_the_trust_in_the_ram_cache():
+def test_two_misses_in_a_row_end_the_trust_in_the_prompt_cache():
     engine = table(A)
     engine.ram_loaded(hit=False)
     engine.ram_loaded(hit=True)

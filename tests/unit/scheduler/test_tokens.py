@@ -18,14 +18,14 @@ def naive_lcp(one, other):
 
 @given(IDS, IDS, IDS)
 @settings(max_examples=200)
-def test_lcp_is_what_a_loop_over_the_ids_finds(shared, one, other):
+def test_lcp_equals_a_loop_over_the_ids(shared, one, other):
     a, b = shared + one, shared + other
     assert Tokens(a).lcp(Tokens(b)) == naive_lcp(a, b)
 
 
 @given(IDS, IDS, IDS, st.integers(0, 10))
 @settings(max_examples=200)
-def test_lcp_begins_behind_what_is_passed_over(shared, one, other, start):
+def test_lcp_begins_after_the_given_start(shared, one, other, start):
     a, b = shared + one, [5] * start + shared + other
     assert Tokens(a).lcp(Tokens(b), start) == naive_lcp(a, b[start:])
     assert Tokens(a).lcp(Tokens(b), len(b) + start) == 0
@@ -38,7 +38,7 @@ def test_lcp_is_exact_at_every_place_of_a_long_prompt():
         assert Tokens(ids).lcp(Tokens(other)) == place
 
 
-def test_lcp_with_nothing_is_nothing():
+def test_lcp_with_an_empty_sequence_is_zero():
     assert EMPTY.lcp(Tokens([1])) == Tokens([1]).lcp(EMPTY) == EMPTY.lcp(EMPTY) == 0
 
 
@@ -49,7 +49,7 @@ def test_find_all_gives_every_place_that_a_loop_finds(ids, needle):
     assert Tokens(ids).find_all(Tokens(needle)) == found
 
 
-def test_find_all_of_a_text_that_is_made_of_markers_ends_somewhere():
+def test_find_all_limits_the_number_of_places():
     assert Tokens([7] * 3 * MOST_FOUND).find_all(Tokens([7])) == list(range(MOST_FOUND))
 
 
@@ -73,14 +73,14 @@ def test_equality_hash_and_order_are_those_of_the_ids(a, b):
     assert Tokens(a).begins_with(Tokens(b)) == (a[: len(b)] == b)
 
 
-def test_a_dump_shows_the_length_and_the_head():
+def test_the_repr_shows_the_length_and_the_first_ids():
     assert repr(Tokens(range(6))) == "<Tokens 6: 0, 1, 2, 3, ...>"
     assert Tokens([5, 6])[1] == 6
     assert Tokens.of(Tokens([1, 2]).packed) == Tokens([1, 2])
     assert Tokens([1]) != [1]
 
 
-def test_two_namespaces_have_nothing_in_common():
+def test_sequences_of_two_namespaces_share_nothing():
     ours, theirs = Tokens([1, 2, 3]), Tokens([1, 2, 3]).within("bob")
     assert ours != theirs
     assert len({ours, theirs}) == 2
@@ -91,7 +91,7 @@ def test_two_namespaces_have_nothing_in_common():
     assert theirs.within("") == ours
 
 
-def test_namespaces_have_a_tree_each_within_one_budget():
+def test_each_namespace_has_its_own_prompt_tree_within_one_budget():
     tree = PromptTree(budget=40_000)
     said = Tokens(range(1000))
     tree.add(said.within("ann"))

@@ -39,7 +39,7 @@ async def opened(hot: Path, cold: Path | None = None, **more: Any) -> AsyncItera
 
 
 async def keep(store: Store, hot: Path, data: bytes | None = None, seed: int = 0, **facts: Any) -> Kept:
-    """Save and keep a state; a new one each time, unless it is given."""
+    """Save and keep a state: a new one each time, unless `data` or `seed` is given."""
     seed = seed or next(_numbers)
     data = file_of(seed) if data is None else data
     name = await store.temporary(len(data))

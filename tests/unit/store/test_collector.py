@@ -1,4 +1,4 @@
-"""Garbage in a shared store: what is removed, in which order, and that every step may be the last."""
+"""Garbage collection of a shared store: what is removed, in which order; every step may be the last."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def size(cold: Path) -> int:
 
 
 @pytest.mark.parametrize("key", [None, KEY])
-async def test_what_was_not_used_for_longest_goes(tmp_path, key):
+async def test_the_least_recently_used_states_are_removed(tmp_path, key):
     one, cold = tmp_path / "one", tmp_path / "shared"
     async with sidecar(one, cold, key) as (store, shared):
         await filled(store, one, cold, 4)
@@ -59,7 +59,7 @@ async def test_what_was_not_used_for_longest_goes(tmp_path, key):
         assert (await StoreCollector(shared, 2 * each).collect()).states == 0
 
 
-async def test_what_was_just_written_or_fetched_stays_whatever_the_budget(tmp_path):
+async def test_a_state_that_was_just_written_or_fetched_is_kept_at_any_budget(tmp_path):
     one, cold = tmp_path / "one", tmp_path / "shared"
     async with sidecar(one, cold) as (store, shared):
         await store.copy_cold((await kept_state(store, one, 1)).id)
@@ -68,14 +68,14 @@ async def test_what_was_just_written_or_fetched_stays_whatever_the_budget(tmp_pa
         assert objects(cold, "heads") == objects(cold, "blobs") == []
 
 
-async def test_without_a_budget_nothing_goes_for_want_of_room(tmp_path):
+async def test_without_a_budget_no_state_is_removed(tmp_path):
     one, cold = tmp_path / "one", tmp_path / "shared"
     async with sidecar(one, cold) as (store, shared):
         await filled(store, one, cold, 2)
         assert (await StoreCollector(shared, 0).collect()).states == 0
 
 
-async def test_leftovers_go_when_nobody_can_be_at_them_any_more(tmp_path):
+async def test_leftovers_are_removed_once_no_sidecar_can_be_using_them(tmp_path):
     one, cold = tmp_path / "one", tmp_path / "shared"
     async with sidecar(one, cold, KEY) as (store, shared):
         for seed in (1, 2, 3):
@@ -99,7 +99,9 @@ async def test_leftovers_go_when_nobody_can_be_at_them_any_more(tmp_path):
         assert await offered(store, one, kept.id)
 
 
-async def test_a_collector_that_ends_at_any_step_leaves_what_the_next_one_ends(tmp_path, monkeypatch):
+async def test_a_collector_that_ends_at_any_step_leaves_complete_states_for_the_next_one(
+    tmp_path, monkeypatch
+):
     """The store fails at its first, second, third removal: every state is complete or not found."""
     one, cold = tmp_path / "one", tmp_path / "shared"
     async with sidecar(one, cold) as (store, shared):
@@ -122,7 +124,7 @@ async def test_a_collector_that_ends_at_any_step_leaves_what_the_next_one_ends(t
                     await shared.check(kept)
             for path in cold.rglob("*"):
                 if path.is_file() and path.parent.name == "used":
-                    path.unlink()  # our own looking does not count
+                    path.unlink()  # uses by this test do not count
         for path in objects(cold, "blobs"):
             aged(path, 2 * HOUR)
         await StoreCollector(shared, each).collect()
@@ -142,7 +144,7 @@ async def test_one_collector_is_elected_for_each_term(tmp_path):
         assert objects(cold, "elections") == []
 
 
-async def test_what_killed_writers_left_in_a_folder_is_swept(tmp_path):
+async def test_temporary_files_of_killed_writers_are_removed(tmp_path):
     cold = tmp_path / "shared"
     async with sidecar(tmp_path / "one", cold) as (_, shared):
         (cold / "blobs").mkdir()

@@ -46,7 +46,7 @@ def system(program: str, *words: str) -> int:
     return subprocess.run([path, *words], capture_output=True, check=False).returncode if path else 1
 
 
-async def test_a_full_disk_is_a_trouble_that_ends(hot: Path):
+async def test_a_full_disk_is_a_trouble_that_ends_when_there_is_room_again(hot: Path):
     with mounted(hot, f"size={snapshot_folder.RESERVE + (1 << 20)}"):
         async with opened(hot) as store:
             kept = await keep(store, hot)
@@ -58,7 +58,7 @@ async def test_a_full_disk_is_a_trouble_that_ends(hot: Path):
             ballast.write_bytes(b"x" * (1 << 20))
             with pytest.raises(StoreError):
                 await store.temporary()
-            assert await offered(store, hot, kept.id)  # what is there can be used
+            assert await offered(store, hot, kept.id)  # existing snapshots can be used
             ballast.unlink()
             assert await keep(store, hot)
             assert store.trouble is None
@@ -84,7 +84,7 @@ async def test_a_full_disk_is_a_trouble_that_ends(hot: Path):
     ],
 )
 @pytest.mark.parametrize("call", ["fsync", "open", "utime", "fstat"])
-async def test_whatever_the_system_refuses_is_told_and_leaves_nothing(
+async def test_every_system_error_is_reported_and_leaves_no_file(
     hot: Path, call: str, number: int, trouble: Trouble
 ):
     async with opened(hot) as store:
@@ -100,7 +100,7 @@ async def test_whatever_the_system_refuses_is_told_and_leaves_nothing(
         assert store.listing() == []
 
 
-async def test_a_folder_that_failed_is_tried_again_and_recovers(hot: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_a_failed_folder_is_tried_again_later_and_recovers(hot: Path, monkeypatch: pytest.MonkeyPatch):
     async with opened(hot) as store:
         with failing("fsync", errno.ENOSPC), pytest.raises(StoreError):
             await keep(store, hot)
@@ -113,7 +113,7 @@ async def test_a_folder_that_failed_is_tried_again_and_recovers(hot: Path, monke
         assert store.trouble is None
 
 
-async def test_a_disk_that_fills_in_the_middle_of_an_edit(hot: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_a_disk_that_fills_during_an_edit_leaves_no_file(hot: Path, monkeypatch: pytest.MonkeyPatch):
     def short(_out: object, _data: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -124,7 +124,7 @@ async def test_a_disk_that_fills_in_the_middle_of_an_edit(hot: Path, monkeypatch
         assert names_in(hot) == set()
 
 
-async def test_a_read_only_folder(hot: Path):
+async def test_a_read_only_folder_is_reported_when_it_is_opened(hot: Path):
     with mounted(hot, "size=70m"):
         async with opened(hot) as store:
             await keep(store, hot)
@@ -136,8 +136,8 @@ async def test_a_read_only_folder(hot: Path):
         await store.close()
 
 
-async def test_a_folder_that_became_read_only_still_gives(hot: Path):
-    """As the kernel mounts it after disk errors: times cannot be set back, so every file is hashed again."""
+async def test_a_folder_that_became_read_only_still_offers_its_snapshots(hot: Path):
+    """The kernel remounts it after disk errors: times cannot be set back, so every file is hashed again."""
     async with opened(hot) as store:
         kept = await keep(store, hot, file_of(1), seed=1)
         with (
@@ -151,7 +151,9 @@ async def test_a_folder_that_became_read_only_still_gives(hot: Path):
         assert store.trouble is None
 
 
-async def test_a_folder_that_is_gone(hot: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_a_missing_folder_is_reported_and_used_again_when_it_is_back(
+    hot: Path, monkeypatch: pytest.MonkeyPatch
+):
     async with opened(hot) as store:
         kept = await keep(store, hot)
         away = moved(hot, hot.with_name("away"))
@@ -164,7 +166,7 @@ async def test_a_folder_that_is_gone(hot: Path, monkeypatch: pytest.MonkeyPatch)
         assert await offered(store, hot, kept.id)
 
 
-async def test_a_folder_that_is_a_file(tmp_path: Path):
+async def test_a_file_in_place_of_the_folder_is_reported(tmp_path: Path):
     (tmp_path / "hot").write_bytes(b"")
     store = Store(tmp_path / "hot")
     with pytest.raises(StoreError):
@@ -173,18 +175,18 @@ async def test_a_folder_that_is_a_file(tmp_path: Path):
     await store.close()
 
 
-async def test_one_sidecar_for_each_folder(hot: Path):
+async def test_a_folder_can_be_opened_by_one_sidecar_only(hot: Path):
     async with opened(hot) as first:
         second = Store(hot)
         with pytest.raises(StoreError, match="folder of its own") as caught:
             await second.open()
         assert caught.value.trouble is Trouble.IN_USE
         kept = await keep(first, hot)
-    assert (await second.open()).kept == (kept,)  # the first one ended
+    assert (await second.open()).kept == (kept,)  # the first sidecar ended
     await second.close()
 
 
-async def test_without_a_cold_tier_it_goes_on(hot: Path, cold: Path):
+async def test_the_store_continues_without_a_cold_tier_that_is_in_use(hot: Path, cold: Path):
     async with opened(cold):
         store = Store(hot, cold)
         found = await store.open()
@@ -192,12 +194,14 @@ async def test_without_a_cold_tier_it_goes_on(hot: Path, cold: Path):
         kept = await keep(store, hot)
         with pytest.raises(StoreError):
             await store.demote(kept.id)
-    await store.demote(kept.id)  # whoever had it has ended
+    await store.demote(kept.id)  # the sidecar that used it has ended
     assert store.listing()[0].tiers == {Tier.COLD}
     await store.close()
 
 
-async def test_a_slow_folder_is_told_and_used(hot: Path, cold: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_a_slow_folder_is_reported_and_still_used(
+    hot: Path, cold: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("slotkeeper.store.trouble.TELLING_BYTES", 1)
     monkeypatch.setattr("slotkeeper.store.trouble.SLOW_BYTES_PER_SECOND", 1e15)
     async with opened(hot, cold) as store:

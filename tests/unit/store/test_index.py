@@ -1,4 +1,4 @@
-"""What the index remembers, and that nothing else is lost without it."""
+"""What the index remembers; without it only the uses are lost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def reopened(path: Path, known: dict[SnapshotId, float]) -> dict[SnapshotId, Use
     return found
 
 
-def test_uses_are_counted_and_outlive_the_process(path: Path):
+def test_uses_are_counted_and_survive_the_process(path: Path):
     index = Index(path)
     assert index.open({A: 1.0}) == {A: Use(used=1.0)}
     index.add(B, 2.0)
@@ -50,7 +50,7 @@ def test_the_index_agrees_with_the_files(path: Path):
 
 
 @pytest.mark.parametrize("how", ["noise", "cut", "version", "values"])
-def test_a_damaged_one_is_made_anew(path: Path, how: str):
+def test_a_damaged_index_is_created_again(path: Path, how: str):
     index = Index(path)
     index.open({A: 1.0})
     index.used(A, 2.0, paid=True)
@@ -75,7 +75,7 @@ def change(path: Path, statement: str) -> None:
     rows.close()
 
 
-async def test_without_an_index_the_store_goes_on(tmp_path: Path):
+async def test_the_store_continues_without_an_index(tmp_path: Path):
     state = tmp_path / "state"
     (state / INDEX).mkdir(parents=True)
     hot = tmp_path / "hot"
@@ -104,7 +104,7 @@ def exists(path: Path) -> bool:
     return path.exists()
 
 
-def test_only_its_owner_can_read_it(tmp_path):
+def test_only_the_owner_can_read_the_index(tmp_path):
     index = Index(tmp_path / "index.sqlite")
     index.open({})
     index.close()

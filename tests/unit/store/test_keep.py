@@ -41,14 +41,14 @@ async def test_a_torn_save_is_not_kept(hot: Path, change: str):
 
 
 @pytest.mark.parametrize("known", [12, 20, 30])
-async def test_the_header_says_what_is_held(hot: Path, known: int):
+async def test_the_tokens_of_a_snapshot_are_those_of_the_file_header(hot: Path, known: int):
     """The scheduler's model of the slot may be shorter or longer than what the engine saved."""
     async with opened(hot) as store:
         kept = await keep(store, hot, file_of(1), seed=1, tokens=Tokens(ids(1, known)))
         assert kept.tokens == Tokens(ids(1))
 
 
-async def test_a_file_that_never_appeared_is_a_folder_that_is_not_shared(hot: Path):
+async def test_a_saved_file_that_does_not_appear_means_that_the_folder_is_not_shared(hot: Path):
     async with opened(hot) as store:
         name = await store.temporary()
         with pytest.raises(StoreError, match="--slot-save-path") as caught:
@@ -57,7 +57,7 @@ async def test_a_file_that_never_appeared_is_a_folder_that_is_not_shared(hot: Pa
         assert store.trouble is None  # another engine may share it
 
 
-async def test_only_names_that_were_given_out_are_taken(hot: Path, tmp_path: Path):
+async def test_only_temporary_names_that_the_store_gave_out_are_accepted(hot: Path, tmp_path: Path):
     outside = tmp_path / "outside"
     outside.write_bytes(file_of(1))
     async with opened(hot) as store:
@@ -78,7 +78,7 @@ async def test_a_discarded_save_leaves_nothing(hot: Path):
         assert names_in(hot) == set()
 
 
-async def test_an_edit_is_carried_out_on_the_way(hot: Path):
+async def test_an_edit_is_applied_before_the_state_is_kept(hot: Path):
     def trim(_: object, found: SlotFile) -> SlotFileEdit:
         return SlotFileEdit(recipe=keep_records(found, found.records[1:]))
 
@@ -89,7 +89,7 @@ async def test_an_edit_is_carried_out_on_the_way(hot: Path):
         assert names_in(hot) == {f"{kept.id}.slot", f"{kept.id}.json"}
 
 
-async def test_an_editor_that_changes_nothing_keeps_the_file(hot: Path):
+async def test_an_edit_without_changes_keeps_the_file(hot: Path):
     async with opened(hot) as store:
         kept = await keep(store, hot, file_of(1), seed=1, edit=lambda _file, _found: None)
         assert await offered(store, hot, kept.id) == file_of(1)
@@ -98,13 +98,13 @@ async def test_an_editor_that_changes_nothing_keeps_the_file(hot: Path):
 @pytest.mark.parametrize(
     ("cuts", "stale", "kept"),
     [
-        ((16, 8), (), (8,)),  # the engine takes the last that will do, and never the first
+        ((16, 8), (), (8,)),  # the engine takes the last suitable one, never the first
         ((4, 16, 8, 12), (), (4, 8, 12)),
         ((8, 9, 16), (9,), (8, 16)),
         ((8, 16), (), (8, 16)),
     ],
 )
-async def test_checkpoints_of_other_tokens_are_left_out(hot: Path, cuts, stale, kept):
+async def test_stale_and_misplaced_checkpoints_are_left_out(hot: Path, cuts, stale, kept):
     """After a cut the engine's list need not ascend, and a surviving checkpoint must not be used (T11)."""
     async with opened(hot) as store:
         edit = Editing(EngineTraits(memory=Memory.HYBRID), (), stale)
@@ -116,14 +116,14 @@ async def test_checkpoints_of_other_tokens_are_left_out(hot: Path, cuts, stale, 
     await store.close()
 
 
-async def test_what_could_not_be_read_again_is_not_kept(hot: Path):
+async def test_a_state_that_could_not_be_restored_is_not_kept(hot: Path):
     async with opened(hot) as store:
         with pytest.raises(UnfitError, match="impossible"):
             await keep(store, hot, file_of(1, cuts=(16, 8)), seed=1)
         assert not [name for name in names_in(hot) if name.endswith((".slot", ".json"))]
 
 
-async def test_a_repaired_window_is_remembered(hot: Path):
+async def test_a_repaired_window_is_recorded_in_the_manifest(hot: Path):
     data = slot_file("swa", 2, IDS)
 
     def repair(file: FileIO, found: SlotFile) -> SlotFileEdit:
@@ -138,14 +138,14 @@ async def test_a_repaired_window_is_remembered(hot: Path):
         assert stored != data
 
 
-async def test_an_edit_that_breaks_the_file_is_not_kept(hot: Path):
+async def test_a_state_that_an_edit_damages_is_not_kept(hot: Path):
     async with opened(hot) as store:
         with pytest.raises(TornError):
             await keep(store, hot, edit=lambda _file, _found: SlotFileEdit(recipe=(b"nonsense",)))
         assert names_in(hot) == set()
 
 
-async def test_the_last_token_is_the_headers(hot: Path):
+async def test_the_last_token_is_taken_from_the_edited_header(hot: Path):
     """A changed last token changes the engine's view, so that is what counts."""
 
     def other_end(_: object, found: SlotFile) -> SlotFileEdit:

@@ -34,7 +34,7 @@ class Slow:
         raise HaltedError
 
 
-async def test_a_result_and_an_error_come_back(lane: Lane):
+async def test_a_lane_returns_results_and_errors(lane: Lane):
     assert await lane.do(lambda halt: halt.is_set()) is False
     with pytest.raises(ZeroDivisionError):
         await lane.do(lambda _: 1 // 0)
@@ -65,7 +65,7 @@ async def test_work_cancelled_before_it_begins_never_runs(lane: Lane):
     assert done == ["third"]
 
 
-async def test_closing_halts_and_refuses():
+async def test_closing_a_lane_halts_its_work_and_refuses_more():
     lane, slow = Lane("test"), Slow()
     caller = asyncio.gather(lane.do(slow), return_exceptions=True)
     await slow.begun.wait()
@@ -75,8 +75,8 @@ async def test_closing_halts_and_refuses():
         await lane.do(lambda _: None)
 
 
-async def test_what_must_be_given_back_is_given_back_after_the_work_before_it():
-    """Also if its caller is cancelled again while it waits for the work to end."""
+async def test_cleanup_of_a_cancelled_caller_runs_after_the_work_before_it():
+    """Also if the caller is cancelled again while it waits for the work to end."""
     lane, order = Lane("test"), list[str]()
     begun, go_on = threading.Event(), threading.Event()
 

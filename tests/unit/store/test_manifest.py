@@ -54,7 +54,7 @@ def of_before(**changes: Any) -> bytes:
     return orjson.dumps(body | {"seal": seal})
 
 
-def test_the_adapters_of_a_state_are_said_where_its_engine_had_any():
+def test_the_manifest_names_the_adapters_of_a_state_only_if_there_were_any():
     adapted = replace(MANIFEST, adapters="00112233aabbccdd*0.5")
     assert b"adapters" not in encode(MANIFEST, SECRET)
     assert decode(encode(adapted, SECRET), ID, SECRET) == adapted
@@ -63,7 +63,7 @@ def test_the_adapters_of_a_state_are_said_where_its_engine_had_any():
     assert decode(resealed(adapters="x" * 4097), ID, SECRET) is Flaw.VALUES
 
 
-def test_without_namespaces_nothing_is_said_of_them():
+def test_the_manifest_has_no_namespace_field_without_namespaces():
     assert b"namespace" not in encode(MANIFEST, SECRET)
     assert decode(resealed(namespace=7), ID, SECRET) is Flaw.FIELDS
     assert decode(resealed(namespace="x" * 65), ID, SECRET) is Flaw.VALUES
@@ -76,7 +76,7 @@ def test_a_manifest_is_read_as_it_was_written():
     assert decode(resealed(), ID, SECRET) == MANIFEST
 
 
-def test_images_are_in_it_where_there_are_some():
+def test_the_manifest_lists_images_only_if_there_are_any():
     digest = "cd" * 32
     shown = replace(MANIFEST, images=((3, 10, digest), (20, 5, digest)))
     assert decode(encode(shown, SECRET), ID, SECRET) == shown
@@ -87,16 +87,16 @@ def test_images_are_in_it_where_there_are_some():
 @pytest.mark.parametrize(
     "images", [7, [7], [[]], [[1, 2]], [["1", 2, "cd" * 32]], [[1, 2, 3]], [[True, 2, ""]]]
 )
-def test_other_images_are_no_fields(images: object):
+def test_images_of_another_shape_are_a_flaw_of_the_fields(images: object):
     assert decode(resealed(images=images), ID, SECRET) is Flaw.FIELDS
 
 
 @pytest.mark.parametrize("image", [[-1, 9, "cd" * 32], [9, 0, "cd" * 32], [599, 2, "cd" * 32], [1, 2, "cd"]])
-def test_images_that_cannot_be_are_no_values(image: list[object]):
+def test_impossible_images_are_a_flaw_of_the_values(image: list[object]):
     assert decode(resealed(images=[image]), ID, SECRET) is Flaw.VALUES
 
 
-def test_a_seal_without_the_secret_is_believed_only_where_there_was_none():
+def test_a_seal_without_the_secret_is_accepted_only_in_manifests_from_before_there_was_one():
     assert decode(of_before(), ID, SECRET) is Flaw.SEAL
     assert decode(of_before(), ID, SECRET, unkeyed=True) == MANIFEST
     assert decode(of_before(format=2), ID, SECRET, unkeyed=True) is Flaw.SEAL
@@ -105,12 +105,12 @@ def test_a_seal_without_the_secret_is_believed_only_where_there_was_none():
 
 
 @pytest.mark.parametrize("seal", [None, 1, [], {}, "", "\ud800", "ü"])
-def test_a_seal_may_be_anything(seal: object):
+def test_a_seal_of_any_other_type_or_text_is_refused(seal: object):
     body = orjson.loads(encode(MANIFEST, SECRET)) | {"seal": seal}
     assert decode(json.dumps(body).encode(), ID, SECRET) in {Flaw.SEAL, Flaw.NOT_JSON}
 
 
-def test_prompts_are_not_in_it():
+def test_the_manifest_contains_no_tokens_of_the_prompt():
     """Uses ids that occur in no other field: the manifest must not be a second copy of the prompt."""
     tokens = Tokens(range(777_000_000, 777_000_300))
     written = encode(replace(MANIFEST, tokens=300, chain=chain(tokens), checkpoints=()), SECRET)
@@ -131,21 +131,21 @@ ANY = st.recursive(
 
 
 @given(st.binary(max_size=300) | ANY.map(lambda value: json.dumps(value).encode()))
-def test_anything_else_is_a_verdict(data: bytes):
+def test_any_other_bytes_are_a_flaw(data: bytes):
     assert isinstance(decode(data, ID, SECRET), Flaw)
 
 
 @pytest.mark.parametrize("name", sorted(orjson.loads(encode(MANIFEST, SECRET)).keys() - {"seal"}))
 @pytest.mark.parametrize("value", [None, "", [], {}, -1, 1.5, True, ["x"], [-1], [600, 84], "x" * 16])
-def test_no_field_takes_any_other_kind_of_value(name: str, value: object):
+def test_no_field_accepts_a_value_of_another_type(name: str, value: object):
     found = decode(resealed(**{name: value}), ID, SECRET)
-    if isinstance(found, Manifest):  # a value of the right kind, that may be
+    if isinstance(found, Manifest):  # a value of the right type is possible
         assert getattr(found, name) == (tuple(value) if isinstance(value, list) else value)
         allowed = {"layout", "build", "draft", "repaired", "golden", "created", "fingerprint", "checkpoints"}
         assert name in allowed | {"version"}
 
 
-def test_later_releases_are_told_from_damage():
+def test_manifests_of_later_releases_are_distinguished_from_damage():
     assert decode(resealed(format=3, more="yes"), ID, SECRET) is Flaw.NEWER
     assert decode(resealed(more="yes"), ID, SECRET) is Flaw.FIELDS
     assert decode(b"[]", ID, SECRET) is Flaw.NOT_JSON
@@ -159,7 +159,7 @@ def test_later_releases_are_told_from_damage():
 
 
 @given(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=3 * BLOCK), st.data())
-def test_the_chain_tells_any_other_prompt(ids: list[int], data: st.DataObject):
+def test_the_chain_of_digests_differs_from_the_first_different_block_on(ids: list[int], data: st.DataObject):
     whole = chain(Tokens(ids))
     assert len(whole) == -(-len(ids) // BLOCK)
     place = data.draw(st.integers(0, len(ids) - 1))
@@ -168,7 +168,7 @@ def test_the_chain_tells_any_other_prompt(ids: list[int], data: st.DataObject):
     assert all(a != b for a, b in zip(other[place // BLOCK :], whole[place // BLOCK :], strict=True))
 
 
-def test_a_manifest_fits_its_own_tokens_only():
+def test_a_manifest_fits_only_its_own_tokens():
     assert MANIFEST.fits(TOKENS)
     assert not MANIFEST.fits(Tokens(range(599)))
     assert not MANIFEST.fits(Tokens(range(1, 601)))

@@ -25,19 +25,19 @@ def unkeyed(folder: Path, snapshot: SnapshotId, **changes: object) -> None:
     path.write_bytes(orjson.dumps(body | {"seal": digest}))
 
 
-async def test_the_secret_is_for_its_owner_and_stays(hot: Path):
+async def test_the_secret_file_is_private_and_is_kept(hot: Path):
     async with opened(hot):
         first = (hot / files.SEAL).read_bytes()
     assert mode(hot / files.SEAL) == 0o600
     assert not (hot / files.FIRST_SEAL).exists()
-    (hot / files.SEAL).chmod(0o660)  # as fsGroup leaves it
+    (hot / files.SEAL).chmod(0o660)  # as Kubernetes' fsGroup sets it
     async with opened(hot):
         assert (hot / files.SEAL).read_bytes() == first
     assert mode(hot / files.SEAL) == 0o600
 
 
-async def test_a_forged_manifest_is_not_believed(hot: Path):
-    """A forged one could give a file to the wrong engine, or have any bytes loaded."""
+async def test_a_snapshot_with_a_forged_manifest_is_not_listed(hot: Path):
+    """A forged manifest could give a file to the wrong engine, or have any bytes loaded."""
     async with opened(hot) as store:
         one, two = await keep(store, hot), await keep(store, hot)
     unkeyed(hot, one.id, fingerprint="of another engine")
@@ -46,7 +46,7 @@ async def test_a_forged_manifest_is_not_believed(hot: Path):
     assert (hot / files.QUARANTINE / f"{one.id}.slot").exists()
 
 
-async def test_manifests_of_earlier_releases_are_taken_over_once(hot: Path):
+async def test_manifests_of_earlier_releases_are_adopted_once(hot: Path):
     async with opened(hot) as store:
         kept = [await keep(store, hot) for _ in range(3)]
     (hot / files.SEAL).unlink()
@@ -61,11 +61,11 @@ async def test_manifests_of_earlier_releases_are_taken_over_once(hot: Path):
         assert len(store.listing()) == 2
 
 
-async def test_whoever_is_killed_while_they_are_taken_over_goes_on(hot: Path):
+async def test_adopting_earlier_manifests_continues_after_a_kill(hot: Path):
     async with opened(hot) as store:
         kept = [await keep(store, hot) for _ in range(3)]
     (hot / files.SEAL).rename(hot / files.FIRST_SEAL)
-    unkeyed(hot, kept[0].id)  # the others have the seal already
+    unkeyed(hot, kept[0].id)  # the other manifests have the seal already
     async with opened(hot) as store:
         assert len(store.listing()) == 3
     assert not (hot / files.FIRST_SEAL).exists()
@@ -73,19 +73,19 @@ async def test_whoever_is_killed_while_they_are_taken_over_goes_on(hot: Path):
         assert len(store.listing()) == 3
 
 
-async def test_each_tier_has_its_own(hot: Path, tmp_path: Path):
+async def test_each_tier_has_its_own_secret(hot: Path, tmp_path: Path):
     cold = tmp_path / "cold"
     async with opened(hot, cold) as store:
         kept = await keep(store, hot)
         await store.demote(kept.id)
     assert (hot / files.SEAL).read_bytes() != (cold / files.SEAL).read_bytes()
-    shutil.rmtree(hot)  # a tmpfs, after the machine was started again
+    shutil.rmtree(hot)  # as a tmpfs after a restart of the machine
     async with opened(hot, cold) as store:
         assert await store.offer(kept.id, ENGINE)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-async def test_the_secret_of_somebody_else_is_not_taken(hot: Path):
+async def test_a_secret_file_of_another_user_is_refused(hot: Path):
     async with opened(hot):
         pass
     os.chown(hot / files.SEAL, 4321, -1)

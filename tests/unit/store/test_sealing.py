@@ -22,7 +22,7 @@ def unsealed(pieces: list[bytes]) -> list[bytes]:
     return [opener.open(piece, last=at == len(pieces) - 1) for at, piece in enumerate(pieces)]
 
 
-def test_a_small_object_opens_under_its_own_name_and_key_alone():
+def test_a_sealed_object_opens_only_under_its_own_name_and_key():
     data = KEY.seal(b"tokens", "heads/a")
     assert KEY.open(data, "heads/a") == b"tokens"
     assert data != KEY.seal(b"tokens", "heads/a")
@@ -43,7 +43,7 @@ def test_pieces_cannot_be_dropped_repeated_exchanged_or_cut_off():
 
 
 @given(st.lists(st.binary(max_size=50)), st.integers(1, 20))
-def test_a_stream_is_cut_the_same_way_however_it_comes(chunks, size):
+def test_a_stream_is_cut_the_same_way_for_any_chunk_boundaries(chunks, size):
     cutter = Cutter(size)
     pieces = [piece for chunk in chunks for piece in cutter.feed(chunk)]
     assert b"".join([*pieces, cutter.rest()]) == b"".join(chunks)
@@ -52,12 +52,12 @@ def test_a_stream_is_cut_the_same_way_however_it_comes(chunks, size):
     assert cutter.rest() or not any(chunks)
 
 
-def test_a_piece_and_its_tag_are_what_is_read_back():
+def test_a_sealed_piece_has_the_length_of_its_data_and_tag():
     piece, last = sealed([b"x" * PIECE, b"y"])
     assert (len(piece), len(last)) == (PIECE + TAG, 1 + TAG)
 
 
-def test_key_files(tmp_path):
+def test_a_key_file_must_hold_a_long_enough_key(tmp_path):
     path = tmp_path / "key"
     with pytest.raises(KeyFileError, match="cannot be read"):
         StoreKey.read(path)

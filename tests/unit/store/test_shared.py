@@ -36,7 +36,7 @@ def two(tmp_path: Path) -> tuple[Path, Path, Path]:
 
 
 @KEYS
-async def test_what_one_has_uploaded_the_other_finds_and_restores(two, key):
+async def test_a_state_that_one_sidecar_uploads_can_be_found_and_restored_by_another(two, key):
     one, other, cold = two
     async with sidecar(one, cold, key) as (store, _), sidecar(other, cold, key) as (second, shared):
         kept = await kept_state(store, one, 1)
@@ -50,7 +50,7 @@ async def test_what_one_has_uploaded_the_other_finds_and_restores(two, key):
 
 
 @KEYS
-async def test_a_large_state_goes_up_in_parts(two, key, monkeypatch):
+async def test_a_large_state_is_uploaded_in_parts(two, key, monkeypatch):
     monkeypatch.setattr(module, "AT_ONCE", 100)
     one, other, cold = two
     async with sidecar(one, cold, key) as (store, _), sidecar(other, cold, key) as (second, shared):
@@ -61,7 +61,7 @@ async def test_a_large_state_goes_up_in_parts(two, key, monkeypatch):
         assert await offered(second, other, kept.id) == (one / f"{kept.id}.slot").read_bytes()
 
 
-async def test_other_engines_namespaces_prompts_and_keys_find_nothing(two):
+async def test_other_engines_and_namespaces_and_prompts_and_keys_find_no_state(two):
     one, _, cold = two
     async with sidecar(one, cold, KEY) as (store, shared):
         await store.copy_cold((await kept_state(store, one, 1, space="mine")).id)
@@ -78,7 +78,7 @@ async def test_other_engines_namespaces_prompts_and_keys_find_nothing(two):
 
 
 @pytest.mark.parametrize("namespace", ["", "mine"])
-async def test_a_state_is_found_under_its_own_adapters_alone(two, namespace):
+async def test_a_state_is_found_only_under_its_own_adapters(two, namespace):
     one, other, cold = two
     spaces = {adapters: space_of(namespace, adapters) for adapters in ("", "base", "aa*1", "aa*0.5", "bb*1")}
     async with sidecar(one, cold, KEY) as (store, _):
@@ -91,7 +91,7 @@ async def test_a_state_is_found_under_its_own_adapters_alone(two, namespace):
     assert where["aa*1"][0].manifest.space == spaces["aa*1"]
 
 
-async def test_what_is_no_better_than_what_is_here_is_not_read(two):
+async def test_a_state_that_is_not_better_than_a_local_one_is_not_read(two):
     one, _, cold = two
     async with sidecar(one, cold) as (store, shared):
         kept = await kept_state(store, one, 1)
@@ -122,7 +122,7 @@ async def _saved(store, hot, tokens) -> None:
 
 
 @KEYS
-async def test_one_state_is_written_once(two, key):
+async def test_the_same_state_of_two_sidecars_is_written_once(two, key):
     """Two sidecars save the same state: one head, one blob, and both can restore it."""
     one, other, cold = two
     async with sidecar(one, cold, key) as (store, _), sidecar(other, cold, key) as (second, _):
@@ -136,7 +136,7 @@ async def test_one_state_is_written_once(two, key):
         assert await offered(second, other, again.id) == (one / f"{first.id}.slot").read_bytes()
 
 
-async def test_who_loses_the_race_for_a_head_leaves_nothing(two, monkeypatch):
+async def test_a_sidecar_that_is_second_to_write_a_head_leaves_no_objects(two, monkeypatch):
     one, other, cold = two
     async with sidecar(one, cold) as (store, _), sidecar(other, cold) as (second, shared):
         first, again = await kept_state(store, one, 1), await kept_state(second, other, 1)
@@ -144,7 +144,7 @@ async def test_who_loses_the_race_for_a_head_leaves_nothing(two, monkeypatch):
         monkeypatch.setattr(module, "CHEAP", 0)
 
         async def late(path: str):
-            if path.startswith("heads/"):  # between the look and the write another has written it
+            if path.startswith("heads/"):  # another sidecar writes the head between the lookup and the write
                 await store.copy_cold(first.id)
                 return None
             return await size(path)
@@ -173,9 +173,9 @@ def emptied(path: Path) -> None:
 
 
 @KEYS
-@pytest.mark.parametrize("hurt", [cut, grown, changed, emptied, os.unlink])
+@pytest.mark.parametrize("damage", [cut, grown, changed, emptied, os.unlink])
 @pytest.mark.parametrize("kind", ["heads", "blobs"])
-async def test_nothing_damaged_reaches_the_slot_folder(two, key, hurt, kind):
+async def test_a_damaged_object_never_reaches_the_slot_folder(two, key, damage, kind):
     one, other, cold = two
     async with sidecar(one, cold, key) as (store, _), sidecar(other, cold, key) as (second, shared):
         kept = await kept_state(store, one, 1)
@@ -183,16 +183,16 @@ async def test_nothing_damaged_reaches_the_slot_folder(two, key, hurt, kind):
         (there,) = await found(shared, prompt(1))
         await second.found(there)
         (path,) = objects(cold, kind)
-        hurt(path)
+        damage(path)
         with pytest.raises((UnfitError, MissingError)):
             await second.offer(kept.id, ENGINE)
         assert names_in(other) == set()
         assert kept.id not in {each.id for each in second.listing()}
-        assert objects(cold, "heads") == [] or hurt is os.unlink
+        assert objects(cold, "heads") == [] or damage is os.unlink
         assert await offered(store, one, kept.id), "it still has its own"
 
 
-async def test_a_head_under_another_name_is_not_believed(two):
+async def test_a_head_under_another_name_is_not_accepted(two):
     one, _, cold = two
     async with sidecar(one, cold, KEY) as (store, shared):
         for seed in (1, 2):
@@ -202,7 +202,7 @@ async def test_a_head_under_another_name_is_not_believed(two):
         assert [await found(shared, prompt(seed)) for seed in (1, 2)].count([]) == 1
 
 
-async def test_with_a_key_the_store_sees_no_token(two):
+async def test_objects_in_a_store_with_a_key_contain_no_tokens(two):
     one, _, cold = two
     async with sidecar(one, cold, KEY) as (store, _):
         kept = await kept_state(store, one, 1)
@@ -214,7 +214,7 @@ async def test_with_a_key_the_store_sees_no_token(two):
         assert kept.manifest.sha256 not in names
 
 
-async def test_what_is_forgotten_is_gone_for_all_and_what_is_unlisted_is_not(two):
+async def test_a_forgotten_state_is_removed_for_all_and_an_unlisted_state_is_not(two):
     one, _, cold = two
     async with sidecar(one, cold) as (store, shared):
         kept = await kept_state(store, one, 1)
@@ -228,7 +228,7 @@ async def test_what_is_forgotten_is_gone_for_all_and_what_is_unlisted_is_not(two
         assert objects(cold, "heads") == objects(cold, "blobs") == []
 
 
-async def test_what_does_not_come_in_time_is_given_up_and_leaves_nothing(two):
+async def test_a_download_that_is_late_is_abandoned_and_leaves_no_file(two):
     one, other, cold = two
     async with sidecar(one, cold) as (store, _), sidecar(other, cold) as (second, shared):
         kept = await kept_state(store, one, 1)
@@ -241,7 +241,7 @@ async def test_what_does_not_come_in_time_is_given_up_and_leaves_nothing(two):
         assert await offered(second, other, kept.id)
 
 
-async def test_a_look_that_takes_too_long_is_given_up(two, monkeypatch):
+async def test_a_lookup_that_takes_too_long_is_abandoned(two, monkeypatch):
     one, _, cold = two
     async with sidecar(one, cold) as (store, shared):
         await store.copy_cold((await kept_state(store, one, 1)).id)
@@ -252,7 +252,7 @@ async def test_a_look_that_takes_too_long_is_given_up(two, monkeypatch):
         assert await found(shared, prompt(1))
 
 
-async def test_a_store_that_fails_says_so_and_is_left_alone_for_a_while(two):
+async def test_a_failing_store_is_reported_once_and_is_not_used_for_a_while(two):
     one, _, cold = two
     async with sidecar(one, cold) as (store, shared):
         kept = await kept_state(store, one, 1)
@@ -270,7 +270,7 @@ async def test_a_store_that_fails_says_so_and_is_left_alone_for_a_while(two):
         assert heard == [False, True]
 
 
-async def test_names_that_were_seen_are_bounded(two, monkeypatch):
+async def test_the_number_of_remembered_head_names_is_bounded(two, monkeypatch):
     monkeypatch.setattr(module, "SEEN", 2)
     one, _, cold = two
     async with sidecar(one, cold) as (store, shared):
@@ -280,7 +280,7 @@ async def test_names_that_were_seen_are_bounded(two, monkeypatch):
         assert len(shared._seen) == 2
 
 
-async def test_verify_reads_what_lies_there(two):
+async def test_verify_reads_the_object_in_the_shared_store(two):
     one, _, cold = two
     async with sidecar(one, cold, KEY) as (store, _):
         kept = await kept_state(store, one, 1)
@@ -291,7 +291,7 @@ async def test_verify_reads_what_lies_there(two):
             await store.verify(kept.id)
 
 
-def test_names_of_others_are_no_heads():
+def test_other_object_names_are_not_parsed_as_heads():
     for name in (
         "",
         "heads",

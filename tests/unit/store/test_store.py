@@ -1,4 +1,4 @@
-"""The life of a snapshot: saved, kept, offered, moved between the tiers, removed, found again."""
+"""The life of a snapshot: saved, kept, offered, moved between tiers, removed, found at the next start."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unit.engine.slotfiles import whole_file
 from unit.store.saving import ENGINE, file_of, ids, keep, mode, names_in, offered, opened, times
 
 
-async def test_what_was_kept_is_offered_byte_for_byte(hot: Path):
+async def test_a_kept_state_is_offered_byte_for_byte(hot: Path):
     async with opened(hot) as store:
         kept = await keep(store, hot, file_of(3), seed=3)
         assert kept.tokens == Tokens(ids(3))
@@ -29,14 +29,14 @@ async def test_what_was_kept_is_offered_byte_for_byte(hot: Path):
         assert names_in(hot) == {f"{kept.id}.slot", f"{kept.id}.json"}
 
 
-async def test_files_are_for_us_alone(hot: Path):
+async def test_files_are_private_to_their_owner(hot: Path):
     async with opened(hot) as store:
         kept = await keep(store, hot)
     assert mode(hot) == 0o700
     assert mode(hot / f"{kept.id}.slot") == mode(hot / f"{kept.id}.json") == 0o600
 
 
-async def test_files_are_dated_back(hot: Path):
+async def test_modification_times_are_set_back_so_that_a_later_write_is_detected(hot: Path):
     """If the file system's clock has not ticked since the hash, a write would leave the same times."""
     async with opened(hot) as store:
         kept = await keep(store, hot)
@@ -46,7 +46,7 @@ async def test_files_are_dated_back(hot: Path):
         assert times(hot / f"{kept.id}.slot") == (written, changed)  # not hashed again
 
 
-async def test_a_new_process_finds_everything_that_was_kept(hot: Path, cold: Path):
+async def test_a_new_process_finds_all_kept_snapshots(hot: Path, cold: Path):
     async with opened(hot, cold) as store:
         a, b, c = [await keep(store, hot) for _ in range(3)]
         await store.demote(b.id)
@@ -65,19 +65,19 @@ async def test_a_new_process_finds_everything_that_was_kept(hot: Path, cold: Pat
     assert before[c.id].tiers == {Tier.HOT, Tier.COLD}
 
 
-async def test_the_core_gets_its_own_clock(hot: Path):
+async def test_times_of_snapshots_are_converted_to_the_clock_of_the_core(hot: Path):
     async with opened(hot, clock=lambda: 5000.0) as store:
         kept = await keep(store, hot, golden=True)
         core = snapshot(kept, -4900.0)
     assert (core.created, core.used, core.restores) == (100.0, 100.0, 0)
     assert core.shared
-    assert not core.golden  # nobody has restored it
+    assert not core.golden  # it was never restored
     assert not core.repaired
     assert (core.id, core.tokens, core.size) == (kept.id, kept.tokens, kept.manifest.size)
     assert (core.checkpoints, core.draft, core.tier) == ((8, 16), True, Tier.HOT)
 
 
-async def test_from_tier_to_tier_and_back(hot: Path, cold: Path):
+async def test_a_snapshot_moves_to_the_cold_tier_and_back(hot: Path, cold: Path):
     async with opened(hot, cold) as store:
         kept = await keep(store, hot, file_of(1), seed=1)
         await store.demote(kept.id)
@@ -96,7 +96,7 @@ async def test_from_tier_to_tier_and_back(hot: Path, cold: Path):
         assert store.listing() == []
 
 
-async def test_a_hot_copy_that_is_damaged_comes_from_the_cold_tier(hot: Path, cold: Path):
+async def test_a_damaged_hot_copy_is_replaced_from_the_cold_tier(hot: Path, cold: Path):
     async with opened(hot, cold) as store:
         kept = await keep(store, hot, file_of(1), seed=1)
         await store.copy_cold(kept.id)
@@ -106,7 +106,7 @@ async def test_a_hot_copy_that_is_damaged_comes_from_the_cold_tier(hot: Path, co
         assert store.listing()[0].tiers == {Tier.HOT}
 
 
-async def test_a_missing_file_is_forgotten(hot: Path):
+async def test_a_snapshot_with_a_missing_file_is_forgotten(hot: Path):
     async with opened(hot) as store:
         kept = await keep(store, hot)
         (hot / f"{kept.id}.slot").unlink()
@@ -118,7 +118,7 @@ async def test_a_missing_file_is_forgotten(hot: Path):
             await store.offer(kept.id, ENGINE)
 
 
-async def test_another_kind_of_engine_gets_nothing(hot: Path):
+async def test_a_snapshot_is_not_offered_to_an_engine_of_another_kind(hot: Path):
     async with opened(hot) as store:
         kept = await keep(store, hot)
         with pytest.raises(UnfitError):
@@ -148,7 +148,7 @@ async def test_verify_finds_damage_in_every_tier(hot: Path, cold: Path):
         }
 
 
-async def test_one_file_is_worked_on_by_one_at_a_time(hot: Path, cold: Path):
+async def test_concurrent_operations_on_one_snapshot_run_one_after_the_other(hot: Path, cold: Path):
     async with opened(hot, cold) as store:
         kept = await keep(store, hot, file_of(1), seed=1)
         work = [store.demote(kept.id), store.offer(kept.id, ENGINE), store.copy_cold(kept.id)] * 4
@@ -158,7 +158,7 @@ async def test_one_file_is_worked_on_by_one_at_a_time(hot: Path, cold: Path):
 
 
 class Stuck:
-    """An editor that takes until it is told to end."""
+    """An editor that runs until it is halted."""
 
     def __init__(self, store: Store) -> None:
         self.begun = asyncio.Event()
@@ -171,7 +171,7 @@ class Stuck:
         assert halt.wait(30)
 
 
-async def test_whoever_is_cancelled_leaves_nothing_behind(hot: Path):
+async def test_a_cancelled_save_leaves_no_file(hot: Path):
     async with opened(hot) as store:
         kept, stuck = await keep(store, hot), Stuck(store)
         saving = asyncio.gather(keep(store, hot, edit=stuck))
@@ -183,7 +183,7 @@ async def test_whoever_is_cancelled_leaves_nothing_behind(hot: Path):
         assert names_in(hot) == {f"{kept.id}.slot", f"{kept.id}.json"}
 
 
-async def test_closing_ends_what_is_going_on(hot: Path):
+async def test_closing_the_store_halts_running_work(hot: Path):
     store = Store(hot)
     await store.open()
     stuck = Stuck(store)
@@ -196,7 +196,7 @@ async def test_closing_ends_what_is_going_on(hot: Path):
     assert names_in(hot) == set()
 
 
-async def test_what_the_store_is_doing_can_be_read(hot: Path, cold: Path):
+async def test_the_repr_of_the_store_shows_its_state(hot: Path, cold: Path):
     async with opened(hot, cold) as store:
         await keep(store, hot)
         await store.temporary()

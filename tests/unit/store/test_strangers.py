@@ -18,7 +18,7 @@ from unit.store.saving import ENGINE, file_of, ids, keep, mode, names_in, opened
 TEMPORARY = "slotkeeper-0123456789ab-01234567.tmp"
 
 
-async def test_what_is_not_ours_is_never_touched(hot: Path, cold: Path, tmp_path: Path):
+async def test_files_of_others_are_never_changed(hot: Path, cold: Path, tmp_path: Path):
     theirs = {
         "notes.slot": b"a user's own state",
         "slotkeeper.slot": b"",
@@ -42,7 +42,7 @@ async def test_what_is_not_ours_is_never_touched(hot: Path, cold: Path, tmp_path
         assert (folder / TEMPORARY).is_dir()
 
 
-async def test_what_a_kill_left_is_swept(hot: Path):
+async def test_leftovers_of_a_killed_sidecar_are_removed_when_the_folder_is_opened(hot: Path):
     async with opened(hot) as store:
         a, b, c, d = [await keep(store, hot) for _ in range(4)]
     (hot / TEMPORARY).write_bytes(b"half a state")
@@ -57,7 +57,7 @@ async def test_what_a_kill_left_is_swept(hot: Path):
     assert names_in(hot) == {f"{d.id}.slot", f"{d.id}.json", f"slotkeeper-quarantine/{c.id}.slot"}
 
 
-async def test_what_a_later_release_wrote_is_left_alone(hot: Path):
+async def test_files_of_a_later_release_are_not_changed(hot: Path):
     async with opened(hot) as store:
         kept = await keep(store, hot)
     (hot / f"{kept.id}.json").write_bytes(b'{"format": 3}')
@@ -66,7 +66,7 @@ async def test_what_a_later_release_wrote_is_left_alone(hot: Path):
     assert names_in(hot) == {f"{kept.id}.slot", f"{kept.id}.json"}
 
 
-async def test_a_temporary_file_that_is_being_written_is_spared(hot: Path):
+async def test_a_temporary_file_that_is_being_written_is_kept(hot: Path):
     async with opened(hot) as store:
         name = await store.temporary()
         (hot / name).write_bytes(file_of(1))
@@ -77,7 +77,7 @@ async def test_a_temporary_file_that_is_being_written_is_spared(hot: Path):
 
 @pytest.mark.parametrize("how", ["symlink", "hard link", "fifo", "folder", "dangling"])
 @pytest.mark.parametrize("suffix", ["tmp", "slot", "json"])
-async def test_no_link_is_followed(hot: Path, tmp_path: Path, how: str, suffix: str):
+async def test_links_and_special_files_are_not_followed(hot: Path, tmp_path: Path, how: str, suffix: str):
     """A file outside with a link under one of our names is neither read nor written nor removed."""
     outside = tmp_path / "outside"
     outside.write_bytes(file_of(1))
@@ -118,7 +118,7 @@ def trick(path: Path, how: str, outside: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["symlink", "file"])
-async def test_quarantine_does_not_lead_out(hot: Path, tmp_path: Path, how: str):
+async def test_quarantine_does_not_follow_a_link_out_of_the_folder(hot: Path, tmp_path: Path, how: str):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     async with opened(hot) as store:
@@ -149,7 +149,7 @@ async def test_quarantine_is_bounded(hot: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-async def test_where_the_engine_is_another_user_it_can_read_what_we_write(hot: Path, cold: Path):
+async def test_files_stay_readable_for_an_engine_that_runs_as_another_user(hot: Path, cold: Path):
     async with opened(hot, cold) as store:
         name = await store.temporary()
         (hot / name).write_bytes(file_of(1))

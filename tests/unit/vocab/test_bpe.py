@@ -53,12 +53,12 @@ TEXTS = st.lists(
 
 
 @given(text=TEXTS)
-def test_ids_spell_the_text(text: str) -> None:
+def test_the_token_ids_spell_the_text(text: str) -> None:
     assert back_to_text(local().tokenize(text)) == text
 
 
 @given(text=TEXTS)
-async def test_pieces_between_cuts_give_the_ids_of_the_whole(text: str) -> None:
+async def test_pieces_between_cuts_give_the_token_ids_of_the_whole_text(text: str) -> None:
     async def encode(pieces: object, /) -> list[Tokens]:
         return [local().tokenize(piece) for piece in pieces]  # type: ignore[attr-defined]
 
@@ -69,7 +69,7 @@ async def test_pieces_between_cuts_give_the_ids_of_the_whole(text: str) -> None:
     assert await pieces.tokenize(text) == local().tokenize(text)
 
 
-def test_merges_are_followed_in_their_own_order() -> None:
+def test_merges_are_applied_in_the_order_of_the_file() -> None:
     letters = byte_alphabet()
     vocabulary = replace(
         tiny(), tokens=[*letters, "abc", "bc", "ab"], kinds=(1,) * 259, merges=["b c", "a b", "a bc"]
@@ -77,14 +77,14 @@ def test_merges_are_followed_in_their_own_order() -> None:
     assert LocalVocab(vocabulary).tokenize("abc ab").ids() == [256, letters.index("Ġ"), 258]
 
 
-def test_a_word_that_no_merge_makes_is_taken_whole_only_where_the_engine_does() -> None:
+def test_a_word_without_merges_is_one_token_only_if_the_engine_does_so() -> None:
     letters = byte_alphabet()
     vocabulary = replace(tiny(), tokens=[*letters, "abc"], kinds=(1,) * 257, merges=[])
     assert LocalVocab(vocabulary).tokenize("abc").ids() == [97, 98, 99]
     assert LocalVocab(replace(vocabulary, pre="llama-bpe")).tokenize("abc").ids() == [256]
 
 
-def test_bos_is_the_files_choice_or_the_pre_tokenizers() -> None:
+def test_the_bos_token_follows_the_file_or_else_the_pre_tokenizer() -> None:
     cases = {("qwen2", None): 0, ("qwen2", True): 1, ("llama-bpe", None): 1, ("llama-bpe", False): 0}
     for (pre, add_bos), count in cases.items():
         vocab = LocalVocab(replace(tiny(), pre=pre, add_bos=add_bos))
@@ -106,12 +106,12 @@ def test_bos_is_the_files_choice_or_the_pre_tokenizers() -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_exact_is_refused(change: dict[str, Any]) -> None:
+def test_an_unsupported_vocabulary_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedError):
         LocalVocab(replace(tiny(), **change))
 
 
-def test_blanks_that_would_break_the_encoder_are_refused() -> None:
+def test_a_run_of_blanks_that_would_break_the_encoder_is_refused() -> None:
     with pytest.raises(UnsupportedError):
         local().tokenize("x" + " " * 2_000_000)
     assert len(local().tokenize(" " * (MAX_BLANKS - 1))) > 0

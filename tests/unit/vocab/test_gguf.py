@@ -1,4 +1,4 @@
-"""A GGUF header is read right, and any bytes at all give a header or GgufError."""
+"""A GGUF header is read correctly, and any bytes give a header or GgufError."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def string(text: str) -> bytes:
 
 
 def gguf(pairs: dict[str, bytes], tensors: int = 0) -> bytes:
-    """A file of our own; the values are given as type and content."""
+    """Return a GGUF file; the values are given as type and content."""
     head = b"GGUF" + struct.pack("<IQQ", 3, tensors, len(pairs))
     return head + b"".join(string(key) + value for key, value in pairs.items())
 
 
-def test_the_facts_of_a_model_are_read() -> None:
+def test_the_fields_of_a_model_header_are_read() -> None:
     header = read_header(build(Tiny.HYBRID_MTP))
     assert (header.architecture, header.name) == ("qwen35", "tiny-hybrid-mtp")
     assert (header.context_length, header.block_count, header.head_count) == (262144, 5, 2)
@@ -54,7 +54,7 @@ def test_the_vocabulary_is_read() -> None:
     assert vocabulary.merges[0] == "\u0120 \u0120"
 
 
-def test_the_fingerprint_is_the_models_not_the_paths(tmp_path: Path) -> None:
+def test_the_fingerprint_depends_on_the_content_and_not_on_the_path(tmp_path: Path) -> None:
     prints = {read_header(build(tiny)).fingerprint for tiny in Tiny}
     assert len(prints) == len(Tiny)
     data = build(Tiny.DENSE).read_bytes()
@@ -85,7 +85,7 @@ def test_a_damaged_header_gives_a_header_or_gguf_error(file: Path, at: int, new:
 
 
 @given(length=st.integers(0, 300_000))
-def test_a_header_cut_short_is_refused(file: Path, length: int) -> None:
+def test_a_truncated_header_is_refused(file: Path, length: int) -> None:
     file.write_bytes(header_bytes()[: length % len(header_bytes())])
     with pytest.raises(GgufError):
         read_header(file)
@@ -113,7 +113,7 @@ def survives(file: Path, data: bytes) -> None:
     ],
     ids=["strings", "items", "nested", "string", "tensors", "version-1", "big-endian"],
 )
-def test_a_length_that_lies_is_refused_before_memory_is_taken(file: Path, data: bytes) -> None:
+def test_a_false_length_is_refused_before_memory_is_allocated(file: Path, data: bytes) -> None:
     file.write_bytes(data)
     with pytest.raises(GgufError):
         read_header(file)
@@ -134,7 +134,7 @@ def test_a_value_of_the_wrong_type_counts_as_absent(file: Path) -> None:
     assert (header.context_length, header.head_count, header.add_bos) == (0, 8, None)
 
 
-def test_a_file_that_is_not_there_is_a_gguf_error(tmp_path: Path) -> None:
+def test_a_missing_file_raises_a_gguf_error(tmp_path: Path) -> None:
     for path in (tmp_path / "absent", tmp_path):
         with pytest.raises(GgufError, match="cannot be read"):
             read_header(path)

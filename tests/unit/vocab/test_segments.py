@@ -38,7 +38,7 @@ def whole(text: str) -> list[int]:
 
 
 @given(texts=st.lists(PARTS.map("".join), min_size=1, max_size=5), budget=st.sampled_from([0, 700, 1 << 20]))
-async def test_pieces_give_the_ids_of_the_whole_whatever_the_cache_holds(
+async def test_pieces_give_the_token_ids_of_the_whole_text_for_any_cache_contents(
     texts: list[str], budget: int
 ) -> None:
     tokenizer = SegmentTokenizer(CUTS, Letters(), SegmentCache(budget))
@@ -72,7 +72,7 @@ def test_the_cache_never_exceeds_its_budget(sizes: list[int]) -> None:
     assert (len(cache), cache.size_bytes) == (0, 0)
 
 
-def test_the_longest_unused_piece_goes_first() -> None:
+def test_the_least_recently_used_piece_is_evicted_first() -> None:
     cache = SegmentCache(1000)
     for piece in ("a", "b", "c"):
         cache.put(piece, Tokens([1]))

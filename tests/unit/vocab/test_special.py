@@ -35,13 +35,13 @@ def one_per_length(tokens: list[str]) -> dict[str, int]:
 @example(text="<think>\n</think>\n\nx", tokens=["<think>", "</think>", "<think>\n", "\n</think>\n\n"])
 @example(text="aabab<", tokens=["aab", "abab", "b<"])
 @example(text="aaa<", tokens=["aa"])
-def test_the_parts_are_those_of_llama_cpp(text: str, tokens: list[str]) -> None:
+def test_special_tokens_are_split_as_in_llama_cpp(text: str, tokens: list[str]) -> None:
     ids = one_per_length(tokens)
     assert SpecialSplitter(ids).split(text) == as_llama_cpp(text, ids)
 
 
 @given(text=st.text("ab<\n", max_size=60), tokens=TOKENS)
-def test_nothing_is_lost_and_nothing_is_empty(text: str, tokens: list[str]) -> None:
+def test_the_parts_spell_the_text_and_none_is_empty(text: str, tokens: list[str]) -> None:
     ids = {token: number for number, token in enumerate(tokens)}
     parts = SpecialSplitter(ids).split(text)
     assert "".join(part if isinstance(part, str) else tokens[part] for part in parts) == text
@@ -49,7 +49,7 @@ def test_nothing_is_lost_and_nothing_is_empty(text: str, tokens: list[str]) -> N
 
 
 @given(text=st.text("ab<\n", max_size=60), tokens=TOKENS)
-def test_cutting_first_at_independent_tokens_changes_nothing(text: str, tokens: list[str]) -> None:
+def test_cutting_first_at_independent_tokens_does_not_change_the_result(text: str, tokens: list[str]) -> None:
     ids = one_per_length(tokens)
     whole = SpecialSplitter(ids).split(text)
     cuts = {token: ids[token] for token in independent(ids, ids)}
@@ -59,9 +59,9 @@ def test_cutting_first_at_independent_tokens_changes_nothing(text: str, tokens: 
     assert twice == whole
 
 
-def test_a_token_inside_a_longer_one_is_no_cut() -> None:
+def test_a_token_inside_a_longer_one_is_not_a_cut() -> None:
     assert independent(["<think>", "<|im_end|>"], ["<think>", "<think>\n", "<|im_end|>"]) == ["<|im_end|>"]
 
 
-def test_only_tokens_that_can_be_overrun_are_entangled() -> None:
+def test_only_tokens_that_a_longer_match_can_overlap_are_entangled() -> None:
     assert entangled(["<think>\n", "\n</think>", "<|im_end|>", "think"]) == {"<think>\n"}

@@ -1,4 +1,4 @@
-"""The tokenizer uses the fastest mode that agrees with the engine, and falls to a safer one, never out."""
+"""The tokenizer uses the fastest mode that agrees with the engine, and falls back to safer ones."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Engine:
     def string(self, text: str, parse_special: bool) -> list[int]:
         if parse_special:
             return vocab().tokenize(text).ids()
-        # control tokens are text like any other: broken up, so that nothing finds them
+        # control tokens are plain text: split, so that they are not recognised
         return [i for part in re.split(r"(?<=<)(?=\|)", text) for i in vocab().tokenize(part).ids()]
 
 
@@ -95,7 +95,7 @@ async def test_every_mode_gives_the_ids_of_the_engine(local: bool, bos: bool) ->
 
 
 @pytest.mark.parametrize("engine", [Stripping(), NoArrays()], ids=["strips", "no arrays"])
-async def test_an_engine_that_cannot_be_cut_is_asked_for_whole_texts(engine: Engine) -> None:
+async def test_an_engine_whose_special_tokens_cannot_be_cut_tokenizes_whole_texts(engine: Engine) -> None:
     tokenizer = await opened(engine)
     assert tokenizer.mode == "whole"
     assert "segments" in tokenizer.why
@@ -108,13 +108,13 @@ async def test_a_local_vocabulary_that_disagrees_is_not_used() -> None:
     assert "local differs from the engine" in tokenizer.why
 
 
-async def test_an_engine_that_does_not_answer_does_not_raise() -> None:
+async def test_an_engine_that_does_not_answer_raises_no_error() -> None:
     tokenizer = await opened(Gone())
     assert tokenizer.mode == "whole"
     assert "nobody listens" in tokenizer.why
 
 
-async def test_an_unreadable_model_is_asked_of_the_engine(tmp_path: Path) -> None:
+async def test_an_unreadable_model_is_tokenized_by_the_engine(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF what")
     tokenizer = await opened(Engine(), tmp_path / "model.gguf")
     assert tokenizer.mode == "segments"
@@ -122,7 +122,7 @@ async def test_an_unreadable_model_is_asked_of_the_engine(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("local", [True, False])
-async def test_a_known_conversation_costs_no_call(local: bool) -> None:
+async def test_a_known_conversation_needs_no_call_to_the_engine(local: bool) -> None:
     engine = Engine()
     tokenizer = await opened(engine, build(Tiny.DENSE) if local else None)
     await tokenizer.tokenize(CHAT)
@@ -131,7 +131,7 @@ async def test_a_known_conversation_costs_no_call(local: bool) -> None:
     assert engine.calls == []
 
 
-async def test_new_pieces_go_in_one_call() -> None:
+async def test_new_pieces_are_tokenized_in_one_call() -> None:
     engine = Engine()
     tokenizer = await opened(engine)
     engine.calls.clear()
@@ -140,7 +140,7 @@ async def test_new_pieces_go_in_one_call() -> None:
     assert [part for part in engine.calls[0] if part == "user\nHello"] == ["user\nHello"]
 
 
-async def test_raw_prompts_get_bos_only_before_a_first_string() -> None:
+async def test_raw_prompts_get_a_bos_token_only_before_a_leading_string() -> None:
     tokenizer = await opened(Engine())
     hi, you = vocab().tokenize("hi").ids(), vocab().tokenize(" you").ids()
     expected = {
@@ -156,20 +156,24 @@ async def test_raw_prompts_get_bos_only_before_a_first_string() -> None:
 
 
 @pytest.mark.parametrize("prompt", [["a", "b"], [1 << 40], [1.5]])
-async def test_prompts_that_are_none_are_refused(prompt: list[int | str]) -> None:
+async def test_invalid_prompts_are_refused(prompt: list[int | str]) -> None:
     tokenizer = await opened(Engine())
     with pytest.raises(ValueError, match=r"prompts|token id"):
         await tokenizer.tokenize_prompt(prompt)
 
 
 @pytest.mark.parametrize("threshold", [0, 1 << 30])
-async def test_a_thread_changes_nothing(threshold: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tokenizing_in_a_thread_gives_the_same_ids(
+    threshold: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "THREAD_CHARS", threshold)
     tokenizer = await opened(Engine(), build(Tiny.DENSE))
     assert (await tokenizer.tokenize(CHAT)).ids() == [BOS, *vocab().tokenize(CHAT)]
 
 
-async def test_what_cannot_be_encoded_here_is_asked_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_text_that_cannot_be_encoded_locally_is_tokenized_by_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     engine = Engine()
     tokenizer = await opened(engine, build(Tiny.DENSE))
     expected = vocab().tokenize("blanks")
@@ -183,5 +187,5 @@ async def test_what_cannot_be_encoded_here_is_asked_of_the_engine(monkeypatch: p
     assert engine.calls[-1] == "blanks"
 
 
-def test_the_samples_are_about_fifty() -> None:
+def test_there_are_about_fifty_sample_texts() -> None:
     assert 40 < len(samples(f"<|{n}|>" for n in range(100))) < 60

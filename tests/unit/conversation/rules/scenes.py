@@ -23,7 +23,7 @@ def laid_out(doc: Doc, api: Api = Api.CHAT) -> Layout:
 
 
 def replies_of(*messages: Doc) -> dict[str, Doc]:
-    """Return replies as they are kept: by the ids of their calls, and one without calls by its place."""
+    """Return replies by the ids of their calls, and a reply without calls by its index."""
     kept: dict[str, Doc] = {}
     for at, message in enumerate(messages):
         kept |= {call["id"]: message for call in message.get("tool_calls", ())} or {f"#{at}": message}
@@ -57,7 +57,7 @@ def scene(
     return Scene(layout, before, common(first, layout), room=room)
 
 
-def put_right(rule: Rule, now: Doc, sent: Doc | None = None, **more: Any) -> Doc:
+def apply_rule(rule: Rule, now: Doc, sent: Doc | None = None, **more: Any) -> Doc:
     """Return the rule's result. The request is never edited in place, and a second pass changes nothing."""
     untouched = deepcopy(now)
     edits = [change for change in rule.changes(scene(now, sent, **more)) if isinstance(change, Edit)]

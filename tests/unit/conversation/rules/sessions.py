@@ -1,4 +1,4 @@
-"""A client's session, request by request, through rules that fix: the requests that go to the engine."""
+"""A client's session through rules in mode fix, request by request."""
 
 from __future__ import annotations
 

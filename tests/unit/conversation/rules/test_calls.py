@@ -1,4 +1,4 @@
-"""Calls that come back changed: with arguments written again, as by opencode and pi, and with new ids."""
+"""Tool calls that a client sends back changed: with reformatted arguments (opencode, pi) or new ids."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from slotkeeper.api.head import Api
 from slotkeeper.conversation.rules.base import alike
 from slotkeeper.conversation.rules.restoring import CallIds, ToolCalls
-from unit.conversation.rules.scenes import put_right
+from unit.conversation.rules.scenes import apply_rule
 
 Doc = dict[str, Any]
 
@@ -40,7 +40,7 @@ def written(doc: Doc) -> list[str]:
 
 
 def ids(doc: Doc) -> list[list[str]]:
-    """Return by message the ids of its calls, or the id that it answers."""
+    """Return for each message the ids of its calls, or the id of the call that the message answers."""
     own = [[c["id"] for c in m.get("tool_calls", ())] for m in doc["messages"]]
     return [
         of or [m["tool_call_id"]]
@@ -55,9 +55,9 @@ def ids(doc: Doc) -> list[list[str]]:
 @pytest.mark.parametrize(
     "returned", [REWRITTEN, json.dumps(json.loads(SAMPLED)), json.dumps(json.loads(SAMPLED), indent=1)]
 )
-def test_arguments_come_back_as_sampled(returned):
+def test_rewritten_arguments_are_restored_as_sampled(returned):
     now = chat(reply(call("c1", returned)), result("c1"))
-    after = put_right(ToolCalls(), now, chat(), replies=[reply(call("c1"))])
+    after = apply_rule(ToolCalls(), now, chat(), replies=[reply(call("c1"))])
     assert after == chat(reply(call("c1")), result("c1"))
 
 
@@ -68,36 +68,36 @@ def test_arguments_come_back_as_sampled(returned):
         REWRITTEN.replace("null", "0"),
         REWRITTEN.replace("[1,2]", "[2,1]"),
         REWRITTEN.replace("[1,2]", "[true,2]"),
-        REWRITTEN[:-1],  # no JSON
+        REWRITTEN[:-1],  # not JSON
         "",
         "[" * 100_000,
     ],
 )
-def test_other_arguments_are_sent_as_they_came(returned):
+def test_arguments_with_other_values_are_sent_unchanged(returned):
     now = chat(reply(call("c1", returned)), result("c1"))
-    assert put_right(ToolCalls(), now, chat(), replies=[reply(call("c1"))]) is now
+    assert apply_rule(ToolCalls(), now, chat(), replies=[reply(call("c1"))]) is now
 
 
-def test_arguments_of_another_call_say_nothing():
+def test_arguments_are_not_restored_from_another_call():
     now = chat(reply(call("c1", REWRITTEN, name="write"), call("c2", REWRITTEN)), result("c1"), result("c2"))
-    assert put_right(ToolCalls(), now, chat(), replies=[reply(call("c1"))]) is now
+    assert apply_rule(ToolCalls(), now, chat(), replies=[reply(call("c1"))]) is now
 
 
-def test_what_was_sent_before_stays_as_it_was_sent_then():
+def test_a_call_that_was_already_sent_keeps_its_sent_form():
     sent = chat(reply(call("c1", REWRITTEN)), result("c1"))
     now = chat(
         reply(call("c1", json.dumps(json.loads(REWRITTEN)))), result("c1"), reply(call("c2", REWRITTEN))
     )
     replies = [reply(call("c1")), reply(call("c2"))]
-    assert written(put_right(ToolCalls(), now, sent, replies=replies)) == [REWRITTEN, SAMPLED]
+    assert written(apply_rule(ToolCalls(), now, sent, replies=replies)) == [REWRITTEN, SAMPLED]
 
 
-def test_a_client_that_repeats_its_own_writing_gets_ours():
-    """A call came changed once, was sent as sampled, and comes changed again."""
+def test_a_call_that_the_client_changes_again_is_restored_again():
+    """The client changed a call once, the sidecar sent it as sampled, and the client changes it again."""
     received = chat(reply(call("c1", REWRITTEN)), result("c1"))
     sent = chat(reply(call("c1")), result("c1"))
     now = chat(reply(call("c1", REWRITTEN)), result("c1"), {"role": "user", "content": "Go on."})
-    assert written(put_right(ToolCalls(), now, sent, received=received)) == [SAMPLED]
+    assert written(apply_rule(ToolCalls(), now, sent, received=received)) == [SAMPLED]
 
 
 def test_objects_of_anthropic_clients_get_their_keys_in_the_sampled_order():
@@ -116,11 +116,11 @@ def test_objects_of_anthropic_clients_get_their_keys_in_the_sampled_order():
 
     first = {**body({}), "messages": body({})["messages"][:1]}
     told = [reply(call("toolu_1"))]
-    after = put_right(ToolCalls(), body(json.loads(REWRITTEN)), first, replies=told, api=Api.MESSAGES)
+    after = apply_rule(ToolCalls(), body(json.loads(REWRITTEN)), first, replies=told, api=Api.MESSAGES)
     assert json.dumps(after) == json.dumps(body(json.loads(SAMPLED)))
 
 
-def test_items_of_codex_get_the_sampled_text():
+def test_function_call_items_of_codex_get_the_sampled_text():
     def body(*items: Doc) -> Doc:
         asked = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Read it."}]}
         return {"instructions": "You are an agent.", "input": [asked, *items]}
@@ -130,21 +130,23 @@ def test_items_of_codex_get_the_sampled_text():
 
     output = {"type": "function_call_output", "call_id": "call_1", "output": "1: import os"}
     now, told = body(item(REWRITTEN), output), [reply(call("call_1"))]
-    assert put_right(ToolCalls(), now, body(), replies=told, api=Api.RESPONSES) == body(item(SAMPLED), output)
+    assert apply_rule(ToolCalls(), now, body(), replies=told, api=Api.RESPONSES) == body(
+        item(SAMPLED), output
+    )
 
 
 @pytest.mark.parametrize("replies", [[], [reply(call("c1"))]])
-def test_a_client_that_sends_back_what_it_was_told_is_not_touched(replies):
+def test_a_client_that_returns_calls_unchanged_is_not_edited(replies):
     sent = chat(reply(call("c0")), result("c0"))
     now = chat(reply(call("c0")), result("c0"), reply(call("c1")), result("c1"))
-    assert put_right(ToolCalls(), now, sent, replies=replies) is now
+    assert apply_rule(ToolCalls(), now, sent, replies=replies) is now
 
 
 @pytest.mark.parametrize(
     ("one", "other"),
     [(1, True), (0, False), (2**53 + 1, float(2**53)), (1, "1"), (None, False), ([1], [1, 1])],
 )
-def test_values_that_python_or_a_double_takes_for_equal_are_not(one, other):
+def test_values_that_only_python_or_a_double_considers_equal_are_different(one, other):
     assert alike(one, one)
     assert not alike(one, other)
     assert not alike(other, one)
@@ -153,36 +155,38 @@ def test_values_that_python_or_a_double_takes_for_equal_are_not(one, other):
 # -- ids ------------------------------------------------------------------------------------------------
 
 
-def test_ids_made_anew_are_put_back_with_those_of_the_results():
+def test_replaced_call_ids_are_restored_together_with_those_of_the_results():
     sent = chat(reply(call("a1"), call("a2", name="list")), result("a1"), result("a2"))
     again = (reply(call("b1"), call("b2", name="list")), result("b2"), result("b1"))
     now = chat(*again, reply(call("b3")), result("b3"))
-    after = ids(put_right(CallIds(), now, sent))
+    after = ids(apply_rule(CallIds(), now, sent))
     assert after == [["a1", "a2"], ["a2"], ["a1"], ["b3"], ["b3"]]
 
 
 @pytest.mark.parametrize("changed", [call("b1", name="write"), call("b1", '{"path": "other.py"}')])
-def test_another_call_keeps_its_new_id(changed):
+def test_a_different_call_keeps_its_new_id(changed):
     now = chat(reply(changed), result("b1"))
-    assert put_right(CallIds(), now, chat(reply(call("a1")), result("a1"))) is now
+    assert apply_rule(CallIds(), now, chat(reply(call("a1")), result("a1"))) is now
 
 
-def test_the_same_call_written_otherwise_gets_its_id_back():
+def test_a_call_with_reformatted_arguments_gets_its_id_back():
     now = chat(reply(call("b1", REWRITTEN)), result("b1"))
-    after = put_right(CallIds(), now, chat(reply(call("a1")), result("a1")))
+    after = apply_rule(CallIds(), now, chat(reply(call("a1")), result("a1")))
     assert ids(after) == [["a1"], ["a1"]]
     assert written(after) == [REWRITTEN]
 
 
-def test_an_id_that_another_call_has_now_is_not_given_twice():
+def test_an_id_that_now_belongs_to_another_call_is_not_given_twice():
     """Ids are numbered from the newest: the first call's old id is now the second's."""
     sent = chat(reply(call("call_0")), result("call_0"))
     now = chat(reply(call("call_1")), result("call_1"), reply(call("call_0")), result("call_0"))
-    assert put_right(CallIds(), now, sent) is now
+    assert apply_rule(CallIds(), now, sent) is now
 
 
-def test_a_client_with_one_id_for_all_calls():
+def test_results_of_a_client_with_one_id_for_all_calls_belong_to_the_call_before_them():
     """Each result belongs to the call before it."""
     sent = chat(reply(call("a1")), result("a1"), reply(call("a2")), result("a2"))
     now = chat(*(m for _ in range(3) for m in (reply(call("call_0")), result("call_0"))))
-    assert ids(put_right(CallIds(), now, sent)) == [[i] for i in ("a1", "a1", "a2", "a2", "call_0", "call_0")]
+    assert ids(apply_rule(CallIds(), now, sent)) == [
+        [i] for i in ("a1", "a1", "a2", "a2", "call_0", "call_0")
+    ]

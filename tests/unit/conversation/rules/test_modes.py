@@ -12,23 +12,23 @@ def modes(*texts: str, client: str = QWEN):
     return Choice.of(texts, DEFAULTS).for_client(client)
 
 
-def test_every_name_has_one_rule_and_every_rule_its_words():
+def test_every_rule_name_has_one_rule_with_a_description():
     assert sorted(rule.name for rule in RULES) == sorted(RuleName)
     assert all(rule.about.endswith(".") and rule.safe.endswith(".") for rule in RULES)
 
 
-def test_what_moves_text_only_observes_by_itself():
+def test_rules_that_move_text_only_observe_by_default():
     moving = {"date", "clock", "cwd", "git_status", "environment", "memory_file", "countdown", "reminders"}
     observing = {name.value for name, mode in DEFAULTS.items() if mode is Mode.OBSERVE}
     assert observing == moving | {"reasoning", "pruned_results"}
     assert Mode.OFF not in DEFAULTS.values()
 
 
-def test_without_a_setting_each_rule_is_as_it_is_by_itself():
+def test_without_a_setting_each_rule_has_its_default_mode():
     assert modes() == DEFAULTS
 
 
-def test_all_rules_can_be_named_at_once_and_the_last_that_fits_counts():
+def test_all_rules_can_be_set_at_once_and_the_last_matching_setting_counts():
     chosen = modes("all=off", "date=fix", "date=observe@curl*")
     assert chosen[RuleName.DATE] is Mode.FIX
     assert {mode for name, mode in chosen.items() if name is not RuleName.DATE} == {Mode.OFF}
@@ -37,12 +37,12 @@ def test_all_rules_can_be_named_at_once_and_the_last_that_fits_counts():
 @pytest.mark.parametrize(
     ("pattern", "fits"), [("qwen*", True), ("*QWEN*", True), ("opencode*", False), ("*", True), ("", True)]
 )
-def test_a_pattern_is_for_a_client_whatever_its_case(pattern, fits):
+def test_a_client_pattern_ignores_case(pattern, fits):
     assert (modes(f"git_status=fix@{pattern}")[RuleName.GIT_STATUS] is Mode.FIX) is fits
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("date", "NAME=MODE"),
         ("date=maybe", "off, observe, fix"),
@@ -50,6 +50,6 @@ def test_a_pattern_is_for_a_client_whatever_its_case(pattern, fits):
         ("", "NAME=MODE"),
     ],
 )
-def test_a_wrong_setting_says_what_is_meant(text, said):
-    with pytest.raises(ValueError, match=said):
+def test_a_wrong_rule_setting_is_refused_with_advice(text, message):
+    with pytest.raises(ValueError, match=message):
         modes(text)

@@ -1,4 +1,4 @@
-"""Facts that change in the system text, as each client writes them: put back, and noted at the end."""
+"""Changed facts in the system text of each client: restored there, and noted at the end."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ CLAUDE = (
     "Status:\n{}\n\nRecent commits:\n0a1b2c3 Tidy up"
 )
 
-# client, rule, its system text first and later, what is told
+# client, rule, first and later system text, text of the note
 CHANGES = [
     (
         "opencode",
@@ -185,11 +185,13 @@ def newest(doc: Doc) -> str:
 
 
 @pytest.mark.parametrize(
-    ("rule", "first", "later", "told"),
+    ("rule", "first", "later", "noted_text"),
     [change[1:] for change in CHANGES],
     ids=[f"{client}-{rule.name}" for client, rule, *_ in CHANGES],
 )
-def test_a_fact_keeps_its_first_value_and_is_told_in_the_newest_message(rule, first, later, told):
+def test_a_changed_fact_keeps_its_first_value_and_the_newest_message_notes_the_new_one(
+    rule, first, later, noted_text
+):
     session = Session([rule])
     body = chat(first)
     assert session.send(body).doc is body
@@ -197,7 +199,7 @@ def test_a_fact_keeps_its_first_value_and_is_told_in_the_newest_message(rule, fi
     assert system_of(after) == first
     assert newest(after).startswith("And the till.\n\n<system-reminder>\n")
     (note,) = noted(newest(after))
-    assert told in note
+    assert noted_text in note
     assert after["messages"][1:-1] == chat(later, *turn("And the till."))["messages"][1:-1]
 
 
@@ -211,7 +213,7 @@ def test_each_rule_leaves_other_facts_alone(client_rule):
     assert others.get(type(client_rule), "2026-11-22") in system_of(outcome.doc)
 
 
-def test_all_of_them_together_make_one_note():
+def test_facts_of_several_rules_share_one_note():
     session = Session([Date(), MemoryFile(), GitStatus()])
     session.send(chat(PI.format("- Test.", "2026-11-21")))
     after = session.send(chat(PI.format("- Test.\n- Use csv.", "2026-11-22"), *turn("Next."))).doc
@@ -230,7 +232,7 @@ def test_a_moved_fact_is_noted_once_and_the_note_stays():
     assert [len(noted(message["content"])) for message in after["messages"]] == [0, 0, 0, 1, 0, 0]
 
 
-def test_each_change_is_told_also_one_back_to_the_first_value():
+def test_each_change_is_noted_and_so_is_a_change_back_to_the_first_value():
     session = Session([Date()])
     turns: tuple[Doc, ...] = ()
     told = []
@@ -245,7 +247,7 @@ def test_each_change_is_told_also_one_back_to_the_first_value():
     assert sum(len(noted(message["content"])) for message in after["messages"]) == 3
 
 
-def test_in_a_loop_of_tools_it_is_told_behind_the_newest_result():
+def test_in_a_tool_loop_a_change_is_noted_behind_the_newest_result():
     called = {
         "role": "assistant",
         "content": "",
@@ -259,7 +261,7 @@ def test_in_a_loop_of_tools_it_is_told_behind_the_newest_result():
     assert len(noted(after["messages"][3]["content"])) == 1
 
 
-def test_anthropic_system_blocks_are_put_right_one_by_one():
+def test_anthropic_system_blocks_are_restored_one_by_one():
     def body(date: str, *behind: Doc) -> Doc:
         blocks = [{"type": "text", "text": text} for text in ("You are Claude Code.", AIDER.format(date))]
         return {"system": blocks, "messages": [{"role": "user", "content": "Fix it."}, *behind]}
@@ -271,7 +273,7 @@ def test_anthropic_system_blocks_are_put_right_one_by_one():
     assert len(noted(newest(after))) == 1
 
 
-def test_a_block_in_codex_first_message_is_put_back():
+def test_a_block_in_the_first_message_of_codex_is_restored():
     def item(role: str, text: str) -> Doc:
         kind = "output_text" if role == "assistant" else "input_text"
         return {"type": "message", "role": role, "content": [{"type": kind, "text": text}]}
@@ -292,7 +294,7 @@ def test_a_block_in_codex_first_message_is_put_back():
     assert "- Use csv." in note
 
 
-def test_a_count_of_tokens_in_a_message_of_before_stays():
+def test_a_token_count_in_an_earlier_message_keeps_its_first_value():
     def warned(left: int) -> Doc:
         warning = f"<system_warning>Token usage: 9/200; {left} remaining</system_warning>"
         return {"role": "user", "content": f"Go on.\n{warning}"}
@@ -304,7 +306,7 @@ def test_a_count_of_tokens_in_a_message_of_before_stays():
     assert noted(newest(after)) == ("<system_warning>Token usage: 9/200; 150 remaining</system_warning>",)
 
 
-# -- what is left alone ------------------------------------------------------------------------------------
+# -- what is not edited ------------------------------------------------------------------------------------
 
 
 def changes(rule: Moving, now: Doc, sent: Doc | None) -> list[Edit | Fact]:
@@ -312,32 +314,32 @@ def changes(rule: Moving, now: Doc, sent: Doc | None) -> list[Edit | Fact]:
 
 
 @pytest.mark.parametrize("rule", [change[1] for change in CHANGES], ids=lambda rule: rule.name)
-def test_a_new_conversation_is_left_alone(rule):
+def test_a_new_conversation_is_not_edited(rule):
     assert changes(rule, chat(OPENCODE.format("Sat Nov 21 2026", "")), None) == []
 
 
-def test_where_the_prompt_was_rewritten_otherwise_nothing_is_put_back():
+def test_nothing_is_restored_if_the_system_text_changed_otherwise():
     later = "You are somebody else.\n" + AIDER.format("2026-11-22")
     assert changes(Date(), chat(later, *turn("Next.")), chat(AIDER.format("2026-11-21"))) == []
 
 
-def test_a_file_that_is_added_stays_where_it_is():
+def test_an_added_memory_file_is_not_moved():
     first = "Instructions from: /srv/AGENTS.md\n- Test."
     later = f"{first}\nInstructions from: /srv/shop/AGENTS.md\n- Use csv."
     assert changes(MemoryFile(), chat(later, *turn("Next.")), chat(first)) == []
 
 
-def test_a_file_that_would_end_the_note_stays_where_it_is():
+def test_a_memory_file_that_contains_the_end_tag_of_a_note_is_not_moved():
     first = "Instructions from: /srv/AGENTS.md\n- Test."
     assert changes(MemoryFile(), chat(first + "\n</system-reminder>", *turn("Next.")), chat(first)) == []
 
 
-def test_a_date_that_a_user_types_is_never_touched():
+def test_a_date_that_a_user_types_is_not_edited():
     first, later = (chat("You are pi.", *turn(f"Current date: 2026-11-{day}")) for day in (21, 22))
     assert changes(Date(), later, first) == []
 
 
-def test_without_a_user_nothing_is_taken_out():
+def test_nothing_is_moved_if_there_is_no_user_message():
     first, later = (
         {"messages": chat(AIDER.format(day))["messages"][:1]} for day in ("2026-11-21", "2026-11-22")
     )

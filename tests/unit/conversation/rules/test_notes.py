@@ -35,7 +35,7 @@ def chat(*messages: Doc) -> Doc:
     return {"messages": [SYSTEM, ASKED, *messages]}
 
 
-def after(
+def with_notes(
     doc: Doc, *facts: Fact, common: int = 0, before: Conversation | None = None, api: Api = Api.CHAT
 ) -> Doc:
     edits, _ = note_edits(laid_out(doc, api), before, common, facts)
@@ -51,7 +51,7 @@ def noted_in(doc: Doc) -> list[int]:
     return [n for n, message in enumerate(doc["messages"]) if noted(str(message["content"]))]
 
 
-def test_a_note_is_one_block_that_says_what_it_is_about():
+def test_a_note_is_one_block_with_a_heading():
     text = note([DAY, FILE])
     assert text.startswith("<system-reminder>\nParts of what stands further up have changed since.")
     assert text.endswith(
@@ -59,7 +59,7 @@ def test_a_note_is_one_block_that_says_what_it_is_about():
     )
 
 
-def test_of_two_facts_under_one_place_the_later_one_is_told():
+def test_only_the_later_of_two_facts_of_one_place_is_noted():
     assert note([DAY, FILE, OTHER_DAY]) == note([OTHER_DAY, FILE])
 
 
@@ -68,40 +68,40 @@ def test_of_two_facts_under_one_place_the_later_one_is_told():
     [
         ([], 0, 1),  # a first message
         ([SAID, NEXT], 1, 3),  # a new turn
-        ([CALLED, RESULT], 1, 3),  # a loop of tools: the newest result
+        ([CALLED, RESULT], 1, 3),  # a tool loop: the newest result
         ([CALLED, RESULT, SAID, NEXT, CALLED, RESULT], 5, 7),
-        ([CALLED, RESULT, NEXT], 1, 4),  # a user who breaks in
+        ([CALLED, RESULT, NEXT], 1, 4),  # a user interrupts
         ([SAID, NEXT], 3, 3),  # the same request again
-        ([SAID, NEXT, SAID], 3, 3),  # nobody speaks in what is new
+        ([SAID, NEXT, SAID], 3, 3),  # no user message among the new ones
     ],
 )
-def test_a_fact_is_told_in_the_newest_message_that_can_carry_it(behind, common, place):
+def test_a_fact_is_noted_in_the_newest_message_that_can_carry_a_note(behind, common, place):
     doc = chat(*behind)
-    told = after(doc, DAY, common=common)
+    told = with_notes(doc, DAY, common=common)
     assert noted_in(told) == [place]
     assert told["messages"][place]["content"] == f"{doc['messages'][place]['content']}\n\n{note([DAY])}"
 
 
-def test_nothing_to_tell_changes_nothing():
+def test_a_request_without_facts_is_not_edited():
     doc = chat(SAID, NEXT)
-    assert after(doc) is doc
+    assert with_notes(doc) is doc
 
 
-def test_where_no_user_speaks_there_is_no_place():
+def test_a_request_without_a_user_message_has_no_place_for_a_note():
     layout = laid_out({"messages": [SYSTEM]})
     assert base.place(layout, 0) is None
     assert note_edits(layout, None, 0, [DAY]) == ([], {})
 
 
-def test_the_last_part_of_a_message_carries_it():
+def test_a_note_is_appended_to_the_last_part_of_a_message():
     parts = [{"type": "text", "text": "Fix it."}, {"type": "text", "text": "Soon."}]
-    told = after({"messages": [{"role": "user", "content": parts}]}, DAY)["messages"][0]["content"]
+    told = with_notes({"messages": [{"role": "user", "content": parts}]}, DAY)["messages"][0]["content"]
     assert told[0] == parts[0]
     assert told[1]["text"] == f"Soon.\n\n{note([DAY])}"
 
 
-def test_an_empty_message_becomes_the_note():
-    assert after({"messages": [{"role": "user", "content": ""}]}, DAY)["messages"][0]["content"] == note(
+def test_a_note_becomes_the_text_of_an_empty_message():
+    assert with_notes({"messages": [{"role": "user", "content": ""}]}, DAY)["messages"][0]["content"] == note(
         [DAY]
     )
 
@@ -110,7 +110,7 @@ def test_a_note_follows_results_in_anthropic_bodies():
     result = {"type": "tool_result", "tool_use_id": "c1", "content": "import os"}
     use = {"type": "tool_use", "id": "c1", "name": "read", "input": {}}
     messages = [ASKED, {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
-    told = after({"messages": messages}, DAY, common=1, api=Api.MESSAGES)
+    told = with_notes({"messages": messages}, DAY, common=1, api=Api.MESSAGES)
     assert told["messages"][2]["content"][0]["content"] == f"import os\n\n{note([DAY])}"
     assert told["messages"][:2] == messages[:2]
 
@@ -118,14 +118,14 @@ def test_a_note_follows_results_in_anthropic_bodies():
 def test_a_note_follows_results_in_responses_bodies():
     call = {"type": "function_call", "call_id": "c1", "name": "read", "arguments": "{}"}
     result = {"type": "function_call_output", "call_id": "c1", "output": "import os"}
-    told = after({"input": [ASKED, call, result]}, DAY, common=1, api=Api.RESPONSES)
+    told = with_notes({"input": [ASKED, call, result]}, DAY, common=1, api=Api.RESPONSES)
     assert told["input"] == [ASKED, call, {**result, "output": f"import os\n\n{note([DAY])}"}]
 
 
-# -- told again --------------------------------------------------------------------------------------------
+# -- notes of earlier requests -----------------------------------------------------------------------------
 
 
-def test_a_note_stays_behind_its_message():
+def test_an_earlier_note_stays_in_its_message():
     before = conversation(chat(SAID, NEXT), {3: (note([DAY]),)})
     doc = chat(SAID, NEXT, SAID, NEXT)
     edits, kept = note_edits(laid_out(doc), before, 3, [])
@@ -135,7 +135,7 @@ def test_a_note_stays_behind_its_message():
     assert kept == {3: (note([DAY]),)}
 
 
-def test_a_new_one_comes_behind_those_of_before():
+def test_a_new_note_follows_the_earlier_notes_of_its_message():
     before = conversation(chat(), {1: (note([DAY]),)})
     edits, kept = note_edits(laid_out(chat()), before, 1, [FILE])
     assert edited(chat(), edits)["messages"][1]["content"] == f"Fix it.\n\n{note([DAY])}\n\n{note([FILE])}"
@@ -144,25 +144,25 @@ def test_a_new_one_comes_behind_those_of_before():
 
 def test_a_note_is_never_added_twice():
     before = conversation(chat(SAID, NEXT), {1: (note([DAY]),), 3: (note([FILE]),)})
-    told = after(chat(SAID, NEXT), common=3, before=before)
-    assert after(told, common=3, before=before) is told
+    told = with_notes(chat(SAID, NEXT), common=3, before=before)
+    assert with_notes(told, common=3, before=before) is told
 
 
-def test_notes_of_messages_that_are_gone_are_gone():
+def test_notes_of_removed_messages_are_dropped():
     before = conversation(chat(SAID, NEXT), {1: (note([DAY]),), 3: (note([FILE]),)})
     other = {"role": "user", "content": "No, look first."}
     _, kept = note_edits(laid_out(chat(SAID, other)), before, 2, [])
     assert kept == {1: (note([DAY]),)}
 
 
-def test_they_go_with_their_messages_where_the_system_text_is_one_more():
+def test_notes_keep_their_messages_if_a_system_message_is_added():
     before = conversation(chat(SAID, NEXT), {3: (note([DAY]),)})
     longer = {"messages": [SYSTEM, *chat(SAID, NEXT, SAID, NEXT)["messages"]]}
-    told = after(longer, common=3, before=before)
+    told = with_notes(longer, common=3, before=before)
     assert noted_in(told) == [4]
 
 
-def test_a_text_that_would_end_a_note_cannot_be_told():
+def test_a_text_that_contains_a_reminder_tag_cannot_be_noted():
     assert base.tellable(FILE.text)
     assert not base.tellable("<system-reminder>")
     assert not base.tellable("</system-reminder>")

@@ -17,7 +17,7 @@ FILE = "\n".join(f"{n}: a line of the shop's price list, article {n * 37 % 101}"
 HEAD, TAIL = FILE[:300], FILE[-300:]
 
 
-# By the program whose way it is.
+# By the agent that prunes in this form.
 LEFT = {
     "opencode": "[Old tool result content cleared]",
     "Claude Code": "[Old tool result content cleared]",
@@ -65,29 +65,29 @@ NOT_LEFT = {
 }
 
 
-@pytest.mark.parametrize("way", LEFT)
-def test_what_a_program_leaves_of_a_result_is_known(way):
-    assert left_of(LEFT[way], FILE)
+@pytest.mark.parametrize("agent", LEFT)
+def test_the_rest_that_a_client_leaves_of_a_pruned_result_is_recognised(agent):
+    assert left_of(LEFT[agent], FILE)
 
 
-@pytest.mark.parametrize("way", NOT_LEFT)
-def test_what_says_something_else_is_no_rest_of_it(way):
-    assert not left_of(NOT_LEFT[way], FILE)
+@pytest.mark.parametrize("text_kind", NOT_LEFT)
+def test_another_text_is_not_taken_for_the_rest_of_a_pruned_result(text_kind):
+    assert not left_of(NOT_LEFT[text_kind], FILE)
 
 
-@pytest.mark.parametrize("way", LEFT)
-def test_nothing_is_left_of_what_is_pruned_already(way):
-    assert not left_of(LEFT[way], "[Old tool result content cleared, and it was long]")
-    assert not left_of(LEFT[way], "")
+@pytest.mark.parametrize("agent", LEFT)
+def test_a_pruned_or_empty_result_is_not_pruned_again(agent):
+    assert not left_of(LEFT[agent], "[Old tool result content cleared, and it was long]")
+    assert not left_of(LEFT[agent], "")
 
 
-def test_a_short_result_is_known_by_a_placeholder_only():
+def test_a_short_result_counts_as_pruned_only_if_a_placeholder_replaces_it():
     short = "3 tests passed, and 1 was skipped: no printer"
     assert left_of("<MASKED>", short)
     assert not left_of("3 tests...", short)
 
 
-# -- in messages -----------------------------------------------------------------------------------------
+# -- pruned results in messages --------------------------------------------------------------------------
 
 
 def laid_out(*messages: Doc, api: Api = Api.CHAT) -> Layout:
@@ -123,19 +123,19 @@ ASKED = user("What does a lamp cost?")
 PARTS = [{"type": "text", "text": FILE[:1000]}, {"type": "text", "text": FILE[1000:]}]
 
 
-def test_a_conversation_goes_on_behind_what_was_pruned_in_it():
+def test_messages_behind_a_pruned_result_stay_common():
     old = laid_out(ASKED, call(), result(FILE), call("c2"), result(FILE, "c2"))
     new = laid_out(ASKED, call(), result(CLEARED), call("c2"), result(FILE, "c2"), user("And a chair?"))
     assert common(old, new) == 5
 
 
-def test_a_result_that_comes_back_in_full_is_not_the_pruned_one():
+def test_a_result_that_is_sent_in_full_again_differs_from_the_pruned_one():
     assert common(laid_out(ASKED, call(), result(CLEARED)), laid_out(ASKED, call(), result(FILE))) == 2
 
 
 @pytest.mark.parametrize("first", [FILE, PARTS], ids=["a text", "parts"])
 @pytest.mark.parametrize("now", [CLEARED, [{"type": "text", "text": CLEARED}]], ids=["a text", "a part"])
-def test_a_result_may_be_a_text_or_parts(now, first):
+def test_a_pruned_result_may_be_a_text_or_a_list_of_parts(now, first):
     old, new = laid_out(ASKED, call(), result(first)), laid_out(ASKED, call(), result(now))
     (edit,) = pruned(new.messages[2], old.messages[2])
     back = edited({"messages": [ASKED, call(), result(now)]}, [edit])
@@ -153,11 +153,11 @@ def test_a_result_may_be_a_text_or_parts(now, first):
     ],
     ids=["a user's", "a reply", "system text", "another role", "an image"],
 )
-def test_only_the_text_of_a_result_is_pruned(first, now):
+def test_only_the_text_of_a_tool_result_can_be_pruned(first, now):
     assert not pruned(laid_out(now).messages[0], laid_out(first).messages[0])
 
 
-def test_of_several_results_in_one_message_each_may_be_pruned():
+def test_each_of_several_results_in_one_message_may_be_pruned():
     first = user([block(FILE), block(PARTS, "c2"), block("3 tests passed", "c3")])
     now = user([block(CLEARED), block(CLEARED, "c2"), block("3 tests passed", "c3")])
     edits = pruned(laid_out(now, api=Api.MESSAGES).messages[0], laid_out(first, api=Api.MESSAGES).messages[0])
@@ -167,7 +167,7 @@ def test_of_several_results_in_one_message_each_may_be_pruned():
     ]
 
 
-def test_a_message_in_which_something_else_changed_as_well_is_another():
+def test_a_message_with_another_change_besides_pruning_is_a_different_message():
     first = user([block(FILE), block("3 tests passed", "c2")])
     now = user([block(CLEARED), block("1 test failed", "c2")])
     assert not pruned(
@@ -175,18 +175,18 @@ def test_a_message_in_which_something_else_changed_as_well_is_another():
     )
 
 
-def test_reminders_that_come_and_go_beside_a_result_change_nothing():
+def test_a_reminder_that_disappears_beside_a_result_does_not_hide_the_pruning():
     reminder = {"type": "text", "text": "<system-reminder>\nBe quick.\n</system-reminder>"}
     first, now = user([block(FILE), reminder]), user([block(CLEARED)])
     assert pruned(laid_out(now, api=Api.MESSAGES).messages[0], laid_out(first, api=Api.MESSAGES).messages[0])
 
 
-def test_a_reminder_that_leaves_a_result_is_no_prune():
+def test_a_reminder_removed_from_a_result_is_not_pruning():
     first = result(f"{FILE}\n\n<system-reminder>\n{'Be quick. ' * 40}\n</system-reminder>")
     assert not pruned(laid_out(result(FILE)).messages[0], laid_out(first).messages[0])
 
 
-def test_results_of_the_responses_api_are_known_as_well():
+def test_pruned_results_of_the_responses_api_are_recognised():
     first = {"type": "function_call_output", "call_id": "c1", "output": FILE}
     now = {**first, "output": CLEARED}
     (edit,) = pruned(

@@ -1,4 +1,4 @@
-"""Reminders that qwen-code and Claude Code put into messages, and later drop, change or move."""
+"""Reminders that Qwen Code and Claude Code insert into messages, and later drop, change or move."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SATURDAY, SUNDAY = "Saturday, November 21, 2026", "Sunday, November 22, 2026"
 
 
 def qwen(*behind: Doc, days: tuple[str, ...] = (), setup: str = SETUP) -> Doc:
-    """Return its first message: parts of reminders, then the user's question."""
+    """Return a request whose first message has parts with reminders, then the user's question."""
     reminders = [part(setup), *(part(reminder(today(day))) for day in days)]
     first = {"role": "user", "content": [*reminders, part("Fix the cart.")]}
     return {"messages": [{"role": "system", "content": "You are Qwen."}, first, *behind]}
@@ -42,7 +42,7 @@ def turn(text: str) -> tuple[Doc, Doc]:
     return {"role": "assistant", "content": "Done."}, {"role": "user", "content": text}
 
 
-def test_a_reminder_that_qwen_drops_on_resume_comes_back():
+def test_a_reminder_that_qwen_code_drops_on_resume_is_restored():
     session = Session([Reminders()])
     session.send(qwen(days=(SATURDAY,)))
     resumed = qwen(*turn("Next."))
@@ -58,7 +58,7 @@ def test_a_reminder_added_to_an_old_message_is_noted_at_the_end():
     assert noted(after["messages"][-1]["content"]) == (today(SUNDAY),)
 
 
-def test_a_changed_reminder_is_put_back_and_noted_until_it_changes_back():
+def test_a_changed_reminder_is_restored_and_each_change_is_noted():
     session = Session([Reminders()])
     turns: tuple[Doc, ...] = ()
     told = []
@@ -70,7 +70,7 @@ def test_a_changed_reminder_is_put_back_and_noted_until_it_changes_back():
     assert told == [(), (today(SUNDAY),), (), (today(SATURDAY),), ()]
 
 
-def test_the_block_with_which_a_session_begins_is_told_whole_when_it_changes():
+def test_a_changed_setup_block_of_a_session_is_noted_as_a_whole():
     session = Session([Reminders()])
     session.send(qwen())
     other = SETUP.replace("Saturday, November 21", "Sunday, November 22")
@@ -99,7 +99,7 @@ def result(*texts: str) -> Doc:
     return {"role": "user", "content": [block, *(part(text) for text in texts)]}
 
 
-def test_a_reminder_beside_a_result_stays_there_when_the_client_moves_it():
+def test_a_reminder_beside_a_result_is_restored_there_if_the_client_moves_it():
     session = Session([Reminders()], Api.MESSAGES)
     session.send(claude(says("Fix the cart."), USE, result(EMPTY_LIST)))
     later = {"role": "assistant", "content": [part("Done.")]}
@@ -113,7 +113,7 @@ def test_a_reminder_beside_a_result_stays_there_when_the_client_moves_it():
     ]
 
 
-def test_a_reminder_inside_a_text_goes_back_into_it():
+def test_a_reminder_inside_a_text_is_restored_inside_it():
     session = Session([Reminders()], Api.MESSAGES)
     session.send(claude(says(f"{EMPTY_LIST}\nFix the cart.")))
     later = {"role": "assistant", "content": [part("Done.")]}
@@ -121,7 +121,7 @@ def test_a_reminder_inside_a_text_goes_back_into_it():
     assert after["messages"] == [says(f"{EMPTY_LIST}\nFix the cart."), later, says("Next.")]
 
 
-def test_a_new_one_that_stands_elsewhere_is_not_told_again():
+def test_a_new_reminder_that_is_also_elsewhere_in_the_request_is_not_noted():
     session = Session([Reminders()], Api.MESSAGES)
     session.send(claude(says("Fix the cart.")))
     later = {"role": "assistant", "content": [part("Done.")]}
@@ -129,7 +129,7 @@ def test_a_new_one_that_stands_elsewhere_is_not_told_again():
     assert after["messages"] == [says("Fix the cart."), later, says("Next.", EMPTY_LIST)]
 
 
-def test_files_of_instructions_that_change_are_told_whole():
+def test_changed_instruction_files_are_noted_as_a_whole():
     rules = "# claudeMd\nContents of CLAUDE.md:\n\n- Test.{}\n\n# currentDate\nToday's date is 2026-11-2{}."
     session = Session([Reminders()], Api.MESSAGES)
     session.send(claude(says(reminder(rules.format("", 1)), "Fix the cart.")))
@@ -140,7 +140,7 @@ def test_files_of_instructions_that_change_are_told_whole():
     assert noted(after["messages"][2]["content"][0]["text"]) == (now,)
 
 
-def test_a_count_beside_one_that_is_dropped_is_told_once():
+def test_a_token_count_beside_a_dropped_reminder_is_noted_once():
     def warned(left: int, before: str = "") -> Doc:
         return says(
             f"{before}Go.\n<system_warning>Token usage: {200 - left}/200; {left} remaining</system_warning>"
@@ -162,7 +162,7 @@ def test_a_count_beside_one_that_is_dropped_is_told_once():
     ]
 
 
-def test_a_count_that_comes_into_a_message_of_before_is_told_at_the_end():
+def test_a_token_count_added_to_an_earlier_message_is_noted_at_the_end():
     warning = "<system_warning>Token usage: 50/200; 150 remaining</system_warning>"
     session = Session([Reminders()], Api.MESSAGES)
     session.send(claude(says("Go.")))
@@ -172,33 +172,33 @@ def test_a_count_that_comes_into_a_message_of_before_is_told_at_the_end():
     assert noted(after["messages"][2]["content"][0]["text"]) == (warning,)
 
 
-# -- what is left alone ------------------------------------------------------------------------------------
+# -- what is not edited ------------------------------------------------------------------------------------
 
 
 def edits(now: Doc, sent: Doc) -> list[Edit]:
     return [change for change in Reminders().changes(scene(now, sent)) if isinstance(change, Edit)]
 
 
-def test_the_newest_message_is_the_client_s_own():
+def test_the_newest_message_is_not_edited():
     first = qwen()
     now = qwen(*turn(f"Next.\n{EMPTY_LIST}"))
     assert edits(now, first) == []
 
 
-def test_a_message_that_a_user_rewrites_is_not_put_back():
+def test_a_message_that_a_user_rewrites_is_not_restored():
     first = qwen(*turn(f"{EMPTY_LIST}\nGo left."))
     now = qwen(*turn("Go right."))
     assert edits(now, first) == []
 
 
-def test_facts_in_the_system_text_are_not_this_rule_s():
+def test_facts_in_the_system_text_are_left_to_other_rules():
     first, now = qwen(), qwen(*turn("Next."))
     first["messages"][0] = {"role": "system", "content": "Go.\nToday's date: 2026-11-21"}
     now["messages"][0] = {"role": "system", "content": "Go.\nToday's date: 2026-11-22"}
     assert edits(now, first) == []
 
 
-def test_a_block_that_would_end_the_note_stays_where_it_is():
+def test_a_block_that_contains_the_end_tag_of_a_note_is_not_moved():
     def asked(*parts: str) -> tuple[Doc, ...]:
         return ({"role": "assistant", "content": "Done."}, says(*parts, "Go."), *turn("On."))
 

@@ -1,4 +1,4 @@
-"""Pruned results: put back while there is room, and let through all at once when there is none."""
+"""Pruned results: restored while the context has room, and all left pruned when it has none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slotkeeper.conversation.layout import Edit
 from slotkeeper.conversation.rules.base import Room
 from slotkeeper.conversation.rules.moving import Reminders
 from slotkeeper.conversation.rules.pruning import CHARACTERS_A_TOKEN, PrunedResults, begins_turn
-from unit.conversation.rules.scenes import laid_out, put_right, scene
+from unit.conversation.rules.scenes import apply_rule, laid_out, scene
 from unit.conversation.rules.sessions import Session
 
 Doc = dict[str, Any]
@@ -48,35 +48,35 @@ PRUNED = chat(ASKED, *read("c1", CLEARED), *read("c2"), DONE, NEXT)
 FULL = chat(ASKED, *read("c1"), *read("c2"), DONE, NEXT)
 
 
-def test_a_pruned_result_is_put_back_as_it_was_sent():
-    assert put_right(PrunedResults(), PRUNED, SENT, room=ROOM) == FULL
+def test_a_pruned_result_is_restored_as_it_was_sent():
+    assert apply_rule(PrunedResults(), PRUNED, SENT, room=ROOM) == FULL
 
 
 @pytest.mark.parametrize("room", [None, Room(2048)], ids=["not known", "too small"])
-def test_without_room_a_request_stays_as_it_came(room):
-    assert put_right(PrunedResults(), PRUNED, SENT, room=room) is PRUNED
+def test_a_pruned_request_without_room_is_not_edited(room):
+    assert apply_rule(PrunedResults(), PRUNED, SENT, room=room) is PRUNED
 
 
-def test_the_first_request_and_one_without_results_stay_as_they_came():
-    assert put_right(PrunedResults(), PRUNED, room=ROOM) is PRUNED
-    assert put_right(PrunedResults(), chat(ASKED, DONE, NEXT), chat(ASKED), room=ROOM) == chat(
+def test_a_first_request_and_a_request_without_results_are_not_edited():
+    assert apply_rule(PrunedResults(), PRUNED, room=ROOM) is PRUNED
+    assert apply_rule(PrunedResults(), chat(ASKED, DONE, NEXT), chat(ASKED), room=ROOM) == chat(
         ASKED, DONE, NEXT
     )
 
 
-def test_all_prunes_of_a_request_are_put_back_or_none():
+def test_all_pruned_results_of_a_request_are_restored_or_none():
     both = chat(ASKED, *read("c1", CLEARED), *read("c2", CLEARED), DONE, NEXT)
-    assert put_right(PrunedResults(), both, SENT, room=ROOM) == FULL
-    room_for_one = Room(needed(FULL) * 3 // 4)
-    assert put_right(PrunedResults(), both, SENT, room=room_for_one) is both
+    assert apply_rule(PrunedResults(), both, SENT, room=ROOM) == FULL
+    room_for_one = Room(estimated_tokens(FULL) * 3 // 4)
+    assert apply_rule(PrunedResults(), both, SENT, room=room_for_one) is both
 
 
-def test_a_result_that_was_let_through_before_stays_pruned():
+def test_a_result_that_was_sent_pruned_stays_pruned():
     sent = chat(ASKED, *read("c1", CLEARED), *read("c2"))
-    assert put_right(PrunedResults(), PRUNED, sent, received=SENT, room=ROOM) is PRUNED
+    assert apply_rule(PrunedResults(), PRUNED, sent, received=SENT, room=ROOM) is PRUNED
 
 
-def test_a_result_of_the_anthropic_api_is_put_back():
+def test_a_pruned_result_of_the_anthropic_api_is_restored():
     def body(content: Any, *behind: Doc) -> Doc:
         used = {"type": "tool_use", "id": "c1", "name": "read_file", "input": {"path": "a.txt"}}
         given = {"type": "tool_result", "tool_use_id": "c1", "content": content}
@@ -85,24 +85,24 @@ def test_a_result_of_the_anthropic_api_is_put_back():
     parts = [{"type": "text", "text": FILE[:100]}, {"type": "text", "text": FILE[100:]}]
     for first in (FILE, parts):
         now, full = body(CLEARED, DONE, NEXT), body(first, DONE, NEXT)
-        assert put_right(PrunedResults(), now, body(first), api=Api.MESSAGES, room=ROOM) == full
+        assert apply_rule(PrunedResults(), now, body(first), api=Api.MESSAGES, room=ROOM) == full
 
 
-def test_no_other_rule_puts_back_what_there_is_no_room_for():
+def test_the_reminder_rule_does_not_restore_pruned_results():
     reminded = f"{FILE}\n\n<system-reminder>\nBe quick.\n</system-reminder>"
     sent = chat(ASKED, *read("c1", reminded), *read("c2"))
-    assert put_right(Reminders(), PRUNED, sent) is PRUNED
+    assert apply_rule(Reminders(), PRUNED, sent) is PRUNED
 
 
 # -- room ------------------------------------------------------------------------------------------------
 
 
-def needed(doc: Doc) -> int:
-    """Return the tokens, as the rule estimates them without a count."""
+def estimated_tokens(doc: Doc) -> int:
+    """Return the number of tokens that the rule estimates without a count."""
     return -(-length(laid_out(doc)) // CHARACTERS_A_TOKEN)
 
 
-def fits(now: Doc, room: Room, sent: Doc = SENT, **more: Any) -> bool:
+def restores(now: Doc, room: Room, sent: Doc = SENT, **more: Any) -> bool:
     return any(
         isinstance(change, Edit) for change in PrunedResults().changes(scene(now, sent, room=room, **more))
     )
@@ -111,19 +111,19 @@ def fits(now: Doc, room: Room, sent: Doc = SENT, **more: Any) -> bool:
 @pytest.mark.parametrize(
     ("asked", "limit"), [(None, 6000), (1000, 7000), (2000, 6000), (32000, 6000), (0, 7999)]
 )
-def test_of_the_context_the_answer_is_left_free_up_to_a_quarter(asked, limit):
+def test_up_to_a_quarter_of_the_context_is_reserved_for_the_answer(asked, limit):
     room = Room(8000, asked)
     assert room.limit == limit
     assert room.headroom == 1000
 
 
-def test_when_a_user_speaks_there_must_be_headroom_as_well():
+def test_a_restore_at_a_user_message_also_needs_headroom():
     loop = chat(ASKED, *read("c1", CLEARED), *read("c2"), *read("c3", "Nothing."))
     full = chat(ASKED, *read("c1"), *read("c2"), *read("c3", "Nothing."))
-    just = Room(needed(full) * 4 // 3 + 4)  # a quarter is the answer's
-    assert fits(loop, just)
-    assert not fits(PRUNED, just)
-    assert fits(PRUNED, Room(needed(FULL) * 8 // 5 + 8))  # and an eighth is headroom
+    just = Room(estimated_tokens(full) * 4 // 3 + 4)  # a quarter is reserved for the answer
+    assert restores(loop, just)
+    assert not restores(PRUNED, just)
+    assert restores(PRUNED, Room(estimated_tokens(FULL) * 8 // 5 + 8))  # and an eighth is headroom
 
 
 @pytest.mark.parametrize(
@@ -137,11 +137,11 @@ def test_when_a_user_speaks_there_must_be_headroom_as_well():
     ],
     ids=["a user", "a user, in parts", "a reminder", "a reply", "a result"],
 )
-def test_a_turn_begins_when_a_user_speaks(newest, begins):
+def test_a_turn_begins_with_a_user_message(newest, begins):
     assert begins_turn(laid_out(chat(ASKED, newest))) is begins
 
 
-def test_results_that_come_in_a_users_message_begin_no_turn():
+def test_results_in_a_user_message_do_not_begin_a_turn():
     def body(content: Any, *behind: Doc) -> Doc:
         used = {"type": "tool_use", "id": "c1", "name": "read_file", "input": {"path": "a.txt"}}
         given = {"type": "tool_result", "tool_use_id": "c1", "content": content}
@@ -150,27 +150,27 @@ def test_results_that_come_in_a_users_message_begin_no_turn():
     more = ({"role": "assistant", "content": "Wait."}, user([{"type": "tool_result", "content": "Nothing."}]))
     full = laid_out(body(FILE, *more), Api.MESSAGES)
     just = Room(-(-length(full) // CHARACTERS_A_TOKEN) * 4 // 3 + 4)
-    assert fits(body(CLEARED, *more), just, body(FILE), api=Api.MESSAGES)
-    assert not fits(body(CLEARED, DONE, NEXT), just, body(FILE), api=Api.MESSAGES)
+    assert restores(body(CLEARED, *more), just, body(FILE), api=Api.MESSAGES)
+    assert not restores(body(CLEARED, DONE, NEXT), just, body(FILE), api=Api.MESSAGES)
 
 
-def test_tokens_are_reckoned_by_those_of_the_prompt_before():
+def test_tokens_are_estimated_from_the_count_of_the_prompt_before():
     known = length(laid_out(SENT)) // 8  # eight characters each: much less than without a count
-    room = Room(needed(FULL))
-    assert not fits(PRUNED, room)
-    assert fits(PRUNED, room, tokens=known)
-    assert not fits(PRUNED, Room(65536), tokens=60000)
+    room = Room(estimated_tokens(FULL))
+    assert not restores(PRUNED, room)
+    assert restores(PRUNED, room, tokens=known)
+    assert not restores(PRUNED, Room(65536), tokens=60000)
 
 
 # -- a session -------------------------------------------------------------------------------------------
 
 
 FOUR = chat(ASKED, *(message for n in range(4) for message in read(f"c{n}")))
-FOR_FOUR = Room(needed(FOUR) * 4 // 3 + 8)  # of which a quarter is the answer's
+FOR_FOUR = Room(estimated_tokens(FOUR) * 4 // 3 + 8)  # a quarter is reserved for the answer
 
 
 class Agent:
-    """Masks all results but the last, and sends what `talk` has by then."""
+    """An agent that masks all results except the last in each request."""
 
     def __init__(self, room: Room) -> None:
         self.session = Session([PrunedResults()], room=room)
@@ -185,18 +185,18 @@ class Agent:
         return [m["content"] for m in out["messages"] if m["role"] == "tool"]
 
 
-def test_prunes_that_come_one_at_a_time_move_nothing_until_a_user_speaks_and_room_is_short():
+def test_results_pruned_one_by_one_stay_restored_until_a_user_message_when_room_is_short():
     agent = Agent(FOR_FOUR)
     read_as = [agent.says(ASKED)]
     read_as += [agent.says(*read(f"c{n}")) for n in range(3)]
     assert read_as[-1] == [FILE] * 3
     assert agent.says(*read("c3")) == [FILE] * 4
     assert agent.says(DONE, NEXT) == ["<MASKED>"] * 3 + [FILE]
-    assert agent.says(*read("c4")) == ["<MASKED>"] * 3 + [FILE] * 2  # and the next ones stay again
+    assert agent.says(*read("c4")) == ["<MASKED>"] * 3 + [FILE] * 2  # and later results are restored again
     assert agent.says(DONE, NEXT) == ["<MASKED>"] * 3 + [FILE] * 2
 
 
-def test_where_a_turn_outgrows_the_context_all_prunes_go_through_in_its_middle():
+def test_all_pruned_results_stay_pruned_if_a_turn_outgrows_the_context():
     agent = Agent(FOR_FOUR)
     agent.says(ASKED)
     grown = [agent.says(*read(f"c{n}")) for n in range(6)]

@@ -5,7 +5,7 @@ from slotkeeper.conversation.rules.apply import LONGEST, shown
 from slotkeeper.conversation.rules.base import Mode, RuleName
 
 
-def test_only_what_changed_and_a_few_words_around_it():
+def test_an_excerpt_shows_only_the_change_and_a_few_words_around_it():
     text = "x" * 5000 + "It is Saturday now." + "y" * 5000
     edit = Edit(("messages", 0, "content"), text, text.replace("Saturday", "Sunday"))
     change = shown(edit, RuleName.DATE, Mode.FIX)
@@ -15,11 +15,11 @@ def test_only_what_changed_and_a_few_words_around_it():
     assert len(change.before) < 120
 
 
-def test_other_values_are_shown_as_json_and_what_was_absent_as_nothing():
+def test_other_values_are_shown_as_json_and_absent_values_as_empty():
     change = shown(Edit(("tools",), None, [{"name": "ls"}]), RuleName.TOOL_ORDER, Mode.OBSERVE)
     assert (change.before, change.after) == ("", '[{"name":"ls"}]')
 
 
-def test_what_is_long_is_cut():
+def test_a_long_value_is_shortened():
     change = shown(Edit(("a",), "", "z" * 9999), None, Mode.FIX)
     assert len(change.after) == LONGEST + 1

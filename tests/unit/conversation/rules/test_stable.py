@@ -9,7 +9,7 @@ import pytest
 
 from slotkeeper.api.head import Api
 from slotkeeper.conversation.rules.restoring import BillingNonce, Reasoning, TrailingWhitespace
-from unit.conversation.rules.scenes import put_right, scene
+from unit.conversation.rules.scenes import apply_rule, scene
 
 Doc = dict[str, Any]
 
@@ -46,32 +46,32 @@ def chat(*messages: Doc) -> Doc:
 
 
 @pytest.mark.parametrize("joined", [True, False])
-def test_claude_codes_stamp_is_the_same_in_each_request(joined):
+def test_the_billing_stamp_of_claude_code_is_the_same_in_each_request(joined):
     def body(stamp: str) -> Doc:
         texts = [HEADER.format(stamp), PROMPT]
         blocks = [{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}} for text in texts]
         return {"system": "\n".join(texts) if joined else blocks, "messages": [ASKED], "max_tokens": 9}
 
     first = body("a1b2c")
-    assert put_right(BillingNonce(), first, api=Api.MESSAGES) is first
+    assert apply_rule(BillingNonce(), first, api=Api.MESSAGES) is first
     for stamp in ("00000", "a1b2c"):
-        assert put_right(BillingNonce(), body(stamp), body("a1b2c"), api=Api.MESSAGES) == body("a1b2c")
+        assert apply_rule(BillingNonce(), body(stamp), body("a1b2c"), api=Api.MESSAGES) == body("a1b2c")
 
 
-def test_a_new_session_of_the_same_agent_keeps_it():
+def test_a_new_session_of_the_same_agent_keeps_the_billing_stamp():
     kin = scene({"messages": []}, {"messages": [system(HEADER.format("a1b2c") + PROMPT), ASKED]}).before
     now = {"messages": [system(HEADER.format("00000") + PROMPT), NEXT]}
     (edit,) = BillingNonce().changes(replace(scene(now), kin=kin))
     assert edit.after == HEADER.format("a1b2c") + PROMPT
 
 
-def test_it_is_so_on_every_route():
+def test_the_billing_stamp_is_restored_on_every_route():
     chatted, was = (
         {"messages": [system(HEADER.format(stamp) + PROMPT), ASKED]} for stamp in ("00000", "a1b2c")
     )
-    assert put_right(BillingNonce(), chatted, was) == was
+    assert apply_rule(BillingNonce(), chatted, was) == was
     said, asked = ({"instructions": HEADER.format(stamp), "input": "Look."} for stamp in ("00000", "a1b2c"))
-    assert put_right(BillingNonce(), said, asked, api=Api.RESPONSES) == asked
+    assert apply_rule(BillingNonce(), said, asked, api=Api.RESPONSES) == asked
 
 
 @pytest.mark.parametrize(
@@ -85,130 +85,132 @@ def test_it_is_so_on_every_route():
         HEADER.format("fffff"),
     ],
 )
-def test_what_is_no_such_stamp_stays(text):
+def test_a_text_that_is_not_a_billing_stamp_is_not_edited(text):
     now = {"messages": [system(text), ASKED]}
-    assert put_right(BillingNonce(), now, {"messages": [system(HEADER.format("fffff")), ASKED]}) is now
+    assert apply_rule(BillingNonce(), now, {"messages": [system(HEADER.format("fffff")), ASKED]}) is now
 
 
-def test_what_a_user_wrote_is_no_stamp():
+def test_a_billing_stamp_in_a_user_message_is_not_edited():
     now = {"messages": [system(PROMPT), {"role": "user", "content": HEADER.format("a1b2c")}]}
     first = {"messages": [system(HEADER.format("fffff")), ASKED]}
-    assert put_right(BillingNonce(), now, first) is now
+    assert apply_rule(BillingNonce(), now, first) is now
 
 
 # -- white space ------------------------------------------------------------------------------------------
 
 
-def test_a_reply_has_the_ends_that_were_sampled():
+def test_trimmed_white_space_of_a_reply_is_restored_as_sampled():
     replies = [reply("I look.\n\n", None, "c1"), reply("\nDone.\n")]
     now = chat(reply("I look.", None, "c1"), result("c1"), reply("Done."), NEXT)
-    after = put_right(TrailingWhitespace(), now, chat(), replies=replies)
+    after = apply_rule(TrailingWhitespace(), now, chat(), replies=replies)
     assert after == chat(reply("I look.\n\n", None, "c1"), result("c1"), reply("\nDone.\n"), NEXT)
 
 
-def test_reasoning_has_them_too():
+def test_trimmed_white_space_of_reasoning_is_restored_as_sampled():
     sent = chat(reply("", "First this.\n", "c1"), result("c1"))
     now = chat(reply("", "First this.", "c1"), result("c1"), reply("", "Then that.", "c2"), result("c2"))
-    after = put_right(TrailingWhitespace(), now, sent, replies=[reply("", "\nThen that.\n", "c2")])
+    after = apply_rule(TrailingWhitespace(), now, sent, replies=[reply("", "\nThen that.\n", "c2")])
     assert after["messages"][:4] == sent["messages"]
     assert after["messages"][4] == reply("", "\nThen that.\n", "c2")
 
 
-def test_a_reply_that_says_something_else_is_sent_as_it_came():
+def test_a_reply_with_another_text_is_sent_unchanged():
     now = chat(reply("I looked.", None, "c1"), result("c1"), reply("All done."), NEXT)
     replies = [reply("I look.\n\n", None, "c1"), reply("Done.\n")]
-    assert put_right(TrailingWhitespace(), now, chat(), replies=replies) is now
+    assert apply_rule(TrailingWhitespace(), now, chat(), replies=replies) is now
 
 
-def test_of_two_replies_that_say_it_none_is_taken():
+def test_white_space_is_not_restored_if_two_sampled_replies_match():
     now = chat(reply("Done."), NEXT)
-    assert put_right(TrailingWhitespace(), now, chat(), replies=[reply("Done.\n"), reply("Done.\n\n")]) is now
+    assert (
+        apply_rule(TrailingWhitespace(), now, chat(), replies=[reply("Done.\n"), reply("Done.\n\n")]) is now
+    )
 
 
-def test_what_was_sent_before_keeps_its_ends():
+def test_messages_that_were_already_sent_keep_their_white_space():
     sent = chat(reply("I look.\n", None, "c1"), result("c1", "1: import os\n"))
     trimmed = {"role": "user", "content": "Look at it.  "}
     now = {"messages": [system("You are pi."), trimmed, reply("I look.", None, "c1"), result("c1"), NEXT]}
-    assert put_right(TrailingWhitespace(), now, sent)["messages"] == [*sent["messages"], NEXT]
+    assert apply_rule(TrailingWhitespace(), now, sent)["messages"] == [*sent["messages"], NEXT]
 
 
-def test_a_client_that_repeats_its_own_ends_gets_ours():
+def test_white_space_that_the_client_trims_again_is_restored_again():
     sent, received = chat(reply("Done.\n"), NEXT), chat(reply("Done."), NEXT)
     now = chat(reply("Done."), NEXT, reply("Good."))
-    after = put_right(TrailingWhitespace(), now, sent, received=received)
+    after = apply_rule(TrailingWhitespace(), now, sent, received=received)
     assert after == chat(reply("Done.\n"), NEXT, reply("Good."))
 
 
-def test_a_system_text_that_was_rewritten_keeps_its_new_ends():
+def test_a_rewritten_system_text_keeps_its_new_white_space():
     now = {"messages": [system("You are somebody else."), ASKED, NEXT]}
-    assert put_right(TrailingWhitespace(), now, chat()) is now
+    assert apply_rule(TrailingWhitespace(), now, chat()) is now
 
 
-def test_what_a_user_has_just_written_is_left_alone():
+def test_the_newest_user_message_is_not_edited():
     now = {"messages": [system("You are pi.\n"), {"role": "user", "content": "Look at it.\n"}]}
-    assert put_right(TrailingWhitespace(), now, chat()) is now
+    assert apply_rule(TrailingWhitespace(), now, chat()) is now
 
 
-def test_parts_are_matched_one_by_one():
+def test_the_parts_of_a_message_are_matched_one_by_one():
     def parts(*texts: str) -> Doc:
         return {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": t} for t in texts]}
 
     sent = chat(reply("", None, "c1"), parts("<system>Read.</system>\n", "import os\n"))
     now = chat(reply("", None, "c1"), parts("<system>Read.</system>", "import os\n"), NEXT)
-    assert put_right(TrailingWhitespace(), now, sent)["messages"] == [*sent["messages"], NEXT]
+    assert apply_rule(TrailingWhitespace(), now, sent)["messages"] == [*sent["messages"], NEXT]
 
 
 # -- reasoning --------------------------------------------------------------------------------------------
 
 
-def test_reasoning_that_was_sent_before_is_put_back():
+def test_reasoning_that_was_already_sent_is_restored():
     sent = chat(reply("", "First this.", "c1"), result("c1"))
     now = chat(reply("", None, "c1"), result("c1"), reply("", "Then that.", "c2"), result("c2"))
-    after = put_right(Reasoning(), now, sent)
+    after = apply_rule(Reasoning(), now, sent)
     assert after["messages"][:4] == sent["messages"]
     assert after["messages"][4:] == now["messages"][4:]
 
 
-def test_reasoning_that_was_left_out_of_one_reply_is_put_in():
+def test_reasoning_that_is_missing_in_one_reply_is_restored():
     sent = chat(reply("", "First this.", "c1"), result("c1"))
     now = chat(*sent["messages"][2:], reply("", None, "c2"), result("c2"))
-    after = put_right(Reasoning(), now, sent, replies=[reply("", "Then that.", "c2")])
+    after = apply_rule(Reasoning(), now, sent, replies=[reply("", "Then that.", "c2")])
     assert after == chat(*sent["messages"][2:], reply("", "Then that.", "c2"), result("c2"))
 
 
-def test_a_client_that_sends_none_keeps_its_habit():
+def test_no_reasoning_is_restored_for_a_client_that_never_sends_it():
     sent = chat(reply("", "First this.", "c1"), result("c1"))
     now = chat(reply("", None, "c1"), result("c1"), NEXT)
-    assert put_right(Reasoning(), now, sent, replies=[reply("", "First this.", "c1")]) is now
+    assert apply_rule(Reasoning(), now, sent, replies=[reply("", "First this.", "c1")]) is now
 
 
 def test_a_reply_that_was_sent_without_reasoning_stays_so():
     sent = chat(reply("", None, "c1"), result("c1"))
     now = chat(*sent["messages"][2:], reply("", "Then that.", "c2"), result("c2"))
-    assert put_right(Reasoning(), now, sent, replies=[reply("", "First this.", "c1")]) is now
+    assert apply_rule(Reasoning(), now, sent, replies=[reply("", "First this.", "c1")]) is now
 
 
-def test_a_summary_does_not_get_the_reasoning_with_which_it_was_made():
+def test_a_summary_does_not_get_the_reasoning_of_its_request():
     """opencode sends the reply to its request for a summary as a reply of the conversation."""
     made = reply("## Goal\nRead it.", "They want a summary.")
     now = chat(reply("## Goal\nRead it."), NEXT, reply("", "First this.", "c1"), result("c1"))
-    assert put_right(Reasoning(), now, chat(), replies=[made]) is now
+    assert apply_rule(Reasoning(), now, chat(), replies=[made]) is now
 
 
-def test_a_text_before_a_reply_with_calls_is_none_of_it():
+def test_a_text_message_before_a_reply_with_calls_gets_no_reasoning():
     sent = chat(reply("", "First this.", "c1"), result("c1"))
     now = chat(*sent["messages"][2:], reply("A summary."), reply("", "Then that.", "c2"), result("c2"))
     replies = [reply("Something else.", "Then that.", "c2")]
-    assert put_right(Reasoning(), now, sent, replies=replies) is now
+    assert apply_rule(Reasoning(), now, sent, replies=replies) is now
 
 
-def test_reasoning_that_differs_is_the_clients():
+def test_reasoning_with_another_text_is_not_edited():
     sent = chat(reply("", "First this.", "c1"), result("c1"))
     now = chat(reply("", "First.", "c1"), result("c1"), NEXT)
-    assert put_right(Reasoning(), now, sent) is now
+    assert apply_rule(Reasoning(), now, sent) is now
 
 
-def test_an_emptied_item_of_a_responses_client_gets_its_text_back():
+def test_an_emptied_reasoning_item_of_a_responses_client_gets_its_text_back():
     def body(*items: Doc) -> Doc:
         asked = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Look."}]}
         return {"input": [asked, *items]}
@@ -224,5 +226,5 @@ def test_an_emptied_item_of_a_responses_client_gets_its_text_back():
     sent = body(thought("First this."), *called("c1"))
     now = body(thought("First this."), *called("c1"), thought(""), said, *called("c2"))
     replies = [reply("I look.\n", "Then that.", "c2")]
-    after = put_right(Reasoning(), now, sent, replies=replies, api=Api.RESPONSES)
+    after = apply_rule(Reasoning(), now, sent, replies=replies, api=Api.RESPONSES)
     assert after == body(thought("First this."), *called("c1"), thought("Then that."), said, *called("c2"))

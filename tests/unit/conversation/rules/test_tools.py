@@ -1,4 +1,4 @@
-"""Lists of tools: as mistral-vibe writes them when a session is resumed, and as tool servers order them."""
+"""Tool lists: schemas that mistral-vibe rewrites on resume, and orders that tool servers change."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from slotkeeper.api.head import Api
 from slotkeeper.conversation.rules.restoring import SchemaKeys, ToolOrder
-from unit.conversation.rules.scenes import put_right
+from unit.conversation.rules.scenes import apply_rule
 
 Doc = dict[str, Any]
 
@@ -55,11 +55,11 @@ def names(doc: Doc) -> list[str]:
     return [tool.get("function", tool).get("name") or tool["type"] for tool in doc["tools"]]
 
 
-def test_a_resumed_schema_is_written_as_it_was_first_sent():
+def test_a_resumed_schema_is_restored_as_it_was_first_sent():
     first = chat(chat_tool("bash"), todo(ITEM_AT_FIRST), chat_tool("edit"))
     resumed = chat(chat_tool("bash"), todo(ITEM_RESUMED), chat_tool("edit"))
     assert json.dumps(resumed) != json.dumps(first)
-    assert json.dumps(put_right(SchemaKeys(), resumed, first)) == json.dumps(first)
+    assert json.dumps(apply_rule(SchemaKeys(), resumed, first)) == json.dumps(first)
 
 
 @pytest.mark.parametrize(
@@ -72,58 +72,58 @@ def test_a_resumed_schema_is_written_as_it_was_first_sent():
         {"minProperties": True},
     ],
 )
-def test_a_schema_that_says_something_else_is_sent_as_it_came(change):
+def test_a_schema_with_another_meaning_is_sent_unchanged(change):
     first = chat(todo({**ITEM_AT_FIRST, "minProperties": 1}))
     resumed = chat(todo({**ITEM_RESUMED, "minProperties": 1, **change}))
-    assert put_right(SchemaKeys(), resumed, first) is resumed
+    assert apply_rule(SchemaKeys(), resumed, first) is resumed
 
 
-def test_a_list_that_is_data_keeps_its_order():
+def test_a_list_inside_a_default_value_keeps_its_order():
     first = chat(chat_tool("ask", {"default": {"required": ["b", "a"]}, "type": "object"}))
     now = chat(chat_tool("ask", {"type": "object", "default": {"required": ["a", "b"]}}))
-    assert put_right(SchemaKeys(), now, first) is now
+    assert apply_rule(SchemaKeys(), now, first) is now
 
 
 @pytest.mark.parametrize("rule", [SchemaKeys(), ToolOrder()])
-def test_without_a_request_before_nothing_is_known_to_be_first(rule):
+def test_without_an_earlier_request_the_tools_are_not_edited(rule):
     now = chat(todo(ITEM_RESUMED), chat_tool("bash"))
-    assert put_right(rule, now) is now
+    assert apply_rule(rule, now) is now
 
 
 @pytest.mark.parametrize(
     ("first", "now", "expected"),
     [
         ("abc", "cab", "abc"),
-        ("abc", "cxaby", "abcxy"),  # new ones come behind
-        ("abc", "ca", "ac"),  # those that are gone are gone
-        ("ac", "cba", "acb"),  # one that comes back is new
+        ("abc", "cxaby", "abcxy"),  # new tools are appended
+        ("abc", "ca", "ac"),  # removed tools stay removed
+        ("ac", "cba", "acb"),  # a tool that returns counts as new
         ("", "ba", "ba"),
         ("ab", "xy", "xy"),
-        ("aba", "baa", "aba"),  # two of one name
+        ("aba", "baa", "aba"),  # two tools with the same name
     ],
 )
 def test_tools_keep_the_order_in_which_they_were_first_sent(first, now, expected):
     sent, came = (chat(*map(chat_tool, order)) for order in (first, now))
-    assert "".join(names(put_right(ToolOrder(), came, sent))) == expected
+    assert "".join(names(apply_rule(ToolOrder(), came, sent))) == expected
 
 
 @pytest.mark.parametrize("order", ["abc", "aba", "", "abcd"])
-def test_a_list_that_goes_on_in_order_is_not_touched(order):
+def test_tools_in_the_known_order_are_not_edited(order):
     now = chat(*map(chat_tool, order))
-    assert put_right(ToolOrder(), now, chat(*map(chat_tool, order[:3]))) is now
+    assert apply_rule(ToolOrder(), now, chat(*map(chat_tool, order[:3]))) is now
 
 
-def test_tools_that_the_server_runs_are_told_apart_by_type():
+def test_tools_that_the_server_runs_are_distinguished_by_type():
     shell = {"type": "function", "name": "exec_command", "parameters": {"type": "object"}, "strict": False}
     search, mcp = {"type": "web_search"}, {"type": "mcp", "server_label": "docs", "server_url": "http://x"}
     first, now = (
         {"input": "Look.", "tools": list(tools)} for tools in ([shell, search, mcp], [mcp, search, shell])
     )
-    after = put_right(ToolOrder(), now, first, api=Api.RESPONSES)
+    after = apply_rule(ToolOrder(), now, first, api=Api.RESPONSES)
     assert after["tools"] == [shell, search, mcp]
 
 
-def test_both_rules_together_give_an_anthropic_client_its_first_list_back():
+def test_both_rules_together_restore_the_first_tool_list_of_an_anthropic_client():
     def tool(name: str, *, turned: bool) -> Doc:
         schema: Doc = {"type": "object", "properties": {"file_path": {"type": "string"}}}
         return {
@@ -135,6 +135,6 @@ def test_both_rules_together_give_an_anthropic_client_its_first_list_back():
     said = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "Look."}]}
     first = {**said, "tools": [tool("Read", turned=False), tool("Bash", turned=False)]}
     now = {**said, "tools": [tool("Bash", turned=True), tool("Read", turned=True)]}
-    after = put_right(ToolOrder(), now, first, api=Api.MESSAGES)
-    after = put_right(SchemaKeys(), after, first, api=Api.MESSAGES)
+    after = apply_rule(ToolOrder(), now, first, api=Api.MESSAGES)
+    after = apply_rule(SchemaKeys(), after, first, api=Api.MESSAGES)
     assert json.dumps(after) == json.dumps(first)
