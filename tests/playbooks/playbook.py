@@ -16,7 +16,7 @@ The words, with the class that each stands for:
     events of an engine `sees` (Observed): GET /slots shows these slots as busy · `look_failed` · `engine_up`
                         · `engine_lost` · `request_fails` · `named`: the engines from now on · `drain` ·
                         `lists`: the models of a router · `swap_fails` · `snapshots_changed` · `closing`
-    effects of a request`goes` (Forward): it is sent to a slot · `unpinned` (Forward): the engine chooses the
+    effects on requests `goes` (Forward): it is sent to a slot · `unpinned` (Forward): the engine chooses the
                         slot · `reports` (Report): its figures · `refuses` · `pooled`, `ranked`: what the
                         shared KV buffer, or its priority, did to it
     steps and idle work `saves`, `restores` or `erases` a slot · `plants` a prefill for a request, `fills` one
