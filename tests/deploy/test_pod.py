@@ -62,7 +62,7 @@ def curl() -> str:
     return program("curl")
 
 
-def test_the_pod_ends_as_kubernetes_ends_it_and_the_next_one_goes_on(build: str, tmp_path: Path):
+def test_a_deleted_pod_finishes_its_answer_and_the_next_pod_restores_its_state(build: str, tmp_path: Path):
     manifests = rendered("overlays/cpu")
     messages = [question(1, prose(4000, 1))]
     with running(manifests, build, tmp_path, "old") as pod:

@@ -194,7 +194,7 @@ def traits(engine: str) -> EngineTraits:
 
 
 @given(seed=st.integers(0, 2**32), most=st.integers(1, 2))
-def test_every_request_is_served_by_its_model_and_no_answer_is_broken_off(seed, most):
+def test_every_request_is_served_by_its_model_and_no_answer_is_cut_off(seed, most):
     world = World(Random(seed), most)
     for _ in range(STEPS):
         if world.random.random() < 0.4:
