@@ -1,4 +1,4 @@
-"""What stock llama-server computes where it needs little help, and where more: two clients on one slot.
+"""Tokens that stock llama-server computes for two clients, in setups that need little help and more.
 
 `python -m benchmarks.when_needed`: the figures of docs/when-you-need-it.md. Tokens are those of the
 engine's counter, which includes the sidecar's own work and idle work.
@@ -31,7 +31,7 @@ MODELS: Final = (Tiny.DENSE, Tiny.HYBRID)
 PAUSE_SECONDS: Final = 0.5  # between two requests, as agents pause
 
 
-def turns_about() -> Script:
+def alternating_agents() -> Script:
     """Play two agents, each with its own system prompt, that ask in turn."""
     histories = {name: [system(prose(8000, seed))] for name, seed in (("A", 1), ("B", 2))}
     for number in range(TURNS):
@@ -43,8 +43,11 @@ def turns_about() -> Script:
 
 CLIENTS: Final[Mapping[str, tuple[Callable[[], Script], tuple[str, ...]]]] = {
     "one client that only appends": (append, ("-np", "1")),
-    "two clients on one slot": (turns_about, ("-np", "1", "-sps", "0.95")),
-    "two clients on one slot, no RAM cache": (turns_about, ("-np", "1", "-sps", "0.95", "--cache-ram", "0")),
+    "two clients on one slot": (alternating_agents, ("-np", "1", "-sps", "0.95")),
+    "two clients on one slot, no RAM cache": (
+        alternating_agents,
+        ("-np", "1", "-sps", "0.95", "--cache-ram", "0"),
+    ),
 }
 
 

@@ -27,7 +27,7 @@ async def test_a_client_that_leaves_during_prefill_ends_the_engines_request(fake
     async with dial(data) as wire:
         await wire.post(PATHS[api], request_body(api, stream=stream))
         await until(lambda: fake.ran, "the engine has it")
-    await until(lambda: fake.left, "the engine was told")
+    await until(lambda: fake.left, "the engine sees that the client left")
     await until(lambda: quiet(sidecar, fake), "the slot is free again")
 
 
@@ -38,7 +38,7 @@ async def test_a_client_that_leaves_during_a_stream_ends_the_engines_request(fak
         fake.go.release()
         await wire.head()
         assert b"one" in await anext(wire.chunks())
-    await until(lambda: fake.left, "the engine was told")
+    await until(lambda: fake.left, "the engine sees that the client left")
     await until(lambda: quiet(sidecar, fake), "the slot is free again")
 
 
@@ -56,7 +56,7 @@ async def test_a_client_that_half_closes_its_connection_counts_as_gone(fake, sid
         wire.writer.write_eof()
         rest, _ = await wire.rest()
         assert b"[DONE]" not in rest
-    await until(lambda: fake.left, "the engine was told")
+    await until(lambda: fake.left, "the engine sees that the client left")
     await until(lambda: quiet(sidecar, fake), "the slot is free again")
 
 
@@ -142,5 +142,5 @@ async def test_a_client_that_leaves_during_a_plant_frees_the_slot(fake, sidecar,
     async with dial(data) as wire:
         await wire.post(PATHS[Api.MESSAGES], steer)
         await until(lambda: len(fake.ran) == 2)
-    await until(lambda: fake.left, "the engine was told")
+    await until(lambda: fake.left, "the engine sees that the client left")
     await until(lambda: quiet(sidecar, fake))

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.alternating
 
 MODEL = "tiny-dense"  # one file for each talk, on both builds
 TALKS = 8
-LEAD = 500  # characters of a system prompt: too short for a file of its own
+LEAD = 500  # characters of a system prompt: too short for a separate file
 STATE = 450_000  # bytes: the size that a talk reaches here; its first turn has two thirds of that
 HOT = 2 * STATE
 

@@ -80,7 +80,7 @@ async def becomes(address: str, path: str, wanted: int) -> None:
 
 
 async def begun(fake: FakeEngine, wire: Wire) -> AsyncIterator[bytes]:
-    """Return a stream that has its first token, and continues when the fake engine is told to."""
+    """Return a stream that has its first token, and continues with each release of `fake.go`."""
     fake.script.append(Fault.TRICKLE)
     fake.go.release()
     await wire.post(CHAT, request_body(Api.CHAT, stream=True))
@@ -124,7 +124,7 @@ async def test_a_second_signal_ends_the_sidecar_at_once(fake, number):
         assert await served.ended() == 0
         rest, _ = await wire.rest()
         assert not looks_whole(Api.CHAT, rest)
-    await until(lambda: fake.left, "the engine was told")
+    await until(lambda: fake.left, "the engine sees that the client left")
 
 
 async def test_a_stream_that_does_not_end_within_the_drain_timeout_is_cut_off(fake):

@@ -319,7 +319,7 @@ async def test_a_client_that_leaves_during_prefill_after_comments_ends_the_engin
         await wire.post(PATHS[api], request_body(api, stream=True))
         await wire.head()
         await two_comments(wire)
-    await until(lambda: fake.left, "the engine was told")
+    await until(lambda: fake.left, "the engine sees that the client left")
     await until(lambda: quiet(sidecar, fake), "the slot is free again")
 
 

@@ -85,4 +85,4 @@ def test_a_deleted_pod_finishes_its_answer_and_the_next_pod_restores_its_state(b
     messages += [{"role": "assistant", "content": text_in(said)}, question(2, "What now?")]
     with running(manifests, build, tmp_path, "new") as pod:
         timings = reply(pod, messages)["timings"]
-        assert timings["cache_n"] > 10 * timings["prompt_n"], "the conversation goes on in the new pod"
+        assert timings["cache_n"] > 10 * timings["prompt_n"], "the new pod restored the conversation's state"

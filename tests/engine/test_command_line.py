@@ -56,7 +56,9 @@ async def test_flags_of_a_process_are_ignored_if_they_contradict_the_engines_pro
 async def test_flags_stay_unknown_if_the_process_cannot_be_seen(engine, tmp_path):
     props = await props_of(engine)
     assert flags_behind(engine.base, props, tmp_path / "none") is None
-    assert flags_behind(engine.base, props, tmp_path) is None, "a container of its own has another /proc"
+    assert flags_behind(engine.base, props, tmp_path) is None, (
+        "an engine in another container has another /proc"
+    )
     assert flags_behind(engine.base.replace("127.0.0.1", "10.0.0.1"), props) is None
     assert flags_behind(engine.base.replace("127.0.0.1", "engine.example"), props) is None
     assert flags_behind(f"http://127.0.0.1:{free_port()}", props) is None

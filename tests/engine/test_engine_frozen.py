@@ -137,7 +137,7 @@ async def test_a_stream_that_had_no_token_yet_ends_with_an_error_event(mortal):
         aiohttp.ClientSession(lab.url_of(sidecar)) as client,
         client.post(CHAT, json=said(VERY_LONG, stream=True)) as answer,
     ):
-        assert answer.status == 200, "a comment of ours was due"
+        assert answer.status == 200, "the sidecar had to send a comment"
         with frozen(mortal, sidecar):
             heard = await answer.read()
         assert b'"code":504' in heard

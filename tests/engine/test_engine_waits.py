@@ -221,15 +221,15 @@ async def test_a_request_that_kills_its_engine_is_sent_at_most_three_times(morta
         (table,) = sidecar.driver.placement.tables.values()
         deadly = said(VERY_LONG)
         dies = asyncio.get_running_loop().create_task(asked(client, deadly, **{"X-Slotkeeper-Bypass": "1"}))
-        deaths = 0
+        kills = 0
         while not dies.done():
             if table.up and table.serving:
                 mortal.kill()
                 await is_down(sidecar)
-                deaths += 1
+                kills += 1
                 await mortal.start()
             await asyncio.sleep(0.005)
         status, doc = dies.result()
         assert status == 502
         assert "has ended 3 times" in doc["error"]["message"]
-        assert deaths == 3
+        assert kills == 3

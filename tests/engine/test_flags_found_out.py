@@ -155,4 +155,4 @@ async def test_tokens_that_the_probe_leaves_in_slots_are_known_if_slots_cannot_b
         lab.in_front_of(engine.base) as started,
     ):
         (link,) = started.driver.links.values()
-        assert link.fresh, "what lies there is ours, so nobody else uses this engine"
+        assert link.fresh, "the slots hold tokens of the probe, so no other client uses this engine"

@@ -81,7 +81,7 @@ async def test_without_enough_context_the_clients_own_text_is_sent(build, tmp_pa
 
 
 def let_through(found: Sequence[Sample]) -> bool:
-    """Whether some request was sent as it came, after changed ones, and the engine evaluated it so."""
+    """Whether a request after changed ones was sent unchanged, and the engine evaluated that prompt."""
     own = [now for before, now in pairwise(found) if before.rewritten and not now.rewritten]
     return bool(own) and all(sample.exact for sample in own)
 

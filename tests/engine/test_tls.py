@@ -155,7 +155,7 @@ def test_a_new_certificate_is_used_at_sighup_and_a_wrong_one_is_not(engine, own,
             shutil.copy(other.cert, own.cert)
             process.send_signal(signal.SIGHUP)
             wait_until(lambda: [shown_by(data), shown_by(admin)] == [in_file(other.cert)] * 2)
-            assert client.get("/health").status_code == 200, "connections that are open go on"
+            assert client.get("/health").status_code == 200, "open connections stay open"
         assert process.poll() is None
 
 

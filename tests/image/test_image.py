@@ -30,7 +30,7 @@ pytestmark = [
 
 SLOTS: Final = "/var/lib/slotkeeper/slots"
 USER: Final = int(image().user.partition(":")[0])
-TEMPORARY: Final = ("/tmp", "/var/tmp")  # noqa: S108 - what a base lets everybody write to
+TEMPORARY: Final = ("/tmp", "/var/tmp")  # noqa: S108 - folders of the base that every user can write to
 OWN_BYTES: Final = 120 << 20  # size of the layers on the base
 CHAT: Final = {"messages": [{"role": "user", "content": "Say something."}], "max_tokens": 8, "stream": True}
 

@@ -70,7 +70,7 @@ def test_a_request_that_was_sent_is_not_looked_up():
     play = shared()
     assert play << arrives("r1") << knows("r1", A) >> goes("r1")
     assert lookups(play, "r1", A) == []
-    assert lookups(play, "nobody", A) == []
+    assert lookups(play, "unknown", A) == []
 
 
 def test_a_found_state_is_restored_within_the_time_that_computing_would_take():

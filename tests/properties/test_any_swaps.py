@@ -129,7 +129,7 @@ class World:
             )
         )
 
-    def goes_on(self) -> None:
+    def answer_call(self) -> None:
         """Answer one call."""
         effect = self.due.pop(self.random.randrange(len(self.due)))
         for event in self.outcome(effect):
@@ -175,7 +175,7 @@ class World:
         if self.alarm is not None and self.now >= self.alarm:
             self.alarm = None
             self.tell(TimerFired(at=self.now))
-        happenings = [self.goes_on] * bool(self.due) + [self.answers] * bool(self.running)
+        happenings = [self.answer_call] * bool(self.due) + [self.answers] * bool(self.running)
         if happenings:
             self.random.choice(happenings)()
 

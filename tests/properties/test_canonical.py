@@ -171,7 +171,7 @@ def talk(agent: Agent, sidecar: Sidecar) -> Iterator[None]:
         check_order(agent, request, outcome.doc)
         if not agent.ways:
             assert outcome.doc is request.body
-        # An agent with another set of tools is another agent: what rules remember begins anew.
+        # An agent with another set of tools is another agent: rules remember nothing of it.
         same_tools, tools = len(request.body["tools"]) == tools, len(request.body["tools"])
         grown = grown or not same_tools
         if before is not None and same_tools and sidecar.modes is FIX and "edits" not in agent.ways:

@@ -466,7 +466,7 @@ class PlacementMachine(RuleBasedStateMachine):
         else:
             views = self.engines[look.engine].views()
             self.answers.append(Observed(at=0.0, asked=self.clock, engine=look.engine, slots=views))
-            self.clock += 1e-6  # what is heard from now on is newer than this look
+            self.clock += 1e-6  # later events are newer than this observation
 
     def answer(self, event: Event) -> None:
         self.answers.remove(event)

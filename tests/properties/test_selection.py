@@ -158,7 +158,7 @@ def test_a_file_is_restored_only_if_it_fits_the_engine_and_the_prompt_can_use_it
 @SETTINGS
 @given(worlds(), st.integers(0, 2**32))
 def test_the_order_of_the_files_does_not_change_the_choice(world, seed):
-    mixed = [*world.snapshots, *world.snapshots[:2]]  # some are told of twice
+    mixed = [*world.snapshots, *world.snapshots[:2]]  # some are reported twice
     Random(seed).shuffle(mixed)
     one, other = world.plan(), world.plan(world.catalog(mixed))
     assert (one.price, one.slot, one.reason, file_of(one)) == (
