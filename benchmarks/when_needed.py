@@ -31,7 +31,7 @@ MODELS: Final = (Tiny.DENSE, Tiny.HYBRID)
 PAUSE_SECONDS: Final = 0.5  # between two requests, as agents pause
 
 
-def alternating_agents() -> Script:
+def turns_about() -> Script:
     """Play two agents, each with its own system prompt, that ask in turn."""
     histories = {name: [system(prose(8000, seed))] for name, seed in (("A", 1), ("B", 2))}
     for number in range(TURNS):
@@ -43,9 +43,9 @@ def alternating_agents() -> Script:
 
 CLIENTS: Final[Mapping[str, tuple[Callable[[], Script], tuple[str, ...]]]] = {
     "one client that only appends": (append, ("-np", "1")),
-    "two clients on one slot": (alternating_agents, ("-np", "1", "-sps", "0.95")),
+    "two clients on one slot": (turns_about, ("-np", "1", "-sps", "0.95")),
     "two clients on one slot, no RAM cache": (
-        alternating_agents,
+        turns_about,
         ("-np", "1", "-sps", "0.95", "--cache-ram", "0"),
     ),
 }
