@@ -62,7 +62,7 @@ async def test_every_other_route_gets_508_too(circle):
             assert answer.status_code == 508
 
 
-async def test_readyz_reports_the_circle(circle):
+async def test_readyz_reports_that_the_upstream_leads_back_to_the_sidecar(circle):
     async with httpx.AsyncClient(base_url=f"http://{circle[0].addresses[1]}", timeout=30) as client:
         answer = await client.get("/readyz")
     assert answer.status_code == 503
