@@ -79,7 +79,7 @@ class Talk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class Answered:
     """One answer."""
 
     body: Doc
@@ -90,7 +90,7 @@ class Told:
     begun: bool = True
 
 
-async def ask(client: httpx.AsyncClient, talk: Talk) -> Told:
+async def ask(client: httpx.AsyncClient, talk: Talk) -> Answered:
     body, began, first = talk.asks(), time.perf_counter(), None
     reader, failure = AnswerReader(Api.CHAT, stream=True, status=200), None
     try:
@@ -110,7 +110,7 @@ async def ask(client: httpx.AsyncClient, talk: Talk) -> Told:
     figures = answer.figures
     computed = (figures.prompt_tokens or 0) - (figures.cached or 0)
     begun = reader.events > 1  # the error is an event itself
-    return Told(body=body, first_token=first, computed=computed, failure=failure, begun=begun)
+    return Answered(body=body, first_token=first, computed=computed, failure=failure, begun=begun)
 
 
 # -- engines ---------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ async def in_front_of(home: Path, engines: Mapping[str, Restartable]) -> AsyncIt
 # -- a fast and a slow engine ----------------------------------------------------------------------------
 
 
-async def session(chosen: argparse.Namespace, fast_agents: int | None) -> list[Told]:
+async def session(chosen: argparse.Namespace, fast_agents: int | None) -> list[Answered]:
     """Run all agents at once.
 
     `fast_agents`: number of agents at the fast engine, None for one sidecar over both.
@@ -181,7 +181,7 @@ async def session(chosen: argparse.Namespace, fast_agents: int | None) -> list[T
                 client = httpx.AsyncClient(base_url=lab.url_of(sidecar), timeout=PATIENT)
                 clients.append(await stack.enter_async_context(client))
 
-            async def agent(number: int, client: httpx.AsyncClient, turns: int) -> list[Told]:
+            async def agent(number: int, client: httpx.AsyncClient, turns: int) -> list[Answered]:
                 talk, told = Talk(number), []
                 for _ in range(turns):
                     told.append(await ask(client, talk))
@@ -261,9 +261,9 @@ async def _worked(
     turns: int,
     at_once: int,
     events: Mapping[int, Callable[[], Any]],
-) -> list[Told]:
+) -> list[Answered]:
     """Send rounds of requests, `at_once` of them at a time, and run events while requests run."""
-    talks, told = [Talk(number) for number in range(conversations)], list[Told]()
+    talks, told = [Talk(number) for number in range(conversations)], list[Answered]()
     begun = 0
 
     async def worker(work: Iterator[Talk]) -> None:

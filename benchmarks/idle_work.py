@@ -73,7 +73,7 @@ async def lanes(build: str, model: Tiny, episodes: int, seed: int) -> tuple[Lane
 
 
 def batch_seconds(heard: Lanes) -> float:
-    """Return the engine's time for one batch, from all requests that took more, at any depth of context."""
+    """Return the engine's time for one batch, from all requests of more than one batch."""
     long = (one for one in _answered(heard[OFF]) if one.computed > BATCH_TOKENS)
     return BATCH_TOKENS / statistics.median(one.computed / one.prefill_seconds for one in long)
 

@@ -1,13 +1,14 @@
-"""A long prompt in the background, and short questions in between: who waits for how long, what is lost.
+"""A long prompt in the background, and short questions in between: how long each waits, and what is lost.
 
 `python -m benchmarks.priority [--slots 1 2] [--tokens 30000] [--questions 12] [--models tiny-hybrid]`. One
-client sends a long prompt, as low where the sidecar may divide it. Another one asks a short question, waits a
-moment after its answer, and asks the next, until the long one is answered.
+client sends a long prompt, with low priority if the sidecar may divide it. Another client asks a short
+question, waits a moment after its answer, and asks the next, until the long prompt is answered.
 
-What a question waits for is told twice. First in batches of the long prompt that the engine computes between
-the question's arrival and its first token: no load of the machine changes that. Then in seconds until the
-first token, less those on an engine that does nothing else, divided by what the long prompt's dearest batch
-takes alone. Tokens are the engine's own counter, divided by the prompts' lengths.
+The wait of a question has two measures. The first is the number of the long prompt's batches that the engine
+computes between the question's arrival and its first token: other load of the machine does not change it.
+The second is the seconds until the first token, less those on an idle engine, divided by the seconds of the
+long prompt's slowest batch on an idle engine. Tokens are the engine's counter, divided by the length of all
+prompts.
 """
 
 from __future__ import annotations
@@ -45,9 +46,7 @@ ANSWER: Final = 8  # tokens of each
 CHARACTERS: Final = 3.6  # of prose in a token, about
 PATIENCE: Final = 1800.0  # seconds for one answer
 PAUSE: Final = 0.5  # batches between an answer and the next question
-MOST_BATCHES: Final = (
-    1.1  # that a question waits for; a few tokens more where a state is cut for the next piece
-)
+MOST_BATCHES: Final = 1.1  # that a question waits for; a few more tokens if a state is cut for the next piece
 MOST_COMPUTED: Final = 1.05  # of the tokens of all requests alone
 LOW: Final = {"X-Slotkeeper-Priority": "low"}
 
@@ -65,17 +64,19 @@ class Load:
     client: httpx.AsyncClient
     tokens: int
     headers: dict[str, str]
-    ours: Callable[[], int] = int  # tokens of it that the sidecar has computed ahead
-    done: int = 0  # tokens of the long one that are computed, as the engine says
+    ours: Callable[[], int] = int  # tokens of the long prompt that the sidecar has planted
+    done: int = 0  # tokens of the long prompt that are computed, by the engine's progress reports
     waits: list[float] = field(default_factory=list)  # seconds until the first token, of each question
-    batches: list[float] = field(default_factory=list)  # of the long one, computed meanwhile
+    batches: list[float] = field(
+        default_factory=list
+    )  # batches of the long prompt, computed while a question waited
     prompts: list[int] = field(default_factory=list)  # tokens
     long_tokens: int = 0
     long_seconds: float = 0.0
-    cuts: list[float] = field(default_factory=list)  # when batches of the long one ended
+    cuts: list[float] = field(default_factory=list)  # when batches of the long prompt ended
 
     async def long(self, number: int = 0) -> None:
-        """The long one."""
+        """Send the long prompt."""
         began = time.monotonic()
         self.cuts.append(began)
         body = _body(f"Report {number}. " + prose(int(self.tokens * CHARACTERS), 1), return_progress=True)
@@ -92,11 +93,11 @@ class Load:
 
     @property
     def computed(self) -> int:
-        """Tokens of the long one so far."""
+        """Return the tokens of the long prompt that are computed so far."""
         return max(self.done, self.ours())
 
     async def question(self, number: int) -> float:
-        """One short question; returns the seconds until its first token."""
+        """Ask one short question; return the seconds until its first token."""
         began, first, before = time.monotonic(), 0.0, self.computed
         body = _body(f"Question {number}: " + prose(500, 100 + number))
         async with self.client.stream("POST", "/v1/chat/completions", json=body) as answer:
@@ -111,7 +112,7 @@ class Load:
         return first
 
     async def beside(self, questions: int, pause: float) -> None:
-        """Both at once."""
+        """Send the long prompt, and questions until it is answered."""
         over = asyncio.Event()
 
         async def long() -> None:
@@ -141,23 +142,23 @@ def _event(line: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """Of one way, with the engine alone as the measure."""
+    """The figures of one way."""
 
     load: Load
     computed: int  # tokens, by the engine's counter
     acts: dict[str, int]
-    begun_meanwhile: int  # batches of the long one that were begun though a question had come
+    begun_meanwhile: int  # batches of the long prompt that began while a question waited
 
 
 def p95(values: Sequence[float]) -> float:
-    """The nearest of them; 0 of none."""
+    """Return the 95th percentile as the nearest value; 0 if there is none."""
     ordered = sorted(values)
     return ordered[ceil(0.95 * len(ordered)) - 1] if ordered else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alone:
-    """An engine that does one thing at a time."""
+    """The figures of an engine that serves one request at a time."""
 
     long_tokens: int
     long_seconds: float
@@ -214,7 +215,7 @@ async def measured(model: Tiny, slots: int, tokens: int, questions: int, *, way:
 
 
 def begun_meanwhile(sidecar: Sidecar | None) -> int:
-    """Prefills of ours that began between the arrival of another request and its first token."""
+    """Return the sidecar's prefills that began between a question's arrival and its first token."""
     records = list(sidecar.driver.journal) if sidecar else []
     begun = [
         (record, record.at + span.begin)
@@ -235,7 +236,7 @@ def begun_meanwhile(sidecar: Sidecar | None) -> int:
 
 
 def acts(sidecar: Sidecar | None) -> dict[str, int]:
-    """What was done because of priorities, by reason."""
+    """Return the counts of decisions made because of priorities, by reason."""
     if sidecar is None:
         return {}
     value = sidecar.driver.metrics.registry.get_sample_value

@@ -1,4 +1,4 @@
-"""What stock llama-server computes where it needs little help, and where more: two clients on one slot.
+"""Tokens that stock llama-server computes for two clients, in setups that need little help and more.
 
 `python -m benchmarks.when_needed`: the figures of docs/when-you-need-it.md. Tokens are those of the
 engine's counter, which includes the sidecar's own work and idle work.
@@ -45,7 +45,10 @@ def turns_about() -> Script:
 CLIENTS: Final[Mapping[str, tuple[Callable[[], Script], tuple[str, ...]]]] = {
     "one client that only appends": (append, ("-np", "1")),
     "two clients on one slot": (turns_about, ("-np", "1", "-sps", "0.95")),
-    "two clients on one slot, no RAM cache": (turns_about, ("-np", "1", "-sps", "0.95", "--cache-ram", "0")),
+    "two clients on one slot, no RAM cache": (
+        turns_about,
+        ("-np", "1", "-sps", "0.95", "--cache-ram", "0"),
+    ),
 }
 
 

@@ -20,7 +20,7 @@ class Certificate:
 
 
 def certificate(folder: Path, name: str = "localhost", *more: str) -> Certificate:
-    """Make a certificate for 127.0.0.1 and localhost; `name` tells certificates apart."""
+    """Make a certificate for 127.0.0.1 and localhost; `name` distinguishes its files from others."""
     made = Certificate(folder / f"{name}.pem", folder / f"{name}.key")
     words = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-days", "2", "-addext"]
     words += ["subjectAltName=IP:127.0.0.1,DNS:localhost", "-subj", f"/CN={name}", *(more or ("-noenc",))]

@@ -41,7 +41,7 @@ class Projector(StrEnum):
 
 
 def png(width: int, height: int, seed: int = 0) -> bytes:
-    """A picture of noise."""
+    """Return a picture of noise."""
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width * 3), dtype=np.uint8)
     raw = b"".join(b"\0" + row.tobytes() for row in pixels)
 
@@ -58,7 +58,7 @@ def data_url(picture: bytes) -> str:
 
 
 def image(picture: bytes) -> dict[str, Any]:
-    """A part of a chat's message."""
+    """Return an image as a part of a chat's message."""
     return {"type": "image_url", "image_url": {"url": data_url(picture)}}
 
 
@@ -126,7 +126,7 @@ class _Weights:
         self.linear(f"{name}ffn_down", WIDTH, FF, 0.5)
 
     def end(self) -> None:
-        """What leads from the transformer to the text model."""
+        """Add the tensors between the transformer and the text model."""
         self.norm("v.post_ln")
         match self.kind:
             case Projector.QWEN:
@@ -152,7 +152,7 @@ class _Weights:
 
 
 def projector(kind: Projector, folder: Path, seed: int = 0) -> Path:
-    """The file of a projector; the same kind and seed always give the same bytes."""
+    """Write the file of a projector; the same kind and seed always give the same bytes."""
     path = folder / f"tiny-mmproj-{kind}-{seed}.gguf"
     weights = _Weights(path, kind, seed)
     weights.patches()

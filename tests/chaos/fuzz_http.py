@@ -165,7 +165,7 @@ class Framing:
 
 @dataclass
 class Fuzz:
-    """One sidecar between a client and an engine of ours."""
+    """One sidecar between a client and a fake engine."""
 
     fake: FakeEngine
     sidecar: Sidecar

@@ -196,7 +196,7 @@ class Witness:
         return {SnapshotId(name.removesuffix(".slot")) for name, _ in self.asked}
 
     def agrees(self) -> None:
-        """Check that engines were told to load only kept files, unchanged, and that none refused a file."""
+        """Check that only kept, unchanged files were restored, and that no engine refused one."""
         assert [(name, digest) for name, digest in self.asked if self.kept.get(name) != digest] == []
         assert self.refused == 0
 

@@ -41,7 +41,7 @@ async def circle() -> AsyncIterator[tuple[Sidecar, Sidecar]]:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("api", [Api.CHAT, Api.MESSAGES, Api.RESPONSES, Api.COMPLETION])
-async def test_a_request_is_refused_in_the_shape_of_its_api(api, stream, circle):
+async def test_a_request_in_a_circle_gets_508_in_the_shape_of_its_api(api, stream, circle):
     first, _ = circle
     async with httpx.AsyncClient(base_url=f"http://{first.addresses[0]}", timeout=30) as client:
         answer = await client.post(PATHS[api], json=request_body(api, stream=stream))
@@ -56,20 +56,20 @@ async def test_a_request_is_refused_in_the_shape_of_its_api(api, stream, circle)
         assert (said["error"]["code"], said["error"]["type"]) == (508, "server_error")
 
 
-async def test_every_other_route_is_refused_too(circle):
+async def test_every_other_route_gets_508_too(circle):
     async with httpx.AsyncClient(base_url=f"http://{circle[0].addresses[0]}", timeout=30) as client:
         for answer in [await client.get("/health"), await client.get("/"), await client.post("/tokenize")]:
             assert answer.status_code == 508
 
 
-async def test_readiness_says_what_is_wrong(circle):
+async def test_readyz_reports_that_the_upstream_leads_back_to_the_sidecar(circle):
     async with httpx.AsyncClient(base_url=f"http://{circle[0].addresses[1]}", timeout=30) as client:
         answer = await client.get("/readyz")
     assert answer.status_code == 503
     assert "leads back to this sidecar" in answer.text
 
 
-async def test_a_circle_that_is_opened_is_over():
+async def test_a_sidecar_serves_again_after_the_circle_is_opened():
     """A second sidecar has the address of the first one's engine, until the engine is back."""
     port = free_port()
     upstream = f"http://127.0.0.1:{port}"
@@ -87,7 +87,7 @@ async def test_a_circle_that_is_opened_is_over():
                 ).status_code == 200
 
 
-async def test_a_chain_is_no_circle(fake: FakeEngine):
+async def test_a_chain_of_sidecars_is_not_a_circle(fake: FakeEngine):
     """The client's own Via header is passed on."""
     async with running(settings(fake.base, drain_timeout=1.0)) as near:
         await ready(near)

@@ -22,29 +22,29 @@ def quiet(sidecar, fake) -> bool:
 
 @pytest.mark.parametrize("api", PATHS)
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-async def test_leaving_during_prefill_closes_the_engines_connection(fake, sidecar, data, api, stream):
+async def test_a_client_that_leaves_during_prefill_ends_the_engines_request(fake, sidecar, data, api, stream):
     fake.script.append(Fault.HANG)
     async with dial(data) as wire:
         await wire.post(PATHS[api], request_body(api, stream=stream))
         await until(lambda: fake.ran, "the engine has it")
-    await until(lambda: fake.left, "the engine was told")
+    await until(lambda: fake.left, "the engine sees that the client left")
     await until(lambda: quiet(sidecar, fake), "the slot is free again")
 
 
-async def test_leaving_in_the_middle_of_a_stream_closes_the_engines_connection(fake, sidecar, data):
+async def test_a_client_that_leaves_during_a_stream_ends_the_engines_request(fake, sidecar, data):
     fake.script.append(Fault.TRICKLE)
     async with dial(data) as wire:
         await wire.post(CHAT, request_body(Api.CHAT, stream=True))
         fake.go.release()
         await wire.head()
         assert b"one" in await anext(wire.chunks())
-    await until(lambda: fake.left, "the engine was told")
+    await until(lambda: fake.left, "the engine sees that the client left")
     await until(lambda: quiet(sidecar, fake), "the slot is free again")
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["in prefill", "in the stream"])
-async def test_closing_one_half_of_a_connection_is_leaving(fake, sidecar, data, begun):
-    """It could still read, but cannot be told from a lost client; no common client does this."""
+async def test_a_client_that_half_closes_its_connection_counts_as_gone(fake, sidecar, data, begun):
+    """It could still read, but looks like a lost client; no common client does this."""
     fake.script.append(Fault.TRICKLE)
     async with dial(data) as wire:
         await wire.post(CHAT, request_body(Api.CHAT, stream=True))
@@ -56,11 +56,11 @@ async def test_closing_one_half_of_a_connection_is_leaving(fake, sidecar, data, 
         wire.writer.write_eof()
         rest, _ = await wire.rest()
         assert b"[DONE]" not in rest
-    await until(lambda: fake.left, "the engine was told")
+    await until(lambda: fake.left, "the engine sees that the client left")
     await until(lambda: quiet(sidecar, fake), "the slot is free again")
 
 
-async def test_who_leaves_the_line_never_reaches_the_engine(fake, sidecar, data):
+async def test_a_queued_request_whose_client_leaves_never_reaches_the_engine(fake, sidecar, data):
     fake.script.extend([Fault.TRICKLE, Fault.TRICKLE])
     async with dial(data) as first, dial(data) as second, dial(data) as third:
         for number, wire in enumerate((first, second)):
@@ -79,7 +79,7 @@ async def test_who_leaves_the_line_never_reaches_the_engine(fake, sidecar, data)
     assert not sidecar.driver._grants
 
 
-async def test_chunks_arrive_as_they_are_sent(fake, data):
+async def test_chunks_are_forwarded_without_buffering(fake, data):
     """No buffering: the fake engine sends the second event only after the first has arrived at the client."""
     fake.script.append(Fault.TRICKLE)
     async with dial(data) as wire:
@@ -103,14 +103,16 @@ async def test_a_stalled_client_stops_the_engine(fake, sidecar, data):
         while fake.sent != sent:
             sent = fake.sent
             await asyncio.sleep(0.3)
-        assert sent < FLOOD_BYTES / 8, "what is not read is not taken in: only socket buffers are full"
+        assert sent < FLOOD_BYTES / 8, (
+            "the sidecar does not read what its client does not: only socket buffers are full"
+        )
         pieces = wire.chunks()
         while fake.sent == sent:
             await anext(pieces)  # reading starts the stream again
     await until(lambda: quiet(sidecar, fake))
 
 
-async def test_a_client_that_leaves_while_it_uploads_leaves_nothing_behind(fake, sidecar, data):
+async def test_a_client_that_leaves_during_its_upload_leaves_no_request(fake, sidecar, data):
     async with dial(data) as wire:
         await wire.send(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n{{".encode())
         await asyncio.sleep(0.05)
@@ -118,7 +120,7 @@ async def test_a_client_that_leaves_while_it_uploads_leaves_nothing_behind(fake,
     assert not fake.ran
 
 
-async def test_two_requests_with_one_id_are_two_requests(fake, data):
+async def test_two_requests_with_the_same_id_are_both_served(fake, data):
     same = {"X-Request-Id": "twin"}
     async with dial(data) as first, dial(data) as second:
         for wire in (first, second):
@@ -130,7 +132,7 @@ async def test_two_requests_with_one_id_are_two_requests(fake, data):
     assert [heard.header("X-Request-Id") for heard in fake.ran] == [["twin"], ["twin"]]
 
 
-async def test_leaving_during_a_prefill_of_our_own_frees_the_slot(fake, sidecar, data):
+async def test_a_client_that_leaves_during_a_plant_frees_the_slot(fake, sidecar, data):
     """/v1/messages: the prompt is first planted in the slot that the engine will choose."""
     steer = request_body(Api.MESSAGES, stream=True, text="a long story " * 40)
     async with dial(data) as wire:  # one slot now has contents that must not be overwritten
@@ -140,5 +142,5 @@ async def test_leaving_during_a_prefill_of_our_own_frees_the_slot(fake, sidecar,
     async with dial(data) as wire:
         await wire.post(PATHS[Api.MESSAGES], steer)
         await until(lambda: len(fake.ran) == 2)
-    await until(lambda: fake.left, "the engine was told")
+    await until(lambda: fake.left, "the engine sees that the client left")
     await until(lambda: quiet(sidecar, fake))

@@ -44,7 +44,7 @@ def fallbacks(metrics: Metrics) -> float:
 
 
 @pytest.mark.parametrize("jump", JUMPS.values(), ids=JUMPS)
-async def test_a_clock_that_jumps_costs_no_answer_and_no_file(tmp_path: Path, clock: Clock, jump):
+async def test_a_clock_jump_costs_no_answer_and_no_file(tmp_path: Path, clock: Clock, jump):
     """The clock jumps while the sidecar runs, and between two runs. The engine's clock stays."""
     async with bench("tiny-hybrid", EngineKind.XLLAMACPP, tmp_path / "engine", "--cache-ram", "0") as engine:
         talks = await undisturbed(engine, TALKS, turns=5)
@@ -53,7 +53,9 @@ async def test_a_clock_that_jumps_costs_no_answer_and_no_file(tmp_path: Path, cl
         for _ in range(2):
             with capture_logs() as log:
                 async with in_front_of(engine, witness) as (sidecar, client):
-                    assert kept <= known(sidecar).keys(), "none is too old, or of a time to come"
+                    assert kept <= known(sidecar).keys(), (
+                        "no file is refused as too old or as newer than the clock"
+                    )
                     asked = len(witness.asked)
                     for talk in talks:
                         await turn_and_save(sidecar, client, talk)
@@ -61,7 +63,7 @@ async def test_a_clock_that_jumps_costs_no_answer_and_no_file(tmp_path: Path, cl
                     await engine.restart()
                     for talk in talks:
                         await turn_and_save(sidecar, client, talk)
-                    assert len(witness.asked) > asked, "what was saved before the jump is restored behind it"
+                    assert len(witness.asked) > asked, "files saved before the jump are restored after it"
                     kept = set(known(sidecar))
                     assert fallbacks(sidecar.metrics) == 0
             assert not [line for line in log if line["log_level"] == "error"]

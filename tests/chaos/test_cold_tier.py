@@ -30,7 +30,7 @@ pytestmark = pytest.mark.alternating
 
 MODEL = "tiny-dense"  # one file for each talk, on both builds
 TALKS = 8
-LEAD = 500  # characters of a system prompt: too short for a file of its own
+LEAD = 500  # characters of a system prompt: too short for a separate file
 STATE = 450_000  # bytes: the size that a talk reaches here; its first turn has two thirds of that
 HOT = 2 * STATE
 
@@ -54,7 +54,7 @@ def tiers_of(sidecar: Sidecar, talk: Talk) -> frozenset[Tier]:
     return found[deepest(talk, found)].tiers
 
 
-async def test_what_has_no_room_goes_to_the_cold_tier_and_comes_back(tmp_path: Path, build: str):
+async def test_states_without_room_move_to_the_cold_tier_and_are_restored_from_it(tmp_path: Path, build: str):
     cold = tmp_path / "cold"
     async with bench(MODEL, build, tmp_path / "engine") as engine:
         talks = await undisturbed(engine, TALKS, turns=2, lead=LEAD)
@@ -75,7 +75,7 @@ async def test_what_has_no_room_goes_to_the_cold_tier_and_comes_back(tmp_path: P
         assert engine.alive
 
 
-async def test_both_budgets_hold(tmp_path: Path, build: str):
+async def test_the_budgets_of_both_tiers_are_kept(tmp_path: Path, build: str):
     """The budgets also hold after a state has returned, and for states of an earlier sidecar."""
     cold = tmp_path / "cold"
     async with bench(MODEL, build, tmp_path / "engine") as engine:
@@ -86,11 +86,11 @@ async def test_both_budgets_hold(tmp_path: Path, build: str):
                     await turn_and_save(sidecar, client, talk)
                     assert used(engine.slots) <= HOT
                     assert used(cold) <= 3 * STATE
-                assert used(cold) > STATE, "it is in use"
+                assert used(cold) > STATE, "the cold tier is in use"
             await engine.restart()
 
 
-async def test_a_cold_tier_that_cannot_be_used_costs_only_its_states(tmp_path: Path, build: str):
+async def test_an_unusable_cold_tier_loses_only_its_states(tmp_path: Path, build: str):
     """A file is in the place of its folder; later the folder exists, and is used."""
     cold = tmp_path / "cold"
     cold.write_text("not a folder")
@@ -108,7 +108,9 @@ async def test_a_cold_tier_that_cannot_be_used_costs_only_its_states(tmp_path: P
             assert used(cold) > 0
 
 
-async def test_what_cannot_move_to_the_cold_tier_at_the_end_stays(tmp_path: Path, build: str):
+async def test_a_state_that_cannot_move_to_the_cold_tier_at_shutdown_stays_in_the_hot_tier(
+    tmp_path: Path, build: str
+):
     """If the slot folder survives, nothing is lost."""
     cold = tmp_path / "cold"
     cold.write_text("not a folder")
@@ -121,7 +123,7 @@ async def test_what_cannot_move_to_the_cold_tier_at_the_end_stays(tmp_path: Path
             assert tiers_of(sidecar, talk) == {Tier.HOT}
 
 
-async def test_a_cold_tier_that_is_lost_is_not_missed(tmp_path: Path, build: str):
+async def test_states_of_a_lost_cold_tier_are_computed_again_without_errors(tmp_path: Path, build: str):
     """Its states are computed again, and no client sees an error."""
     cold = tmp_path / "cold"
     async with bench(MODEL, build, tmp_path / "engine") as engine:

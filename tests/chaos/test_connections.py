@@ -48,7 +48,7 @@ async def served(wire: Wire) -> bool:
     return head.status == 200
 
 
-async def test_who_finds_no_room_is_refused_until_somebody_leaves(fake):
+async def test_a_connection_above_the_limit_is_refused_until_another_closes(fake):
     async with running(few(fake.base)) as sidecar, AsyncExitStack() as stack:
         await ready(sidecar)
         silent = await fill(stack, sidecar, MOST)
@@ -57,15 +57,15 @@ async def test_who_finds_no_room_is_refused_until_somebody_leaves(fake):
         assert cut(sidecar, "full") == 1
         async with dial(sidecar.addresses[1]) as admin:
             await admin.send(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            assert (await admin.head()).status == 200, "the admin port has room of its own"
+            assert (await admin.head()).status == 200, "the admin port has separate limits"
         silent[0].leave()
         await until(lambda: len(sidecar._connections[0]) == MOST - 1)
         async with dial(sidecar.addresses[0]) as wire:
             assert await served(wire)
-        assert await served(silent[1]), "who was let in is served"
+        assert await served(silent[1]), "a connection that was accepted is served"
 
 
-async def test_one_address_cannot_take_all_the_room(fake):
+async def test_one_address_cannot_take_all_connections(fake):
     async with running(few(fake.base, max_connections_per_address=3)) as sidecar, AsyncExitStack() as stack:
         await ready(sidecar)
         await fill(stack, sidecar, 3, "127.0.0.2")
@@ -76,7 +76,7 @@ async def test_one_address_cannot_take_all_the_room(fake):
             assert await served(wire)
 
 
-async def test_a_trusted_proxy_speaks_for_many(fake):
+async def test_a_trusted_proxy_is_exempt_from_the_limit_for_an_address(fake):
     trusting = few(fake.base, max_connections_per_address=3, trusted_proxies=("127.0.0.2",))
     async with running(trusting) as sidecar, AsyncExitStack() as stack:
         await ready(sidecar)
@@ -84,7 +84,7 @@ async def test_a_trusted_proxy_speaks_for_many(fake):
 
 
 @pytest.mark.parametrize("said", [b"", b"G", HEAD.encode()], ids=["nothing", "a letter", "half a head"])
-async def test_who_does_not_say_in_time_what_it_wants_is_cut_off(fake, said):
+async def test_a_connection_that_sends_no_complete_head_in_time_is_closed(fake, said):
     async with running(settings(fake.base, head_timeout=0.2, drain_timeout=1.0)) as sidecar:
         await ready(sidecar)
         async with dial(sidecar.addresses[0]) as wire, dial(sidecar.addresses[0]) as known:
@@ -92,10 +92,10 @@ async def test_who_does_not_say_in_time_what_it_wants_is_cut_off(fake, said):
             await wire.send(said)
             await wire.rest()
             assert cut(sidecar, "head") == 1
-            assert await served(known), "who has once said what it wants may take its time"
+            assert await served(known), "after a first request a connection may be idle"
 
 
-async def test_a_body_that_does_not_come_in_time_is_refused_in_the_shape_of_the_api(fake):
+async def test_a_body_that_does_not_arrive_in_time_gets_408(fake):
     async with running(settings(fake.base, body_timeout=0.2, drain_timeout=1.0)) as sidecar:
         await ready(sidecar)
         async with dial(sidecar.addresses[0]) as wire:
@@ -108,7 +108,7 @@ async def test_a_body_that_does_not_come_in_time_is_refused_in_the_shape_of_the_
         assert not fake.ran
 
 
-async def test_refusals_are_said_once_a_minute(fake):
+async def test_refused_connections_are_logged_once_a_minute(fake):
     async with running(few(fake.base, max_connections=1)) as sidecar, AsyncExitStack() as stack:
         await ready(sidecar)
         await fill(stack, sidecar, 1)
@@ -122,7 +122,7 @@ async def test_refusals_are_said_once_a_minute(fake):
         assert said[0]["why"] == "full"
 
 
-async def test_without_a_descriptor_requests_are_told_so_until_there_is_one(fake, tmp_path):
+async def test_requests_get_503_while_no_file_descriptor_is_free(fake, tmp_path):
     """Descriptors are kept free for engines and files, but an even lower limit is always possible."""
 
     def poor() -> None:

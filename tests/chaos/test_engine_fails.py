@@ -45,7 +45,7 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event(fake, data, api
 
 @SHAPES
 @pytest.mark.parametrize("fault", [Fault.DIE_IN_BODY, Fault.DIE_IN_CHUNKS])
-async def test_a_body_that_breaks_off_breaks_the_connection(fake, data, api, fault):
+async def test_a_body_that_breaks_off_closes_the_clients_connection(fake, data, api, fault):
     fake.script.append(fault)
     async with dial(data) as wire:
         await wire.post(PATHS[api], request_body(api, stream=False))
@@ -56,10 +56,8 @@ async def test_a_body_that_breaks_off_breaks_the_connection(fake, data, api, fau
 
 
 @pytest.mark.parametrize("fault", [Fault.DIE_IN_CHUNKS, Fault.DIE_IN_STREAM])
-async def test_a_half_answer_looks_broken_to_a_client_that_waits_for_the_end_of_the_connection(
-    fake, data, fault
-):
-    """In HTTP/1.0 only the connection ends a body, so only a reset tells a broken answer from a whole one."""
+async def test_an_http_1_0_client_sees_that_an_answer_broke_off(fake, data, fault):
+    """In HTTP/1.0 the end of the connection ends a body, so only a reset shows that it is incomplete."""
     fake.script.append(fault)
     body = orjson.dumps(request_body(Api.CHAT, stream=fault is Fault.DIE_IN_STREAM))
     async with dial(data) as wire:
@@ -71,7 +69,7 @@ async def test_a_half_answer_looks_broken_to_a_client_that_waits_for_the_end_of_
 
 
 @SHAPES
-async def test_death_before_the_head_is_told_in_the_shape_of_the_api(fake, data, api):
+async def test_an_engine_that_dies_before_its_head_gives_502_in_the_shape_of_the_api(fake, data, api):
     fake.script.append(Fault.DIE_BEFORE_HEAD)
     async with dial(data) as wire:
         await wire.post(PATHS[api], request_body(api, stream=True))
@@ -81,11 +79,11 @@ async def test_death_before_the_head_is_told_in_the_shape_of_the_api(fake, data,
     assert int(head["Retry-After"]) > 0
     assert head["Content-Type"].startswith("application/json")
     assert "closed the connection" in message(api, body)
-    assert len(fake.ran) == 1, "it may have run: it must not run again"
+    assert len(fake.ran) == 1, "the request may have run, so it must not be sent again"
 
 
 @SHAPES
-async def test_an_engine_that_is_not_there_is_told_in_the_shape_of_the_api(api):
+async def test_an_engine_that_is_down_gives_503_in_the_shape_of_the_api(api):
     async with running(settings(f"http://127.0.0.1:{free_port()}")) as lonely:
         async with dial(lonely.addresses[0]) as wire:
             await wire.post(PATHS[api], request_body(api, stream=True))
@@ -96,7 +94,7 @@ async def test_an_engine_that_is_not_there_is_told_in_the_shape_of_the_api(api):
         assert "does not accept connections" in message(api, body)
 
 
-async def test_a_loading_engine_speaks_for_itself(fake, data):
+async def test_the_503_of_a_loading_engine_is_forwarded(fake, data):
     fake.script.append(Fault.LOADING)
     async with dial(data) as wire:
         await wire.post(CHAT, request_body(Api.CHAT, stream=True))
@@ -105,7 +103,7 @@ async def test_a_loading_engine_speaks_for_itself(fake, data):
         assert b"so the script says" in await wire.body(head)
 
 
-async def test_idle_connections_that_the_engine_closes_never_surface(fake, sidecar, data):
+async def test_requests_do_not_fail_if_the_engine_closes_idle_connections(fake, sidecar, data):
     """llama-server may close kept connections at any time: no POST fails by that, and none runs twice."""
     body = request_body(Api.CHAT, stream=False)
     async with aiohttp.ClientSession(f"http://{data}") as client:
@@ -120,7 +118,7 @@ async def test_idle_connections_that_the_engine_closes_never_surface(fake, sidec
     assert sidecar.driver.placement.tables[fake.base].up
 
 
-async def test_after_every_fault_the_slots_are_free_again(fake, sidecar, data):
+async def test_after_every_fault_all_slots_are_idle_again(fake, sidecar, data):
     async with aiohttp.ClientSession(f"http://{data}") as client:
         for fault in set(Fault) - {Fault.HANG, Fault.TRICKLE, Fault.FLOOD, Fault.CUSTOM}:
             fake.script.append(fault)
@@ -135,7 +133,7 @@ async def test_after_every_fault_the_slots_are_free_again(fake, sidecar, data):
     assert fake.collisions == 0
 
 
-async def test_one_of_two_engines_dying_is_not_seen_by_the_next_request():
+async def test_requests_go_to_the_other_engine_after_one_engine_died():
     async with (
         FakeEngine() as first,
         FakeEngine() as second,

@@ -12,7 +12,7 @@ from chaos.raw import until
 from slotkeeper.api.head import Api
 
 
-async def test_it_is_counted_and_not_believed(fake, sidecar, data):
+async def test_impossible_reuse_is_counted_and_the_slots_contents_are_forgotten(fake, sidecar, data):
     body = request_body(Api.CHAT, stream=False, text="Ninety-nine bottles of beer. " * 40)
     tokens = fake.control.prompt_tokens(orjson.dumps(body))
     lie = orjson.loads(answer_body(Api.CHAT, tokens, 0))
@@ -23,7 +23,7 @@ async def test_it_is_counted_and_not_believed(fake, sidecar, data):
         aiohttp.ClientSession(f"http://{data}") as client,
         client.post(PATHS[Api.CHAT], json=body) as answer,
     ):
-        assert answer.status == 200, "its client has it already"
+        assert answer.status == 200, "the client already has the answer"
     value = sidecar.metrics.registry.get_sample_value
     await until(
         lambda: value("slotkeeper_poisoned_slots_total", {"reason": "unheard"}) == 1, "it is counted once"

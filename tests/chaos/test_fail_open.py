@@ -47,7 +47,7 @@ async def test_requests_are_answered_while_a_control_route_fails(fake, data, api
 
 @pytest.mark.parametrize("route", ["/props", "/slots", "/v1/models", "/tokenize", "/apply-template"])
 @pytest.mark.parametrize("status", [401, 500, 501])
-async def test_requests_are_answered_where_a_control_route_never_worked(fake, route, status):
+async def test_requests_are_answered_if_a_control_route_never_worked(fake, route, status):
     fake.broken[route] = status
     async with running(settings(fake.base, drain_timeout=1.0)) as sidecar, asyncio.TaskGroup() as group:
         for number in range(6):
@@ -59,7 +59,7 @@ def bug(owner: object, name: str):
     """Make a part of the sidecar raise an unexpected exception."""
     with patch.object(owner, name, side_effect=RuntimeError("a bug")) as broken:
         yield broken
-    assert broken.called, f"{name} was not even used"
+    assert broken.called, f"{name} was never called"
 
 
 @pytest.mark.parametrize("api", PATHS)
@@ -75,7 +75,7 @@ def bug(owner: object, name: str):
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
-async def test_a_bug_of_ours_hurts_no_answer(fake, data, api, owner, name):
+async def test_a_bug_in_the_sidecar_does_not_fail_an_answer(fake, data, api, owner, name):
     with bug(owner, name) as broken:
         await ask(data, api)
         await ask(data, api)
@@ -84,7 +84,7 @@ async def test_a_bug_of_ours_hurts_no_answer(fake, data, api, owner, name):
 
 
 @pytest.mark.parametrize("name", ["report", "decision", "planted"])
-async def test_a_bug_in_what_we_count_hurts_no_answer(fake, sidecar, data, name):
+async def test_a_bug_in_the_metrics_does_not_fail_an_answer(fake, sidecar, data, name):
     with patch.object(type(sidecar.metrics), name, side_effect=RuntimeError("a bug")):
         await ask(data)
         await ask(data, Api.MESSAGES)
@@ -92,7 +92,7 @@ async def test_a_bug_in_what_we_count_hurts_no_answer(fake, sidecar, data, name)
 
 
 @pytest.mark.parametrize("name", ["arrived", "follow", "saw"])
-async def test_a_bug_in_the_journal_hurts_no_answer_and_costs_no_slot(fake, sidecar, data, name):
+async def test_a_bug_in_the_journal_fails_no_answer_and_holds_no_slot(fake, sidecar, data, name):
     with bug(Journal, name):
         for api in PATHS:
             await ask(data, api)
@@ -105,7 +105,7 @@ async def test_a_bug_in_the_journal_hurts_no_answer_and_costs_no_slot(fake, side
 
 
 @pytest.mark.parametrize("cut", [1, 7, 4096])
-async def test_a_stream_that_cannot_be_read_passes_byte_for_byte(fake, data, cut):
+async def test_an_unreadable_stream_is_forwarded_unchanged(fake, data, cut):
     garbage = b"data: {not json\n\n\xff\xfe\x00data:\r\r\n: \n\ndata: [1,2\n\nevent: \xc3\n\ndata: 7\n\n" * 99
     pieces = [garbage[at : at + cut] for at in range(0, len(garbage), cut)]
     chunks = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
@@ -116,7 +116,7 @@ async def test_a_stream_that_cannot_be_read_passes_byte_for_byte(fake, data, cut
         assert await wire.body(await wire.head()) == garbage
 
 
-async def test_bypass_goes_straight_through(fake, data):
+async def test_a_bypass_request_is_forwarded_without_a_slot(fake, data):
     head = await ask(data, headers={"X-Slotkeeper-Bypass": "1"})
     assert head["X-Slotkeeper-Decision"] == "bypass"
     assert not head.all("X-Slotkeeper-Slot")
@@ -125,7 +125,7 @@ async def test_bypass_goes_straight_through(fake, data):
     assert not heard.header("X-Slotkeeper-Bypass")
 
 
-async def test_a_slot_that_the_client_chose_is_respected(fake, data):
+async def test_a_client_chosen_slot_is_used(fake, data):
     for slot in (1, 0, 1):
         head = await ask(data, id_slot=slot)
         assert head["X-Slotkeeper-Slot"] == str(slot)
@@ -133,7 +133,7 @@ async def test_a_slot_that_the_client_chose_is_respected(fake, data):
     assert [orjson.loads(heard.body)["id_slot"] for heard in fake.ran] == [1, 0, 1]
 
 
-async def test_the_slot_that_we_name_is_the_slot_that_was_used(fake, data):
+async def test_the_slot_in_the_answers_header_is_the_slot_of_the_forwarded_body(fake, data):
     for number in range(6):
         head = await ask(data, text=f"{number} of six stories")
         assert head["X-Request-Id"]
@@ -149,7 +149,7 @@ async def test_the_slot_that_we_name_is_the_slot_that_was_used(fake, data):
     ids=["empty", "open", "list", "null", "deep", "bytes"],
 )
 @pytest.mark.parametrize("api", PATHS)
-async def test_a_body_that_the_engine_might_read_otherwise_is_refused(fake, sidecar, data, api, body):
+async def test_an_ambiguous_body_is_refused(fake, sidecar, data, api, body):
     async with dial(data) as wire:
         await wire.post(PATHS[api], body)
         head = await wire.head()
@@ -168,7 +168,7 @@ async def test_a_body_that_the_engine_might_read_otherwise_is_refused(fake, side
 
 @pytest.mark.parametrize("body", [b'{"messages":7}', b'{"prompt":[1,-1,"x"]}'], ids=["shape", "ids"])
 @pytest.mark.parametrize("api", PATHS)
-async def test_a_prompt_that_we_cannot_make_out_reaches_the_engine_as_it_came(fake, sidecar, data, api, body):
+async def test_a_prompt_that_the_sidecar_cannot_parse_is_forwarded_unchanged(fake, sidecar, data, api, body):
     async with dial(data) as wire:
         await wire.post(PATHS[api], body)
         assert (await wire.head()).status == 200
@@ -176,7 +176,7 @@ async def test_a_prompt_that_we_cannot_make_out_reaches_the_engine_as_it_came(fa
     assert heard.body.replace(b'"id_slot":0,', b"") == body
 
 
-async def test_a_sidecar_without_a_probed_engine_still_forwards(fake):
+async def test_a_sidecar_forwards_requests_before_its_engine_is_probed(fake):
     fake.broken["/props"] = 500
     async with running(settings(fake.base, drain_timeout=1.0)) as sidecar:
         await ask(sidecar.addresses[0])

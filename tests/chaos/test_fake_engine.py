@@ -9,7 +9,7 @@ from slotkeeper.api.head import Api
 
 
 @pytest.mark.parametrize("api", PATHS)
-async def test_a_healthy_answer_is_whole_and_counted_once(fake, api):
+async def test_a_healthy_answer_is_complete_and_the_request_counted_once(fake, api):
     async with dial(fake.base) as wire:
         await wire.post(PATHS[api], request_body(api, stream=True))
         head = await wire.head()
@@ -19,7 +19,7 @@ async def test_a_healthy_answer_is_whole_and_counted_once(fake, api):
     assert fake.control.slots == [None, None]
 
 
-async def test_a_pinned_request_to_a_busy_slot_is_noticed(fake):
+async def test_the_fake_engine_counts_a_pinned_request_to_a_busy_slot(fake):
     fake.script.append(Fault.HANG)
     pinned = request_body(Api.CHAT, stream=False, id_slot=1)
     async with dial(fake.base) as first, dial(fake.base) as second:

@@ -302,7 +302,9 @@ async def _dies_while_it_waits(scene: Scene, body: Any) -> Callable[[], Awaitabl
 
 
 @pytest.mark.parametrize("stage", [stage for stage in Stage if stage is not Stage.STREAM])
-async def test_an_engine_that_dies_costs_a_wait_whatever_it_is_when_it_is_back(scene, known, stage):
+async def test_requests_wait_for_an_engine_that_dies_whatever_its_flags_and_model_are_afterwards(
+    scene, known, stage
+):
     length = {Stage.RESTORE: Length.PREFIX, Stage.PREFILL: Length.QUESTION}.get(stage, Length.SHORT)
     for number, fate in enumerate(Fate):
         first, second = turns(number, length)
@@ -322,7 +324,7 @@ async def test_an_engine_that_dies_costs_a_wait_whatever_it_is_when_it_is_back(s
     await nothing_is_left(scene)
 
 
-async def test_an_answer_that_had_begun_ends_broken_whatever_the_engine_is_when_it_is_back(scene, known):
+async def test_a_running_stream_ends_with_an_error_whatever_the_engine_is_afterwards(scene, known):
     """The next client with the same request is answered."""
     for number, fate in enumerate(Fate):
         _, second = turns(number)

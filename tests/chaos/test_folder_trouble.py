@@ -101,22 +101,26 @@ async def endures(engine: Bench, folder: Path, trouble: Trouble) -> None:
         assert engine.alive
 
 
-async def test_a_full_disk(mounted: Path, build: str):
+async def test_requests_are_answered_and_saves_resume_after_a_full_disk(mounted: Path, build: str):
     async with bench(MODEL, build, mounted.parent) as engine:
         await endures(engine, mounted, FULL)
 
 
-async def test_a_disk_that_becomes_read_only(mounted: Path, build: str):
+async def test_requests_are_answered_and_saves_resume_after_a_read_only_disk(mounted: Path, build: str):
     async with bench(MODEL, build, mounted.parent) as engine:
         await endures(engine, mounted, READ_ONLY)
 
 
-async def test_a_folder_that_is_removed(tmp_path: Path, build: str):
+async def test_requests_are_answered_and_saves_resume_after_the_folder_was_removed(
+    tmp_path: Path, build: str
+):
     async with bench(MODEL, build, tmp_path / "engine") as engine:
         await endures(engine, engine.slots, REMOVED)
 
 
-async def test_an_engine_that_starts_with_a_read_only_folder(mounted: Path, build: str):
+async def test_an_engine_that_starts_with_a_read_only_folder_works_without_snapshots(
+    mounted: Path, build: str
+):
     """It works without snapshots; the existing ones are used after its next start."""
     async with bench(MODEL, build, mounted.parent) as engine:
         talks = await undisturbed(engine, TALKS, TURNS)
@@ -138,7 +142,7 @@ async def test_an_engine_that_starts_with_a_read_only_folder(mounted: Path, buil
             witness.agrees()
 
 
-async def test_what_was_asked_for_in_vain_is_offered_again(
+async def test_snapshots_are_offered_again_after_their_folder_was_missing(
     tmp_path: Path, build: str, monkeypatch: pytest.MonkeyPatch
 ):
     """The folder is missing for a while, as with a network file system.
@@ -167,7 +171,7 @@ async def test_what_was_asked_for_in_vain_is_offered_again(
             assert {snapshot.id for snapshot in catalog_of} >= here
 
 
-async def test_an_engine_that_saves_elsewhere(tmp_path: Path, build: str):
+async def test_an_engine_with_another_save_folder_works_without_snapshots(tmp_path: Path, build: str):
     async with bench(MODEL, build, tmp_path / "engine") as engine:
         talks = await undisturbed(engine, TALKS, TURNS)
         with capture_logs() as log:
@@ -176,10 +180,12 @@ async def test_an_engine_that_saves_elsewhere(tmp_path: Path, build: str):
                     await take_turn(client, talk)
                     await settled(sidecar)
         assert any("must be the same folder" in str(line.get("notes")) for line in log)
-        assert written(engine) <= 1, "it was tried out once, and never asked again"
+        assert written(engine) <= 1, "the engine's saves were probed once, and never used"
 
 
-async def test_a_folder_that_is_there_only_later(tmp_path: Path, build: str, monkeypatch: pytest.MonkeyPatch):
+async def test_a_folder_that_appears_after_the_start_is_used(
+    tmp_path: Path, build: str, monkeypatch: pytest.MonkeyPatch
+):
     """A file is in its place when the sidecar starts."""
     monkeypatch.setattr(link, "FILES_RETRY", 1.0)  # seconds
     way = tmp_path / "way"
@@ -199,7 +205,7 @@ async def test_a_folder_that_is_there_only_later(tmp_path: Path, build: str, mon
         assert troubles(log) == ["missing_folder"]
 
 
-async def test_a_folder_that_another_sidecar_has(tmp_path: Path, build: str):
+async def test_a_folder_is_used_after_another_sidecar_has_released_it(tmp_path: Path, build: str):
     """As in a rolling update: the old sidecar has not ended yet."""
     async with bench(MODEL, build, tmp_path / "engine") as engine:
         talks = await undisturbed(engine, TALKS, TURNS)
@@ -215,7 +221,7 @@ async def test_a_folder_that_another_sidecar_has(tmp_path: Path, build: str):
         assert troubles(log) == ["in_use"]
 
 
-async def test_a_folder_that_is_slow_holds_nobody_up_but_who_needs_it(
+async def test_a_slow_folder_delays_only_the_request_that_restores_from_it(
     tmp_path: Path, build: str, monkeypatch: pytest.MonkeyPatch
 ):
     hashed, gate = files.hash_bytes, threading.Event()

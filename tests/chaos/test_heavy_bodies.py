@@ -41,7 +41,7 @@ async def refused(address: str, path: str, body: bytes) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("body", [EMPTY_LISTS, MILLION], ids=["empty lists", "a million messages"])
-async def test_more_values_than_a_prompt_has_are_refused_and_never_parsed(sidecar, data, body, monkeypatch):
+async def test_a_body_with_too_many_values_is_refused_without_being_parsed(sidecar, data, body, monkeypatch):
     def parsed(_: bytes) -> None:
         raise AssertionError("it was parsed: half a second on the loop, and a gigabyte")
 
@@ -55,7 +55,7 @@ async def test_more_values_than_a_prompt_has_are_refused_and_never_parsed(sideca
 
 
 @pytest.mark.parametrize("api", [Api.CHAT, Api.MESSAGES, Api.RESPONSES])
-async def test_more_messages_than_a_conversation_has_are_refused_in_the_shape_of_the_api(fake, data, api):
+async def test_a_body_with_too_many_messages_is_refused_in_the_shape_of_its_api(fake, data, api):
     name = "input" if api is Api.RESPONSES else "messages"
     body = orjson.dumps({name: [{"role": "user", "content": "x"}] * (MOST_MESSAGES + 1)})
     error = (await refused(data, PATHS[api], body))["error"]
@@ -66,7 +66,7 @@ async def test_more_messages_than_a_conversation_has_are_refused_in_the_shape_of
 
 
 @pytest.mark.parametrize("more", [0, 1])
-async def test_what_is_nested_deeper_than_any_schema_is_refused(fake, data, more):
+async def test_a_body_that_is_nested_too_deeply_is_refused(fake, data, more):
     """Both the engine's parser and ours go deeper, but code that walks the document does not."""
     lists = MOST_DEEP - 1 + more  # the object itself counts as one
     body = orjson.dumps(request_body(Api.CHAT, stream=False))[:-1] + b',"x":' + b"[" * lists + b"]" * lists
@@ -77,7 +77,7 @@ async def test_what_is_nested_deeper_than_any_schema_is_refused(fake, data, more
     assert len(fake.ran) == 1 - more
 
 
-async def test_as_many_messages_as_are_allowed_are_served(fake, data):
+async def test_a_body_with_the_maximum_number_of_messages_is_served(fake, data):
     body = {"messages": [{"role": "user", "content": "x"}] * MOST_MESSAGES, "stream": True}
     async with dial(data) as wire:
         await wire.post(CHAT, body)
@@ -86,7 +86,7 @@ async def test_as_many_messages_as_are_allowed_are_served(fake, data):
 
 
 @pytest.mark.parametrize("text", ["x" * LARGE, "{" * (BRACES + 1)], ids=["large", "many objects"])
-async def test_a_large_body_is_read_beside_the_loop_and_a_small_one_on_it(
+async def test_a_large_body_is_read_outside_the_event_loop_and_a_small_one_in_it(
     fake, sidecar, data, text, monkeypatch
 ):
     ran = []
@@ -104,14 +104,14 @@ async def test_a_large_body_is_read_beside_the_loop_and_a_small_one_on_it(
         assert bool(ran) == aside
 
 
-async def test_a_client_that_leaves_while_its_body_is_read_leaves_nothing_behind(fake, sidecar, data):
+async def test_a_client_that_leaves_while_its_body_is_read_leaves_no_request(fake, sidecar, data):
     async with dial(data) as wire:
         await wire.post(CHAT, request_body(Api.CHAT, stream=True, text="a b c " * 2**20))
     await until(lambda: sidecar._intake.free == sidecar._intake.total, "its room was given back")
     await until(lambda: "0 requests" in repr(sidecar.driver.placement))
 
 
-async def test_bodies_that_have_no_room_beside_the_others_are_refused_until_there_is_room(fake):
+async def test_a_body_that_exceeds_the_total_budget_gets_429_until_there_is_room(fake):
     """Bytes count when they arrive: an announced length takes no room."""
     small = settings(fake.base, all_bodies_bytes=ROOM, drain_timeout=1.0)
     async with running(small) as sidecar, AsyncExitStack() as stack:
@@ -129,14 +129,14 @@ async def test_bodies_that_have_no_room_beside_the_others_are_refused_until_ther
             assert int(head["Retry-After"]) > 0
             assert b"--all-bodies-bytes" in await other.body(head)
         wire.leave()
-        await until(lambda: intake.free == ROOM, "who has left gives its room back")
+        await until(lambda: intake.free == ROOM, "a client that left frees its bytes")
         async with dial(address) as other:
             await other.post(CHAT, request_body(Api.CHAT, stream=False, text="x" * 200))
             assert (await other.head()).status == 200
-        await until(lambda: intake.free == ROOM, "and so does who was answered")
+        await until(lambda: intake.free == ROOM, "a client that was answered frees its bytes")
 
 
-async def test_others_are_answered_while_a_large_body_is_read(fake, sidecar, data, monkeypatch):
+async def test_other_clients_are_answered_while_a_large_body_is_read(fake, sidecar, data, monkeypatch):
     """Checked by the order of events: the large body is read on only after another client was answered."""
     answered = asyncio.Event()
     original = Aside.__call__
@@ -162,7 +162,7 @@ def turns(text: str) -> list[dict[str, object]]:
     return [{"messages": messages, "stream": True} for messages in (first, edited)]
 
 
-async def test_the_loop_has_no_more_to_do_for_a_larger_body(sidecar, data):
+async def test_the_event_loops_work_does_not_grow_with_the_size_of_a_body(sidecar, data):
     """Counted in function calls, which do not depend on other programs of the machine."""
 
     async def calls(size: int) -> int:

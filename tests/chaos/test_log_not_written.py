@@ -80,17 +80,17 @@ async def served(data: str, admin: str, *counted: str) -> dict[str, float]:
     return figures
 
 
-async def test_standard_error_was_closed_before_the_start(fake):
+async def test_requests_are_served_if_standard_error_was_closed_before_the_start(fake):
     async with serving(fake, first=lambda: os.close(2)) as ports:
         assert (await served(*ports))[DROPPED] >= 2
 
 
-async def test_all_standard_streams_were_closed_before_the_start(fake):
+async def test_requests_are_served_if_all_standard_streams_were_closed_before_the_start(fake):
     async with serving(fake, first=lambda: os.closerange(0, 3)) as ports:
         assert (await served(*ports))[DROPPED] >= 2
 
 
-async def test_its_reader_is_gone(fake):
+async def test_requests_are_served_if_the_reader_of_the_log_is_gone(fake):
     reading, writing = os.pipe()
     os.close(reading)
     try:
@@ -100,7 +100,7 @@ async def test_its_reader_is_gone(fake):
         os.close(writing)
 
 
-async def test_its_reader_reads_no_more(fake):
+async def test_requests_are_served_if_the_reader_of_the_log_stops_reading(fake):
     """As with a terminal that is stopped by Ctrl-S: the pipe fills, and nothing waits for it."""
     reading, writing = os.pipe()
     fill(writing)
@@ -113,7 +113,7 @@ async def test_its_reader_reads_no_more(fake):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
-async def test_its_disk_is_full(fake):
+async def test_requests_are_served_if_the_disk_of_the_log_is_full(fake):
     full = os.open("/dev/full", os.O_WRONLY)
     try:
         async with serving(fake, stderr=full) as ports:
@@ -122,7 +122,7 @@ async def test_its_disk_is_full(fake):
         os.close(full)
 
 
-async def test_no_file_takes_anything(fake, tmp_path):
+async def test_requests_are_served_if_no_file_can_be_written(fake, tmp_path):
     """Neither the log nor the recording can be written; a limit of the process imitates a full disk."""
 
     def full() -> None:
@@ -138,7 +138,7 @@ async def test_no_file_takes_anything(fake, tmp_path):
     assert not (tmp_path / "log").read_bytes()
 
 
-async def test_a_log_that_is_written_is_whole_and_counts_nothing(fake, tmp_path):
+async def test_a_log_that_can_be_written_is_complete_and_no_line_is_dropped(fake, tmp_path):
     with (tmp_path / "log").open("wb") as log:
         async with serving(fake, stderr=log.fileno()) as ports:
             assert (await served(*ports))[DROPPED] == 0

@@ -57,7 +57,7 @@ async def test_a_malformed_request_is_refused_counted_and_logged_once(fake, caps
     assert [line["event"] for line in lines if line["level"] == "error"] == []
 
 
-async def test_who_sends_no_http_does_not_disturb_others(data):
+async def test_a_malformed_request_does_not_disturb_other_clients(data):
     async with dial(data) as bad, dial(data) as good:
         await bad.send(b"\x00\r\n\r\n")
         await good.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi."}]})

@@ -77,7 +77,7 @@ async def at_rest(sidecar: Sidecar, tasks: int) -> None:
     assert not await busy(sidecar)
 
 
-async def test_who_leaves_takes_nothing_from_who_stays(crowd):
+async def test_clients_that_leave_do_not_affect_clients_that_stay(crowd):
     chance, tasks = random.Random(7), len(crowd.driver.tasks)
     leavers = set(chance.sample(range(STREAMS), LEAVERS))
     connector = aiohttp.TCPConnector(limit=0)
@@ -93,7 +93,7 @@ async def test_who_leaves_takes_nothing_from_who_stays(crowd):
         await stay(client, STREAMS)  # and requests are still served
 
 
-async def test_one_request_is_not_stuck_behind_a_hundred_of_another(crowd):
+async def test_one_clients_request_is_not_stuck_behind_a_hundred_of_another_client(crowd):
     """Checked by the order of ends, not by the clock: the newcomer is next after one round of the slots.
 
     The clients have two addresses: keys do not tell clients apart if the engine verifies none. Requests that

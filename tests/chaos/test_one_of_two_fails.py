@@ -43,7 +43,7 @@ def last_engine(sidecar: Sidecar) -> str:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_request_that_failed_before_its_first_byte_goes_to_the_other(stream):
+async def test_a_request_that_failed_before_its_first_byte_is_sent_to_the_other_engine(stream):
     async with two(Fault.DIE_BEFORE_HEAD) as (sidecar, engines):
         status, body = await posted(sidecar, stream=stream)
         assert status == 200
@@ -51,14 +51,14 @@ async def test_a_request_that_failed_before_its_first_byte_goes_to_the_other(str
         assert sorted(len(engine.ran) for engine in engines.values()) == [1, 2]
 
 
-async def test_after_its_first_byte_never():
+async def test_a_request_that_failed_after_its_first_byte_is_not_sent_again():
     async with two(Fault.DIE_IN_STREAM) as (sidecar, engines):
         _, body = await posted(sidecar, stream=True)
         assert b"broke off" in body
         assert sum(len(engine.ran) for engine in engines.values()) == 1
 
 
-async def test_an_engine_that_answers_with_errors_is_spared():
+async def test_an_engine_that_answers_with_errors_gets_no_more_requests():
     async with two() as (sidecar, engines):
         await posted(sidecar)
         name = last_engine(sidecar)
@@ -84,7 +84,7 @@ async def test_an_engine_that_answers_with_errors_is_spared():
         assert {one["engine"]: one["failing"] for one in state} == {name: True, other: False}
 
 
-async def test_the_only_engine_is_asked_all_the_same():
+async def test_the_only_engine_gets_requests_although_it_fails():
     async with FakeEngine() as one:
         one.script.extend([Fault.LOADING] * (TRIPS + 1))
         async with running(settings(one.base)) as sidecar:

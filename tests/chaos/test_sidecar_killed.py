@@ -30,17 +30,17 @@ from slotkeeper.store.store import Store
 
 pytestmark = pytest.mark.alternating
 
-DEATHS = 10  # on each build
+KILLS = 10  # on each build
 TALKS = 12
 TURNS = 4
-NEWBORN = 5  # in this many runs one may end before it serves, while it sweeps its folder
+EARLY = 5  # in one of this many runs the sidecar may be killed before it serves, while it cleans its folder
 CLIENTS = 2
 LONGEST = 1.5  # seconds from its first answer to the kill: a few turns and their saves
 UNFINISHED = 4  # temporary files at one moment: the engine's, its edited copy, a manifest, one spare
 
 
 @dataclass(slots=True)
-class Life:
+class RunningSidecar:
     """One sidecar process, and its log."""
 
     data: str
@@ -58,7 +58,7 @@ class Life:
 
 
 @asynccontextmanager
-async def living(engine: Bench, log: Path) -> AsyncIterator[Life]:
+async def running_sidecar(engine: Bench, log: Path) -> AsyncIterator[RunningSidecar]:
     """Run a sidecar; it is killed at the end unless it has ended."""
     data, admin = (f"127.0.0.1:{free_port()}" for _ in range(2))
     where = ("--upstream", engine.base, "--listen", data, "--admin-listen", admin)
@@ -69,21 +69,21 @@ async def living(engine: Bench, log: Path) -> AsyncIterator[Life]:
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(*command, stderr=output)
     try:
-        yield Life(data, log, process, whole)
+        yield RunningSidecar(data, log, process, whole)
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
 
 
-async def serves(life: Life) -> None:
+async def serves(sidecar: RunningSidecar) -> None:
     async with asyncio.timeout(PATIENCE):
         while True:
             try:
-                async with dial(life.data):
+                async with dial(sidecar.data):
                     return
             except OSError:
-                assert life.process.returncode is None, life.log.read_text()
+                assert sidecar.process.returncode is None, sidecar.log.read_text()
                 await asyncio.sleep(0.01)
 
 
@@ -96,8 +96,8 @@ class Crowd:
     answered: int = 0
     broken: int = 0  # answers that a kill broke off
 
-    async def ask(self, life: Life) -> None:
-        async with aiohttp.ClientSession(f"http://{life.data}") as client:
+    async def ask(self, sidecar: RunningSidecar) -> None:
+        async with aiohttp.ClientSession(f"http://{sidecar.data}") as client:
             while True:
                 talk = self.chance.choice(self.talks)
                 turn = talk.turn % TURNS
@@ -130,54 +130,54 @@ def whole_in(folder: Path) -> set[SnapshotId]:
     return found
 
 
-def nothing_is_torn(engine: Bench, life: Life) -> None:
+def nothing_is_torn(engine: Bench, sidecar: RunningSidecar) -> None:
     """Check that reported saves are there and complete, and that the sidecar used no other files."""
-    saved, dropped = life.ids("snapshot_saved"), life.ids("snapshot_dropped")
-    assert (life.whole | saved) - dropped <= whole_in(engine.slots)
-    assert life.ids("snapshot_restored") <= life.whole | saved
+    saved, dropped = sidecar.ids("snapshot_saved"), sidecar.ids("snapshot_dropped")
+    assert (sidecar.whole | saved) - dropped <= whole_in(engine.slots)
+    assert sidecar.ids("snapshot_restored") <= sidecar.whole | saved
     for trouble in ("restore_refused", "restored_otherwise", "task_failed", "placement_failed"):
-        assert not life.lines(trouble)
+        assert not sidecar.lines(trouble)
     assert len(list(engine.slots.glob("*.tmp"))) <= UNFINISHED
     assert engine.alive
 
 
 @pytest.mark.parametrize("model", ["tiny-hybrid"])
-async def test_a_sidecar_killed_at_any_moment_leaves_nothing_torn(tmp_path: Path, model: str, build: str):
+async def test_a_sidecar_killed_at_any_moment_leaves_no_torn_snapshot(tmp_path: Path, model: str, build: str):
     chance = random.Random(f"{build}")
     saved, restored = set(), set()
     async with bench(model, build, tmp_path / "engine") as engine:
         talks = await undisturbed(engine, TALKS, TURNS)
         crowds = [Crowd(talks[at::CLIENTS], chance) for at in range(CLIENTS)]
-        for number in range(DEATHS):
-            async with living(engine, tmp_path / f"{number}.log") as life:
-                if number % NEWBORN:
-                    await serves(life)
+        for number in range(KILLS):
+            async with running_sidecar(engine, tmp_path / f"{number}.log") as sidecar:
+                if number % EARLY:
+                    await serves(sidecar)
                 async with asyncio.TaskGroup() as clients:
                     before = answered(crowds)
                     for crowd in crowds:
-                        clients.create_task(crowd.ask(life))
+                        clients.create_task(crowd.ask(sidecar))
                     async with asyncio.timeout(PATIENCE):
-                        while number % NEWBORN and answered(crowds) == before:
+                        while number % EARLY and answered(crowds) == before:
                             await asyncio.sleep(0.01)
                     await asyncio.sleep(chance.random() * LONGEST)
-                    life.process.kill()
-                    await life.process.wait()
-            nothing_is_torn(engine, life)
-            saved |= life.ids("snapshot_saved")
-            restored |= life.ids("snapshot_restored")
+                    sidecar.process.kill()
+                    await sidecar.process.wait()
+            nothing_is_torn(engine, sidecar)
+            saved |= sidecar.ids("snapshot_saved")
+            restored |= sidecar.ids("snapshot_restored")
 
-        async with living(engine, tmp_path / "last.log") as life:  # a last run that ends normally
-            await serves(life)
-            async with aiohttp.ClientSession(f"http://{life.data}") as client:
+        async with running_sidecar(engine, tmp_path / "last.log") as sidecar:  # a last run that ends normally
+            await serves(sidecar)
+            async with aiohttp.ClientSession(f"http://{sidecar.data}") as client:
                 for talk in talks:
                     assert await said(client, talk.body(TURNS - 1)) == talk.replies[TURNS - 1]
-            life.process.terminate()
-            assert await life.process.wait() == 0
-        nothing_is_torn(engine, life)
-        saved |= life.ids("snapshot_saved")
-        restored |= life.ids("snapshot_restored")
+            sidecar.process.terminate()
+            assert await sidecar.process.wait() == 0
+        nothing_is_torn(engine, sidecar)
+        saved |= sidecar.ids("snapshot_saved")
+        restored |= sidecar.ids("snapshot_restored")
         assert not list(engine.slots.glob("*.tmp"))
-    assert answered(crowds) >= DEATHS - DEATHS // NEWBORN
+    assert answered(crowds) >= KILLS - KILLS // EARLY
     assert all(crowd.broken for crowd in crowds)
     assert saved
     assert restored

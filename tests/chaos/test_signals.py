@@ -80,7 +80,7 @@ async def becomes(address: str, path: str, wanted: int) -> None:
 
 
 async def begun(fake: FakeEngine, wire: Wire) -> AsyncIterator[bytes]:
-    """Return a stream that has its first token, and continues when the fake engine is told to."""
+    """Return a stream that has its first token, and continues with each release of `fake.go`."""
     fake.script.append(Fault.TRICKLE)
     fake.go.release()
     await wire.post(CHAT, request_body(Api.CHAT, stream=True))
@@ -91,12 +91,12 @@ async def begun(fake: FakeEngine, wire: Wire) -> AsyncIterator[bytes]:
 
 
 @BOTH
-async def test_a_running_stream_ends_whole_and_nobody_new_comes_in(fake, number):
+async def test_at_a_signal_a_running_stream_ends_complete_and_no_new_connection_is_accepted(fake, number):
     async with serving(fake, "--drain-delay", "0.5") as served, dial(served.data) as wire:
         chunks = await begun(fake, wire)
         served.process.send_signal(number)
         await becomes(served.data, "/health", 0)
-        assert served.process.returncode is None, "it waits for the stream"
+        assert served.process.returncode is None, "the sidecar waits for the stream"
         for _ in range(len(WORDS) + 2):
             fake.go.release()
         assert looks_whole(Api.CHAT, b"".join([chunk async for chunk in chunks]))
@@ -104,18 +104,18 @@ async def test_a_running_stream_ends_whole_and_nobody_new_comes_in(fake, number)
     assert not fake.left
 
 
-async def test_until_the_delay_is_over_it_still_serves(fake):
+async def test_during_the_drain_delay_requests_are_served_and_health_is_503(fake):
     async with serving(fake, "--drain-delay", "3600") as served:
         served.process.terminate()
         await becomes(served.admin, "/readyz", 503)
         assert await status(served.data, "/v1/models") == 200
-        assert await status(served.data, "/health") == 503, "so that a gateway sends nothing new"
+        assert await status(served.data, "/health") == 503, "so that a gateway sends no new requests"
         served.process.terminate()
         assert await served.ended() == 0
 
 
 @BOTH
-async def test_a_second_signal_ends_it_now(fake, number):
+async def test_a_second_signal_ends_the_sidecar_at_once(fake, number):
     async with patient(fake) as served, dial(served.data) as wire:
         await begun(fake, wire)
         served.process.send_signal(number)
@@ -124,10 +124,10 @@ async def test_a_second_signal_ends_it_now(fake, number):
         assert await served.ended() == 0
         rest, _ = await wire.rest()
         assert not looks_whole(Api.CHAT, rest)
-    await until(lambda: fake.left, "the engine was told")
+    await until(lambda: fake.left, "the engine sees that the client left")
 
 
-async def test_a_stream_that_does_not_end_in_time_is_broken_off(fake):
+async def test_a_stream_that_does_not_end_within_the_drain_timeout_is_cut_off(fake):
     hasty = serving(fake, "--drain-delay", "0", "--drain-timeout", "0.5")
     async with hasty as served, dial(served.data) as wire:
         await begun(fake, wire)
@@ -137,8 +137,8 @@ async def test_a_stream_that_does_not_end_in_time_is_broken_off(fake):
         assert not looks_whole(Api.CHAT, rest)
 
 
-async def test_an_old_client_sees_that_its_answer_was_broken_off(fake):
-    """In HTTP/1.0 only the connection ends a body, so only a reset tells a broken answer from a whole one."""
+async def test_an_http_1_0_client_sees_that_its_stream_was_cut_off(fake):
+    """In HTTP/1.0 the end of the connection ends a body, so only a reset shows that it is incomplete."""
     fake.script.append(Fault.TRICKLE)
     fake.go.release()
     body = orjson.dumps(request_body(Api.CHAT, stream=True))
@@ -154,7 +154,7 @@ async def test_an_old_client_sees_that_its_answer_was_broken_off(fake):
 
 
 @pytest.mark.parametrize("turns", range(4))
-async def test_a_connection_made_in_the_moment_of_the_drain_does_not_hold_it_up(fake, turns):
+async def test_a_connection_accepted_at_the_moment_of_the_drain_does_not_delay_it(fake, turns):
     """It has sent no request. `turns`: rounds of the event loop between its accept and the drain."""
     loop, (ours, theirs) = asyncio.get_running_loop(), socket.socketpair()
     with theirs:
@@ -168,13 +168,13 @@ async def test_a_connection_made_in_the_moment_of_the_drain_does_not_hold_it_up(
             await accepted
 
 
-async def test_without_requests_it_ends_by_itself(fake):
+async def test_without_requests_the_sidecar_ends_at_once(fake):
     async with serving(fake, "--drain-delay", "0") as served:
         served.process.terminate()
         assert await served.ended() == 0
 
 
-async def test_kept_connections_do_not_hold_it_up(fake):
+async def test_idle_connections_do_not_delay_the_end(fake):
     async with patient(fake) as served, dial(served.data) as wire:
         await wire.send(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
         await wire.body(await wire.head())

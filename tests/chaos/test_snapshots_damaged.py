@@ -55,7 +55,7 @@ def ruin(
     return bad
 
 
-async def everybody_goes_on(
+async def next_turns_of_all(
     sidecar: Sidecar, client: aiohttp.ClientSession, witness: Witness, talks: list[Talk], bad: set[SnapshotId]
 ) -> None:
     """Send the next turn of every talk to a fresh engine."""
@@ -66,11 +66,11 @@ async def everybody_goes_on(
         await turn_and_save(sidecar, client, talk)
     witness.agrees()
     assert not witness.restored() & bad
-    assert witness.restored() >= whole, "what nobody damaged is used"
+    assert witness.restored() >= whole, "undamaged snapshots are restored"
 
 
 @BOTH_MEMORIES
-async def test_no_damaged_file_reaches_an_engine_or_spoils_an_answer(tmp_path: Path, model: str, build: str):
+async def test_no_damaged_file_reaches_an_engine_or_changes_an_answer(tmp_path: Path, model: str, build: str):
     chance = random.Random(f"{model} {build}")
     count = len(FILES) + len(MANIFESTS) + 1 + WHOLE
     async with bench(model, build, tmp_path / "engine") as engine:
@@ -78,26 +78,28 @@ async def test_no_damaged_file_reaches_an_engine_or_spoils_an_answer(tmp_path: P
         files = await strangers(model, build, talks[0], tmp_path)
         witness = Witness(engine.slots)
         async with in_front_of(engine, witness) as (sidecar, client):
-            await everybody_goes_on(sidecar, client, witness, talks, set())
+            await next_turns_of_all(sidecar, client, witness, talks, set())
             kept = known(sidecar)
         engine.kill()
         bad = ruin(FILES + MANIFESTS, talks, kept, engine.slots, files=files, chance=chance)
         await engine.start()
 
         async with in_front_of(engine, witness) as (sidecar, client):
-            await everybody_goes_on(sidecar, client, witness, talks, bad)
+            await next_turns_of_all(sidecar, client, witness, talks, bad)
             assert engine.alive
             engine.kill()
             bad = ruin(FILES, talks, known(sidecar), engine.slots, files=files, chance=chance)
             await engine.start()
-            await everybody_goes_on(sidecar, client, witness, talks, bad)
+            await next_turns_of_all(sidecar, client, witness, talks, bad)
             assert engine.alive
-            assert not bad & known(sidecar).keys(), "they were asked for, and found out"
+            assert not bad & known(sidecar).keys(), "the damage was found when the files were needed"
             assert operations(sidecar)["restore", "unfit"] >= len(FILES)
 
 
 @pytest.mark.parametrize("what", STRANGERS)
-async def test_files_of_another_engine_are_left_alone(tmp_path: Path, build: str, what: str):
+async def test_files_of_another_engine_are_neither_restored_nor_removed(
+    tmp_path: Path, build: str, what: str
+):
     """Engines in the same folder, one after the other, whose flags the sidecar does not know.
 
     Except b11549: its flag makes the cache a little coarser, which does not change its answers.
@@ -107,15 +109,15 @@ async def test_files_of_another_engine_are_left_alone(tmp_path: Path, build: str
         talks = await undisturbed(engine, WHOLE, turns=2)
         witness = Witness(engine.slots)
         async with in_front_of(engine, witness, flags=flags) as (sidecar, client):
-            await everybody_goes_on(sidecar, client, witness, talks, set())
+            await next_turns_of_all(sidecar, client, witness, talks, set())
             made = set(known(sidecar))
     other_model, other_build, args = kinds(model, build)[what]
     async with bench(other_model, other_build, folder, *args) as other:
         same = await undisturbed(other, WHOLE, turns=1)  # the same questions
         async with in_front_of(other, witness, flags=flags) as (sidecar, client):
-            await everybody_goes_on(sidecar, client, witness, same, made)
-            assert known(sidecar).keys() > made, "all keep theirs"
+            await next_turns_of_all(sidecar, client, witness, same, made)
+            assert known(sidecar).keys() > made, "the files of both engines stay"
     async with bench(model, build, folder) as engine:
         async with in_front_of(engine, witness, flags=flags) as (sidecar, client):
-            await everybody_goes_on(sidecar, client, witness, talks, known(sidecar).keys() - made)
+            await next_turns_of_all(sidecar, client, witness, talks, known(sidecar).keys() - made)
             assert witness.restored()

@@ -30,7 +30,7 @@ def heard(data: bytes, *, status: int = 200, left: bool = False, failure: str = 
 
 
 @SHAPES
-def test_a_right_answer_is_right_and_another_is_wrong(api):
+def test_a_correct_answer_is_ok_and_any_other_text_is_wrong(api):
     stream, whole = b"".join(answer_events(api, 9, 0)), answer_body(api, 9, 0)
     for data, streamed in ((stream, True), (whole, False)):
         assert judged(said(api), heard(data), streamed=streamed, killed=0) is Verdict.OK
@@ -40,7 +40,7 @@ def test_a_right_answer_is_right_and_another_is_wrong(api):
 
 
 @SHAPES
-def test_half_a_stream_is_an_error_unless_a_kill_explains_it(api):
+def test_an_incomplete_stream_is_an_error_unless_a_kill_explains_it(api):
     half = b"".join(answer_events(api, 9, 0)[:3])
     for killed, verdict in ((0.0, Verdict.ERROR), (11.0, Verdict.BROKEN)):
         assert judged(said(api), heard(half, failure="cut"), streamed=True, killed=killed) is verdict
@@ -50,29 +50,29 @@ def test_half_a_stream_is_an_error_unless_a_kill_explains_it(api):
     assert judged(wrong, heard(half, left=True), streamed=True, killed=11.0) is Verdict.WRONG
 
 
-def test_a_refusal_is_an_error_also_in_a_kill():
+def test_a_refusal_is_an_error_even_during_a_kill():
     refused = heard(orjson.dumps({"error": {}}), status=503)
     assert judged(said(Api.CHAT), refused, streamed=True, killed=11.0) is Verdict.ERROR
 
 
 @pytest.mark.parametrize("name", ["descriptors", "sockets", "tasks"])
-def test_one_more_of_anything_is_a_leak(name):
+def test_one_more_descriptor_socket_or_task_is_a_leak(name):
     more = replace(STANDING, **{name: getattr(STANDING, name) + 1})
     assert STANDING.leaks(STANDING) == STANDING.leaks(more) == []
     assert more.leaks(STANDING)
 
 
-def test_memory_may_grow_a_little():
+def test_memory_may_grow_within_its_allowance():
     assert not replace(STANDING, memory_kib=100_000 + soak.GROWTH_KIB).leaks(STANDING)
     assert replace(STANDING, memory_kib=100_001 + soak.GROWTH_KIB).leaks(STANDING)
 
 
-def test_kept_connections_come_and_go():
+def test_the_number_of_kept_connections_may_grow_within_its_allowance():
     assert not replace(STANDING, kept=STANDING.kept + KEPT).leaks(STANDING)
     assert replace(STANDING, kept=STANDING.kept + KEPT + 1).leaks(STANDING)
 
 
-def test_connections_to_a_port_are_told_from_the_others():
+def test_connections_to_a_port_are_distinguished_from_others():
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()
         with socket.create_connection(address) as one:

@@ -40,7 +40,7 @@ async def answered(address: str, body: object) -> bytes:
         return await wire.body(head)
 
 
-async def test_as_many_readers_that_stall_as_there_are_slots_hold_nobody_up(engine_factory, build):
+async def test_stalled_readers_on_all_slots_are_cut_off_and_another_client_is_served(engine_factory, build):
     """Checked by the order of events: another client's answer follows as soon as one of them was cut off."""
     engine = engine_factory("tiny-dense", build, args=TWO_SLOTS)
     async with running(impatient(engine.base)) as sidecar, AsyncExitStack() as stack:
@@ -57,11 +57,13 @@ async def test_as_many_readers_that_stall_as_there_are_slots_hold_nobody_up(engi
         assert cut(sidecar) >= 1, "a slot was free because a reader that stalled was cut off"
         await until(lambda: cut(sidecar) == SLOTS)
         await until(lambda: len(table.idle) == SLOTS, "both slots are free")
-        await until(lambda: "0 requests" in repr(sidecar.driver.placement), "nothing of them is left")
+        await until(lambda: "0 requests" in repr(sidecar.driver.placement), "no request of them is left")
 
 
-async def test_a_slot_is_free_when_the_engine_has_finished_though_nobody_reads(engine_factory, build):
-    """Answers that fit the buffer: nobody is cut off, and who reads at last reads all of it."""
+async def test_a_slot_is_free_when_the_engine_has_finished_although_its_client_does_not_read(
+    engine_factory, build
+):
+    """Answers that fit the buffer: no client is cut off, and one that reads late gets its whole answer."""
     engine = engine_factory("tiny-dense", build, args=TWO_SLOTS)
     body = {**SAID_TO_STALL, "n_probs": 100, "n_predict": 400}  # 4 MB
     roomy = settings(engine.base, write_timeout=FOR_EVER, read_ahead_bytes=2**26, drain_timeout=1.0)
@@ -74,7 +76,7 @@ async def test_a_slot_is_free_when_the_engine_has_finished_though_nobody_reads(e
             await wire.post(COMPLETION, body)
             readers.append((wire, await wire.head()))
         await answered(sidecar.addresses[0], SHORT)
-        await until(lambda: len(table.idle) == SLOTS, "both slots are free, and nobody has read a byte")
+        await until(lambda: len(table.idle) == SLOTS, "both slots are free, and no client has read a byte")
         assert cut(sidecar) == 0
         for wire, head in readers:
             stream = await wire.body(head)
@@ -83,7 +85,7 @@ async def test_a_slot_is_free_when_the_engine_has_finished_though_nobody_reads(e
         await until(lambda: sidecar._ahead.free == 256 * 2**20, "all room was given back")
 
 
-async def test_the_room_of_all_answers_together_is_bounded(fake):
+async def test_the_bytes_read_ahead_for_all_answers_are_bounded(fake):
     """An answer without room is not read from the engine, so that the engine waits."""
     fake.script.extend([Fault.FLOOD] * 2)
     small = settings(fake.base, read_ahead_bytes=2**26, read_ahead_total=2**24, write_timeout=FOR_EVER)
@@ -97,11 +99,11 @@ async def test_the_room_of_all_answers_together_is_bounded(fake):
             while fake.sent != sent:
                 sent = fake.sent
                 await asyncio.sleep(0.3)
-            assert sent < FLOOD_BYTES / 8, "it is taken in no longer"
-        await until(lambda: sidecar._ahead.free > 0, "who has left gives its room back")
+            assert sent < FLOOD_BYTES / 8, "the sidecar stops reading from the engine"
+        await until(lambda: sidecar._ahead.free > 0, "a client that left frees its bytes")
 
 
-async def test_a_reader_that_goes_on_in_time_has_its_whole_answer(fake, sidecar, data):
+async def test_a_reader_that_continues_in_time_gets_its_whole_answer(fake, sidecar, data):
     async with dial(data, window=4096) as wire:
         await wire.post(CHAT, request_body(Api.CHAT, stream=True))
         head = await wire.head()
@@ -109,7 +111,7 @@ async def test_a_reader_that_goes_on_in_time_has_its_whole_answer(fake, sidecar,
         assert looks_whole(Api.CHAT, await wire.body(head))
 
 
-async def test_who_stalls_on_a_route_without_a_slot_is_cut_off_too():
+async def test_a_stalled_reader_on_a_route_without_a_slot_is_cut_off_too():
     async with FakeEngine() as fake, running(impatient(fake.base)) as sidecar:
         await ready(sidecar)
         fake.control.extra["/props-flood"] = "x" * 2**26

@@ -159,7 +159,7 @@ async def three(store: Store, hot: Path) -> dict[SnapshotId, bytes]:
 
 
 @pytest.mark.parametrize("damage", FILES)
-async def test_a_file_that_is_damaged_behind_our_back(tmp_path: Path, damage: Damage):
+async def test_a_file_that_is_damaged_while_the_sidecar_runs_is_never_offered(tmp_path: Path, damage: Damage):
     """The damage happens while the sidecar runs, just after it has hashed the file."""
     chance = random.Random(damage.__name__)
     for number in range(ROUNDS):
@@ -172,7 +172,7 @@ async def test_a_file_that_is_damaged_behind_our_back(tmp_path: Path, damage: Da
 
 
 @pytest.mark.parametrize("damage", FILES + MANIFESTS)
-async def test_files_damaged_while_no_sidecar_runs(tmp_path: Path, damage: Damage):
+async def test_files_damaged_while_no_sidecar_runs_are_never_offered(tmp_path: Path, damage: Damage):
     chance = random.Random(damage.__name__)
     for number in range(ROUNDS):
         hot = tmp_path / str(number)
@@ -185,7 +185,7 @@ async def test_files_damaged_while_no_sidecar_runs(tmp_path: Path, damage: Damag
 
 
 @pytest.mark.parametrize("damage", FILES + MANIFESTS)
-async def test_a_damaged_cold_copy_never_becomes_a_hot_one(tmp_path: Path, damage: Damage):
+async def test_a_damaged_cold_copy_never_becomes_a_hot_file(tmp_path: Path, damage: Damage):
     chance = random.Random(damage.__name__)
     for number in range(ROUNDS):
         hot, cold = tmp_path / f"hot{number}", tmp_path / f"cold{number}"
@@ -204,7 +204,7 @@ async def test_a_damaged_cold_copy_never_becomes_a_hot_one(tmp_path: Path, damag
 
 
 @pytest.mark.parametrize("damage", FILES + MANIFESTS)
-async def test_a_whole_copy_in_the_other_tier_is_enough(tmp_path: Path, damage: Damage):
+async def test_an_undamaged_copy_in_the_other_tier_is_offered(tmp_path: Path, damage: Damage):
     """Except a complete manifest of another engine: it says what the hot file is."""
     chance = random.Random(damage.__name__)
     hot, cold = tmp_path / "hot", tmp_path / "cold"

@@ -1,6 +1,6 @@
 """A store killed with -9 at any moment: reported snapshots are there, and nothing else is ever used.
 
-This file is also the program that is killed. It forks, so that 200 deaths do not cost 200 times the imports.
+This file is also the program that is killed. It forks, so that 200 kills do not cost 200 times the imports.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from slotkeeper.store.intake import SavedFile, SlotFileEdit
 from slotkeeper.store.store import Store
 from unit.store.saving import ENGINE, file_of, ids, names_in, offered
 
-DEATHS = 200
+KILLS = 200
 LONGEST = 0.03  # seconds that a process lives after its last allowed report: about one more operation
 CROWD = 6  # snapshots
 
@@ -36,18 +36,18 @@ def say(*words: object) -> None:
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
-def nursery() -> None:
+def fork_processes() -> None:
     """Fork one process after the other; a line with folders and a seed starts one."""
     for line in sys.stdin:
         hot, cold, seed = line.split()
         if not (pid := os.fork()):
-            asyncio.run(live(Path(hot), Path(cold), random.Random(int(seed))))
-        say("born", pid)
+            asyncio.run(work_for_ever(Path(hot), Path(cold), random.Random(int(seed))))
+        say("started", pid)
         os.waitpid(pid, 0)
-        say("dead")
+        say("ended")
 
 
-async def live(hot: Path, cold: Path, chance: random.Random) -> None:
+async def work_for_ever(hot: Path, cold: Path, chance: random.Random) -> None:
     store = Store(hot, cold)
     await store.open()
     say("opened")
@@ -89,13 +89,13 @@ async def save(store: Store, hot: Path, chance: random.Random) -> None:
 
 @dataclass(slots=True)
 class Reported:
-    """What the processes reported before they ended."""
+    """The snapshots that the processes reported before they ended."""
 
     seeds: dict[SnapshotId, int] = field(default_factory=dict)
     proofs: dict[SnapshotId, int] = field(default_factory=dict)
     forgotten: set[SnapshotId] = field(default_factory=set)
 
-    def hear(self, line: list[str]) -> None:
+    def add_report(self, line: list[str]) -> None:
         match line:
             case ["kept", id_, seed]:
                 self.seeds[SnapshotId(id_)] = int(seed)
@@ -106,38 +106,38 @@ class Reported:
 
 
 @dataclass(slots=True)
-class Nursery:
+class ProcessForker:
     process: subprocess.Popen[bytes]
 
-    def life(self, hot: Path, cold: Path, chance: random.Random, reported: Reported) -> None:
+    def run_until_killed(self, hot: Path, cold: Path, chance: random.Random, reported: Reported) -> None:
         """Run one process until it is killed at a random moment."""
         assert self.process.stdin
         assert self.process.stdout
         self.process.stdin.write(f"{hot} {cold} {chance.randrange(1 << 30)}\n".encode())
         self.process.stdin.flush()
-        # number of reports before the kill; with none, it dies while it opens
+        # number of reports before the kill; with none, the process is killed while it opens the store
         pid, lines = 0, chance.randrange(5)
         while not pid or lines:
             line = self.process.stdout.readline().decode().split()
-            reported.hear(line)
-            if line[0] == "born":
+            reported.add_report(line)
+            if line[0] == "started":
                 pid = int(line[1])
             else:
                 lines = max(0, lines - 1)
         time.sleep(chance.random() * LONGEST)
         os.kill(pid, signal.SIGKILL)
-        while (line := self.process.stdout.readline().decode().split()) != ["dead"]:
-            assert line, "the nursery ended"
-            reported.hear(line)
+        while (line := self.process.stdout.readline().decode().split()) != ["ended"]:
+            assert line, "the forking process ended"
+            reported.add_report(line)
 
 
 @contextmanager
-def nurseries() -> Iterator[Nursery]:
+def process_forkers() -> Iterator[ProcessForker]:
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
     command = [sys.executable, __file__]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as process:
         try:
-            yield Nursery(process)
+            yield ProcessForker(process)
         finally:
             assert process.stdin
             process.stdin.close()
@@ -166,19 +166,19 @@ async def agrees(hot: Path, cold: Path, reported: Reported) -> int:
         await store.close()
 
 
-def test_whatever_was_reported_survives_a_kill_at_any_moment(tmp_path: Path):
+def test_reported_snapshots_survive_a_kill_at_any_moment(tmp_path: Path):
     hot, cold = tmp_path / "hot", tmp_path / "cold"
     chance, reported, found = random.Random(20261121), Reported(), 0
-    with nurseries() as nursery:
-        for _ in range(DEATHS):
-            nursery.life(hot, cold, chance, reported)
+    with process_forkers() as forker:
+        for _ in range(KILLS):
+            forker.run_until_killed(hot, cold, chance, reported)
             found = max(found, asyncio.run(agrees(hot, cold, reported)))
-    # Most kills hit a process at work, not a waiting one.
-    assert len(reported.seeds) >= DEATHS / 2
+    # Most kills hit a process that works, not one that waits.
+    assert len(reported.seeds) >= KILLS / 2
     assert reported.proofs
     assert reported.forgotten
     assert found > 1
 
 
 if __name__ == "__main__":
-    nursery()
+    fork_processes()

@@ -59,13 +59,13 @@ async def two_comments(wire: Wire) -> None:
 
 
 async def hold(fake: FakeEngine, wire: Wire) -> None:
-    """Occupy the engine's only slot until `let_go`."""
+    """Occupy the engine's only slot until `free_slot` is called."""
     fake.script.appendleft(Fault.TRICKLE)
     await wire.post(CHAT, request_body(Api.CHAT, stream=True, text="who holds the slot"))
     await until(lambda: fake.ran, "the slot is taken")
 
 
-def let_go(fake: FakeEngine) -> None:
+def free_slot(fake: FakeEngine) -> None:
     for _ in range(len(WORDS) + 3):
         fake.go.release()
 
@@ -103,7 +103,7 @@ def outcomes(sidecar: Sidecar, api: Api) -> dict[str, float]:
 
 
 @SHAPES
-async def test_in_line_it_hears_a_head_and_comments_and_then_the_engines_stream(fake, sidecar, data, api):
+async def test_a_queued_stream_gets_a_head_and_comments_and_then_the_engines_stream(fake, sidecar, data, api):
     body = request_body(api, stream=True)
     async with dial(data) as first, dial(data) as second:
         await hold(fake, first)
@@ -111,7 +111,7 @@ async def test_in_line_it_hears_a_head_and_comments_and_then_the_engines_stream(
         head = await second.head()
         await two_comments(second)
         assert len(fake.ran) == 1, "it still waits"
-        let_go(fake)
+        free_slot(fake)
         stream = await second.body(head)
     async with dial(fake.base) as direct:
         await direct.post(PATHS[api], body)
@@ -119,28 +119,28 @@ async def test_in_line_it_hears_a_head_and_comments_and_then_the_engines_stream(
     assert (head.status, head["Content-Type"], head["X-Request-Id"]) == (200, "text/event-stream", "patience")
     assert spoken(stream) == theirs
     assert looks_whole(api, stream)
-    assert not head.all("X-Slotkeeper-Decision"), "nobody knew it yet"
+    assert not head.all("X-Slotkeeper-Decision"), "the decision was not made yet"
     assert b"\n: X-Slotkeeper-Decision: " in b"\n" + stream
     assert stream.index(b"X-Slotkeeper-") < stream.index(theirs[:20]), (
-        "what would stand in a head comes first"
+        "comments in place of headers come first"
     )
     await until(lambda: quiet(sidecar, fake))
 
 
 @SHAPES
-async def test_between_the_engines_head_and_its_first_event_it_hears_comments_too(fake, sidecar, data, api):
+async def test_a_stream_gets_comments_between_the_engines_head_and_its_first_event(fake, sidecar, data, api):
     fake.script.append(Fault.TRICKLE)
     async with dial(data) as wire:
         await wire.post(PATHS[api], request_body(api, stream=True))
         head = await wire.head()
         await two_comments(wire)
-        let_go(fake)
+        free_slot(fake)
         stream = await wire.body(head)
     assert looks_whole(api, stream)
     assert spoken(stream).count(b"data: ") == stream.count(b"data: ")
 
 
-async def test_while_a_prefill_of_our_own_runs_it_hears_comments():
+async def test_a_stream_gets_comments_during_a_plant():
     """/v1/messages: the prompt is first planted in the slot that the engine will choose."""
     long, other = "a long story " * 400, "a long story " * 40 + "that ends otherwise " * 40
     async with FakeEngine(slots=2) as fake, running(patient(fake.base)) as sidecar:
@@ -154,13 +154,13 @@ async def test_while_a_prefill_of_our_own_runs_it_hears_comments():
             head = await wire.head()
             await two_comments(wire)
         assert not head.all("X-Slotkeeper-Decision"), "it was not sent yet"
-        assert fake.ran[-1].path == PATHS[Api.COMPLETION], "what ran was ours"
-        await until(lambda: fake.left == 1, "the engine was told that nobody waits for it any more")
+        assert fake.ran[-1].path == PATHS[Api.COMPLETION], "the running request is the sidecar's prefill"
+        await until(lambda: fake.left == 1, "the sidecar has ended its prefill")
         await until(lambda: quiet(sidecar, fake))
         assert outcomes(sidecar, Api.MESSAGES) == {"client_gone": 1}
 
 
-async def test_the_first_token_is_the_engines_and_not_a_comment(fake, sidecar, data):
+async def test_the_time_to_first_token_does_not_count_comments(fake, sidecar, data):
     def first_tokens() -> float | None:
         return sidecar.metrics.registry.get_sample_value("slotkeeper_time_to_first_token_seconds_count")
 
@@ -171,14 +171,14 @@ async def test_the_first_token_is_the_engines_and_not_a_comment(fake, sidecar, d
         begun = asyncio.get_running_loop().time()
         await two_comments(wire)
         heard = asyncio.get_running_loop().time() - begun
-        let_go(fake)
+        free_slot(fake)
         await wire.body(head)
     assert first_tokens() == 1
     seconds = sidecar.metrics.registry.get_sample_value("slotkeeper_time_to_first_token_seconds_sum")
     assert seconds > heard, "it came after the comments"
 
 
-async def test_who_wants_no_stream_or_the_engine_alone_hears_no_comment(fake, sidecar, data):
+async def test_a_request_without_stream_or_with_bypass_gets_no_comments(fake, sidecar, data):
     async with dial(data) as first, dial(data) as waiting, dial(data) as plain, dial(data) as alone:
         await hold(fake, first)
         await plain.post(CHAT, request_body(Api.CHAT, stream=False, text="plain"))
@@ -187,7 +187,7 @@ async def test_who_wants_no_stream_or_the_engine_alone_hears_no_comment(fake, si
         await waiting.post(CHAT, request_body(Api.CHAT, stream=True, text="waiting"))
         head = await waiting.head()
         await two_comments(waiting)
-        let_go(fake)
+        free_slot(fake)
         assert looks_whole(Api.CHAT, await waiting.body(head))
         head = await plain.head()
         assert head["Content-Type"] == "application/json"
@@ -197,14 +197,14 @@ async def test_who_wants_no_stream_or_the_engine_alone_hears_no_comment(fake, si
         assert looks_whole(Api.CHAT, stream)
 
 
-async def test_a_client_of_http_1_0_waits_as_well(fake, data):
+async def test_an_http_1_0_client_that_waits_gets_comments_too(fake, data):
     body = orjson.dumps(request_body(Api.CHAT, stream=True))
     async with dial(data) as first, dial(data) as second:
         await hold(fake, first)
         await second.send(f"POST {CHAT} HTTP/1.0\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
         assert (await second.head()).status == 200
         assert await second.reader.readexactly(2 * len(WAITING)) == 2 * WAITING
-        let_go(fake)
+        free_slot(fake)
         rest, reset = await second.rest()
     assert not reset
     assert looks_whole(Api.CHAT, rest)
@@ -221,7 +221,7 @@ async def heard_after_comments(fake: FakeEngine, data: str, api: Api, fault: Fau
         await second.post(PATHS[api], request_body(api, stream=True))
         head = await second.head()
         await two_comments(second)
-        let_go(fake)
+        free_slot(fake)
         stream = await second.body(head)
         await first.body(await first.head())
     return stream
@@ -229,7 +229,7 @@ async def heard_after_comments(fake: FakeEngine, data: str, api: Api, fault: Fau
 
 @SHAPES
 @pytest.mark.parametrize("fault", SAID)
-async def test_an_error_after_comments_is_an_event_of_the_api(fake, sidecar, data, api, fault):
+async def test_an_error_after_comments_is_an_error_event_of_the_api(fake, sidecar, data, api, fault):
     stream = await heard_after_comments(fake, data, api, fault)
     assert SAID[fault] in str(error_in(api, stream)["message"])
     assert not looks_whole(api, stream)
@@ -238,7 +238,7 @@ async def test_an_error_after_comments_is_an_event_of_the_api(fake, sidecar, dat
 
 
 @pytest.mark.parametrize(("status", "outcome"), [(400, "client_error"), (500, "upstream_error")])
-async def test_a_refusal_keeps_all_that_the_engine_said(fake, sidecar, data, status, outcome):
+async def test_an_engines_refusal_after_comments_keeps_all_its_fields(fake, sidecar, data, status, outcome):
     said = {"code": status, "message": "too long", "type": "exceed_context_size_error", "n_ctx": 512}
     fake.custom = whole(status, {"error": said})
     stream = await heard_after_comments(fake, data, Api.CHAT, Fault.CUSTOM)
@@ -246,7 +246,7 @@ async def test_a_refusal_keeps_all_that_the_engine_said(fake, sidecar, data, sta
     assert outcomes(sidecar, Api.CHAT) == {"ok": 1, outcome: 1}
 
 
-async def test_a_whole_answer_where_a_stream_was_promised_is_an_error(fake, sidecar, data):
+async def test_a_whole_answer_in_place_of_a_stream_gives_an_error_event(fake, sidecar, data):
     fake.custom = whole(200, {"choices": []})
     stream = await heard_after_comments(fake, data, Api.CHAT, Fault.CUSTOM)
     assert "application/json" in str(error_in(Api.CHAT, stream)["message"])
@@ -259,7 +259,7 @@ async def test_a_stream_that_breaks_off_after_comments_ends_with_one_error(fake,
     assert not looks_whole(Api.CHAT, stream)
 
 
-async def test_another_engine_may_have_it_also_after_our_head(monkeypatch):
+async def test_a_waiting_request_is_sent_to_another_engine_even_after_the_sidecars_head(monkeypatch):
     """The engine that it was sent to dies before the connection is made."""
     async with FakeEngine() as one, FakeEngine() as other, running(patient(one.base, other.base)) as sidecar:
         await ready(sidecar)
@@ -291,7 +291,7 @@ async def test_another_engine_may_have_it_also_after_our_head(monkeypatch):
 # -- the client leaves -----------------------------------------------------------------------------------
 
 
-async def test_leaving_the_line_after_comments_frees_its_place(fake, sidecar, data):
+async def test_a_queued_client_that_leaves_after_comments_frees_its_place(fake, sidecar, data):
     async with dial(data) as first, dial(data) as second:
         await hold(fake, first)
         tasks = len(sidecar.driver.tasks)
@@ -300,8 +300,8 @@ async def test_leaving_the_line_after_comments_frees_its_place(fake, sidecar, da
         await two_comments(second)
         second.leave()
         await until(lambda: sidecar.driver.placement.queued == 0, "its place is free")
-        await until(lambda: len(sidecar.driver.tasks) <= tasks, "nobody talks to it any more")
-        let_go(fake)
+        await until(lambda: len(sidecar.driver.tasks) <= tasks, "no task serves it any more")
+        free_slot(fake)
         await first.body(await first.head())
     await until(lambda: quiet(sidecar, fake))
     assert len(fake.ran) == 1, "it never reached the engine"
@@ -311,7 +311,7 @@ async def test_leaving_the_line_after_comments_frees_its_place(fake, sidecar, da
 
 @SHAPES
 @pytest.mark.parametrize("fault", [Fault.HANG, Fault.TRICKLE], ids=["before the head", "after it"])
-async def test_leaving_during_prefill_after_comments_closes_the_engines_connection(
+async def test_a_client_that_leaves_during_prefill_after_comments_ends_the_engines_request(
     fake, sidecar, data, api, fault
 ):
     fake.script.append(fault)
@@ -319,7 +319,7 @@ async def test_leaving_during_prefill_after_comments_closes_the_engines_connecti
         await wire.post(PATHS[api], request_body(api, stream=True))
         await wire.head()
         await two_comments(wire)
-    await until(lambda: fake.left, "the engine was told")
+    await until(lambda: fake.left, "the engine sees that the client left")
     await until(lambda: quiet(sidecar, fake), "the slot is free again")
 
 
@@ -352,7 +352,7 @@ async def asked(address: str, api: Api, body: object) -> bytes:
         return await wire.body(await wire.head())
 
 
-async def test_behind_a_long_prefill_everybody_hears_comments_and_then_what_is_said_directly(
+async def test_clients_that_wait_behind_a_long_prefill_get_comments_and_then_the_direct_answer(
     engine_factory, build
 ):
     """One slot has a prompt of 16,000 tokens; a request of each streaming API waits for it."""
@@ -386,7 +386,9 @@ async def test_behind_a_long_prefill_everybody_hears_comments_and_then_what_is_s
     assert error_in(Api.CHAT, refused[Api.CHAT].result())["n_ctx"] == 32768
 
 
-async def test_leaving_while_waiting_behind_a_long_prefill_leaves_nothing_behind(engine_factory, build):
+async def test_a_client_that_leaves_while_it_waits_behind_a_long_prefill_leaves_no_request(
+    engine_factory, build
+):
     engine = engine_factory("tiny-hybrid", build, args=["-np", "1", "-c", "32768"])
     async with running(patient(engine.base)) as sidecar:
         await ready(sidecar)
@@ -407,4 +409,4 @@ async def test_leaving_while_waiting_behind_a_long_prefill_leaves_nothing_behind
         await direct.post(CHAT, told("And then?"), ORIGIN)
         theirs = await direct.head()
     for name in ("Content-Type", "X-Accel-Buffering", "Access-Control-Allow-Origin"):
-        assert ours[name] == theirs[name], "our head says what the engine's says"
+        assert ours[name] == theirs[name], "the sidecar's head has the engine's headers"

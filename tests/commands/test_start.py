@@ -1,4 +1,4 @@
-"""What a person at a terminal sees when the sidecar listens, and what must not be in a program's log."""
+"""The greeting on a terminal when the sidecar listens; a log that a program reads does not contain it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def start_and_end(*words: str, **streams: Any) -> tuple[str, str]:
     return data, admin
 
 
-def test_a_terminal_shows_where_to_point_agents_the_dashboard_and_what_next(screen):
+def test_a_terminal_shows_the_addresses_for_agents_the_dashboard_and_the_next_command(screen):
     data, admin = start_and_end(stderr=screen.end)
     said = screen.text()
     for line in greeting(data, admin):
@@ -62,7 +62,7 @@ def test_a_terminal_shows_where_to_point_agents_the_dashboard_and_what_next(scre
     assert f"slotkeeper why --admin http://{admin}" in said
 
 
-def test_a_log_in_a_file_stays_json_and_the_terminal_beside_it_shows_the_lines(screen, tmp_path: Path):
+def test_a_log_in_a_file_is_json_and_the_terminal_shows_the_greeting(screen, tmp_path: Path):
     path = tmp_path / "log"
     with path.open("wb") as log:
         data, admin = start_and_end(stdout=screen.end, stderr=log)
@@ -70,13 +70,13 @@ def test_a_log_in_a_file_stays_json_and_the_terminal_beside_it_shows_the_lines(s
     assert {orjson.loads(line)["event"] for line in path.read_bytes().splitlines()} >= {"listening"}
 
 
-def test_json_on_a_terminal_is_nothing_but_json(screen):
+def test_with_log_format_json_a_terminal_shows_only_json(screen):
     start_and_end("--log-format", "json", stdout=screen.end, stderr=screen.end)
     for line in screen.text().splitlines():
         orjson.loads(line)
 
 
-def test_without_a_terminal_nothing_but_the_log_is_written(tmp_path: Path):
+def test_without_a_terminal_only_the_log_is_written(tmp_path: Path):
     out, err = tmp_path / "out", tmp_path / "err"
     with out.open("wb") as one, err.open("wb") as other:
         start_and_end(stdout=one, stderr=other)
@@ -105,7 +105,7 @@ def test_without_a_terminal_nothing_but_the_log_is_written(tmp_path: Path):
         ),
     ],
 )
-def test_the_addresses_can_be_opened_as_they_are_shown(bound, prefix, shown):
+def test_the_shown_addresses_can_be_opened(bound, prefix, shown):
     data, admin = bound
     first, second, third = greeting(data, admin, prefix)
     agents, dashboard, why = shown

@@ -82,7 +82,7 @@ def check(code: int, hints: tuple[str, ...], *words: str, **how: Any) -> str:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_wrong_word_says_which_was_meant(words, hint):
+def test_a_misspelled_word_gets_a_suggestion(words, hint):
     check(
         FAILURE if hint == "no sidecar answers" else USAGE,
         (hint,),
@@ -91,7 +91,7 @@ def test_a_wrong_word_says_which_was_meant(words, hint):
     )
 
 
-def test_a_wrong_line_and_a_wrong_variable_say_which_was_meant(tmp_path: Path):
+def test_a_misspelled_setting_in_a_file_or_variable_gets_a_suggestion(tmp_path: Path):
     config = tmp_path / "slotkeeper.toml"
     config.write_text('hot_byts = "32GiB"\n', "utf-8")
     check(
@@ -138,7 +138,7 @@ def address_of_this_machine() -> str:
         ("[::1]", "localhost"),
     ],
 )
-def test_an_upstream_that_is_our_own_port_is_refused(listen, upstream):
+def test_an_upstream_that_is_the_sidecars_own_data_port_is_refused(listen, upstream):
     port = free_port()
     url = f"http://{upstream}:{port}"
     hints = (
@@ -148,12 +148,12 @@ def test_an_upstream_that_is_our_own_port_is_refused(listen, upstream):
     check(USAGE, hints, "serve", "--listen", f"{listen}:{port}", "--upstream", f"{url}/v1")
 
 
-def test_an_upstream_that_is_our_own_admin_port_is_refused():
+def test_an_upstream_that_is_the_sidecars_own_admin_port_is_refused():
     address = f"127.0.0.1:{free_port()}"
     check(USAGE, ("--admin-listen",), "serve", "--admin-listen", address, "--upstream", f"http://{address}")
 
 
-def test_a_port_that_is_taken_is_named():
+def test_a_port_in_use_is_named():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -203,7 +203,9 @@ def programs(tmp_path: Path) -> dict[str, Path]:
         ("broken", ("failed (3)", "cannot find libcuda.so")),
     ],
 )
-def test_an_engine_program_that_is_none(command, name, hints, programs, tmp_path):
+def test_an_engine_program_that_is_not_a_llama_server_is_a_usage_error(
+    command, name, hints, programs, tmp_path
+):
     path = str(programs[name])
     check(USAGE, (path, *hints), command, "--engine", path, env={"XDG_STATE_HOME": str(tmp_path / "state")})
 
@@ -241,23 +243,23 @@ def folders(tmp_path: Path) -> Iterator[dict[str, Path]]:
         ("in a closed one", ("cannot write to", "sudo install -d -m 700 -o ")),
     ],
 )
-def test_a_folder_that_cannot_be_used_is_said_at_the_start(name, hints, folders):
+def test_an_unusable_folder_is_a_usage_error_at_the_start(name, hints, folders):
     words = ("serve", "--upstream", NOBODY, "--slot-dir", str(folders[name]))
     check(USAGE, ("--slot-dir: ", *hints), *words, preexec_fn=without_override)
 
 
 @pytest.mark.parametrize("flag", ["--slot-dir", "--cold-dir", "--record"])
-def test_every_folder_is_tried(flag, folders):
+def test_every_folder_setting_is_checked_at_the_start(flag, folders):
     words = ("serve", "--upstream", NOBODY, flag, str(folders["no parent"]))
     check(USAGE, (f"{flag}: ", "Make it: mkdir -p"), *words)
 
 
-def test_up_tries_its_folders_too(folders):
+def test_up_checks_its_folders_too(folders):
     words = ("up", "--record", str(folders["closed"]))
     check(USAGE, ("--record: ", "sudo install -d"), *words, preexec_fn=without_override)
 
 
-def test_the_command_that_is_told_mends_it(folders):
+def test_the_suggested_command_repairs_the_folder(folders):
     """As far as the user's rights allow."""
     folder = folders["no parent"]
     words = ("serve", "--upstream", NOBODY, "--slot-dir", str(folder))
@@ -299,19 +301,19 @@ def elsewhere(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("command", ["serve", "doctor"])
-def test_an_upstream_that_is_no_llama_server(command, elsewhere):
+def test_an_upstream_that_is_not_a_llama_server_is_a_failure(command, elsewhere):
     ports = ("--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0") if command == "serve" else ()
     hints = (f"{elsewhere} is not a llama-server", "by --upstream")
     check(FAILURE, hints, command, "--upstream", f"{elsewhere}/v1/", *ports)
 
 
 @pytest.mark.parametrize("command", [["why"], ["why", "last"], ["top"], ["health"], ["snapshots", "ls"]])
-def test_an_admin_port_that_is_none(command, elsewhere):
+def test_an_admin_address_that_is_not_a_sidecar_is_a_failure(command, elsewhere):
     check(FAILURE, ("is not on the admin port of a sidecar", "--admin"), *command, "--admin", elsewhere)
 
 
 @pytest.mark.parametrize("command", [["why"], ["why", "last"], ["top"], ["health"], ["snapshots", "ls"]])
-def test_a_sidecar_that_is_down(command):
+def test_commands_report_a_sidecar_that_is_down(command):
     check(FAILURE, (f"no sidecar answers at {NOBODY}", "--admin"), *command, "--admin", NOBODY)
 
 
@@ -326,12 +328,12 @@ def ports() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("command", [["why"], ["why", "last"], ["top"], ["snapshots", "ls"]])
-def test_the_data_port_is_no_admin_port(command, ports):
+def test_the_data_port_in_place_of_the_admin_port_is_a_failure(command, ports):
     check(FAILURE, ("is not on the admin port of a sidecar", "--admin"), *command, "--admin", ports[0])
 
 
 @pytest.mark.parametrize("command", [["why"], ["why", "last"], ["top"], ["snapshots", "ls"]])
-def test_a_token_that_is_wrong_or_missing(command, ports):
+def test_a_wrong_or_missing_token_is_a_failure(command, ports):
     words = (*command, "--admin", ports[1])
     check(FAILURE, ("a bearer token is needed here", "--admin-token"), *words)
     check(
@@ -340,7 +342,7 @@ def test_a_token_that_is_wrong_or_missing(command, ports):
     check(FAILURE, ("not the right one",), *words, env={"SLOTKEEPER_ADMIN_TOKEN": "guess"})
 
 
-def test_health_needs_no_token_and_says_that_no_engine_is_up(ports):
+def test_health_needs_no_token_and_reports_that_no_engine_is_up(ports):
     hints = ("no engine is up: one does not answer", "slotkeeper doctor --upstream URL")
     for env in ({}, {"SLOTKEEPER_ADMIN_TOKEN": "guess"}):
         check(FAILURE, hints, "health", "--admin", ports[1], env=env)

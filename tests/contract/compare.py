@@ -1,4 +1,4 @@
-"""Sends one request to two servers, and compares the parts of their answers that must be alike."""
+"""Send a request to a server; return the parts of its answer that must be equal on both servers."""
 
 from __future__ import annotations
 

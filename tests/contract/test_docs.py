@@ -18,7 +18,7 @@ PAGES: Final = sorted([ROOT / "README.md", *DOCS.glob("*.md")])
 SOURCES: Final = sorted(
     path for folder in ("proxy", "tests") for path in (ROOT / folder).rglob("*.py") if path != Path(__file__)
 )
-# Files that documents may name before they exist, because they are written when there is something to report.
+# Files that documents may name before they exist, because a command writes them.
 LATER: Final = frozenset({"docs/benchmarks.md"})
 
 LINK: Final = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -62,11 +62,11 @@ def spots(pattern: re.Pattern[str], path: Path) -> list[tuple[int, re.Match[str]
 # -- generated tables ----------------------------------------------------------------------------------
 
 
-def test_no_block_differs_from_what_the_code_says():
+def test_generated_tables_of_the_docs_equal_the_code():
     assert generate.main(["--check"]) == 0, "run `python docs/generate.py`"
 
 
-def test_a_stale_block_is_noticed_and_then_repaired(tmp_path, capsys):
+def test_a_stale_generated_table_is_detected_and_repaired(tmp_path, capsys):
     (tmp_path / "docs").mkdir()
     for name in generate.BLOCKS:
         text = (ROOT / name).read_text("utf-8")
@@ -82,12 +82,12 @@ def test_a_stale_block_is_noticed_and_then_repaired(tmp_path, capsys):
     assert stale.read_text("utf-8") == (DOCS / "reference.md").read_text("utf-8")
 
 
-def test_a_document_without_its_block_is_an_error():
+def test_a_page_without_its_table_markers_is_an_error():
     with pytest.raises(KeyError, match="settings"):
         generate.filled("# nothing here\n", {"settings": lambda: "x"})
 
 
-def test_every_reason_is_explained_in_the_code():
+def test_every_reason_is_described_in_the_code():
     texts = generate.descriptions(Reason)
     assert [reason for reason in Reason if not texts.get(reason.name)] == []
 
@@ -96,7 +96,7 @@ def test_every_reason_is_explained_in_the_code():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)
-def test_every_relative_link_leads_somewhere(page):
+def test_every_relative_link_has_a_target(page):
     broken = []
     for link in LINK.findall(page.read_text("utf-8")):
         if re.match(r"[a-z]+:", link):
@@ -112,7 +112,7 @@ def test_every_relative_link_leads_somewhere(page):
     assert not broken, f"{relative(page)} links to nothing at {broken}"
 
 
-def test_a_broken_anchor_would_be_noticed():
+def test_anchors_of_headings_are_computed_as_on_github():
     anchors = generate.heading_anchors("# One: two\n```\n# no heading\n```\n### T5: /v1/x drops `a_b`\n")
     assert set(anchors.values()) == {"one-two", "t5-v1x-drops-a_b"}
 
@@ -120,13 +120,13 @@ def test_a_broken_anchor_would_be_noticed():
 # -- citations -----------------------------------------------------------------------------------------
 
 
-def test_engine_md_has_the_places_that_its_readers_know():
+def test_engine_md_has_all_expected_sections_and_traps():
     traps = {f"T{number}" for number in range(1, 11)}
     sections = {"0", "1", *(f"1.{number}" for number in range(1, 8)), *"2345678", "10", "11", "12"}
     assert traps | sections <= places()
 
 
-def test_the_code_cites_engine_md_only_where_something_stands():
+def test_the_code_cites_only_existing_sections_of_engine_md():
     known = places()
     wrong = []
     for path in SOURCES:
@@ -137,7 +137,7 @@ def test_the_code_cites_engine_md_only_where_something_stands():
     assert wrong == []
 
 
-def test_every_trap_that_the_code_names_is_told_in_engine_md():
+def test_every_trap_that_the_code_names_is_described_in_engine_md():
     known = places()
     named = {
         (f"{relative(path)}:{line}", match[1])
@@ -165,7 +165,7 @@ def test_every_document_that_the_code_names_exists():
 # -- the map of tests ----------------------------------------------------------------------------------
 
 
-def test_the_map_of_tests_names_every_folder_and_package_and_no_file_that_is_not_there():
+def test_the_map_of_tests_names_every_folder_and_package_and_only_existing_files():
     text = (ROOT / "tests" / "README.md").read_text("utf-8")
     first_cells = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
     packages = {path.parent.name for path in (ROOT / "proxy" / "slotkeeper").glob("*/__init__.py")}

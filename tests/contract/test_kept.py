@@ -91,16 +91,16 @@ def of_a(node: ast.stmt) -> Iterator[str]:
                 yield ast.unparse(target)
 
 
-def test_the_page_names_every_collection_and_no_other():
+def test_the_reliability_page_lists_exactly_the_collections_of_the_code():
     """A new collection needs its bound on that page."""
     named = set(re.findall(rf"`((?:{'|'.join(PARTS)})\.[\w.]+)`", PAGE.read_text("utf-8")))
     found = set(collections())
     assert len(found) > 80, "the search finds nothing"
     assert found - named == set(), "not on the page"
-    assert named - found == set(), "on the page, and nowhere else"
+    assert named - found == set(), "on the page, but not in the code"
 
 
-def test_the_page_names_tests_that_there_are():
+def test_the_reliability_page_names_only_existing_tests():
     text = PAGE.read_text("utf-8")
     named = re.findall(NAMED, text)
     assert len(named) > 10

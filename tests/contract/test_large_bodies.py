@@ -39,15 +39,15 @@ async def test_a_body_above_the_limit_is_refused_in_the_shape_of_the_api(fake, a
     assert not fake.ran
 
 
-async def test_a_body_just_within_the_limit_passes(fake):
+async def test_a_body_of_exactly_the_limit_is_accepted(fake):
     exact = settings(fake.base, max_body_bytes=len(ASK), drain_timeout=1.0)
     async with running(exact) as small, dial(small.addresses[0]) as wire:
         await wire.post(CHAT, ASK)
         assert (await wire.head()).status == 200
 
 
-async def test_other_clients_are_served_while_a_large_body_comes_in(fake, data):
-    """A copy, parse or splice of a few megabytes must not block the loop: each runs in a step of its own."""
+async def test_other_clients_are_served_while_a_large_body_arrives(fake, data):
+    """A copy, parse or splice of a few megabytes must not block the loop: each runs in a separate step."""
     text = "word " * 800_000
     large = orjson.dumps(request_body(Api.COMPLETION, stream=False, text=text))
     async with aiohttp.ClientSession(f"http://{data}") as client, asyncio.TaskGroup() as group:

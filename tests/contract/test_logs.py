@@ -28,7 +28,7 @@ PASSED: Final = (
     "exchange/learning.py",
 )
 ROW: Final = re.compile(r"^\| `(\w+)` \| (debug|info|warning|error) \|", re.MULTILINE)
-WORD: Final = "Xylophonkonzert"  # and a number: stands in every message below, and in no code
+WORD: Final = "Xylophonkonzert"  # with a number, it is in every message below and in no code
 CHAT: Final = "/v1/chat/completions"
 
 
@@ -78,24 +78,24 @@ def line(call: ast.Call, where: str, *, concerned: bool) -> Line:
     return Line(where, str(event.value), LEVELS[level.attr], named, concerned)
 
 
-def test_every_event_is_a_name():
+def test_every_event_is_in_snake_case():
     found = list(lines())
     assert len(found) > 50, "the search finds nothing"
     assert [one for one in found if not re.fullmatch(r"[a-z]+(_[a-z]+)*", one.event)] == []
 
 
-def test_an_event_has_one_level():
+def test_every_event_has_one_level():
     levels: dict[str, set[str]] = {}
     for one in lines():
         levels.setdefault(one.event, set()).add(one.level)
     assert {event: found for event, found in levels.items() if len(found) > 1} == {}
 
 
-def test_what_is_about_a_request_says_which():
+def test_every_log_line_about_a_request_has_its_id():
     assert [one.where for one in lines() if one.for_a_request and not one.names_its_request] == []
 
 
-def test_the_page_tells_every_event_with_its_level_and_no_other():
+def test_the_logs_page_lists_every_event_with_its_level_and_no_other():
     told = dict(ROW.findall(PAGE.read_text("utf-8")))
     assert told == {one.event: one.level for one in lines()}
 
@@ -108,7 +108,7 @@ def said(number: int) -> str:
 
 
 def session() -> Iterator[tuple[str, Any]]:
-    """Play requests that are answered, that the engine refuses quoting them, and that are no JSON."""
+    """Yield requests: some are answered, the engine refuses some and quotes them, one is not JSON."""
     history = [{"role": "system", "content": f"{said(0)} " * 600}]
     for number in range(1, 4):
         history.append({"role": "user", "content": said(number)})
@@ -124,7 +124,7 @@ def session() -> Iterator[tuple[str, Any]]:
     yield CHAT, b'{"messages": [{"role": "user", "content": "' + said(27).encode()
 
 
-async def test_no_word_of_a_session_is_logged_at_any_level(engine_factory, build, capsys):
+async def test_no_word_of_a_prompt_is_logged_at_any_level(engine_factory, build, capsys):
     engine = engine_factory("tiny-dense", build)
     configure("debug", "json")
     async with lab.in_front_of(engine.base, engine.flags) as sidecar:
@@ -135,7 +135,7 @@ async def test_no_word_of_a_session_is_logged_at_any_level(engine_factory, build
                 async with client.post(path, data=raw, headers={"X-Slotkeeper-Conversation": "c"}) as answer:
                     told.append(WORD in await answer.text())
         await lab.rested(sidecar)
-    assert any(told), "the engine quotes what it refuses, so there is something to leave out"
+    assert any(told), "the engine must quote a request that it refuses, or the test shows nothing"
     heard = capsys.readouterr().err
     assert '"not_rendered"' in heard
     assert '"unreadable_request"' in heard

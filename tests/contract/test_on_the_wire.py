@@ -30,7 +30,7 @@ def custom(fake, *lines: str, body: bytes = b"") -> None:
     fake.custom = "\r\n".join((*lines, "", "")).encode("latin-1") + body
 
 
-async def test_headers_that_come_twice_go_on_twice(fake, data):
+async def test_repeated_headers_are_forwarded_and_hop_by_hop_headers_are_not(fake, data):
     custom(
         fake,
         "HTTP/1.1 200 Fine",
@@ -61,7 +61,7 @@ async def test_headers_that_come_twice_go_on_twice(fake, data):
     assert not heard.header("TE")
 
 
-async def test_a_compressed_answer_passes_byte_for_byte(fake, data):
+async def test_a_compressed_answer_is_forwarded_unchanged(fake, data):
     packed = gzip.compress(b'{"choices":[]}' * 500)
     custom(
         fake,
@@ -81,7 +81,7 @@ async def test_a_compressed_answer_passes_byte_for_byte(fake, data):
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-async def test_a_compressed_stream_passes_byte_for_byte(fake, data, stream):
+async def test_a_compressed_stream_is_forwarded_unchanged(fake, data, stream):
     packed = gzip.compress(b"data: {}\n\n" * 50 + b"\n\n", mtime=0) + b"\n\n" * 3
     chunked = b"".join(b"%x\r\n%s\r\n" % (1, packed[at : at + 1]) for at in range(len(packed))) + b"0\r\n\r\n"
     custom(
@@ -97,7 +97,7 @@ async def test_a_compressed_stream_passes_byte_for_byte(fake, data, stream):
         assert await wire.body(await wire.head()) == packed
 
 
-async def test_nothing_is_added_to_a_request_that_asks_for_nothing(fake, data):
+async def test_the_sidecar_adds_no_headers_that_describe_a_client(fake, data):
     async with dial(data) as wire:
         assert (await head_of(wire, "GET /nothing?x=%2f HTTP/1.1", "Host: x"))[0] == 404
     heard = fake.heard[-1]
@@ -118,7 +118,7 @@ async def test_a_client_that_waits_for_100_continue_gets_it(fake, data):
     assert not fake.ran[0].header("Expect")
 
 
-async def test_an_old_client_gets_no_chunks(fake, data):
+async def test_an_http_1_0_client_gets_no_chunked_answer(fake, data):
     body = orjson.dumps(request_body(Api.CHAT, stream=True))
     async with dial(data) as wire:
         await wire.send(f"POST {CHAT} HTTP/1.0\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -129,7 +129,7 @@ async def test_an_old_client_gets_no_chunks(fake, data):
     assert not reset
 
 
-async def test_a_body_in_chunks_reaches_the_engine_whole(fake, data):
+async def test_a_chunked_body_reaches_the_engine_with_a_length(fake, data):
     async with dial(data) as wire:
         await wire.send(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
         for at in range(0, len(ASK), 7):
@@ -143,7 +143,7 @@ async def test_a_body_in_chunks_reaches_the_engine_whole(fake, data):
 
 
 @pytest.mark.parametrize("api", PATHS)
-async def test_a_pinned_body_differs_by_the_slot_alone_and_another_not_at_all(fake, data, api):
+async def test_a_pinned_body_differs_only_by_the_slot_and_an_unpinned_body_not_at_all(fake, data, api):
     body = json.dumps(request_body(api, stream=False, odd=[1e3, "\u00e9"]), indent=3).encode()
     async with dial(data) as wire:
         await wire.post(PATHS[api], body)
@@ -157,7 +157,7 @@ async def test_a_pinned_body_differs_by_the_slot_alone_and_another_not_at_all(fa
     assert heard.header("Content-Length") == [str(len(heard.body))]
 
 
-async def test_bypass_has_the_original_bytes(fake, data):
+async def test_a_bypass_body_is_forwarded_unchanged(fake, data):
     body = json.dumps(request_body(Api.CHAT, stream=True), indent=1).encode()
     async with dial(data) as wire:
         await wire.post(CHAT, body, {"X-Slotkeeper-Bypass": "1"})
@@ -166,13 +166,13 @@ async def test_bypass_has_the_original_bytes(fake, data):
 
 
 @pytest.mark.parametrize("target", ["@elsewhere.example/x", ".example/x", ":1/x", "*", "x", "http:/x"])
-async def test_a_target_that_is_no_path_never_leaves_for_another_host(fake, data, target):
+async def test_a_target_that_is_not_a_path_is_refused_and_never_sent_to_another_host(fake, data, target):
     async with dial(data) as wire:
         await wire.send(f"GET {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         assert 400 <= (await wire.head()).status < 500
 
 
-async def test_a_target_with_a_host_is_read_as_its_path(fake, data):
+async def test_a_target_with_a_host_is_sent_to_the_engine_with_its_path_only(fake, data):
     async with dial(data) as wire:
         status, _ = await head_of(wire, "GET http://elsewhere.example/health?a=%2f HTTP/1.1", "Host: x")
     assert status == 200
@@ -180,7 +180,7 @@ async def test_a_target_with_a_host_is_read_as_its_path(fake, data):
 
 
 @pytest.mark.parametrize("broken", [b"zz\r\n", b"-5\r\nhello", b"5\r\nhelloXX"])
-async def test_a_body_that_is_not_framed_never_reaches_the_engine(fake, sidecar, data, broken):
+async def test_a_body_with_broken_framing_never_reaches_the_engine(fake, sidecar, data, broken):
     async with dial(data) as wire:
         await wire.send(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
         await asyncio.sleep(0.02)
@@ -199,7 +199,7 @@ async def test_an_error_answer_to_head_has_no_body(fake, data):
         assert (await wire.head()).status == 503, "the next head comes right after the first"
 
 
-async def test_an_id_that_is_not_safe_is_replaced(fake, data):
+async def test_an_unsafe_request_id_is_replaced(fake, data):
     async with dial(data) as wire:
         await wire.post("/tokenize", {"content": "x"}, {"X-Request-Id": "a b\x01"[:3] + "x" * 200})
         head = await wire.head()
@@ -207,7 +207,7 @@ async def test_an_id_that_is_not_safe_is_replaced(fake, data):
     assert fake.heard[-1].header("X-Request-Id") == head.all("X-Request-Id")
 
 
-async def test_long_header_lines_pass_both_ways(fake, data):
+async def test_long_headers_are_forwarded_in_both_directions(fake, data):
     custom(fake, "HTTP/1.1 200 OK", f"X-Long: {'y' * 30000}", "Content-Length: 2", body=b"{}")
     async with dial(data, window=2**18) as wire:
         await wire.post(CHAT, ASK, {"X-Long": "x" * 7000})

@@ -63,7 +63,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "traces"
 
 
-async def test_what_the_client_sent_is_written_before_any_rule_touched_it(pair, folder):
+async def test_the_recording_has_the_clients_requests_before_rules_changed_them(pair, folder):
     entries = await recorded(pair.behind.base, folder)
     assert [entry.path for entry in entries] == [path.partition("?")[0] for path, _ in SESSION]
     assert [entry.body for entry in entries] == [body for _, body in SESSION]
@@ -75,7 +75,7 @@ async def test_what_the_client_sent_is_written_before_any_rule_touched_it(pair, 
     assert {stat.S_IMODE(path.stat().st_mode) for path in files(folder)} == {0o600}
 
 
-async def test_lint_and_replay_read_it(pair, folder, capsys):
+async def test_lint_and_replay_can_read_the_recording(pair, folder, capsys):
     await recorded(pair.behind.base, folder)
     traces = files(folder)
     capsys.readouterr()
@@ -88,7 +88,7 @@ async def test_lint_and_replay_read_it(pair, folder, capsys):
     assert "4 requests in 1 files" in capsys.readouterr().out
 
 
-async def test_without_the_setting_nothing_is_written(fake, sidecar, data, tmp_path, monkeypatch):
+async def test_nothing_is_recorded_without_the_setting(fake, sidecar, data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     async with aiohttp.ClientSession(f"http://{data}") as client:
         async with client.post("/v1/chat/completions", json=chat(21)) as answer:
@@ -96,7 +96,7 @@ async def test_without_the_setting_nothing_is_written(fake, sidecar, data, tmp_p
     assert list(tmp_path.rglob("*")) == []
 
 
-async def test_a_folder_that_cannot_be_written_to_fails_no_request_and_is_counted(fake, tmp_path):
+async def test_a_recording_folder_without_write_access_fails_no_request_and_is_counted(fake, tmp_path):
     folder = tmp_path / "traces"
     folder.write_text("no folder")
     async with running(settings(fake.base, record=folder, drain_timeout=1.0)) as sidecar:

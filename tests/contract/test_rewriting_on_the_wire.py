@@ -52,14 +52,14 @@ def untouched(fake: Any, raw: bytes) -> bool:
 
 
 @pytest.mark.parametrize("mode", ["observe", "off"])
-async def test_nothing_is_touched_unless_it_is_allowed(fake, mode):
+async def test_a_request_is_not_changed_by_rules_that_only_observe_or_are_off(fake, mode):
     async with running(settings(fake.base, rules=(f"all={mode}",))) as sidecar:
         for date, tasks in ((FIRST, 1), (SECOND, 2)):
             raw = await post(sidecar.addresses[0], request(date, tasks))
             assert untouched(fake, raw)
 
 
-async def test_a_date_that_changed_is_told_behind_the_newest_words_and_stays_told(fake):
+async def test_a_changed_date_is_moved_behind_the_newest_message_and_stays_there(fake):
     async with running(settings(fake.base, rules=("date=fix",))) as sidecar:
         data = sidecar.addresses[0]
         assert untouched(fake, await post(data, request(FIRST, 1)))
@@ -77,7 +77,7 @@ async def test_a_date_that_changed_is_told_behind_the_newest_words_and_stays_tol
         assert heard(fake)[-1]["content"] == "Thanks."
 
 
-async def test_what_would_cost_more_than_it_saves_goes_as_it_came(fake):
+async def test_a_request_is_not_changed_if_that_costs_more_tokens_than_it_saves(fake):
     """A note is longer than these few words, which the engine computes faster."""
     async with running(settings(fake.base, rules=("date=fix",))) as sidecar:
         for date, tasks in ((FIRST, 1), (SECOND, 2)):
@@ -93,7 +93,7 @@ async def test_what_would_cost_more_than_it_saves_goes_as_it_came(fake):
         assert any("tokens to compute" in said for said in sentences(record))
 
 
-async def test_who_wants_to_be_left_alone_is(fake):
+async def test_a_bypass_request_is_not_changed(fake):
     async with running(settings(fake.base, rules=("all=fix",))) as sidecar:
         data = sidecar.addresses[0]
         await post(data, request(FIRST, 1))
@@ -101,7 +101,7 @@ async def test_who_wants_to_be_left_alone_is(fake):
         assert fake.ran[-1].body == raw
 
 
-async def test_nothing_crosses_from_one_key_to_another(fake):
+async def test_requests_of_another_key_do_not_change_a_request(fake):
     async with running(settings(fake.base, rules=("all=fix",))) as sidecar:
         data = sidecar.addresses[0]
         await post(data, request(FIRST, 1), Authorization="Bearer one")
@@ -119,7 +119,7 @@ async def test_a_rule_can_be_for_one_client_only(fake):
 
 
 @pytest.mark.parametrize("name", ["take", "answered"])
-async def test_a_bug_in_it_lets_the_request_through_as_it_came(fake, name):
+async def test_a_bug_in_a_rule_does_not_fail_the_request(fake, name):
     async with running(settings(fake.base, rules=("all=fix",))) as sidecar:
         data = sidecar.addresses[0]
         await post(data, request(FIRST, 1))

@@ -38,13 +38,13 @@ async def differences(direct: str, behind: str, through: str, asked: Iterable[Ca
 
 
 @pytest.mark.parametrize("kind", ["plain", "text", "generated", "refused", "actions"])
-async def test_every_answer_is_the_engines_own(pair, before, kind):
+async def test_every_answer_equals_the_engines_answer(pair, before, kind):
     asked = list(getattr(cases, kind)())
     found = await differences(pair.direct.base, pair.behind.base, before.addresses[0], asked)
     assert not found, f"{len(found)} differences in {len(asked)} requests:\n" + "\n".join(found)
 
 
-async def test_keys_are_judged_by_the_engine_alone(locked_pair):
+async def test_keys_are_checked_by_the_engine_alone(locked_pair):
     async with running(settings(locked_pair.behind.base, drain_timeout=1.0)) as sidecar:
         link = sidecar.driver.links[locked_pair.behind.base]
         await until(lambda: link.health == "ok")
@@ -55,7 +55,7 @@ async def test_keys_are_judged_by_the_engine_alone(locked_pair):
         await until(lambda: link.ready, "with a client's key the engine could be probed")
 
 
-async def test_a_refusal_that_comes_before_the_body_was_read_arrives(locked_pair):
+async def test_an_engines_refusal_before_the_end_of_the_body_reaches_the_client(locked_pair):
     """The engine checks the key first, answers, and closes with the upload unread."""
     base = locked_pair.behind.base
     large = b'{"content": "' + b"x" * 8_000_000 + b'"}'

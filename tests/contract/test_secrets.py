@@ -13,8 +13,8 @@ from slotkeeper.app import running
 from slotkeeper.bench import lab
 from slotkeeper.observe.log import configure
 
-OWN: Final = "0123456789abcdef-of-somebody"  # looks like anything
-SHAPED: Final = "sk-proj-0123456789abcdefghij"  # and is nowhere said to be one
+OWN: Final = "0123456789abcdef-of-somebody"  # does not look like a key
+SHAPED: Final = "sk-proj-0123456789abcdefghij"  # looks like a key, but no header or query names it as one
 PLACES: Final = (
     {"X-Request-Id": "{key}"},
     {"X-Request-Id": "request-{key}"},
@@ -40,7 +40,9 @@ def lines_in(folder: Path) -> list[bytes]:
 
 
 @pytest.mark.parametrize("sent_as", SENT_AS)
-async def test_a_key_is_nowhere_but_at_the_engine(engine_factory, capsys, tmp_path, sent_as):
+async def test_a_clients_key_is_sent_to_the_engine_and_stored_nowhere(
+    engine_factory, capsys, tmp_path, sent_as
+):
     credentials, query, key = SENT_AS[sent_as]
     engine, traces = engine_factory("tiny-dense"), tmp_path / "traces"
     configure("debug", "json")

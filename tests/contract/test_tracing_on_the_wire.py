@@ -19,7 +19,7 @@ from slotkeeper.observe.spans import REQUEST
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PARENT = f"00-{TRACE}-{CALLER}-01"
 STATE = "rojo=00f067aa0ba902b7,congo=t61rcWkgMzE"
-WORD = "Xylophonkonzert"  # stands in every prompt below
+WORD = "Xylophonkonzert"  # is in every prompt below
 
 
 async def post(data: str, path: str, body: Any, *headers: str) -> None:
@@ -31,7 +31,7 @@ async def post(data: str, path: str, body: Any, *headers: str) -> None:
 
 
 @pytest.mark.parametrize("path", [*(PATHS[api] for api in PATHS), "/tokenize"])
-async def test_without_spans_both_headers_go_on_as_they_came(fake, data, path):
+async def test_without_spans_trace_headers_are_forwarded_unchanged(fake, data, path):
     api = next((api for api in PATHS if PATHS[api] == path), Api.CHAT)
     body = request_body(api, stream=False)
     await post(data, path, body, f"traceparent: {PARENT}", f"tracestate: {STATE}", "tracestate: third=1")
@@ -41,13 +41,13 @@ async def test_without_spans_both_headers_go_on_as_they_came(fake, data, path):
     assert heard.header("tracestate") == [STATE, "third=1"]
 
 
-async def test_without_spans_none_is_invented(fake, data):
+async def test_without_spans_no_trace_header_is_added(fake, data):
     await post(data, PATHS[Api.CHAT], request_body(Api.CHAT, stream=False))
     assert not fake.ran[-1].header("traceparent")
 
 
 @pytest.mark.parametrize("flags", ["01", "00"])
-async def test_with_spans_the_engine_is_told_ours_as_its_parent(fake, flags):
+async def test_with_spans_the_engine_gets_the_sidecars_span_as_its_parent(fake, flags):
     async with collecting() as collector:
         async with running(settings(fake.base, otlp_endpoint=collector.url, drain_timeout=1.0)) as sidecar:
             await ready(sidecar)
@@ -66,7 +66,7 @@ async def test_with_spans_the_engine_is_told_ours_as_its_parent(fake, flags):
 
 
 @pytest.mark.parametrize("fault", [Fault.NONE, Fault.DIE_IN_STREAM])
-async def test_every_request_has_its_span_however_it_ends_and_no_word_of_it(fake, fault):
+async def test_every_request_has_one_span_with_its_outcome_and_no_word_of_its_prompt(fake, fault):
     async with collecting() as collector:
         async with running(settings(fake.base, otlp_endpoint=collector.url, drain_timeout=1.0)) as sidecar:
             await ready(sidecar)

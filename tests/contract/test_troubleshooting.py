@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md quotes the program's own texts.
+"""docs/troubleshooting.md quotes texts that the program really writes.
 
 The program's texts are read from its sources: events of the log, values of its enums, texts of its messages.
 Any other quote must be a flag, a setting, a metric or a command of ours, or be in the list of other programs'
@@ -147,7 +147,7 @@ def variables() -> set[str]:
 
 
 def is_ours(said: str) -> bool:
-    """Whether the program writes this text, or knows it."""
+    """Whether the program writes this text, or has a command, flag or variable of this name."""
     first, *rest = said.split()
     if first == "slotkeeper" and rest and rest[0] in commands():
         return knows_flags(rest[1:])
@@ -166,11 +166,11 @@ def unknown(page: str) -> list[str]:
     return sorted({said for said in quoted(page) if said not in FOREIGN and not is_ours(said)})
 
 
-def test_what_the_page_quotes_the_program_says():
+def test_the_page_quotes_only_texts_of_the_program():
     assert unknown(PAGE) == []
 
 
-def test_what_is_not_ours_is_quoted_and_really_not_ours():
+def test_every_listed_text_of_other_programs_is_quoted():
     """Otherwise the list would grow and accept texts that should be checked."""
     unused = FOREIGN - set(quoted(PAGE))
     assert unused == set()
@@ -189,16 +189,16 @@ def test_what_is_not_ours_is_quoted_and_really_not_ours():
         ("`lint --json`", "`lint --jsonl`"),
     ],
 )
-def test_a_misquoted_word_is_noticed(right, wrong):
+def test_a_misquoted_text_is_detected(right, wrong):
     assert right in PAGE
     assert set(unknown(PAGE.replace(right, wrong))) - set(unknown(PAGE)) == {wrong.strip("`")}
 
 
-def test_the_sources_are_really_read():
+def test_events_and_enum_values_are_found_in_the_sources():
     assert {"engine_lost", "exchange_failed", "prefix_changed"} <= events()
     assert {*Reason, *Loss, *Cause, *Trouble} <= values()
 
 
 @pytest.mark.parametrize("kind", [Loss, Trouble])
-def test_every_loss_and_every_trouble_is_explained(kind):
+def test_the_page_explains_every_loss_and_every_trouble(kind):
     assert sorted(set(kind) - set(quoted(PAGE))) == []

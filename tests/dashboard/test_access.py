@@ -13,7 +13,7 @@ from slotkeeper.app import Sidecar
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 ENOUGH: Final = 4.5  # WCAG 2.2 AA, for text of any size
-BEHIND: Final = 400  # Tab presses; what was not reached by then is unreachable
+BEHIND: Final = 400  # Tab presses; an element that these do not reach is unreachable
 
 # For every visible element with its own text: the contrast of its colour to the background below it.
 FAINT: Final = """(enough) => {
@@ -52,7 +52,7 @@ async def tab_to(reader: Reader, selector: str) -> None:
     pytest.fail(f"{selector} cannot be reached with the keyboard")
 
 
-async def test_a_request_is_explained_by_keyboard_alone_and_focus_returns(reader: Reader):
+async def test_a_request_is_explained_by_keyboard_alone_and_the_focus_returns(reader: Reader):
     await reader.open()
     await tab_to(reader, "#requests tr th a")
     before = await reader.page.evaluate("document.activeElement.getAttribute('href')")
@@ -66,7 +66,7 @@ async def test_a_request_is_explained_by_keyboard_alone_and_focus_returns(reader
     assert await reader.page.evaluate("document.activeElement.getAttribute('href')") == before
 
 
-async def test_arrows_go_along_a_lane(reader: Reader):
+async def test_arrow_keys_move_along_a_lane(reader: Reader):
     await reader.open()
     await tab_to(reader, ".lane .bar:nth-child(n+2)")
     last = await reader.page.evaluate("document.activeElement.getAttribute('href')")
@@ -85,7 +85,7 @@ async def test_the_first_tab_skips_to_the_requests(reader: Reader):
     assert await reader.page.evaluate("document.activeElement.closest('#recent') !== null")
 
 
-async def test_everything_has_a_name_and_a_place(reader: Reader):
+async def test_every_element_has_an_accessible_name_and_every_region_a_landmark(reader: Reader):
     await reader.open()
     for role in ("banner", "main"):
         assert await reader.page.get_by_role(role).count() == 1
@@ -99,7 +99,7 @@ async def test_everything_has_a_name_and_a_place(reader: Reader):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_text_can_be_read_in_both_themes(browser: Browser, busy: Sidecar, scheme: Any):
+async def test_text_has_enough_contrast_in_both_themes(browser: Browser, busy: Sidecar, scheme: Any):
     async with reading(browser, admin_of(busy), color_scheme=scheme) as looker:
         await looker.open()
         assert await looker.page.evaluate(FAINT, ENOUGH) == []
@@ -109,7 +109,7 @@ async def test_text_can_be_read_in_both_themes(browser: Browser, busy: Sidecar, 
         await looker.shoot(f"why-{scheme}")
 
 
-async def test_the_reader_can_choose_the_theme(reader: Reader):
+async def test_the_user_can_choose_the_theme(reader: Reader):
     await reader.open()
     paper = "getComputedStyle(document.body).backgroundColor"
     bright = await reader.page.evaluate(paper)
@@ -122,7 +122,7 @@ async def test_the_reader_can_choose_the_theme(reader: Reader):
     await expect(button).to_have_text("Theme: dark")
 
 
-async def test_a_phone_need_not_scroll_sideways(browser: Browser, busy: Sidecar):
+async def test_a_phone_does_not_scroll_sideways(browser: Browser, busy: Sidecar):
     async with reading(browser, admin_of(busy), viewport=PHONE, has_touch=True, is_mobile=True) as looker:
         await looker.open()
         fits = "document.documentElement.scrollWidth <= window.innerWidth"

@@ -25,7 +25,7 @@ OPENCODE = {"User-Agent": "opencode/1.18.33", "Authorization": "Bearer secret-of
 FITS = "document.documentElement.scrollWidth <= window.innerWidth"
 
 
-async def test_the_first_words_of_a_task_name_its_lane_its_slot_and_its_requests(
+async def test_the_first_words_of_a_task_name_its_lane_slot_and_requests(
     browser: Browser, engine: Restartable
 ):
     async with lab.in_front_of(engine.base, engine.flags, why_text=True) as sidecar:
@@ -38,7 +38,9 @@ async def test_the_first_words_of_a_task_name_its_lane_its_slot_and_its_requests
             assert looker.complaints == []
 
 
-async def test_without_leave_there_is_a_number_and_an_age(browser: Browser, engine: Restartable):
+async def test_without_why_text_a_conversation_is_named_by_number_and_age(
+    browser: Browser, engine: Restartable
+):
     async with lab.in_front_of(engine.base, engine.flags) as sidecar:
         await ask(lab.url_of(sidecar), "Sort the harbour's ships by age", headers=OPENCODE)
         async with reading(browser, admin_of(sidecar)) as looker:
@@ -48,7 +50,7 @@ async def test_without_leave_there_is_a_number_and_an_age(browser: Browser, engi
             await expect(looker.page.locator("body")).not_to_contain_text("harbour")
 
 
-async def test_each_client_has_a_row_and_its_key_is_nowhere(browser: Browser, engine: Restartable):
+async def test_each_client_has_a_row_and_its_key_is_not_shown(browser: Browser, engine: Restartable):
     async with lab.in_front_of(engine.base, engine.flags) as sidecar:
         for headers in (OPENCODE, OPENCODE, {"User-Agent": "curl/8.5.0"}):
             await ask(lab.url_of(sidecar), "How many ships?", headers=headers)
@@ -66,7 +68,7 @@ async def test_each_client_has_a_row_and_its_key_is_nowhere(browser: Browser, en
             await expect(looker.page.locator("body")).not_to_contain_text("secret-of-anna")
 
 
-async def test_an_empty_page_says_where_to_point_a_client_at(browser: Browser, engine: Restartable):
+async def test_an_empty_page_shows_the_address_for_clients(browser: Browser, engine: Restartable):
     async with lab.in_front_of(engine.base, engine.flags) as sidecar:
         async with reading(browser, admin_of(sidecar)) as looker:
             await looker.page.goto(looker.base)
@@ -76,7 +78,7 @@ async def test_an_empty_page_says_where_to_point_a_client_at(browser: Browser, e
             await expect(looker.page.locator("#lanes-empty")).not_to_be_visible()
 
 
-async def test_an_engine_that_is_not_there_is_said_above_all_else(browser: Browser, engine: Restartable):
+async def test_the_page_shows_an_alarm_for_an_engine_that_is_down(browser: Browser, engine: Restartable):
     """The engine was never there; then it starts."""
     absent = f"http://127.0.0.1:{free_port()}"
     async with running(
@@ -98,7 +100,7 @@ async def test_an_engine_that_is_not_there_is_said_above_all_else(browser: Brows
             await expect(looker.page.locator(".engine p").first).to_contain_text("b11549")
 
 
-async def test_a_queued_request_has_a_place(browser: Browser, engine: Restartable):
+async def test_a_queued_request_shows_its_place_in_the_queue(browser: Browser, engine: Restartable):
     """There are more conversations than slots for as long as the page is checked."""
     seen = asyncio.Event()
 
@@ -157,7 +159,7 @@ async def test_a_queued_request_is_in_the_lane_of_its_own_conversation(browser: 
 
 
 @pytest.mark.parametrize("viewport", [PHONE, None])
-async def test_a_prefill_shows_how_far_it_is(browser: Browser, busy: Sidecar, viewport: Any):
+async def test_a_running_prefill_shows_its_progress(browser: Browser, busy: Sidecar, viewport: Any):
     """A prefill that lasts as long as this test runs: the rest is the sidecar's own answer."""
     now = {"doing": "prefill", "place": None, "percent": 42, "seconds_left": 12.3, "estimated": False}
 
@@ -196,10 +198,10 @@ async def test_a_prefill_shows_how_far_it_is(browser: Browser, busy: Sidecar, vi
     ],
     ids=["failing", "draining", "drained"],
 )
-async def test_an_engine_says_how_it_is_used(
+async def test_the_page_shows_whether_an_engine_fails_or_is_drained(
     browser: Browser, busy: Sidecar, changed: dict[str, bool], shown: str
 ):
-    """For as long as this test looks at it: the rest is the sidecar's own answer."""
+    """The test changes one field of the sidecar's answer; the rest is unchanged."""
 
     async def used_so(route: Route) -> None:
         answer = await route.fetch()
@@ -217,7 +219,7 @@ async def test_an_engine_says_how_it_is_used(
 
 
 @needs_b10434
-async def test_a_model_that_is_not_loaded_is_shown_and_no_alarm(browser: Browser, tmp_path: Path):
+async def test_an_unloaded_model_is_shown_without_an_alarm(browser: Browser, tmp_path: Path):
     async with router(tmp_path) as started, lab.keeping(started) as sidecar:
         async with reading(browser, admin_of(sidecar)) as looker, fresh_client(lab.url_of(sidecar)) as client:
             await Talk("coder", "c").turn(client)

@@ -38,7 +38,7 @@ async def test_the_page_loads_under_load_and_updates_itself(reader: Reader, busy
         await expect(reader.page.locator(".lanes .name", has_text=name)).to_be_visible()
 
 
-async def test_a_figure_changes_without_a_reload_and_rows_stay(reader: Reader, busy: Sidecar):
+async def test_a_figure_changes_without_a_reload_and_rows_keep_their_focus(reader: Reader, busy: Sidecar):
     await reader.open()
     requests = await reader.page.locator("#figures .quiet").nth(2).text_content()
     row = await reader.page.locator("#requests tr").first.element_handle()
@@ -76,14 +76,14 @@ async def test_the_page_shows_the_figures_of_the_api(reader: Reader, busy: Sidec
     await expect(reader.page.locator("#tiers li").first).to_contain_text("hot")
 
 
-async def test_the_page_requests_no_other_host(reader: Reader):
+async def test_the_page_makes_no_requests_to_other_hosts(reader: Reader):
     await reader.open()
     await reader.explain(NEWEST)
     assert len(reader.asked) > 10
     assert {urlsplit(url).netloc for url in reader.asked} == {urlsplit(reader.base).netloc}
 
 
-async def test_a_request_has_a_link_of_its_own(reader: Reader):
+async def test_a_request_has_its_own_link(reader: Reader):
     await reader.open()
     link = await reader.page.locator(CLOCK).first.get_attribute("href")
     await reader.page.goto("about:blank")
@@ -97,13 +97,13 @@ async def test_a_request_has_a_link_of_its_own(reader: Reader):
     assert reader.complaints == []
 
 
-async def test_the_page_says_that_a_request_is_not_kept_any_more(browser: Browser, busy: Sidecar):
+async def test_the_page_reports_that_a_request_is_no_longer_kept(browser: Browser, busy: Sidecar):
     async with reading(browser, admin_of(busy)) as late:
         await late.open("#request=0123456789abcdef")
         await expect(late.page.locator("#why")).to_contain_text("not among the last requests any more")
 
 
-async def test_markup_of_clients_stays_text(reader: Reader, busy: Sidecar):
+async def test_markup_from_clients_is_shown_as_text(reader: Reader, busy: Sidecar):
     headers = {"X-Slotkeeper-Conversation": HOSTILE, "X-Request-Id": HOSTILE}
     await ask(lab.url_of(busy), HOSTILE, headers=headers)
     await reader.open()
@@ -113,7 +113,7 @@ async def test_markup_of_clients_stays_text(reader: Reader, busy: Sidecar):
     assert await reader.page.locator("main img, dialog img").count() == 0
 
 
-async def test_the_sidecar_goes_and_comes_back(browser: Browser, engine: Restartable):
+async def test_the_page_reconnects_after_the_sidecar_was_stopped(browser: Browser, engine: Restartable):
     address = f"127.0.0.1:{free_port()}"
     async with reading(browser, f"http://{address}") as looker:
         async with lab.in_front_of(engine.base, admin_listen=address):
@@ -124,7 +124,7 @@ async def test_the_sidecar_goes_and_comes_back(browser: Browser, engine: Restart
             await expect(looker.connection).to_have_text("Live")
 
 
-async def test_a_token_is_asked_for_and_kept_for_the_tab(browser: Browser, engine: Restartable):
+async def test_the_page_asks_for_the_token_and_keeps_it_for_the_tab(browser: Browser, engine: Restartable):
     async with lab.in_front_of(engine.base, admin_token=RIGHT) as locked:
         async with reading(browser, admin_of(locked)) as stranger:
             await stranger.page.goto(stranger.base)

@@ -35,7 +35,7 @@ async def test_every_file_is_sent_with_its_type_and_a_strict_policy(client, path
     assert answer.content_type == dashboard.TYPES["." + (path.rpartition(".")[2] if path != "/" else "html")]
 
 
-async def test_what_the_browser_has_is_not_sent_again(client):
+async def test_an_unchanged_file_is_not_sent_again(client):
     first = await client.get("/")
     again = await client.get("/", headers={"If-None-Match": first.headers["ETag"]})
     assert (again.status, await again.read()) == (304, b"")
@@ -54,7 +54,7 @@ def test_every_file_that_the_page_names_exists():
 
 
 @pytest.mark.parametrize("name", sorted(TEXTS))
-def test_nothing_goes_around_the_policy(name):
+def test_no_file_needs_an_exception_to_the_content_security_policy(name):
     text = TEXTS[name]
     assert not re.search(r"(?:inner|outer|Adjacent)HTML|document\.write|\beval\(|new Function", text)
     assert not re.search(r"<style|<script(?![^>]*\bsrc=)|\sstyle=|\son\w+=", text)

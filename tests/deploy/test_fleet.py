@@ -49,7 +49,7 @@ def test_every_object_is_valid(fleet, version):
         kubernetes_validate.validate(each, version, strict=True)
 
 
-def test_every_pod_is_restricted(fleet):
+def test_every_pod_meets_the_restricted_standard(fleet):
     for spec in (fleet.pod, *(deployment(fleet, name)["spec"] for name in APPS)):
         assert violations(spec) == []
         assert spec["automountServiceAccountToken"] is False
@@ -57,7 +57,7 @@ def test_every_pod_is_restricted(fleet):
         assert all(each["securityContext"]["readOnlyRootFilesystem"] for each in containers)
 
 
-def test_every_selector_finds_the_pods_of_one_app(fleet):
+def test_every_selector_matches_the_pods_of_one_app(fleet):
     labels = labels_of(fleet)
     selectors = {
         "Service fleet": (fleet.one("Service", "fleet")["spec"]["selector"], "fleet-gateway"),
@@ -80,7 +80,7 @@ def test_every_selector_finds_the_pods_of_one_app(fleet):
         assert [name for name in labels if selects(selector, labels[name])] == [app], what
 
 
-def test_who_may_talk_to_whom(fleet):
+def test_network_policies_allow_exactly_the_needed_connections(fleet):
     """Each connection is allowed at both ends, and only the gateway reaches the sidecars' data port."""
     labels, ports = labels_of(fleet), {"slotkeeper": "data", "valkey": "redis"}
 
@@ -102,7 +102,7 @@ def test_who_may_talk_to_whom(fleet):
         assert policy(fleet, name)["policyTypes"] == ["Ingress", "Egress"]
 
 
-def test_every_variable_is_a_setting(fleet):
+def test_every_variable_of_the_sidecar_is_a_setting(fleet):
     known = {*Settings.model_fields, *(f"{name}_file" for name in SECRETS)}
     names = {name.removeprefix(PREFIX).lower() for name in fleet.env_of_maps("slotkeeper")}
     assert names <= known
@@ -117,7 +117,7 @@ def test_every_variable_of_the_compose_file_is_a_setting():
     assert names >= OF_THE_STORE - {"cold_store_bytes"}
 
 
-def test_hints_and_store_are_where_the_sidecars_look(fleet):
+def test_hints_and_store_have_the_addresses_and_mounts_of_the_settings(fleet):
     env = fleet.env_of_maps("slotkeeper")
     host, port = re.fullmatch(r"redis://(\w+):(\d+)/0", env[f"{PREFIX}HINTS"]).groups()
     (service_port,) = fleet.one("Service", host)["spec"]["ports"]
@@ -131,7 +131,7 @@ def test_hints_and_store_are_where_the_sidecars_look(fleet):
     assert "volumeClaimTemplates" not in fleet.one("StatefulSet")["spec"]
 
 
-def test_the_grace_periods_have_room(fleet):
+def test_the_grace_periods_cover_all_steps_of_the_shutdown(fleet):
     steps = sum(
         float(fleet.env_of_maps("slotkeeper")[f"{PREFIX}{name}"])
         for name in ("DRAIN_DELAY", "DRAIN_TIMEOUT", "SAVE_TIMEOUT")
@@ -142,7 +142,7 @@ def test_the_grace_periods_have_room(fleet):
     assert deployment(fleet, "fleet-gateway")["spec"]["terminationGracePeriodSeconds"] >= 60 * minutes + 10
 
 
-def test_the_gateway_has_a_line_for_each_pod_that_may_start(fleet):
+def test_the_gateway_lists_each_pod_that_may_start(fleet):
     lines = re.findall(r'server (pod\d+) "(slotkeeper-\d+)\.([\w-]+)\.', servers(fleet))
     most = fleet.one("HorizontalPodAutoscaler")["spec"]["maxReplicas"]
     assert [pod for _, pod, _ in lines] == [f"slotkeeper-{n}" for n in range(most)]
@@ -150,7 +150,7 @@ def test_the_gateway_has_a_line_for_each_pod_that_may_start(fleet):
     assert fleet.one("Service", "slotkeeper-pods")["spec"]["publishNotReadyAddresses"] is True
 
 
-def test_haproxy_accepts_what_it_gets_there(fleet, tmp_path):
+def test_haproxy_accepts_the_mounted_configuration(fleet, tmp_path):
     data = next(each["data"] for each in fleet.all("ConfigMap") if "servers.cfg" in each["data"])
     (container,) = deployment(fleet, "fleet-gateway")["spec"]["containers"]
     for name, text in data.items():
@@ -171,7 +171,7 @@ def servers(fleet: Manifests) -> str:
     )
 
 
-def test_the_autoscaler_reads_metrics_that_there_are(fleet):
+def test_the_autoscaler_uses_documented_metrics(fleet):
     metrics = [
         each["pods"]["metric"]["name"] for each in fleet.one("HorizontalPodAutoscaler")["spec"]["metrics"]
     ]

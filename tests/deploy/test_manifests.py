@@ -62,7 +62,7 @@ def test_the_loader_is_valid_and_fills_the_volume_of_the_models(manifests: Manif
     assert selects(near["labelSelector"]["matchLabels"], manifests.template["metadata"]["labels"])
 
 
-def test_every_kustomization_is_one_of_the_installations_or_used_by_one():
+def test_every_kustomization_is_an_installation_or_used_by_one():
     used = {path.resolve() for path in K8S.rglob("kustomization.yaml")}
     seen, todo = set(), [K8S / "example", K8S / "fleet", *(K8S / "overlays").iterdir()]
     while todo:
@@ -77,7 +77,7 @@ def test_every_kustomization_is_one_of_the_installations_or_used_by_one():
 # -- with each other -----------------------------------------------------------------------------------
 
 
-def test_whatever_selects_pods_selects_ours(manifests: Manifests):
+def test_every_selector_matches_the_sidecars_pods(manifests: Manifests):
     labels = manifests.template["metadata"]["labels"]
     spec = manifests.one("StatefulSet")["spec"]
     assert selects(spec["selector"]["matchLabels"], labels)
@@ -88,7 +88,7 @@ def test_whatever_selects_pods_selects_ours(manifests: Manifests):
     assert manifests.one("Service", spec["serviceName"])["spec"]["clusterIP"] == "None"
 
 
-def test_whatever_names_a_port_names_one_of_the_pod(manifests: Manifests):
+def test_every_named_port_is_a_port_of_the_pod(manifests: Manifests):
     ports = manifests.ports()
     for service in manifests.all("Service"):
         for port in service["spec"]["ports"]:
@@ -107,7 +107,7 @@ def test_every_mount_has_its_volume_and_every_volume_is_mounted(manifests: Manif
     assert volumes["models"]["persistentVolumeClaim"]["claimName"] in claims
 
 
-def test_the_monitor_finds_the_admin_port_once_and_has_its_token():
+def test_the_service_monitor_finds_the_admin_port_once_and_has_its_token():
     manifests = rendered("example")  # overlays have none, since not every cluster knows the kind
     monitor = manifests.one(MONITOR)
     assert monitor["apiVersion"] == "monitoring.coreos.com/v1"
@@ -140,7 +140,7 @@ def test_every_variable_is_a_setting(manifests: Manifests):
     assert manifests.pod["enableServiceLinks"] is False
 
 
-def test_both_see_the_same_slot_folder_and_the_same_models(manifests: Manifests):
+def test_the_engine_and_the_sidecar_share_slot_folder_and_models(manifests: Manifests):
     hot = volume_of(manifests, "slotkeeper", setting(manifests, "slot_dir"))
     engine = EngineFlags.parse(manifests.runs("engine").command)
     assert volume_of(manifests, "engine", str(engine.slot_save_path)) == hot
@@ -152,7 +152,7 @@ def test_both_see_the_same_slot_folder_and_the_same_models(manifests: Manifests)
         assert "runAsUser" not in each["securityContext"], "slot files are for their owner alone"
 
 
-def test_ports_are_open_to_those_who_need_them_and_the_engine_to_nobody_else(manifests: Manifests):
+def test_the_sidecars_ports_are_reachable_and_the_engines_port_is_not(manifests: Manifests):
     ports = manifests.ports()
     for name, port in (("listen", "data"), ("admin_listen", "admin")):
         address = Address.parse(setting(manifests, name))
@@ -163,7 +163,7 @@ def test_ports_are_open_to_those_who_need_them_and_the_engine_to_nobody_else(man
     assert setting(manifests, "upstream") == engine.base
 
 
-def test_volumes_have_room_for_their_budgets(manifests: Manifests):
+def test_volumes_have_room_for_their_byte_budgets(manifests: Manifests):
     bytes_of = TypeAdapter(ByteSize).validate_python
     hot, cold = (bytes_of(setting(manifests, f"{tier}_bytes")) for tier in ("hot", "cold"))
     volumes = manifests.volumes()
@@ -176,7 +176,7 @@ def test_volumes_have_room_for_their_budgets(manifests: Manifests):
         assert size(resources["limits"]["memory"]) >= size(volumes["hot"]["emptyDir"]["sizeLimit"])
 
 
-def test_the_grace_period_has_room_for_every_step_of_the_end(manifests: Manifests):
+def test_the_grace_period_covers_all_steps_of_the_shutdown(manifests: Manifests):
     steps = [float(setting(manifests, name)) for name in ("drain_delay", "drain_timeout", "save_timeout")]
     assert manifests.pod["terminationGracePeriodSeconds"] >= sum(steps) + ENGINE_END
     assert [each["name"] for each in manifests.pod["containers"]] == ["slotkeeper"]
@@ -203,12 +203,12 @@ def test_the_engine_has_the_flags_of_slotkeeper_up(manifests: Manifests):
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_overlays_begin_with_the_slots_and_the_context_of_slotkeeper_up(overlay: str):
+def test_overlays_have_the_slots_and_the_context_of_slotkeeper_up(overlay: str):
     engine = EngineFlags.parse(rendered(overlay).runs("engine").command)
     assert (engine.n_parallel, engine.n_ctx) == (SLOTS, SLOTS * CONTEXT_TOKENS)
 
 
-def test_images_are_those_of_this_version_and_of_docker(manifests: Manifests):
+def test_images_have_this_version_and_the_build_of_compose(manifests: Manifests):
     assert tag(manifests, "slotkeeper") == __version__
     (build,) = set(re.findall(r":-(b\d+)}", (ROOT / "docker" / "compose.yaml").read_text("utf-8")))
     assert tag(manifests, "engine").endswith(f"-{build}")
@@ -222,7 +222,7 @@ def test_images_are_those_of_this_version_and_of_docker(manifests: Manifests):
 # -- with the documents --------------------------------------------------------------------------------
 
 
-def test_the_document_names_only_what_there_is():
+def test_the_kubernetes_page_names_only_existing_paths_and_settings():
     text = (ROOT / "docs" / "kubernetes.md").read_text("utf-8")
     paths = set(re.findall(r"\b(?:deploy/k8s|components)/[\w./-]*\w", text))
     assert len(paths) > len(OVERLAYS)
@@ -231,7 +231,7 @@ def test_the_document_names_only_what_there_is():
     assert variables <= set(Settings.model_fields)
 
 
-def test_the_document_tells_the_times_of_the_manifests(manifests: Manifests):
+def test_the_kubernetes_page_has_the_times_of_the_manifests(manifests: Manifests):
     text = (ROOT / "docs" / "kubernetes.md").read_text("utf-8")
     for name in ("drain_delay", "drain_timeout", "save_timeout"):
         assert re.search(rf"`{PREFIX}{name.upper()}`[^`]*?\b{setting(manifests, name)} s\b", text), name

@@ -62,7 +62,7 @@ def curl() -> str:
     return program("curl")
 
 
-def test_the_pod_ends_as_kubernetes_ends_it_and_the_next_one_goes_on(build: str, tmp_path: Path):
+def test_a_deleted_pod_finishes_its_answer_and_the_next_pod_restores_its_state(build: str, tmp_path: Path):
     manifests = rendered("overlays/cpu")
     messages = [question(1, prose(4000, 1))]
     with running(manifests, build, tmp_path, "old") as pod:
@@ -85,4 +85,4 @@ def test_the_pod_ends_as_kubernetes_ends_it_and_the_next_one_goes_on(build: str,
     messages += [{"role": "assistant", "content": text_in(said)}, question(2, "What now?")]
     with running(manifests, build, tmp_path, "new") as pod:
         timings = reply(pod, messages)["timings"]
-        assert timings["cache_n"] > 10 * timings["prompt_n"], "the conversation goes on in the new pod"
+        assert timings["cache_n"] > 10 * timings["prompt_n"], "the new pod restored the conversation's state"

@@ -12,16 +12,16 @@ from deploy.pod_security import violations
 LOADER = K8S / "loader.yaml"
 
 
-def test_the_pods_are_restricted(manifests: Manifests):
+def test_the_pods_meet_the_restricted_standard(manifests: Manifests):
     assert violations(manifests.pod) == []
 
 
-def test_the_loader_is_restricted():
+def test_the_loader_meets_the_restricted_standard():
     (loader,) = written(LOADER)
     assert violations(loader["spec"]) == []
 
 
-def test_roots_are_read_only_and_nobody_has_a_token_of_the_api_server(manifests: Manifests):
+def test_root_file_systems_are_read_only_and_no_pod_has_an_api_token(manifests: Manifests):
     for container in manifests.containers:
         assert container["securityContext"]["readOnlyRootFilesystem"] is True, container["name"]
     assert manifests.pod["automountServiceAccountToken"] is False
@@ -29,7 +29,7 @@ def test_roots_are_read_only_and_nobody_has_a_token_of_the_api_server(manifests:
     assert account["automountServiceAccountToken"] is False
 
 
-def test_the_namespace_of_the_example_enforces_it():
+def test_the_namespace_of_the_example_enforces_the_restricted_standard():
     labels = rendered("example").one("Namespace")["metadata"]["labels"]
     assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
 
@@ -53,7 +53,7 @@ def test_the_namespace_of_the_example_enforces_it():
         ("engine", "runAsUser", 0, "engine: it may run as root"),
     ],
 )
-def test_what_is_not_restricted_would_be_noticed(where, name, value, said):
+def test_every_violation_of_the_restricted_standard_is_detected(where, name, value, said):
     pod = deepcopy(rendered("overlays/cpu").pod)
     (pod if where == "pod" else pod["initContainers"][0]["securityContext"])[name] = value
     assert said in violations(pod)

@@ -42,7 +42,7 @@ def services() -> dict[str, Any]:
     return found
 
 
-def test_without_what_it_needs_it_says_so():
+def test_compose_names_each_missing_variable():
     files = ("-f", "compose.yaml", "-f", "compose.fleet.yaml")
     for missing in set(GIVEN) - {"BIND"}:
         env = {**NEEDED, **{name: value for name, value in GIVEN.items() if name != missing}}
@@ -54,7 +54,7 @@ def test_without_what_it_needs_it_says_so():
         assert missing in done.stderr
 
 
-def test_variables_are_settings_or_of_the_shared_store(services):
+def test_variables_of_the_sidecar_are_settings_or_of_the_shared_store(services):
     known = {*Settings.model_fields, *(f"{name}_file" for name in SECRETS), *OF_THE_STORE}
     names = {name for name in services["slotkeeper"]["environment"] if name.startswith(PREFIX)}
     assert {name.removeprefix(PREFIX).lower() for name in names} <= known
@@ -64,7 +64,7 @@ def test_variables_are_settings_or_of_the_shared_store(services):
     assert (port["host_ip"], str(port["published"])) == (GIVEN["BIND"], "6379")
 
 
-def test_the_new_parts_are_hardened_and_run_in_the_profile_alone(services):
+def test_gateway_and_valkey_are_hardened_and_run_only_in_their_profile(services):
     for name in ("gateway", "valkey"):
         part = services[name]
         assert part["profiles"] == ["gateway"]
@@ -73,7 +73,7 @@ def test_the_new_parts_are_hardened_and_run_in_the_profile_alone(services):
         assert part["security_opt"] == ["no-new-privileges:true"]
 
 
-def test_images_and_times_are_those_of_kubernetes(services):
+def test_images_and_grace_periods_equal_those_of_kubernetes(services):
     fleet = rendered("fleet")
     for service, app in (("gateway", "fleet-gateway"), ("valkey", "valkey")):
         pod = fleet.one("Deployment", app)["spec"]["template"]["spec"]
@@ -84,7 +84,7 @@ def test_images_and_times_are_those_of_kubernetes(services):
     assert seconds(services["gateway"]["stop_grace_period"]) == grace
 
 
-def test_haproxy_accepts_the_example_of_its_servers(services):
+def test_haproxy_accepts_the_example_of_the_servers_file(services):
     mounted = {each["target"]: each["source"] for each in services["gateway"]["volumes"]}
     assert mounted["/etc/fleet/haproxy.cfg"] == str(ROOT / "deploy" / "fleet" / "haproxy.cfg")
     example = FOLDER / "servers.cfg.example"

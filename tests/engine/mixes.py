@@ -158,7 +158,7 @@ async def a_sub_agent_with_all_tools_in_another_order(send: Send, seed: int) -> 
 
 
 async def keys_in_another_order(send: Send, seed: int) -> None:
-    """As a client does that builds its schemas again when it resumes."""
+    """A client that resumes builds its schemas again, with their keys in another order."""
     main = main_agent(send, seed)
     await main.asks(task(1))
     main.tools = [keys_turned(one) for one in main.tools]

@@ -175,7 +175,7 @@ async def test_alternating_requests_under_two_adapters_never_share_states(start,
 @pytest.mark.parametrize("flags", RAM.values(), ids=RAM)
 @pytest.mark.parametrize("files", [True, False], ids=["files", "no-files"])
 @pytest.mark.parametrize("model", MODELS)
-async def test_a_request_without_adapters_never_uses_their_states(start, model, flags, files):
+async def test_a_request_without_adapters_never_reuses_states_of_adapters(start, model, flags, files):
     """All requests use one slot, in which the engine alone would continue from the request before."""
     text = story("same")
     asked = [(text, lora) for lora in (FIRST, None, SECOND, None, FIRST, NONE, None)]
@@ -196,7 +196,7 @@ ROUTES: Final[dict[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("hints", [{}, {"X-Slotkeeper-Bypass": "1"}], ids=["placed", "bypass"])
 @pytest.mark.parametrize("path", ROUTES)
-async def test_no_route_uses_states_of_other_adapters(start, path, hints):
+async def test_no_route_reuses_states_of_other_adapters(start, path, hints):
     body = ROUTES[path] | {"temperature": 0}
 
     def text(answer: httpx.Response) -> str:
@@ -222,7 +222,7 @@ async def shown_files(sidecar: Sidecar) -> set[str]:
 
 
 @pytest.mark.parametrize("model", MODELS)
-async def test_a_file_is_restored_only_under_its_own_adapters(start, model, tmp_path):
+async def test_a_file_is_restored_only_for_a_request_with_the_files_adapters(start, model, tmp_path):
     """After a restart a request of the file's set uses it, and requests of other sets do not."""
     text = story("kept")
     first = start(model)
@@ -266,7 +266,7 @@ async def test_answers_follow_scales_that_change_while_the_engine_runs(start, mo
     assert behind_our_back or reused[2] > 300
 
 
-async def test_grammar_and_sampling_cost_nothing(start):
+async def test_grammar_and_sampling_parameters_do_not_cost_prompt_tokens(start):
     """They change the answer, but not the state of the prompt."""
     text = story("grammar")
     ways: list[dict[str, Any]] = [

@@ -111,7 +111,7 @@ async def whole(client: httpx.AsyncClient, api: Api, body: Doc) -> httpx.Respons
 
 
 @each_case
-async def test_an_answer_assembled_from_a_stream_equals_the_engines_own(client, case):
+async def test_an_answer_assembled_from_a_stream_equals_the_engines_whole_answer(client, case):
     api, asked = case
     body = {"temperature": 0, "seed": 1, **asked}
     own = await whole(client, api, body)
@@ -156,7 +156,7 @@ def routed(monkeypatch: pytest.MonkeyPatch) -> list[answer_filters.AnswerForm]:
 
 
 @each_case
-async def test_a_client_gets_the_same_answer(user, client, case, routed):
+async def test_a_client_gets_an_assembled_answer_equal_to_the_engines(user, client, case, routed):
     api, asked = case
     body = {"temperature": 0, "seed": 1, **asked}
     answer = (await whole(user, api, body)).json()
@@ -202,9 +202,7 @@ async def test_a_client_that_disconnects_frees_its_slot_while_another_answer_con
     assert routed[-1].assembler
 
 
-async def test_after_a_failed_assembly_the_engine_is_asked_for_whole_answers(
-    sidecar, user, routed, monkeypatch
-):
+async def test_after_a_failed_assembly_the_sidecar_requests_whole_answers(sidecar, user, routed, monkeypatch):
     monkeypatch.setattr(Assembler, "close", lambda _: None)
     api, asked = CASES["chat"]
     for _ in range(2):

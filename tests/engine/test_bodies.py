@@ -1,8 +1,8 @@
 """Bodies and paths that can be read in two ways, beside a running answer on the real engine (engine.md T1).
 
-Each row of the table is a difference that once was, or could be, between how we read a request and how the
-engine does. The engine is asked first: each row says what it makes of it. Then the same goes through the
-sidecar while slot 0 is at work on somebody else's answer, which must come out as if nobody had asked.
+Each row of the table is a spelling that the sidecar and the engine once read differently, or could. The test
+sends each first to the engine; the row has the expected status. Then it sends each through the sidecar while
+slot 0 generates another client's answer, which must be the same as without the second request.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ async def beside(url: str, row: Row) -> tuple[str, int]:
 
 @pytest.fixture
 def two_slots(engine_factory, build):
-    """Two slots: a request that is not read as one for slot 0 finds the other slot free, and is sent."""
+    """Start an engine with two slots: a request that is not read as one for slot 0 goes to the free slot."""
     return engine_factory("tiny-dense", build, args=["-np", "2", "-c", "16384"])
 
 
@@ -157,21 +157,23 @@ async def test_no_spelling_of_a_request_changes_a_running_answer(two_slots):
         "the same prompt, the same text"
     )
     engine = {row.name: (await sent(two_slots.base, row))[0] for row in TABLE}
-    assert engine == {row.name: row.engine for row in TABLE}, "the engine reads these otherwise than it did"
+    assert engine == {row.name: row.engine for row in TABLE}, (
+        "the engine reads some of these differently than before"
+    )
     async with lab.sidecar(two_slots.base) as url:
         found = {row.name: await beside(url, row) for row in TABLE}
     assert [name for name, (text, _) in found.items() if text != expected] == []
     assert {name: status for name, (_, status) in found.items()} == {row.name: row.ours for row in TABLE}
 
 
-async def test_the_engine_itself_lets_them_change_it(two_slots):
+async def test_the_engine_alone_lets_some_spellings_change_a_running_answer(two_slots):
     """Otherwise the test above shows nothing: tell the users of this build that T1 is fixed."""
     expected = "".join([word async for word in words(two_slots.base)])
     spoiled = [row.name for row in TABLE[:6] if (await beside(two_slots.base, row))[0] != expected]
     assert spoiled
 
 
-async def test_what_neither_reads_never_reaches_the_engine(two_slots):
+async def test_a_body_that_neither_server_can_read_never_reaches_the_engine(two_slots):
     for row in NEITHER:
         assert (await sent(two_slots.base, row))[0] in {400, 500}, row.name
     async with lab.sidecar(two_slots.base) as url:
@@ -183,7 +185,7 @@ async def test_what_neither_reads_never_reaches_the_engine(two_slots):
 @pytest.mark.parametrize(
     ("n", "named"), [("2.0", "id_slot"), ("2", "id\\u005fslot"), ("4294967298", "id_slot"), ("2", "x")]
 )
-async def test_copies_are_accounted_however_they_are_written(engine_factory, build, n, named):
+async def test_the_copies_of_a_request_are_counted_in_every_spelling(engine_factory, build, n, named):
     """Two copies take two slots: nothing is pinned to either meanwhile."""
     engine = engine_factory("tiny-dense", build, args=["-np", "2", "-c", "16384"])
     asked = f'"n":{n},"{named}":0,"n_predict":{TOKENS},"temperature":0,"ignore_eos":true}}'
@@ -199,7 +201,7 @@ async def test_copies_are_accounted_however_they_are_written(engine_factory, bui
     assert running.result() == expected
 
 
-async def test_a_negative_slot_wraps_as_the_engine_wraps_it(engine_factory, build):
+async def test_a_negative_slot_number_wraps_as_in_the_engine(engine_factory, build):
     engine = engine_factory("tiny-dense", build, args=["-np", "3", "-c", "16384"])
     async with lab.sidecar(engine.base) as url:
         for named in (-2, -3, -4, -5, 4, 2**32 + 1, 1 - 2**32):

@@ -6,7 +6,7 @@ SEED = 20261122
 COUNT = 300
 
 
-def test_we_make_of_a_body_what_the_engine_makes_of_it(engine_factory, build):
+def test_the_sidecar_reads_random_bodies_and_paths_as_the_engine_does(engine_factory, build):
     engine = engine_factory("tiny-dense", build, args=["-np", str(SLOTS), "-c", "4096"])
     fuzz = Fuzz(engine.base, SEED)
     assert list(fuzz.run(COUNT)) == []

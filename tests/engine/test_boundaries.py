@@ -61,7 +61,7 @@ async def played(
 
 
 @pytest.mark.parametrize("model", UNCUTTABLE)
-async def test_a_clock_at_the_end_of_the_system_prompt_costs_nothing_from_the_third_turn_on(
+async def test_a_clock_at_the_end_of_the_system_prompt_costs_no_tokens_from_the_third_turn_on(
     model, build, tmp_path
 ):
     computed, oracle = (await played(model, build, tmp_path, "clock-last")).cost(skipped=2)
@@ -70,7 +70,7 @@ async def test_a_clock_at_the_end_of_the_system_prompt_costs_nothing_from_the_th
 
 @pytest.mark.parametrize("model", [Tiny.HYBRID, Tiny.SWA])
 @pytest.mark.parametrize("session", ["edits", "many-turns"])
-async def test_edits_branches_and_steps_back_cost_little_more_than_what_is_new(
+async def test_edits_branches_and_steps_back_cost_little_more_than_the_new_tokens(
     model, session, build, tmp_path
 ):
     computed, oracle = (await played(model, build, tmp_path, session)).cost()
@@ -78,14 +78,14 @@ async def test_edits_branches_and_steps_back_cost_little_more_than_what_is_new(
 
 
 @pytest.mark.parametrize("args", [(), ("-b", "2048", "-ub", "2048")])
-async def test_a_further_question_about_a_document_costs_its_own_tokens(args, build, tmp_path):
+async def test_a_further_question_about_a_document_computes_only_the_question(args, build, tmp_path):
     found = await played(Tiny.HYBRID, build, tmp_path, "document", *args)
     computed, _ = found.cost(skipped=2)
     assert computed <= 40 * (len(found.samples) - 2)
 
 
 @pytest.mark.parametrize(("model", "args"), [(Tiny.HYBRID, ("-b", "2048", "-ub", "2048")), (Tiny.SWA, ())])
-async def test_the_first_further_question_about_a_document_costs_its_own_tokens_too(
+async def test_the_first_further_question_about_a_document_computes_only_the_question(
     model, args, build, tmp_path
 ):
     found = await played(model, build, tmp_path, "long-document", *args)
@@ -104,7 +104,7 @@ async def test_the_first_further_question_about_a_document_costs_its_own_tokens_
         (Tiny.RECURRENT, {}),
     ],
 )
-async def test_idle_work_between_questions_about_a_document_loses_none_of_it(
+async def test_idle_work_between_questions_about_a_document_loses_no_tokens_of_the_document(
     model, settings, build, tmp_path
 ):
     args = ("-b", "2048", "-ub", "2048")
@@ -113,7 +113,7 @@ async def test_idle_work_between_questions_about_a_document_loses_none_of_it(
     assert computed <= oracle + 8 * (len(found.samples) - 1)
 
 
-async def test_in_a_tool_loop_the_client_waits_only_for_what_is_new(build, tmp_path):
+async def test_in_a_tool_loop_the_client_waits_only_for_new_tokens(build, tmp_path):
     """Its next turn is computed in the pauses; the second request only shows how it sends replies back."""
     found = await played(Tiny.HYBRID, build, tmp_path, "tool-loop", pauses=True)
     computed, oracle = found.cost()
@@ -122,7 +122,7 @@ async def test_in_a_tool_loop_the_client_waits_only_for_what_is_new(build, tmp_p
 
 
 @pytest.mark.parametrize("model", [Tiny.HYBRID, Tiny.DENSE])
-async def test_a_new_agent_costs_its_own_part_though_others_have_the_slots(model, build, tmp_path):
+async def test_a_new_agent_computes_only_its_own_part_though_others_have_the_slots(model, build, tmp_path):
     found = await played(model, build, tmp_path, "agents")
     first = [at for at, sample in enumerate(found.samples) if sample.label.endswith("call")]
     assert len(first) == AGENTS
@@ -131,7 +131,7 @@ async def test_a_new_agent_costs_its_own_part_though_others_have_the_slots(model
         assert (sample.computed or 0) <= (sample.oracle or 0) + 64, sample
 
 
-async def test_of_agents_that_begin_at_once_one_computes_what_they_share(build, tmp_path):
+async def test_a_shared_prefix_of_agents_that_begin_at_once_is_computed_once(build, tmp_path):
     async with (
         lab.tiny_engine(Tiny.HYBRID, build, tmp_path, recipe=lab.up_flags, context_tokens=CONTEXT) as engine,
         lab.keeping(engine) as sidecar,

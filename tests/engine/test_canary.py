@@ -1,4 +1,4 @@
-"""What the probe finds out about engines' slot files, on both builds; it leaves no trace."""
+"""Results of the probe of engines' slot files, on both builds; the probe leaves no state and no file."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def states(engine) -> list[tuple]:
 
 
 @pytest.mark.parametrize("model", EVERY_MEMORY)
-async def test_an_unused_engine_tells_all_about_its_files(engine_factory, build, model):
+async def test_the_probe_finds_all_properties_of_the_files_of_an_unused_engine(engine_factory, build, model):
     engine = engine_factory(model, build)
     reading = await look(engine, may_compute=True)
     carries = build == EngineKind.XLLAMACPP and model is not Tiny.DENSE
@@ -80,7 +80,7 @@ async def test_an_unused_engine_tells_all_about_its_files(engine_factory, build,
     assert [path.name for path in engine.slot_dir.iterdir()] == [fingerprint.FILE]
 
 
-async def test_without_leave_to_compute_a_new_build_does_not_tell_at_first(engine):
+async def test_the_probe_leaves_the_checkpoints_of_a_new_build_unknown_if_it_may_not_compute(engine):
     before = evaluated(engine)
     reading = await look(engine)
     assert reading.traits.files_carry is (None if engine.build == EngineKind.XLLAMACPP else False)
@@ -89,17 +89,19 @@ async def test_without_leave_to_compute_a_new_build_does_not_tell_at_first(engin
 
 
 @pytest.mark.parametrize(("args", "model"), [(["--swa-full"], Tiny.SWA), (["-ctxcp", "0"], Tiny.HYBRID)])
-async def test_an_engine_that_makes_no_checkpoints_writes_none(engine_factory, build, args, model):
+async def test_an_engine_that_makes_no_checkpoints_writes_none_to_its_files(
+    engine_factory, build, args, model
+):
     reading = await look(engine_factory(model, build, args=args), may_compute=True)
     assert reading.traits.files_carry is False
 
 
-async def test_a_large_batch_is_no_reason_to_see_no_checkpoint(engine_factory):
+async def test_the_probe_sees_checkpoints_in_files_despite_a_large_batch(engine_factory):
     engine = engine_factory(Tiny.HYBRID, EngineKind.XLLAMACPP, args=["-ub", "4096", "-b", "4096"])
     assert (await look(engine, may_compute=True)).traits.files_carry is True
 
 
-async def test_what_is_known_helps_where_no_canary_can_run_if_it_is_about_this_engine(engine_factory, build):
+async def test_a_stored_probe_result_is_used_only_for_the_same_engine(engine_factory, build):
     engine = engine_factory(Tiny.HYBRID, build)
     known = await probe(engine, may_compute=True)
     assert known.files_carry is (build == EngineKind.XLLAMACPP)
@@ -112,7 +114,7 @@ async def test_what_is_known_helps_where_no_canary_can_run_if_it_is_about_this_e
     assert elsewhere.files_carry is (None if build == EngineKind.XLLAMACPP else False)
 
 
-async def test_a_used_engine_is_not_disturbed_and_its_checkpoints_are_evidence(engine_factory, build):
+async def test_the_probe_does_not_change_a_used_engine_and_finds_its_checkpoints(engine_factory, build):
     engine = engine_factory(Tiny.HYBRID, build)
     await prefill(engine, 0, 40)
     await prefill(engine, 1, 30)
@@ -125,15 +127,15 @@ async def test_a_used_engine_is_not_disturbed_and_its_checkpoints_are_evidence(e
     assert not list(engine.slot_dir.iterdir())
 
 
-async def test_of_a_used_engine_the_emptiest_slot_is_saved(engine_factory, build):
+async def test_the_probe_saves_the_emptiest_slot_of_a_used_engine(engine_factory, build):
     engine = engine_factory(Tiny.HYBRID, build)
     await prefill(engine, 0, 40)
     found = await probe(engine, may_compute=True)
-    assert found.layout == "", "the file was not of the slot that nobody has used"
+    assert found.layout == "", "the saved slot was not the unused one"
     assert found.files_carry is (None if build == EngineKind.XLLAMACPP else False)
 
 
-async def test_an_engine_whose_slots_are_all_at_work_is_left_alone(engine_factory, build):
+async def test_the_probe_is_refused_if_all_slots_of_the_engine_are_busy(engine_factory, build):
     engine = engine_factory(Tiny.HYBRID, build, args=["-np", "1"])
     body = {"prompt": "Count.", "n_predict": 60000, "ignore_eos": True, "stream": True}
     async with httpx.AsyncClient(timeout=PATIENCE) as http:
@@ -145,7 +147,7 @@ async def test_an_engine_whose_slots_are_all_at_work_is_left_alone(engine_factor
             assert refused.value.why is Why.BUSY
 
 
-async def test_the_canary_does_not_spoil_an_answer_that_begins_beside_it(engine_factory, build):
+async def test_the_probe_does_not_change_an_answer_that_begins_at_the_same_time(engine_factory, build):
     """An unpinned prompt takes another slot, or waits."""
     engine = engine_factory(Tiny.HYBRID, build)
     body = {"prompt": "Once upon a time", "n_predict": 120, "temperature": 0, "ignore_eos": True}
@@ -163,7 +165,7 @@ async def test_the_canary_does_not_spoil_an_answer_that_begins_beside_it(engine_
     assert found.state_version == VERSIONS[build]
 
 
-async def test_a_folder_that_is_not_the_engines_is_noticed(engine_factory, build, tmp_path):
+async def test_the_probe_notices_a_folder_that_is_not_the_engines(engine_factory, build, tmp_path):
     engine = engine_factory(Tiny.HYBRID, build)
     (tmp_path / "other").mkdir()
     for folder, why in ((tmp_path / "other", Why.NOT_SHARED), (tmp_path / "none", Why.NO_FOLDER)):
@@ -175,11 +177,11 @@ async def test_a_folder_that_is_not_the_engines_is_noticed(engine_factory, build
         assert not reading.traits.slot_files
 
 
-async def test_a_folder_that_is_full_means_no_snapshots_and_no_error(engine_factory, build, small_disk):
+async def test_a_full_folder_turns_snapshots_off_without_an_error(engine_factory, build, small_disk):
     engine = engine_factory(Tiny.HYBRID, build, args=["--slot-save-path", str(small_disk)])
     (small_disk / "ballast").write_bytes(bytes(shutil.disk_usage(small_disk).free))
     async with EngineClient(engine.base) as client:
         reading = await read_traits(client, slot_dir=small_disk)
-    assert reading.no_files.why is Why.CUT, "the engine says 200 for a file that did not get onto the disk"
+    assert reading.no_files.why is Why.CUT, "the engine answers 200 though the file was not written"
     assert not reading.traits.snapshots
     assert [path.name for path in small_disk.iterdir()] == ["ballast"]

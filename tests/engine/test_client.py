@@ -41,7 +41,7 @@ async def ids_for(client: EngineClient, word: str, length: int) -> list[int]:
     return ids[:length]
 
 
-async def test_an_engine_that_serves_is_healthy_and_nothing_is_down(client):
+async def test_a_serving_engine_is_healthy_and_a_closed_port_is_down(client):
     assert await client.health() is Health.OK
     async with EngineClient(f"http://127.0.0.1:{free_port()}") as nobody:
         assert await nobody.health() is Health.DOWN
@@ -49,14 +49,14 @@ async def test_an_engine_that_serves_is_healthy_and_nothing_is_down(client):
             await nobody.props()
 
 
-async def test_props_tell_slots_context_and_model(client, engine):
+async def test_props_report_slots_context_and_model(client, engine):
     props = await client.props()
     assert props["total_slots"] == 2
     assert props["default_generation_settings"]["n_ctx"] == 65536
     assert props["model_path"] == str(engine.model)
 
 
-async def test_template_and_tokenizer_give_the_ids_that_the_chat_route_counts(client, engine):
+async def test_the_template_and_the_tokenizer_give_the_token_count_of_the_chat_route(client, engine):
     text = await client.apply_template(CHAT)
     ids = await client.tokenize(text, add_special=True, parse_special=True)
     async with (
@@ -68,19 +68,19 @@ async def test_template_and_tokenizer_give_the_ids_that_the_chat_route_counts(cl
 
 
 @pytest.mark.parametrize("text", ["", "Bolts, M4 & M5.\n\tüßø → 漢字 🔩", " leading", "<|im_end|>"])
-async def test_the_text_of_tokens_is_what_they_were_made_of(client, text):
+async def test_detokenizing_tokens_gives_the_original_text(client, text):
     for special in (True, False):
         ids = await client.tokenize(text, add_special=False, parse_special=special)
         assert await client.detokenize(ids) == text
 
 
-async def test_tokens_that_cut_a_letter_in_two_have_a_text_too(client):
+async def test_tokens_that_split_a_character_can_be_detokenized(client):
     ids = await client.tokenize("🔩🔩", add_special=False, parse_special=False)
     assert isinstance(await client.detokenize(ids[:1]), str)
     assert isinstance(await client.detokenize(ids[1:]), str)
 
 
-async def test_tokens_that_there_are_not_are_refused_and_the_engine_lives(client):
+async def test_unknown_token_ids_are_refused_and_the_engine_stays_up(client):
     with pytest.raises(EngineError):
         await client.detokenize([1 << 30])
     assert await client.health() is Health.OK
@@ -95,13 +95,13 @@ async def test_a_prefill_leaves_exactly_its_tokens_in_the_slot(client):
     assert (await client.slots())[1].held == 340
 
 
-async def test_a_prefill_says_how_long_the_engine_computed(client):
+async def test_a_prefill_reports_the_seconds_that_the_engine_computed(client):
     ids = await ids_for(client, "timed", 2000)
     all_of_it, nearly_nothing = await client.prefill(ids, SlotId(1)), await client.prefill(ids, SlotId(1))
     assert all_of_it.seconds > nearly_nothing.seconds > 0
 
 
-async def test_calls_of_all_kinds_at_once_leave_the_engine_its_threads(client, engine):
+async def test_many_calls_at_once_keep_few_connections_to_the_engine_open(client, engine):
     """An idle connection keeps one of the engine's np + 4 threads."""
 
     async def calls(number: int) -> None:
@@ -120,7 +120,7 @@ async def test_calls_of_all_kinds_at_once_leave_the_engine_its_threads(client, e
         assert open_connections() <= KEPT
 
 
-async def test_a_state_that_was_saved_comes_back_in_another_slot(client, engine):
+async def test_a_saved_state_can_be_restored_in_another_slot(client, engine):
     ids = await ids_for(client, "saved", 300)
     await client.prefill(ids, SlotId(0))
     saved = await client.save(SlotId(0), "state")
@@ -135,7 +135,7 @@ async def test_a_state_that_was_saved_comes_back_in_another_slot(client, engine)
     assert await client.erase(SlotId(1)) == 0
 
 
-async def test_a_file_that_cannot_be_loaded_is_a_refusal_and_empties_the_slot(client, engine):
+async def test_a_file_that_cannot_be_restored_gives_an_error_and_empties_the_slot(client, engine):
     (engine.slot_dir / "short").write_bytes(b"qsgg")
     await client.prefill([5, 6, 7], SlotId(1))
     for name in ("short", "missing", "no/folder"):
@@ -160,7 +160,7 @@ async def test_a_slot_is_busy_while_it_generates(client, engine):
         await until(released)
 
 
-async def test_cancelling_a_prefill_frees_the_slot_before_it_is_done(client):
+async def test_a_cancelled_prefill_frees_the_slot_before_its_last_token(client):
     ids = await ids_for(client, "cancelled", 60000)
 
     async def busy() -> bool:
@@ -179,13 +179,13 @@ async def test_cancelling_a_prefill_frees_the_slot_before_it_is_done(client):
     assert held < len(ids)
 
 
-async def test_a_refusal_carries_the_engines_words(client):
+async def test_a_refused_call_raises_an_error_with_the_engines_message(client):
     with pytest.raises(EngineError, match="invalid tokens") as refused:
         await client.prefill([1, 2, 1 << 30], SlotId(0))
     assert refused.value.status == 400
 
 
-async def test_a_key_opens_what_is_closed_without_it(engine_factory, build):
+async def test_an_api_key_gives_access_to_the_routes_that_need_it(engine_factory, build):
     locked = engine_factory(build=build, args=["--api-key", "secret"])
     async with EngineClient(locked.base) as stranger, EngineClient(locked.base, api_key="secret") as friend:
         assert await stranger.health() is Health.OK

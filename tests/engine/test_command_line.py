@@ -20,7 +20,7 @@ async def props_of(engine) -> dict:
         return await client.props()
 
 
-async def test_the_flags_of_an_engine_here_are_those_it_was_started_with(engine_factory, build):
+async def test_the_flags_of_a_local_engine_are_read_from_its_process(engine_factory, build):
     args = ["-cms", "0", "-ctxcp", "48", "-ub", "256", "-cram", "0", "--api-key", "hidden"]
     engine = engine_factory(build=build, args=args)
     async with EngineClient(engine.base, api_key="hidden") as client:
@@ -36,7 +36,7 @@ async def test_the_flags_of_an_engine_here_are_those_it_was_started_with(engine_
     assert flags_behind(engine.base.replace("127.0.0.1", "localhost"), props) == found
 
 
-async def test_a_sidecar_reads_them_and_need_not_try_the_engine_out(engine_factory, build):
+async def test_a_sidecar_that_reads_the_engines_flags_does_not_probe_for_them(engine_factory, build):
     engine = engine_factory(build=build, args=["-cms", "0", "-ctxcp", "48"])
     async with lab.in_front_of(engine.base, read_flags=True) as started:
         (table,) = started.driver.placement.tables.values()
@@ -46,17 +46,19 @@ async def test_a_sidecar_reads_them_and_need_not_try_the_engine_out(engine_facto
         assert value("slotkeeper_prefill_tokens_total", {"purpose": "probe"}) == 0
 
 
-async def test_what_the_engine_says_must_fit(engine):
+async def test_flags_of_a_process_are_ignored_if_they_contradict_the_engines_props(engine):
     props = await props_of(engine)
     assert flags_behind(engine.base, props)
     assert flags_behind(engine.base, {**props, "total_slots": 3}) is None
     assert flags_behind(engine.base, {**props, "model_path": "/models/other.gguf"}) is None
 
 
-async def test_where_nothing_can_be_read_nothing_is_known(engine, tmp_path):
+async def test_flags_stay_unknown_if_the_process_cannot_be_seen(engine, tmp_path):
     props = await props_of(engine)
     assert flags_behind(engine.base, props, tmp_path / "none") is None
-    assert flags_behind(engine.base, props, tmp_path) is None, "a container of its own has another /proc"
+    assert flags_behind(engine.base, props, tmp_path) is None, (
+        "an engine in another container has another /proc"
+    )
     assert flags_behind(engine.base.replace("127.0.0.1", "10.0.0.1"), props) is None
     assert flags_behind(engine.base.replace("127.0.0.1", "engine.example"), props) is None
     assert flags_behind(f"http://127.0.0.1:{free_port()}", props) is None

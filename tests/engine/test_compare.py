@@ -22,7 +22,7 @@ async def compared(one, other, capsys) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("model", [Tiny.DENSE, Tiny.HYBRID])
-async def test_with_another_number_of_threads_they_share_snapshots(engine_factory, build, model, capsys):
+async def test_engines_that_differ_in_threads_share_snapshots(engine_factory, build, model, capsys):
     one, other = engine_factory(model, build), engine_factory(model, build, args=["-t", "2"])
     code, said = await compared(one, other, capsys)
     assert code == 0, said
@@ -32,7 +32,7 @@ async def test_with_another_number_of_threads_they_share_snapshots(engine_factor
 
 @needs_b10434
 @pytest.mark.parametrize("model", [Tiny.DENSE, Tiny.HYBRID])
-async def test_two_builds_compute_the_same(engine_factory, model, capsys):
+async def test_two_builds_compute_the_same_values(engine_factory, model, capsys):
     """Their files have different versions, which each engine's own probe finds; the computed values agree."""
     code, said = await compared(
         engine_factory(model, EngineKind.SKULK), engine_factory(model, EngineKind.XLLAMACPP), capsys
@@ -40,7 +40,9 @@ async def test_two_builds_compute_the_same(engine_factory, model, capsys):
     assert "that is noise" in said, (code, said)
 
 
-async def test_other_slots_or_another_model_do_not(engine_factory, build, capsys):
+async def test_engines_with_other_slots_or_another_model_do_not_share_snapshots(
+    engine_factory, build, capsys
+):
     one = engine_factory(Tiny.DENSE, build)
     code, said = await compared(one, engine_factory(Tiny.DENSE, build, args=["-np", "3"]), capsys)
     assert (code, "give both the same -np" in said) == (1, True)
@@ -50,7 +52,7 @@ async def test_other_slots_or_another_model_do_not(engine_factory, build, capsys
     assert "more than noise" in said
 
 
-async def test_an_engine_in_use_is_left_alone(engine_factory, build, capsys):
+async def test_an_engine_that_was_used_is_not_compared(engine_factory, build, capsys):
     one, other = engine_factory(Tiny.DENSE, build), engine_factory(Tiny.DENSE, build)
     async with httpx.AsyncClient(base_url=other.base, timeout=PATIENCE) as client:
         (await client.post("/completion", json={"prompt": "Hello", "n_predict": 4})).raise_for_status()

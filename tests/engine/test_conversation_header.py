@@ -38,7 +38,7 @@ def said(*texts: str) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_conversation_keeps_its_name_and_another_has_another(data, stream):
+async def test_a_conversation_keeps_its_name_and_another_gets_another_name(data, stream):
     first = await ask(data, said(f"{TREASURE} {stream}"), stream=stream)
     name = first.headers[CONVERSATION]
     assert re.fullmatch("[0-9a-f]{16}", name)
@@ -48,7 +48,7 @@ async def test_a_conversation_keeps_its_name_and_another_has_another(data, strea
     assert other.headers[CONVERSATION] != name
 
 
-async def test_a_client_that_sends_it_back_keeps_it_also_elsewhere(engine, data):
+async def test_a_client_that_sends_the_name_back_keeps_it_at_another_sidecar(engine, data):
     first = await ask(data, said("keep this"))
     name = first.headers[CONVERSATION]
     async with running(engine.base, engine.flags) as elsewhere:
@@ -56,14 +56,14 @@ async def test_a_client_that_sends_it_back_keeps_it_also_elsewhere(engine, data)
     assert answer.headers[CONVERSATION] == name
 
 
-async def test_the_name_that_a_client_gives_is_answered_if_it_is_safe(data):
+async def test_a_name_from_the_client_is_answered_only_if_it_is_safe(data):
     answer = await ask(data, said("named"), **given("task-7"))
     assert answer.headers[CONVERSATION] == "task-7"
     unsafe = await ask(data, said("named otherwise"), **given("a name with spaces"))
     assert re.fullmatch("[0-9a-f]{16}", unsafe.headers[CONVERSATION])
 
 
-async def test_the_same_words_of_two_clients_have_two_names(data):
+async def test_the_same_messages_from_two_clients_get_two_names(data):
     """A name must not reveal what other clients have sent."""
     names = [
         (await ask(data, said(TREASURE), Authorization=f"Bearer {key}")).headers[CONVERSATION]
@@ -72,7 +72,7 @@ async def test_the_same_words_of_two_clients_have_two_names(data):
     assert names[0] != names[1]
 
 
-async def test_errors_have_none(data):
+async def test_an_error_answer_has_no_conversation_name(data):
     async with httpx.AsyncClient(timeout=60) as client:
         answer = await client.post(f"{data}/v1/chat/completions", json={"messages": "none"})
     assert answer.is_error

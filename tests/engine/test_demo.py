@@ -11,7 +11,7 @@ from slotkeeper.bench.demo import demo
 pytestmark = pytest.mark.alternating
 
 
-async def test_the_demo_shows_that_the_sidecar_saves_half_of_the_work(build, capsys):
+async def test_the_demo_shows_fewer_tokens_through_the_sidecar(build, capsys):
     assert await demo(engine=build, model="tiny-hybrid") == 0
     shown = capsys.readouterr().out
     row = re.search(r"client waited +([\d,]+) +([\d,]+)", shown)

@@ -69,57 +69,57 @@ def failures(out: str) -> list[str]:
     return [line for line in out.splitlines() if re.search(r"[│┃|]\s*fail\s*[│┃|]", line)]
 
 
-def test_a_good_engine_is_described_and_nothing_fails(engine, doctor):
+def test_doctor_describes_a_good_engine_without_failures(engine, doctor):
     code, out = doctor(engine.base)
     assert code == 0
     assert not failures(out)
     assert re.search(r"memory.*hybrid", out)
     assert re.search(r"slots.*2 of 65536 tokens", out)
     assert re.search(r"one KV buffer.*no", out)
-    assert "started by others" in out, "what had to be guessed must be said"
+    assert "started by others" in out, "doctor must report what it guessed"
 
 
 @pytest.mark.parametrize("engine", MEMORY, indirect=True)
-def test_every_kind_of_memory_is_named(engine, doctor):
+def test_doctor_names_every_kind_of_memory(engine, doctor):
     code, out = doctor(f"{engine.base}/")
     assert code == 0
     assert re.search(rf"memory.*{MEMORY[Tiny(engine.model.stem)]}", out)
 
 
-def test_no_np_and_the_whole_context_in_each_slot_is_a_failure(engine_factory, build, doctor):
+def test_doctor_fails_if_np_is_missing_and_each_slot_has_the_whole_context(engine_factory, build, doctor):
     engine = engine_factory(build=build, args=["-np", "-1", "-c", "0"])
     code, out = doctor(engine.base)
     assert code == 1
     assert "-np" in finding(out, "T6", "fail")
 
 
-def test_four_slots_that_might_be_automatic_are_pointed_out(engine_factory, build, doctor):
+def test_doctor_notes_four_slots_that_may_be_automatic(engine_factory, build, doctor):
     engine = engine_factory(build=build, args=["-np", "4"])
     code, out = doctor(engine.base)
     assert code == 0
     assert "-np" in finding(out, "T6", "note")
 
 
-def test_no_slots_route_is_a_failure(engine_factory, build, doctor):
+def test_doctor_fails_if_the_slots_route_is_off(engine_factory, build, doctor):
     engine = engine_factory(build=build, args=["--no-slots"])
     code, out = doctor(engine.base)
     assert code == 1
     assert "--slots" in finding(out, "slots", "fail")
 
 
-def test_no_folder_for_slots_is_a_warning(bare, doctor):
+def test_doctor_warns_of_a_missing_slot_folder(bare, doctor):
     code, out = doctor(bare)
     assert code == 0
     assert "--slot-save-path" in finding(out, "snapshots", "warn")
 
 
-def test_one_slot_is_a_warning(engine_factory, build, doctor):
+def test_doctor_warns_of_a_single_slot(engine_factory, build, doctor):
     code, out = doctor(engine_factory(build=build, args=["-np", "1"]).base)
     assert code == 0
     assert "-np 2" in finding(out, "one-slot", "warn")
 
 
-def test_an_engine_with_a_key_says_what_is_missing_and_then_opens(engine_factory, build, doctor):
+def test_doctor_asks_for_a_missing_api_key_and_succeeds_with_it(engine_factory, build, doctor):
     engine = engine_factory(build=build, args=["--api-key", "s3cret"])
     code, out = doctor(engine.base)
     assert code == 1
@@ -131,7 +131,7 @@ def test_an_engine_with_a_key_says_what_is_missing_and_then_opens(engine_factory
     assert "s3cret" not in out
 
 
-def test_looking_changes_no_slot(engine, doctor):
+def test_doctor_changes_no_slot(engine, doctor):
     ask = {"prompt": "One, two, three", "n_predict": 4, "id_slot": 1}
     httpx.post(f"{engine.base}/completion", json=ask, timeout=PATIENCE)
     before = httpx.get(f"{engine.base}/slots", timeout=PATIENCE).json()
@@ -142,7 +142,7 @@ def test_looking_changes_no_slot(engine, doctor):
     ]
 
 
-def test_a_sleeping_engine_is_not_woken(engine_factory, build, doctor):
+def test_doctor_does_not_wake_a_sleeping_engine(engine_factory, build, doctor):
     engine = engine_factory(build=build, args=["--sleep-idle-seconds", "1"])
 
     def sleeps() -> bool:
@@ -191,7 +191,7 @@ def disk(tmp_path) -> Iterator[Callable[..., Path]]:
 
 
 @pytest.mark.parametrize("model", [Tiny.DENSE, Tiny.SWA, Tiny.HYBRID])
-def test_snapshots_that_work_are_described_and_leave_no_trace(engine_factory, build, model, look_at_files):
+def test_doctor_describes_working_snapshots_and_leaves_no_file(engine_factory, build, model, look_at_files):
     engine = engine_factory(model, build)
     code, out = look_at_files(engine.base, engine.slot_dir)
     assert code == 0, out
@@ -200,15 +200,15 @@ def test_snapshots_that_work_are_described_and_leave_no_trace(engine_factory, bu
     assert ("carry the checkpoints" in out) is (newer and model is not Tiny.DENSE)
     assert ("carry no checkpoints" in out) is (not newer and model is not Tiny.DENSE)
     assert ("repair its window" in out) is (not newer and model is Tiny.SWA)
-    assert "(fingerprint " in finding(out, "fingerprint", "note"), "how it is known again must be said"
+    assert "(fingerprint " in finding(out, "fingerprint", "note"), (
+        "doctor must report how the engine is recognised"
+    )
     assert [path.name for path in engine.slot_dir.iterdir()] == [fingerprint.FILE]
     slots = httpx.get(f"{engine.base}/slots", timeout=PATIENCE).json()
     assert not any(slot["is_processing"] or slot.get("n_prompt_tokens") for slot in slots)
 
 
-def test_an_engine_of_others_that_was_used_may_have_flags_that_nobody_knows(
-    engine_factory, build, look_at_files
-):
+def test_doctor_notes_that_a_used_engine_may_have_unknown_flags(engine_factory, build, look_at_files):
     engine = engine_factory(build=build)
     httpx.post(f"{engine.base}/completion", json={"prompt": "One, two", "n_predict": 2}, timeout=PATIENCE)
     out = look_at_files(engine.base, engine.slot_dir)[1]
@@ -216,45 +216,45 @@ def test_an_engine_of_others_that_was_used_may_have_flags_that_nobody_knows(
     assert not list(engine.slot_dir.iterdir())
 
 
-def test_a_draft_has_its_state_in_checkpoints_only(engine_factory, build, look_at_files):
+def test_doctor_notes_that_only_checkpoints_carry_the_draft_state(engine_factory, build, look_at_files):
     engine = engine_factory(Tiny.HYBRID_MTP, build, args=["--spec-type", "draft-mtp"])
     out = look_at_files(engine.base, engine.slot_dir)[1]
     newer = build == EngineKind.XLLAMACPP
     assert ("only the checkpoints" in finding(out, "draft", "note")) is newer
 
 
-def test_an_engine_that_saves_no_slots_fails_where_snapshots_are_wanted(bare, tmp_path, look_at_files):
+def test_doctor_fails_for_snapshots_if_the_engine_cannot_save_slots(bare, tmp_path, look_at_files):
     code, out = look_at_files(bare, tmp_path)
     assert code == 1
     assert "--slot-save-path" in finding(out, "snapshots", "fail")
 
 
-def test_a_folder_that_the_engine_does_not_have_is_a_failure(engine, tmp_path, look_at_files):
+def test_doctor_fails_for_a_folder_that_is_not_the_engines(engine, tmp_path, look_at_files):
     code, out = look_at_files(engine.base, tmp_path)
     assert code == 1
     assert "same folder" in finding(out, "snapshots", "fail")
 
 
-def test_a_missing_folder_is_a_failure(engine, tmp_path, look_at_files):
+def test_doctor_fails_for_a_missing_folder(engine, tmp_path, look_at_files):
     code, out = look_at_files(engine.base, tmp_path / "none")
     assert code == 1
     assert "Make the folder" in finding(out, "folder", "fail")
 
 
-def test_a_read_only_folder_is_a_failure(engine, disk, look_at_files):
+def test_doctor_fails_for_a_read_only_folder(engine, disk, look_at_files):
     code, out = look_at_files(engine.base, disk("-t", "tmpfs", "-o", "ro", "none"))
     assert code == 1
     assert "writable" in finding(out, "folder", "fail")
 
 
-def test_a_full_folder_is_a_failure(engine, disk, look_at_files):
+def test_doctor_fails_for_a_full_folder(engine, disk, look_at_files):
     code, out = look_at_files(engine.base, disk("-t", "tmpfs", "-o", "size=8m", "none"))
     assert code == 1
     assert "Free some space" in finding(out, "folder", "fail")
 
 
-def test_a_folder_of_somebody_else_is_a_failure(engine, monkeypatch, look_at_files):
-    """As root, nothing is forbidden to the tests, so the refusal of the system is faked."""
+def test_doctor_fails_for_a_folder_of_another_user(engine, monkeypatch, look_at_files):
+    """Tests may run as root, to whom the system refuses nothing, so the refusal is faked."""
 
     def refused(folder: Path) -> float:
         raise PermissionError(errno.EACCES, "Permission denied", str(folder))
@@ -265,7 +265,7 @@ def test_a_folder_of_somebody_else_is_a_failure(engine, monkeypatch, look_at_fil
     assert "chown" in finding(out, "folder", "fail")
 
 
-def test_no_room_for_the_largest_state_is_a_warning(engine_factory, build, disk, look_at_files):
+def test_doctor_warns_if_the_largest_state_does_not_fit(engine_factory, build, disk, look_at_files):
     """A reserve of 64 MiB and 65536 tokens of 540 bytes are more than these 96 MiB."""
     small = disk("-t", "tmpfs", "-o", "size=96m", "none")
     engine = engine_factory(Tiny.DENSE, build, args=["--slot-save-path", str(small)])
@@ -274,19 +274,19 @@ def test_no_room_for_the_largest_state_is_a_warning(engine_factory, build, disk,
     assert "No room" in finding(out, "folder", "warn")
 
 
-def test_a_slow_folder_is_a_warning(engine, monkeypatch, look_at_files):
+def test_doctor_warns_of_a_slow_folder(engine, monkeypatch, look_at_files):
     monkeypatch.setattr(doctor_command, "written_per_second", lambda _folder: 5e6)
     code, out = look_at_files(engine.base, engine.slot_dir)
     assert code == 0
     assert "5.0 MB" in finding(out, "folder", "warn")
 
 
-def test_the_speed_of_a_folder_is_measured_and_nothing_stays(tmp_path):
+def test_doctor_measures_the_write_speed_and_leaves_no_file(tmp_path):
     assert doctor_command.written_per_second(tmp_path) > 0
     assert not list(tmp_path.iterdir())
 
 
-def test_an_engine_that_does_not_answer_is_a_failure(doctor):
+def test_doctor_fails_for_an_engine_that_does_not_answer(doctor):
     code, out = doctor(f"http://127.0.0.1:{free_port()}")
     assert code == 1
     assert "does not answer" in out

@@ -55,7 +55,7 @@ def drafts(answer: Doc) -> Drafts:
     return Drafts(answer["timings"]["draft_n"], answer["timings"]["draft_n_accepted"])
 
 
-async def test_after_a_restart_drafts_are_accepted_again(build, tmp_path):
+async def test_drafts_are_accepted_again_after_a_restart(build, tmp_path):
     asked: list[tuple[list[Doc], Doc]] = []
     async with lab.tiny_engine(Tiny.HYBRID_MTP, build, tmp_path) as engine:
         async with (

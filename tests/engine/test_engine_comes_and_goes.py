@@ -94,7 +94,7 @@ async def asked(client: aiohttp.ClientSession, *said: str) -> tuple[str, dict[st
         return doc["choices"][0]["message"]["content"], dict(answer.headers), doc["timings"]["cache_n"]
 
 
-async def test_a_sidecar_may_be_there_before_its_engine(engine_factory, build):
+async def test_a_sidecar_may_start_before_its_engine(engine_factory, build):
     port = free_port()
     async with in_front_of(f"http://127.0.0.1:{port}") as (sidecar, client):
         assert await readyz(sidecar) == 503
@@ -108,7 +108,7 @@ async def test_a_sidecar_may_be_there_before_its_engine(engine_factory, build):
         await asked(client, "Hello")
 
 
-async def test_after_a_crash_in_the_middle_of_a_stream_every_slot_is_cold(engine_factory, build):
+async def test_after_a_crash_during_a_stream_all_slots_are_cold(engine_factory, build):
     engine = engine_factory("tiny-hybrid", build, args=ONE)
     async with in_front_of(engine.base) as (sidecar, client):
         await is_ready(sidecar)
@@ -139,7 +139,7 @@ async def test_after_a_crash_in_the_middle_of_a_stream_every_slot_is_cold(engine
         assert int(headers["X-Slotkeeper-Predicted"]) == cached > 100
 
 
-async def test_a_restart_between_two_looks_is_noticed(engine_factory, build):
+async def test_a_restart_between_two_health_checks_is_noticed(engine_factory, build):
     """/health is "ok" before and after: only the media marker shows the restart."""
     engine = engine_factory("tiny-hybrid", build, args=ONE)
     async with in_front_of(engine.base) as (sidecar, client):
@@ -155,10 +155,10 @@ async def test_a_restart_between_two_looks_is_noticed(engine_factory, build):
             await look(*args)
 
         link._look = later  # type: ignore[method-assign, assignment]  # the watch waits before its next poll
-        await asyncio.sleep(1.5)  # now the watch stands before its next look
+        await asyncio.sleep(1.5)  # the watch now waits before its next poll
         engine.process.kill()
         engine_factory("tiny-hybrid", build, args=ONE, port=engine.flags.port)
-        assert any(table.shadow.slots), "it has not looked yet"
+        assert any(table.shadow.slots), "the sidecar has not polled the engine yet"
         gate.set()
 
         async def noticed() -> bool:
@@ -170,7 +170,7 @@ async def test_a_restart_between_two_looks_is_noticed(engine_factory, build):
         assert int(headers["X-Slotkeeper-Predicted"]) == cached == 0
 
 
-async def test_a_conversation_stays_with_its_engine_and_moves_when_that_dies(engine_factory, build):
+async def test_a_conversation_stays_with_its_engine_and_moves_if_that_engine_dies(engine_factory, build):
     engines = [engine_factory("tiny-hybrid", build, args=ONE) for _ in range(2)]
     async with in_front_of(*(engine.base for engine in engines)) as (sidecar, client):
         await is_ready(sidecar)
@@ -181,7 +181,7 @@ async def test_a_conversation_stays_with_its_engine_and_moves_when_that_dies(eng
         for turn in ("And then?", "And how does it end?"):
             for said in told.values():
                 reply, _, cached = await asked(client, *said, turn)
-                assert cached > 100, "its engine had it"
+                assert cached > 100, "its engine held its state"
                 said += [turn, reply]
         used = [
             len([h for h in table.shadow.slots if h]) for table in sidecar.driver.placement.tables.values()
@@ -195,7 +195,7 @@ async def test_a_conversation_stays_with_its_engine_and_moves_when_that_dies(eng
         assert await readyz(sidecar) == 200, "one engine is enough"
 
 
-async def test_a_loading_engine_says_so_itself(engine_factory, build):
+async def test_requests_to_a_loading_engine_get_503_until_it_serves(engine_factory, build):
     """No model here loads for long, so the engine's answer is checked as it passes through."""
     port = free_port()
     async with in_front_of(f"http://127.0.0.1:{port}") as (_, client), asyncio.TaskGroup() as group:
@@ -235,10 +235,10 @@ async def test_an_engine_that_hides_its_slots_is_served_unpinned(engine_factory,
 
 
 @pytest.mark.parametrize("files", [True, False], ids=["files", "no files"])
-async def test_a_sleeping_engine_is_woken_by_requests_and_by_nothing_else(engine_factory, build, files):
-    """Its slots are empty then.
+async def test_a_sleeping_engine_is_woken_only_by_requests(engine_factory, build, files):
+    """The slots of a woken engine are empty.
 
-    A request waits until one can be chosen, and is restored if there is a file.
+    A request waits until a slot can be chosen, and its state is restored if there is a file.
     """
     engine = engine_factory("tiny-hybrid", build, args=[*ONE, "--sleep-idle-seconds", "2"])
     folder = {"slot_dir": engine.slot_dir, "save_pause": 0.05} if files else {}
@@ -250,7 +250,7 @@ async def test_a_sleeping_engine_is_woken_by_requests_and_by_nothing_else(engine
     async with in_front_of(engine.base, **folder) as (sidecar, client):
         await is_ready(sidecar)
         reply, _, _ = await asked(client, LONG)
-        await until(asleep, "it sleeps, though the sidecar looks at it")
+        await until(asleep, "the engine sleeps although the sidecar polls it")
         await asyncio.sleep(2.5)  # more polls, and all idle work
         assert await asleep()
         async with client.get("/v1/models") as answer:
@@ -264,7 +264,9 @@ async def test_a_sleeping_engine_is_woken_by_requests_and_by_nothing_else(engine
         assert 500 < int(headers["X-Slotkeeper-Predicted"]) <= cached
 
 
-async def test_out_of_context_is_told_by_the_engine_and_costs_the_others_nothing(engine_factory, build):
+async def test_requests_that_exceed_the_context_get_the_engines_answer_and_others_are_not_affected(
+    engine_factory, build
+):
     """A prompt without room, an answer without room, and slots that share cells and run out together."""
     engine = engine_factory("tiny-hybrid", build, args=[*ONE, "-np", "2", "-c", "2048", "-kvu"])
     endless = {"max_tokens": 5000, "ignore_eos": True}

@@ -1,4 +1,4 @@
-"""A stopped engine (SIGSTOP) is told from a slow one, and no client waits for it for ever."""
+"""The sidecar distinguishes a stopped engine (SIGSTOP) from a slow one, and no client waits for ever."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def stop(mortal: lab.Restartable) -> None:
     os.kill(mortal.process.pid, signal.SIGSTOP)
 
 
-def go_on(mortal: lab.Restartable) -> None:
+def resume(mortal: lab.Restartable) -> None:
     assert mortal.process.pid is not None
     os.kill(mortal.process.pid, signal.SIGCONT)
 
@@ -58,7 +58,7 @@ def frozen(mortal: lab.Restartable, sidecar: Sidecar) -> Iterator[None]:
         yield
     finally:
         link.frozen_after = usual
-        go_on(mortal)
+        resume(mortal)
 
 
 async def is_frozen(sidecar: Sidecar) -> None:
@@ -86,7 +86,7 @@ def message(path: str, doc: dict[str, Any]) -> str:
 
 
 async def serves_again(sidecar: Sidecar, client: aiohttp.ClientSession) -> None:
-    """Check that all slots are free, that one of them is used, and that its answer comes."""
+    """Check that all slots are free and that a request is answered."""
     await lab.ready(sidecar)
     status, doc = await asked(client, said("Is anybody there?"))
     assert status == 200, doc
@@ -94,7 +94,7 @@ async def serves_again(sidecar: Sidecar, client: aiohttp.ClientSession) -> None:
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_a_request_in_prefill_gets_504_in_the_shape_of_the_api(mortal, path):
+async def test_a_request_in_prefill_gets_504_in_the_shape_of_its_api(mortal, path):
     async with lab.keeping(mortal) as sidecar, aiohttp.ClientSession(lab.url_of(sidecar)) as client:
         (table,) = sidecar.driver.placement.tables.values()
         waits = asyncio.get_running_loop().create_task(post(client, path, BODIES[path]))
@@ -108,7 +108,7 @@ async def test_a_request_in_prefill_gets_504_in_the_shape_of_the_api(mortal, pat
         await serves_again(sidecar, client)
 
 
-async def test_queued_requests_get_504_and_answers_that_had_begun_end_broken(mortal):
+async def test_queued_requests_get_504_and_running_answers_end_with_an_error(mortal):
     async with (
         lab.keeping(mortal) as sidecar,
         aiohttp.ClientSession(lab.url_of(sidecar)) as client,
@@ -131,13 +131,13 @@ async def test_queued_requests_get_504_and_answers_that_had_begun_end_broken(mor
         await serves_again(sidecar, client)
 
 
-async def test_a_stream_without_a_byte_of_its_answer_ends_with_the_error_as_its_event(mortal):
+async def test_a_stream_that_had_no_token_yet_ends_with_an_error_event(mortal):
     async with (
         lab.keeping(mortal, keep_alive=0.05) as sidecar,
         aiohttp.ClientSession(lab.url_of(sidecar)) as client,
         client.post(CHAT, json=said(VERY_LONG, stream=True)) as answer,
     ):
-        assert answer.status == 200, "a comment of ours was due"
+        assert answer.status == 200, "the sidecar had to send a comment"
         with frozen(mortal, sidecar):
             heard = await answer.read()
         assert b'"code":504' in heard
@@ -145,7 +145,7 @@ async def test_a_stream_without_a_byte_of_its_answer_ends_with_the_error_as_its_
         await serves_again(sidecar, client)
 
 
-async def test_while_it_is_frozen_requests_get_504_at_once(mortal):
+async def test_requests_to_a_frozen_engine_get_504_at_once(mortal):
     async with lab.keeping(mortal) as sidecar, aiohttp.ClientSession(lab.url_of(sidecar)) as client:
         (link,) = sidecar.driver.links.values()
         with frozen(mortal, sidecar):
@@ -161,7 +161,9 @@ async def test_while_it_is_frozen_requests_get_504_at_once(mortal):
 
 
 @pytest.mark.parametrize("action", ["save", "restore", "prefill"])
-async def test_a_step_that_a_frozen_engine_does_not_end_holds_no_slot(build, tmp_path, action, monkeypatch):
+async def test_a_step_that_a_frozen_engine_does_not_finish_holds_no_slot(
+    build, tmp_path, action, monkeypatch
+):
     files_only = ("--cache-ram", "0")
     async with (
         lab.tiny_engine(Tiny.HYBRID, build, tmp_path, *files_only, context_tokens=CONTEXT) as mortal,
@@ -207,20 +209,20 @@ async def test_a_step_that_a_frozen_engine_does_not_end_holds_no_slot(build, tmp
         assert status == 200, doc
 
 
-async def test_one_that_goes_on_in_time_has_lost_nothing(mortal):
+async def test_an_engine_that_continues_in_time_loses_no_request(mortal):
     async with lab.keeping(mortal) as sidecar, aiohttp.ClientSession(lab.url_of(sidecar)) as client:
         (link,) = sidecar.driver.links.values()
         async with client.post(CHAT, json=said(VERY_LONG, stream=True)) as answer:
             stop(mortal)
             await until(lambda: link.health.value == "silent")
-            go_on(mortal)
+            resume(mortal)
             heard = await answer.read()
         assert heard.endswith(b"data: [DONE]\n\n")
         assert count(sidecar, "engine_freezes_total", engine=mortal.base) == 0
         assert link.losses == 0
 
 
-async def test_one_that_computes_for_long_is_not_frozen(mortal):
+async def test_an_engine_that_computes_for_long_is_not_taken_as_frozen(mortal):
     """The request asks for no stream, so the engine sends nothing before the end."""
     async with (
         lab.keeping(mortal, engine_frozen_after=SHORT) as sidecar,
@@ -235,7 +237,7 @@ async def test_one_that_computes_for_long_is_not_frozen(mortal):
         computes.cancel()
 
 
-async def test_where_it_is_replaced_requests_wait_and_are_sent_again(mortal):
+async def test_if_a_frozen_engine_is_replaced_requests_wait_and_are_sent_again(mortal):
     async with (
         lab.keeping(mortal) as sidecar,
         aiohttp.ClientSession(lab.url_of(sidecar)) as client,

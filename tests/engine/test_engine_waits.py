@@ -77,7 +77,7 @@ async def asked(
         return answer.status, await answer.json()
 
 
-async def test_eight_clients_hear_no_error_while_their_engine_is_killed_twice(mortal):
+async def test_eight_clients_get_no_error_while_their_engine_is_killed_twice(mortal):
     async with lab.keeping(mortal) as sidecar, aiohttp.ClientSession(lab.url_of(sidecar)) as client:
         chats, failed, killed = [Chat(f"Client {n}") for n in range(CLIENTS)], [], asyncio.Event()
 
@@ -113,7 +113,7 @@ async def test_eight_clients_hear_no_error_while_their_engine_is_killed_twice(mo
         assert not any(routes)
 
 
-async def test_who_waited_is_served_from_what_was_saved(mortal):
+async def test_a_request_that_waited_for_a_restart_reuses_the_saved_state(mortal):
     async with lab.keeping(mortal) as sidecar, aiohttp.ClientSession(lab.url_of(sidecar)) as client:
         chat = Chat("Anna")
         _, doc = await asked(client, chat.asks())
@@ -130,7 +130,7 @@ async def test_who_waited_is_served_from_what_was_saved(mortal):
 
 
 @pytest.mark.parametrize("at", ["in the engine", "in line"])
-async def test_a_stream_that_waits_hears_comments_and_then_all_of_its_answer(mortal, at):
+async def test_a_waiting_stream_gets_comments_and_then_its_whole_answer(mortal, at):
     async with (
         lab.keeping(mortal, keep_alive=0.1) as sidecar,
         aiohttp.ClientSession(lab.url_of(sidecar)) as client,
@@ -162,8 +162,8 @@ async def test_a_stream_that_waits_hears_comments_and_then_all_of_its_answer(mor
 
 
 @pytest.mark.parametrize("key", [None, "good"])
-async def test_a_stream_that_comes_while_the_engine_is_down_hears_comments(build, tmp_path, key):
-    """Only if the engine had accepted its client before. Other bodies are not read until an engine is up."""
+async def test_a_stream_that_arrives_while_the_engine_is_down_gets_comments(build, tmp_path, key):
+    """This needs a key that the engine has accepted. Bodies with other keys are read once an engine is up."""
     wants = ("--api-key", key) if key else ()
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     async with (
@@ -190,7 +190,7 @@ async def test_a_stream_that_comes_while_the_engine_is_down_hears_comments(build
             assert (await stranger)[0] == 401
 
 
-async def test_a_stream_that_had_begun_ends_broken(mortal):
+async def test_a_running_stream_ends_with_an_error_if_the_engine_is_killed(mortal):
     async with lab.keeping(mortal) as sidecar, aiohttp.ClientSession(lab.url_of(sidecar)) as client:
         chat = Chat("Anna")
         async with client.post(CHAT, json=chat.asks(stream=True, max_tokens=5000, ignore_eos=True)) as answer:
@@ -204,7 +204,7 @@ async def test_a_stream_that_had_begun_ends_broken(mortal):
         assert sidecar.metrics.registry.get_sample_value("slotkeeper_requests_sent_again_total") == 0
 
 
-async def test_an_engine_that_does_not_come_back_is_an_error_after_the_wait(mortal):
+async def test_a_request_gets_503_after_the_engine_wait_if_the_engine_does_not_return(mortal):
     async with (
         lab.keeping(mortal, engine_wait=1.0) as sidecar,
         aiohttp.ClientSession(lab.url_of(sidecar)) as client,
@@ -216,20 +216,20 @@ async def test_an_engine_that_does_not_come_back_is_an_error_after_the_wait(mort
         assert "does not accept connections" in doc["error"]["message"]
 
 
-async def test_a_request_that_kills_its_engine_does_so_no_more_than_three_times(mortal):
+async def test_a_request_that_kills_its_engine_is_sent_at_most_three_times(mortal):
     async with lab.keeping(mortal) as sidecar, aiohttp.ClientSession(lab.url_of(sidecar)) as client:
         (table,) = sidecar.driver.placement.tables.values()
         deadly = said(VERY_LONG)
         dies = asyncio.get_running_loop().create_task(asked(client, deadly, **{"X-Slotkeeper-Bypass": "1"}))
-        deaths = 0
+        kills = 0
         while not dies.done():
             if table.up and table.serving:
                 mortal.kill()
                 await is_down(sidecar)
-                deaths += 1
+                kills += 1
                 await mortal.start()
             await asyncio.sleep(0.005)
         status, doc = dies.result()
         assert status == 502
         assert "has ended 3 times" in doc["error"]["message"]
-        assert deaths == 3
+        assert kills == 3

@@ -43,7 +43,7 @@ class Views:
     replay: Totals
     engine: int  # by the engine's counter, since before the sidecar started
 
-    def told(self, name: str) -> int:
+    def sum_in_why(self, name: str) -> int:
         """Return the sums over the requests that `why` lists."""
         return sum(one[name] or 0 for one in self.why)
 
@@ -214,9 +214,9 @@ async def test_all_views_of_a_session_agree_with_each_other_and_with_the_engine(
 
     assert {name: state[name] for name in views.metrics} == views.metrics
     for name in ("reused", "computed", "prepared", "oracle"):
-        assert views.told(name) == state[name], name
-    assert views.told("planted") == state["plant"]
-    assert views.told("prompt_tokens") == state["prompt_tokens"] == state["reused"] + state["computed"]
+        assert views.sum_in_why(name) == state[name], name
+    assert views.sum_in_why("planted") == state["plant"]
+    assert views.sum_in_why("prompt_tokens") == state["prompt_tokens"] == state["reused"] + state["computed"]
     assert state["requests"] == len(views.why) == len(played.samples) + 1
 
     # A replay measures its own requests from outside; the client that left was not one of them.

@@ -23,7 +23,7 @@ async def fingerprint(engine, *, ours: bool = True, **more) -> str:
 
 
 @pytest.mark.parametrize("ours", [True, False])
-async def test_a_restart_changes_nothing(engine_factory, build, ours):
+async def test_a_restart_keeps_the_fingerprint(engine_factory, build, ours):
     first = engine_factory(build=build)
     before = await fingerprint(first, ours=ours)
     first.process.kill()
@@ -43,7 +43,7 @@ async def test_a_restart_changes_nothing(engine_factory, build, ours):
     ],
     ids=" ".join,
 )
-async def test_other_flags_are_another_engine_and_it_refuses_the_file(engine_factory, build, args):
+async def test_flags_that_change_the_fingerprint_make_the_engine_refuse_the_file(engine_factory, build, args):
     """Flags that change our fingerprint make the engine itself refuse the file."""
     one, other = engine_factory(Tiny.DENSE, build), engine_factory(Tiny.DENSE, build, args=args)
     assert await fingerprint(one) != await fingerprint(other)
@@ -56,7 +56,9 @@ async def test_other_flags_are_another_engine_and_it_refuses_the_file(engine_fac
             await client.restore(SlotId(0), "state")
 
 
-async def test_a_model_of_the_same_shapes_is_another_engine_though_it_takes_the_file(engine_factory, build):
+async def test_a_model_of_the_same_shapes_has_another_fingerprint_though_it_accepts_the_file(
+    engine_factory, build
+):
     one, other = engine_factory(Tiny.HYBRID, build), engine_factory(Tiny.HYBRID_MTP, build)
     async with EngineClient(one.base) as client:
         await client.prefill(range(5, 100), SlotId(0))
@@ -69,7 +71,7 @@ async def test_a_model_of_the_same_shapes_is_another_engine_though_it_takes_the_
 
 
 @needs_b10434
-async def test_another_rope_base_is_another_engine_though_it_takes_the_file(engine_factory):
+async def test_another_rope_base_changes_the_fingerprint_though_the_engine_accepts_the_file(engine_factory):
     """Only with the build whose program knows all flags."""
     one = engine_factory(Tiny.DENSE, EngineKind.SKULK)
     other = engine_factory(Tiny.DENSE, EngineKind.SKULK, args=["--rope-freq-base", "500000"])
@@ -82,7 +84,7 @@ async def test_another_rope_base_is_another_engine_though_it_takes_the_file(engi
     assert await fingerprint(one) != await fingerprint(other)
 
 
-async def test_other_weights_in_the_same_shapes_are_another_engine(engine_factory, build, tmp_path):
+async def test_other_weights_in_the_same_shapes_change_the_fingerprint(engine_factory, build, tmp_path):
     path = tmp_path / "trained.gguf"
     weights = bytearray(build_model(Tiny.DENSE).read_bytes())
     one = engine_factory(Tiny.DENSE, build)
@@ -92,14 +94,14 @@ async def test_other_weights_in_the_same_shapes_are_another_engine(engine_factor
     assert await fingerprint(one) != await fingerprint(other)
 
 
-async def test_the_same_model_elsewhere_is_the_same_engine(engine_factory, build, tmp_path):
+async def test_the_same_model_at_another_path_keeps_the_fingerprint(engine_factory, build, tmp_path):
     path = shutil.copy(build_model(Tiny.DENSE), tmp_path / "elsewhere.gguf")
     one, other = engine_factory(Tiny.DENSE, build), engine_factory(Tiny.DENSE, build, args=["-m", str(path)])
     assert await fingerprint(one) == await fingerprint(other)
 
 
 @needs_b10434
-async def test_builds_that_do_not_read_each_others_files_differ(engine_factory):
+async def test_builds_that_cannot_read_each_others_files_have_different_fingerprints(engine_factory):
     assert await fingerprint(engine_factory(build=EngineKind.SKULK)) != await fingerprint(
         engine_factory(build=EngineKind.XLLAMACPP)
     )

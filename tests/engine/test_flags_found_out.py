@@ -45,7 +45,7 @@ def found(reading: Reading) -> dict[str, object]:
 
 @pytest.mark.parametrize("model", WITH_CHECKPOINTS)
 @pytest.mark.parametrize("step", [0, 8192])
-async def test_whether_checkpoints_outlive_the_next_task_is_found_out(engine_factory, build, model, step):
+async def test_the_probe_finds_whether_checkpoints_outlive_the_next_task(engine_factory, build, model, step):
     args = [] if model is not Tiny.HYBRID_MTP else ["--spec-type", "draft-mtp"]
     reading = await look(engine_factory(model, build, args=[*args, "-cms", str(step)]))
     told = found(reading)
@@ -57,13 +57,13 @@ async def test_whether_checkpoints_outlive_the_next_task_is_found_out(engine_fac
 
 
 @pytest.mark.parametrize("model", EVERY_MEMORY)
-async def test_an_engine_without_a_ram_cache_is_found_out(engine_factory, build, model):
+async def test_the_probe_finds_that_an_engine_has_no_ram_cache(engine_factory, build, model):
     reading = await look(engine_factory(model, build, args=["-cram", "0", "-cms", "0"]))
     assert found(reading)["ram_cache"] is False
 
 
 @pytest.mark.parametrize(("cap", "believed"), [("0", 0), ("3", FEW)])
-async def test_an_engine_with_few_checkpoints_is_found_out(engine_factory, build, cap, believed):
+async def test_the_probe_finds_that_an_engine_keeps_few_checkpoints(engine_factory, build, cap, believed):
     reading = await look(engine_factory(Tiny.HYBRID, build, args=["-ctxcp", cap, "-cms", "0"]))
     assert found(reading)["checkpoint_cap"] == believed
 
@@ -71,16 +71,16 @@ async def test_an_engine_with_few_checkpoints_is_found_out(engine_factory, build
 @pytest.mark.parametrize("model", [Tiny.HYBRID, Tiny.RECURRENT, Tiny.SWA])
 @pytest.mark.parametrize("cap", [32, 64])
 @pytest.mark.parametrize("step", ["0", "8192"])
-async def test_whether_it_keeps_as_many_as_we_advise_is_found_out(engine_factory, build, model, cap, step):
+async def test_the_probe_finds_that_an_engine_keeps_the_advised_number_of_checkpoints(
+    engine_factory, build, model, cap, step
+):
     if build == EngineKind.SKULK and step != "0":
         pytest.skip("there the list is never full")
     reading = await look(engine_factory(model, build, args=["-cms", step, "-ctxcp", str(cap)]))
     assert found(reading)["checkpoint_cap"] == cap
 
 
-async def test_a_slow_engine_is_not_kept_from_its_requests_by_the_longest_part(
-    engine_factory, build, monkeypatch
-):
+async def test_the_probe_skips_its_longest_part_on_a_slow_engine(engine_factory, build, monkeypatch):
     """The part that needs many prompts is skipped and proves nothing; the rest is found out."""
     monkeypatch.setattr(canary, "PATIENCE", 0.0)
     engine = engine_factory(Tiny.HYBRID, build, args=["-cms", "0", "-ctxcp", "64"])
@@ -94,7 +94,9 @@ async def test_a_slow_engine_is_not_kept_from_its_requests_by_the_longest_part(
 @pytest.mark.parametrize(
     "args", [["-np", "1"], ["-np", "-1", "-c", "262144"], ["-sps", "0.9"], ["-sps", "0"]]
 )
-async def test_however_it_chooses_slots_nothing_wrong_is_concluded(engine_factory, build, args):
+async def test_the_probe_concludes_nothing_wrong_however_the_engine_chooses_slots(
+    engine_factory, build, args
+):
     reading = await look(engine_factory(Tiny.HYBRID, build, args=[*args, "-cms", "0"]))
     told = found(reading)
     assert told.get("ram_cache") in {None, True}
@@ -103,7 +105,9 @@ async def test_however_it_chooses_slots_nothing_wrong_is_concluded(engine_factor
 
 
 @pytest.mark.parametrize("model", [Tiny.DENSE, Tiny.SWA, Tiny.HYBRID])
-async def test_what_it_costs_is_bounded_told_and_leaves_no_trace(engine_factory, build, model):
+async def test_the_probes_cost_is_bounded_and_reported_and_slots_are_empty_afterwards(
+    engine_factory, build, model
+):
     engine = engine_factory(model, build)
     async with EngineClient(engine.base) as client:
         await read_traits(client, may_compute=True)
@@ -112,7 +116,7 @@ async def test_what_it_costs_is_bounded_told_and_leaves_no_trace(engine_factory,
         assert not any(slot.busy or slot.held for slot in await client.slots())
 
 
-async def test_with_a_folder_every_canary_is_counted(engine_factory, build):
+async def test_with_a_slot_folder_the_tokens_of_every_probe_are_counted(engine_factory, build):
     engine = engine_factory(Tiny.HYBRID, build)
     async with EngineClient(engine.base) as client:
         reading = await read_traits(client, may_compute=True, slot_dir=engine.slot_dir)
@@ -120,7 +124,7 @@ async def test_with_a_folder_every_canary_is_counted(engine_factory, build):
         assert client.computed == evaluated(engine)
 
 
-async def test_a_used_engine_is_not_tried_out(engine_factory, build):
+async def test_a_used_engine_is_not_probed_for_flags(engine_factory, build):
     engine = engine_factory(Tiny.HYBRID, build, args=["-cms", "0"])
     async with EngineClient(engine.base) as client:
         await client.prefill(list(range(300, 340)), SlotId(0))
@@ -128,7 +132,7 @@ async def test_a_used_engine_is_not_tried_out(engine_factory, build):
     assert (found(reading), evaluated(engine)) == ({}, 40)
 
 
-async def test_an_engine_whose_flags_are_known_is_not_tried_out(engine_factory, build):
+async def test_an_engine_with_known_flags_is_not_probed_for_flags(engine_factory, build):
     engine = engine_factory(Tiny.HYBRID, build)
     async with EngineClient(engine.base) as client:
         reading = await read_traits(client, engine.flags, may_compute=True)
@@ -136,7 +140,7 @@ async def test_an_engine_whose_flags_are_known_is_not_tried_out(engine_factory, 
     assert evaluated(engine) == client.computed == 0
 
 
-async def test_where_slots_cannot_be_emptied_what_was_left_is_told_and_does_no_harm(build, tmp_path):
+async def test_tokens_that_the_probe_leaves_in_slots_are_known_if_slots_cannot_be_erased(build, tmp_path):
     binary = find_engine(build)
     words = lab.stock_flags(binary, build_model(Tiny.HYBRID), tmp_path)
     at = words.index("--slot-save-path")
@@ -151,4 +155,4 @@ async def test_where_slots_cannot_be_emptied_what_was_left_is_told_and_does_no_h
         lab.in_front_of(engine.base) as started,
     ):
         (link,) = started.driver.links.values()
-        assert link.fresh, "what lies there is ours, so nobody else uses this engine"
+        assert link.fresh, "the slots hold tokens of the probe, so no other client uses this engine"

@@ -204,7 +204,7 @@ async def test_without_the_sidecar_each_question_computes_the_image_again(build,
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-async def test_states_of_two_images_are_reused_in_turn_and_after_a_kill(build, pair, tmp_path):
+async def test_states_of_two_images_are_reused_alternately_and_after_a_kill(build, pair, tmp_path):
     async with engine_with(pair, build, tmp_path) as engine, viewing(engine, keeps=True) as client:
         for picture in (A, B):
             await client.about(picture, QUESTIONS[0])
@@ -219,7 +219,7 @@ async def test_states_of_two_images_are_reused_in_turn_and_after_a_kill(build, p
 
 @pytest.mark.parametrize("also_the_engine", [False, True], ids=["sidecar", "both"])
 @pytest.mark.parametrize("pair", PAIRS)
-async def test_a_new_sidecar_finds_states_with_images(build, pair, also_the_engine, tmp_path):
+async def test_a_new_sidecar_reuses_saved_states_with_images(build, pair, also_the_engine, tmp_path):
     async with engine_with(pair, build, tmp_path) as engine:
         async with viewing(engine, keeps=True) as client:
             for question in QUESTIONS[:3]:
@@ -233,7 +233,7 @@ async def test_a_new_sidecar_finds_states_with_images(build, pair, also_the_engi
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-async def test_two_conversations_share_the_beginning_with_the_image(build, pair, tmp_path):
+async def test_two_conversations_share_the_prefix_with_the_image(build, pair, tmp_path):
     """The shared beginning is computed once, and each conversation continues from its own end."""
     async with engine_with(pair, build, tmp_path) as engine, viewing(engine, keeps=True) as client:
         chats: list[list[dict[str, Any]]] = [[], []]
@@ -254,7 +254,7 @@ async def test_two_conversations_share_the_beginning_with_the_image(build, pair,
         await client.expect_same_answers()
 
 
-async def test_the_next_turn_is_prepared_in_idle_time(build, tmp_path):
+async def test_the_next_turn_is_prefetched_in_idle_time(build, tmp_path):
     """The template strips reasoning of earlier turns, so that the slot has to go back behind the image."""
     async with engine_with("hybrid", build, tmp_path) as engine, viewing(engine) as client:
         first = {"role": "user", "content": [image(A), words(QUESTIONS[0])]}
@@ -275,7 +275,7 @@ async def test_the_next_turn_is_prepared_in_idle_time(build, tmp_path):
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-async def test_an_edit_behind_the_image_computes_only_the_text_behind_it(build, pair, tmp_path):
+async def test_an_edit_after_the_image_computes_only_the_text_after_it(build, pair, tmp_path):
     text = "The picture was taken in a garden behind the house. " * 20
     async with engine_with(pair, build, tmp_path) as engine, viewing(engine) as client:
         await client.about(A, f"{text}What is there?")
@@ -302,7 +302,7 @@ async def test_another_image_is_never_a_hit(build, pair, tmp_path):
 
 
 @pytest.mark.parametrize("between", [[words(" ")], []], ids=["apart", "touching"])
-async def test_a_second_image_in_a_message_is_never_a_hit_for_another_one(build, between, tmp_path):
+async def test_a_second_image_in_a_message_is_never_a_hit_for_another_image(build, between, tmp_path):
     """Adjacent images are not tested with Qwen: older builds read two of one size as frames of one image."""
     pair = "hybrid" if between else "dense"
     async with engine_with(pair, build, tmp_path) as engine, viewing(engine) as client:
@@ -313,7 +313,7 @@ async def test_a_second_image_in_a_message_is_never_a_hit_for_another_one(build,
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["its file", "nothing"])
-async def test_another_projector_gets_no_state_with_images(build, known, tmp_path):
+async def test_a_state_with_images_is_not_reused_with_another_projector(build, known, tmp_path):
     """The engine would load such a state and continue from the other projector's embeddings."""
     (tmp_path / "one").mkdir()
     async with engine_with("dense", build, tmp_path / "one") as engine:
@@ -331,7 +331,7 @@ async def test_another_projector_gets_no_state_with_images(build, known, tmp_pat
             await client.expect_same_answers()
 
 
-async def test_an_engine_whose_projector_puts_no_text_behind_images_does_not_abort(build, tmp_path):
+async def test_an_engine_whose_projector_puts_no_text_after_images_does_not_abort(build, tmp_path):
     """This engine aborts on a prompt that ends in an image, so no prompt of the sidecar ends in one.
 
     The engine leaves no checkpoint right behind an image. The sidecar cannot know this, so the engine reuses
@@ -350,7 +350,7 @@ async def test_an_engine_whose_projector_puts_no_text_behind_images_does_not_abo
         assert engine.process.returncode is None
 
 
-async def test_images_of_responses(build, tmp_path):
+async def test_images_in_the_responses_api_are_reused(build, tmp_path):
     async with engine_with("hybrid", build, tmp_path) as engine, viewing(engine) as client:
         for number, question in enumerate(QUESTIONS[:4]):
             parts = [
@@ -364,7 +364,7 @@ async def test_images_of_responses(build, tmp_path):
         await client.expect_same_answers()
 
 
-async def test_images_of_messages(build, tmp_path):
+async def test_images_in_the_messages_api_are_reused(build, tmp_path):
     async with engine_with("hybrid", build, tmp_path) as engine, viewing(engine) as client:
         for number, question in enumerate(QUESTIONS[:4]):
             data = data_url(A).partition(",")[2]

@@ -24,14 +24,16 @@ async def interleaved(base: str) -> Totals:
 
 
 @pytest.mark.parametrize("model", MODELS)
-async def test_a_stock_engine_computes_far_more_than_it_must(engine_factory, build, model):
+async def test_a_stock_engine_computes_more_than_twice_the_oracle(engine_factory, build, model):
     engine = engine_factory(model, build, args=["-t", "1"])
     found = await interleaved(engine.base)
     assert found.computed > 2 * found.oracle
 
 
 @pytest.mark.parametrize("model", MODELS)
-async def test_through_the_sidecar_it_computes_what_it_must(engine_factory, build, model):
+async def test_through_the_sidecar_the_engine_computes_little_more_than_the_oracle(
+    engine_factory, build, model
+):
     engine = engine_factory(model, build, args=["-t", "1"])
     async with lab.sidecar(engine.base, engine.flags) as url:
         found = await interleaved(url)
@@ -40,7 +42,9 @@ async def test_through_the_sidecar_it_computes_what_it_must(engine_factory, buil
 
 
 @pytest.mark.parametrize("model", MODELS)
-async def test_interleaved_chats_need_no_known_flags(engine_factory, build, model):
+async def test_through_a_sidecar_without_flags_it_computes_little_more_than_the_oracle(
+    engine_factory, build, model
+):
     """As `slotkeeper serve` in front of an engine that was started separately."""
     engine = engine_factory(model, build, args=["-t", "1"])
     async with lab.sidecar(engine.base) as url:

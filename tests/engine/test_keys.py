@@ -59,7 +59,7 @@ def before(engine: Any, **more: Any) -> Settings:
     )
 
 
-async def told(engine: Any) -> tuple[int, list[Any]]:
+async def tokens_and_slots(engine: Any) -> tuple[int, list[Any]]:
     """Return the prompt tokens that it has computed, and the contents of its slots."""
     async with httpx.AsyncClient(base_url=engine.base, headers=KEY, timeout=PATIENCE) as own:
         tokens = counted((await own.get("/metrics")).text)
@@ -67,12 +67,12 @@ async def told(engine: Any) -> tuple[int, list[Any]]:
         return tokens, [(slot["id"], slot.get("n_prompt_tokens")) for slot in slots]
 
 
-def telling(answer: httpx.Response) -> list[str]:
+def sidecar_headers(answer: httpx.Response) -> list[str]:
     return [name for name in answer.headers if name.lower().startswith("x-slotkeeper")]
 
 
 async def served(sidecar: Sidecar) -> None:
-    """A client with the key has sent the story."""
+    """Send the story as a client with the key."""
     async with httpx.AsyncClient(base_url=url_of(sidecar), headers=KEY, timeout=PATIENCE) as friend:
         for path in ("/v1/chat/completions", "/completion"):
             answer = await friend.post(path, json=ASKS[path])
@@ -80,11 +80,11 @@ async def served(sidecar: Sidecar) -> None:
             assert "x-slotkeeper-predicted" in answer.headers
 
 
-async def test_strangers_cost_nothing_and_learn_nothing(engine_factory, build):
+async def test_clients_without_a_valid_key_cost_no_tokens_and_get_no_information(engine_factory, build):
     engine = engine_factory(build=build, args=["--api-key", "sesame,other"])
     async with running(before(engine, slot_dir=engine.slot_dir)) as sidecar:
         await served(sidecar)
-        was = await told(engine)
+        was = await tokens_and_slots(engine)
         async with httpx.AsyncClient(base_url=url_of(sidecar), timeout=PATIENCE) as client:
             answers = [
                 await client.post(path, json=ask, headers=key)
@@ -92,15 +92,15 @@ async def test_strangers_cost_nothing_and_learn_nothing(engine_factory, build):
                 for key in STRANGERS
             ]
         assert len(answers) == 36
-        assert await told(engine) == was
+        assert await tokens_and_slots(engine) == was
         assert {answer.status_code for answer in answers} == {401}
         assert {answer.json()["error"]["message"] for answer in answers} == {"Invalid API Key"}
-        assert [telling(answer) for answer in answers] == [[]] * 36
+        assert [sidecar_headers(answer) for answer in answers] == [[]] * 36
         assert {"x-request-id" in answer.headers for answer in answers} == {True}
         assert len(sidecar.driver.journal) == 2  # only the request with the key is recorded
 
 
-async def test_where_nobody_can_say_who_may_nothing_is_done_but_forwarding(engine, monkeypatch):
+async def test_a_request_whose_key_cannot_be_checked_is_only_forwarded(engine, monkeypatch):
     async def unsure(*_: object) -> KeyCheck:
         return KeyCheck.UNSURE
 
@@ -118,21 +118,21 @@ async def test_where_nobody_can_say_who_may_nothing_is_done_but_forwarding(engin
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_error_tells_nothing_of_what_we_know(engine, stream):
+async def test_an_error_answer_has_no_headers_of_the_sidecar(engine, stream):
     async with running(before(engine)) as sidecar:
         await served(sidecar)
         async with httpx.AsyncClient(base_url=url_of(sidecar), timeout=PATIENCE) as client:
             ask = {**ASKS["/completion"], "stream": stream, "grammar": "no grammar"}
             answer = await client.post("/completion", json=ask)
         assert answer.status_code == 400
-        assert telling(answer) == []
+        assert sidecar_headers(answer) == []
 
 
 OTHER: Final = {"X-Api-Key": "other"}
 SYSTEM: Final = {"role": "system", "content": STORY}
 
 
-async def test_what_is_computed_for_a_request_goes_under_its_own_key(engine_factory, build, monkeypatch):
+async def test_calls_and_prefills_for_a_request_use_the_clients_key(engine_factory, build, monkeypatch):
     """Its template, its tokens and its plants use its key; idle work without a request uses ours."""
     calls: list[tuple[str, dict[str, str]]] = []
     send = aiohttp.ClientSession.request
@@ -166,7 +166,7 @@ async def test_what_is_computed_for_a_request_goes_under_its_own_key(engine_fact
     assert sidecar.driver.effect_runner._lent == {}
 
 
-async def test_a_credential_that_is_lent_stands_alone(engine_factory, build):
+async def test_a_clients_key_replaces_the_sidecars_own_key_in_a_call(engine_factory, build):
     """The engine reads Authorization first: our key beside a client's X-Api-Key would win."""
     engine = engine_factory("tiny-dense", build, args=["--api-key", "sesame"])
     async with EngineClient(engine.base, api_key="wrong") as client:

@@ -29,7 +29,7 @@ MOST = {"as it comes": 2.0, "no RAM cache": 1.10}
 
 
 @pytest.mark.parametrize("flags", ENGINES)
-async def test_growing_chats_do_not_fail_and_say_what_they_would_with_room(flags):
+async def test_growing_chats_do_not_fail_and_get_the_answers_of_a_larger_buffer(flags):
     oracle = await with_room(Tiny.DENSE, CHATS, TURNS)
     ours = await played(Tiny.DENSE, oracle, TURNS, Way.FILES, ENGINES[flags])
     assert ours.failed == 0
@@ -40,7 +40,7 @@ async def test_growing_chats_do_not_fail_and_say_what_they_would_with_room(flags
     assert ours.acts["failed"] == ours.acts["retried"] == 0
 
 
-async def test_a_model_with_checkpoints_as_well():
+async def test_growing_chats_of_a_hybrid_model_do_not_fail_either():
     oracle = await with_room(Tiny.HYBRID, CHATS, TURNS)
     ours = await played(Tiny.HYBRID, oracle, TURNS, Way.FILES, ENGINES["no RAM cache"])
     assert ours.failed == 0
@@ -58,7 +58,7 @@ def count(sidecar: Sidecar, act: PoolAct) -> int:
     return int(value("slotkeeper_kv_pool_total", {"reason": act.value}) or 0)
 
 
-async def test_stock_fails_them_together(tmp_path: Path):
+async def test_on_a_stock_engine_answers_that_outgrow_the_buffer_fail_together(tmp_path: Path):
     async with (
         shared_engine(Tiny.DENSE, tmp_path, *SMALL) as engine,
         httpx.AsyncClient(base_url=engine.base, timeout=PATIENCE) as client,
@@ -74,7 +74,7 @@ async def test_stock_fails_them_together(tmp_path: Path):
         assert {answer.json()["error"]["message"] for answer in failed} == {"Context size has been exceeded."}
 
 
-async def test_requests_that_failed_together_are_sent_again_and_the_buffer_is_known_from_then_on(
+async def test_requests_that_failed_together_are_sent_again_and_the_shared_buffer_is_then_known(
     tmp_path: Path,
 ):
     """Nothing showed that the slots share one buffer before the first failure."""
@@ -99,7 +99,7 @@ async def test_requests_that_failed_together_are_sent_again_and_the_buffer_is_kn
         assert count(sidecar, PoolAct.FAILED) == 0
 
 
-async def test_a_buffer_of_which_a_slot_may_not_have_all(tmp_path: Path):
+async def test_a_shared_buffer_with_a_limit_for_each_slot_is_modelled(tmp_path: Path):
     """GET /props shows what one slot may have, not the buffer's size."""
     flags = (*SMALL, "--kv-unified-per-slot", "1024")
     async with (
@@ -113,7 +113,7 @@ async def test_a_buffer_of_which_a_slot_may_not_have_all(tmp_path: Path):
         assert count(sidecar, PoolAct.RETRIED) == 0
 
 
-async def test_a_stream_that_had_begun_ends_with_the_engines_error_and_is_counted(tmp_path: Path):
+async def test_a_running_stream_ends_with_the_engines_error_and_is_counted_as_failed(tmp_path: Path):
     async with (
         shared_engine(Tiny.DENSE, tmp_path, *SMALL) as engine,
         lab.in_front_of(engine.base) as sidecar,
@@ -128,7 +128,7 @@ async def test_a_stream_that_had_begun_ends_with_the_engines_error_and_is_counte
         assert count(sidecar, PoolAct.FAILED) == len(broken)
 
 
-async def test_a_prompt_that_fits_into_no_slot_is_refused_by_the_engine(tmp_path: Path):
+async def test_a_prompt_that_fits_in_no_slot_is_refused_by_the_engine(tmp_path: Path):
     async with (
         shared_engine(Tiny.DENSE, tmp_path, *SMALL) as engine,
         lab.in_front_of(engine.base, engine.flags) as sidecar,

@@ -52,7 +52,7 @@ asyncio.run(main())
 """
 
 
-def test_a_free_port_is_none_that_the_kernel_gives_to_somebody_else():
+def test_a_free_port_is_outside_the_range_that_the_kernel_hands_out():
     """The engine binds it later: meanwhile the kernel gives other ports to listeners and clients."""
     lowest = int(EPHEMERAL.read_text("ascii").split()[0])
     if lowest < LOWEST_PORT + 200:
@@ -63,14 +63,14 @@ def test_a_free_port_is_none_that_the_kernel_gives_to_somebody_else():
     assert len(_promised) == PROMISED
 
 
-def test_a_port_that_is_taken_is_no_free_one(monkeypatch):
+def test_a_port_that_is_taken_is_not_returned_as_free(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         both = iter([taken.getsockname()[1], 20101])
         monkeypatch.setattr("slotkeeper.engine.launch._reserved_ports", lambda: both)
         assert free_port() == 20101
 
 
-def test_no_two_processes_draw_the_same_port():
+def test_two_processes_never_get_the_same_free_port():
     """Otherwise each would use the engine that started first, and take it for its own."""
     two = [free_port(), free_port()]
     code = f"from slotkeeper.engine import launch; launch._reserved_ports = lambda: iter({two})\n"
@@ -116,7 +116,7 @@ def launch(build, args, tmp_path):
         process.kill()
 
 
-async def test_an_engine_with_recommended_flags_serves_and_leaves_nothing_when_stopped(launch, args):
+async def test_an_engine_with_recommended_flags_serves_and_its_process_ends_when_stopped(launch, args):
     process = launch()
     process.start()
     seen: list[Health] = []
@@ -149,7 +149,7 @@ async def test_a_wrong_model_is_reported_with_the_end_of_the_log(launch, args):
     assert "absent.gguf" in str(died.value)
 
 
-async def test_an_unknown_flag_is_an_error_that_names_it(launch, args):
+async def test_an_unknown_flag_gives_an_error_that_names_it(launch, args):
     args.append("--no-such-flag")
     process = launch()
     process.start()
@@ -157,7 +157,7 @@ async def test_an_unknown_flag_is_an_error_that_names_it(launch, args):
         await process.wait_ready()
 
 
-async def test_a_dead_engine_comes_back_on_the_same_port(launch):
+async def test_a_killed_engine_is_restarted_on_the_same_port(launch):
     ups: asyncio.Queue[int | None] = asyncio.Queue()
     downs: list[tuple[int, str]] = []
     supervisor = Supervisor(
@@ -182,7 +182,7 @@ async def test_a_dead_engine_comes_back_on_the_same_port(launch):
     assert not alive(second)
 
 
-async def test_an_engine_that_never_served_is_not_started_again(launch, args):
+async def test_an_engine_that_never_served_is_not_restarted(launch, args):
     args[args.index("-m") + 1] = "/nowhere/absent.gguf"
     supervisor = Supervisor(launch, on_up=lambda: None, on_down=lambda _code, _tail: None)
     with pytest.raises(EngineDiedError):
@@ -191,7 +191,7 @@ async def test_an_engine_that_never_served_is_not_started_again(launch, args):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills a child whose parent was killed")
-async def test_an_engine_does_not_survive_its_murdered_parent(build, args, tmp_path):
+async def test_an_engine_ends_when_its_parent_process_is_killed(build, args, tmp_path):
     base = EngineFlags.parse(args).base
     told = json.dumps([build, base, str(tmp_path / "engine.log"), *args])
     parent = subprocess.Popen(  # noqa: ASYNC220 - blocks for the fork only
@@ -214,7 +214,7 @@ async def test_an_engine_does_not_survive_its_murdered_parent(build, args, tmp_p
                 os.kill(engine, signal.SIGKILL)
 
 
-async def test_stopping_is_prompt_while_a_prompt_is_computed(launch):
+async def test_an_engine_stops_promptly_during_a_prefill(launch):
     process = launch()
     process.start()
     await process.wait_ready()
@@ -231,5 +231,5 @@ async def swallow(call) -> None:
         await call
 
 
-def test_the_log_can_be_read_by_us_alone(engine):
+def test_only_the_sidecars_user_can_read_the_log(engine):
     assert Path(engine.process.log).stat().st_mode & 0o077 == 0

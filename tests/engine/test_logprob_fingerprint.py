@@ -32,7 +32,9 @@ def look(engine_factory, tmp_path):
                 assert not any(slot.held for slot in await client.slots())
                 await client.prefill(range(5, 50), SlotId(0))
                 again = await read(client, slots)
-                assert again.traits.fingerprint == reading.traits.fingerprint, "one process has one voice"
+                assert again.traits.fingerprint == reading.traits.fingerprint, (
+                    "one process has one logprob fingerprint"
+                )
         engine.process.kill()
         return reading
 
@@ -44,7 +46,7 @@ async def read(client: EngineClient, slots: Path) -> Reading:
 
 
 @pytest.mark.parametrize("model", [Tiny.DENSE, Tiny.SWA, Tiny.HYBRID, Tiny.HYBRID_MTP, Tiny.RECURRENT])
-async def test_an_engine_that_starts_as_it_was_has_its_old_voice(look, build, model):
+async def test_an_engine_restarted_with_the_same_model_has_the_same_logprob_fingerprint(look, build, model):
     first = await look(model, build, stay=True)
     again = await look(model, build, "-t", "2", "-c", "16384")
     assert first.voice
@@ -55,7 +57,7 @@ async def test_an_engine_that_starts_as_it_was_has_its_old_voice(look, build, mo
 @needs_b10434
 @pytest.mark.parametrize("model", [Tiny.DENSE, Tiny.SWA, Tiny.HYBRID, Tiny.HYBRID_MTP])
 @pytest.mark.parametrize("flags", ["--rope-freq-base 500000", "--rope-freq-scale 0.9"])
-async def test_another_rope_is_another_voice_and_the_old_one_is_known_again(look, model, flags):
+async def test_another_rope_setting_gives_another_logprob_fingerprint(look, model, flags):
     first = await look(model, EngineKind.SKULK)
     other = await look(model, EngineKind.SKULK, *flags.split())
     assert other.voice != first.voice
@@ -66,14 +68,14 @@ async def test_another_rope_is_another_voice_and_the_old_one_is_known_again(look
     ).traits.fingerprint == other.traits.fingerprint
 
 
-async def test_an_engine_that_was_used_already_is_taken_for_the_last_one(look, build):
+async def test_a_used_engine_gets_the_logprob_fingerprint_of_the_last_start_of_its_model(look, build):
     assert (await look(Tiny.HYBRID, build, used=True)).voice == ""
     first = await look(Tiny.HYBRID, build)
     assert (await look(Tiny.HYBRID, build, used=True)).voice == first.voice
     assert (await look(Tiny.DENSE, build, used=True)).voice == "", "that is another engine"
 
 
-async def test_an_engine_of_ours_is_not_asked(engine_factory, build):
+async def test_an_engine_with_known_flags_is_not_asked_for_logprobs(engine_factory, build):
     engine = engine_factory(build=build)
     async with EngineClient(engine.base) as client:
         reading = await read_traits(client, engine.flags, slot_dir=engine.slot_dir, may_compute=True)

@@ -67,7 +67,7 @@ async def views(sidecar: Sidecar, capsys: pytest.CaptureFixture[str]) -> dict[st
     return found
 
 
-async def test_every_view_has_the_same_name(engine, capsys):
+async def test_every_view_shows_the_same_name_of_a_conversation(engine, capsys):
     async with lab.keeping(engine, why_text=True) as sidecar:
         await converses(sidecar, 7)
         await lab.rested(sidecar)
@@ -80,7 +80,7 @@ async def test_every_view_has_the_same_name(engine, capsys):
         assert "k-1" not in repr(clients)
 
 
-async def test_without_leave_there_is_no_word_of_a_prompt_in_any_view(engine, capsys):
+async def test_without_why_text_no_view_shows_a_word_of_a_prompt(engine, capsys):
     async with lab.keeping(engine) as sidecar:
         await converses(sidecar, 8)
         await lab.rested(sidecar)

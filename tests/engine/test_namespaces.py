@@ -81,7 +81,7 @@ def client(sidecar: Sidecar, key: dict[str, str]) -> httpx.AsyncClient:
 
 @pytest.mark.parametrize("model", ["tiny-dense", "tiny-hybrid", "tiny-swa"])
 @pytest.mark.parametrize("way", ["erased", "uncached"])
-async def test_the_engine_uses_nothing_of_its_ram_cache(engine_factory, build, model, way):
+async def test_an_erased_or_uncached_slot_loads_nothing_from_the_ram_cache(engine_factory, build, model, way):
     """Why slots are erased and `cache_prompt: false` is sent: a slot with other contents loads from it."""
     engine = engine_factory(model, build, args=["-np", "1"])
     async with httpx.AsyncClient(base_url=engine.base, timeout=PATIENCE) as stock:
@@ -107,7 +107,7 @@ async def test_the_engine_uses_nothing_of_its_ram_cache(engine_factory, build, m
 
 @pytest.mark.parametrize("flags", RAM.values(), ids=RAM)
 @pytest.mark.parametrize("model", ["tiny-dense", "tiny-hybrid"])
-async def test_a_prompt_of_another_key_is_computed_in_full(engine_factory, build, model, flags):
+async def test_a_prompt_that_another_key_sent_is_computed_in_full(engine_factory, build, model, flags):
     """Each time with a key that was never used before, so anything reused is another key's."""
     cases = [(name, hints) for hints in HINTS for name in asks("")]
     keys = [f"ann{n}" for n in range(len(cases))]
@@ -126,7 +126,7 @@ async def test_a_prompt_of_another_key_is_computed_in_full(engine_factory, build
 
 
 @pytest.mark.parametrize("flags", RAM.values(), ids=RAM)
-async def test_its_own_prompt_is_reused_as_ever(engine_factory, build, flags):
+async def test_a_key_reuses_its_own_prompts(engine_factory, build, flags):
     """Except a prompt so short that its tokens are not looked up, and that a RAM cache might hold."""
     engine = engine_factory("tiny-dense", build, args=["--api-key", "ann,bob", "-np", "1", *flags])
     async with (
@@ -145,7 +145,7 @@ async def test_its_own_prompt_is_reused_as_ever(engine_factory, build, flags):
             assert (name, again > 0) == (name, name != "brief" or bool(flags))
 
 
-async def test_an_answer_says_the_same_as_without_the_other_key(engine_factory, build):
+async def test_an_answer_is_the_same_whether_or_not_another_key_sent_its_prompt(engine_factory, build):
     said = []
     for bob_was_there in (False, True):
         engine = engine_factory("tiny-hybrid", build, args=["--api-key", "ann,bob"])
@@ -166,7 +166,7 @@ async def test_an_answer_says_the_same_as_without_the_other_key(engine_factory, 
     assert said[0] == said[1]
 
 
-async def test_without_slot_files_it_is_computed_in_full_as_well(engine_factory, build):
+async def test_without_slot_files_a_prompt_that_another_key_sent_is_computed_in_full(engine_factory, build):
     engine = engine_factory("tiny-dense", build, args=["--api-key", "ann,bob"])
     async with (
         running(before(engine, slot_dir=None)) as sidecar,
@@ -185,7 +185,7 @@ async def test_without_slot_files_it_is_computed_in_full_as_well(engine_factory,
                 assert (name, reused(answer)) == (name, 0)
 
 
-async def test_the_second_key_turns_it_on(engine_factory, build):
+async def test_the_second_key_turns_namespaces_on(engine_factory, build):
     engine = engine_factory("tiny-dense", build, args=["--api-key", "ann,bob"])
     path, body = asks("auto")["chat"]
     settings = before(engine, namespaces="auto")
@@ -205,7 +205,7 @@ async def test_the_second_key_turns_it_on(engine_factory, build):
         assert "x-slotkeeper-slot" in (await bob.post(path, json=body)).headers
 
 
-async def test_off_all_keys_share_one_cache(engine_factory, build):
+async def test_with_namespaces_off_all_keys_share_one_cache(engine_factory, build):
     engine = engine_factory("tiny-dense", build, args=["--api-key", "ann,bob"])
     path, body = asks("off")["chat"]
     async with (
@@ -218,7 +218,7 @@ async def test_off_all_keys_share_one_cache(engine_factory, build):
 
 
 @pytest.mark.parametrize("model", ["tiny-dense", "tiny-hybrid"])
-async def test_files_are_of_the_key_whose_prompts_they_hold(engine_factory, build, model):
+async def test_a_file_is_restored_only_for_the_key_whose_prompt_it_holds(engine_factory, build, model):
     """Also files of shared beginnings, and also for another sidecar and another engine."""
     system = {"role": "system", "content": story("the system prompt")}
     talks = [

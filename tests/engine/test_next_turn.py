@@ -1,4 +1,4 @@
-"""The predicted beginning of the next prompt is its beginning: on real engines, on every API.
+"""The predicted tokens are a prefix of the next prompt: on real engines, on every API.
 
 Nothing is asked of the engine but its template and its answers, so one model is enough: tiny-hybrid, which
 ends its thoughts and calls tools.
@@ -58,7 +58,7 @@ class Client:
     http: aiohttp.ClientSession
     api: Api
     keeps: bool  # whether it sends reasoning back
-    foretold: list[Tokens] = field(default_factory=list)
+    predictions: list[Tokens] = field(default_factory=list)
     silent: list[str] = field(default_factory=list)  # turns without a prediction
 
     async def play(self, session: str, most: int = 100) -> None:
@@ -92,7 +92,7 @@ class Client:
         before = await link.tokenize(text[: text.rindex(said)], add_special=True, parse_special=True)
         # The line feed before a text may be merged with line feeds in it.
         assert len(begins) >= len(before) - 1, turn.label
-        self.foretold.append(begins)
+        self.predictions.append(begins)
 
     async def _ask(self, body: bytes) -> Message:
         headers = {"Content-Type": "application/json"}
@@ -122,24 +122,24 @@ async def client(engine, api: Api, *, keeps: bool = True) -> AsyncIterator[Clien
 
 @pytest.mark.parametrize("api", BODIES)
 @pytest.mark.parametrize("session", ["append", "thinking"])
-async def test_the_next_prompt_begins_as_foretold(engine, session, api):
+async def test_the_next_prompt_begins_with_the_predicted_tokens(engine, session, api):
     """From the first turn on: this template always leaves the reasoning out of the history."""
     async with client(engine, api) as playing:
         await playing.play(session)
     assert playing.silent == []
-    assert len(playing.foretold) >= 3
+    assert len(playing.predictions) >= 3
 
 
 @pytest.mark.parametrize("keeps", [True, False], ids=["keeps reasoning", "drops reasoning"])
 @pytest.mark.parametrize("api", BODIES)
-async def test_between_calls_it_is_foretold_once_it_is_known_what_comes_back(engine, api, keeps):
+async def test_in_a_tool_loop_the_next_prompt_is_predicted_from_the_second_call_on(engine, api, keeps):
     async with client(engine, api, keeps=keeps) as playing:
         await playing.play("tool-loop", most=8)
     assert playing.silent == ["task 1 call 2"]
-    assert len(playing.foretold) >= 4
+    assert len(playing.predictions) >= 4
 
 
-async def test_the_core_is_told_before_the_next_request_comes(engine, monkeypatch):
+async def test_the_scheduler_gets_the_predicted_prompt_before_the_next_request(engine, monkeypatch):
     """The prediction is posted, under the request that it follows."""
     posted: list[NextKnown] = []
     async with client(engine, Api.CHAT) as playing:
@@ -153,12 +153,12 @@ async def test_the_core_is_told_before_the_next_request_comes(engine, monkeypatc
         monkeypatch.setattr(playing.driver, "post", listen)
         await playing.play("append")
     told = [event.tokens for event in posted]
-    assert told[: len(playing.foretold)] == playing.foretold
+    assert told[: len(playing.predictions)] == playing.predictions
     assert len({event.request for event in posted}) == len(posted) == 6
 
 
-async def test_the_reply_to_a_brief_request_is_rendered_when_the_engine_has_time(engine, monkeypatch):
-    """Otherwise requests that follow at once would wait for that."""
+async def test_the_reply_to_a_brief_request_is_rendered_in_idle_time(engine, monkeypatch):
+    """Otherwise requests that follow at once would wait for the rendering."""
     idle, rendered = asyncio.Event(), []
     async with client(engine, Api.CHAT) as playing:
         link = playing.driver.engines.front()

@@ -2,7 +2,7 @@
 
 Conditions: default flags, a slot at work on one conversation, and a request pinned to that slot whose
 prompt the RAM cache holds. The engine then loads that prompt under the running answer: HTTP 200, no
-error, and from there on the text belongs to nobody's conversation.
+error, and from there on the text belongs to neither conversation.
 """
 
 from __future__ import annotations
@@ -48,24 +48,24 @@ async def stream(
                 yield str(orjson.loads(line[6:]).get("content", ""))
 
 
-async def told(client: aiohttp.ClientSession, story: str, attempt: int, tokens: int = TOKENS) -> str:
+async def completion(client: aiohttp.ClientSession, story: str, attempt: int, tokens: int = TOKENS) -> str:
     return "".join([word async for word in stream(client, story, attempt, tokens)])
 
 
 async def interrupted(client: aiohttp.ClientSession, attempt: int) -> str:
     """Stream the long story, while another request asks the same slot for the other one."""
     # its prompt moves to the RAM cache when the long one starts
-    await told(client, "other", attempt, tokens=4)
+    await completion(client, "other", attempt, tokens=4)
     words = stream(client, "long", attempt)
     said = [await anext(words) for _ in range(8)]
     async with asyncio.TaskGroup() as group:
-        second = group.create_task(told(client, "other", attempt, tokens=4))
+        second = group.create_task(completion(client, "other", attempt, tokens=4))
         said += [word async for word in words]
         await second
     return "".join(said)
 
 
-async def spoiled(url: str, expected: list[str]) -> int:
+async def corrupted(url: str, expected: list[str]) -> int:
     """Return how many of the long stories differ from the undisturbed one."""
     async with aiohttp.ClientSession(url) as client:
         found = [await interrupted(client, attempt) for attempt in range(ATTEMPTS)]
@@ -74,19 +74,21 @@ async def spoiled(url: str, expected: list[str]) -> int:
 
 async def undisturbed(url: str) -> list[str]:
     async with aiohttp.ClientSession(url) as client:
-        return [await told(client, "long", attempt) for attempt in range(ATTEMPTS)]
+        return [await completion(client, "long", attempt) for attempt in range(ATTEMPTS)]
 
 
 @pytest.mark.parametrize("model", MODELS)
-async def test_two_tasks_in_a_slot_spoil_the_answer_and_the_sidecar_prevents_it(engine_factory, build, model):
+async def test_two_tasks_in_one_slot_corrupt_an_answer_and_the_sidecar_prevents_it(
+    engine_factory, build, model
+):
     engine = engine_factory(model, build, args=["-t", "1"])
     expected = await undisturbed(engine.base)
     assert await undisturbed(engine.base) == expected, "the same prompt gives the same text"
-    rounds = [await spoiled(engine.base, expected)]
+    rounds = [await corrupted(engine.base, expected)]
     while not rounds[-1] and len(rounds) < ROUNDS:  # on a busy machine the second request may come too late
-        rounds.append(await spoiled(engine.base, expected))
+        rounds.append(await corrupted(engine.base, expected))
     assert rounds[-1] > 0, (
         "the engine no longer corrupts a busy slot: engine.md T1 is fixed, tell the users of this build"
     )
     async with lab.sidecar(engine.base) as url:
-        assert await spoiled(url, expected) == 0
+        assert await corrupted(url, expected) == 0

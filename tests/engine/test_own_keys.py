@@ -15,7 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from chaos.raw import until
-from engine.test_keys import ASKS, STRANGERS, before, telling, told
+from engine.test_keys import ASKS, STRANGERS, before, sidecar_headers, tokens_and_slots
 from patience import PATIENCE
 from slotkeeper.app import Sidecar, running, serve
 from slotkeeper.bench.lab import ready, url_of
@@ -69,7 +69,7 @@ def idle(sidecar: Sidecar) -> bool:
     return sidecar._keys is not None and sidecar._keys._used["alice"].running == 0
 
 
-async def test_a_key_of_the_list_is_served_and_the_engine_hears_its_own(engine_factory, build, tmp_path):
+async def test_a_listed_key_is_served_and_the_engine_gets_its_own_key(engine_factory, build, tmp_path):
     engine = engine_factory("tiny-dense", build, args=["--api-key", "sesame"])
     async with in_front(engine, tmp_path) as sidecar:
         for key in (ALICE, ROOT):
@@ -82,14 +82,14 @@ async def test_a_key_of_the_list_is_served_and_the_engine_hears_its_own(engine_f
                 assert (await client.get("/props")).status_code == 200
 
 
-async def test_keys_of_the_engine_and_of_nobody_cost_nothing_and_learn_nothing(
+async def test_the_engines_key_and_unknown_keys_cost_no_tokens_and_get_no_information(
     engine_factory, build, tmp_path
 ):
     engine = engine_factory("tiny-dense", build, args=["--api-key", "sesame"])
     async with in_front(engine, tmp_path) as sidecar:
         async with client_of(sidecar, ALICE) as client:
             assert (await client.post("/completion", json=ASKS["/completion"])).status_code == 200
-        was = await told(engine)
+        was = await tokens_and_slots(engine)
         async with client_of(sidecar) as client:
             answers = [
                 await client.post(path, json=ask, headers=key)
@@ -103,11 +103,11 @@ async def test_keys_of_the_engine_and_of_nobody_cost_nothing_and_learn_nothing(
             ]
             assert (await client.get("/health")).status_code == 200
         assert {answer.status_code for answer in answers} == {401}
-        assert {tuple(telling(answer)) for answer in answers} == {()}
-        assert await told(engine) == was
+        assert {tuple(sidecar_headers(answer)) for answer in answers} == {()}
+        assert await tokens_and_slots(engine) == was
 
 
-async def test_what_belongs_to_all_is_for_operators(engine_factory, build, tmp_path):
+async def test_routes_that_affect_all_clients_need_an_operator_key(engine_factory, build, tmp_path):
     engine = engine_factory("tiny-dense", build, args=["--api-key", "sesame"])
     async with in_front(engine, tmp_path) as sidecar:
         seen = {}
@@ -119,7 +119,7 @@ async def test_what_belongs_to_all_is_for_operators(engine_factory, build, tmp_p
         assert seen == {"alice": [403] * 5, "root": [200] * 5}
 
 
-async def test_an_engine_that_takes_another_key_is_the_operators_trouble(engine_factory, build, tmp_path):
+async def test_a_wrong_engine_key_gives_502_and_names_the_setting(engine_factory, build, tmp_path):
     engine = engine_factory("tiny-dense", build, args=["--api-key", "other"])
     async with running(before(engine, keys_file=written(tmp_path))) as sidecar:
         async with client_of(sidecar, ALICE) as client:
@@ -131,7 +131,7 @@ async def test_an_engine_that_takes_another_key_is_the_operators_trouble(engine_
 @pytest.mark.parametrize(
     ("path", "shape"), [("/completion", "rate_limit_error"), ("/v1/messages", "rate_limit_error")]
 )
-async def test_a_minutes_tokens_are_all_that_a_key_may_use(engine, tmp_path, path, shape):
+async def test_a_key_over_its_tokens_per_minute_gets_429(engine, tmp_path, path, shape):
     async with in_front(engine, tmp_path, "tokens_per_minute = 60") as sidecar:
         async with client_of(sidecar, ALICE) as client, client_of(sidecar, ROOT) as other:
             first = await client.post(path, json=ASKS[path])  # costs far more; the client owes the rest
@@ -140,12 +140,12 @@ async def test_a_minutes_tokens_are_all_that_a_key_may_use(engine, tmp_path, pat
             assert again.status_code == 429
             assert again.json()["error"]["type"] == shape
             assert int(again.headers["Retry-After"]) > 60
-            assert telling(again) == []
+            assert sidecar_headers(again) == []
             assert (await other.post(path, json=ASKS[path])).status_code == 200
         assert refusals(sidecar, Crowded.KEY_TOKENS) == 1
 
 
-async def test_what_was_broken_off_counts_as_well(engine, tmp_path):
+async def test_the_tokens_of_a_cancelled_request_count_towards_the_limit(engine, tmp_path):
     async with in_front(engine, tmp_path, "tokens_per_minute = 60") as sidecar:
         async with client_of(sidecar, ALICE) as client:
             ask = {**ASKS["/completion"], "prompt": "Once more. " * 200, "n_predict": 30_000, "stream": True}
@@ -157,7 +157,7 @@ async def test_what_was_broken_off_counts_as_well(engine, tmp_path):
             assert (await client.post("/completion", json=ASK)).status_code == 429
 
 
-async def test_so_many_requests_at_once(engine, tmp_path):
+async def test_a_key_over_its_number_of_concurrent_requests_gets_429(engine, tmp_path):
     async with in_front(engine, tmp_path, "concurrent = 1") as sidecar:
         async with client_of(sidecar, ALICE) as client, client_of(sidecar, ROOT) as other:
             async with client.stream("POST", "/completion", json=LONG) as running_one:
@@ -171,7 +171,7 @@ async def test_so_many_requests_at_once(engine, tmp_path):
         assert refusals(sidecar, Crowded.KEY_CONCURRENT) == 1
 
 
-async def test_so_many_wait_for_a_slot(engine, tmp_path):
+async def test_a_key_over_its_number_of_queued_requests_gets_429(engine, tmp_path):
     async with in_front(engine, tmp_path, "queued = 1") as sidecar:
         placement = sidecar.driver.placement
         async with client_of(sidecar, ROOT) as other, client_of(sidecar, ALICE) as client:
@@ -187,7 +187,7 @@ async def test_so_many_wait_for_a_slot(engine, tmp_path):
             assert (await waits).status_code == 200
 
 
-async def test_the_list_is_read_again_at_sighup(engine, tmp_path):
+async def test_the_keys_file_is_read_again_at_sighup(engine, tmp_path):
     path, data = written(tmp_path), f"127.0.0.1:{free_port()}"
     settings = before(engine, keys_file=path).model_copy(update={"listen": data, "drain_delay": 0.0})
     up = asyncio.Event()
@@ -220,7 +220,7 @@ async def test_the_list_is_read_again_at_sighup(engine, tmp_path):
         ({"slot_dir": "slots"}, False),
     ],
 )
-async def test_namespaces_without_a_slot_folder_are_warned_of(
+async def test_a_warning_is_logged_for_namespaces_without_a_slot_folder(
     tmp_path: Path, more: dict[str, Any], warned: bool
 ):
     if "slot_dir" in more:

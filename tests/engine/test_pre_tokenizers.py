@@ -99,12 +99,12 @@ async def wrongly_split(base: str, local: LocalVocab, texts: Iterable[str]) -> l
     return [text for (text, mine), their in zip(ours.items(), theirs, strict=True) if mine != their]
 
 
-def test_each_pattern_is_represented() -> None:
+def test_every_split_pattern_has_a_pre_tokenizer_in_this_test() -> None:
     assert {PATTERNS[pre] for pre in ONE_OF_EACH} == set(PATTERNS.values())
 
 
 @pytest.mark.parametrize("pre", ONE_OF_EACH)
-async def test_texts_are_split_where_the_engine_splits_them(
+async def test_texts_are_split_as_the_engine_splits_them(
     engine_factory: Any, build: str, pre: str, tmp_path: Path
 ) -> None:
     path = all_pairs(tmp_path / "pairs.gguf", pre)
@@ -117,7 +117,7 @@ async def test_texts_are_split_where_the_engine_splits_them(
         assert await wrongly_split(engine.base, local, every_point) == []
 
 
-def test_few_characters_are_refused(tmp_path: Path) -> None:
+def test_the_local_tokenizer_refuses_three_characters(tmp_path: Path) -> None:
     local = LocalVocab(read_vocabulary(all_pairs(tmp_path / "pairs.gguf", "qwen35")))
     refused = 0
     for point in range(1, 0x3000):

@@ -68,13 +68,13 @@ OTHER_FLAGS = {
 
 
 @pytest.mark.parametrize(("model", "args"), MEMORIES.values(), ids=MEMORIES)
-async def test_what_the_engine_reuses_is_known_before(engine_factory, build, model, args):
+async def test_the_engines_reuse_is_predicted_before_each_request(engine_factory, build, model, args):
     engine = engine_factory(model, build, args=[*FLAGS, *args.split()])
     expect_known(await walk(engine, seed=11))
 
 
 @pytest.mark.parametrize(("model", "args"), OTHER_FLAGS.values(), ids=OTHER_FLAGS)
-async def test_so_it_is_with_other_flags(engine_factory, build, model, args):
+async def test_the_engines_reuse_is_predicted_with_other_flags(engine_factory, build, model, args):
     engine = engine_factory(model, build, args=[*FLAGS, *args.split()])
     expect_known(await walk(engine, seed=11, requests=100))
 
@@ -84,13 +84,15 @@ async def test_so_it_is_with_other_flags(engine_factory, build, model, args):
     [("tiny-hybrid", ""), ("tiny-hybrid", "-cms 300"), ("tiny-recurrent", "--ctx-checkpoints 8")],
     ids=["hybrid", "hybrid, small step", "recurrent, short list"],
 )
-async def test_so_it_is_in_chats_whose_user_messages_get_checkpoints(engine_factory, build, model, args):
+async def test_the_engines_reuse_is_predicted_in_chats_with_checkpoints_at_user_messages(
+    engine_factory, build, model, args
+):
     engine = engine_factory(model, build, args=[*FLAGS, *args.split()])
     expect_known(await chats(engine, seed=11))
 
 
 @pytest.mark.parametrize("model", ["tiny-dense", "tiny-swa", "tiny-hybrid"])
-async def test_tokens_of_a_reply_that_is_not_known_are_not_promised(engine_factory, build, model):
+async def test_unknown_tokens_of_a_reply_are_never_predicted_as_reused(engine_factory, build, model):
     engine = engine_factory(model, build, args=[*FLAGS, "--cache-ram", "0"])
     step = await walk(engine, seed=11, requests=40, learns=False, crowd=2)
     assert [str(one) for one in step.asked if one.reuse_plan.reuse > one.cached] == []
@@ -100,7 +102,7 @@ async def test_tokens_of_a_reply_that_is_not_known_are_not_promised(engine_facto
 @pytest.mark.parametrize(
     ("model", "args"), [("tiny-hybrid", ""), ("tiny-hybrid-mtp", "--spec-type draft-mtp")]
 )
-async def test_through_the_sidecar_no_more_is_promised_than_is_reused(engine_factory, build, model, args):
+async def test_the_sidecar_never_predicts_more_tokens_than_are_reused(engine_factory, build, model, args):
     """Replies may come back changed, and drafts may follow after their ends."""
     engine = engine_factory(model, build, args=[*FLAGS, *args.split()])
     promises = await answered(engine, seed=11, requests=30)

@@ -86,7 +86,7 @@ async def opened(stack: AsyncExitStack, folder: Path, *, files: bool = False) ->
 
 
 @pytest.mark.parametrize("files", [False, True])
-async def test_a_request_that_gave_way_has_the_answer_that_it_has_alone(tmp_path: Path, files: bool):
+async def test_a_request_that_gave_way_gets_the_same_answer_as_alone(tmp_path: Path, files: bool):
     text = prose(36_000, 1)
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
         scene = await opened(stack, tmp_path, files=files)

@@ -61,7 +61,9 @@ async def played(way: str, build: str, folder: Path, context: int) -> tuple[list
 
 @pytest.mark.alternating
 @pytest.mark.parametrize("way", ["openhands", "openclaw"])
-async def test_with_room_a_pruned_result_moves_nothing(way, build, tmp_path):
+async def test_with_enough_context_pruned_results_are_restored_and_cost_fewer_tokens_than_the_oracle(
+    way, build, tmp_path
+):
     found, fixed = await played(way, build, tmp_path, 16384)
     assert fixed == len(found) - 5  # the first pruned one is the fifth: three results stay, and one is new
     sums = totals(found)
@@ -69,7 +71,7 @@ async def test_with_room_a_pruned_result_moves_nothing(way, build, tmp_path):
 
 
 @pytest.mark.alternating
-async def test_without_room_the_client_s_own_text_goes_out(build, tmp_path):
+async def test_without_enough_context_the_clients_own_text_is_sent(build, tmp_path):
     found, fixed = await played("openhands", build, tmp_path, 4096)
     room, sums = Room(4096, REPLY), totals(found)
     assert max(sample.prompt or 0 for sample in found) <= room.limit
@@ -79,7 +81,7 @@ async def test_without_room_the_client_s_own_text_goes_out(build, tmp_path):
 
 
 def let_through(found: Sequence[Sample]) -> bool:
-    """Whether some request was sent as it came, after changed ones, and the engine evaluated it so."""
+    """Whether a request after changed ones was sent unchanged, and the engine evaluated that prompt."""
     own = [now for before, now in pairwise(found) if before.rewritten and not now.rewritten]
     return bool(own) and all(sample.exact for sample in own)
 
@@ -115,7 +117,7 @@ async def replayed(
 
 @recorded.needed
 @pytest.mark.parametrize(("session", "way"), DEALT.items(), ids=DEALT)
-async def test_recorded_sessions_with_pruning_are_computed_once(session, way, tmp_path):
+async def test_recorded_sessions_with_pruning_compute_little_more_than_the_oracle(session, way, tmp_path):
     sums = totals(await replayed(session, way, tmp_path, 49152))
     assert sums.computed <= AT_MOST * sums.oracle
 

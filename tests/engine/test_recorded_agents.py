@@ -34,7 +34,7 @@ DEALT = [
 
 @recorded.needed
 @pytest.mark.parametrize(("path", "kind"), DEALT)
-async def test_what_real_agents_send_is_computed_once(path: Path, kind: EngineKind, tmp_path):
+async def test_recorded_agents_compute_little_more_than_the_oracle(path: Path, kind: EngineKind, tmp_path):
     entries = [entry for entry in merged([read(path)]) if generates(entry)]
     async with (
         lab.tiny_engine(Tiny.HYBRID, kind, tmp_path, context_tokens=CONTEXT, recipe=lab.up_flags) as engine,

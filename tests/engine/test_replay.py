@@ -80,7 +80,7 @@ async def sent(base, file):
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_the_oracle_sees_the_prompt_that_the_engine_evaluates(engine, tmp_path, path):
+async def test_the_replays_oracle_uses_the_prompt_that_the_engine_evaluates(engine, tmp_path, path):
     first, second = await sent(engine.base, recorded(tmp_path, [path]))
     assert first.exact
     assert second.exact
@@ -98,7 +98,7 @@ async def test_a_replay_through_the_sidecar_shows_both_servers(engine, sidecar, 
     assert "lead to the same engine" in shown  # there is only one engine, so the comparison means nothing
 
 
-async def test_a_request_that_fails_is_counted_and_named(engine, tmp_path, capsys):
+async def test_a_failed_request_of_a_replay_is_counted_and_named(engine, tmp_path, capsys):
     file = tmp_path / "bad.jsonl"
     bad = {"t": 0, "session": "bad", "path": "/v1/chat/completions", "body": {"messages": "none"}}
     file.write_bytes(orjson.dumps(bad))
@@ -108,7 +108,7 @@ async def test_a_request_that_fails_is_counted_and_named(engine, tmp_path, capsy
     assert "400" in shown
 
 
-async def test_a_server_that_is_not_there_is_said_before_anything_is_sent(tmp_path, capsys):
+async def test_a_replay_reports_an_unreachable_server_before_it_sends_requests(tmp_path, capsys):
     base = f"http://127.0.0.1:{free_port()}"
     assert await replay([recorded(tmp_path)], base=base, against=None, max_tokens=8) == 1
     assert f"Nothing answers at {base}" in capsys.readouterr().out

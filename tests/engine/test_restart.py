@@ -29,10 +29,12 @@ async def begin(chats: Sequence[RestartedChat], target: Target) -> None:
         expect_answered(await play(chat.begin(), target, session=f"chat {chat.number}"))
 
 
-async def go_on(chats: Sequence[RestartedChat], target: Target, sidecar: Sidecar | None = None) -> Totals:
+async def continue_chats(
+    chats: Sequence[RestartedChat], target: Target, sidecar: Sidecar | None = None
+) -> Totals:
     """Send turns as clients that think before each question, until the sidecar has saved everything.
 
-    To one that asks at once, some tokens more may be given sooner than a slot that is just being saved.
+    A client that asks at once may have to compute some more tokens, because its slot is just being saved.
     """
 
     async def thinks(_: Turn) -> None:
@@ -58,27 +60,27 @@ def expect_little_more_than_the_oracle(found: Totals, *, conversations: int = 2)
 
 @pytest.mark.parametrize("change", Change)
 @pytest.mark.parametrize("model", Tiny)
-async def test_an_engine_that_was_killed_computes_only_what_is_new(model, build, change, tmp_path):
+async def test_a_killed_engine_computes_only_new_tokens_after_its_restart(model, build, change, tmp_path):
     chats = two(change)
     async with lab.tiny_engine(model, build, tmp_path) as engine, lab.keeping(engine) as sidecar:
         async with Target(lab.url_of(sidecar)) as target:
             await begin(chats, target)
             await lab.rested(sidecar)
             await engine.restart()
-            found = await go_on(chats, target, sidecar)
+            found = await continue_chats(chats, target, sidecar)
     expect_little_more_than_the_oracle(found)
 
 
-async def test_without_a_sidecar_all_of_it_is_computed_again(build, tmp_path):
+async def test_without_a_sidecar_a_restarted_engine_computes_all_tokens_again(build, tmp_path):
     chats = two(Change.APPEND)
     async with lab.tiny_engine(Tiny.HYBRID, build, tmp_path) as engine, Target(engine.base) as target:
         await begin(chats, target)
         await engine.restart()
-        found = await go_on(chats, target)
+        found = await continue_chats(chats, target)
     assert found.computed > 1.5 * found.oracle
 
 
-async def test_so_it_is_after_two_restarts(build, tmp_path):
+async def test_after_two_restarts_the_engine_computes_only_new_tokens(build, tmp_path):
     """The second time from files of slots that were restored themselves."""
     chats = two(Change.APPEND)
     async with lab.tiny_engine(Tiny.SWA, build, tmp_path) as engine, lab.keeping(engine) as sidecar:
@@ -87,11 +89,11 @@ async def test_so_it_is_after_two_restarts(build, tmp_path):
             for _ in range(2):
                 await lab.rested(sidecar)
                 await lab.restarted(engine, sidecar)
-                expect_little_more_than_the_oracle(await go_on(chats, target, sidecar))
+                expect_little_more_than_the_oracle(await continue_chats(chats, target, sidecar))
 
 
 @pytest.mark.parametrize("also_the_engine", [False, True], ids=["sidecar", "both"])
-async def test_a_new_sidecar_finds_what_the_old_one_saved(build, also_the_engine, tmp_path):
+async def test_a_new_sidecar_restores_the_files_of_the_old_sidecar(build, also_the_engine, tmp_path):
     chats = two(Change.APPEND)
     async with lab.tiny_engine(Tiny.HYBRID, build, tmp_path) as engine:
         async with lab.keeping(engine) as sidecar, Target(lab.url_of(sidecar)) as target:
@@ -100,11 +102,11 @@ async def test_a_new_sidecar_finds_what_the_old_one_saved(build, also_the_engine
         if also_the_engine:
             await engine.restart()
         async with lab.keeping(engine) as sidecar:
-            found = await goes_on_at(sidecar, chats, target.oracle)
+            found = await continue_at(sidecar, chats, target.oracle)
     expect_little_more_than_the_oracle(found)
 
 
-async def test_what_is_in_no_file_yet_is_saved_when_the_sidecar_is_stopped(build, tmp_path):
+async def test_unsaved_slots_are_saved_when_the_sidecar_is_stopped(build, tmp_path):
     """As at SIGTERM; then the engine ends too, as when a machine is shut down."""
     chats = two(Change.APPEND)
     async with lab.tiny_engine(Tiny.SWA, build, tmp_path) as engine:
@@ -121,11 +123,11 @@ async def test_what_is_in_no_file_yet_is_saved_when_the_sidecar_is_stopped(build
             assert not sidecar.driver.placement.unsaved(sidecar.driver.now())
         await engine.restart()
         async with lab.keeping(engine) as sidecar:
-            found = await goes_on_at(sidecar, chats, target.oracle)
+            found = await continue_at(sidecar, chats, target.oracle)
     expect_little_more_than_the_oracle(found)
 
 
-async def test_a_sidecar_that_vanished_before_it_could_save_has_lost_that(build, tmp_path):
+async def test_a_sidecar_that_could_not_save_its_slots_loses_them(build, tmp_path):
     """The result of the tests above if nothing were saved."""
     chats = two(Change.APPEND)
     async with lab.tiny_engine(Tiny.HYBRID, build, tmp_path) as engine:
@@ -136,12 +138,12 @@ async def test_a_sidecar_that_vanished_before_it_could_save_has_lost_that(build,
             await begin(chats, target)
         await engine.restart()
         async with lab.keeping(engine) as sidecar:
-            found = await goes_on_at(sidecar, chats, target.oracle)
+            found = await continue_at(sidecar, chats, target.oracle)
     assert found.computed > 1.5 * found.oracle
 
 
-async def goes_on_at(sidecar: Sidecar, chats: Sequence[RestartedChat], oracle: Oracle) -> Totals:
+async def continue_at(sidecar: Sidecar, chats: Sequence[RestartedChat], oracle: Oracle) -> Totals:
     """Continue the same clients with a new sidecar."""
     async with Target(lab.url_of(sidecar)) as target:
         target.oracle = oracle
-        return await go_on(chats, target, sidecar)
+        return await continue_chats(chats, target, sidecar)

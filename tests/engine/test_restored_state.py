@@ -90,7 +90,7 @@ async def expect_as_fresh(engine: Restartable, answers: Sequence[Answer]) -> Non
 
 
 @pytest.mark.parametrize("model", Tiny)
-async def test_answers_after_a_restore_are_those_of_a_fresh_computation(model, build, tmp_path):
+async def test_answers_after_a_restore_equal_those_of_a_fresh_computation(model, build, tmp_path):
     async with lab.tiny_engine(model, build, tmp_path) as engine:
         async with a_sidecar(engine) as (sidecar, client):
             history = await chat(client, sidecar, turns=3)
@@ -111,7 +111,7 @@ async def test_answers_after_a_restore_are_those_of_a_fresh_computation(model, b
         await expect_as_fresh(engine, list(answers.values()))
 
 
-async def test_a_file_with_fewer_checkpoints_brings_the_same_state(tmp_path, monkeypatch):
+async def test_a_file_with_fewer_checkpoints_restores_the_same_state(tmp_path, monkeypatch):
     """The engine keeps six, which are of the last two turns."""
     made = spied(monkeypatch)
     async with lab.tiny_engine(
@@ -164,7 +164,7 @@ def spied(monkeypatch: pytest.MonkeyPatch) -> list[Made]:
     return made
 
 
-async def test_a_restored_full_window_is_not_cut_where_it_is_not_there(build, tmp_path):
+async def test_a_restored_full_window_is_not_cut_where_its_cells_are_missing(build, tmp_path):
     """The engine itself would do that, and answer from the wrong window (engine.md T9)."""
     async with lab.tiny_engine(Tiny.SWA, build, tmp_path, "--swa-full", "-np", "1") as engine:
         async with a_sidecar(engine) as (sidecar, client):

@@ -20,7 +20,7 @@ WITH_FIXED = 0.95  # the oracle counts the requests as the client sent them
 
 
 async def played(rewriter: Rewriter, build: str, mode: str, folder) -> tuple[Totals, Sidecar]:
-    """Return the cost, and the sidecar, which has ended by then."""
+    """Return the totals, and the sidecar, which has ended."""
     async with (
         lab.tiny_engine(Tiny.HYBRID, build, folder, context_tokens=CONTEXT, recipe=lab.up_flags) as engine,
         lab.keeping(engine, rules=(f"all={mode}",)) as sidecar,
@@ -36,7 +36,7 @@ def counted(sidecar: Sidecar, name: str, **labels: str) -> float:
 
 
 @pytest.mark.parametrize("name", REWRITERS, ids=str)
-async def test_what_is_put_right_costs_less_than_a_perfect_cache_would(name, build, tmp_path):
+async def test_with_rules_that_fix_a_session_computes_fewer_tokens_than_the_oracle(name, build, tmp_path):
     found, sidecar = await played(REWRITERS[name], build, "fix", tmp_path)
     assert found.computed <= WITH_FIXED * found.oracle
     assert counted(sidecar, "rewrites", rule=name.value, action="fixed") > 0
@@ -44,7 +44,9 @@ async def test_what_is_put_right_costs_less_than_a_perfect_cache_would(name, bui
 
 
 @pytest.mark.parametrize("name", REWRITERS, ids=str)
-async def test_what_is_only_observed_is_named_and_costs_no_more_than_it_must(name, build, tmp_path):
+async def test_with_rules_that_observe_the_cause_is_reported_and_tokens_stay_near_the_oracle(
+    name, build, tmp_path
+):
     found, sidecar = await played(REWRITERS[name], build, "observe", tmp_path)
     assert found.computed <= WITH_OBSERVED * found.oracle
     assert all(counted(sidecar, "rewrites", rule=rule.value, action="fixed") == 0 for rule in RuleName)

@@ -54,7 +54,7 @@ async def _whole(lines: AsyncIterator[str]) -> list[str]:
     return [line async for line in lines if line]
 
 
-async def test_twenty_swaps_compute_no_more_than_models_that_stay(tmp_path: Path) -> None:
+async def test_twenty_swaps_compute_no_more_tokens_than_models_that_stay_loaded(tmp_path: Path) -> None:
     """One model is loaded at a time, with two agents on each; every turn is a swap."""
     (tmp_path / "stay").mkdir()
     oracle = computed(await resident(tmp_path / "stay", TURNS // 2))
@@ -66,7 +66,7 @@ async def test_twenty_swaps_compute_no_more_than_models_that_stay(tmp_path: Path
         assert computed(found, sidecar) <= MORE * oracle
 
 
-async def test_clients_that_never_wait_for_each_other_all_get_answers(tmp_path: Path) -> None:
+async def test_clients_of_two_models_all_get_answers(tmp_path: Path) -> None:
     """Stock fails with 500 for one request in seven, and stalls."""
     async with (
         router(tmp_path) as started,
@@ -81,7 +81,7 @@ async def test_clients_that_never_wait_for_each_other_all_get_answers(tmp_path: 
         await asyncio.gather(*(chats(talk) for talk in talks()))
 
 
-async def test_a_request_for_another_model_breaks_no_stream(tmp_path: Path) -> None:
+async def test_a_request_for_another_model_does_not_break_a_running_stream(tmp_path: Path) -> None:
     async with (
         router(tmp_path) as started,
         lab.keeping(started, swap_wait=0) as sidecar,
@@ -99,7 +99,7 @@ async def test_a_request_for_another_model_breaks_no_stream(tmp_path: Path) -> N
         assert await status(started.base, "coder") is ModelStatus.UNLOADED
 
 
-async def test_a_sleeping_model_is_not_woken_by_us_and_goes_on_where_it_was(tmp_path: Path) -> None:
+async def test_a_sleeping_model_is_not_woken_by_the_sidecar_and_its_state_is_reused(tmp_path: Path) -> None:
     sleepy = ("--sleep-idle-seconds", "2")
     async with (
         router(tmp_path, *sleepy) as started,
@@ -117,7 +117,7 @@ async def test_a_sleeping_model_is_not_woken_by_us_and_goes_on_where_it_was(tmp_
         assert talk.computed < first / 2
 
 
-async def test_a_swap_by_others_costs_no_more_than_the_last_turn(tmp_path: Path) -> None:
+async def test_a_swap_by_another_client_loses_at_most_the_last_turn(tmp_path: Path) -> None:
     async with router(tmp_path) as started, lab.keeping(started) as sidecar, client_of(sidecar) as client:
         talk = Talk("coder", "a")
         await talk.turn(client)
@@ -130,7 +130,7 @@ async def test_a_swap_by_others_costs_no_more_than_the_last_turn(tmp_path: Path)
         assert talk.computed < first / 2
 
 
-async def test_a_router_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+async def test_states_are_reused_after_a_router_was_killed(tmp_path: Path) -> None:
     async with router(tmp_path) as started, lab.keeping(started) as sidecar, client_of(sidecar) as client:
         found = [Talk("coder", "a"), Talk("writer", "b")]
         for talk in found:
@@ -143,7 +143,9 @@ async def test_a_router_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> 
             assert talk.computed < first / 2
 
 
-async def test_a_model_that_cannot_be_loaded_is_an_error_and_the_others_serve_on(tmp_path: Path) -> None:
+async def test_a_model_that_cannot_be_loaded_gives_an_error_and_other_models_keep_serving(
+    tmp_path: Path,
+) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"no model")
     async with router(tmp_path, broken=str(broken)) as started, lab.keeping(started) as sidecar:
@@ -160,7 +162,9 @@ async def test_a_model_that_cannot_be_loaded_is_an_error_and_the_others_serve_on
             assert talk.computed < first / 2
 
 
-async def test_a_model_that_the_router_does_not_list_gets_no_slot(tmp_path: Path) -> None:
+async def test_a_request_for_an_unlisted_model_gets_the_routers_400_and_loads_no_model(
+    tmp_path: Path,
+) -> None:
     async with router(tmp_path) as started, lab.keeping(started) as sidecar, client_of(sidecar) as client:
         body = {"model": "zzz", "messages": [{"role": "user", "content": "hello"}]}
         answer = await client.post("/v1/chat/completions", json=body)
@@ -170,7 +174,9 @@ async def test_a_model_that_the_router_does_not_list_gets_no_slot(tmp_path: Path
 
 
 @pytest.mark.parametrize("named", [{"model": None}, {}])
-async def test_without_a_model_the_router_answers_itself(tmp_path: Path, named: dict[str, str]) -> None:
+async def test_a_request_without_a_model_gets_the_routers_own_answer(
+    tmp_path: Path, named: dict[str, str]
+) -> None:
     async with router(tmp_path) as started, lab.keeping(started) as sidecar, client_of(sidecar) as client:
         body = {**named, "messages": [{"role": "user", "content": "hello"}]}
         async with httpx.AsyncClient(base_url=started.base, timeout=PATIENCE) as direct:
@@ -179,7 +185,7 @@ async def test_without_a_model_the_router_answers_itself(tmp_path: Path, named: 
         assert (ours.status_code, ours.json()) == (theirs.status_code, theirs.json())
 
 
-async def test_what_takes_no_slot_goes_to_its_model_too(tmp_path: Path) -> None:
+async def test_a_request_that_uses_no_slot_goes_to_its_model_and_loses_no_state(tmp_path: Path) -> None:
     """A conversation of the model that is unloaded for it is not lost."""
     async with router(tmp_path) as started, lab.keeping(started) as sidecar, client_of(sidecar) as client:
         talk = Talk(ALIAS, "a")
@@ -203,10 +209,10 @@ async def test_models_are_listed_as_the_router_lists_them(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/completion"])
-async def test_a_stream_whose_engine_dies_does_not_look_whole(tmp_path: Path, path: str) -> None:
+async def test_a_stream_whose_engine_dies_ends_with_an_error(tmp_path: Path, path: str) -> None:
     """The router ends the stream cleanly.
 
-    A route that drops `ignore_eos` may have ended before: then again.
+    A route that drops `ignore_eos` may end its answer before the kill; the test then tries again.
     """
     async with router(tmp_path) as started, lab.keeping(started) as sidecar, client_of(sidecar) as client:
         asked = {"messages": [{"role": "user", "content": "count"}], "input": "count", "prompt": "count"}
@@ -223,7 +229,7 @@ async def test_a_stream_whose_engine_dies_does_not_look_whole(tmp_path: Path, pa
         assert '"error"' in rest[-1], rest[-3:]
 
 
-async def test_doctor_looks_at_loaded_models_and_loads_none(tmp_path: Path) -> None:
+async def test_doctor_probes_loaded_models_and_loads_none(tmp_path: Path) -> None:
     async with router(tmp_path) as started, lab.keeping(started) as sidecar, client_of(sidecar) as client:
         await Talk("coder", "a").turn(client)
         await lab.rested(sidecar)

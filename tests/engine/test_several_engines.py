@@ -89,7 +89,7 @@ def last_engine(sidecar: Sidecar) -> str | None:
     return next(iter(sidecar.driver.journal)).engine
 
 
-async def test_a_conversation_of_a_drained_engine_goes_on_at_the_other(pair, tmp_path, capsys):
+async def test_a_conversation_of_a_drained_engine_continues_on_the_other_engine(pair, tmp_path, capsys):
     async with in_front_of(tmp_path / "slots", upstream=names(*pair)) as (sidecar, client):
         reply, _ = await ask(client, LONG)
         first = last_engine(sidecar)
@@ -110,14 +110,14 @@ async def test_a_conversation_of_a_drained_engine_goes_on_at_the_other(pair, tmp
         assert cached > LEAST
 
 
-async def test_an_engine_that_there_is_not_cannot_be_drained(pair, tmp_path, capsys):
+async def test_draining_an_unknown_engine_gives_an_error(pair, tmp_path, capsys):
     async with in_front_of(tmp_path / "slots", upstream=names(*pair)) as (sidecar, _):
         assert await command(sidecar, "drain", "middle") == 1
         said = capsys.readouterr().err
         assert "there is no engine 'middle'; there is left, right" in " ".join(said.split())
 
 
-async def test_while_all_are_drained_requests_wait_and_none_is_lost(pair, tmp_path):
+async def test_while_all_engines_are_drained_requests_wait_and_none_is_lost(pair, tmp_path):
     async with in_front_of(tmp_path / "slots", upstream=names(*pair)) as (sidecar, client):
         for name in ("left", "right"):
             assert await command(sidecar, "drain", name) == 0
@@ -129,7 +129,7 @@ async def test_while_all_are_drained_requests_wait_and_none_is_lost(pair, tmp_pa
         assert last_engine(sidecar) == "right"
 
 
-async def test_after_the_death_of_an_engine_its_conversations_go_on_at_the_other(pair, tmp_path):
+async def test_conversations_of_a_killed_engine_continue_on_the_other_engine(pair, tmp_path):
     async with in_front_of(tmp_path / "slots", upstream=names(*pair)) as (sidecar, client):
         replies = [(text, (await ask(client, text))[0]) for text in (f"One. {LONG}", f"Two. {LONG}")]
         await rested(sidecar)
@@ -177,7 +177,7 @@ async def test_the_table_of_engines_is_read_again_while_requests_are_served(pair
         assert 'engine="left"' not in metrics
 
 
-async def test_a_running_answer_ends_before_its_engine_is_dropped(pair, tmp_path):
+async def test_a_running_answer_ends_before_its_engine_is_removed(pair, tmp_path):
     left, right = pair
     path = tmp_path / "engines.toml"
     path.write_text(table(left=left.base))
@@ -199,7 +199,7 @@ async def test_a_running_answer_ends_before_its_engine_is_dropped(pair, tmp_path
         assert last_engine(sidecar) == "right"
 
 
-async def test_an_engine_drained_by_hand_is_dropped_as_soon_as_it_is_removed(pair, tmp_path):
+async def test_a_drained_engine_is_removed_at_once(pair, tmp_path):
     left, right = pair
     path = tmp_path / "engines.toml"
     path.write_text(table(left=left.base, right=right.base))
@@ -216,7 +216,7 @@ async def test_an_engine_drained_by_hand_is_dropped_as_soon_as_it_is_removed(pai
         await ask(client, "Hello")
 
 
-async def test_sighup_reads_the_table_again(pair, tmp_path):
+async def test_sighup_reads_the_table_of_engines_again(pair, tmp_path):
     left, right = pair
     path, data = tmp_path / "engines.toml", f"127.0.0.1:{free_port()}"
     path.write_text(table(left=left.base))
@@ -238,7 +238,7 @@ async def test_sighup_reads_the_table_again(pair, tmp_path):
         await work
 
 
-async def test_conversations_outlive_both_engines_in_turn():
+async def test_conversations_outlive_both_engines_killed_in_turn():
     """Compared with one perfect cache for both engines; `benchmarks.engines` has forty conversations."""
     found = await deaths(12, 4, at_once=2)
     assert not found.failures
@@ -247,7 +247,7 @@ async def test_conversations_outlive_both_engines_in_turn():
     assert found.ratio <= 1.10
 
 
-async def test_a_small_turn_stays_and_a_cold_prompt_goes_to_the_engine_with_less_to_do(pair, tmp_path):
+async def test_a_small_turn_stays_on_its_engine_and_a_cold_prompt_goes_to_the_less_busy_one(pair, tmp_path):
     """By the tokens that the engines computed; their speeds are made equal, since they are twins."""
     async with in_front_of(tmp_path / "slots", upstream=names(*pair)) as (sidecar, client):
         reply, _ = await ask(client, LONG)

@@ -46,7 +46,7 @@ def contents(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
-async def test_a_client_writes_to_none_of_our_files_and_reads_none(engine_factory, build):
+async def test_a_client_can_neither_write_nor_read_the_sidecars_files(engine_factory, build):
     engine = engine_factory(build=build, args=["--cache-ram", "0"])
     async with running(before(engine)) as sidecar, client_of(sidecar) as client:
         assert (await client.post("/v1/chat/completions", json=TALK)).status_code == 200
@@ -71,7 +71,7 @@ async def test_a_client_writes_to_none_of_our_files_and_reads_none(engine_factor
         await store.verify(kept)
 
 
-async def test_a_clients_own_file_brings_its_conversation_back(engine_factory, build):
+async def test_a_client_can_restore_a_conversation_from_its_own_file(engine_factory, build):
     engine = engine_factory("tiny-dense", build, args=["--cache-ram", "0", "-np", "1"])
     async with running(before(engine, probe=False)) as sidecar, client_of(sidecar) as client:
         first = await client.post("/v1/chat/completions", json=TALK)
@@ -99,7 +99,7 @@ async def test_slot_actions_can_be_turned_off(engine):
 
 
 @pytest.mark.parametrize("action", ["save", "erase"])
-async def test_an_action_waits_for_the_answer_that_runs_in_its_slot(engine, action):
+async def test_a_slot_action_waits_for_the_answer_that_runs_in_its_slot(engine, action):
     async with running(before(engine)) as sidecar, client_of(sidecar) as client:
         ask = {"prompt": STORY, "n_predict": 50_000, "id_slot": 0, "stream": True, "ignore_eos": True}
         done: list[int] = []

@@ -98,7 +98,7 @@ def understood(data: bytes) -> SlotFile:
 
 
 @pytest.mark.parametrize("engine", MODELS, indirect=True)
-def test_a_file_says_what_the_engine_says(engine: Engine) -> None:
+def test_a_slot_file_is_read_with_the_engines_own_figures(engine: Engine) -> None:
     ids = prompt(N, 1)
     with bench(engine) as at:
         at.complete(ids)
@@ -116,7 +116,7 @@ def test_a_file_says_what_the_engine_says(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("engine", MODELS, indirect=True)
-def test_the_layout_stays_with_other_tokens_another_slot_and_an_answer(engine: Engine) -> None:
+def test_the_layout_does_not_depend_on_the_tokens_or_the_slot(engine: Engine) -> None:
     with bench(engine) as at:
         at.complete(prompt(300, 2))
         short = understood(at.save())
@@ -132,7 +132,7 @@ def test_the_layout_stays_with_other_tokens_another_slot_and_an_answer(engine: E
 
 
 @pytest.mark.parametrize("model", [Tiny.DENSE, Tiny.SWA, Tiny.HYBRID])
-def test_other_flags_leave_another_layout(model, engine_factory, build) -> None:
+def test_other_flags_give_another_layout(model, engine_factory, build) -> None:
     layouts = set()
     for args in (["-np", "2"], ["-np", "1"], ["-fa", "off"], ["-fa", "on", "-ctk", WIDE, "-ctv", WIDE]):
         engine = engine_factory(model, build, args=args)
@@ -144,7 +144,7 @@ def test_other_flags_leave_another_layout(model, engine_factory, build) -> None:
 
 
 @pytest.mark.parametrize("engine", MODELS, indirect=True)
-def test_whatever_befalls_a_file_there_is_a_verdict(engine: Engine) -> None:
+def test_a_damaged_file_always_gets_a_verdict(engine: Engine) -> None:
     with bench(engine) as at:
         at.complete(prompt(300, 4))
         data = at.save()
@@ -181,7 +181,7 @@ def test_whatever_befalls_a_file_there_is_a_verdict(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("model", CHECKPOINTED)
-def test_a_trimmed_file_restores_with_the_checkpoint_that_was_kept(model, engine_factory) -> None:
+def test_a_trimmed_file_is_restored_with_the_kept_checkpoint(model, engine_factory) -> None:
     args = [*ALONE, *(DRAFTS if model == Tiny.HYBRID_MTP else [])]
     ids = prompt(N)
     with bench(engine_factory(model, EngineKind.XLLAMACPP, args=args)) as at:
@@ -201,7 +201,7 @@ def test_a_trimmed_file_restores_with_the_checkpoint_that_was_kept(model, engine
 
 
 @pytest.mark.parametrize("held", [N, WINDOW + 1, N + 40])
-def test_a_repaired_window_is_extended_and_never_wrongly_cut(held, engine_factory, build) -> None:
+def test_a_repaired_window_can_be_extended_and_is_never_cut_wrongly(held, engine_factory, build) -> None:
     ids = prompt(min(held, N))
     with bench(engine_factory(Tiny.SWA, build, args=ALONE)) as at:
         at.complete(ids, held - len(ids))
@@ -251,7 +251,7 @@ def test_a_window_that_has_wrapped_is_repaired_too(engine_factory, build) -> Non
             assert at.reused(repaired, [*ids[:end], 9, 9]) == end
 
 
-def test_another_last_token_brings_the_drafts_back(engine_factory) -> None:
+def test_another_last_token_restores_the_draft_state(engine_factory) -> None:
     def drafts(answer: dict[str, Any]) -> tuple[int, int]:
         return answer["timings"]["draft_n"], answer["timings"]["draft_n_accepted"]
 

@@ -45,7 +45,7 @@ async def say(sidecar: Sidecar) -> tuple[str, int]:
     return answer.headers["X-Slotkeeper-Decision"], document["timings"]["cache_n"]
 
 
-async def test_what_is_listed_and_whole_is_restored_and_what_is_removed_is_not(build, tmp_path, command):
+async def test_a_listed_whole_snapshot_is_restored_and_a_removed_one_is_not(build, tmp_path, command):
     async with lab.tiny_engine(Tiny.HYBRID, build, tmp_path) as engine, lab.keeping(engine) as sidecar:
         await say(sidecar)
         _, (document,) = await command("ls", opening=admin_of(sidecar))
@@ -73,7 +73,7 @@ async def test_what_is_listed_and_whole_is_restored_and_what_is_removed_is_not(b
         assert cached == 0
 
 
-async def test_a_folder_is_listed_alike_when_its_sidecar_has_ended(build, tmp_path, command):
+async def test_a_folder_is_listed_alike_after_its_sidecar_has_ended(build, tmp_path, command):
     async with lab.tiny_engine(Tiny.DENSE, build, tmp_path) as engine:
         async with lab.keeping(engine) as sidecar:
             await say(sidecar)
@@ -85,7 +85,7 @@ async def test_a_folder_is_listed_alike_when_its_sidecar_has_ended(build, tmp_pa
     assert (code, after["snapshots"]) == (0, before["snapshots"])
 
 
-async def test_what_a_canary_has_shown_is_known_where_none_is_possible(build, tmp_path):
+async def test_a_stored_probe_result_is_used_if_no_probe_is_possible(build, tmp_path):
     """A second sidecar in front of an engine that is in use: one slot is still empty and proves nothing."""
     carries = {EngineKind.SKULK: False, EngineKind.XLLAMACPP: True}[EngineKind(build)]
     async with lab.tiny_engine(Tiny.HYBRID, build, tmp_path) as engine:

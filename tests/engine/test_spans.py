@@ -21,7 +21,7 @@ def body(*texts: str) -> dict:
     return {"messages": [SYSTEM, *messages], "max_tokens": 8, "temperature": 0, "stream": True}
 
 
-async def test_a_span_says_what_the_engine_counted_and_how_the_time_was_spent(engine):
+async def test_a_span_has_the_engines_counts_and_the_stages_of_the_request(engine):
     async with collecting() as collector:
         async with lab.sidecar(engine.base, engine.flags, otlp_endpoint=collector.url) as url:
             async with aiohttp.ClientSession(url) as client:

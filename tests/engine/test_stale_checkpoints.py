@@ -53,7 +53,7 @@ async def fresh(engine: Any) -> Mapping[int, float]:
 
 
 @pytest.mark.parametrize("model", [Tiny.HYBRID, Tiny.RECURRENT])
-async def test_the_engine_alone_goes_on_from_it_and_answers_wrongly(model, build, tmp_path):
+async def test_the_engine_alone_continues_from_a_stale_checkpoint_and_answers_wrongly(model, build, tmp_path):
     async with lab.tiny_engine(model, build, tmp_path, *ARGS) as engine:
         right = await fresh(engine)
         async with httpx.AsyncClient(base_url=engine.base) as client:
@@ -63,7 +63,7 @@ async def test_the_engine_alone_goes_on_from_it_and_answers_wrongly(model, build
 
 @pytest.mark.parametrize("restarts", [False, True], ids=["in the slot", "from a file"])
 @pytest.mark.parametrize("model", [Tiny.HYBRID, Tiny.RECURRENT])
-async def test_behind_us_it_is_never_gone_on_from(model, build, restarts, tmp_path):
+async def test_behind_the_sidecar_no_stale_checkpoint_is_used(model, build, restarts, tmp_path):
     async with lab.tiny_engine(model, build, tmp_path, *ARGS) as engine:
         right = await fresh(engine)
         async with lab.keeping(engine) as sidecar, httpx.AsyncClient(base_url=lab.url_of(sidecar)) as client:

@@ -68,7 +68,7 @@ FAMILIES = {
 }
 
 
-class Told:
+class ProbedEngine:
     """An engine behind a link that has probed it."""
 
     def __init__(self, base: str) -> None:
@@ -94,7 +94,7 @@ class Told:
         return await self.link.client.apply_template(chat)
 
 
-async def by_brute_force(engine: Told, chat, family: Family) -> list[Boundary]:
+async def by_brute_force(engine: ProbedEngine, chat, family: Family) -> list[Boundary]:
     """Render every message with another text; find the reply by rendering without a generation prompt."""
     whole = await engine.text(chat)
     prompt = await engine.ids(whole)
@@ -123,13 +123,13 @@ async def by_brute_force(engine: Told, chat, family: Family) -> list[Boundary]:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-async def test_boundaries_are_where_rendering_otherwise_says(engine_factory, build, name):
+async def test_boundaries_equal_those_found_by_rendering_changed_chats(engine_factory, build, name):
     family = FAMILIES[name]
     args = ["-c", "8192", "-np", "1"]
     if name != "chatml":  # the tiny model's own
         args += ["--chat-template-file", str(TEMPLATES / f"{name}.jinja")]
     started = engine_factory("tiny-dense", build, args=args)
-    async with Told(started.base) as engine:
+    async with ProbedEngine(started.base) as engine:
         markers = engine.link.traits.markers
         assert bool(markers.user) is bool(family.user)
         assert bool(markers.tool) is bool(family.tool)
@@ -144,7 +144,7 @@ async def test_boundaries_are_where_rendering_otherwise_says(engine_factory, bui
                 assert raw[1:] == found[1:], "the ids alone say the same, but for a lead inside a message"
 
 
-async def test_markers_that_lie_are_not_believed_and_boundaries_are_rendered(engine_factory, build, tmp_path):
+async def test_ambiguous_markers_are_not_used_and_boundaries_are_rendered(engine_factory, build, tmp_path):
     """The opener of a known family, but twice before each message."""
     template = tmp_path / "doubled.jinja"
     doubled = (TEMPLATES / "unknown.jinja").read_text().replace("HUMAN", "<|im_start|>user<|im_start|>user")
@@ -152,7 +152,7 @@ async def test_markers_that_lie_are_not_believed_and_boundaries_are_rendered(eng
     started = engine_factory(
         "tiny-dense", build, args=["-c", "8192", "-np", "1", "--chat-template-file", str(template)]
     )
-    async with Told(started.base) as engine:
+    async with ProbedEngine(started.base) as engine:
         assert engine.link.traits.user_start, "the engine itself looks for it all the same"
         assert not engine.link.traits.markers.user
         notes = (await read_traits(engine.link.client)).notes
@@ -202,7 +202,7 @@ RESPONSES = {
 @pytest.mark.parametrize("engine", ["tiny-dense"], indirect=True)
 async def test_a_conversation_has_the_same_boundaries_in_every_api(engine):
     kinds = [BoundaryKind.HEAD, BoundaryKind.USER, BoundaryKind.TOOL, BoundaryKind.USER, BoundaryKind.TURN]
-    async with Told(engine.base) as told:
+    async with ProbedEngine(engine.base) as told:
         prompt, found = await told.asked(Api.CHAT, {"messages": WHOLE})
         assert [boundary.kind for boundary in found] == kinds
         rendered = await told.text({"messages": WHOLE})
@@ -225,8 +225,8 @@ async def test_a_conversation_has_the_same_boundaries_in_every_api(engine):
     ],
     ids=["no thinking", "plain", "tools"],
 )
-async def test_the_turn_is_found_whatever_the_generation_prompt_says(engine, more):
-    async with Told(engine.base) as told:
+async def test_the_end_of_the_turn_is_found_with_any_generation_prompt(engine, more):
+    async with ProbedEngine(engine.base) as told:
         chat = {"messages": LOOP, **more}
         _, found = await told.asked(Api.CHAT, chat)
         assert list(found) == await by_brute_force(told, chat, FAMILIES["chatml"])
@@ -234,7 +234,7 @@ async def test_the_turn_is_found_whatever_the_generation_prompt_says(engine, mor
 
 @pytest.mark.parametrize("engine", ["tiny-dense"], indirect=True)
 async def test_a_text_without_messages_has_no_boundaries(engine):
-    async with Told(engine.base) as told:
+    async with ProbedEngine(engine.base) as told:
         _, found = await told.asked(Api.COMPLETION, {"prompt": FILLER})
         assert found == ()
 
@@ -249,12 +249,12 @@ DOCUMENTS = {
 
 
 @pytest.mark.parametrize("name", ["chatml", "gemma", "llama3", "mistral", "unknown"])
-async def test_a_long_message_is_cut_where_its_last_lines_begin(engine_factory, build, name):
+async def test_a_long_message_has_boundaries_where_its_last_lines_begin(engine_factory, build, name):
     args = ["-c", "8192", "-np", "1"]
     if name != "chatml":
         args += ["--chat-template-file", str(TEMPLATES / f"{name}.jinja")]
     started = engine_factory("tiny-dense", build, args=args)
-    async with Told(started.base) as engine:
+    async with ProbedEngine(started.base) as engine:
         engine.link.traits = replace(engine.link.traits, memory=Memory.HYBRID, eager_thinning=False)
         for kind, document in DOCUMENTS.items():
             chat = {"messages": [{"role": "user", "content": document + QUESTION + "\n"}]}

@@ -56,7 +56,7 @@ def tls_settings(engine: Any, own: Certificate, **more: Any) -> Any:
     return settings(engine.base, tls_cert=own.cert, tls_key=own.key, drain_timeout=1.0, **more)
 
 
-async def test_both_ports_speak_tls_and_answers_are_the_engines(engine, own):
+async def test_both_ports_serve_tls_and_answers_equal_the_engines(engine, own):
     async with running(tls_settings(engine, own)) as sidecar:
         await ready(sidecar)
         data, admin = (f"https://{address}" for address in sidecar.addresses)
@@ -80,7 +80,7 @@ async def test_both_ports_speak_tls_and_answers_are_the_engines(engine, own):
         await until(lambda: cut(sidecar, "handshake") == 2, "both were counted")
 
 
-async def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(engine, own):
+async def test_a_request_in_the_same_segment_as_the_end_of_the_handshake_is_answered(engine, own):
     """In one segment with it, so that it arrives before any code waits for it."""
     async with running(tls_settings(engine, own)) as sidecar:
         await ready(sidecar)
@@ -107,7 +107,7 @@ async def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(en
         assert said.startswith(b"HTTP/1.1 200")
 
 
-async def test_handshakes_that_never_end_count_as_connections_and_have_a_deadline(engine, own):
+async def test_unfinished_handshakes_count_as_connections_and_have_a_deadline(engine, own):
     most = 6
     async with running(tls_settings(engine, own, max_connections=most, head_timeout=1.0)) as sidecar:
         await ready(sidecar)
@@ -129,7 +129,7 @@ async def test_handshakes_that_never_end_count_as_connections_and_have_a_deadlin
             assert answer.status_code == 200
 
 
-async def test_an_end_does_not_wait_for_handshakes(engine, own):
+async def test_shutdown_does_not_wait_for_handshakes(engine, own):
     async with running(tls_settings(engine, own)) as sidecar:
         await ready(sidecar)
         async with dial(sidecar.addresses[0]) as wire:
@@ -139,7 +139,7 @@ async def test_an_end_does_not_wait_for_handshakes(engine, own):
         assert len(sidecar._connections[0]._handshakes) == 0
 
 
-def test_a_new_certificate_counts_at_sighup_and_a_wrong_one_does_not(engine, own, tmp_path):
+def test_a_new_certificate_is_used_at_sighup_and_a_wrong_one_is_not(engine, own, tmp_path):
     """In its own process, on uvloop."""
     other = certificate(tmp_path, "other")
     words = ("--upstream", engine.base, *own.flags)
@@ -155,11 +155,11 @@ def test_a_new_certificate_counts_at_sighup_and_a_wrong_one_does_not(engine, own
             shutil.copy(other.cert, own.cert)
             process.send_signal(signal.SIGHUP)
             wait_until(lambda: [shown_by(data), shown_by(admin)] == [in_file(other.cert)] * 2)
-            assert client.get("/health").status_code == 200, "connections that are open go on"
+            assert client.get("/health").status_code == 200, "open connections stay open"
         assert process.poll() is None
 
 
-def test_client_commands_reach_an_admin_port_with_tls(own, tmp_path):
+def test_client_commands_work_with_an_admin_port_with_tls(own, tmp_path):
     words = ("--upstream", NOBODY, "--slot-dir", str(tmp_path / "slots"), *own.flags)
     with serving(*words, scheme="https") as (_, _, admin):
         named = ("--admin", f"https://{admin}", "--admin-ca", str(own.cert))
@@ -179,7 +179,7 @@ def test_client_commands_reach_an_admin_port_with_tls(own, tmp_path):
 # -- files that cannot be used -------------------------------------------------------------------------
 
 
-def test_what_is_wrong_with_the_files_is_said(own, tmp_path):
+def test_errors_of_certificate_files_name_the_cause(own, tmp_path):
     other, locked = certificate(tmp_path, "other"), certificate(tmp_path, "locked", "-passout", "pass:sesame")
     (empty := tmp_path / "empty.pem").write_text("")
     for cert, key, said in (
@@ -199,6 +199,6 @@ def test_what_is_wrong_with_the_files_is_said(own, tmp_path):
     assert ended("serve", "--tls-key", str(own.key)).returncode == 2
 
 
-def test_a_key_may_stand_behind_its_certificate(own, tmp_path):
+def test_a_key_may_follow_the_certificate_in_one_file(own, tmp_path):
     (both := tmp_path / "both.pem").write_text(own.cert.read_text() + own.key.read_text())
     assert Tls(both, None).context.minimum_version is ssl.TLSVersion.TLSv1_2

@@ -24,7 +24,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("engine", [str(tiny) for tiny in Tiny], indirect=True)
-async def test_a_strange_engine_tells_memory_slots_and_age(engine):
+async def test_memory_slots_and_build_are_read_from_an_engine_started_by_others(engine):
     async with EngineClient(engine.base) as client:
         reading = await read_traits(client)
         opener = await client.tokenize("<|im_start|>user", add_special=False, parse_special=True)
@@ -41,7 +41,7 @@ async def test_a_strange_engine_tells_memory_slots_and_age(engine):
     assert any("started by others" in note for note in reading.notes)
 
 
-async def test_our_own_flags_complete_the_picture_and_the_user_has_the_last_word(engine_factory, build):
+async def test_known_flags_and_the_users_overrides_replace_read_values(engine_factory, build):
     args = ["-ctxcp", "7", "-cms", "3", "-sps", "0.5", "--spec-type", "draft-mtp"]
     engine = engine_factory("tiny-hybrid-mtp", build, args=args)
     async with EngineClient(engine.base) as client:
@@ -72,14 +72,14 @@ async def test_automatic_slots_are_recognised_without_flags(engine_factory, buil
     assert found[0].severity is Severity.FAIL
 
 
-async def test_a_probe_finds_what_is_switched_off(engine_factory, build):
+async def test_a_probe_finds_routes_that_are_switched_off(engine_factory, build):
     engine = engine_factory(build=build, args=["--no-slots"])
     async with EngineClient(engine.base) as client:
         asked = await probe(client)
     assert (asked.slots_ok, asked.metrics_ok, asked.slot_save) == (False, True, SaveSupport.YES)
 
 
-async def test_a_probe_does_not_disturb_a_slot(engine):
+async def test_a_probe_changes_no_slot(engine):
     async with EngineClient(engine.base) as client:
         await client.prefill([5, 6, 7, 8, 9], SlotId(0))
         before = await client.slots()
@@ -87,7 +87,7 @@ async def test_a_probe_does_not_disturb_a_slot(engine):
         assert await client.slots() == before
 
 
-async def test_trouble_with_slot_files_is_noted_and_no_error(engine_factory, build, monkeypatch):
+async def test_problems_with_slot_files_are_noted_without_an_error(engine_factory, build, monkeypatch):
     engine = engine_factory(build=build, args=["--no-slots"])
     async with EngineClient(engine.base) as client:
         hidden = await read_traits(client, slot_dir=engine.slot_dir)
@@ -103,7 +103,7 @@ async def test_trouble_with_slot_files_is_noted_and_no_error(engine_factory, bui
         assert str(reading.no_files) in reading.notes[-1]
 
 
-async def test_without_a_folder_nothing_is_saved_or_asked(engine):
+async def test_without_a_slot_folder_no_slot_is_saved_and_no_logprobs_are_read(engine):
     async with EngineClient(engine.base) as client:
         reading = await read_traits(client, may_compute=True)
     assert not reading.traits.snapshots

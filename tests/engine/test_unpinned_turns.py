@@ -36,7 +36,7 @@ async def asked(client: aiohttp.ClientSession, api: Api, who: int, time: int) ->
         assert answer.status == 200, await answer.text()
 
 
-async def test_messages_are_answered_in_turn_while_pins_never_pause(build, tmp_path):
+async def test_messages_requests_are_answered_in_turn_under_constant_pinned_load(build, tmp_path):
     answered, overtook = 0, list[int]()
 
     async def asks_on(client: aiohttp.ClientSession, who: int) -> None:

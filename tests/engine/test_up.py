@@ -126,7 +126,7 @@ def end_of(words: list[str], environ: dict[str, str]) -> subprocess.CompletedPro
 # -- normal starts -------------------------------------------------------------------------------------
 
 
-def test_a_chat_is_answered_through_the_data_port_and_the_end_is_clean(up):
+def test_a_chat_is_answered_and_sigterm_ends_up_cleanly(up):
     with up() as running:
         engine = running.engine
         answer = running.chat()
@@ -143,7 +143,7 @@ def test_a_chat_is_answered_through_the_data_port_and_the_end_is_clean(up):
             running.chat()
 
 
-def test_an_engine_that_is_killed_is_replaced_and_serves_again(up):
+def test_a_killed_engine_is_replaced_and_serves_again(up):
     with up() as running:
         first = running.engine
         assert running.chat().status_code == 200
@@ -163,7 +163,7 @@ def test_an_engine_that_is_killed_is_replaced_and_serves_again(up):
         assert not is_alive(second)
 
 
-def test_an_engine_that_freezes_is_replaced_and_its_clients_only_wait(up):
+def test_a_frozen_engine_is_replaced_and_its_clients_only_wait(up):
     with up("--engine-frozen-after", "4") as running:
         first = running.engine
         assert running.chat().status_code == 200
@@ -189,7 +189,7 @@ def test_running_answers_are_finished_at_sigterm(up):
         assert running.process.wait(timeout=PATIENCE) == 0
 
 
-def test_llama_servers_own_web_ui_stays_where_its_users_know_it(up):
+def test_llama_servers_web_ui_stays_at_its_usual_path(up):
     """Its scripts are beside the page, under names that differ between builds."""
     with up() as running:
         page = httpx.get(f"{running.url()}/", timeout=10)
@@ -202,7 +202,7 @@ def test_llama_servers_own_web_ui_stays_where_its_users_know_it(up):
         assert all("javascript" in answer.headers["Content-Type"] for answer in answers)
 
 
-def test_the_users_own_flags_win(up):
+def test_the_users_own_engine_flags_replace_those_of_up(up):
     with up("--slots", "2", engine=("-np", "3", "-c", "6144")) as running:
         slots = httpx.get(f"{running.url()}/slots", timeout=PATIENCE).json()
         assert [slot["n_ctx"] for slot in slots] == [2048] * 3
@@ -210,7 +210,7 @@ def test_the_users_own_flags_win(up):
         assert len(state["engines"][0]["slots"]) == 3
 
 
-def test_a_key_after_the_dashes_is_ours_too_and_never_in_the_log(up, build):
+def test_an_api_key_among_the_engine_flags_is_used_by_the_sidecar_and_never_logged(up, build):
     more = ("-hft", "s3cret-key-too") if build == "b10434" else ()  # the library has no such flag
     with up(engine=("--api-key", "s3cret-key", *more)) as running:
         assert httpx.get(f"{running.url()}/slots", timeout=PATIENCE).status_code == 401, (
@@ -228,7 +228,7 @@ def test_a_key_after_the_dashes_is_ours_too_and_never_in_the_log(up, build):
 # -- starts that fail ----------------------------------------------------------------------------------
 
 
-def test_a_model_that_is_not_there_is_a_usage_error_before_anything_starts(words, environ, tmp_path):
+def test_a_missing_model_is_a_usage_error_before_the_engine_starts(words, environ, tmp_path):
     words[words.index("--model") + 1] = str(tmp_path / "absent.gguf")
     ended = end_of(words, environ)
     assert ended.returncode == 2
@@ -237,7 +237,7 @@ def test_a_model_that_is_not_there_is_a_usage_error_before_anything_starts(words
     assert "engine_start" not in ended.stderr
 
 
-def test_a_model_that_is_none_is_a_usage_error(words, environ, tmp_path):
+def test_a_file_that_is_not_gguf_is_a_usage_error(words, environ, tmp_path):
     path = tmp_path / "letter.gguf"
     path.write_text("Dear engine,", "utf-8")
     words[words.index("--model") + 1] = str(path)
@@ -246,7 +246,7 @@ def test_a_model_that_is_none_is_a_usage_error(words, environ, tmp_path):
     assert "is not a GGUF file" in ended.stderr
 
 
-def test_an_engine_that_dies_at_its_start_is_a_failure_told_with_the_end_of_its_log(words, environ):
+def test_an_engine_that_dies_at_its_start_is_reported_with_the_end_of_its_log(words, environ):
     ended = end_of([*words, "--", "--no-such-flag"], environ)
     assert ended.returncode == 1
     told = ended.stderr.rpartition("slotkeeper up: ")[2]
@@ -255,7 +255,7 @@ def test_an_engine_that_dies_at_its_start_is_a_failure_told_with_the_end_of_its_
     assert "Traceback" not in ended.stderr
 
 
-def test_the_end_of_the_log_is_that_of_this_run(words, environ, tmp_path):
+def test_the_reported_end_of_the_log_is_that_of_this_run(words, environ, tmp_path):
     log = tmp_path / "state" / "slotkeeper" / "llama-server.log"
     log.parent.mkdir(parents=True)
     log.write_text("what went wrong yesterday\n", "utf-8")
@@ -266,7 +266,7 @@ def test_the_end_of_the_log_is_that_of_this_run(words, environ, tmp_path):
     assert log.read_text("utf-8").startswith("what went wrong yesterday"), "the log itself is kept"
 
 
-def test_a_flag_without_its_value_is_a_usage_error(words, environ):
+def test_an_engine_flag_without_its_value_is_a_usage_error(words, environ):
     ended = end_of([*words, "--", "--ctx-size"], environ)
     assert ended.returncode == 2
     assert "--ctx-size needs a value" in ended.stderr

@@ -89,7 +89,7 @@ def texts(seed: int) -> list[str]:
 
 @pytest.mark.parametrize("local", [True, False], ids=["local", "segments"])
 @pytest.mark.parametrize("engine", MODELS, indirect=True)
-async def test_every_text_gets_the_ids_that_the_engine_gives_it(engine: Any, ask: Ask, local: bool) -> None:
+async def test_every_text_gets_the_engines_token_ids(engine: Any, ask: Ask, local: bool) -> None:
     tokenizer = await opened(ask, engine, local=local)
     assert tokenizer.mode == ("local" if local else "segments"), tokenizer
     for text in texts(seed=len(str(engine.model))):
@@ -97,7 +97,7 @@ async def test_every_text_gets_the_ids_that_the_engine_gives_it(engine: Any, ask
 
 
 @pytest.mark.parametrize("engine", MODELS, indirect=True)
-async def test_a_rendered_chat_has_the_length_that_the_engine_counts(engine: Any, ask: Ask) -> None:
+async def test_a_rendered_chat_has_the_token_count_of_the_engine(engine: Any, ask: Ask) -> None:
     tokenizer = await opened(ask, engine, local=True)
     call = {"type": "function", "id": "1", "function": {"name": "run", "arguments": '{"a": [1, "<think>"]}'}}
     chat = {
@@ -116,7 +116,7 @@ async def test_a_rendered_chat_has_the_length_that_the_engine_counts(engine: Any
     assert len(tokens) == answer["usage"]["prompt_tokens"]
 
 
-async def test_strings_in_a_mixed_array_are_tokenized_as_they_are_alone(engine: Any, ask: Ask) -> None:
+async def test_strings_in_a_mixed_array_get_the_same_token_ids_as_alone(engine: Any, ask: Ask) -> None:
     vocabulary = read_vocabulary(engine.model)
     separator = vocabulary.tokens.index("<|im_end|>")
     pieces = [text.replace("<|im_end|>", "") for text in texts(seed=7)]
@@ -126,7 +126,7 @@ async def test_strings_in_a_mixed_array_are_tokenized_as_they_are_alone(engine: 
     assert await ask(content, add_special=False, parse_special=True) == expected
 
 
-async def test_a_longer_conversation_sends_only_its_new_text(engine: Any, ask: Ask) -> None:
+async def test_a_longer_conversation_sends_only_its_new_text_to_the_tokenizer(engine: Any, ask: Ask) -> None:
     tokenizer = await opened(ask, engine, local=False)
     text = "".join(f"<|im_start|>user\nturn {n} {CODE}<|im_end|>\n" for n in range(100))
     await tokenizer.tokenize(text)
@@ -150,7 +150,7 @@ def with_bos(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("local", [True, False], ids=["local", "segments"])
-async def test_bos_and_raw_prompts_follow_the_engine(
+async def test_bos_and_raw_prompts_get_the_engines_token_count(
     engine_factory: Any, build: str, local: bool, tmp_path: Path
 ) -> None:
     engine = engine_factory("tiny-dense", build, args=["-m", str(with_bos(tmp_path))])

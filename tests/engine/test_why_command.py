@@ -67,7 +67,7 @@ async def told(sidecar: Sidecar, id_: str | None, capsys, **given) -> tuple[int,
 # -- why -----------------------------------------------------------------------------------------------
 
 
-async def test_a_date_that_changed_is_found_by_its_cost_and_named_with_its_rule(build, tmp_path, capsys):
+async def test_why_reports_the_cost_of_a_changed_date_and_the_rule_for_it(build, tmp_path, capsys):
     observing = {"rules": ("all=observe",), "why_text": True}
     async with lab.tiny_engine(Tiny.HYBRID, build, tmp_path) as engine:
         async with lab.in_front_of(engine.base, engine.flags, **observing) as sidecar:
@@ -101,7 +101,7 @@ async def test_a_date_that_changed_is_found_by_its_cost_and_named_with_its_rule(
             assert "Nothing was computed twice." in out
 
 
-async def test_no_word_of_a_prompt_is_told_unless_that_is_wanted(build, tmp_path, capsys):
+async def test_why_shows_no_word_of_a_prompt_without_why_text(build, tmp_path, capsys):
     async with lab.tiny_engine(Tiny.DENSE, build, tmp_path) as engine:
         async with lab.in_front_of(engine.base, engine.flags) as sidecar:
             await converse(sidecar, "Sat Nov 21 2026", "Sun Nov 22 2026")
@@ -111,7 +111,7 @@ async def test_no_word_of_a_prompt_is_told_unless_that_is_wanted(build, tmp_path
     assert "Nov" not in out
 
 
-async def test_a_sidecar_that_keeps_no_requests_says_so(build, tmp_path, capsys):
+async def test_why_reports_that_the_sidecar_keeps_no_requests(build, tmp_path, capsys):
     async with lab.tiny_engine(Tiny.DENSE, build, tmp_path) as engine:
         async with lab.in_front_of(engine.base, engine.flags, why_requests=0) as sidecar:
             await converse(sidecar, "Sat Nov 21 2026")
@@ -136,7 +136,7 @@ class Terminal:
         return CODES.sub("", self.raw)
 
     def read(self) -> None:
-        """Read everything that is there now."""
+        """Read all output that is available."""
         with suppress(BlockingIOError):
             while True:
                 self.raw += os.read(self._master, 65536).decode(errors="replace")
@@ -145,7 +145,7 @@ class Terminal:
         os.write(self._master, keys)
 
     async def shows(self, pattern: str, since: int = 0) -> int:
-        """Wait for a text after that many characters; return their number by then."""
+        """Wait for a text after the first `since` characters; return the number of characters so far."""
         async with asyncio.timeout(PATIENCE):
             while not re.search(pattern, self.text[since:]):
                 assert self.process.returncode is None, self.text
@@ -183,7 +183,7 @@ async def terminal(*words: str) -> AsyncIterator[Terminal]:
         os.close(master)
 
 
-async def test_top_draws_and_follows_and_gives_the_terminal_back(build, tmp_path):
+async def test_top_redraws_its_screen_and_restores_the_terminal(build, tmp_path):
     async with lab.tiny_engine(Tiny.HYBRID, build, tmp_path) as engine, lab.keeping(engine) as sidecar:
         async with terminal("top", "--admin", admin_of(sidecar), "--every", "0.1") as shown:
             await shown.shows("No request has come yet")
@@ -204,7 +204,7 @@ async def test_top_draws_and_follows_and_gives_the_terminal_back(build, tmp_path
     assert "Traceback" not in shown.text
 
 
-async def test_top_waits_for_a_sidecar_that_went_away(build, tmp_path):
+async def test_top_waits_for_a_sidecar_that_was_stopped(build, tmp_path):
     async with lab.tiny_engine(Tiny.DENSE, build, tmp_path) as engine, AsyncExitStack() as after:
         async with lab.in_front_of(engine.base, engine.flags) as sidecar:
             admin = sidecar.addresses[1]

@@ -37,7 +37,7 @@ NO_THINKING: Final = {"chat_template_kwargs": {"enable_thinking": False}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class ExpectedReport:
     """The expected report on every request with such a label."""
 
     label: str
@@ -48,7 +48,10 @@ class Said:
     lost: Loss | None = None  # on the older build; if the newer loses tokens, there too
 
 
-FIRST, TURN = Said(label="turn 1", kind=RequestKind.COLD), Said(label="turn *", kind=RequestKind.MAIN_TURN)
+FIRST, TURN = (
+    ExpectedReport(label="turn 1", kind=RequestKind.COLD),
+    ExpectedReport(label="turn *", kind=RequestKind.MAIN_TURN),
+)
 STRIPPED = Cause.TEMPLATE_STRIPS_REASONING
 SAMPLED: Document = {"kind": RequestKind.MAIN_TURN, "section": Section.REASONING, "cause": STRIPPED}
 OPENED: Document = {
@@ -86,44 +89,44 @@ def big_context() -> Script:
 
 
 # Scenario, its script, and the expected reports: the first label that fits counts.
-SCENARIOS: Final[Sequence[tuple[str, Callable[[], Script], Sequence[Said]]]] = (
+SCENARIOS: Final[Sequence[tuple[str, Callable[[], Script], Sequence[ExpectedReport]]]] = (
     ("i", SESSIONS["append"], (FIRST, TURN)),
-    ("ii", SESSIONS["thinking"], (FIRST, Said(label="turn *", **SAMPLED))),
-    ("ii-b", lambda: chat(4, fields=NO_THINKING), (FIRST, Said(label="turn *", **OPENED))),
+    ("ii", SESSIONS["thinking"], (FIRST, ExpectedReport(label="turn *", **SAMPLED))),
+    ("ii-b", lambda: chat(4, fields=NO_THINKING), (FIRST, ExpectedReport(label="turn *", **OPENED))),
     (
         "ii-d",
         SESSIONS["tool-loop"],
         (
-            Said(label="task 1 call 1", kind=RequestKind.COLD),
-            Said(label="task 1 answer", **RERENDERED, lost=Loss.CHECKPOINT),
-            Said(label="task ? call 1", **LOOPED),
-            Said(label="task *", **RERENDERED),
+            ExpectedReport(label="task 1 call 1", kind=RequestKind.COLD),
+            ExpectedReport(label="task 1 answer", **RERENDERED, lost=Loss.CHECKPOINT),
+            ExpectedReport(label="task ? call 1", **LOOPED),
+            ExpectedReport(label="task *", **RERENDERED),
         ),
     ),
-    ("iii-a", SESSIONS["clock-first"], (FIRST, Said(label="turn *", **CLOCK))),
-    ("iii-b", SESSIONS["clock-last"], (FIRST, Said(label="turn *", **CLOCK))),
+    ("iii-a", SESSIONS["clock-first"], (FIRST, ExpectedReport(label="turn *", **CLOCK))),
+    ("iii-b", SESSIONS["clock-last"], (FIRST, ExpectedReport(label="turn *", **CLOCK))),
     (
         "iv",
         SESSIONS["edits"],
         (
             FIRST,
             TURN,
-            Said(label="regenerate *", kind=RequestKind.RETRY),
-            Said(label="edit the last *", **EDITED, lost=Loss.CHECKPOINT),
-            Said(label="add to the last *", **EDITED, lost=Loss.OVERWRITTEN),
-            Said(label="edit message 3, cut off *", **EDITED, lost=Loss.CHECKPOINT),
-            Said(label="edit message 3, keep *", **EDITED),
-            Said(label="back *", **TAKEN),
+            ExpectedReport(label="regenerate *", kind=RequestKind.RETRY),
+            ExpectedReport(label="edit the last *", **EDITED, lost=Loss.CHECKPOINT),
+            ExpectedReport(label="add to the last *", **EDITED, lost=Loss.OVERWRITTEN),
+            ExpectedReport(label="edit message 3, cut off *", **EDITED, lost=Loss.CHECKPOINT),
+            ExpectedReport(label="edit message 3, keep *", **EDITED),
+            ExpectedReport(label="back *", **TAKEN),
         ),
     ),
     (
         "v",
         SESSIONS["interleaved"],
         (
-            Said(label="A1", kind=RequestKind.COLD),
-            Said(label="title", kind=RequestKind.COLD),
-            Said(label="B1", kind=RequestKind.COLD, section=Section.USER, cause=Cause.ANOTHER_TASK),
-            Said(label="[AB]?", **TAKEN),
+            ExpectedReport(label="A1", kind=RequestKind.COLD),
+            ExpectedReport(label="title", kind=RequestKind.COLD),
+            ExpectedReport(label="B1", kind=RequestKind.COLD, section=Section.USER, cause=Cause.ANOTHER_TASK),
+            ExpectedReport(label="[AB]?", **TAKEN),
         ),
     ),
     (
@@ -132,8 +135,8 @@ SCENARIOS: Final[Sequence[tuple[str, Callable[[], Script], Sequence[Said]]]] = (
         (
             FIRST,
             TURN,
-            Said(label="edit message 2*", **EDITED, lost=Loss.CHECKPOINT),
-            Said(label="back *", kind=RequestKind.MAIN_TURN),
+            ExpectedReport(label="edit message 2*", **EDITED, lost=Loss.CHECKPOINT),
+            ExpectedReport(label="back *", kind=RequestKind.MAIN_TURN),
         ),
     ),
     (
@@ -142,8 +145,8 @@ SCENARIOS: Final[Sequence[tuple[str, Callable[[], Script], Sequence[Said]]]] = (
         (
             FIRST,
             TURN,
-            Said(label="edit the last", **EDITED),
-            Said(label="edit message 2", **EDITED, lost=Loss.CHECKPOINT),
+            ExpectedReport(label="edit the last", **EDITED),
+            ExpectedReport(label="edit message 2", **EDITED, lost=Loss.CHECKPOINT),
         ),
     ),
 )
@@ -184,7 +187,7 @@ async def test_why_names_the_section_and_the_cause(script, expected, engine_fact
     assert complaints == []
 
 
-async def test_after_a_restart_it_says_so_unless_a_file_had_the_state(engine_factory, build, asked, tmp_path):
+async def test_why_reports_a_restart_unless_a_file_had_the_state(engine_factory, build, asked, tmp_path):
     """vi: the same conversation continues, without and with snapshots."""
     for keeps in (False, True):
         folder = tmp_path / str(keeps)
@@ -208,7 +211,7 @@ async def test_after_a_restart_it_says_so_unless_a_file_had_the_state(engine_fac
         assert last["parting"] is None
 
 
-def differs(said: Said, document: dict[str, Any], build: str) -> list[str]:
+def differs(said: ExpectedReport, document: dict[str, Any], build: str) -> list[str]:
     """Return the differences from the expected report."""
     divergence = document["parting"] or {}
     few = document["lost_tokens"] <= FEW

@@ -220,7 +220,7 @@ def counted(engine, api, body):
 
 
 @pytest.mark.parametrize(("api", "body"), TABLE)
-def test_a_converted_body_has_exactly_the_tokens_that_the_engine_counts(engine, api, body):
+def test_a_converted_body_has_the_engines_token_count(engine, api, body):
     ask = parse(api, json.dumps(body).encode())
     assert ask.chat is not None
     assert tokens(engine, ask.chat) == counted(engine, api, body)
@@ -236,7 +236,7 @@ def some_requests():
 
 @recorded.needed
 @pytest.mark.parametrize("path", list(some_requests()))
-def test_recorded_requests_have_exactly_the_tokens_that_the_engine_counts(engine, path):
+def test_recorded_requests_have_the_engines_token_count(engine, path):
     with lzma.open(path) as lines:
         requests = [json.loads(line) for line in lines]
     for request in (requests[0], requests[len(requests) // 2], requests[-1]):
@@ -255,7 +255,7 @@ def test_recorded_requests_have_exactly_the_tokens_that_the_engine_counts(engine
         (Api.MESSAGES, {"max_tokens": 1}),
     ],
 )
-def test_the_engine_refuses_what_is_not_ours(engine, api, body):
+def test_bodies_that_the_sidecar_cannot_parse_are_refused_by_the_engine(engine, api, body):
     with pytest.raises(NotOurs):
         parse(api, json.dumps(body).encode())
     assert counted(engine, api, body) is None
@@ -276,7 +276,7 @@ ANSWERS = [
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("api", "body"), ANSWERS)
-def test_every_answer_tells_what_was_computed_and_what_was_cached(engine, api, body, stream):
+def test_every_answer_has_computed_and_cached_tokens(engine, api, body, stream):
     answer = read(engine, api, {**body, "stream": stream, "temperature": 0})
     figures = answer.figures
     assert answer.complete
@@ -319,7 +319,7 @@ CALLS = [
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("api", "body"), CALLS)
-def test_a_tool_call_is_read_as_it_will_be_sent_back(engine, api, body, stream):
+def test_a_tool_call_is_read_as_the_client_will_send_it_back(engine, api, body, stream):
     extra = {"chat_template_kwargs": {"enable_thinking": False}, "temperature": 0, "stream": stream}
     reply = read(engine, api, {**body, **extra, "max_tokens": 1000}).reply
     (call,) = reply["tool_calls"]
@@ -330,7 +330,7 @@ def test_a_tool_call_is_read_as_it_will_be_sent_back(engine, api, body, stream):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("api", list(COUNT))
-def test_a_refusal_is_an_error_and_not_an_answer(engine, api, stream):
+def test_an_error_answer_is_not_read_as_a_reply(engine, api, stream):
     answer = read(engine, api, {"stream": stream, "messages": 7, "input": 7, "max_tokens": "x"})
     assert answer.error in {"invalid_request_error", "server_error"}
     assert answer.reply is None

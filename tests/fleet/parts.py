@@ -38,7 +38,7 @@ def found(name: str) -> str:
 def beside(
     engine: str, log: Path, *words: str, data: str | None = None
 ) -> Iterator[tuple[subprocess.Popen[Any], str, str]]:
-    """A sidecar that is a process of its own, once it serves: its process, its data port, its admin port."""
+    """Run a sidecar in a separate process; once it serves, yield the process, data port and admin port."""
     words = ("--upstream", engine, "--save-pause", "0.05", *words)
     with log.open("wb") as out, serving(*words, data=data, stdout=out, stderr=out) as sidecar:
         wait_until(lambda: httpx.get(f"http://{sidecar[2]}/readyz", timeout=5).is_success)

@@ -34,7 +34,7 @@ async def served_by(
 
 
 @pytest.mark.parametrize("gateway", GATEWAYS)
-async def test_a_fleet_until_one_pod_is_left(gateway, pods, tmp_path):
+async def test_a_fleet_keeps_conversations_together_until_one_pod_is_left(gateway, pods, tmp_path):
     """One scenario, since starting a fleet takes long."""
     three = [pods.start(), pods.start(), pods.start()]
     (folder := tmp_path / gateway).mkdir()
@@ -44,7 +44,7 @@ async def test_a_fleet_until_one_pod_is_left(gateway, pods, tmp_path):
             await streams_headers_and_errors_pass(asking, url)
             await the_name_in_an_answer_keeps_a_conversation_together(asking, url, three)
             drained, killed, left = three
-            await nobody_gets_an_error_while_one_drains(asking, url, drained)
+            await no_client_gets_an_error_during_a_drain(asking, url, drained)
             killed.kill()
             for talk in talks():
                 assert await served_by(asking, url, talk, [left]) is left
@@ -89,7 +89,7 @@ async def the_name_in_an_answer_keeps_a_conversation_together(
     assert homes == homes[:1] * 3
 
 
-async def nobody_gets_an_error_while_one_drains(asking: httpx.AsyncClient, url: str, drained: Pod) -> None:
+async def no_client_gets_an_error_during_a_drain(asking: httpx.AsyncClient, url: str, drained: Pod) -> None:
     everyone = talks()
     drained.drain()
     while drained.process.poll() is None:
@@ -100,7 +100,7 @@ async def nobody_gets_an_error_while_one_drains(asking: httpx.AsyncClient, url: 
     assert drained.process.wait() == 0
 
 
-async def test_health_on_the_data_port_says_whether_it_can_serve(pods):
+async def test_health_on_the_data_port_reports_503_during_a_drain(pods):
     pod = pods.start("--drain-delay", "20")
     async with client() as asking:
 

@@ -51,7 +51,7 @@ TROUBLES = {
 
 @pytest.mark.parametrize("fault", TROUBLES)
 @pytest.mark.parametrize("parts", [False, True], ids=["at once", "in parts"])
-async def test_an_upload_that_fails_leaves_nothing_that_is_found_and_goes_on_later(
+async def test_a_failed_upload_is_not_found_and_is_repeated_later(
     fault: Fault, parts: bool, proxy: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     if parts:
@@ -74,7 +74,7 @@ async def test_an_upload_that_fails_leaves_nothing_that_is_found_and_goes_on_lat
 
 
 @pytest.mark.parametrize("fault", [Fault.ERROR, Fault.EXPIRED, Fault.CUT, Fault.GONE, Fault.SLOW])
-async def test_a_fetch_that_fails_leaves_nothing_and_costs_no_state(
+async def test_a_failed_fetch_leaves_no_file_and_loses_no_state(
     fault: Fault, proxy: FaultyProxy, tmp_path: Path
 ):
     one, other, url = tmp_path / "one", tmp_path / "other", f"s3://{BUCKET}/{tmp_path.name}"
@@ -91,9 +91,7 @@ async def test_a_fetch_that_fails_leaves_nothing_and_costs_no_state(
         assert await offered(second, other, kept.id) == (one / f"{kept.id}.slot").read_bytes()
 
 
-async def test_requests_wait_for_a_slow_store_a_few_times_and_then_no_more(
-    proxy: FaultyProxy, tmp_path: Path
-):
+async def test_requests_stop_waiting_for_a_slow_store_after_a_few_lookups(proxy: FaultyProxy, tmp_path: Path):
     url = f"s3://{BUCKET}/{tmp_path.name}"
     async with AsyncExitStack() as stack:
         one = await stack.enter_async_context(bench(MODEL, BUILD, tmp_path / "one"))
@@ -141,7 +139,7 @@ async def test_no_request_fails_while_the_store_is_lost_and_uploads_resume(
         assert witness.refused == 0
 
 
-async def test_hints_that_are_lost_and_empty_are_slower_and_never_wrong(s3: str, tmp_path: Path, monkeypatch):
+async def test_lookups_work_without_redis_and_with_an_empty_one(s3: str, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
     one, other, url = tmp_path / "one", tmp_path / "other", f"s3://{BUCKET}/{tmp_path.name}"
     port, heard = free_port(), list[bool]()
@@ -174,7 +172,9 @@ async def _folders(shared) -> set[str]:
     return {seen.path.rpartition("/")[0] async for seen in shared.objects.listing("heads")}
 
 
-async def test_two_that_save_one_state_write_it_once(s3: str, redis: str, tmp_path: Path, monkeypatch):
+async def test_two_sidecars_that_save_one_state_write_it_once(
+    s3: str, redis: str, tmp_path: Path, monkeypatch
+):
     """The second sidecar learns that the first one is writing, and finds the state there afterwards."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
     one, other, url = tmp_path / "one", tmp_path / "other", f"s3://{BUCKET}/{tmp_path.name}"
@@ -211,7 +211,9 @@ def _tiers(store: Store) -> list[frozenset[Tier]]:
     return [kept.tiers for kept in store.listing()]
 
 
-async def test_what_is_restored_is_not_removed(s3: str, redis: str, tmp_path: Path, monkeypatch):
+async def test_a_state_that_was_used_lately_is_not_removed_by_the_collector(
+    s3: str, redis: str, tmp_path: Path, monkeypatch
+):
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
     one, url = tmp_path / "one", f"s3://{BUCKET}/{tmp_path.name}"
     async with sidecar(one, url, hints=Hints(redis, url, lambda *_: None)) as (store, shared):
@@ -240,9 +242,7 @@ async def test_redis_elects_one_collector(redis: str, s3: str, tmp_path: Path, m
         assert [seen async for seen in one.objects.listing("elections")] == []
 
 
-async def test_a_sidecar_that_stops_does_not_wait_for_a_store_that_is_lost(
-    proxy: FaultyProxy, tmp_path: Path
-):
+async def test_a_sidecar_that_stops_does_not_wait_for_a_lost_store(proxy: FaultyProxy, tmp_path: Path):
     async with AsyncExitStack() as stack:
         one = await stack.enter_async_context(bench(MODEL, BUILD, tmp_path / "one"))
         (talk,) = await undisturbed(one, 1, turns=1)

@@ -1,6 +1,6 @@
 """A sidecar killed with -9 in the middle of uploads: no torn upload is used, and no reported upload is lost.
 
-This file is also the program that is killed. It forks, so that 200 deaths do not cost 200 times the imports:
+This file is also the program that is killed. It forks, so that 200 kills do not cost 200 times the imports:
 obstore and Redis begin their threads in the fork.
 """
 
@@ -31,7 +31,7 @@ from slotkeeper.store.store import Store
 from unit.store.saving import ids, offered
 from unit.store.sharing import KEY, found, kept_state, sidecar
 
-DEATHS: Final = 200
+KILLS: Final = 200
 FEW: Final = 12  # number of them with `make test`
 LONGEST: Final = 0.06  # seconds that a process lives after its last allowed report: an upload or two
 SMALL_PARTS: Final = 4096  # bytes: every second state is uploaded in parts
@@ -43,24 +43,24 @@ def say(*words: object) -> None:
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
-async def let_go(store: Store, snapshot: SnapshotId) -> None:
+async def drop_local_copy(store: Store, snapshot: SnapshotId) -> None:
     """Drop the local copy, so that the state is only in the shared store."""
     await store.demote(snapshot)
     await store.unlist(snapshot)
 
 
-def nursery() -> None:
+def fork_processes() -> None:
     """Fork one process after the other; a line with a folder, URLs and a seed starts one."""
     for line in sys.stdin:
         hot, url, hints, seed = line.split()
         if not (pid := os.fork()):
-            asyncio.run(live(Path(hot), url, hints, random.Random(int(seed))))
-        say("born", pid)
+            asyncio.run(upload_for_ever(Path(hot), url, hints, random.Random(int(seed))))
+        say("started", pid)
         os.waitpid(pid, 0)
-        say("dead")
+        say("ended")
 
 
-async def live(hot: Path, url: str, hints: str, chance: random.Random) -> None:
+async def upload_for_ever(hot: Path, url: str, hints: str, chance: random.Random) -> None:
     vars(module)["AT_ONCE"] = SMALL_PARTS
     more = {"hints": Hints(hints, url, lambda *_: None)} if hints != "-" else {}
     async with sidecar(hot, url, KEY, **more) as (store, _):
@@ -71,26 +71,28 @@ async def live(hot: Path, url: str, hints: str, chance: random.Random) -> None:
             say("uploading", kept.id)
             await store.copy_cold(kept.id)
             say("kept", kept.id, seed, length, kept.manifest.sha256)
-            await let_go(store, kept.id)
+            await drop_local_copy(store, kept.id)
 
 
 @dataclass(slots=True)
 class Uploaded:
-    """What the processes reported before they ended."""
+    """The states that the processes reported as uploaded before they ended."""
 
     states: dict[SnapshotId, tuple[int, int, str]] = field(default_factory=dict)
 
-    def hear(self, line: list[str]) -> None:
+    def add_report(self, line: list[str]) -> None:
         match line:
             case ["kept", id_, seed, length, digest]:
                 self.states[SnapshotId(id_)] = int(seed), int(length), digest
 
 
 @dataclass(slots=True)
-class Nursery:
+class ProcessForker:
     process: subprocess.Popen[bytes]
 
-    def life(self, hot: Path, url: str, hints: str, chance: random.Random, uploaded: Uploaded) -> None:
+    def run_until_killed(
+        self, hot: Path, url: str, hints: str, chance: random.Random, uploaded: Uploaded
+    ) -> None:
         """Run one process until it is killed at a random moment."""
         assert self.process.stdin
         self.process.stdin.write(f"{hot} {url} {hints} {chance.randrange(1 << 30)}\n".encode())
@@ -98,32 +100,32 @@ class Nursery:
         pid, lines = 0, chance.randrange(1, 6)  # number of reports before the kill
         while not pid or lines:
             line = self._line()
-            uploaded.hear(line)
-            if line[0] == "born":
+            uploaded.add_report(line)
+            if line[0] == "started":
                 pid = int(line[1])
             else:
                 lines = max(0, lines - 1)
         time.sleep(chance.random() * LONGEST)
         os.kill(pid, signal.SIGKILL)
-        while (line := self._line()) != ["dead"]:
-            uploaded.hear(line)
+        while (line := self._line()) != ["ended"]:
+            uploaded.add_report(line)
 
     def _line(self) -> list[str]:
         assert self.process.stdout
         line = self.process.stdout.readline().decode().split()
-        assert line, "the nursery ended"
+        assert line, "the forking process ended"
         return line
 
 
 @contextmanager
-def nurseries() -> Iterator[Nursery]:
+def process_forkers() -> Iterator[ProcessForker]:
     paths = os.pathsep.join((str(Path(__file__).parents[1]), str(Path(__file__).parents[2])))
     command = [sys.executable, __file__]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": paths}
     ) as process:
         try:
-            yield Nursery(process)
+            yield ProcessForker(process)
         finally:
             process.kill()
 
@@ -133,36 +135,38 @@ def nurseries() -> Iterator[Nursery]:
     [
         ("s3", FEW),
         ("folder", FEW),
-        pytest.param(("s3", DEATHS), marks=pytest.mark.fleet),
-        pytest.param(("s3 without hints", DEATHS), marks=pytest.mark.fleet),
-        pytest.param(("folder", DEATHS), marks=pytest.mark.fleet),
+        pytest.param(("s3", KILLS), marks=pytest.mark.fleet),
+        pytest.param(("s3 without hints", KILLS), marks=pytest.mark.fleet),
+        pytest.param(("folder", KILLS), marks=pytest.mark.fleet),
     ],
     ids=lambda case: f"{case[1]} on {case[0]}",
 )
-async def test_deaths_during_uploads_tear_nothing_and_lose_nothing(
+async def test_a_killed_sidecar_leaves_no_torn_upload_and_loses_no_reported_upload(
     case: tuple[str, int], s3: str, redis: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    where, deaths = case
+    where, kills = case
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
     hot, reader = tmp_path / "hot", tmp_path / "reader"
     url = str(tmp_path / "shared") if where == "folder" else f"s3://{BUCKET}/{tmp_path.name}"
     chance, uploaded = random.Random(14), Uploaded()
-    with nurseries() as nursery_:
-        for _ in range(deaths):
+    with process_forkers() as forker:
+        for _ in range(kills):
             await asyncio.to_thread(
-                nursery_.life, hot, url, redis if where == "s3" else "-", chance, uploaded
+                forker.run_until_killed, hot, url, redis if where == "s3" else "-", chance, uploaded
             )
-    assert len(uploaded.states) > deaths / 4
+    assert len(uploaded.states) > kills / 4
     async with sidecar(reader, url, KEY) as (store, shared):
         for id_, (seed, length, digest) in uploaded.states.items():
             (kept,) = await found(shared, Tokens(ids(seed, length)))
             assert (kept.id, kept.manifest.sha256) == (id_, digest)
             await store.found(kept)
             await offered(store, reader, id_)
-            await let_go(store, id_)
+            await drop_local_copy(store, id_)
         heads = [seen.path async for seen in shared.objects.listing("heads")]
         blobs = [seen.path async for seen in shared.objects.listing("blobs")]
-        assert len(heads) <= len(uploaded.states) + deaths, "one more of each life, not yet reported"
+        assert len(heads) <= len(uploaded.states) + kills, (
+            "each process may have uploaded one more state that it did not report"
+        )
         assert len(blobs) >= len(heads)
         done = await StoreCollector(shared, 0, grace=-1.0).collect()
         assert done.leftovers == len(blobs) - len(heads)
@@ -173,4 +177,4 @@ async def test_deaths_during_uploads_tear_nothing_and_lose_nothing(
 
 
 if __name__ == "__main__":
-    nursery()
+    fork_processes()

@@ -1,4 +1,4 @@
-"""A machine is lost in the middle of forty conversations: the other one continues all of them."""
+"""A machine is lost in the middle of forty conversations: the other machine continues all of them."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def play(talk: Talk, machines: list[Machine], home: int, sums: Sums) -> No
 
 
 @pytest.mark.fleet
-async def test_a_sidecar_and_its_engine_are_killed_and_the_other_goes_on(
+async def test_conversations_of_a_killed_machine_continue_on_the_other_machine(
     s3: str, redis: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3)

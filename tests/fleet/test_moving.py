@@ -49,7 +49,7 @@ async def _turn(client: aiohttp.ClientSession, talk: Talk) -> int:
 
 
 @pytest.mark.parametrize("where", ["s3", "folder", pytest.param("versitygw", marks=pytest.mark.fleet)])
-async def test_a_conversation_that_moves_costs_its_new_part(
+async def test_a_conversation_that_moves_computes_only_its_new_tokens(
     where: str, s3: str, redis: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """It moves away and back; the objects are sealed with a key."""
@@ -93,7 +93,7 @@ key = "a-long-key-of-bob--"
 """
 
 
-async def test_what_one_key_has_left_in_the_store_is_restored_for_no_other(
+async def test_a_state_in_the_store_is_restored_only_for_the_key_that_saved_it(
     s3: str, redis: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The same prompt at another sidecar: its own key finds the state, another key computes it in full."""

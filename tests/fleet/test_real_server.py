@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fleet.servers import BUCKET, CREDENTIALS, versitygw
-from fleet.test_killed import let_go
+from fleet.test_killed import drop_local_copy
 from slotkeeper.engine.launch import free_port
 from slotkeeper.store import shared as module
 from slotkeeper.store.collector import StoreCollector
@@ -23,7 +23,7 @@ from unit.store.test_shared import prompt
 pytestmark = pytest.mark.fleet
 
 LARGE = 100_000  # their file has several parts
-DEATHS = 10
+KILLS = 10
 RACES = 50
 RIVALS = 8  # that create one object at once
 
@@ -35,7 +35,7 @@ def port(monkeypatch: pytest.MonkeyPatch) -> int:
     return found_
 
 
-async def test_conditional_writes_parts_and_listings(port: int, tmp_path: Path, monkeypatch):
+async def test_conditional_writes_multipart_uploads_and_listings_work(port: int, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(module, "AT_ONCE", 1 << 20)
     one, other, url = tmp_path / "one", tmp_path / "other", f"s3://{BUCKET}/real"
     with versitygw(tmp_path / "data", port):
@@ -56,8 +56,8 @@ async def test_conditional_writes_parts_and_listings(port: int, tmp_path: Path, 
             assert [seen async for seen in shared.objects.listing("heads")] == []
 
 
-async def test_of_many_that_create_one_object_at_once_one_has(port: int, tmp_path: Path):
-    """On this the heads and the elections rely."""
+async def test_one_of_many_concurrent_creations_of_an_object_succeeds(port: int, tmp_path: Path):
+    """Heads and elections rely on this."""
     with versitygw(tmp_path / "data", port):
         rivals = [Objects(f"s3://{BUCKET}/races", unheard) for _ in range(RIVALS)]
         for race in range(RACES):
@@ -69,7 +69,7 @@ async def test_of_many_that_create_one_object_at_once_one_has(port: int, tmp_pat
             assert await rivals[0].read(path, 10) == b"%d" % made.index(True)
 
 
-async def test_a_listing_of_more_than_one_page_is_whole(port: int, tmp_path: Path):
+async def test_a_listing_of_several_pages_is_complete(port: int, tmp_path: Path):
     """S3 lists a thousand at a time."""
     with versitygw(tmp_path / "data", port):
         objects = Objects(f"s3://{BUCKET}/pages", unheard)
@@ -78,7 +78,7 @@ async def test_a_listing_of_more_than_one_page_is_whole(port: int, tmp_path: Pat
         assert {seen.path async for seen in objects.listing("heads/a/b")} == names
 
 
-async def test_other_credentials_are_refused(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_wrong_credentials_are_refused(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not " + CREDENTIALS["AWS_SECRET_ACCESS_KEY"])
     with versitygw(tmp_path / "data", port):
         with pytest.raises(StoreError) as caught:
@@ -87,13 +87,11 @@ async def test_other_credentials_are_refused(port: int, tmp_path: Path, monkeypa
         assert CREDENTIALS["AWS_ACCESS_KEY_ID"] not in str(caught.value)
 
 
-async def test_the_server_is_killed_in_the_middle_and_nothing_that_was_reported_is_lost(
-    port: int, tmp_path: Path
-):
+async def test_no_reported_upload_is_lost_if_the_server_is_killed(port: int, tmp_path: Path):
     one, url, chance = tmp_path / "one", f"s3://{BUCKET}/killed", random.Random(15)
     reported: dict[int, str] = {}
     seed = 0
-    for _ in range(DEATHS):
+    for _ in range(KILLS):
         with versitygw(tmp_path / "data", port) as process:
             async with sidecar(one, url, KEY) as (store, _):
                 asyncio.get_running_loop().call_later(chance.random(), process.kill)
@@ -103,7 +101,7 @@ async def test_the_server_is_killed_in_the_middle_and_nothing_that_was_reported_
                         kept = await kept_state(store, one, seed)
                         await store.copy_cold(kept.id)
                         reported[seed] = kept.manifest.sha256
-                        await let_go(store, kept.id)
+                        await drop_local_copy(store, kept.id)
     assert reported
     with versitygw(tmp_path / "data", port):
         async with sidecar(tmp_path / "reader", url, KEY) as (_, shared):

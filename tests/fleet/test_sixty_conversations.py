@@ -138,7 +138,9 @@ GATEWAYS = {"smg": smg, "haproxy": haproxy}
 
 @pytest.mark.parametrize("snapshots", ["shared", "local"])
 @pytest.mark.parametrize("gateway", GATEWAYS)
-async def test_sixty_conversations_while_pods_come_and_go(gateway, snapshots, pods, tmp_path, shared):
+async def test_sixty_conversations_while_pods_are_killed_drained_and_added(
+    gateway, snapshots, pods, tmp_path, shared
+):
     store = shared if snapshots == "shared" else []
     (folder := tmp_path / gateway).mkdir()
     best, _ = await alone(pods)

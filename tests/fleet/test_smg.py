@@ -32,7 +32,7 @@ async def served_by(asking: httpx.AsyncClient, url: str, talk: Talk, pods: Seque
 
 
 @pytest.mark.parametrize("count", [2, 3])
-async def test_cache_aware_keeps_conversations_together_and_outlives_a_pod(pods, tmp_path, count):
+async def test_cache_aware_routing_keeps_conversations_together_after_a_pod_is_lost(pods, tmp_path, count):
     fleet = [pods.start() for _ in range(count)]
     with smg([pod.data for pod in fleet], tmp_path) as url:
         async with client() as asking:
@@ -45,7 +45,7 @@ async def test_cache_aware_keeps_conversations_together_and_outlives_a_pod(pods,
                 assert await served_by(asking, url, talk, fleet[1:]) in homes
 
 
-async def test_every_api_and_its_streams_pass(pods, tmp_path):
+async def test_every_api_and_its_streams_are_forwarded(pods, tmp_path):
     fleet = [pods.start() for _ in range(2)]
     said = [{"role": "user", "content": "Say a word."}]
     asked = {
@@ -70,7 +70,7 @@ async def test_every_api_and_its_streams_pass(pods, tmp_path):
                     )
 
 
-async def test_a_pod_that_drains_gets_nothing_new(pods, tmp_path):
+async def test_a_draining_pod_gets_no_new_request(pods, tmp_path):
     fleet = [pods.start("--drain-delay", "8") for _ in range(2)]
     drained, left = fleet
     with smg([pod.data for pod in fleet], tmp_path) as url:

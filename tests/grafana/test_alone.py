@@ -9,10 +9,10 @@ from slotkeeper.app import running
 NOBODY = "http://127.0.0.1:9"
 
 
-async def test_an_engine_that_was_never_there_is_down_and_not_absent():
+async def test_an_engine_that_never_answered_is_reported_as_down():
     async with running(settings(NOBODY)) as sidecar:
         up = sidecar.metrics.registry.get_sample_value
-        await until(lambda: up("slotkeeper_engine_up", {"engine": NOBODY}) is not None, "it is told")
+        await until(lambda: up("slotkeeper_engine_up", {"engine": NOBODY}) is not None, "the metric is there")
         assert up("slotkeeper_engine_up", {"engine": NOBODY}) == 0
 
 

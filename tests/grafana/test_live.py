@@ -56,14 +56,14 @@ def test_a_recording_has_data(watched, name):
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
-def test_what_an_alert_compares_has_data(watched, alert):
+def test_the_series_that_an_alert_compares_have_data(watched, alert):
     assert finite(watched, alert.measure)
     if alert.meanwhile:
         measured, _, _ = alert.meanwhile.partition(" > ")
         assert finite(watched, measured)
 
 
-def test_every_rule_is_evaluated_and_nothing_alarms_where_all_is_well(watched):
+def test_every_rule_is_evaluated_and_no_alert_fires_on_a_healthy_sidecar(watched):
     rules: list[dict[str, Any]] = [
         rule for group in watched.prometheus.get("rules")["groups"] for rule in group["rules"]
     ]
@@ -83,7 +83,7 @@ def test_the_last_computed_tokens_name_their_request(watched):
     assert watched.prometheus.exemplars('slotkeeper_prompt_tokens_total{source="cached"}') == set()
 
 
-def test_promtool_finds_nothing_to_say_of_the_metrics(watched):
+def test_promtool_accepts_the_metrics_without_a_message(watched):
     scraped = httpx.get(f"{watched.admin}/metrics", headers={"Authorization": f"Bearer {TOKEN}"})
     assert scraped.is_success
     done = subprocess.run(

@@ -161,7 +161,7 @@ def test_every_alert_has_a_scene():
 
 
 @pytest.mark.parametrize("name", SCENES)
-def test_an_alert_fires_when_it_should_and_only_then(name, tmp_path):
+def test_an_alert_fires_only_for_its_counters(name, tmp_path):
     scene = SCENES[name]
     tests = [
         firing(scene.fires, [name], gauges=scene.gauges),
@@ -170,18 +170,18 @@ def test_an_alert_fires_when_it_should_and_only_then(name, tmp_path):
     assert outcome(tmp_path, tests) == ""
 
 
-def test_an_alert_that_stays_silent_would_be_noticed(tmp_path):
+def test_an_alert_that_does_not_fire_is_detected(tmp_path):
     quiet = SCENES["SlotkeeperDown"].quiet
     assert "FAILED" in outcome(tmp_path, [firing(quiet, ["SlotkeeperDown"], gauges=True)])
 
 
-def test_little_traffic_is_no_alarm(tmp_path):
+def test_little_traffic_does_not_fire_an_alert(tmp_path):
     """One unusual request in a quiet hour says nothing about the cache."""
     assert outcome(tmp_path, [firing(tokens(100, 0, 10, 0), [], gauges=False)]) == ""
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
-def test_an_alert_leads_to_its_runbook(alert):
+def test_an_alert_links_to_its_runbook(alert):
     page, _, anchor = alert.runbook.partition("#")
     assert page == RUNBOOKS
     anchors = heading_anchors((ROOT / page).read_text("utf-8"))

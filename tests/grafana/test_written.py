@@ -22,12 +22,12 @@ PANELS: Final = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row
 titled = pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
 
 
-def test_no_file_differs_from_what_the_code_says():
+def test_generated_files_equal_the_code():
     assert main(["--check"]) == 0, "run `python -m grafana`"
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_stale_file_is_noticed_and_then_repaired(name, tmp_path, capsys):
+def test_a_stale_file_is_detected_and_repaired(name, tmp_path, capsys):
     for each in FILES:
         (tmp_path / each).parent.mkdir(exist_ok=True)
         shutil.copy(HERE / each, tmp_path / each)
@@ -42,7 +42,7 @@ def test_a_stale_file_is_noticed_and_then_repaired(name, tmp_path, capsys):
     assert stale.read_text("utf-8") == (HERE / name).read_text("utf-8")
 
 
-def test_panels_are_known_apart_and_lie_beside_each_other():
+def test_panels_have_unique_titles_and_do_not_overlap():
     assert len({panel["title"] for panel in PANELS}) == len(PANELS)
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
     places = [panel["gridPos"] for panel in DASHBOARD["panels"]]
@@ -54,7 +54,7 @@ def test_panels_are_known_apart_and_lie_beside_each_other():
 
 
 @titled
-def test_a_panel_says_what_is_good_and_asks_the_chosen_source_for_the_chosen_sidecars(panel):
+def test_a_panel_describes_good_values_and_queries_the_chosen_source_and_sidecars(panel):
     assert "Good is" in panel["description"]
     assert panel["datasource"]["uid"] == "${datasource}"
     for target in panel["targets"]:
@@ -71,12 +71,12 @@ def test_every_metric_is_on_the_dashboard():
     assert {family.name for source in sources for family in source.collect()} <= plain
 
 
-def test_variables_narrow_what_is_shown():
+def test_variables_select_datasource_job_and_instance():
     names = [variable["name"] for variable in DASHBOARD["templating"]["list"]]
     assert names == ["datasource", "job", "instance"]
 
 
-def test_grafana_finds_what_is_provisioned():
+def test_grafana_is_provisioned_with_the_paths_of_the_images():
     """The paths are those of the images; the datasource has the scrape interval."""
     scraped = yaml.safe_load((HERE / "prometheus/prometheus.yaml").read_text("utf-8"))
     (source,) = read("datasources")["datasources"]

@@ -38,20 +38,20 @@ def settings_in(env: dict[str, str]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("files", VARIANTS, ids=lambda files: files[-1])
-def test_compose_accepts_them_without_a_warning(files):
+def test_compose_accepts_the_files_without_a_warning(files):
     done = read(files)
     assert done.returncode == 0, done.stderr
     assert not done.stderr
 
 
-def test_overrides_change_nothing_but_the_engine():
+def test_overrides_change_only_the_engine():
     base = services(BASE)
     for override in OVERRIDES:
         changed = services(BASE, override)
         assert {name for name in changed if changed[name] != base.get(name)} == {"engine"}
 
 
-def test_every_folder_and_file_of_the_repository_that_is_mounted_exists(parts):
+def test_every_mounted_folder_and_file_of_the_repository_exists(parts):
     sources = {source for part in parts.values() for source in mounts(part, "bind").values()}
     assert sources > {NEEDED["MODELS"]}
     for source in sources - {NEEDED["MODELS"]}:
@@ -59,13 +59,13 @@ def test_every_folder_and_file_of_the_repository_that_is_mounted_exists(parts):
         assert Path(source).exists(), source
 
 
-def test_images_are_pinned_and_engines_of_one_build():
+def test_images_are_pinned_and_all_engines_have_one_build():
     images = {part["image"] for files in VARIANTS for part in services(*files).values()} - {"slotkeeper"}
     assert all(re.search(r":[\w-]*\d", name) for name in images)
     assert len({name.rpartition("-")[2] for name in images if "llama.cpp" in name}) == 1
 
 
-def test_the_example_names_what_can_be_set_with_its_default():
+def test_the_example_env_file_lists_every_variable_with_its_default():
     text = "".join((FOLDER / file).read_text("utf-8") for file in (BASE, *OVERRIDES))
     used = dict(re.findall(r"\$\{(\w+)(?::-([^}]*))?", text))
     example = (FOLDER / ".env.example").read_text("utf-8")
@@ -78,7 +78,7 @@ def test_the_example_names_what_can_be_set_with_its_default():
 # -- the sidecar ---------------------------------------------------------------------------------------
 
 
-def test_its_variables_are_settings(parts):
+def test_variables_of_the_sidecar_are_settings(parts):
     given = settings_in(parts["slotkeeper"]["environment"])
     files = {f"{name}_file" for name in SECRETS}
     assert set(given) <= {*Settings.model_fields, *files}
@@ -97,7 +97,7 @@ def test_the_sidecar_ends_before_the_engine(parts):
     assert set(parts["slotkeeper"]["depends_on"]) == {"engine"}
 
 
-def test_the_health_check_is_that_of_the_image(parts):
+def test_the_health_check_equals_that_of_the_image(parts):
     assert parts["slotkeeper"]["healthcheck"]["test"] == ["CMD", *image().health]
 
 
@@ -105,7 +105,7 @@ def test_the_health_check_is_that_of_the_image(parts):
 
 
 @needs_b10434
-def test_its_flags_are_those_of_up(parts):
+def test_the_engines_flags_equal_those_of_up(parts):
     engine = parts["engine"]
     binary = find_engine(EngineKind.SKULK)
     advised = recommended(
@@ -119,7 +119,7 @@ def test_its_flags_are_those_of_up(parts):
     assert {word for word in engine["command"] if word.startswith("-")} <= binary.known
 
 
-def test_the_sidecar_sees_slots_and_model_where_the_engine_does_and_as_the_same_user(parts):
+def test_the_engine_and_the_sidecar_share_slots_and_models_as_the_same_user(parts):
     sidecar, engine = parts["slotkeeper"], parts["engine"]
     assert mounts(sidecar, "volume") == mounts(engine, "volume")
     assert mounts(sidecar, "volume") == {sidecar["environment"]["SLOTKEEPER_SLOT_DIR"]: "slots"}
@@ -152,7 +152,7 @@ def test_containers_have_no_more_privileges_than_they_need(parts):
         assert part["healthcheck"]["test"], name
 
 
-def test_prometheus_finds_the_sidecar_and_may_ask_it(parts):
+def test_prometheus_scrapes_the_sidecar_with_its_token(parts):
     prometheus, sidecar = parts["prometheus"], parts["slotkeeper"]
     folder = ROOT / "grafana" / "prometheus"
     assert mounts(prometheus, "bind") == {"/etc/prometheus": str(folder)}

@@ -86,7 +86,7 @@ def stack(request, tmp_path) -> Iterator[Stack]:
 
 
 @pytest.mark.parametrize("stack", BUILDS, indirect=True)
-def test_a_chat_is_streamed_and_kept_and_the_end_is_in_time(stack):
+def test_a_chat_is_streamed_and_saved_and_the_sidecar_ends_in_time(stack):
     assert stack.chat().rstrip().endswith("data: [DONE]")
     grace = seconds(stack.parts["slotkeeper"]["stop_grace_period"])
     assert stack.sidecar.stopped(within=min(grace, 60)) == 0
@@ -95,7 +95,7 @@ def test_a_chat_is_streamed_and_kept_and_the_end_is_in_time(stack):
     assert stack.sidecar.runs(check).returncode == 1
 
 
-def test_the_admin_port_wants_the_token_of_the_file(stack):
+def test_the_admin_port_requires_the_token_of_the_secret_file(stack):
     metrics = f"{stack.url(9090)}/metrics"
     assert httpx.get(metrics).status_code == 401
     assert httpx.get(metrics, headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
@@ -105,7 +105,7 @@ def test_the_admin_port_wants_the_token_of_the_file(stack):
     assert TOKEN not in stack.sidecar.log
 
 
-def test_prometheus_scrapes_it_with_the_token_and_loads_its_rules(stack, tmp_path):
+def test_prometheus_scrapes_the_sidecar_and_loads_its_rules(stack, tmp_path):
     part = stack.parts["prometheus"]
     (folder,) = (mount["source"] for mount in part["volumes"] if mount["type"] == "bind")
     config = tmp_path / "prometheus"

@@ -23,20 +23,20 @@ def test_the_base_is_pinned_by_tag_and_digest_in_every_stage():
     assert {rest.split()[0] for name, rest in found if name == "FROM"} == {"${BASE}"}
 
 
-def test_what_it_sets_for_the_sidecar_are_settings():
+def test_the_images_variables_are_settings():
     ours = {name.removeprefix(PREFIX).lower() for name in image().env if name.startswith(PREFIX)}
     assert ours
     assert ours <= set(Settings.model_fields)
 
 
-def test_its_user_is_a_number_and_not_root():
+def test_the_images_user_is_a_number_and_not_root():
     """Kubernetes can check that a number is not root, but not a name."""
     user, group = map(int, image().user.split(":"))
     assert user
     assert group
 
 
-def test_only_what_is_copied_reaches_the_builder():
+def test_only_copied_files_reach_the_builder():
     lines = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
     allowed = {line[1:] for line in lines if line.startswith("!")}
     copied = {

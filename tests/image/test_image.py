@@ -30,7 +30,7 @@ pytestmark = [
 
 SLOTS: Final = "/var/lib/slotkeeper/slots"
 USER: Final = int(image().user.partition(":")[0])
-TEMPORARY: Final = ("/tmp", "/var/tmp")  # noqa: S108 - what a base lets everybody write to
+TEMPORARY: Final = ("/tmp", "/var/tmp")  # noqa: S108 - folders of the base that every user can write to
 OWN_BYTES: Final = 120 << 20  # size of the layers on the base
 CHAT: Final = {"messages": [{"role": "user", "content": "Say something."}], "max_tokens": 8, "stream": True}
 
@@ -100,7 +100,7 @@ def sidecars(runner: subprocess.Popen[bytes]) -> list[psutil.Process]:
     return [process for process in below if process.uids().real == USER and process.name() == "slotkeeper"]
 
 
-def test_the_image_is_as_the_dockerfile_says(built, record_property):
+def test_the_image_has_the_configuration_of_the_dockerfile(built, record_property):
     config, layers = inspected(built)
     what = image()
     assert (tuple(config["Entrypoint"]), tuple(config["Cmd"])) == (what.entrypoint, what.cmd)
@@ -114,7 +114,7 @@ def test_the_image_is_as_the_dockerfile_says(built, record_property):
     assert sum(own) < OWN_BYTES
 
 
-def test_its_user_can_write_to_nothing_but_the_slot_folder(room):
+def test_the_images_user_can_write_only_to_the_slot_folder(room):
     assert room.run("id", "-u").stdout.strip() == str(USER)
     found = room.run(
         "find", "/", "-xdev", "-writable", "-not", "-type", "l", "-not", "-path", "/dev/*"
@@ -126,11 +126,11 @@ def test_its_user_can_write_to_nothing_but_the_slot_folder(room):
         assert room.run("touch", f"{folder}/written").returncode == 1
 
 
-def test_its_slot_folder_gives_a_new_volume_its_owner(made):
+def test_a_new_volume_gets_the_owner_of_the_images_slot_folder(made):
     assert Room(made, {}).run("stat", "--format=%u:%g %a", SLOTS).stdout.strip() == f"{image().user} 700"
 
 
-def test_the_image_has_only_what_the_sidecar_needs(room):
+def test_the_image_contains_only_packages_that_the_sidecar_needs(room):
     assert room.run("slotkeeper", "--version").stdout.strip() == f"slotkeeper {__version__}"
     assert room.run("python3", "-c", "import opentelemetry.sdk, slotkeeper.cli.main").returncode == 0
     for module in ("pip", "ensurepip", "setuptools", "hatchling"):
@@ -139,12 +139,12 @@ def test_the_image_has_only_what_the_sidecar_needs(room):
     assert not tools
 
 
-def test_its_bytecode_is_there_and_counts_whatever_the_times_of_files(room):
+def test_the_images_bytecode_is_valid_whatever_the_times_of_its_files(room):
     code = "import slotkeeper.cli.main as c; print(open(c.__cached__, 'rb').read(8)[4])"
     assert room.run("python3", "-c", code).stdout.strip() == "1"  # PEP 552: by hash, never compared
 
 
-def test_a_chat_passes_and_is_saved_and_sigterm_ends_it(room, tmp_path):
+def test_a_chat_is_answered_and_saved_and_sigterm_ends_the_container(room, tmp_path):
     """With an engine of this machine and a shared folder. The sidecar may not read its model."""
     line = ("--slot-save-path", str(tmp_path / "slots"))
     engine = start(Tiny.HYBRID, EngineKind.XLLAMACPP, args=line, folder=tmp_path)

@@ -1,10 +1,31 @@
-"""A script of events and the effects they must have:
+"""A small language for tests of the scheduler: a script of events and the effects that must follow.
 
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0, reason=Reason.COLD)
 
-`<<` applies an event, `>>` expects the next effect; at the end of the line no effect may be left over.
-Requests of GET /slots are not written down: `play.looking` has their engines. Timers are not, either:
-`play.alarms` has their times. Every event advances the time by a hundredth of a second.
+`<<` applies an event, and `>>` expects the next effect. `assert` fails if an effect is left over.
+The words, with the class that each stands for:
+
+    events of a request `arrives` (Arrived): a client sends it · `knows` (Rendered): its tokens are known, or
+                        cannot be · `starts` (Started): the engine evaluates it · `ends` (Finished), with the
+                        engine's counts · `fails`: the answer is an error · `leaves` (Gone): the client
+                        disconnects · `replies` (ReplyKnown): the tokens of its answer · `follows`
+                        (NextKnown): the start of the next turn's prompt · `acts` (Acted): a client's own
+                        slot action has ended · `lacks_cells` (Exceeded): it failed for lack of KV cells
+    ends of steps       `saved`, `unsaved`, `written` (the file is not checked yet), `filed` (it is checked),
+                        `restored`, `erased`, `planted` (by request), `filled` (the last expected prefill)
+    events of an engine `sees` (Observed): GET /slots shows these slots as busy · `look_failed` · `engine_up`
+                        · `engine_lost` · `request_fails` · `named`: the engines from now on · `drain` ·
+                        `lists`: the models of a router · `swap_fails` · `snapshots_changed` · `closing`
+    effects on requests `goes` (Forward): it is sent to a slot · `unpinned` (Forward): the engine chooses the
+                        slot · `reports` (Report): its figures · `refuses` · `pooled`, `ranked`: what the
+                        shared KV buffer, or its priority, did to it
+    steps and idle work `saves`, `restores` or `erases` a slot · `plants` a prefill for a request, `fills` one
+                        for idle work · `stops` that prefill · `drops` a file · `proves`: whether a restored
+                        file saved tokens · `learns` a flag of the engine · `loads` or `unloads` a model
+    time                `play.later(seconds)` · `play.wakes()`: wait until the next timer fires
+
+Requests of GET /slots are not written down: `play.looking` has the engines that must be asked. Timers are
+not, either: `play.alarms` has their times. Every event advances the time by a hundredth of a second.
 
 A file has 64 KiB for each token, so at the rates of a new engine a token costs 0.131 tokens of prefill to
 save and 0.065 to restore.
@@ -139,7 +160,7 @@ class Play:
         return self
 
     def __rshift__(self, expected: Expected) -> Play:
-        assert self.effects, f"nothing happened, but {expected} was expected: {self.placement!r}"
+        assert self.effects, f"no effect, but {expected} was expected: {self.placement!r}"
         effect = self.effects.popleft()
         expected.check(effect)
         if isinstance(effect, Plant | Save | Restore | Erase):
@@ -147,7 +168,7 @@ class Play:
         return self
 
     def __bool__(self) -> bool:
-        assert not self.effects, f"nobody expected {list(self.effects)}"
+        assert not self.effects, f"unexpected effects: {list(self.effects)}"
         return True
 
     def later(self, seconds: float) -> Play:
@@ -156,7 +177,7 @@ class Play:
 
     def wakes(self) -> Play:
         """Let time pass until the timer fires."""
-        assert self.alarms, "nobody wants to be woken"
+        assert self.alarms, "no timer is set"
         self.clock = max(self.clock, min(self.alarms))
         self.alarms.remove(min(self.alarms))
         return self << TimerFired(at=0.0)
@@ -176,7 +197,7 @@ class Play:
         return [state.value for state in self.table.states]
 
     def rests(self) -> bool:
-        """Whether no effect is left over, no request is pending, and no engine will be asked anything."""
+        """Whether no effect is left over, no request is pending, and no engine waits for GET /slots."""
         state = self.placement._state
         left = [*state.requests, *state.queue, *state.bypassing, *state.steered, *state.slotless]
         tables = state.tables.values()
@@ -210,7 +231,7 @@ def fails(request: str) -> Finished:
 
 
 def lacks_cells(request: str, *, again: bool = False) -> Exceeded:
-    """The engine had no free cells for it. `again`: the client sends it again."""
+    """The request failed for lack of free cells. `again`: the sidecar sends it once more."""
     return Exceeded(at=0.0, request=RequestId(request), again=again)
 
 
@@ -325,7 +346,7 @@ def engine_lost(engine: str = ENGINE) -> EngineLost:
 
 
 def drain(engine: str = ENGINE, *, on: bool = True) -> DrainAsked:
-    """A user drains an engine, or ends that."""
+    """A user drains an engine, or ends the drain."""
     return DrainAsked(at=0.0, engine=EngineId(engine), drain=on)
 
 
@@ -451,12 +472,12 @@ refuses = _expected(Refuse)
 
 
 def pooled(request: str, act: PoolAct, **wanted: Any) -> Expected:
-    """Cells of a shared KV buffer were needed for it."""
+    """The request needed cells of a shared KV buffer."""
     return Expected(Pooled, {"request": request, "act": act, **wanted})
 
 
 def ranked(request: str, act: PriorityAct, **wanted: Any) -> Expected:
-    """Something was done about it because of priorities or deadlines."""
+    """The scheduler reports what priorities or deadlines did to the request."""
     return Expected(Ranked, {"request": request, "act": act, **wanted})
 
 
@@ -465,6 +486,6 @@ def proves(name: str, *, paid: bool) -> Expected:
 
 
 def one_turn(play: Play, request: str, prompt: Tokens, *, slot: int, cached: int = 0, **more: Any) -> bool:
-    """A request that goes to a slot without steps, and is answered."""
+    """Play a request that goes to a slot without steps and is answered."""
     assert play << arrives(request, **more) << knows(request, prompt) >> goes(request, slot=slot)
     return bool(play << ends(request, len(prompt), cached) >> reports(request))

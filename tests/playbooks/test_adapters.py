@@ -85,14 +85,14 @@ def test_one_adapter_set_works_as_without_adapters():
     assert turn(at, "r2", A + MORE, ONE, cached=2000, slot=0, reason=Reason.PREFIX)
 
 
-def test_the_engine_empties_a_slot_for_a_request_that_names_other_adapters():
+def test_the_engine_empties_a_slot_if_a_request_names_other_adapters():
     at = play()
     assert turn(at, "r1", A)
     assert turn(at, "r2", A + MORE, ONE, slot=0, reason=Reason.COLD)
     assert turn(at, "r3", A + MORE + MORE, ONE, cached=2100, slot=0, reason=Reason.PREFIX)
 
 
-def test_a_slot_of_another_set_is_erased_for_a_request_that_names_no_adapters():
+def test_a_slot_of_another_set_is_erased_if_a_request_names_no_adapters():
     at = play()
     assert turn(at, "r1", A)
     assert turn(at, "r2", A, ONE)
@@ -101,7 +101,7 @@ def test_a_slot_of_another_set_is_erased_for_a_request_that_names_no_adapters():
     assert at << ends("r3", 2100, 0) >> reports("r3", predicted=0)
 
 
-def test_without_a_slot_folder_a_request_that_could_meet_another_set_is_uncached():
+def test_without_a_slot_folder_a_request_that_could_reuse_another_set_is_uncached():
     at = play(slot_files=False)
     assert turn(at, "r1", A)
     assert turn(at, "r2", A, ONE)
@@ -119,13 +119,13 @@ def test_a_request_prefers_a_slot_of_its_own_set():
         assert turn(at, f"r{number}", prompt, lora, cached=cached, slot=slot, reason=Reason.PREFIX)
 
 
-def test_other_scales_are_another_set():
+def test_other_scales_make_another_adapter_set():
     at = play()
     assert turn(at, "r1", A, ONE, slot=0)
     assert turn(at, "r2", A, ((0, 0.5),), slot=0, reason=Reason.COLD)
 
 
-def test_adapter_numbers_that_the_engine_lacks_are_ignored():
+def test_adapter_ids_that_the_engine_lacks_are_ignored():
     at = play()
     assert turn(at, "r1", A)
     at << arrives("r2", lora=((7, 1.0),)) << knows("r2", A + MORE)
@@ -138,7 +138,7 @@ def test_an_engine_without_adapters_ignores_the_adapters_of_a_request():
     assert turn(at, "r2", A + MORE, ONE, cached=2000, reason=Reason.PREFIX, strict=False)
 
 
-def test_the_ram_cache_is_not_used_once_it_may_hold_two_sets():
+def test_the_ram_cache_is_not_used_if_it_may_hold_states_of_two_sets():
     at = play(ram_cache=True)
     assert turn(at, "r1", A)
     assert turn(at, "r2", B, ONE, slot=0)
@@ -199,7 +199,7 @@ def test_a_restore_for_a_request_that_names_no_adapters_needs_no_touch():
 # -- the scales change while the engine runs -------------------------------------------------------------
 
 
-def test_no_request_begins_during_a_change_and_later_ones_have_the_new_set():
+def test_no_request_begins_during_a_change_and_later_requests_use_the_new_set():
     at = play()
     assert turn(at, "r1", A)
     assert at << change() << arrives("r2") << knows("r2", A + MORE)
@@ -209,7 +209,7 @@ def test_no_request_begins_during_a_change_and_later_ones_have_the_new_set():
     assert turn(at, "r3", A + MORE + MORE, cached=2100, reason=Reason.PREFIX)
 
 
-def test_a_slot_that_was_prepared_before_a_change_is_prepared_again():
+def test_a_slot_is_prepared_again_if_the_adapters_changed_in_between():
     at = play(memory="hybrid", **NEW_FILES)
     assert turn(at, "r1", A)
     at << arrives("r2", pinnable=False) << knows("r2", B)
@@ -221,7 +221,7 @@ def test_a_slot_that_was_prepared_before_a_change_is_prepared_again():
     assert at << filled() >> unpinned("r2", Reason.STEERED, strict=True, isolated=True)
 
 
-def test_states_of_the_old_set_are_found_when_its_scales_are_set_again():
+def test_states_of_the_old_set_are_reused_when_its_scales_are_set_again():
     at = play(n_slots=2)
     assert turn(at, "r1", A, slot=0)
     at << change() << seen(1.0, 0.0, asked=at.clock, announced=True, exact=True)
@@ -239,7 +239,7 @@ def test_a_request_that_names_the_new_scales_shares_the_states_of_the_new_set():
     assert turn(at, "r2", A + MORE, ONE, cached=2000, reason=Reason.PREFIX)
 
 
-def test_an_engine_is_asked_again_when_its_answer_is_old_and_work_arrives():
+def test_the_engine_is_asked_for_its_adapters_before_new_work_if_its_answer_is_old():
     at = play()
     assert turn(at, "r1", A)
     at.later(2 * ADAPTERS_STALE)
@@ -247,7 +247,7 @@ def test_an_engine_is_asked_again_when_its_answer_is_old_and_work_arrives():
     assert at << seen(0.0, 0.0, asked=at.clock) >> goes("r2", reason=Reason.PREFIX)
 
 
-def test_an_unseen_change_discards_states_made_since_the_last_look():
+def test_an_unannounced_change_discards_states_made_since_the_last_check():
     at = play(**NEW_FILES)
     assert turn(at, "r1", A)
     assert at << snapshots_changed(snapshot("s1", within(A), created=at.clock, used=at.clock))
@@ -257,7 +257,7 @@ def test_an_unseen_change_discards_states_made_since_the_last_look():
     assert at << erased() >> goes("r2", reason=Reason.COLD)
 
 
-def test_an_unseen_change_keeps_states_made_before_the_last_look():
+def test_an_unannounced_change_keeps_states_made_before_the_last_check():
     at = play(n_slots=2)
     assert turn(at, "r1", A, slot=0)
     at.later(ADAPTERS_STALE / 2)
@@ -270,7 +270,7 @@ def test_an_unseen_change_keeps_states_made_before_the_last_look():
     assert turn(at, "r3", A + MORE, cached=2000, slot=0)
 
 
-def test_a_request_that_ran_during_an_unseen_change_leaves_unknown_tokens():
+def test_a_request_that_ran_during_an_unannounced_change_leaves_unknown_tokens():
     at = play()
     assert at << arrives("r1") << knows("r1", A) >> goes("r1") << starts("r1")
     at << seen(1.0, 0.0, asked=at.clock)
@@ -280,7 +280,7 @@ def test_a_request_that_ran_during_an_unseen_change_leaves_unknown_tokens():
     assert (len(contents.tokens), contents.opaque) == (0, 2000)
 
 
-def test_a_file_that_was_saved_during_an_unseen_change_is_dropped():
+def test_a_file_that_was_saved_during_an_unannounced_change_is_dropped():
     at = play(**NEW_FILES)
     assert turn(at, "r1", A)
     at.later(60.0).wakes()
@@ -289,7 +289,7 @@ def test_a_file_that_was_saved_during_an_unseen_change_is_dropped():
     assert at >> drops("s1")
 
 
-def test_an_answer_from_before_the_change_is_ignored():
+def test_an_answer_that_was_requested_before_the_change_is_ignored():
     at = play()
     at << change() << seen(1.0, 0.0, asked=at.clock, announced=True, exact=True)
     at << seen(0.0, 0.0, asked=at.clock - 1.0)
@@ -304,7 +304,7 @@ def test_a_request_does_not_wait_for_an_engine_that_does_not_report_its_adapters
     assert at << silent >> goes("r1")
 
 
-def test_a_restarted_engine_has_no_second_set():
+def test_a_restarted_engine_holds_states_of_one_set_only():
     at = play()
     assert turn(at, "r1", A)
     assert turn(at, "r2", A, ONE)
@@ -314,7 +314,7 @@ def test_a_restarted_engine_has_no_second_set():
 
 
 @pytest.mark.parametrize("fresh", [True, False])
-def test_an_engine_that_was_in_use_may_hold_any_set(fresh):
+def test_an_engine_that_was_in_use_may_hold_states_of_any_set(fresh):
     at = play(up=False)
     assert at << engine_up(fresh=fresh) << sees()
     assert at.table.shadow.mixed is not fresh

@@ -48,7 +48,7 @@ def answered(play, following=NEXT):
     return play << follows("r1", following)
 
 
-def test_the_beginning_of_the_next_turn_is_computed_in_a_pause_and_then_extended():
+def test_the_start_of_the_next_turn_is_computed_in_a_pause_and_reused_by_that_turn():
     play = answered(Play())
     assert play.wakes() >> fills(0, AHEAD, tokens=NEXT)
     assert play.states == ["tended", "idle"]
@@ -57,13 +57,13 @@ def test_the_beginning_of_the_next_turn_is_computed_in_a_pause_and_then_extended
     assert play << knows("r2", NEXT + OTHER) << ends("r2", 5105, 4105) >> reports("r2", predicted=4105)
 
 
-def test_a_slot_is_saved_there_because_the_next_prompt_extends_it():
+def test_a_slot_is_saved_with_the_prefetched_tokens_because_the_next_prompt_extends_them():
     play = answered(Play(**OLD_FILES))
     assert play.wakes() >> fills(0, AHEAD) << filled(109)
     assert play.wakes() >> saves(0, tokens=NEXT) << saved("next")
 
 
-def test_nothing_is_computed_where_the_slot_holds_it_already():
+def test_nothing_is_prefetched_if_the_slot_already_holds_the_start_of_the_next_turn():
     play = Play()
     assert play << arrives("r1", hash_chain=OUTLINE) << knows("r1", PROMPT) >> goes("r1", slot=0)
     assert play << ends("r1", 4000, 0) >> reports("r1")
@@ -71,7 +71,7 @@ def test_nothing_is_computed_where_the_slot_holds_it_already():
     assert not play.alarms
 
 
-def test_from_a_file_where_the_slot_has_less_of_it():
+def test_a_prefetch_restores_a_file_first_if_the_slot_has_fewer_tokens():
     play = Play(**OLD_FILES)
     early, following = snapshot("early", PROMPT.cut(0, 1400)), PROMPT.cut(0, 1500) + HEADER
     play = answered(play, following)
@@ -82,7 +82,7 @@ def test_from_a_file_where_the_slot_has_less_of_it():
     assert play << next_turn << knows("r2", following + OTHER) >> goes("r2", slot=0, reason=Reason.PREFIX)
 
 
-def test_not_while_anybody_is_served():
+def test_nothing_is_prefetched_while_a_request_runs():
     play = Play()
     assert play << arrives("r2") << knows("r2", OTHER) >> goes("r2", slot=0)
     assert play << arrives("r1", hash_chain=OUTLINE) << knows("r1", PROMPT) >> goes("r1", slot=1)
@@ -91,13 +91,13 @@ def test_not_while_anybody_is_served():
     assert play << ends("r2", 1000, 0) >> reports("r2") >> fills(1, AHEAD)
 
 
-def test_a_budget_of_nothing_turns_it_off():
+def test_an_idle_token_budget_of_zero_turns_prefetch_off():
     play = answered(Play(limits=Limits(idle_tokens=0)))
     play.later(5) << sees()
     assert play.states == ["idle", "idle"]
 
 
-def test_what_is_beyond_the_hours_budget_is_left_to_the_client():
+def test_nothing_is_prefetched_beyond_the_budget_of_the_hour():
     play = answered(Play(limits=Limits(idle_tokens=150)))
     assert play.wakes() >> fills(0, AHEAD) << filled(109)
     assert play << arrives("r2", hash_chain=ASKED_AGAIN) >> goes("r2", slot=0)
@@ -106,10 +106,10 @@ def test_what_is_beyond_the_hours_budget_is_left_to_the_client():
     assert play.later(5) << sees()
 
 
-def test_a_short_one_is_waited_for_a_long_one_is_stopped():
+def test_a_request_waits_for_a_short_prefetch_and_stops_a_long_one():
     play = answered(Play())
     assert play.wakes() >> fills(0, AHEAD)
-    # one batch is left, so it may end
+    # one batch is left, so the prefetch may end
     assert play << arrives("r2") << knows("r2", OTHER) >> goes("r2", slot=1)
     assert play << filled(109)
 
@@ -123,26 +123,26 @@ def test_a_short_one_is_waited_for_a_long_one_is_stopped():
     assert play.table.shadow.slots[0].tokens == far.cut(0, 2048)
 
 
-def waiting_for_it():
-    """A file ends a little before what is computed ahead."""
+def prefetch_that_a_request_waits_for():
+    """Start a prefetch that r2 waits for; a file ends shortly before the tokens that it computes."""
     play = answered(Play(memory="dense", **NEW_FILES))
     assert play.wakes() >> fills(0, AHEAD) << snapshots_changed(snapshot("early", PROMPT.cut(0, 3990)))
     assert play << arrives("r2") << knows("r2", NEXT + OTHER)
     return play
 
 
-def test_a_short_one_is_waited_for_rather_than_more_computed_behind_a_file():
-    assert waiting_for_it() << filled(109) >> goes("r2", slot=0, reason=Reason.PREFIX)
+def test_a_request_waits_for_a_short_prefetch_rather_than_restore_a_shorter_file():
+    assert prefetch_that_a_request_waits_for() << filled(109) >> goes("r2", slot=0, reason=Reason.PREFIX)
 
 
-def test_who_waits_for_one_that_takes_far_too_long_is_decided_on_anew():
-    play = waiting_for_it()
+def test_a_request_is_placed_again_if_a_prefetch_takes_too_long():
+    play = prefetch_that_a_request_waits_for()
     while not play.effects:
         play.wakes()
     assert play >> restores(1, "early", request="r2")
 
 
-def test_whoever_was_stopped_for_is_served_in_that_slot_too():
+def test_a_request_that_stopped_a_prefetch_may_run_in_the_same_slot():
     far = Tokens(range(60_000, 64_000)) + HEADER
     play = answered(Play(n_slots=1), following=far)
     assert play.wakes() >> fills(0, AHEAD)
@@ -152,7 +152,7 @@ def test_whoever_was_stopped_for_is_served_in_that_slot_too():
     assert play.later(LINGER) << sees(contents={0: 2048}) >> goes("r2", slot=0)
 
 
-def test_nothing_unpinned_passes_one_that_was_stopped_on_its_way():
+def test_no_unpinned_request_is_sent_while_a_stopped_prefetch_may_still_begin():
     far = Tokens(range(60_000, 64_000)) + HEADER
     play = answered(Play(), following=far)
     assert play.wakes() >> fills(0, AHEAD)
@@ -162,7 +162,7 @@ def test_nothing_unpinned_passes_one_that_was_stopped_on_its_way():
 
 
 @pytest.mark.parametrize("files", [OLD_FILES, NEW_FILES])
-def test_the_next_turn_may_be_known_only_after_the_slot_was_saved(files):
+def test_a_prefetch_begins_if_the_next_turn_becomes_known_during_a_save(files):
     play = Play(**files)
     assert play << arrives("r1", hash_chain=OUTLINE) << knows("r1", PROMPT) >> goes("r1", slot=0)
     assert play << ends("r1", 4000, 0, generated=150) >> reports("r1")
@@ -170,7 +170,7 @@ def test_the_next_turn_may_be_known_only_after_the_slot_was_saved(files):
     assert play << unsaved(lasting=False) >> fills(0, AHEAD, tokens=NEXT)
 
 
-def test_a_turn_that_is_not_the_expected_one_has_a_file_where_much_was_given_up():
+def test_an_unexpected_turn_restores_a_file_if_the_prefetch_discarded_many_tokens():
     """A tool's result comes where a user's message was expected, for which reasoning is stripped."""
     play = Play(**NEW_FILES, eager_thinning=False)
     play = answered(play, PROMPT.cut(0, 500) + Tokens(range(90_000, 93_000)))

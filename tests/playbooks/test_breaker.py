@@ -41,11 +41,11 @@ def goes_to(play, request, prompt, engine):
     return bool(play << starts(request))
 
 
-def test_one_answer_with_an_error_may_be_the_requests_own_fault():
+def test_fewer_failures_than_the_threshold_do_not_open_the_breaker():
     assert goes_to(failing(two(), times=TRIPS - 1), "r1", A, "e0")
 
 
-def test_after_several_in_a_row_requests_go_elsewhere():
+def test_several_failures_in_a_row_open_the_breaker():
     play = failing(two())
     for n, prompt in enumerate((A, B)):
         assert goes_to(play, f"r{n}", prompt, "e1")
@@ -61,7 +61,7 @@ def test_one_request_without_any_answer_opens_the_breaker():
     assert goes_to(play, "again", A, "e1")
 
 
-def test_after_a_while_it_is_tried_with_one_request():
+def test_an_open_breaker_lets_one_trial_request_through_after_its_delay():
     play = failing(two()).later(FIRST_REST)
     assert goes_to(play, "r1", A, "e0")
     assert goes_to(play, "r2", B, "e1")  # no second trial request
@@ -71,7 +71,7 @@ def test_after_a_while_it_is_tried_with_one_request():
     assert goes_to(play, "r5", A + B, "e0")
 
 
-def test_who_waits_is_placed_when_that_while_is_over():
+def test_a_queued_request_is_the_trial_request_when_the_delay_ends():
     play = failing(two(n_slots=1))
     assert goes_to(play, "r1", A, "e1")
     assert play << arrives("r2") << knows("r2", B)
@@ -81,7 +81,7 @@ def test_who_waits_is_placed_when_that_while_is_over():
     assert FIRST_REST <= play.clock - 1000 < FIRST_REST + 1
 
 
-def test_each_further_failure_doubles_the_while():
+def test_each_further_failure_doubles_the_delay_of_the_breaker():
     play = failing(two(), times=TRIPS + 2)
     breaker = play.table.breaker
     assert breaker.until - play.clock == FIRST_REST * 4
@@ -89,7 +89,7 @@ def test_each_further_failure_doubles_the_while():
     assert breaker.until - play.clock == LONGEST_REST
 
 
-def test_an_answer_without_figures_proves_nothing():
+def test_an_answer_without_figures_does_not_reset_the_failure_count():
     play = failing(two(), times=TRIPS - 1)
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", engine="e0")
     assert play << fails("r1") >> reports("r1")
@@ -97,7 +97,7 @@ def test_an_answer_without_figures_proves_nothing():
     assert play.table.failing
 
 
-def test_the_only_engine_is_never_spared():
+def test_a_failing_engine_is_used_if_no_other_engine_is_up():
     play = failing(Play(memory="dense"))
     assert goes_to(play, "r1", A, "e0")
     play = failing(two())
@@ -105,7 +105,7 @@ def test_the_only_engine_is_never_spared():
     assert goes_to(play, "r1", A, "e0")
 
 
-def test_nor_is_one_where_the_other_is_drained_or_fails_as_well():
+def test_a_failing_engine_is_used_if_the_other_is_drained_or_fails_as_well():
     play = failing(two())
     assert play << drain("e1") >> drained("e1")
     assert goes_to(play, "r1", A, "e0")
@@ -113,11 +113,11 @@ def test_nor_is_one_where_the_other_is_drained_or_fails_as_well():
     assert goes_to(play, "r1", A, "e0")
 
 
-def test_what_takes_no_pin_goes_elsewhere_too():
+def test_a_bypass_request_avoids_a_failing_engine_too():
     assert failing(two()) << arrives("r1", bypass=True) >> unpinned("r1", Reason.BYPASS, engine="e1")
 
 
-def test_a_restart_makes_it_good():
+def test_a_restart_of_the_engine_closes_the_breaker():
     play = failing(two())
     assert play << engine_lost("e0")
     assert play << engine_up("e0") << sees(engine="e0")

@@ -8,14 +8,14 @@ LONG = Tokens(range(1000, 4000))
 WORDS = Tokens(range(40))
 
 
-def test_a_brief_request_does_not_wait_for_its_tokens_and_spares_the_long_conversation():
+def test_a_brief_request_is_placed_without_its_tokens_and_not_over_a_long_conversation():
     play = Play()
     assert play << arrives("r1") << knows("r1", LONG) >> goes("r1", slot=0) << ends("r1") >> reports("r1")
     assert play << arrives("r2", brief=True) >> goes("r2", slot=1, reason=Reason.BRIEF)
     assert play << knows("r2", WORDS) << ends("r2", 40, 0) >> reports("r2", predicted=0, oracle=40)
 
 
-def test_a_brief_request_that_continues_goes_to_its_slot():
+def test_a_brief_request_that_continues_a_conversation_goes_to_its_slot():
     play = Play()
     mine, next_turn = (b"h", b"u1"), (b"h", b"u1", b"a1", b"u2")
     assert play << arrives("r1", brief=True, hash_chain=mine) >> goes("r1", slot=0, reason=Reason.BRIEF)
@@ -25,14 +25,14 @@ def test_a_brief_request_that_continues_goes_to_its_slot():
     )
 
 
-def test_a_brief_request_waits_like_any_other_when_every_slot_is_taken():
+def test_a_brief_request_is_queued_if_all_slots_are_taken():
     play = Play(n_slots=1)
     assert play << arrives("r1", brief=True) >> goes("r1", slot=0)
     assert play << arrives("r2", brief=True)
     assert play << knows("r1", WORDS) << ends("r1") >> reports("r1") >> goes("r2", slot=0)
 
 
-def test_a_chosen_slot_is_predicted_from_what_it_holds():
+def test_the_prediction_for_a_client_chosen_slot_uses_the_contents_of_that_slot():
     play = Play()
     assert play << arrives("r1", id_slot=1) >> goes("r1", slot=1, reason=Reason.CLIENT_CHOSE)
     assert play << knows("r1", LONG) << ends("r1", 3000, 0) >> reports("r1")

@@ -66,26 +66,26 @@ def cut_back(play):
     return play
 
 
-def homecoming(play):
+def saved_and_restored(play):
     """Every file is written, and the slot is restored to where it was."""
     assert cut_back(play) << filled() >> saves(0, tokens=USER_MESSAGE) << saved("user") >> restores(0, "end")
     assert play << restored()
     return play
 
 
-def test_an_older_engine_gets_files_of_the_end_the_last_prompt_and_user_messages_and_comes_home():
-    play = homecoming(talked(old()))
+def test_an_old_engine_gets_files_of_the_end_the_last_prompt_and_user_messages_then_a_restore():
+    play = saved_and_restored(talked(old()))
     assert play.table.shadow.slots[0].tokens == TALK
     assert play.states == ["idle", "idle"]
     assert play.later(300) << sees()
 
 
-def test_boundaries_have_files_soon_only_where_none_has_what_stands_before_the_first_user_message():
+def test_boundaries_are_saved_at_the_first_pause_only_if_no_file_has_the_text_before_them():
     play = old()
     assert play << arrives("r1", hash_chain=OUTLINE) << knows("r1", TALK) >> goes("r1", slot=0)
     assert play << ends("r1", len(TALK), 0, generated=1) >> reports("r1")
     play.wakes()
-    assert homecoming(play)
+    assert saved_and_restored(play)
 
     next_turn = arrives("r2", hash_chain=(*OUTLINE, b"a", b"b"))
     assert play << next_turn << knows("r2", TALK + A.cut(0, 500)) >> goes("r2", slot=0)
@@ -96,14 +96,16 @@ def test_boundaries_have_files_soon_only_where_none_has_what_stands_before_the_f
     assert play.later(60) << sees() >> fills(0, Purpose.CUT)
 
 
-def test_a_slot_that_came_home_is_still_the_same_conversation():
-    play = homecoming(talked(old()))
+def test_a_restored_slot_still_belongs_to_its_conversation():
+    play = saved_and_restored(talked(old()))
     next_turn = arrives("r2", hash_chain=(*OUTLINE, b"answer", b"more"))
-    assert play << next_turn  # it has no checkpoints now: only tokens tell whether the prompt extends it
+    assert (
+        play << next_turn
+    )  # the slot has no checkpoints now: only tokens show whether the prompt extends it
     assert play << knows("r2", TALK + A) >> goes("r2", slot=0, reason=Reason.PREFIX)
 
 
-def test_the_file_tells_a_reply_that_nobody_knew():
+def test_the_saved_file_reveals_the_tokens_of_an_unknown_reply():
     play = talked(old(), generated=50)
     assert play >> saves(0) << saved("end", TALK + REPLY) >> fills(0, Purpose.CUT, tokens=LAST_PROMPT)
     assert play << filled() >> saves(0) << saved("prompt") >> fills(0, Purpose.CUT) << filled() >> saves(0)
@@ -117,7 +119,7 @@ def test_a_newer_engine_gets_one_file():
     assert play.later(300) << sees()
 
 
-def test_with_a_draft_model_a_newer_engines_file_gets_four_foreign_tokens():
+def test_with_a_draft_model_four_foreign_tokens_are_added_to_a_newer_engines_file():
     play = Play(user_start=((USER,),), speculative=True, **NEW_FILES)
     assert play << arrives("r1") << knows("r1", TALK) >> goes("r1", slot=0)
     assert play << ends("r1", 1001, 0, generated=50) >> reports("r1") << replies("r1", TALK + REPLY)
@@ -131,7 +133,7 @@ def test_with_a_draft_model_a_newer_engines_file_gets_four_foreign_tokens():
     assert play << ends("r2", total + 5000, total) >> reports("r2", predicted=total)
 
 
-def test_with_a_draft_model_an_older_engine_computes_its_way_home_and_knows_whose_it_is():
+def test_with_a_draft_model_an_old_engines_slot_is_computed_back_and_keeps_its_conversation():
     play = cut_back(talked(old(speculative=True)))
     assert play << filled() >> saves(0) << saved("user") >> fills(0, Purpose.HOME, tokens=TALK)
     assert play << filled(400)
@@ -140,15 +142,15 @@ def test_with_a_draft_model_an_older_engine_computes_its_way_home_and_knows_whos
     assert play << next_turn << knows("r2", TALK + A) >> goes("r2", slot=0, reason=Reason.PREFIX)
 
 
-def test_a_slot_is_never_cut_back_where_no_file_leads_home():
-    """Its end had no room, so cutting it back would lose it."""
+def test_a_slot_is_not_cut_back_if_no_file_can_restore_it():
+    """The file of its end did not fit, so a cut would lose those tokens."""
     play = talked(old(limits=Limits(hot_bytes=1100 * TOKEN_BYTES)))
     play >> saves(0) << saved("end", size=1200 * TOKEN_BYTES)
     assert [type(effect).__name__ for effect in play.effects] == ["Drop"]
     assert play.table.shadow.slots[0].tokens == TALK
 
 
-def test_a_few_tokens_behind_its_file_are_computed_on_the_way_home():
+def test_a_restore_step_computes_the_few_tokens_that_its_file_lacks():
     play = old()
     assert play << snapshots_changed(snapshot("s1", TALK.cut(0, 990)))
     assert play << arrives("r1") << knows("r1", TALK) >> restores(0, "s1") << restored() >> goes("r1")
@@ -162,7 +164,7 @@ def test_a_few_tokens_behind_its_file_are_computed_on_the_way_home():
 
 
 @pytest.mark.parametrize("trouble", ["save", "budget"])
-def test_a_slot_comes_home_when_no_more_can_be_saved(trouble):
+def test_a_slot_is_restored_if_no_more_files_can_be_saved(trouble):
     limits = Limits(hourly_bytes=1500 * TOKEN_BYTES) if trouble == "budget" else Limits()
     play = talked(old(limits=limits))
     assert play >> saves(0) << saved("end") >> fills(0, Purpose.CUT)
@@ -177,8 +179,8 @@ def test_a_slot_comes_home_when_no_more_can_be_saved(trouble):
 # -- what a cut may cost ---------------------------------------------------------------------------------
 
 
-def cut_to_its_question(prompt):
-    """An engine that thins no checkpoints has answered it; its end and the last prompt's are in files."""
+def paused_after_a_document(prompt):
+    """An engine that keeps all checkpoints answered this prompt; two files hold its end and its prompt."""
     play = old(checkpoint_min_step=0)
     assert play << arrives("r1", hash_chain=OUTLINE) << knows("r1", prompt) >> goes("r1", slot=0)
     assert play << ends("r1", len(prompt), 0, generated=1) >> reports("r1")
@@ -188,10 +190,10 @@ def cut_to_its_question(prompt):
     return play << saved("prompt")
 
 
-def test_few_tokens_home_are_computed_so_that_the_next_question_about_a_document_finds_a_checkpoint():
+def test_a_slot_is_computed_back_so_that_the_next_question_about_a_document_finds_a_checkpoint():
     """Without the checkpoint the whole document would be computed for the next question."""
     document = A.cut(0, 4500)
-    play = cut_to_its_question(document + B.cut(0, 500))  # checkpoints at 4484 and 4996
+    play = paused_after_a_document(document + B.cut(0, 500))  # checkpoints at 4484 and 4996
     assert play >> fills(0, Purpose.HOME) << filled(3)
     assert play.later(300) << sees()
     other = document + REPLY.cut(0, 40)
@@ -199,14 +201,14 @@ def test_few_tokens_home_are_computed_so_that_the_next_question_about_a_document
     assert play << ends("r2", len(other), 4484) >> reports("r2", predicted=4484)
 
 
-def test_a_slot_is_not_cut_back_where_that_would_take_a_checkpoint_worth_more_than_the_file():
+def test_a_slot_is_not_cut_back_if_the_lost_checkpoint_is_worth_more_than_the_file():
     """Little is saved before the long message compared with its end, and the restore step is expensive."""
-    play = cut_to_its_question(TALK.cut(0, 349) + Tokens([USER]) + A)
+    play = paused_after_a_document(TALK.cut(0, 349) + Tokens([USER]) + A)
     assert play >> fills(0, Purpose.HOME) << filled(3)
     assert play.later(300) << sees()
 
 
-def test_a_slot_is_not_cut_back_where_home_costs_more_than_the_file_would_save():
+def test_a_slot_is_not_cut_back_if_the_restore_step_costs_more_than_the_file_saves():
     play = cut_back(talked(old(speculative=True)))
     assert play << filled() >> saves(0) << saved("user") >> fills(0, Purpose.HOME, tokens=TALK) << filled(400)
     more = TALK + Tokens(range(40_000, 40_200)) + Tokens([USER]) + A.cut(0, 600)
@@ -226,10 +228,10 @@ def test_a_prompt_without_messages_is_not_cut_back_at_the_first_pause():
     assert play.later(60) << sees() >> fills(0, Purpose.CUT)
 
 
-# -- a request comes -----------------------------------------------------------------------------------
+# -- a request arrives ---------------------------------------------------------------------------------
 
 
-def test_a_request_waits_for_one_step_and_then_gets_its_slot():
+def test_a_request_waits_for_one_step_of_idle_work_and_then_gets_its_slot():
     play = talked(old(n_slots=1))
     assert play >> saves(0)
     assert play << arrives("r2", hash_chain=(*OUTLINE, b"answer", b"more"))
@@ -244,13 +246,13 @@ def test_a_request_for_a_slot_that_was_cut_back_restores_it():
     assert play << restored() >> goes("r2", slot=0)
 
 
-def test_another_slot_is_taken_without_waiting():
+def test_a_request_does_not_wait_for_idle_work_in_another_slot():
     play = talked(old())
     assert play >> saves(0)
     assert play << arrives("r2") << knows("r2", A) >> goes("r2", slot=1)
 
 
-def test_a_slot_is_free_once_the_engine_has_saved_it_where_somebody_waits():
+def test_a_request_gets_a_slot_as_soon_as_the_engine_has_written_its_file():
     """The file is checked and enters the catalog while the slot runs the next task."""
     play = talked(Play(n_slots=1, **NEW_FILES))
     assert play >> saves(0) << written()
@@ -261,7 +263,7 @@ def test_a_slot_is_free_once_the_engine_has_saved_it_where_somebody_waits():
     assert "end" in play.placement.catalog
 
 
-def test_what_was_left_to_somebody_while_its_file_is_checked_is_not_saved_twice():
+def test_a_slot_is_not_saved_twice_while_its_file_is_checked():
     play = talked(Play(**NEW_FILES))
     assert play >> saves(0) << written()
     save = play.step.request
@@ -272,13 +274,13 @@ def test_what_was_left_to_somebody_while_its_file_is_checked_is_not_saved_twice(
     assert play << filed(save, None) << sees()  # it could not be kept
 
 
-def test_while_nobody_waits_a_chore_goes_on_once_its_file_is_on_the_shelf():
+def test_idle_work_continues_after_its_file_enters_the_catalog_if_no_request_waits():
     play = talked(old())
     assert play >> saves(0) << written()
     assert play << filed(play.step.request, snapshot("end", TALK)) >> fills(0, Purpose.CUT)
 
 
-def test_a_slot_that_is_being_saved_is_waited_for_rather_than_less_taken_from_a_file():
+def test_a_request_waits_for_a_slot_that_is_being_saved_rather_than_restore_a_shorter_file():
     """Nothing else runs on that engine until the file is written, so the wait costs nothing."""
     play = talked(Play(memory="dense", **NEW_FILES))
     assert play >> saves(0) << snapshots_changed(snapshot("early", TALK.cut(0, 900)))
@@ -286,7 +288,7 @@ def test_a_slot_that_is_being_saved_is_waited_for_rather_than_less_taken_from_a_
     assert play << written() >> goes("r2", slot=0, reason=Reason.PREFIX)
 
 
-def test_an_engine_that_is_at_a_file_begins_only_after_that():
+def test_a_request_goes_to_another_engine_if_its_engine_is_writing_a_file():
     play = Play(memory="dense", engines=2, **NEW_FILES)
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
     assert play << ends("r1", len(A)) >> reports("r1")
@@ -300,7 +302,7 @@ def test_an_engine_that_is_at_a_file_begins_only_after_that():
 # -- files are removed -----------------------------------------------------------------------------------
 
 
-def test_what_lies_in_files_is_not_saved_again_when_somebody_removes_them():
+def test_saved_contents_are_not_saved_again_if_their_files_are_removed():
     play = old()
     assert play << arrives("r1") << knows("r1", TALK) >> goes("r1", slot=0)
     assert play << ends("r1", len(TALK), 0, generated=1) >> reports("r1")
@@ -331,7 +333,7 @@ def until(play, step):
 
 
 @pytest.mark.parametrize(("step", "outcome"), [(s, o) for s, all_ in OUTCOMES.items() for o in all_])
-def test_a_chore_ends_with_the_engine_in_which_it_ran(step, outcome):
+def test_idle_work_ends_when_its_engine_is_lost(step, outcome):
     play = until(talked(old()), step)
     assert play << engine_lost() << engine_up() << sees()
     assert play << outcome
@@ -340,14 +342,14 @@ def test_a_chore_ends_with_the_engine_in_which_it_ran(step, outcome):
     assert play.table.shadow.slots == [None, None]
 
 
-def test_a_file_that_an_engine_wrote_before_it_went_is_offered():
+def test_a_file_that_a_lost_engine_wrote_is_added_to_the_catalog():
     play = until(talked(old()), "save")
     assert play << engine_lost() << engine_up() << sees() << saved("end")
     assert "end" in play.placement.catalog
 
 
 @pytest.mark.parametrize(("step", "outcome"), [(s, o) for s, all_ in OUTCOMES.items() for o in all_])
-def test_a_chore_comes_to_its_end_whatever_its_steps_bring(step, outcome):
+def test_idle_work_ends_whatever_its_steps_return(step, outcome):
     play = until(talked(old()), step)
     play << outcome
     for _ in range(20):
@@ -365,7 +367,7 @@ def test_a_chore_comes_to_its_end_whatever_its_steps_bring(step, outcome):
     assert set(play.states) == {"idle"}
 
 
-def test_an_answer_to_a_core_that_failed_is_not_taken_for_one_to_its_successor():
+def test_an_answer_to_a_failed_scheduler_is_not_matched_to_a_step_of_its_successor():
     one, other = talked(Play(**NEW_FILES)), Play(**NEW_FILES)
     assert one >> saves(0)
     assert other.later(100).placement is not one.placement
@@ -381,7 +383,7 @@ def test_an_answer_to_a_core_that_failed_is_not_taken_for_one_to_its_successor()
 # -- warming -------------------------------------------------------------------------------------------
 
 
-def test_with_a_draft_model_an_older_engines_empty_slots_are_warmed_with_the_latest_conversations():
+def test_with_a_draft_model_empty_slots_of_an_old_engine_get_the_latest_conversations():
     play = old(speculative=True)
     early, end = snapshot("early", A.cut(0, 2500)), snapshot("end", A, used=1001.0)
     assert play << snapshots_changed(early, end) >> restores(0, "early")
@@ -390,7 +392,7 @@ def test_with_a_draft_model_an_older_engines_empty_slots_are_warmed_with_the_lat
     assert play.later(300) << sees()
 
 
-def test_a_warmed_slot_is_left_to_a_request_after_one_step():
+def test_a_request_waits_for_one_step_of_warming_and_then_gets_the_slot():
     play = old(speculative=True, n_slots=1)
     assert (
         play
@@ -401,7 +403,7 @@ def test_a_warmed_slot_is_left_to_a_request_after_one_step():
     assert play << restored() >> goes("r1", slot=0)
 
 
-def test_nothing_is_warmed_while_we_close():
+def test_no_slot_is_warmed_during_shutdown():
     play = old(speculative=True)
     play << closing()
     assert play << snapshots_changed(snapshot("end", A.cut(0, 2500)))

@@ -59,7 +59,7 @@ def answered(play: Play, request: str = "r1", prompt: Tokens = A, slot: int = 0)
 # -- files that can only be extended, and an unknown form of the reply -------------------------------------
 
 
-def test_a_slot_is_parked_where_its_next_turn_continues():
+def test_a_slot_is_cut_to_where_its_next_turn_continues_and_parked_there():
     play = old()
     assert answered(play)
     play << arrives("r2") << knows("r2", B)
@@ -79,29 +79,29 @@ def test_a_slot_is_parked_where_its_next_turn_continues():
     assert play.pending("r3").predicted == len(CUT)
 
 
-def test_a_file_of_its_end_does_not_count_as_saved():
-    """Its next turn could not continue from there."""
+def test_a_file_that_the_next_turn_cannot_continue_from_does_not_replace_parking():
+    """The next turn could not continue from the tokens of that file."""
     play = old()
     assert play << snapshots_changed(snapshot("s0", A + REPLY.cut(0, 199)))
     assert answered(play)
     assert play << arrives("r2") << knows("r2", B) >> plants("r2", 0, Purpose.BACK, tokens=CUT)
 
 
-def test_a_file_where_it_goes_on_does():
+def test_a_slot_is_not_parked_if_a_file_has_the_tokens_where_its_next_turn_continues():
     play = old()
     assert answered(play)
     assert play << snapshots_changed(snapshot("s0", CUT))
     assert play << arrives("r2") << knows("r2", B) >> goes("r2", slot=0)
 
 
-def test_where_the_next_turn_is_known_to_extend_it_it_is_parked_as_it_is():
+def test_a_slot_is_parked_uncut_if_its_next_turn_extends_it():
     play = old()
     assert one_turn(play, "r1", A, slot=0)
     assert play << follows("r1", A + RESULT)
     assert play << arrives("r2") << knows("r2", B) >> saves(0, SaveMoment.PARK, tokens=A)
 
 
-def test_where_the_next_turn_is_known_to_part_early_the_cut_before_that_counts():
+def test_a_slot_is_cut_to_the_checkpoint_before_the_known_divergence_of_its_next_turn():
     play = old(user_start=((10_500,),))
     assert answered(play)  # one checkpoint is at 500, the others near the end
     assert play << follows("r1", A.cut(0, 1000) + OTHER)
@@ -110,13 +110,13 @@ def test_where_the_next_turn_is_known_to_part_early_the_cut_before_that_counts()
 
 
 @pytest.mark.parametrize("kind", [{"memory": "dense", **OLD_FILES}, NEW_FILES])
-def test_what_can_be_cut_after_a_restore_is_parked_as_it_is(kind):
+def test_a_slot_is_parked_uncut_if_its_file_can_be_cut_after_a_restore(kind):
     play = old(**kind)
     assert answered(play)
     assert play << arrives("r2") << knows("r2", B) >> saves(0, SaveMoment.PARK)
 
 
-def test_when_the_client_leaves_on_the_way_back_the_slot_is_still_known():
+def test_the_contents_of_a_slot_are_known_if_the_client_leaves_while_it_is_cut_back():
     play = old()
     assert answered(play)
     play << arrives("r2") << knows("r2", B)
@@ -125,7 +125,7 @@ def test_when_the_client_leaves_on_the_way_back_the_slot_is_still_known():
     assert play << arrives("r3") << knows("r3", A + OTHER) >> goes("r3", slot=0, reason=Reason.PREFIX)
 
 
-def test_a_file_that_is_only_checked_yet_is_waited_for_where_another_has_almost_as_much():
+def test_a_request_waits_for_a_file_that_is_being_checked_if_another_file_has_almost_as_much():
     """Waiting takes as long as a restore; the tokens that the other file lacks take longer to compute."""
     play = Play(**{"memory": "dense", **NEW_FILES})
     play.table.rates.state = 4096  # bytes a token: a restore is quick
@@ -144,10 +144,10 @@ def test_a_file_that_is_only_checked_yet_is_waited_for_where_another_has_almost_
     assert play << written() >> restores(1, "whole", request="r4")
 
 
-# -- a pause that will not come ----------------------------------------------------------------------------
+# -- no long pause in a crowd ------------------------------------------------------------------------------
 
 
-def crowded(**more) -> Play:
+def crowded_engine(**more) -> Play:
     """Three conversations in two slots: the one that was longest away has lost its slot, and was parked."""
     play = Play(**{"memory": "dense", **NEW_FILES, **more})
     assert one_turn(play, "r1", A, slot=0)
@@ -164,8 +164,8 @@ def busy(play: Play) -> Play:
     return play
 
 
-def test_in_a_crowd_it_is_saved_as_soon_as_the_save_is_worth_waiting_for():
-    play = crowded(limits=Limits(pause=2))
+def test_in_a_crowd_a_slot_is_saved_after_a_shorter_pause():
+    play = crowded_engine(limits=Limits(pause=2))
     ended, seconds = play.clock, play.table.rates.save_seconds(len(C))
     while not play.effects:
         play.wakes()
@@ -176,15 +176,15 @@ def test_in_a_crowd_it_is_saved_as_soon_as_the_save_is_worth_waiting_for():
     assert play.clock - ended < 4 * seconds
 
 
-def test_a_slow_save_holds_nobody_up_before_the_usual_pause():
-    play = crowded(limits=Limits(pause=0.5))
+def test_in_a_crowd_a_slow_save_does_not_begin_before_the_configured_pause():
+    play = crowded_engine(limits=Limits(pause=0.5))
     ended, seconds = play.clock, play.table.rates.save_seconds(len(C))
     while not play.effects:
         play.wakes()
     assert play.clock - ended > 15 * seconds
 
 
-def test_without_one_it_is_saved_at_a_pause():
+def test_without_a_crowd_a_slot_is_saved_after_the_configured_pause():
     play = Play(memory="dense", limits=Limits(pause=2), **NEW_FILES)
     assert one_turn(play, "r1", A, slot=0)
     assert one_turn(play, "r2", B, slot=1)
@@ -194,13 +194,13 @@ def test_without_one_it_is_saved_at_a_pause():
     assert play.clock - ended > 15 * seconds
 
 
-def test_a_new_engine_knows_of_no_crowd():
-    play = crowded()
+def test_a_restarted_engine_is_not_crowded():
+    play = crowded_engine()
     assert play << engine_lost() << engine_up()
     assert not play.table.crowded(play.clock)
 
 
-def test_the_next_turn_of_the_same_conversation_makes_no_crowd():
+def test_the_next_turn_of_the_same_conversation_does_not_make_a_crowd():
     play = Play(memory="dense", **NEW_FILES)
     first, second = (b"head", b"one"), (b"head", b"one", b"two")
     assert one_turn(play, "r1", A, slot=0, hash_chain=first)
@@ -208,7 +208,7 @@ def test_the_next_turn_of_the_same_conversation_makes_no_crowd():
     assert not play.table.crowded(play.clock)
 
 
-def test_in_a_crowd_it_is_cut_back_before_it_is_saved_and_stays_there():
+def test_in_a_crowd_a_slot_is_cut_back_before_it_is_saved_and_is_not_restored():
     play = old(n_slots=2, limits=Limits(pause=2))
     assert answered(play)
     assert answered(play, "r2", B, slot=1)
@@ -226,13 +226,13 @@ def test_in_a_crowd_it_is_cut_back_before_it_is_saved_and_stays_there():
 
 
 def test_in_a_crowd_no_slot_is_warmed():
-    """Another conversation would take it at once."""
+    """Another conversation would take the slot at once."""
     play = busy(Play(speculative=True, checkpoint_min_step=0, **OLD_FILES))
     assert play << snapshots_changed(snapshot("early", A.cut(0, 900)), snapshot("end", A, used=1001.0))
     assert play.later(61) << sees() >> restores(0, "early")
 
 
-def test_in_a_crowd_only_a_reply_is_computed_ahead():
+def test_in_a_crowd_only_the_reply_is_prefetched():
     play = busy(Play(memory="dense", limits=Limits(pause=0.9), **NEW_FILES))
     assert answered(play)
     assert play << follows("r1", A + OTHER)
@@ -242,7 +242,7 @@ def test_in_a_crowd_only_a_reply_is_computed_ahead():
     assert play.table.crowded(play.clock)
 
 
-def test_what_needs_more_than_that_is_computed_when_the_crowd_is_over():
+def test_a_longer_prefetch_is_postponed_until_the_crowd_is_over():
     play = busy(Play(memory="dense", limits=Limits(pause=0.9), **NEW_FILES))
     assert answered(play)
     assert play << follows("r1", A.cut(0, 1000) + OTHER)  # reasoning is left out: most of it diverges
@@ -268,7 +268,7 @@ def test_in_a_crowd_a_saved_slot_is_not_cut_for_its_boundaries():
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_in_a_crowd_it_is_not_cut_back_while_it_may_be_learned_how_it_goes_on(told):
+def test_in_a_crowd_a_slot_is_not_cut_back_while_its_next_turn_may_become_known(told):
     play = busy(old(n_slots=2, limits=Limits(pause=0.9)))
     assert one_turn(play, "r1", A, slot=0)
     if told:
@@ -278,9 +278,9 @@ def test_in_a_crowd_it_is_not_cut_back_while_it_may_be_learned_how_it_goes_on(to
     assert play >> (fills(0, Purpose.CUT, tokens=CUT) if told else saves(0, tokens=A))
 
 
-def test_a_crowd_that_rests_is_none():
+def test_a_crowd_ends_after_a_second_without_requests():
     """Then there is time for all idle work."""
-    play = crowded()
+    play = crowded_engine()
     assert play.table.crowded(play.clock + 0.9)
     assert not play.table.crowded(play.clock + 1.1)
 
@@ -288,7 +288,7 @@ def test_a_crowd_that_rests_is_none():
 # -- a slot that its conversation left ---------------------------------------------------------------------
 
 
-def test_a_slot_with_an_older_turn_is_not_gone_on_with_where_a_file_has_more():
+def test_a_file_with_more_tokens_is_preferred_to_a_slot_with_an_older_turn():
     play = Play(memory="dense", **NEW_FILES)
     hash_chain = tuple(bytes([n]) for n in range(6))
     assert one_turn(play, "r1", A.cut(0, 1000), slot=0, hash_chain=hash_chain[:2])
@@ -297,7 +297,7 @@ def test_a_slot_with_an_older_turn_is_not_gone_on_with_where_a_file_has_more():
     assert play >> restores(0, "s1") << restored() >> goes("r2", slot=0, reason=Reason.SNAPSHOT)
 
 
-def test_the_turn_right_after_is_gone_on_with_at_once():
+def test_the_turn_right_after_the_slots_contents_is_sent_without_its_tokens():
     play = Play(memory="dense", **NEW_FILES)
     hash_chain = tuple(bytes([n]) for n in range(6))
     assert one_turn(play, "r1", A.cut(0, 1000), slot=0, hash_chain=hash_chain[:4])
@@ -307,7 +307,7 @@ def test_the_turn_right_after_is_gone_on_with_at_once():
 # -- how likely a conversation returns -------------------------------------------------------------------
 
 
-def test_a_conversation_that_was_restored_has_not_just_begun():
+def test_a_restored_conversation_keeps_its_count_of_turns():
     play = Play(memory="dense", n_slots=1, **NEW_FILES)
     for turn in range(1, 5):
         assert one_turn(play, f"a{turn}", A.cut(0, turn * 700), slot=0, cached=(turn - 1) * 700)
@@ -321,7 +321,7 @@ def test_a_conversation_that_was_restored_has_not_just_begun():
     assert play.table.shadow.slots[0].turns == 5
 
 
-def test_a_line_of_thousands_is_not_decided_on_again_while_nothing_has_changed(monkeypatch):
+def test_a_long_queue_is_not_decided_again_if_nothing_changed(monkeypatch):
     """Decisions are counted, not time: each event would cost milliseconds, and streams cause many."""
     play = Play(n_slots=2)
     assert play << arrives("r1", id_slot=0) >> goes("r1", slot=0, reason=Reason.CLIENT_CHOSE)

@@ -1,4 +1,4 @@
-"""An engine that keeps prompts on disk itself: nothing is written twice, and the rest is ours."""
+"""An engine that keeps prompts on disk itself: the sidecar saves only what the engine does not."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def play(**more: Any) -> Play:
 
 
 def paused(at: Play) -> list[Any]:
-    """What is done in a long pause after a turn, and what is left to be done."""
+    """Return the effects of a long pause after a turn."""
     assert one_turn(at, "r1", A, slot=0)
     at.later(60.0).wakes()
     return list(at.effects)
 
 
-def test_a_conversation_that_pauses_is_left_to_it():
+def test_a_paused_conversation_is_not_saved_if_the_engine_has_a_disk_cache():
     assert paused(play()) == []
 
 
@@ -58,16 +58,16 @@ def test_a_conversation_that_pauses_is_left_to_it():
     "more",
     [
         OFF,
-        {"speculative": True, "knowledge": {}},  # the engine's own have no draft state
-        {"limits": Limits(shared_bytes=0)},  # for other machines
-        {"ram_cache": False},  # nothing goes to its disk
+        {"speculative": True, "knowledge": {}},  # the engine's own files have no draft state
+        {"limits": Limits(shared_bytes=0)},  # the files are for other machines too
+        {"ram_cache": False},  # the engine writes nothing to disk
     ],
 )
-def test_what_it_does_not_keep_is_saved(more):
+def test_a_slot_is_saved_if_the_engines_disk_cache_does_not_keep_its_state(more):
     assert [type(effect) for effect in paused(play(**more))] == [Save] or more.get("speculative")
 
 
-def test_in_a_namespace_it_is_of_no_use_so_states_are_saved():
+def test_a_slot_of_a_namespace_is_saved_because_the_disk_cache_is_not_used_for_it():
     at = play()
     at << arrives("r1", namespace="anna") << knows("r1", A)
     at >> erases(0) << erased() >> goes("r1") << ends("r1", 3000, 0)
@@ -76,26 +76,26 @@ def test_in_a_namespace_it_is_of_no_use_so_states_are_saved():
     assert at >> saves(0)
 
 
-def test_before_a_slot_is_overwritten_the_engine_saves_it():
+def test_a_slot_is_not_parked_if_the_engine_saves_it_before_the_overwrite():
     at = play()
     assert one_turn(at, "r1", A, slot=0)
     assert at << arrives("r2") << knows("r2", B) >> goes("r2", slot=0)
 
 
-def test_without_it_that_is_ours():
+def test_a_slot_is_parked_if_the_engine_has_no_disk_cache():
     at = play(**OFF, ram_cache=False)
     assert one_turn(at, "r1", A, slot=0)
     assert at << arrives("r2") << knows("r2", B) >> saves(0, SaveMoment.PARK)
 
 
-def test_what_the_engine_would_not_save_is_parked():
+def test_a_slot_is_parked_if_the_engine_would_not_save_it_before_the_overwrite():
     """It keeps half of the slot, so it saves nothing before it overwrites the rest."""
     at = play()
     assert one_turn(at, "r1", HEAD + A, slot=0)
     assert at << arrives("r2") << knows("r2", HEAD + B) >> saves(0, SaveMoment.PARK)
 
 
-def test_a_beginning_that_several_share_is_saved():
+def test_a_shared_prefix_is_saved_despite_the_engines_disk_cache():
     """The engine evicts by age, and may load any other entry: a golden prefix is ours."""
     at = play(memory="hybrid", n_slots=2)
     assert one_turn(at, "r1", HEAD + A, slot=0)
@@ -103,16 +103,16 @@ def test_a_beginning_that_several_share_is_saved():
     assert at >> plants("r2", 1, Purpose.PLANT) << filled() >> saves(1, SaveMoment.BOUNDARY)
 
 
-def test_at_the_end_what_it_has_not_got_yet_is_saved():
+def test_shutdown_saves_only_the_slots_that_the_disk_cache_lacks():
     at = play(n_slots=2)
     assert one_turn(at, "r1", A, slot=0)
-    assert one_turn(at, "r2", B, slot=1)  # as that began the engine copied the first slot
+    assert one_turn(at, "r2", B, slot=1)  # when r2 began, the engine copied the first slot
     at.later(60.0).wakes()
     assert not at.effects
     assert at << closing() >> saves(1, tokens=B) << saved("s1")
 
 
-def test_its_entries_are_expected_after_a_restart():
+def test_entries_of_the_disk_cache_are_expected_after_a_restart():
     at = play(n_slots=2)
     assert one_turn(at, "r1", A, slot=0)
     assert one_turn(at, "r2", B, slot=1)
@@ -122,7 +122,7 @@ def test_its_entries_are_expected_after_a_restart():
     assert at << sees(0) << ends("r3", 3100, 3000) >> reports("r3", predicted=3000)
 
 
-def test_a_stock_engine_has_none_after_a_restart():
+def test_a_stock_engines_ram_cache_is_empty_after_a_restart():
     at = play(n_slots=2, **OFF)
     assert one_turn(at, "r1", A, slot=0)
     assert one_turn(at, "r2", B, slot=1)
@@ -130,14 +130,14 @@ def test_a_stock_engine_has_none_after_a_restart():
     assert not at.table.shadow.ram
 
 
-def test_what_it_brings_from_before_our_time_is_no_fault_of_its():
+def test_reuse_from_a_disk_cache_that_is_older_than_the_sidecar_is_not_called_impossible():
     at = play()
     assert at << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
     assert at << ends("r1", 3000, 2990) >> reports("r1", predicted=0)
 
 
 @pytest.mark.parametrize(("traits", "left"), [({}, 2), (OFF, 1)])
-def test_an_entry_that_was_loaded_stays(traits, left):
+def test_a_loaded_entry_stays_in_a_disk_cache_and_leaves_a_ram_cache(traits, left):
     at = play(n_slots=1, **traits, slot_files=False)
     assert one_turn(at, "r1", A, slot=0)
     assert one_turn(at, "r2", B, slot=0)

@@ -42,13 +42,13 @@ def test_an_engine_without_work_is_drained_at_once():
     assert two() << drain("e0") >> drained("e0")
 
 
-def test_who_asks_once_more_hears_it_once_more():
+def test_a_second_drain_request_is_answered_too():
     play = two()
     assert play << drain("e0") >> drained("e0")
     assert play << drain("e0") >> drained("e0")
 
 
-def test_nothing_new_begins_on_a_drained_engine():
+def test_no_new_request_begins_on_a_drained_engine():
     play = two()
     assert play << drain("e0") >> drained("e0")
     for name, prompt in (("r1", A), ("r2", B)):
@@ -60,7 +60,7 @@ def test_nothing_new_begins_on_a_drained_engine():
     assert play << saved("a") >> goes("r3", engine="e1")
 
 
-def test_a_request_whose_slot_is_still_being_prepared_goes_elsewhere():
+def test_a_request_whose_slot_is_being_prepared_moves_if_the_engine_is_drained():
     play = two()
     assert play << arrives("r1", namespace="anna") << knows("r1", A) >> erases(0)
     assert play << drain("e0")
@@ -68,7 +68,7 @@ def test_a_request_whose_slot_is_still_being_prepared_goes_elsewhere():
     assert play << erased() >> goes("r1", engine="e1")
 
 
-def test_neither_does_what_takes_no_pin():
+def test_unpinned_requests_avoid_a_drained_engine():
     play = two()
     assert play << drain("e0") >> drained("e0")
     assert play << arrives("r1", bypass=True) >> unpinned("r1", Reason.BYPASS, engine="e1")
@@ -88,7 +88,7 @@ def test_a_running_answer_ends_and_its_state_is_saved_before_the_engine_is_drain
     assert play << restored() >> goes("r2", engine="e1", reason=Reason.SNAPSHOT)
 
 
-def test_what_idle_slots_hold_is_saved_at_once():
+def test_idle_slots_are_saved_at_once_when_their_engine_is_drained():
     play = two()
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", engine="e0")
     assert play << starts("r1")
@@ -97,7 +97,7 @@ def test_what_idle_slots_hold_is_saved_at_once():
     assert play << saved("a") >> drained("e0")
 
 
-def test_an_engine_that_is_put_back_serves_again():
+def test_an_engine_whose_drain_ends_gets_requests_again():
     play = two()
     assert play << drain("e0") >> drained("e0")
     assert play << drain("e1") >> drained("e1")
@@ -108,7 +108,7 @@ def test_an_engine_that_is_put_back_serves_again():
     assert play.placement.drained(EngineId("e1"))
 
 
-def test_a_drained_engine_stays_so_when_it_was_restarted():
+def test_a_drained_engine_stays_drained_after_a_restart():
     play = two()
     assert play << drain("e0") >> drained("e0")
     assert play << engine_lost("e0")
@@ -122,7 +122,7 @@ def test_an_engine_that_is_down_counts_as_drained():
     assert play << drain("e0") >> drained("e0")
 
 
-def test_a_new_engine_is_used_and_one_that_is_gone_is_forgotten():
+def test_a_new_engine_gets_requests_and_a_removed_engine_is_forgotten():
     play = two()
     assert play << named("e0", "e1", "e2")
     assert play << engine_up("e2") << sees(engine="e2")
@@ -136,7 +136,7 @@ def test_a_new_engine_is_used_and_one_that_is_gone_is_forgotten():
     assert play << arrives("r2") >> unpinned("r2", Reason.FAIL_OPEN, engine="e2")
 
 
-def test_an_engine_that_nobody_drains_never_hears_of_it():
+def test_no_engine_is_reported_as_drained_without_a_drain_request():
     play = two()
     assert play << snapshots_changed()
     assert play.rests()

@@ -34,52 +34,52 @@ def shared(limits: Limits = SHARED, **more: Any) -> Play:
     return Play(limits=limits, **{**NEW_FILES, **more})
 
 
-def wanted(play: Play, request: str, prompt: Tokens) -> list[Wanted]:
+def lookups(play: Play, request: str, prompt: Tokens) -> list[Wanted]:
     return list(play.placement.wanted_elsewhere(RequestId(request), prompt))
 
 
-def test_a_prompt_that_is_in_no_slot_and_no_file_is_looked_for():
+def test_a_prompt_that_no_slot_and_no_file_holds_is_looked_up_in_the_shared_store():
     play = shared()
     play << arrives("r1")
-    (one,) = wanted(play, "r1", A)
+    (one,) = lookups(play, "r1", A)
     assert (one.traits.fingerprint, one.prompt, one.here) == ("f", A, 0)
     assert one.within == pytest.approx(MOST_SECONDS), "computing would take five seconds"
-    assert wanted(play, "r1", A.cut(0, 300))[0].within == LEAST_SECONDS
+    assert lookups(play, "r1", A.cut(0, 300))[0].within == LEAST_SECONDS
 
 
-def test_a_state_is_looked_for_in_the_namespace_of_its_request():
+def test_the_lookup_uses_the_namespace_of_its_request():
     play = shared()
     assert one_turn(play, "r1", A, slot=0)
     play << arrives("r2", namespace="mine")
-    (one,) = wanted(play, "r2", A + MORE)
+    (one,) = lookups(play, "r2", A + MORE)
     assert (one.prompt.space, one.here) == ("mine", 0)
 
 
-def test_a_request_that_lacks_few_tokens_is_not_looked_for_elsewhere():
+def test_a_request_that_lacks_few_tokens_is_not_looked_up():
     play = shared()
     assert one_turn(play, "r1", A, slot=0)
     play << arrives("r2")
-    assert wanted(play, "r2", A + MORE) == []
-    assert wanted(play, "r2", A + B)[0].here == 5000
+    assert lookups(play, "r2", A + MORE) == []
+    assert lookups(play, "r2", A + B)[0].here == 5000
     assert play << snapshots_changed(snapshot("s1", B))
-    assert wanted(play, "r2", B + MORE) == []
+    assert lookups(play, "r2", B + MORE) == []
 
 
-def test_a_request_that_has_its_place_is_not_looked_for():
+def test_a_request_that_was_sent_is_not_looked_up():
     play = shared()
     assert play << arrives("r1") << knows("r1", A) >> goes("r1")
-    assert wanted(play, "r1", A) == []
-    assert wanted(play, "nobody", A) == []
+    assert lookups(play, "r1", A) == []
+    assert lookups(play, "unknown", A) == []
 
 
-def test_what_is_found_is_restored_in_the_time_that_computing_would_take():
+def test_a_found_state_is_restored_within_the_time_that_computing_would_take():
     play = shared()
     play << arrives("r1") << snapshots_changed(snapshot("s1", A, tier=Tier.COLD, size=10**7))
     assert play << knows("r1", A + MORE) >> restores(0, "s1", within=5.0)
     assert play << restored(brought=2.0) >> goes("r1", slot=0, reason=Reason.SNAPSHOT)
 
 
-def test_what_came_too_late_is_computed_and_its_price_is_known():
+def test_a_restore_that_was_too_slow_falls_back_to_computing_and_raises_the_restore_price():
     play = shared()
     before = play.table.rates.restore_price(10**7, cold=True)
     play << arrives("r1") << snapshots_changed(snapshot("s1", A, tier=Tier.COLD, size=10**7))
@@ -90,7 +90,7 @@ def test_what_came_too_late_is_computed_and_its_price_is_known():
     assert play.table.rates.restore_price(10**7, cold=True) > len(A) > before
 
 
-def test_for_want_of_room_files_leave_the_slot_folder_and_nothing_leaves_the_store():
+def test_files_move_from_a_full_slot_folder_to_the_store_and_none_is_removed_from_the_store():
     play = shared(Limits(hot_bytes=1000, cold_bytes=10**15, shared_bytes=500))
     play << snapshots_changed(snapshot("s1", A, size=900), snapshot("s2", B, size=900))
     (gone,) = play.effects

@@ -51,7 +51,7 @@ def test_a_request_without_tokens_goes_to_the_slot_that_loses_least(rendered):
     assert play << ends("r2", 400) >> reports("r2", exact=None, predicted=None, oracle=None)
 
 
-def test_the_next_turn_goes_on_without_waiting_for_its_tokens():
+def test_the_next_turn_is_sent_without_waiting_for_its_tokens():
     play = Play()
     first = arrives("r1", hash_chain=TALK)
     assert play << first << knows("r1", A) >> goes("r1", slot=0) << ends("r1", 1000) >> reports("r1")
@@ -64,7 +64,7 @@ def test_the_next_turn_goes_on_without_waiting_for_its_tokens():
     assert play << ends("r2", 1200, 1000) >> reports("r2", predicted=1000, exact=True, oracle=200)
 
 
-def test_tokens_that_come_after_the_answer_give_one_exact_report():
+def test_tokens_that_arrive_after_the_answer_give_one_exact_report():
     play = Play()
     first = arrives("r1", hash_chain=TALK)
     assert play << first << knows("r1", A) >> goes("r1", slot=0) << ends("r1", 1000) >> reports("r1")
@@ -80,7 +80,7 @@ def test_tokens_that_come_after_the_answer_give_one_exact_report():
     assert (play << sees()).rests()
 
 
-def test_no_request_continues_a_slot_that_is_taken():
+def test_no_request_continues_in_a_slot_that_is_taken():
     play = Play()
     first = arrives("r1", hash_chain=TALK)
     assert play << first << knows("r1", A) >> goes("r1", slot=0)
@@ -88,14 +88,14 @@ def test_no_request_continues_a_slot_that_is_taken():
     assert play << knows("r2", A + MORE) >> goes("r2", slot=1)
 
 
-def test_a_count_of_tokens_that_is_not_the_engines_is_reported():
+def test_a_token_count_that_differs_from_the_engines_is_reported_as_inexact():
     play = Play()
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
     assert play << ends("r1", 1003) >> reports("r1", exact=False)
 
 
 @pytest.mark.parametrize("late", [knows("r1", A), starts("r1"), planted("r1"), ends("r1"), leaves("r1")])
-def test_what_comes_after_the_client_left_changes_nothing(late):
+def test_events_of_a_request_whose_client_left_change_nothing(late):
     play = Play()
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << starts("r1") << leaves("r1")
     assert play << late
@@ -103,7 +103,7 @@ def test_what_comes_after_the_client_left_changes_nothing(late):
     assert (play << sees(contents={0: 512})).rests()
 
 
-def test_a_client_that_leaves_the_line_is_forgotten():
+def test_a_queued_request_whose_client_leaves_is_forgotten():
     play = Play(n_slots=1)
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
     assert play << arrives("r2") << leaves("r2") << knows("r2", B)
@@ -115,7 +115,7 @@ def test_a_client_that_leaves_the_line_is_forgotten():
 # -- engines -------------------------------------------------------------------------------------------
 
 
-def test_without_an_engine_everything_goes_to_the_first():
+def test_without_an_engine_all_requests_go_to_the_first_engine():
     play = Play(engines=2, up=False)
     assert play << arrives("r1") >> unpinned("r1", Reason.FAIL_OPEN, engine="e0")
     assert play << arrives("r2", bypass=True) >> unpinned("r2", Reason.BYPASS, engine="e0")
@@ -124,26 +124,26 @@ def test_without_an_engine_everything_goes_to_the_first():
     assert not play.placement._state.requests
 
 
-def test_nothing_is_pinned_before_somebody_looked():
+def test_no_request_is_pinned_before_the_first_get_slots():
     play = Play(up=False)
     assert play << engine_up()
     assert play << arrives("r1") << knows("r1", A)
     assert play << sees(0) >> goes("r1", slot=1)
 
 
-def test_an_engine_without_a_listing_is_used_all_the_same():
+def test_an_engine_without_get_slots_is_used_all_the_same():
     play = Play(up=False)
     assert play << engine_up() << arrives("r1") << knows("r1", A) << look_failed() >> goes("r1", slot=0)
 
 
-def test_an_engine_that_may_be_at_work_is_looked_at_before_each_pin():
+def test_an_engine_that_other_clients_may_use_is_checked_before_each_pin():
     play = Play(up=False)
     assert play << engine_up(fresh=False) << sees()
     assert play.later(5.0) << arrives("r1") << knows("r1", A)
     assert play << sees() >> goes("r1", slot=0)
 
 
-def test_what_was_sent_before_the_engine_was_known_to_be_up_may_be_in_any_slot():
+def test_a_request_that_was_sent_before_the_engine_was_up_may_be_in_any_slot():
     play = Play(up=False)
     assert play << arrives("r1", rendered=False) >> unpinned("r1", Reason.FAIL_OPEN)
     assert play << engine_up() << arrives("r2") << knows("r2", A) << sees()
@@ -152,7 +152,7 @@ def test_what_was_sent_before_the_engine_was_known_to_be_up_may_be_in_any_slot()
     assert play << ends("r1", 50) >> reports("r1", slot=1, reason=Reason.FAIL_OPEN)
 
 
-def test_after_a_crash_every_slot_is_empty_and_the_line_goes_on():
+def test_after_a_crash_all_slots_are_empty_and_queued_requests_are_sent():
     play = Play(n_slots=1)
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << starts("r1")
     assert play << arrives("r2") << engine_lost() >> unpinned("r2", Reason.FAIL_OPEN)
@@ -169,7 +169,7 @@ def test_after_a_crash_every_slot_is_empty_and_the_line_goes_on():
 
 
 @pytest.mark.parametrize("end", [leaves("r1"), ends("r1", 1000)], ids=["broken", "finished"])
-def test_an_answer_that_outlives_its_engine_belongs_to_no_slot_of_the_next(end):
+def test_an_answer_of_a_lost_engine_takes_no_slot_of_the_restarted_engine(end):
     play = Play(n_slots=1)
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << starts("r1")
     assert play << engine_lost() << engine_up() << sees()
@@ -182,7 +182,7 @@ def test_an_answer_that_outlives_its_engine_belongs_to_no_slot_of_the_next(end):
     assert play << ends("r2", 1000) >> reports("r2")
 
 
-def test_a_request_that_ended_unseen_is_reported_when_the_engine_is_lost():
+def test_a_request_in_an_unknown_slot_is_reported_when_the_engine_is_lost():
     play = Play()
     assert (
         play << arrives("r1", bypass=True, rendered=False) >> unpinned("r1", Reason.BYPASS) << ends("r1", 300)
@@ -191,7 +191,7 @@ def test_a_request_that_ended_unseen_is_reported_when_the_engine_is_lost():
     assert not play.placement._state.requests
 
 
-def test_an_engine_that_was_restarted_unnoticed_is_believed_empty():
+def test_an_engine_that_restarted_unnoticed_is_taken_as_empty():
     play = Play()
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << ends("r1", 1000) >> reports("r1")
     assert play << sees(contents={0: 0, 1: 0})
@@ -207,7 +207,7 @@ def planting():
     return play
 
 
-def test_a_plant_that_fails_does_not_keep_its_request():
+def test_a_failed_plant_does_not_hold_its_request():
     play = planting()
     play << planted("r2", None)
     if not play.effects:
@@ -216,7 +216,7 @@ def test_a_plant_that_fails_does_not_keep_its_request():
     assert play << ends("r2", 3000, 0) >> reports("r2", usage__planted=0)
 
 
-def test_a_plant_that_outlives_its_engine_gives_no_right_to_the_slot():
+def test_a_plant_of_a_lost_engine_does_not_reserve_a_slot():
     play = planting()
     assert play << engine_lost() << engine_up() << sees()
     for request in ("r3", "r4"):
@@ -226,7 +226,7 @@ def test_a_plant_that_outlives_its_engine_gives_no_right_to_the_slot():
     assert play << ends("r4", 1000) >> reports("r4") >> goes("r2", slot=1)
 
 
-def test_a_plant_that_ends_while_its_engine_is_gone_sends_its_request_through():
+def test_a_request_fails_open_if_its_engine_is_lost_during_its_plant():
     play = planting()
     assert play << engine_lost() << planted("r2", None) >> unpinned("r2", Reason.FAIL_OPEN)
 
@@ -247,7 +247,7 @@ def test_a_conversation_stays_on_its_engine():
     assert play << arrives("r2") << knows("r2", A + MORE) >> goes("r2", engine="e0", slot=0)
 
 
-def test_a_conversation_waits_for_its_engine_rather_than_be_computed_again_elsewhere():
+def test_a_conversation_waits_for_its_engine_rather_than_be_computed_on_another():
     play = Play(engines=2)
     assert (
         play
@@ -263,7 +263,7 @@ def test_a_conversation_waits_for_its_engine_rather_than_be_computed_again_elsew
     assert play << sees() >> goes("r2", engine="e0", slot=0)
 
 
-def test_what_a_lost_engine_held_does_not_keep_anybody():
+def test_no_request_waits_for_the_contents_of_a_lost_engine():
     play = Play(engines=2)
     assert (
         play
@@ -279,7 +279,7 @@ def test_what_a_lost_engine_held_does_not_keep_anybody():
 # -- cost of decisions, and GET /slots ---------------------------------------------------------------------
 
 
-def test_a_long_line_is_not_decided_on_when_no_slot_is_free(monkeypatch):
+def test_a_long_queue_is_not_decided_if_no_slot_is_free(monkeypatch):
     from slotkeeper.scheduler import arrivals
 
     play = Play(n_slots=1)
@@ -293,7 +293,7 @@ def test_a_long_line_is_not_decided_on_when_no_slot_is_free(monkeypatch):
     assert decide.call_count == 1
 
 
-def test_a_long_line_is_not_decided_on_again_while_nothing_changes(monkeypatch):
+def test_a_long_queue_is_not_decided_again_while_nothing_changes(monkeypatch):
     from slotkeeper.scheduler import arrivals
 
     play = Play()
@@ -306,7 +306,7 @@ def test_a_long_line_is_not_decided_on_again_while_nothing_changes(monkeypatch):
     assert play << sees(contents={0: 1000}) >> goes("r0", slot=0) >> goes("r1", slot=1)
 
 
-def test_room_made_by_an_answer_that_nobody_saw_is_used_at_once():
+def test_a_request_in_an_unknown_slot_makes_room_for_another_when_it_ends():
     play = Play(n_slots=1)
     for request in ("r1", "r2"):
         play << arrives(request, pinnable=False, rendered=False)
@@ -314,7 +314,7 @@ def test_room_made_by_an_answer_that_nobody_saw_is_used_at_once():
     assert play << ends("r1", 50) >> unpinned("r2", Reason.UNPINNABLE)
 
 
-def test_dumps_show_what_one_needs_at_night():
+def test_the_repr_of_placement_shows_engines_slots_and_queue():
     play = Play()
     assert play << arrives("r1") << knows("r1", A) >> goes("r1")
     expected = "<Placement 1 requests, 0 queued | <e0 up | 0:launched 1:idle | 0 unsettled>>"

@@ -40,7 +40,7 @@ def dense(**more) -> Play:
     return Play(memory="dense", n_slots=1, **more)
 
 
-def test_what_was_computed_in_a_pause_is_reused_and_new_all_the_same():
+def test_prefetched_tokens_count_as_reused_and_prepared_and_stay_in_the_oracle():
     play = dense()
     assert one_turn(play, "r1", A, slot=0)
     assert (play << follows("r1", NEXT)).wakes() >> fills(0, Purpose.NEXT, tokens=NEXT)
@@ -49,7 +49,7 @@ def test_what_was_computed_in_a_pause_is_reused_and_new_all_the_same():
     assert play << ends("r2", len(NEXT) + 50, len(NEXT)) >> reports("r2", **PREPARED)
 
 
-def test_tokens_prepared_in_a_restored_file_count_as_prepared():
+def test_prepared_tokens_in_a_restored_file_count_as_prepared():
     play = dense(**NEW_FILES)
     play.placement._state.ahead.computed(NEXT, len(A))
     play.placement.tree().add(A, 0.0)
@@ -59,7 +59,7 @@ def test_tokens_prepared_in_a_restored_file_count_as_prepared():
     assert play << ends("r2", len(NEXT) + 50, len(NEXT)) >> proves("s1", paid=True) >> told
 
 
-def test_a_request_that_is_broken_off_counts_as_far_as_the_engine_was():
+def test_a_cancelled_request_counts_the_tokens_that_the_engine_reached():
     play = dense()
     assert one_turn(play, "r1", A, slot=0)
     assert play << arrives("r2") << knows("r2", NEXT) >> goes("r2", slot=0) << starts("r2")
@@ -69,7 +69,7 @@ def test_a_request_that_is_broken_off_counts_as_far_as_the_engine_was():
     assert play.placement.tree().longest(NEXT) == reached  # computed so far
 
 
-def test_a_prepared_prompt_that_is_cut_off_at_once_has_an_oracle_of_0():
+def test_a_prefetched_prompt_that_is_cancelled_at_once_has_an_oracle_of_0():
     play = dense()
     assert one_turn(play, "r1", A, slot=0)
     assert play << arrives("r2") << knows("r2", NEXT) >> goes("r2", slot=0) << starts("r2")
@@ -77,12 +77,12 @@ def test_a_prepared_prompt_that_is_cut_off_at_once_has_an_oracle_of_0():
     assert play << leaves("r2", reached=len(A), cached=len(A)) >> told
 
 
-def test_a_request_of_which_the_engine_said_nothing_counts_nothing():
+def test_a_cancelled_request_without_progress_is_not_counted():
     play = dense()
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << leaves("r1")
 
 
-def test_a_prefill_that_is_broken_off_with_its_request_was_computed_for_it():
+def test_a_plant_that_is_cancelled_with_its_request_counts_as_computed_for_it():
     play = Play(memory="hybrid", n_slots=1, eager_thinning=False)
     assert one_turn(play, "r1", A, slot=0)
     other = A.cut(0, 1000) + Tokens(range(40_000, 41_000))
@@ -91,7 +91,7 @@ def test_a_prefill_that_is_broken_off_with_its_request_was_computed_for_it():
     assert play << leaves("r2", reached=512, cached=512, planted=512) >> told
 
 
-def test_a_prefill_that_failed_was_computed_for_its_request_too():
+def test_a_failed_plant_counts_as_computed_for_its_request():
     play = Play(memory="hybrid", n_slots=1, eager_thinning=False)
     assert one_turn(play, "r1", A, slot=0)
     other = A.cut(0, 1000) + Tokens(range(40_000, 41_000))
@@ -103,7 +103,7 @@ def test_a_prefill_that_failed_was_computed_for_its_request_too():
 # -- time ----------------------------------------------------------------------------------------------
 
 
-def test_what_was_reused_would_have_taken_its_time_at_the_rate_that_was_learned():
+def test_reused_seconds_are_reused_tokens_at_the_learned_prefill_rate():
     play = dense()
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
     assert play << ends("r1", 2000, 0, prefill_seconds=4.0) >> reports("r1", reused_seconds=0.0)
@@ -111,13 +111,13 @@ def test_what_was_reused_would_have_taken_its_time_at_the_rate_that_was_learned(
     assert play << ends("r2", 2100, 2000, prefill_seconds=0.2) >> reports("r2", reused_seconds=4.0)
 
 
-def test_as_long_as_no_rate_was_shown_nothing_is_said_of_time():
+def test_reused_seconds_are_unknown_until_a_prefill_rate_is_learned():
     play = dense()
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
     assert play << ends("r1", 2000, 10) >> reports("r1", reused_seconds=None)
 
 
-def test_a_restore_is_waited_for_and_a_plant_computes_what_must_be_computed():
+def test_a_restore_counts_as_step_seconds_and_a_plant_does_not():
     play = dense(**NEW_FILES)
     assert play << snapshots_changed(snapshot("s1", NEXT))
     assert play << arrives("r1") << knows("r1", NEXT + ASKED) >> restores(0, "s1")

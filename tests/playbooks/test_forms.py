@@ -32,7 +32,7 @@ def both(own: Tokens | None, changed: Tokens | None):
     return type(known)(at=0.0, request=known.request, prompt=own, rewritten=changed)
 
 
-def test_where_messages_show_it_nobody_waits_for_tokens_and_both_prices_follow():
+def test_on_a_dense_model_a_rewritten_request_is_sent_by_its_messages_and_priced_afterwards():
     play = begun("dense")
     asked = arrives("r2", hash_chain=THEIRS, rewritten=AS_CHANGED)
     assert play << asked >> goes("r2", slot=0, changed=True, reason=Reason.CONTINUES)
@@ -41,14 +41,14 @@ def test_where_messages_show_it_nobody_waits_for_tokens_and_both_prices_follow()
     assert play << ends("r2", 1400, 1300) >> reports("r2", predicted=1300)
 
 
-def test_where_a_state_cannot_be_cut_tokens_decide():
+def test_on_a_hybrid_model_a_rewritten_request_waits_for_its_tokens():
     play = begun("hybrid")
     assert play << arrives("r2", hash_chain=THEIRS, rewritten=AS_CHANGED)
     assert play << both(OWN, CHANGED) >> goes("r2", slot=0, changed=True)
     assert weighed(play) == Weighed(own=1400, changed=100, taken=True)
 
 
-def test_tools_are_put_in_order_only_if_that_saves_what_it_moves():
+def test_tools_are_reordered_only_if_that_saves_at_least_the_tokens_that_it_moves():
     """Otherwise the next agent with this client's order could reuse nothing of it."""
     for moved, taken in ((1300 * 4, True), (1301 * 4, False)):
         play = begun("dense")
@@ -56,8 +56,8 @@ def test_tools_are_put_in_order_only_if_that_saves_what_it_moves():
         assert play << both(OWN, CHANGED) >> goes("r2", changed=taken)
 
 
-def test_what_is_put_back_goes_out_only_if_it_leaves_room_and_waits_for_its_tokens():
-    """Elsewhere messages would decide it, as in the first of these tests."""
+def test_a_restored_result_is_sent_only_if_its_prompt_fits_and_only_after_its_tokens_are_known():
+    """Without such a limit the messages alone would place it, as in the first of these tests."""
     for most, taken in ((len(CHANGED), True), (len(CHANGED) - 1, False)):
         play = begun("dense")
         assert play << arrives("r2", hash_chain=THEIRS, rewritten=AS_CHANGED, most=most)
@@ -75,7 +75,7 @@ def test_what_is_put_back_goes_out_only_if_it_leaves_room_and_waits_for_its_toke
         (None, CHANGED, (None, 100)),
     ],
 )
-def test_else_the_clients_own_goes_out(own, changed, prices):
+def test_the_clients_form_is_sent_if_the_rewritten_form_saves_nothing(own, changed, prices):
     play = begun("dense")
     assert play << arrives("r2", hash_chain=THEIRS, rewritten=THEIRS)
     assert play << both(own, changed) >> goes("r2", changed=False)
@@ -86,14 +86,14 @@ def test_else_the_clients_own_goes_out(own, changed, prices):
         assert (found.own, found.changed) == prices
 
 
-def test_equal_digests_say_nothing_of_keys_in_another_order():
+def test_tokens_decide_between_two_forms_with_equal_hash_chains():
     """Both hash chains continue from the slot, but only the changed form's tokens do."""
     play = begun("dense")
     assert play << arrives("r2", hash_chain=AS_CHANGED, rewritten=AS_CHANGED)
     assert play << both(OWN, CHANGED) >> goes("r2", slot=0, changed=True)
 
 
-def test_nothing_is_priced_where_nothing_would_change_or_nothing_may_be_reused():
+def test_a_request_is_not_priced_if_no_rule_changes_it_or_it_may_reuse_nothing():
     play = begun("dense")
     assert play << arrives("r2", hash_chain=AS_CHANGED) >> goes("r2", slot=0, changed=False)
     assert weighed(play) is None
@@ -102,7 +102,7 @@ def test_nothing_is_priced_where_nothing_would_change_or_nothing_may_be_reused()
     assert play << both(OWN, CHANGED) >> goes("r2", changed=False)
 
 
-def test_what_waits_is_priced_when_its_turn_comes():
+def test_a_queued_request_is_priced_again_when_a_slot_is_free():
     """Its slot was overwritten meanwhile, so the change saves nothing any more."""
     play = Play(memory="dense", n_slots=1)
     assert play << arrives("r1", hash_chain=MINE) << knows("r1", FIRST) >> goes("r1", slot=0)
@@ -114,7 +114,7 @@ def test_what_waits_is_priced_when_its_turn_comes():
     assert weighed(play) == Weighed(own=100, changed=1400, taken=False)
 
 
-def test_a_sub_agent_that_knows_what_was_said_leaves_its_main_agents_slot_alone():
+def test_a_sub_agent_that_quotes_its_main_agents_messages_does_not_take_its_slot():
     """Its messages continue from there, but behind other tools: it can reuse nothing of that state."""
     play = begun("dense")
     sub = (b"H", b"u1", b"a1", b"q")

@@ -40,7 +40,7 @@ def behind(question: Tokens, image: Tokens = A) -> Tokens:
     return TEXT + image + question.cut(0, TAIL)
 
 
-def test_a_checkpoint_is_planted_right_behind_the_last_image():
+def test_a_checkpoint_is_planted_right_after_the_last_image():
     play = Play(n_slots=1, **LATER_BUILD)
     play << arrives("r1") << knows("r1", TEXT + A + ASKS[0])
     assert play >> plants("r1", 0, Purpose.PLANT, tokens=behind(ASKS[0]))
@@ -80,7 +80,7 @@ def test_no_checkpoint_is_planted_if_the_engine_must_read_many_images_again():
     assert play >> goes("r2", slot=0, reason=Reason.PREFIX)
 
 
-def test_prompts_diverge_before_another_image_and_foreign_tokens_replace_it_in_the_plant():
+def test_a_plant_before_a_differing_image_has_foreign_tokens_in_place_of_the_image():
     """The engine ends no batch inside an image, so only text behind the boundary can make a checkpoint."""
     play = Play(n_slots=1, **LATER_BUILD)
     play << arrives("r1") << knows("r1", TEXT + A + ASKS[0])
@@ -98,7 +98,7 @@ def test_prompts_diverge_before_another_image_and_foreign_tokens_replace_it_in_t
 
 
 @pytest.mark.parametrize("files", [OLD_FILES, NEW_FILES], ids=["old", "new"])
-def test_no_plant_ends_inside_an_image_or_right_behind_one(files):
+def test_no_plant_ends_inside_an_image_or_right_after_one(files):
     """Some engines abort on such a prompt."""
     play, ended = Play(n_slots=2, limits=Limits(pause=0.0), **files, **LATER_BUILD), 0
     for number, question in enumerate((*ASKS, *ASKS)):
@@ -121,7 +121,7 @@ def test_no_plant_ends_inside_an_image_or_right_behind_one(files):
     assert ended
 
 
-def test_a_plant_that_cannot_be_sent_leaves_the_slot_as_it_was():
+def test_a_plant_that_cannot_be_sent_leaves_the_contents_of_the_slot_unchanged():
     play = Play(n_slots=1, **LATER_BUILD)
     assert one_turn(play, "r0", TEXT, slot=0)
     held = play.table.shadow.slots[0]
@@ -147,7 +147,7 @@ def test_a_plant_that_cannot_be_sent_is_not_retried_in_idle_time():
     assert play.rests()
 
 
-def test_a_count_that_differs_leaves_a_slot_with_unknown_tokens():
+def test_a_differing_token_count_leaves_a_slot_with_unknown_tokens():
     play = Play(n_slots=1, **LATER_BUILD)
     play << arrives("r1") << knows("r1", TEXT + A + ASKS[0])
     assert play >> plants("r1", 0, Purpose.PLANT) << planted("r1", END + TAIL) >> goes("r1", slot=0)

@@ -71,20 +71,20 @@ def answered(play: Play, request: str, prompt: Tokens, *, slot: int) -> None:
 # -- what fits -------------------------------------------------------------------------------------------
 
 
-def test_prompt_and_answer_less_one_token_fill_the_buffer_exactly():
+def test_two_requests_run_at_once_if_their_prompts_and_answers_exactly_fill_the_buffer():
     play = pool(2198)
     assert asks(play, "r1", A) >> goes("r1") << starts("r1")
     assert asks(play, "r2", B) >> goes("r2")
 
 
-def test_with_one_cell_less_the_second_waits_for_the_first():
+def test_with_one_cell_too_few_the_second_request_waits_for_the_first():
     play = pool(2197)
     assert asks(play, "r1", A) >> goes("r1") << starts("r1")
     assert asks(play, "r2", B) >> pooled("r2", PoolAct.WAITED, cells=1)
     assert play << ends("r1", 1000, generated=50) >> reports("r1") >> goes("r2")
 
 
-def test_equal_prefixes_count_twice():
+def test_an_equal_prefix_in_two_slots_takes_its_cells_twice():
     play = pool(2400)
     assert asks(play, "r1", A) >> goes("r1") << starts("r1")
     assert asks(play, "r2", A + MORE) >> goes("r2", slot=1) << starts("r2")
@@ -100,19 +100,19 @@ def test_equal_prefixes_count_twice():
         {"n_slots": 1, "knowledge": READ},
     ],
 )
-def test_an_engine_whose_slots_share_no_buffer_is_left_alone(traits):
+def test_requests_do_not_wait_for_cells_if_the_engines_slots_share_no_buffer(traits):
     play = pool(1200, **traits)
     assert asks(play, "r1", A) >> goes("r1") << starts("r1")
     if play.traits.n_slots > 1:
         assert asks(play, "r2", B) >> goes("r2")
 
 
-def test_a_prompt_that_fits_into_no_slot_goes_on_to_be_refused():
+def test_a_prompt_that_fits_in_no_slot_is_sent_and_the_engine_refuses_it():
     play = pool(900)
     assert asks(play, "r1", B, 10) >> goes("r1")
 
 
-def test_what_can_only_run_alone_runs_alone():
+def test_a_request_that_may_need_the_whole_buffer_runs_alone():
     play = pool(1500)
     assert asks(play, "r1", A, 5000) >> goes("r1") << starts("r1")
     assert asks(play, "r2", MORE, 1) >> pooled("r2", PoolAct.WAITED)
@@ -126,14 +126,14 @@ def test_a_request_whose_client_left_keeps_its_cells_until_its_slot_is_free():
     assert play << sees(contents={0: 0}) >> goes("r2")
 
 
-def test_what_is_taken_of_the_buffer_is_told():
+def test_the_cells_in_use_are_reported():
     play = held(pool(4096), A)
     assert asks(play, "r1", B, 100) >> goes("r1")
     assert play.placement.pool_of(play.table) == {"cells": 4096, "taken": 1000 + 1099}
     assert Play(memory="dense").placement.pool_of(Play(memory="dense").table) is None
 
 
-def test_the_next_turn_of_a_slot_needs_only_what_it_adds():
+def test_the_next_turn_of_a_slot_needs_only_cells_for_its_new_tokens():
     play = held(pool(2300), A, B)
     assert asks(play, "r1", A + MORE, 100) >> goes("r1", slot=0)
 
@@ -146,7 +146,7 @@ def test_a_clients_own_slot_action_needs_no_cells():
 # -- making room -----------------------------------------------------------------------------------------
 
 
-def test_without_files_the_cheapest_idle_slot_is_emptied_by_one_token():
+def test_without_slot_files_the_cheapest_idle_slot_is_emptied_by_a_prefill_of_one_token():
     play = held(pool(2500), A, B)
     assert (
         asks(play, "r1", C)
@@ -157,7 +157,7 @@ def test_without_files_the_cheapest_idle_slot_is_emptied_by_one_token():
     assert play << filled() >> goes("r1")
 
 
-def test_the_token_that_is_left_in_an_emptied_slot_keeps_nobody_waiting():
+def test_the_token_left_in_an_emptied_slot_does_not_make_a_request_wait():
     play = held(pool(2500), A, B)
     asks(play, "r1", C, 5000) >> pooled("r1", PoolAct.WAITED)
     play.effects.clear()
@@ -166,14 +166,14 @@ def test_the_token_that_is_left_in_an_emptied_slot_keeps_nobody_waiting():
     assert play >> goes("r1")
 
 
-def test_with_files_the_victim_is_saved_then_erased():
+def test_with_slot_files_the_victim_is_saved_and_then_erased():
     play = held(pool(2500, **NEW_FILES), A, B)
     assert asks(play, "r1", C) >> pooled("r1", PoolAct.WAITED) >> saves(0)
     assert play << saved("s0") >> pooled("r1", PoolAct.PARKED, slot=0) >> erases(0)
     assert play << erased() >> goes("r1")
 
 
-def test_what_was_parked_is_restored_once_there_is_room_again():
+def test_a_parked_slot_is_restored_once_there_are_free_cells():
     play = held(pool(2500, **NEW_FILES), A, B)
     assert asks(play, "r1", C) >> pooled("r1", PoolAct.WAITED) >> saves(0)
     assert play << saved("s0") >> pooled("r1", PoolAct.PARKED) >> erases(0) << erased() >> goes("r1", slot=0)
@@ -183,26 +183,26 @@ def test_what_was_parked_is_restored_once_there_is_room_again():
     assert play << erased() >> restores(1, "s0") << restored() >> goes("r2", slot=1)
 
 
-def test_a_victim_that_cannot_be_saved_is_erased_all_the_same():
+def test_a_victim_whose_save_fails_is_erased_all_the_same():
     play = held(pool(2500, **NEW_FILES), A, B)
     assert asks(play, "r1", C) >> pooled("r1", PoolAct.WAITED) >> saves(0)
     assert play << unsaved() >> pooled("r1", PoolAct.ERASED, slot=0) >> erases(0) << erased() >> goes("r1")
 
 
-def test_where_one_large_slot_is_enough_the_small_ones_stay():
+def test_one_large_victim_is_preferred_to_several_small_ones():
     play = held(pool(3400), MORE, A, B)
     asks(play, "r1", C, 500) >> pooled("r1", PoolAct.WAITED)
     assert play >> pooled("r1", PoolAct.ERASED, slot=1) >> fills(1, Purpose.EMPTY) << filled() >> goes("r1")
 
 
-def test_nothing_is_emptied_where_that_would_not_be_enough():
+def test_no_slot_is_emptied_if_that_would_not_free_enough_cells():
     play = held(pool(3300), A)
     assert asks(play, "r1", B, 1000) >> goes("r1") << starts("r1")
     assert asks(play, "r2", C, 1000) >> pooled("r2", PoolAct.WAITED)
     assert play.table.shadow.slots[0] is not None
 
 
-def test_no_second_victim_is_taken_while_the_first_one_goes():
+def test_no_second_victim_is_chosen_while_the_first_is_emptied():
     play = held(pool(3500), A, B, C)
     assert (
         asks(play, "r1", D)
@@ -214,7 +214,7 @@ def test_no_second_victim_is_taken_while_the_first_one_goes():
     assert play << filled() >> goes("r1")
 
 
-def test_where_no_slot_can_be_emptied_the_engine_does_it_and_that_is_foreseen():
+def test_if_no_slot_can_be_emptied_the_request_is_sent_and_the_engines_purge_is_modelled():
     play = held(pool(2500), A, B)
     play.table.no_touch_until = play.clock + 60
     assert asks(play, "r1", C) >> goes("r1", slot=2) << starts("r1")
@@ -222,7 +222,7 @@ def test_where_no_slot_can_be_emptied_the_engine_does_it_and_that_is_foreseen():
     assert play >> pooled("r1", PoolAct.PURGED, slot=0) >> reports("r1")
 
 
-def test_a_prefill_of_one_token_that_failed_is_not_tried_again_at_once():
+def test_a_failed_prefill_of_one_token_is_not_retried_at_once():
     play = held(pool(2500), A, B)
     assert (
         asks(play, "r1", C)
@@ -236,7 +236,7 @@ def test_a_prefill_of_one_token_that_failed_is_not_tried_again_at_once():
 # -- which request waits -----------------------------------------------------------------------------------
 
 
-def test_small_requests_pass_a_large_one_but_not_for_ever():
+def test_small_requests_overtake_a_large_one_a_limited_number_of_times():
     play = pool(2200)
     assert asks(play, "r0", A, 200) >> goes("r0", slot=0) << starts("r0")
     assert asks(play, "big", B, 200, client="ben") >> pooled("big", PoolAct.WAITED)
@@ -252,7 +252,7 @@ def test_small_requests_pass_a_large_one_but_not_for_ever():
     assert play >> pooled("late", PoolAct.WAITED) >> pooled("late", PoolAct.ERASED) >> fills(0, Purpose.EMPTY)
 
 
-def test_a_request_whose_tokens_are_not_known_waits_for_them_where_they_may_not_fit():
+def test_a_request_waits_for_its_tokens_if_it_may_not_fit():
     play = held(pool(2300), A)
     assert asks(play, "r1", B, 101) >> goes("r1", slot=1) << starts("r1")
     assert play << arrives("r2", hash_chain=(b"t", b"1", b"2"), size=4000, answer_limit=10)
@@ -267,13 +267,13 @@ def expected(outputs: Outputs, **more: Any) -> int:
     return outputs.expected(arrives("r", kind="k", **more), 50_000)
 
 
-def test_an_answer_is_expected_to_be_as_long_as_its_client_allows():
+def test_an_answer_is_expected_to_reach_the_clients_limit():
     assert expected(Outputs(), answer_limit=300) == 300
     assert expected(Outputs(), answer_limit=80_000) == 50_000
     assert expected(Outputs()) == UNKNOWN_OUTPUT
 
 
-def test_once_enough_answers_were_seen_a_high_limit_counts_no_more():
+def test_learned_answer_lengths_replace_a_high_limit():
     outputs = Outputs()
     for _ in range(LEARNED_FROM):
         outputs.add("k", 500)
@@ -282,14 +282,14 @@ def test_once_enough_answers_were_seen_a_high_limit_counts_no_more():
     assert expected(outputs) == MARGIN * 500
 
 
-def test_short_answers_do_not_promise_more_of_them():
+def test_an_expected_answer_has_a_minimum_length():
     outputs = Outputs()
     for _ in range(LEARNED_FROM):
         outputs.add("k", 2)
     assert expected(outputs, answer_limit=32_000) == LEAST_OUTPUT
 
 
-def test_a_request_that_has_outgrown_its_cells_gets_all_it_may_need():
+def test_a_request_that_outgrew_its_cells_reserves_its_whole_limit():
     outputs = Outputs()
     for _ in range(LEARNED_FROM):
         outputs.add("k", 2)
@@ -300,7 +300,7 @@ def test_a_request_that_has_outgrown_its_cells_gets_all_it_may_need():
 # -- what the engine does on its own -----------------------------------------------------------------------
 
 
-def test_the_lowest_idle_slots_go_when_an_answer_outgrows_the_buffer():
+def test_the_lowest_idle_slots_are_purged_if_an_answer_outgrows_the_buffer():
     play = held(pool(4096), A, B)
     assert asks(play, "r1", C, None) >> goes("r1", slot=2) << starts("r1")
     play << ends("r1", 1000, generated=1200)
@@ -308,7 +308,7 @@ def test_the_lowest_idle_slots_go_when_an_answer_outgrows_the_buffer():
     assert [contents is None for contents in play.table.shadow.slots] == [True, False, False, True]
 
 
-def test_a_request_that_failed_for_lack_of_cells_shows_that_there_is_one_buffer():
+def test_a_request_that_fails_for_lack_of_cells_shows_that_the_slots_share_a_buffer():
     play = pool(4096, knowledge={}, unified=False)
     assert asks(play, "r1", A, None) >> goes("r1", slot=0) << starts("r1")
     play << lacks_cells("r1", again=True)
@@ -316,7 +316,7 @@ def test_a_request_that_failed_for_lack_of_cells_shows_that_there_is_one_buffer(
     assert in_use(play.placement._state, play.table) == 1000 + UNKNOWN_OUTPUT - 1
 
 
-def test_after_such_a_failure_no_idle_slot_holds_anything():
+def test_after_a_failure_for_lack_of_cells_all_idle_slots_are_empty():
     play = held(pool(4096), A, B)
     assert asks(play, "r1", C, None) >> goes("r1", slot=2) << starts("r1")
     play << lacks_cells("r1")
@@ -328,14 +328,14 @@ def test_after_such_a_failure_no_idle_slot_holds_anything():
     )
 
 
-def test_what_was_read_from_the_command_line_is_not_unlearned():
+def test_a_flag_from_the_command_line_is_not_replaced_by_a_failure():
     play = pool(4096, unified=False)
     assert asks(play, "r1", A, None) >> goes("r1", slot=0) << starts("r1")
     assert play << lacks_cells("r1") >> pooled("r1", PoolAct.FAILED)
     assert not play.table.traits.unified
 
 
-def test_slots_that_hold_more_than_one_buffer_share_none():
+def test_slots_that_hold_more_tokens_than_one_buffer_do_not_share_it():
     play = pool(1500, knowledge={})
     play << arrives("r1") << sees(contents={0: 1000, 1: 1000})
     assert play >> learns("unified", False, Known.HELD)
@@ -344,7 +344,7 @@ def test_slots_that_hold_more_than_one_buffer_share_none():
 # -- where each task wipes the idle slots ----------------------------------------------------------------
 
 
-def test_no_task_is_sent_while_another_is_on_its_way():
+def test_with_a_ram_cache_no_request_is_sent_while_another_has_not_begun():
     play = pool(4096, ram_cache=True)
     assert asks(play, "r1", A) >> goes("r1", slot=0)
     assert asks(play, "r2", B)
@@ -352,6 +352,6 @@ def test_no_task_is_sent_while_another_is_on_its_way():
     assert play << starts("r1") >> goes("r2")
 
 
-def test_idle_slots_take_no_cells_of_an_answer():
+def test_with_a_ram_cache_idle_slots_take_no_cells_from_a_request():
     play = held(pool(2200, ram_cache=True), A, B)
     assert asks(play, "r1", C, 1000) >> goes("r1")

@@ -24,30 +24,30 @@ def turns(play: Play) -> None:
         assert one_turn(play, f"t{n}", prompt, slot=0, cached=cached)
 
 
-def parts(play: Play, name: str, prompt: Tokens, cached: int) -> Play:
+def edited(play: Play, name: str, prompt: Tokens, cached: int) -> Play:
     """An edit of the second turn's end, which finds the state that the second turn left."""
     play << arrives(name) << knows(name, prompt) >> goes(name, slot=0, reason=Reason.PREFIX)
     return play << ends(name, len(prompt), cached) >> reports(name)
 
 
-def test_a_checkpoint_that_should_have_been_thinned_out_tells_that_planting_pays():
+def test_a_checkpoint_that_survived_thinning_shows_that_planting_is_worth_it():
     play = Play(**OLD)
     turns(play)
-    parts(play, "edit", TALK.cut(0, 1998) + OTHER[0], LEFT)
+    edited(play, "edit", TALK.cut(0, 1998) + OTHER[0], LEFT)
     assert play >> learns(name="checkpoint_min_step", value=0, how=Known.KEPT)
     play << arrives("next") << knows("next", TALK.cut(0, 1400) + OTHER[1])
     play >> plants("next", 0, Purpose.PLANT) << planted("next", 500)
 
 
-def test_what_was_read_from_the_command_line_is_believed_more_than_one_answer():
+def test_a_flag_from_the_command_line_is_not_replaced_by_an_answer():
     read = EngineTraits().learned(Known.FLAGS, **{name: getattr(EngineTraits(), name) for name in FLAGS})
     play = Play(**OLD, knowledge=read.knowledge)
     turns(play)
-    assert parts(play, "edit", TALK.cut(0, 1998) + OTHER[0], LEFT)
+    assert edited(play, "edit", TALK.cut(0, 1998) + OTHER[0], LEFT)
     assert play.table.traits.checkpoint_min_step == 8192
 
 
-def test_where_a_plants_batches_end_tells_the_size_of_a_batch():
+def test_the_ends_of_a_plants_batches_reveal_the_batch_size():
     play = Play(n_slots=1, eager_thinning=False)
     assert one_turn(play, "r1", TALK.cut(0, 1000) + OTHER[0], slot=0)
     play << arrives("r2") << knows("r2", TALK.cut(0, 1000) + OTHER[1])
@@ -57,7 +57,7 @@ def test_where_a_plants_batches_end_tells_the_size_of_a_batch():
     assert play.table.traits.n_ubatch == 256
 
 
-def test_what_is_known_is_said_once():
+def test_a_known_batch_size_is_not_reported_again():
     play = Play(n_slots=1, eager_thinning=False)
     play.table.learn(play.table.traits.learned(Known.BATCHES, n_ubatch=256))
     assert one_turn(play, "r1", TALK.cut(0, 1000) + OTHER[0], slot=0)

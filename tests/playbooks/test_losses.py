@@ -57,14 +57,14 @@ def test_the_first_prompt_and_the_next_turn_lose_nothing():
     assert play << ends("r2", 2100, 2000) >> reports("r2", oracle=100, lost=None)
 
 
-def test_the_one_token_that_must_be_computed_is_not_lost():
+def test_the_last_token_that_is_always_computed_is_not_lost():
     play = dense()
     assert one_turn(play, "r1", A, slot=0)
     assert play << arrives("r2") << knows("r2", A) >> goes("r2", slot=0)
     assert play << ends("r2", 2000, 1999) >> reports("r2", oracle=1, lost=None)
 
 
-def test_where_the_engine_gave_no_count_nothing_is_said():
+def test_no_loss_is_reported_without_the_engines_count():
     play = dense()
     assert one_turn(play, "r1", A, slot=0)
     assert play << arrives("r2") << knows("r2", A) >> goes("r2", slot=0)
@@ -74,7 +74,7 @@ def test_where_the_engine_gave_no_count_nothing_is_said():
 # -- each loss -----------------------------------------------------------------------------------------
 
 
-def test_overwritten():
+def test_an_overwritten_slot_is_reported_as_overwritten():
     play = dense(n_slots=1)
     assert one_turn(play, "r1", A, slot=0)
     assert one_turn(play, "r2", X, slot=0)
@@ -82,7 +82,7 @@ def test_overwritten():
     assert play << ends("r3", 2000, 0) >> reports("r3", oracle=1, lost=Lost(Loss.OVERWRITTEN, 1999))
 
 
-def test_overwritten_but_for_what_another_conversation_shares():
+def test_an_overwrite_that_keeps_a_shared_prefix_loses_only_the_rest():
     play = dense(n_slots=1)
     assert one_turn(play, "r1", A, slot=0)
     assert one_turn(play, "r2", B, slot=0, cached=1000)
@@ -90,7 +90,7 @@ def test_overwritten_but_for_what_another_conversation_shares():
     assert play << ends("r3", 2000, 1000) >> reports("r3", lost=Lost(Loss.OVERWRITTEN, 999))
 
 
-def test_restarted():
+def test_a_restarted_engine_is_reported_as_restarted():
     play = dense()
     assert one_turn(play, "r1", A, slot=0)
     assert play << engine_lost() << engine_up() << sees()
@@ -102,7 +102,7 @@ def test_restarted():
     assert play << ends("r5", 2000, 0) >> reports("r5", lost=Lost(Loss.OVERWRITTEN, 1999))
 
 
-def test_restarted_though_others_with_the_same_beginning_came_since():
+def test_a_restart_is_reported_though_a_later_request_has_the_same_beginning():
     play = dense(n_slots=1)
     assert one_turn(play, "r1", A, slot=0)
     assert play << engine_lost() << engine_up() << sees()
@@ -111,7 +111,7 @@ def test_restarted_though_others_with_the_same_beginning_came_since():
     assert play << ends("r3", 2000, 1000) >> reports("r3", lost=Lost(Loss.RESTARTED, 999))
 
 
-def test_checkpoint():
+def test_a_missing_checkpoint_is_reported_as_checkpoint():
     play = Play(n_slots=1)
     assert one_turn(play, "r1", A, slot=0)
     assert play << arrives("r2") << knows("r2", A.cut(0, 1400)) >> goes("r2", slot=0)
@@ -119,7 +119,7 @@ def test_checkpoint():
     assert play << ends("r2", 1400, 0) >> reports("r2", predicted=0, lost=Lost(Loss.CHECKPOINT, 1399))
 
 
-def test_checkpoint_though_one_was_planted_on_the_way():
+def test_a_missing_checkpoint_is_reported_though_one_was_planted_for_the_request():
     """The slot held the shared beginning; a plant for a request was computed for that request."""
     play = Play(n_slots=1, eager_thinning=False)
     assert one_turn(play, "r1", A, slot=0)
@@ -130,7 +130,7 @@ def test_checkpoint_though_one_was_planted_on_the_way():
     )
 
 
-def test_mispredicted():
+def test_reuse_below_the_prediction_is_reported_as_mispredicted():
     play = dense()
     assert one_turn(play, "r1", A, slot=0)
     assert play << arrives("r2") << knows("r2", A + MORE) >> goes("r2", slot=0)
@@ -138,14 +138,14 @@ def test_mispredicted():
 
 
 @pytest.mark.parametrize("slot", [1, -1])
-def test_unplaced_by_the_clients_own_choice(slot):
+def test_a_client_chosen_slot_is_reported_as_unplaced(slot):
     play = dense()
     assert one_turn(play, "r1", A, slot=0)
     play << arrives("r2", id_slot=slot) >> goes("r2", slot=1, reason=Reason.CLIENT_CHOSE)
     assert play << knows("r2", A) << ends("r2", 2000, 0) >> reports("r2", lost=Lost(Loss.UNPLACED, 1999))
 
 
-def test_unplaced_before_its_tokens_were_known():
+def test_a_request_that_was_placed_before_its_tokens_were_known_is_reported_as_unplaced():
     play = dense()
     assert one_turn(play, "r1", A, slot=0)
     assert play << arrives("r2", brief=True) >> goes("r2", slot=1, reason=Reason.BRIEF)
@@ -153,7 +153,7 @@ def test_unplaced_before_its_tokens_were_known():
     assert play >> reports("r2", oracle=1, lost=Lost(Loss.UNPLACED, 499))
 
 
-def test_unplaced_where_the_engine_took_another_slot_than_we_expected():
+def test_an_unexpected_slot_choice_of_the_engine_is_reported_as_unplaced():
     play = dense()
     assert one_turn(play, "r1", A, slot=0)
     play << arrives("r2", pinnable=False) << knows("r2", A + MORE)
@@ -161,31 +161,31 @@ def test_unplaced_where_the_engine_took_another_slot_than_we_expected():
     assert play << ends("r2", 2100, 0) >> reports("r2", slot=1, lost=Lost(Loss.UNPLACED, 2000))
 
 
-def test_bypassed():
+def test_a_bypass_is_reported_as_bypassed():
     play = dense()
     assert one_turn(play, "r1", A, slot=0)
     assert play << arrives("r2", bypass=True) >> unpinned("r2", Reason.BYPASS) << knows("r2", A) << sees(1)
     assert play << ends("r2", 2000, 0) >> reports("r2", lost=Lost(Loss.BYPASSED, 1999))
 
 
-def test_bypassed_by_a_client_that_wants_all_of_it_computed():
+def test_a_request_that_disables_the_cache_is_reported_as_bypassed():
     play = dense()
     assert one_turn(play, "r1", A, slot=0)
     assert play << arrives("r2", uncached=True) << knows("r2", A) >> goes("r2", slot=0)
     assert play << ends("r2", 2000, 0) >> reports("r2", predicted=0, lost=Lost(Loss.BYPASSED, 1999))
 
 
-def test_a_bypass_of_which_no_tokens_are_known_says_nothing():
+def test_a_bypass_without_known_tokens_reports_no_loss():
     play = dense()
     assert one_turn(play, "r1", A, slot=0)
     assert play << arrives("r2", bypass=True, rendered=False) >> unpinned("r2", Reason.BYPASS) << sees(1)
     assert play << ends("r2", 2000, 0) >> reports("r2", oracle=None, lost=None)
 
 
-# -- during the steps before it ------------------------------------------------------------------------
+# -- during the steps of a request ---------------------------------------------------------------------
 
 
-def test_a_file_that_cannot_be_had_is_a_loss_of_the_slots():
+def test_a_file_that_cannot_be_restored_does_not_change_the_reported_loss():
     play = Play(n_slots=1, **NEW_FILES)
     assert one_turn(play, "r1", A, slot=0)
     assert play << engine_lost() << engine_up() << sees()
@@ -196,14 +196,14 @@ def test_a_file_that_cannot_be_had_is_a_loss_of_the_slots():
     assert play << ends("r2", 2100, 0) >> reports("r2", lost=Lost(Loss.RESTARTED, 2000))
 
 
-def test_what_left_early_was_computed_as_far_as_the_engine_got_and_is_no_loss():
+def test_tokens_that_a_cancelled_request_did_not_reach_are_not_lost():
     play = dense(n_slots=1)
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << starts("r1") << leaves("r1")
     assert play << arrives("r2") << knows("r2", A) << sees(contents={0: 800}) >> goes("r2", slot=0)
     assert play << ends("r2", 2000, 800) >> reports("r2", oracle=1200, lost=None)
 
 
-def test_a_reply_that_was_sampled_counts_as_computed():
+def test_a_sampled_reply_counts_as_computed_before():
     play = dense(n_slots=1)
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
     assert play << ends("r1", 2000, 0, generated=101) >> reports("r1") << replies("r1", A + MORE)
@@ -226,7 +226,7 @@ def test_a_reply_that_was_sampled_counts_as_computed():
     ),
     st.sampled_from(["dense", "hybrid"]),
 )
-def test_lost_tokens_and_the_oracle_are_all_that_was_computed(turns, memory):
+def test_lost_tokens_and_the_oracle_add_up_to_the_computed_tokens(turns, memory):
     play = Play(memory=memory, eager_thinning=False, **NEW_FILES)
     for n, (prompt, asked, percent) in enumerate(turns):
         report = served(play, f"r{n}", prompt, percent, **asked)
@@ -236,7 +236,7 @@ def test_lost_tokens_and_the_oracle_are_all_that_was_computed(turns, memory):
 
 
 def served(play: Play, request: str, prompt: Tokens, percent: int, **asked: Any) -> Report:
-    """Prefills on the way work, saves do not; then so many percent are cached of what was foretold."""
+    """Answer a request: its plants succeed, its saves fail, `percent` of the predicted tokens are cached."""
     play << arrives(request, **asked) << knows(request, prompt)
     while not isinstance(step := play.effects.popleft(), Forward):
         assert isinstance(step, Plant | Save)

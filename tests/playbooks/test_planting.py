@@ -44,7 +44,7 @@ AT_HEAD = Boundary(1000, BoundaryKind.HEAD)
 LATER_BUILD: dict[str, Any] = {"eager_thinning": False}
 
 
-def test_where_two_prompts_part_a_checkpoint_is_planted_for_the_third():
+def test_a_checkpoint_is_planted_where_two_prompts_diverge_for_the_third():
     play = Play(n_slots=1, **LATER_BUILD)
     assert one_turn(play, "r1", PROMPTS[0], slot=0)
     play << arrives("r2") << knows("r2", PROMPTS[1])
@@ -63,19 +63,19 @@ def test_nothing_is_planted_for_a_prompt_that_the_engine_will_refuse():
     assert play << arrives("r2") << knows("r2", PROMPTS[1]) >> goes("r2", slot=0)
 
 
-def test_nothing_is_planted_where_a_state_can_be_cut_anywhere_and_no_file_can_be_had():
+def test_nothing_is_planted_if_a_state_can_be_cut_anywhere_and_no_file_is_possible():
     play = Play(n_slots=1, memory="dense")
     assert one_turn(play, "r1", PROMPTS[0], slot=0)
     assert one_turn(play, "r2", PROMPTS[1], slot=0, cached=1000)
 
 
-def test_nothing_is_planted_that_the_next_task_would_thin_out():
+def test_no_checkpoint_is_planted_if_the_next_task_would_thin_it_out():
     play = Play(n_slots=1, eager_thinning=True)
     assert one_turn(play, "r1", PROMPTS[0], slot=0)
     assert one_turn(play, "r2", PROMPTS[1], slot=0)
 
 
-def test_an_engine_that_thins_gets_a_file_instead():
+def test_an_engine_that_thins_checkpoints_gets_a_file_instead():
     play = Play(n_slots=1, eager_thinning=True, **OLD_FILES)
     play << arrives("r1") << knows("r1", PROMPTS[0], AT_HEAD)
     play >> plants("r1", 0, Purpose.PLANT, tokens=HEAD) << planted("r1", 1000)
@@ -88,7 +88,7 @@ def test_an_engine_that_thins_gets_a_file_instead():
 
 
 @pytest.mark.parametrize(("files", "begins"), [(OLD_FILES, 2000), (NEW_FILES, 2001)])
-def test_a_file_that_can_only_be_extended_ends_where_all_that_parted_can_go_on(files, begins):
+def test_a_file_that_can_only_be_extended_ends_before_the_earliest_divergence(files, begins):
     """Two questions begin with the same word, a third does not."""
     document = Tokens(range(10_000, 12_000))
     play = Play(n_slots=1, eager_thinning=True, **files)
@@ -101,7 +101,7 @@ def test_a_file_that_can_only_be_extended_ends_where_all_that_parted_can_go_on(f
     assert play << planted("r1", begins) >> saves(0, SaveMoment.BOUNDARY)
 
 
-def test_a_long_head_of_which_nothing_is_known_gets_checkpoints_at_even_distances():
+def test_a_long_unknown_head_gets_checkpoints_at_even_distances():
     head = Tokens(range(10_000, 14_500))
     play = Play(n_slots=1, **LATER_BUILD)
     play << arrives("r1") << knows("r1", head + ASKS[0], Boundary(len(head), BoundaryKind.HEAD))
@@ -116,14 +116,14 @@ def test_a_long_head_of_which_nothing_is_known_gets_checkpoints_at_even_distance
     assert play >> goes("r2", slot=0, reason=Reason.PREFIX)
 
 
-def test_a_file_that_is_there_is_not_written_again():
+def test_an_existing_file_is_not_written_again():
     play = Play(n_slots=1, **NEW_FILES, **LATER_BUILD)
     assert play << snapshots_changed(snapshot("head", HEAD + Tokens([1, 2, 3, 4]), checkpoints=(488, 1000)))
     assert play << arrives("r1") << knows("r1", PROMPTS[0], AT_HEAD) >> restores(0, "head")
     assert play << restored() >> goes("r1", slot=0)
 
 
-def test_a_beginning_that_changes_from_time_to_time_is_not_saved_at_its_end():
+def test_a_head_whose_end_changes_is_not_saved_at_its_end():
     clock = HEAD.cut(0, 900) + OTHER_HEAD.cut(0, 100)
     play = Play(n_slots=1, eager_thinning=True, **OLD_FILES)
     assert play << snapshots_changed(snapshot("until the clock", HEAD.cut(0, 900)))
@@ -132,11 +132,13 @@ def test_a_beginning_that_changes_from_time_to_time_is_not_saved_at_its_end():
     assert play << restored() >> goes("r1", slot=0)
 
 
-def test_who_begins_with_what_is_just_being_saved_waits_for_the_file():
+def test_a_request_with_the_same_beginning_waits_for_the_file_that_is_being_saved():
     play = Play(**NEW_FILES, **LATER_BUILD)
     assert play << arrives("r1") << knows("r1", PROMPTS[0], AT_HEAD) >> plants("r1", 0, Purpose.PLANT)
     assert play << arrives("r2") << knows("r2", PROMPTS[1], AT_HEAD)
-    play << arrives("r3", client="bert") << knows("r3", OTHER_HEAD + ASKS[2])  # not for this one
+    (
+        play << arrives("r3", client="bert") << knows("r3", OTHER_HEAD + ASKS[2])
+    )  # another head: it does not wait
     assert play >> goes("r3", slot=1)
     assert play << ends("r3", 2000, 0) >> reports("r3")
     assert play.placement.queued == 1
@@ -152,7 +154,7 @@ def test_who_begins_with_what_is_just_being_saved_waits_for_the_file():
 
 
 @pytest.mark.parametrize("end", ["left", "failed"])
-def test_who_waits_for_a_file_goes_on_when_there_will_be_none(end):
+def test_a_request_that_waits_for_a_file_continues_if_the_file_is_not_written(end):
     play = Play(**NEW_FILES, **LATER_BUILD)
     assert play << arrives("r1") << knows("r1", PROMPTS[0], AT_HEAD) >> plants("r1", 0, Purpose.PLANT)
     assert play << arrives("r2") << knows("r2", PROMPTS[1], AT_HEAD)
@@ -163,7 +165,7 @@ def test_who_waits_for_a_file_goes_on_when_there_will_be_none(end):
         assert play << unsaved() >> goes("r1", slot=0) >> plants("r2", 1, Purpose.PLANT)
 
 
-def test_a_plant_that_fails_costs_the_request_nothing_but_time():
+def test_a_failed_plant_costs_its_request_nothing_but_time():
     play = Play(n_slots=2, **LATER_BUILD)
     assert one_turn(play, "r1", PROMPTS[0], slot=0)
     play.placement._state.tree(NO_ROUTER).add(PROMPTS[1])
@@ -172,7 +174,7 @@ def test_a_plant_that_fails_costs_the_request_nothing_but_time():
     assert play << ends("r2", 2000, 0) >> reports("r2", usage__planted=0)
 
 
-def test_the_places_worth_most_are_taken_and_those_beside_them_left_out():
+def test_the_most_valuable_places_are_planted_and_those_close_to_them_left_out():
     length = 40_000
     prompt = Tokens(range(length))
     users = [Boundary(at, BoundaryKind.USER) for at in (9000, 9100, 9200, 20_000, 20_050, 30_000, 38_000)]
@@ -183,7 +185,7 @@ def test_the_places_worth_most_are_taken_and_those_beside_them_left_out():
     assert play << planted("r1") >> goes("r1", slot=0)
 
 
-def test_where_the_slot_cannot_be_chosen_it_is_planted_and_then_steered():
+def test_a_checkpoint_is_planted_before_a_request_is_steered():
     play = Play(n_slots=1, **LATER_BUILD)
     assert one_turn(play, "r1", PROMPTS[0], slot=0)
     play << arrives("r2", pinnable=False) << knows("r2", PROMPTS[1])
@@ -193,7 +195,7 @@ def test_where_the_slot_cannot_be_chosen_it_is_planted_and_then_steered():
     assert play << ends("r2", 2000, 1996) >> reports("r2", usage__planted=len(BRANCH) + 992)
 
 
-def test_with_a_draft_model_foreign_tokens_make_the_file_one_that_brings_drafts_back():
+def test_with_a_draft_model_foreign_tokens_give_the_file_a_usable_draft_state():
     play = Play(n_slots=1, speculative=True, **NEW_FILES, **LATER_BUILD)
     first = HEAD.cut(0, 1)
     foreign = HEAD + first + first + first + first
@@ -205,19 +207,19 @@ def test_with_a_draft_model_foreign_tokens_make_the_file_one_that_brings_drafts_
     assert play << ends("r1", 2000, 1000) >> reports("r1", predicted=1000)
 
 
-def test_nothing_is_planted_for_a_request_that_wants_all_of_it_computed():
+def test_nothing_is_planted_for_a_request_that_disables_the_cache():
     play = Play(n_slots=1, **NEW_FILES, **LATER_BUILD)
     assert play << arrives("r1", uncached=True) << knows("r1", PROMPTS[0], AT_HEAD) >> goes("r1", slot=0)
     assert play << ends("r1", 2000, 0) >> reports("r1", predicted=0, usage__planted=0)
 
 
-def test_what_a_file_takes_is_spent_from_the_hours_budget():
+def test_the_bytes_of_a_file_are_spent_from_the_budget_of_the_hour():
     play = Play(n_slots=1, limits=Limits(hourly_bytes=900 * TOKEN_BYTES), **OLD_FILES)
     assert play << arrives("r1") << knows("r1", PROMPTS[0], AT_HEAD) >> goes("r1", slot=0)
 
 
-@pytest.mark.parametrize("lies_there", [True, False])
-def test_a_request_goes_on_once_its_file_is_written_and_others_wait_until_it_can_be_had(lies_there):
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_request_continues_once_its_file_is_written_and_others_wait_for_the_catalog(is_kept):
     play = Play(**NEW_FILES, **LATER_BUILD)
     assert play << arrives("r1") << knows("r1", PROMPTS[0], AT_HEAD) >> plants("r1", 0, Purpose.PLANT)
     assert play << arrives("r2") << knows("r2", PROMPTS[1], AT_HEAD)
@@ -225,16 +227,16 @@ def test_a_request_goes_on_once_its_file_is_written_and_others_wait_until_it_can
     assert play << written() >> goes("r1", slot=0)
     assert play.placement.queued == 1
     assert play.placement.unsaved(play.clock)
-    if lies_there:
+    if is_kept:
         kept = snapshot("head", HEAD + ASKS[0].cut(0, 4), checkpoints=(488, 1000))
         assert play << filed("r1", kept) >> restores(1, "head")
         assert play << restored() >> goes("r2", slot=1, reason=Reason.SNAPSHOT)
     else:
         assert play << filed("r1", None) >> plants("r2", 1, Purpose.PLANT)
-        assert play << planted("r2", 1004) >> goes("r2", slot=1)  # no file: saves fail for a while
+        assert play << planted("r2", 1004) >> goes("r2", slot=1)  # without a file: saves fail for a while
 
 
-def asked(prompt, question=30):
+def boundaries_of(prompt, question=30):
     """One long message whose last line, and one 300 tokens before the end, begin at a token."""
     places = [
         (1000, BoundaryKind.HEAD),
@@ -244,23 +246,23 @@ def asked(prompt, question=30):
     return [Boundary(at, kind) for at, kind in places]
 
 
-def test_a_long_message_is_cut_before_its_last_line_and_the_next_question_costs_its_own_tokens():
+def test_a_checkpoint_before_the_last_line_of_a_long_message_serves_the_next_question():
     document = HEAD + Tokens(range(30_000, 36_000))
     first, second = (document + Tokens(range(n, n + 30)) for n in (80_000, 90_000))
     play = Play(n_slots=1, checkpoint_cap=64, **LATER_BUILD)
     play.placement._state.tree(NO_ROUTER).add(HEAD + ASKS[1])  # so a state at its end saves nothing
-    play << arrives("r1") << knows("r1", first, *asked(first))
+    play << arrives("r1") << knows("r1", first, *boundaries_of(first))
     play >> plants("r1", 0, Purpose.PLANT, tokens=first.cut(0, 1004)) << planted("r1", 1004)
     play >> plants("r1", 0, Purpose.PLANT, tokens=first.cut(0, 7004)) << planted("r1", 6000)
     assert play >> goes("r1", slot=0) << ends("r1", 7030, 7004) >> reports("r1", usage__planted=7004)
-    assert play << arrives("r2") << knows("r2", second, *asked(second)) >> goes("r2", slot=0)
+    assert play << arrives("r2") << knows("r2", second, *boundaries_of(second)) >> goes("r2", slot=0)
     assert play << ends("r2", 7030, 7000) >> reports("r2", predicted=7000, usage__planted=0, oracle=30)
 
 
-def test_with_large_batches_it_is_cut_further_back_as_well():
+def test_with_large_batches_a_long_message_gets_a_second_checkpoint_further_back():
     prompt = Tokens(range(8000))
     play = Play(n_slots=1, checkpoint_cap=64, n_ubatch=2048, **LATER_BUILD)
-    play << arrives("r1") << knows("r1", prompt, *asked(prompt)[1:])
+    play << arrives("r1") << knows("r1", prompt, *boundaries_of(prompt)[1:])
     # the engine's own checkpoint
     play >> plants("r1", 0, Purpose.PLANT, tokens=prompt.cut(0, 5952)) << planted("r1")
     play >> plants("r1", 0, Purpose.PLANT, tokens=prompt.cut(0, 7704)) << planted("r1")
@@ -273,7 +275,7 @@ def held_checkpoints(play):
 
 
 @pytest.mark.parametrize("build", [{**NEW_FILES, **LATER_BUILD}, {**OLD_FILES, "eager_thinning": True}])
-def test_a_plant_does_not_cost_the_request_a_checkpoint_of_its_own(build):
+def test_a_plant_does_not_prevent_the_requests_own_checkpoint(build):
     """One ubatch before its end; the head ends after that, where a file is worth it."""
     prompt, head = PROMPTS[0].cut(0, 870), Boundary(612, BoundaryKind.HEAD)
     play = Play(n_slots=1, **build)
@@ -296,7 +298,7 @@ def test_an_engine_that_thins_gets_no_file_before_the_only_checkpoint_that_it_wo
     assert play << arrives("r1") << knows("r1", prompt, AT_HEAD) >> goes("r1", slot=0)
 
 
-def test_a_checkpoint_and_a_file_that_nearly_meet_are_made_together_and_cost_no_token_twice():
+def test_a_checkpoint_and_a_file_that_nearly_coincide_cost_no_token_twice():
     head = Tokens(range(10_000, 14_098))
     prompt = head + ASKS[0]
     play = Play(n_slots=1, checkpoint_cap=64, **NEW_FILES, **LATER_BUILD)
@@ -317,14 +319,14 @@ def test_a_checkpoint_and_a_file_that_nearly_meet_are_made_together_and_cost_no_
         {"checkpoint_cap": 5},  # an older checkpoint would be dropped for it
     ],
 )
-def test_no_line_is_cut_where_a_checkpoint_would_not_last_or_push_out_another(engine):
+def test_no_checkpoint_before_the_last_line_if_it_would_not_last_or_would_evict_another(engine):
     prompt = Tokens(range(8000))
     play = Play(n_slots=1, **{**LATER_BUILD, **engine})
-    play << arrives("r1") << knows("r1", prompt, *asked(prompt)[1:])
+    play << arrives("r1") << knows("r1", prompt, *boundaries_of(prompt)[1:])
     assert play >> goes("r1", slot=0)
 
 
-def test_no_line_is_cut_where_the_engine_keeps_a_checkpoint_near_enough():
+def test_no_checkpoint_before_the_last_line_if_the_engine_keeps_one_near_enough():
     """With small batches the engine leaves a checkpoint 68 tokens before the end."""
     prompt = Tokens(range(8000))
     play = Play(n_slots=1, checkpoint_cap=64, n_ubatch=64, **LATER_BUILD)

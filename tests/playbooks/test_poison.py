@@ -37,16 +37,16 @@ def poisoned(why: Poison, cached: int, possible: int) -> Expected:
     return Expected(Poisoned, {"why": why, "cached": cached, "possible": possible})
 
 
-def test_more_than_any_prompt_before_had_in_common_is_impossible():
+def test_reuse_of_more_tokens_than_any_earlier_prompt_shares_is_impossible():
     play = Play(memory="dense", **NEW_FILES)
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0, reason=Reason.COLD)
     assert play << ends("r1", 1000, 400) >> poisoned(Poison.UNHEARD, 400, 0) >> erases(0) >> reports("r1")
-    assert play.states == ["tended", "idle"], "nobody gets the slot before it is empty"
+    assert play.states == ["tended", "idle"], "no request gets the slot before it is empty"
     assert play << erased()
     assert play.table.shadow.slots[0] is None
 
 
-def test_tokens_of_another_conversation_are_impossible():
+def test_reuse_of_another_conversations_tokens_is_impossible():
     """The engine had these tokens once, but not in this slot."""
     play = Play(memory="dense", n_slots=1)
     assert one_turn(play, "r1", A, slot=0)
@@ -54,11 +54,11 @@ def test_tokens_of_another_conversation_are_impossible():
     assert play << arrives("r3") << knows("r3", A) >> goes("r3", slot=0)
     assert play << ends("r3", 1000, 900) >> poisoned(Poison.FOREIGN, 900, 0) >> reports("r3")
     assert play.table.shadow.slots[0] is None, (
-        "without slot files it cannot be emptied, but is not counted on"
+        "without slot files the slot cannot be emptied, but its contents are not used"
     )
 
 
-def test_the_file_that_brought_it_goes_too():
+def test_a_file_that_led_to_impossible_reuse_is_dropped():
     play = Play(memory="dense", **NEW_FILES)
     assert (
         play
@@ -79,7 +79,7 @@ def test_the_file_that_brought_it_goes_too():
         [sees(1), sees()],  # other clients use it now
     ],
 )
-def test_an_engine_that_others_use_may_know_what_we_do_not(happened):
+def test_unexpected_reuse_is_accepted_from_an_engine_that_others_use(happened):
     play = Play(memory="dense", **NEW_FILES)
     for event in happened:
         play << event
@@ -88,7 +88,7 @@ def test_an_engine_that_others_use_may_know_what_we_do_not(happened):
     assert play >> goes("r1") << ends("r1", 1000, 400) >> reports("r1")
 
 
-def test_a_reply_that_nobody_could_read_may_be_reused():
+def test_a_reply_with_unknown_tokens_may_be_reused():
     play = Play(memory="dense", n_slots=1)
     assert play << arrives("r1") << knows("r1", A) >> goes("r1")
     assert play << ends("r1", 1000, 0, generated=300) >> reports("r1")
@@ -96,7 +96,7 @@ def test_a_reply_that_nobody_could_read_may_be_reused():
     assert play << ends("r2", 2000, 1299) >> reports("r2")
 
 
-def test_a_file_that_a_client_has_restored_itself_may_hold_anything():
+def test_a_slot_that_a_client_restored_may_hold_any_tokens():
     play = Play(memory="dense", n_slots=1, **NEW_FILES)
     assert play << arrives("a", rendered=False, id_slot=0, action=True) >> goes("a", slot=0)
     assert play << acts("a", left=10)

@@ -176,7 +176,7 @@ def test_a_short_low_request_is_not_divided():
 
 
 @pytest.mark.parametrize("more", [{"uncached": True}, {"lora": ((0, 1.0),)}, {"id_slot": 0}, {"copies": 2}])
-def test_a_low_request_that_our_prefills_cannot_help_is_not_divided(more: dict[str, Any]):
+def test_a_low_request_that_the_sidecars_prefills_cannot_help_is_not_divided(more: dict[str, Any]):
     play = Play(limits=CALM, memory="dense")
     asks(play, "low", LONG, LOW, **more)
     assert isinstance(play.effects[0], Forward)

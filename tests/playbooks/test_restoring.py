@@ -52,7 +52,7 @@ def hybrid(*snapshots, **more):
     return play
 
 
-def test_a_file_is_restored_where_that_is_cheapest_and_its_worth_is_proved():
+def test_a_file_is_restored_if_that_is_cheapest_and_its_reuse_is_recorded():
     play = hybrid()
     assert play << arrives("r1") << knows("r1", A + MORE) >> restores(0, "s1", request="r1")
     assert play << restored() >> goes("r1", slot=0, reason=Reason.SNAPSHOT)
@@ -60,21 +60,21 @@ def test_a_file_is_restored_where_that_is_cheapest_and_its_worth_is_proved():
     assert play.placement.catalog.get("s1").restores == 1
 
 
-def test_a_file_that_brought_little_is_never_offered_again():
+def test_a_file_that_saved_few_tokens_is_dropped():
     play = hybrid()
     assert play << arrives("r1") << knows("r1", A + MORE) >> restores(0, "s1") << restored() >> goes("r1")
     assert play << ends("r1", 5100, 2000) >> proves("s1", paid=False) >> drops("s1") >> reports("r1")
     assert not play.placement.catalog
 
 
-def test_no_file_is_restored_where_a_slot_has_as_much():
+def test_no_file_is_restored_if_a_slot_has_as_many_tokens():
     play = hybrid()
     assert one_turn(play, "r1", B, slot=0)
     assert play << snapshots_changed(snapshot("s2", B), snapshot("s3", B + MORE.cut(0, 40)))
     assert play << arrives("r2") << knows("r2", B + MORE) >> goes("r2", slot=0, reason=Reason.PREFIX)
 
 
-def test_a_branch_that_only_a_file_can_be_cut_to_is_restored():
+def test_a_file_is_restored_for_a_branch_that_no_slot_can_be_cut_to():
     """The slot has moved on, and its checkpoint at the fork is gone."""
     play = Play(**NEW_FILES)
     assert one_turn(play, "r1", A + B, slot=0)
@@ -97,12 +97,12 @@ def test_a_branch_that_only_a_file_can_be_cut_to_is_restored():
         snapshot("s1", A, tier=Tier.COLD, size=2 * 10**9),
     ],
 )
-def test_a_file_that_is_of_no_use_is_left_alone(useless):
+def test_a_useless_file_is_not_restored(useless):
     play = hybrid(useless, limits=Limits(hot_bytes=10**15, cold_bytes=10**15))
     assert play << arrives("r1") << knows("r1", A + MORE) >> goes("r1", slot=0, reason=Reason.COLD)
 
 
-def test_a_file_is_cut_at_its_checkpoint():
+def test_a_restored_file_is_cut_at_its_checkpoint():
     play = hybrid()
     assert play << arrives("r1") << knows("r1", A.cut(0, 4600) + MORE) >> restores(0, "s1")
     assert play << restored() >> goes("r1")
@@ -110,7 +110,7 @@ def test_a_file_is_cut_at_its_checkpoint():
     assert play >> proves("s1", paid=True) >> reports("r1", predicted=4484)
 
 
-def test_checkpoints_that_did_not_come_along_are_not_counted_on():
+def test_checkpoints_that_a_restore_did_not_bring_back_are_not_expected():
     play = hybrid()
     assert play << arrives("r1") << knows("r1", A.cut(0, 4600) + MORE) >> restores(0, "s1")
     assert play << restored(checkpoints=False) >> goes("r1")
@@ -121,14 +121,14 @@ def test_checkpoints_that_did_not_come_along_are_not_counted_on():
 # -- failed restores -------------------------------------------------------------------------------------
 
 
-def test_a_damaged_file_is_forgotten_and_the_next_best_taken():
+def test_a_damaged_file_is_forgotten_and_the_next_best_is_restored():
     play = hybrid(S1, snapshot("s0", A.cut(0, 3000)))
     assert play << arrives("r1") << knows("r1", A + MORE) >> restores(0, "s1")
     assert play << restored(Loading.UNFIT) >> restores(0, "s0") << restored() >> goes("r1", slot=0)
     assert "s1" not in play.placement.catalog
 
 
-def test_a_refused_file_is_not_offered_again_and_the_slot_is_empty():
+def test_a_file_that_the_engine_refuses_is_not_restored_again_and_the_slot_is_empty():
     play = hybrid(n_slots=1)
     assert one_turn(play, "r1", B, slot=0)
     assert play << arrives("r2") << knows("r2", A + MORE) >> saves(0, SaveMoment.PARK)
@@ -137,7 +137,7 @@ def test_a_refused_file_is_not_offered_again_and_the_slot_is_empty():
     assert play << ends("r2", 5100, 0) >> reports("r2", predicted=0)
 
 
-def test_a_restore_without_an_answer_is_not_tried_again_for_the_same_request():
+def test_an_unanswered_restore_is_not_retried_for_the_same_request():
     play = hybrid()
     assert play << arrives("r1") << knows("r1", A + MORE) >> restores(0, "s1")
     assert play << restored(Loading.LOST) >> goes("r1", slot=1, reason=Reason.COLD)
@@ -146,7 +146,7 @@ def test_a_restore_without_an_answer_is_not_tried_again_for_the_same_request():
     assert play << arrives("r2") << knows("r2", A + C) >> restores(0, "s1")
 
 
-def test_an_engine_that_never_answers_a_restore_gets_the_request_all_the_same():
+def test_a_request_is_sent_to_an_engine_that_never_answers_a_restore():
     play = hybrid(*(snapshot(f"s{n}", A.cut(0, 4000 + n)) for n in range(50)))
     play << arrives("r1") << knows("r1", A + MORE)
     seen = Counter[str]()
@@ -160,7 +160,7 @@ def test_an_engine_that_never_answers_a_restore_gets_the_request_all_the_same():
 
 
 @pytest.mark.parametrize("outcome", list(Loading))
-def test_a_client_that_leaves_during_the_restore_leaves_a_slot_of_which_nothing_is_known(outcome):
+def test_a_slot_has_unknown_contents_if_the_client_leaves_during_the_restore(outcome):
     play = hybrid()
     assert play << arrives("r1") << knows("r1", A + MORE) >> restores(0, "s1")
     assert play << leaves("r1") << restored(outcome)
@@ -171,14 +171,14 @@ def test_a_client_that_leaves_during_the_restore_leaves_a_slot_of_which_nothing_
 
 
 @pytest.mark.parametrize("outcome", list(Loading))
-def test_an_engine_that_is_restarted_during_the_restore_gets_the_request_anew(outcome):
+def test_a_restore_is_repeated_if_the_engine_restarts_during_it(outcome):
     play = hybrid()
     assert play << arrives("r1") << knows("r1", A + MORE) >> restores(0, "s1")
     assert play << engine_lost() << engine_up() << sees()
     assert play << restored(outcome) >> restores(0, "s1") << restored() >> goes("r1", slot=0)
 
 
-def test_files_that_are_gone_are_not_offered():
+def test_removed_files_are_not_restored():
     play = hybrid()
     assert play << snapshots_changed(gone=("s1",))
     assert play << arrives("r1") << knows("r1", A + MORE) >> goes("r1", reason=Reason.COLD)
@@ -200,7 +200,7 @@ def test_a_route_without_id_slot_is_steered_to_the_restored_slot():
     )
 
 
-def test_t9_a_restored_slot_is_erased_before_the_engine_would_cut_it_inside_its_window():
+def test_t9_a_restored_slot_is_erased_if_the_engine_would_cut_it_inside_its_window():
     play = hybrid(
         snapshot("s1", A),
         memory="swa",
@@ -220,7 +220,7 @@ def test_t9_a_restored_slot_is_erased_before_the_engine_would_cut_it_inside_its_
 
 
 @pytest.mark.parametrize("mended", [True, False])
-def test_t4_a_window_is_restored_only_if_its_file_was_mended(mended):
+def test_t4_a_window_is_restored_only_if_its_file_was_repaired(mended):
     play = hybrid(snapshot("s1", A, repaired=mended), memory="swa", n_swa=512, **OLD_FILES)
     play << arrives("r1") << knows("r1", A + MORE)
     assert [type(effect) is Restore for effect in play.effects] == [mended]

@@ -42,7 +42,7 @@ def dense(**more):
 # -- at a pause ----------------------------------------------------------------------------------------
 
 
-def test_a_conversation_that_pauses_is_saved_once():
+def test_a_paused_conversation_is_saved_once():
     play = dense()
     assert one_turn(play, "r1", A, slot=0)
     assert play.wakes() >> saves(0, tokens=A, size=1000 * TOKEN_BYTES)
@@ -52,7 +52,7 @@ def test_a_conversation_that_pauses_is_saved_once():
     assert not play.placement.unsaved(play.clock)
 
 
-def test_what_is_new_is_saved_after_the_next_pause():
+def test_new_tokens_are_saved_at_the_next_pause():
     play = dense()
     assert one_turn(play, "r1", A, slot=0)
     assert play.wakes() >> saves(0) << saved("s1")
@@ -60,7 +60,7 @@ def test_what_is_new_is_saved_after_the_next_pause():
     assert play.wakes() >> saves(0, tokens=A + B) << saved("s2")
 
 
-def test_a_slot_has_the_checkpoints_that_its_engine_wrote_whatever_else_is_in_the_file():
+def test_a_slots_checkpoints_are_those_that_the_engine_wrote_not_those_kept_in_the_file():
     play = Play(**NEW_FILES)
     assert one_turn(play, "r1", A, slot=0)
     assert play.wakes() >> saves(0)
@@ -86,7 +86,7 @@ def test_a_few_new_tokens_are_not_saved(new, worth_it):
     assert [type(effect) for effect in play.effects] == [Save] * worth_it
 
 
-def test_while_others_are_at_work_a_conversation_is_saved_after_a_minute():
+def test_while_other_slots_are_busy_a_conversation_is_saved_after_a_minute():
     play = dense()
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << starts("r1")
     assert one_turn(play, "r2", B, slot=1)
@@ -94,7 +94,7 @@ def test_while_others_are_at_work_a_conversation_is_saved_after_a_minute():
     assert play.later(15) << sees(0) >> saves(1)
 
 
-def test_nothing_is_saved_while_somebody_waits():
+def test_no_slot_is_saved_while_a_request_waits():
     play = dense()
     assert one_turn(play, "r1", A, slot=0)
     assert play << arrives("r2")
@@ -112,7 +112,7 @@ def test_slots_are_saved_one_after_the_other():
     assert play << saved("s2")
 
 
-def test_a_save_that_fails_lets_the_engine_rest_for_a_minute():
+def test_after_a_failed_save_the_engine_gets_no_other_save_for_a_minute():
     play = dense()
     assert one_turn(play, "r1", A, slot=0)
     assert one_turn(play, "r2", B, slot=1)
@@ -125,14 +125,14 @@ def test_a_save_that_fails_lets_the_engine_rest_for_a_minute():
     assert play.later(300) << sees()  # slot 0 has no new tokens
 
 
-def test_a_save_that_failed_by_chance_holds_up_no_other():
+def test_a_save_that_failed_for_its_own_reason_does_not_delay_other_saves():
     play = dense()
     assert one_turn(play, "r1", A, slot=0)
     assert one_turn(play, "r2", B, slot=1)
     assert play.later(10) << sees() >> saves(0) << unsaved(lasting=False) >> saves(1) << saved("s2")
 
 
-def test_what_may_be_written_in_an_hour_is_limited():
+def test_the_bytes_written_in_an_hour_are_limited():
     play = dense(limits=Limits(hourly_bytes=1500 * TOKEN_BYTES))
     assert one_turn(play, "r1", A, slot=0)
     assert one_turn(play, "r2", B, slot=1)
@@ -141,7 +141,7 @@ def test_what_may_be_written_in_an_hour_is_limited():
     assert play.later(300) << sees() >> saves(1) << saved("s2")  # 500 tokens more after 1200 seconds
 
 
-def test_we_are_woken_when_more_may_be_written():
+def test_a_timer_fires_when_the_budget_of_the_hour_allows_the_next_save():
     play = dense(n_slots=1, limits=Limits(hourly_bytes=1500 * TOKEN_BYTES))
     assert one_turn(play, "r1", A, slot=0)
     assert play.wakes() >> saves(0) << saved("s1")
@@ -153,7 +153,7 @@ def test_we_are_woken_when_more_may_be_written():
     assert 1100 < play.clock - begun < 1210
 
 
-def test_a_state_without_room_is_not_saved():
+def test_a_state_that_does_not_fit_in_the_folder_is_not_saved():
     play = dense(limits=Limits(hot_bytes=900 * TOKEN_BYTES))
     assert one_turn(play, "r1", A, slot=0)
     assert play.later(300) << sees()
@@ -161,7 +161,7 @@ def test_a_state_without_room_is_not_saved():
     assert not play.placement.unsaved(play.clock)
 
 
-def test_a_file_that_had_to_go_at_once_does_not_end_all_saving():
+def test_a_file_that_is_dropped_at_once_does_not_stop_later_saves():
     """It is worth least only because much longer ones exist: that does not apply to the next one."""
     play = dense(limits=Limits(hot_bytes=10_300 * TOKEN_BYTES))
     assert play << snapshots_changed(snapshot("s0", LONG, golden=True))
@@ -171,7 +171,7 @@ def test_a_file_that_had_to_go_at_once_does_not_end_all_saving():
     assert play.later(60) << sees() >> saves(1)
 
 
-def test_files_that_cannot_be_extended_are_given_up_for_an_hour():
+def test_files_that_cannot_be_extended_stop_saving_for_an_hour():
     play = Play(memory="swa", n_swa=512, **{**NEW_FILES, "files_carry": False})
     assert one_turn(play, "r1", A, slot=0)
     assert play.later(60) << sees() >> saves(0) << saved("s1", repaired=False) >> drops("s1")
@@ -205,7 +205,7 @@ def test_a_slot_is_not_parked_if_its_contents_are_kept_elsewhere(kept):
     assert [hasattr(effect, "moment") for effect in play.effects] == [kept == "nowhere"]
 
 
-def test_a_request_goes_on_when_the_save_before_it_fails():
+def test_a_request_continues_if_the_save_before_it_fails():
     play = dense(n_slots=1)
     for turn in range(1, 6):
         assert one_turn(play, f"r{turn}", LONG.cut(0, turn * 2000), slot=0, cached=(turn - 1) * 2000)
@@ -213,7 +213,7 @@ def test_a_request_goes_on_when_the_save_before_it_fails():
     assert play << unsaved() >> goes("r9", slot=0)
 
 
-def test_when_the_client_leaves_during_the_save_the_file_and_the_slot_are_kept():
+def test_the_file_and_the_slot_are_kept_if_the_client_leaves_during_the_save():
     play = dense(n_slots=1)
     for turn in range(1, 6):
         assert one_turn(play, f"r{turn}", LONG.cut(0, turn * 2000), slot=0, cached=(turn - 1) * 2000)
@@ -227,7 +227,7 @@ def test_when_the_client_leaves_during_the_save_the_file_and_the_slot_are_kept()
 # -- at shutdown -----------------------------------------------------------------------------------------
 
 
-def test_closing_saves_all_that_is_worth_it_at_once():
+def test_shutdown_saves_all_valuable_slots_at_once():
     play = dense(n_slots=3, limits=Limits(hourly_bytes=0))
     assert one_turn(play, "r1", A, slot=0)
     assert one_turn(play, "r2", B, slot=1)
@@ -239,7 +239,7 @@ def test_closing_saves_all_that_is_worth_it_at_once():
     assert not play.placement.unsaved(play.clock)
 
 
-def test_closing_does_not_wait_for_an_engine_that_cannot_save():
+def test_shutdown_does_not_wait_for_an_engine_that_cannot_save():
     play = dense()
     assert one_turn(play, "r1", A, slot=0)
     assert one_turn(play, "r2", B, slot=1)

@@ -57,7 +57,7 @@ def test_a_new_prompt_goes_to_the_faster_engine():
     assert begins(play_of((100, 50), (1000, 50)), "r1", prompt(1), "e1")
 
 
-def test_an_answer_counts_as_well_not_its_prompt_alone():
+def test_the_decode_rate_of_an_engine_counts_as_well_as_its_prefill_rate():
     """1000 prompt tokens are half a second faster; 100 tokens of answer are eight seconds slower."""
     assert begins(play_of((2000, 10), (1000, 50)), "r1", prompt(1), "e1")
 
@@ -69,7 +69,7 @@ def test_equal_engines_share_requests():
     assert begins(play, "r3", prompt(3), "e0")
 
 
-def test_a_conversation_stays_where_its_state_is():
+def test_a_conversation_stays_on_the_engine_that_holds_its_state():
     play = play_of((1000, 50), (1000, 50))
     assert begins(play, "r1", prompt(1), "e0")
     assert begins(play, "r2", prompt(2), "e1")
@@ -84,7 +84,7 @@ def only(play: Play, request: str, tokens: Tokens, engine: str, other: str, **ho
     return bool(play << drain(other, on=False))
 
 
-def test_a_conversation_stays_on_a_slower_engine_as_long_as_that_pays():
+def test_a_conversation_stays_on_a_slower_engine_if_that_is_faster_in_total():
     """Its 100 tokens take a second there, and the answer two more; elsewhere 4100 tokens take four."""
     play = play_of((100, 25), (1000, 50))
     assert only(play, "r1", prompt(1, 4000), "e0", "e1")
@@ -92,7 +92,7 @@ def test_a_conversation_stays_on_a_slower_engine_as_long_as_that_pays():
     assert begins(play, "r2", prompt(1, 4000) + MORE, "e0", slot=0)
 
 
-def test_a_conversation_moves_once_waiting_costs_more():
+def test_a_conversation_moves_if_waiting_costs_more_than_computing_it_again():
     """A prompt of 30,000 tokens is before it; elsewhere 4100 tokens are computed again."""
     play = play_of((1000, 50), (1000, 50))
     assert begins(play, "r1", prompt(1, 4000), "e0")
@@ -101,7 +101,7 @@ def test_a_conversation_moves_once_waiting_costs_more():
     assert begins(play, "r3", prompt(1, 4000) + MORE, "e1", reason=Reason.COLD)
 
 
-def test_engines_that_differ_no_more_than_noise_are_of_one_speed():
+def test_engines_whose_rates_differ_by_noise_count_as_equally_fast():
     """An empty slot on one engine is used before a conversation loses its slot on the other."""
     play = play_of((1000, 50), (1000, 50))
     e0, e1 = (play.placement.tables[name].rates for name in play.names)
@@ -113,7 +113,7 @@ def test_engines_that_differ_no_more_than_noise_are_of_one_speed():
         assert n % 2 or all(play << ends(f"r{m}", 1000) >> reports(f"r{m}") for m in (n - 1, n))
 
 
-def test_its_state_follows_from_a_file():
+def test_a_state_is_restored_on_another_engine_from_a_file():
     """Its slot was given to another conversation; both engines can load the file."""
     play = play_of((1000, 50), (1000, 50), **NEW_FILES)
     assert play << snapshots_changed(snapshot("a", prompt(1, 4000)))
@@ -123,7 +123,7 @@ def test_its_state_follows_from_a_file():
     assert play << restored() >> goes("r3", engine="e1", reason=Reason.SNAPSHOT)
 
 
-def test_among_equal_engines_new_tokens_times_batch_size_decides():
+def test_between_equal_engines_new_tokens_times_batch_size_decides():
     """An engine with three answers holds a thousand tokens; computing the rest would delay all three."""
     play = play_of((1000, 50), (1000, 50), slots=4)
     for n in range(8):
@@ -146,7 +146,7 @@ def test_a_request_waits_for_a_fast_engine_whose_slot_is_soon_free():
     assert play << ends("r1", 1000) >> reports("r1") >> goes("r2", engine="e1")
 
 
-def test_a_request_goes_elsewhere_when_the_wait_is_longer_than_predicted():
+def test_a_request_goes_to_another_engine_if_the_wait_is_longer_than_predicted():
     play = play_of((100, 50), (1000, 50), slots=1)
     assert begins(play, "r1", prompt(1), "e1")
     assert play << arrives("r2") << knows("r2", prompt(2))
@@ -156,7 +156,7 @@ def test_a_request_goes_elsewhere_when_the_wait_is_longer_than_predicted():
     assert play >> goes("r2", engine="e0")
 
 
-def test_waiting_requests_count_in_the_price_of_an_engine():
+def test_queued_requests_count_in_the_price_of_an_engine():
     """The third one would wait for two others, so the slow engine is faster for it."""
     play = play_of((100, 50), (1000, 50), slots=1)
     assert begins(play, "r1", prompt(1, 3000), "e1")
@@ -166,7 +166,7 @@ def test_waiting_requests_count_in_the_price_of_an_engine():
 
 
 @pytest.mark.parametrize("over", [leaves("r1"), engine_lost("e1")])
-def test_whoever_waits_is_decided_anew_when_what_it_waits_for_is_gone(over):
+def test_a_waiting_request_is_placed_again_if_the_request_or_engine_it_waits_for_is_gone(over):
     play = play_of((10, 50), (1000, 50), slots=1)
     assert begins(play, "r1", prompt(1), "e1")
     assert play << arrives("r2") << knows("r2", prompt(2))
@@ -176,7 +176,7 @@ def test_whoever_waits_is_decided_anew_when_what_it_waits_for_is_gone(over):
     assert not play.placement.tables[EngineId("e1")].work.served
 
 
-def test_an_engine_that_has_shown_nothing_is_taken_to_be_like_the_others():
+def test_an_engine_without_measured_rates_gets_the_rates_of_the_others():
     play = play_of((5000, 20), (5000, 20))
     play.names.append(EngineId("e2"))
     assert play << engine_up("e2") << sees(engine="e2")
@@ -184,7 +184,7 @@ def test_an_engine_that_has_shown_nothing_is_taken_to_be_like_the_others():
     assert (new.prefill, new.decode, new.reply, new.shown) == (5000, 20, 100, None)
 
 
-def test_speeds_are_learned_from_answers():
+def test_rates_are_learned_from_answers():
     play = play_of((1000, 50))
     assert begins(play, "r1", prompt(1), "e0")
     play.later(9.97)
@@ -195,7 +195,7 @@ def test_speeds_are_learned_from_answers():
     assert rates.reply == pytest.approx(100 + 0.3 * 400)
 
 
-def test_one_engine_never_has_a_request_wait_that_has_a_free_slot():
+def test_a_request_never_waits_if_its_only_engine_has_a_free_slot():
     play = play_of((10, 1))
     assert begins(play, "r1", prompt(1, 30_000), "e0")
     assert begins(play, "r2", prompt(2, 30_000), "e0")

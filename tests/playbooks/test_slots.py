@@ -44,7 +44,7 @@ def test_two_requests_take_two_slots():
     assert play.placement.queued == 1
 
 
-def test_the_next_turn_goes_where_the_last_one_was():
+def test_the_next_turn_goes_to_the_slot_of_the_previous_turn():
     play = Play()
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << ends("r1") >> reports("r1")
     assert play << arrives("r2") << knows("r2", B) >> goes("r2", slot=1) << ends("r2") >> reports("r2")
@@ -52,7 +52,7 @@ def test_the_next_turn_goes_where_the_last_one_was():
     assert play << ends("r3", 150, 100) >> reports("r3", predicted=100, oracle=50)
 
 
-def test_a_slot_is_not_given_out_while_a_lost_clients_prompt_is_still_computed():
+def test_a_slot_is_not_reused_while_a_cancelled_prompt_is_still_computed():
     play = Play(n_slots=1)
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << starts("r1")
     assert play << leaves("r1") << arrives("r2") << knows("r2", B)
@@ -62,7 +62,7 @@ def test_a_slot_is_not_given_out_while_a_lost_clients_prompt_is_still_computed()
     assert play << sees(contents={0: 64}) >> goes("r2", slot=0)
 
 
-def test_a_look_asked_for_before_the_client_left_frees_nothing():
+def test_an_observation_from_before_the_client_left_does_not_free_a_slot():
     play = Play(n_slots=1)
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << starts("r1")
     before = play.clock
@@ -70,7 +70,7 @@ def test_a_look_asked_for_before_the_client_left_frees_nothing():
     assert play.states == ["draining"]
 
 
-def test_a_request_that_may_not_have_reached_the_engine_keeps_its_slot_a_moment():
+def test_a_cancelled_request_that_may_not_have_arrived_keeps_its_slot_for_a_moment():
     play = Play(n_slots=1)
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
     assert play << leaves("r1") << arrives("r2") << knows("r2", B)
@@ -79,7 +79,7 @@ def test_a_request_that_may_not_have_reached_the_engine_keeps_its_slot_a_moment(
     assert play.later(LINGER) << sees() >> goes("r2", slot=0)
 
 
-def test_nothing_unpinned_passes_a_pinned_request_whose_client_just_left():
+def test_no_unpinned_request_is_sent_while_a_cancelled_pinned_request_may_still_begin():
     play = Play()
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << leaves("r1")
     assert play << arrives("r2", pinnable=False, rendered=False)
@@ -97,7 +97,7 @@ def test_a_retry_waits_for_the_slot_that_still_computes_its_prompt():
 
 
 @pytest.mark.parametrize("memory", ["dense", "swa"])
-def test_a_retry_uses_what_was_computed_for_the_first(memory):
+def test_a_retry_reuses_the_tokens_computed_for_the_cancelled_request(memory):
     long = Tokens(range(20_000))
     play = Play(memory=memory, n_swa=512)
     assert play << arrives("r1") << knows("r1", long) >> goes("r1", slot=0) << starts("r1") << leaves("r1")
@@ -115,7 +115,7 @@ def test_a_retry_on_a_route_without_id_slot_waits_too():
     assert play << sees(contents={0: 18_432}) >> unpinned("r2", Reason.ENGINE_CHOSE)
 
 
-def test_an_error_answer_leaves_the_slot_as_it_was_once_seen_free():
+def test_after_an_error_answer_the_slot_keeps_its_contents_once_seen_idle():
     play = Play(n_slots=1)
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << ends("r1") >> reports("r1")
     assert play << arrives("r2") << knows("r2", A + MORE) >> goes("r2", slot=0) << starts("r2")
@@ -125,7 +125,7 @@ def test_an_error_answer_leaves_the_slot_as_it_was_once_seen_free():
     assert play << arrives("r3") << knows("r3", A + MORE) >> goes("r3", slot=0, reason=Reason.PREFIX)
 
 
-def test_a_slot_whose_reply_length_is_unknown_keeps_its_content():
+def test_a_slot_with_a_reply_of_unknown_length_keeps_the_prompts_tokens():
     play = Play(n_slots=1)
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
     assert play << ends("r1", generated=None) >> reports("r1")
@@ -135,14 +135,14 @@ def test_a_slot_whose_reply_length_is_unknown_keeps_its_content():
     assert play.rests()
 
 
-def test_a_reply_is_known_only_as_far_as_the_slot_goes():
+def test_only_the_part_of_a_reply_that_the_slot_holds_is_known():
     play = Play(n_slots=1)
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
     assert play << ends("r1", generated=5) >> reports("r1") << replies("r1", A + MORE)
     assert play.table.shadow.slots[0].tokens == A + MORE.cut(0, 4)
 
 
-def test_a_clients_own_slot_wraps_and_waits():
+def test_a_client_chosen_slot_number_wraps_and_its_request_waits_for_that_slot():
     play = Play()
     assert play << arrives("r1", id_slot=99, rendered=False) >> goes("r1", slot=1)
     assert play << arrives("r2", id_slot=-5, rendered=False)  # slot 1 again (T8)
@@ -155,7 +155,7 @@ def action(request: str, slot: int = 0) -> Arrived:
     return arrives(request, id_slot=slot, rendered=False, action=True)
 
 
-def test_a_clients_own_slot_action_waits_for_the_slot_and_keeps_others_out():
+def test_a_clients_slot_action_waits_for_the_slot_and_blocks_other_requests():
     play = Play(n_slots=1)
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
     assert play << action("a")
@@ -164,7 +164,7 @@ def test_a_clients_own_slot_action_waits_for_the_slot_and_keeps_others_out():
     assert play << acts("a") >> goes("r2", slot=0)
 
 
-def test_what_a_clients_own_slot_action_leaves_is_known():
+def test_the_contents_of_a_slot_after_a_clients_slot_action_are_known():
     play = Play(n_slots=1)
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
     assert play << ends("r1") >> reports("r1")
@@ -179,7 +179,7 @@ def test_what_a_clients_own_slot_action_leaves_is_known():
     assert play.rests()
 
 
-def test_a_slot_action_disturbs_no_other_slot():
+def test_a_slot_action_changes_no_other_slot():
     play = Play(n_slots=2, ram_cache=True)
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << ends("r1") >> reports("r1")
     before = play.table.shadow.slots[0], list(play.table.shadow.ram)
@@ -187,20 +187,20 @@ def test_a_slot_action_disturbs_no_other_slot():
     assert (play.table.shadow.slots[0], list(play.table.shadow.ram)) == before
 
 
-def test_a_slot_action_whose_client_leaves_the_line_is_not_done():
+def test_a_queued_slot_action_whose_client_leaves_is_not_sent():
     play = Play(n_slots=1)
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
     assert play << action("a") << leaves("a")
     assert play << ends("r1") >> reports("r1")
 
 
-def test_a_slot_action_while_no_engine_is_known_goes_as_it_came():
+def test_a_slot_action_fails_open_if_no_engine_is_up():
     play = Play(up=False)
     assert play << action("a") >> goes("a", slot=None, reason=Reason.FAIL_OPEN) << acts("a", 0)
     assert play.rests()
 
 
-def test_a_resumable_stream_goes_on_without_its_client_and_its_slot_stays_taken():
+def test_a_resumable_stream_keeps_its_slot_after_its_client_leaves():
     play = Play(n_slots=1)
     assert play << arrives("r1", resumable=True) << knows("r1", A) >> goes("r1", slot=0) << starts("r1")
     assert play << leaves("r1")
@@ -228,7 +228,7 @@ def test_two_hundred_requests_on_two_slots_are_served_in_fair_order():
     assert [r for r in order if r.startswith("anna")] == [f"anna{n}" for n in range(150)]
 
 
-def test_a_foreign_task_is_never_joined():
+def test_no_request_is_sent_to_a_slot_with_a_foreign_task():
     play = Play()
     assert play << arrives("r0", bypass=True) >> unpinned("r0", Reason.BYPASS) << sees(0, 1)
     assert play.states == ["running", "foreign"]
@@ -236,7 +236,7 @@ def test_a_foreign_task_is_never_joined():
     assert play << sees(0, contents={1: 40}) >> goes("r1", slot=1)
 
 
-def test_on_a_shared_engine_only_a_fresh_look_frees_a_slot():
+def test_on_an_engine_with_other_clients_only_a_fresh_observation_frees_a_slot():
     play = Play()
     assert play << arrives("r0", bypass=True) >> unpinned("r0", Reason.BYPASS) << sees(0, 1) << sees(0)
     assert play.later(1.0) << arrives("r1") << knows("r1", A)
@@ -244,7 +244,7 @@ def test_on_a_shared_engine_only_a_fresh_look_frees_a_slot():
     assert play << sees(0) >> goes("r1", slot=1)
 
 
-def test_failing_looks_come_ever_more_slowly():
+def test_failing_observations_are_retried_at_growing_intervals():
     play = Play()
     assert play << arrives("r0", bypass=True) >> unpinned("r0", Reason.BYPASS)
     play.delays.clear()

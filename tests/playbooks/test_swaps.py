@@ -87,7 +87,7 @@ def test_a_request_goes_to_an_engine_of_its_model_only():
     assert turn(play, "r2", A, model="a", reason=Reason.COLD)
 
 
-def test_the_same_messages_for_another_model_continue_nothing():
+def test_the_same_messages_for_another_model_are_not_a_continuation():
     play = routed("a", "b", most=2)
     chain = (b"tools", b"one")
     assert play << arrives("r1", model="a", hash_chain=chain) << knows("r1", A) >> goes("r1", engine="a")
@@ -96,7 +96,7 @@ def test_the_same_messages_for_another_model_continue_nothing():
     assert play << knows("r2", A + B) >> goes("r2", engine="b", reason=Reason.COLD)
 
 
-def test_a_swap_saves_what_slots_hold_and_brings_it_back():
+def test_a_swap_saves_the_slots_of_the_victim_and_its_next_turn_restores_them():
     play = routed("a")
     assert turn(play, "r1", A, model="a")
     assert play << arrives("r2", model="b") >> saves(0, place__engine="a")
@@ -114,7 +114,7 @@ def test_a_swap_saves_what_slots_hold_and_brings_it_back():
     assert play << restored() >> goes("r3", engine="a", reason=Reason.SNAPSHOT)
 
 
-def test_nothing_is_unloaded_while_it_answers():
+def test_a_model_is_not_unloaded_during_an_answer():
     play = routed("a")
     assert play << arrives("r1", model="a") << knows("r1", A) >> goes("r1", engine="a")
     assert play << starts("r1")
@@ -123,7 +123,7 @@ def test_nothing_is_unloaded_while_it_answers():
     assert play << saved("s1") >> unloads("a")
 
 
-def test_what_a_slot_holds_is_known_before_it_is_saved():
+def test_a_swap_waits_until_the_tokens_of_a_slot_are_known_before_saving_it():
     """The tokens of a brief request are found after its answer."""
     play = routed("a")
     assert play << arrives("r1", model="a", brief=True) >> goes("r1", engine="a", reason=Reason.BRIEF)
@@ -133,7 +133,7 @@ def test_what_a_slot_holds_is_known_before_it_is_saved():
     assert play << saved("s1") >> unloads("a")
 
 
-def test_a_broken_off_answer_ends_in_the_engine_first():
+def test_a_swap_waits_until_the_engine_has_ended_a_cancelled_request():
     play = routed("a")
     assert play << arrives("r1", model="a") << knows("r1", A) >> goes("r1", engine="a")
     assert play << starts("r1") << arrives("r2", model="b")
@@ -143,7 +143,7 @@ def test_a_broken_off_answer_ends_in_the_engine_first():
     assert play << saved("s1") >> unloads("a")
 
 
-def test_requests_of_the_loaded_model_go_first_for_a_while():
+def test_requests_for_the_loaded_model_are_served_first_until_the_swap_wait_ends():
     play = routed("a", limits=Limits(swap_wait=10.0))
     assert play << arrives("r1", model="a") << knows("r1", A) >> goes("r1", engine="a", slot=0)
     assert play << starts("r1") << arrives("r2", model="b")
@@ -159,7 +159,7 @@ def test_requests_of_the_loaded_model_go_first_for_a_while():
     assert play << knows("r2", SHORT) >> goes("r2", engine="b")
 
 
-def test_the_model_that_was_just_loaded_stays_as_long_for_the_next_swap():
+def test_a_model_that_was_just_loaded_stays_for_the_swap_wait():
     """Otherwise the requests that came meanwhile for the other model would load that again at once."""
     play = routed("a", limits=Limits(swap_wait=10.0))
     assert play << arrives("r1", model="a") << knows("r1", SHORT) >> goes("r1", engine="a")
@@ -188,7 +188,7 @@ def test_a_model_is_kept_for_its_next_turn_as_long_as_a_swap_takes():
     assert play.clock == pytest.approx(ended + 3, abs=0.2)
 
 
-def test_the_longest_unused_model_goes():
+def test_the_least_recently_used_model_is_unloaded():
     play = routed("a", "b", most=2)
     assert turn(play, "r1", SHORT, model="b")
     assert turn(play, "r2", SHORT, model="a")
@@ -196,7 +196,7 @@ def test_the_longest_unused_model_goes():
     assert play << arrives("r3", model="c") >> unloads("b")
 
 
-def test_a_sleeping_model_goes_before_one_that_holds_something():
+def test_a_sleeping_model_is_unloaded_before_one_that_holds_a_state():
     play = routed("a", "b", most=2)
     assert turn(play, "r1", SHORT, model="a")
     assert turn(play, "r2", SHORT, model="b")
@@ -205,13 +205,13 @@ def test_a_sleeping_model_goes_before_one_that_holds_something():
     assert play << arrives("r3", model="c") >> unloads("b")
 
 
-def test_where_there_is_room_nothing_goes():
+def test_no_model_is_unloaded_if_there_is_room():
     play = routed("a", most=0)
     assert turn(play, "r1", SHORT, model="a")
     assert play << arrives("r2", model="b") >> loads("b")
 
 
-def test_a_model_that_cannot_be_loaded_is_refused_and_not_tried_again_at_once():
+def test_requests_for_a_model_that_cannot_be_loaded_are_refused_without_a_retry_at_once():
     play = routed("a")
     assert play << arrives("r1", model="b") >> unloads("a")
     assert down(play, "a") >> loads("b")
@@ -224,13 +224,13 @@ def test_a_model_that_cannot_be_loaded_is_refused_and_not_tried_again_at_once():
     assert play.later(RETRY_SECONDS) << arrives("r4", model="b") >> unloads("a")
 
 
-def test_a_swap_that_only_came_too_early_is_tried_again():
+def test_a_load_that_was_only_too_early_is_retried():
     play = routed()
     assert play << arrives("r1", model="a") >> loads("a")
     assert play << swap_fails("a", broken=False) >> loads("a")
 
 
-def test_what_loads_itself_is_not_loaded_again():
+def test_a_model_that_is_already_loading_is_not_loaded_again():
     play = routed()
     assert play << lists(a="loading")
     assert play << arrives("r1", model="a")
@@ -253,14 +253,14 @@ def test_a_client_that_leaves_while_the_victim_drains_stops_the_swap():
     assert play << leaves("r2") >> goes("r3", engine="a")
 
 
-def test_a_model_that_is_loaded_and_cannot_be_probed_serves_unpinned():
+def test_a_loaded_model_that_cannot_be_probed_is_used_without_pinning():
     play = routed()
     assert play << lists("a")
     assert play << arrives("r1", model="a")
     assert play << swap_fails("a", broken=True) >> unpinned("r1", Reason.FAIL_OPEN, engine="a")
 
 
-def test_what_takes_no_slot_waits_for_its_model_as_well():
+def test_a_request_that_uses_no_slot_waits_for_its_model_as_well():
     play = routed("a")
     assert play << arrives("r1", model="a", slotless=True) >> unpinned("r1", Reason.SLOTLESS, engine="a")
     assert play << arrives("r2", model="b", slotless=True) >> unloads("a")
@@ -279,7 +279,7 @@ def test_a_bypass_waits_for_its_model_too():
     assert play << engine_up("b", model="b") >> unpinned("r1", Reason.BYPASS, engine="b")
 
 
-def test_idle_work_makes_way_for_a_swap():
+def test_idle_work_ends_for_a_swap():
     """A prefill for the next turn is stopped, and no other one begins."""
     play = routed("a", limits=Limits(pause=0.25))
     assert turn(play, "r1", A, model="a")
@@ -288,12 +288,12 @@ def test_idle_work_makes_way_for_a_swap():
     assert play << saved("s1") >> unloads("a")
 
 
-def test_a_model_of_no_router_goes_to_the_first_engine():
+def test_a_request_for_a_model_of_no_router_goes_to_the_first_engine():
     play = routed("a")
     assert play << arrives("r1", model="zzz") >> unpinned("r1", Reason.FAIL_OPEN, engine="e0")
 
 
-def test_for_a_router_that_was_lost_a_request_waits_as_for_any_engine():
+def test_a_request_waits_for_a_lost_router_as_for_any_engine():
     play = routed("a", limits=Limits(engine_wait=60))
     assert play << engine_lost("a")
     assert play << ModelsListed(at=0.0, router=EngineId("e0"), models=())
@@ -304,7 +304,7 @@ def test_for_a_router_that_was_lost_a_request_waits_as_for_any_engine():
 
 
 @pytest.mark.parametrize("slotless", [False, True])
-def test_what_does_not_come_back_is_not_waited_for(slotless):
+def test_a_request_for_an_engine_that_does_not_return_fails_open(slotless):
     play = routed("a", limits=Limits(engine_wait=60))
     assert play << engine_lost("a")
     assert play << ModelsListed(at=0.0, router=EngineId("e0"), models=())
@@ -312,7 +312,7 @@ def test_what_does_not_come_back_is_not_waited_for(slotless):
     assert next_decision(play) >> unpinned("r1", Reason.FAIL_OPEN, engine="a")
 
 
-def test_what_a_router_lists_no_more_is_forgotten():
+def test_a_model_that_the_router_no_longer_lists_is_forgotten():
     play = routed("a", "b", most=2)
     assert turn(play, "r1", SHORT, model="b")
     assert play << engine_lost("b")

@@ -38,7 +38,7 @@ def bypass(request):
     return arrives(request, bypass=True, rendered=False)
 
 
-def test_bypass_waits_for_pinned_requests_on_their_way_and_holds_pins_until_it_is_seen():
+def test_a_bypass_waits_for_pinned_requests_to_begin_and_delays_pins_until_its_slot_is_seen():
     play = Play()
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
     assert play << bypass("r2")
@@ -52,20 +52,20 @@ def test_bypass_waits_for_pinned_requests_on_their_way_and_holds_pins_until_it_i
     assert play << sees(0, contents={1: 40}) >> goes("r3", slot=1)
 
 
-def test_a_look_is_as_good_as_an_answer_to_see_a_pinned_request_begin():
+def test_a_slot_seen_busy_shows_that_a_pinned_request_began():
     play = Play()
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << bypass("r2")
     assert play << sees(0) >> unpinned("r2", Reason.BYPASS)
 
 
-def test_of_an_uncached_request_it_is_known_at_once_that_nothing_is_reused():
+def test_a_request_that_disables_the_cache_is_predicted_to_reuse_nothing():
     play = Play()
     play << arrives("r1", pinnable=False, copies=2, uncached=True) << knows("r1", A)
     assert play >> unpinned("r1", Reason.UNPINNABLE)
     assert play.pending("r1").predicted == 0  # before /slots shows where it runs
 
 
-def test_the_slot_of_an_unpinned_request_is_free_only_when_the_engine_says_so():
+def test_the_slot_of_an_unpinned_request_is_free_only_if_get_slots_shows_it():
     play = Play()
     assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS)
     assert play << bypass("r2") >> unpinned("r2", Reason.BYPASS)
@@ -86,7 +86,7 @@ def test_an_engine_that_names_the_slot_is_believed_at_once():
     assert play.states == ["idle"]
 
 
-def test_two_unpinned_requests_are_not_taken_for_one():
+def test_two_unpinned_requests_are_not_mistaken_for_one():
     play = Play()
     assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS)
     assert play << bypass("r2") >> unpinned("r2", Reason.BYPASS)
@@ -97,7 +97,7 @@ def test_two_unpinned_requests_are_not_taken_for_one():
     assert play.states == ["running", "running"]
 
 
-def test_a_busy_slot_seen_before_an_unpinned_request_was_sent_is_not_its():
+def test_a_slot_seen_busy_before_an_unpinned_request_was_sent_is_not_attributed_to_it():
     play = Play()
     before = play.clock
     assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS)
@@ -105,7 +105,7 @@ def test_a_busy_slot_seen_before_an_unpinned_request_was_sent_is_not_its():
     assert "running" not in play.states
 
 
-def test_a_request_that_ended_unseen_is_found_by_the_slot_it_filled():
+def test_a_request_whose_slot_was_not_seen_is_attributed_by_the_slots_token_count():
     play = Play()
     assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS)
     assert play << ends("r1", 300, 0, generated=21)
@@ -115,20 +115,20 @@ def test_a_request_that_ended_unseen_is_found_by_the_slot_it_filled():
     assert play.table.shadow.slots[1].total == 320
 
 
-def test_a_request_that_left_no_trace_is_reported_without_a_slot():
+def test_a_request_that_no_slot_shows_is_reported_without_a_slot():
     play = Play()
     assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS)
     assert play << ends("r1", 300) << sees() >> reports("r1", slot=None)
     assert play.rests()
 
 
-def test_nothing_is_predicted_for_a_slot_that_is_not_known():
+def test_nothing_is_predicted_for_a_request_in_an_unknown_slot():
     play = Play()
     assert play << arrives("r1", bypass=True) >> unpinned("r1", Reason.BYPASS) << knows("r1", A)
     assert play << ends("r1", 1000, 0) << sees() >> reports("r1", predicted=None, exact=True)
 
 
-def test_an_old_look_at_one_that_has_ended_does_not_make_it_anothers_task():
+def test_an_old_observation_of_an_ended_request_does_not_show_a_foreign_task():
     play = Play()
     assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS)
     asked = play.clock + 0.001
@@ -138,7 +138,7 @@ def test_an_old_look_at_one_that_has_ended_does_not_make_it_anothers_task():
     assert play << arrives("r2") << knows("r2", A) >> goes("r2")  # no other client was seen here
 
 
-def test_two_that_ended_unseen_are_found_in_two_slots():
+def test_two_requests_whose_slots_were_not_seen_are_attributed_to_two_slots():
     play = Play()
     assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS)
     assert play << bypass("r2") >> unpinned("r2", Reason.BYPASS)
@@ -146,7 +146,7 @@ def test_two_that_ended_unseen_are_found_in_two_slots():
     assert play << sees(contents={0: 300, 1: 300}) >> reports("r1", slot=1) >> reports("r2", slot=0)
 
 
-def test_a_lost_request_that_was_not_seen_may_still_begin():
+def test_a_cancelled_request_that_was_not_seen_may_still_begin():
     play = Play(n_slots=1)
     assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS) << leaves("r1")
     assert play << arrives("r2") << knows("r2", A) << sees()
@@ -156,14 +156,14 @@ def test_a_lost_request_that_was_not_seen_may_still_begin():
     assert play << sees(contents={0: 30}) >> goes("r2", slot=0)
 
 
-def test_a_lost_request_that_never_began_delays_no_other():
+def test_a_cancelled_request_that_never_began_delays_no_other_request():
     play = Play(n_slots=1)
     assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS) << leaves("r1")
     assert play << arrives("r2") << knows("r2", A)
     assert play.later(LINGER) << sees() >> goes("r2", slot=0)
 
 
-def test_several_answers_need_several_free_slots():
+def test_a_request_for_several_answers_waits_for_several_free_slots():
     play = Play()
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << starts("r1")
     assert play << arrives("r2", copies=2)
@@ -175,12 +175,12 @@ def test_several_answers_need_several_free_slots():
     assert play.rests()
 
 
-def test_more_answers_than_slots_still_go():
+def test_a_request_for_more_answers_than_slots_is_sent():
     play = Play()
     assert play << arrives("r1", copies=9, rendered=False) >> unpinned("r1", Reason.UNPINNABLE)
 
 
-def test_unknown_prompts_on_unpinnable_routes_go_while_there_is_room():
+def test_unrendered_requests_on_unpinnable_routes_are_sent_while_slots_are_free():
     play = Play()
     for request in ("r1", "r2"):
         embeddings = arrives(request, pinnable=False, rendered=False)
@@ -191,7 +191,7 @@ def test_unknown_prompts_on_unpinnable_routes_go_while_there_is_room():
     assert play.states == ["running", "running"]
 
 
-def test_unknown_prompts_do_not_overtake_a_pin_that_waits_for_one_of_them_to_be_seen():
+def test_an_unrendered_request_does_not_overtake_a_pin_that_waits_for_another_to_be_seen():
     play = Play(n_slots=3)
     embeddings = [arrives(request, pinnable=False, rendered=False) for request in ("r1", "r3")]
     assert play << embeddings[0] >> unpinned("r1", Reason.UNPINNABLE)
@@ -213,7 +213,7 @@ def conversation(play, request, prompt, slot):
     assert play << ends(request, len(prompt)) >> reports(request)
 
 
-def test_messages_are_left_to_the_engine_where_it_would_choose_the_same():
+def test_a_messages_request_is_left_to_the_engine_if_it_would_choose_the_same_slot():
     play = Play()
     conversation(play, "r1", A, 0)
     assert play << messages("r2") << knows("r2", A + MORE) >> unpinned("r2", Reason.ENGINE_CHOSE)
@@ -221,7 +221,7 @@ def test_messages_are_left_to_the_engine_where_it_would_choose_the_same():
     assert play << ends("r2", 1200, 1000) >> reports("r2", slot=0, predicted=1000, oracle=200)
 
 
-def test_messages_are_steered_where_the_engine_would_overwrite_something_better():
+def test_a_messages_request_is_steered_if_the_engine_would_overwrite_a_more_valuable_slot():
     system = Tokens(range(50_000, 50_400))  # 40 % of a prompt: similar enough for the engine
     play = Play(ram_cache=False, memory="dense")
     first = system + A
@@ -249,7 +249,7 @@ def steered(play):
     return prompt
 
 
-def test_a_steered_request_waits_with_its_prompt_in_place_for_pins_on_their_way():
+def test_a_steered_request_whose_plant_is_done_waits_for_pins_that_have_not_begun():
     play = Play(memory="dense")
     steered(play)
     assert play << sees(1) << arrives("r3") << knows("r3", A) >> goes("r3", slot=0)
@@ -257,7 +257,7 @@ def test_a_steered_request_waits_with_its_prompt_in_place_for_pins_on_their_way(
     assert play << sees(0) >> unpinned("r2", Reason.STEERED)
 
 
-def test_a_steered_request_whose_engine_is_lost_goes_to_another_place():
+def test_a_steered_request_whose_engine_is_lost_fails_open():
     play = Play(memory="dense")
     steered(play)
     assert play << sees(1) << arrives("r3") << knows("r3", A) >> goes("r3", slot=0)
@@ -266,7 +266,7 @@ def test_a_steered_request_whose_engine_is_lost_goes_to_another_place():
     assert not play.placement._state.steered
 
 
-def test_a_steered_request_whose_prompt_is_in_place_is_not_overtaken():
+def test_a_steered_request_whose_plant_is_done_is_not_overtaken():
     play = Play(n_slots=3, memory="dense")
     steered(play)
     assert play << sees(1) << arrives("r3") << knows("r3", A) >> goes("r3", slot=2)
@@ -276,7 +276,7 @@ def test_a_steered_request_whose_prompt_is_in_place_is_not_overtaken():
     assert play << sees(1, 2) >> goes("r4", slot=0)
 
 
-def test_a_client_that_leaves_while_its_prompt_is_planted_frees_the_slot_only_when_seen():
+def test_if_the_client_leaves_during_the_plant_its_slot_is_free_only_when_seen_idle():
     play = Play(memory="dense")
     steered(play)
     assert play << sees(1) << leaves("r2")
@@ -287,7 +287,7 @@ def test_a_client_that_leaves_while_its_prompt_is_planted_frees_the_slot_only_wh
     assert play.rests()
 
 
-def test_a_client_that_leaves_after_the_plant_is_not_forwarded():
+def test_a_request_whose_client_leaves_after_the_plant_is_not_sent():
     play = Play(memory="dense")
     steered(play)
     assert play << sees(1) << arrives("r3") << knows("r3", A) >> goes("r3", slot=0)
@@ -297,7 +297,7 @@ def test_a_client_that_leaves_after_the_plant_is_not_forwarded():
     assert (play << sees(contents={1: 996})).rests()
 
 
-def test_a_failed_plant_holds_its_request_up_no_longer_than_its_slot():
+def test_a_failed_plant_delays_its_request_only_until_its_slot_is_free():
     play = Play(memory="dense")
     prompt = steered(play)
     assert play << planted("r2", None)
@@ -321,7 +321,7 @@ def test_a_touch_lets_a_second_conversation_share_the_system_prompt():
     assert play.table.shadow.slots[0].tokens == first
 
 
-def test_between_two_plants_the_slot_is_promised():
+def test_a_slot_is_reserved_between_two_plants_of_a_request():
     system = Tokens(range(50_000, 52_000))
     play = Play(ram_cache=True, memory="dense")
     conversation(play, "r1", system + A, 0)
@@ -331,7 +331,7 @@ def test_between_two_plants_the_slot_is_promised():
     assert play << sees(1) >> unpinned("r3", Reason.BYPASS)
 
 
-def test_a_slot_that_another_may_have_taken_between_two_steps_is_looked_at():
+def test_a_slot_that_another_task_may_have_taken_between_two_steps_is_observed_first():
     """The engine releases it when a plant ends, and gives it to a deferred task (T1)."""
     system = Tokens(range(50_000, 52_000))
     play = Play(ram_cache=True, memory="dense")
@@ -347,7 +347,7 @@ def test_a_slot_that_another_may_have_taken_between_two_steps_is_looked_at():
     assert play >> goes("r2", slot=0)
 
 
-def test_a_ram_cache_that_fails_twice_is_not_counted_on():
+def test_a_ram_cache_that_fails_twice_is_no_longer_expected():
     system = Tokens(range(50_000, 52_000))
     play = Play(ram_cache=True, memory="dense")
     conversation(play, "r1", system + A, 0)
@@ -363,7 +363,7 @@ def test_a_ram_cache_that_fails_twice_is_not_counted_on():
     assert not play.table.traits.ram_cache
 
 
-def test_copies_of_one_request_are_not_taken_for_another():
+def test_the_tasks_of_a_request_for_several_answers_are_not_mistaken_for_another_request():
     play = Play(n_slots=3)
     assert play << arrives("r1", copies=2, rendered=False) >> unpinned("r1", Reason.UNPINNABLE)
     assert play << bypass("r2") >> unpinned("r2", Reason.BYPASS)
@@ -374,7 +374,7 @@ def test_copies_of_one_request_are_not_taken_for_another():
     assert "idle" not in play.states
 
 
-def test_copies_whose_client_left_are_not_taken_for_another():
+def test_several_tasks_whose_client_left_are_not_mistaken_for_another_request():
     play = Play(n_slots=3)
     assert play << arrives("r1", copies=2, rendered=False) >> unpinned("r1", Reason.UNPINNABLE)
     assert play << leaves("r1")
@@ -386,7 +386,7 @@ def test_copies_whose_client_left_are_not_taken_for_another():
     assert "idle" not in play.states
 
 
-def test_a_look_from_before_it_was_sent_does_not_show_copies_whose_client_left():
+def test_an_observation_from_before_a_request_was_sent_does_not_show_its_tasks():
     """The busy slot is another client's that left, too: the copies are on their way to slots 0 and 2."""
     play = Play(n_slots=3)
     assert play << bypass("r0") >> unpinned("r0", Reason.BYPASS) << leaves("r0")
@@ -401,7 +401,7 @@ def test_a_look_from_before_it_was_sent_does_not_show_copies_whose_client_left()
     assert "idle" not in play.states
 
 
-def test_a_task_whose_client_left_is_not_taken_for_a_request_on_its_way():
+def test_a_task_whose_client_left_is_not_mistaken_for_a_request_that_has_not_begun():
     play = Play()
     assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS) << leaves("r1")
     play.later(LINGER)
@@ -412,7 +412,7 @@ def test_a_task_whose_client_left_is_not_taken_for_a_request_on_its_way():
     assert play.placement.queued == 1
 
 
-def test_a_request_deferred_by_the_engine_is_not_taken_for_a_lost_one():
+def test_a_request_deferred_by_the_engine_is_not_mistaken_for_a_cancelled_one():
     play = Play()
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << starts("r1")
     assert play << bypass("r2") >> unpinned("r2", Reason.BYPASS) << leaves("r2")
@@ -457,7 +457,7 @@ def test_a_prompt_that_waits_in_the_engine_may_begin_after_its_client_left():
     assert "idle" not in play.states
 
 
-# -- pins that never pause ----------------------------------------------------------------------------
+# -- constant load of pinned requests ------------------------------------------------------------------
 
 SLOTS = 4
 SYSTEM = Tokens(range(50_000, 50_400))
@@ -501,8 +501,8 @@ class Rush:
             self.running.append(self.launched.popleft())
             self.happens(starts(self.running[-1]))
 
-    def goes_on(self):
-        """One ends, one has begun, one arrives; steps of others end meanwhile."""
+    def next_request(self):
+        """One request ends, one step ends, one request arrives, one begins to run."""
         if self.running:
             self.happens(ends(self.running.popleft(), 1000))
         if self.steps:
@@ -510,13 +510,13 @@ class Rush:
         self.arrives()
         self.starts()
 
-    def overtake(self, request):
-        """Return how many later requests were sent before it."""
+    def overtaken_by(self, request):
+        """Return how many requests that arrived later were sent before `request`."""
         before = self.pins
         for _ in range(20 * SLOTS):
             if request in self.forwarded:
                 break
-            self.goes_on()
+            self.next_request()
         later = (
             self.forwarded[: self.forwarded.index(request)] if request in self.forwarded else self.forwarded
         )
@@ -535,30 +535,30 @@ ONE_SLOT = {
 
 
 @pytest.mark.parametrize("name", ONE_SLOT)
-def test_while_pins_never_pause_none_that_came_later_goes_first(name):
+def test_under_constant_pinned_load_an_unpinned_request_is_overtaken_by_few_later_ones(name):
     rush = Rush()
     rush.happens(*ONE_SLOT[name])
-    assert rush.overtake("m") <= SLOTS
+    assert rush.overtaken_by("m") <= SLOTS
     assert "m" in rush.forwarded
 
 
 @pytest.mark.parametrize("copies", [2, SLOTS])
-def test_while_pins_never_pause_several_slots_are_waited_for_by_those_that_came_later(copies):
+def test_under_pinned_load_a_request_for_several_answers_is_overtaken_a_limited_number_of_times(copies):
     rush = Rush()
     rush.happens(arrives("m", copies=copies, rendered=False))
-    assert 0 < rush.overtake("m") <= PASSES + SLOTS
+    assert 0 < rush.overtaken_by("m") <= PASSES + SLOTS
     assert "m" in rush.forwarded
 
 
-def test_while_others_never_pause_messages_in_a_namespace_wait_until_none_of_them_looks_as_good():
+def test_under_constant_load_messages_in_a_namespace_are_overtaken_a_limited_number_of_times():
     rush = Rush(space="b", **FILES)  # with unknown prompts: any may begin like this one
     rush.happens(arrives("m", pinnable=False, namespace="a"), knows("m", A))
-    assert 0 < rush.overtake("m") <= PASSES + SLOTS
+    assert 0 < rush.overtaken_by("m") <= PASSES + SLOTS
     assert "m" in rush.forwarded
 
 
-def test_nothing_is_sent_after_messages_in_a_namespace_until_they_are_seen_to_run():
-    """It could end before they arrive: the slot that it leaves would then look best to the engine."""
+def test_no_request_is_sent_after_messages_in_a_namespace_until_they_are_seen_running():
+    """It could end before they arrive: its slot would then look best to the engine."""
     play = Play(n_slots=3, **FILES)
     play << arrives("m", pinnable=False, namespace="a") << knows("m", None)
     assert play >> unpinned("m", Reason.UNPINNABLE, isolated=True)

@@ -1,4 +1,4 @@
-"""Timers fire when something is due, and not again for what was due before."""
+"""Timers: a timer that was replaced by an earlier one sets no further timer when it fires."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ ENDLESS = Tokens(range(900_000, 901_000))
 TURNS = 60
 
 
-def test_wakes_that_were_overtaken_do_not_breed():
+def test_timers_that_were_overtaken_do_not_accumulate():
     """Two conversations alternate, beside a stream that keeps the engine from pausing for long."""
     play = Play(memory="dense", n_slots=3, **NEW_FILES)
     prompts = [Tokens(range(start, start + 1000)) for start in (0, 100_000)]
-    begin(play, "stream", ENDLESS)
+    starts_running(play, "stream", ENDLESS)
     out = 0
     for turn in range(TURNS):
         prompts[turn % 2] += Tokens([turn] * 40)
         prompt = prompts[turn % 2]
-        begin(play, f"r{turn}", prompt)
+        starts_running(play, f"r{turn}", prompt)
         play.later(1)
         play << ends(f"r{turn}", len(prompt), len(prompt) - 40 if turn > 1 else 0)
-        do(play)
+        answer_effects(play)
         if turn % 5 == 0:  # the stream pauses for a moment
             play << ends("stream", len(ENDLESS), 0)
-            do(play)
-            begin(play, "stream", ENDLESS)
+            answer_effects(play)
+            starts_running(play, "stream", ENDLESS)
         until = play.clock + 3
         while play.alarms and min(play.alarms) <= until:
             play.wakes()
-            do(play)
+            answer_effects(play)
         play.clock = max(play.clock, until)
         out = max(out, len(play.alarms))
     assert 0 < out <= 4
 
 
-def begin(play: Play, request: str, prompt: Tokens) -> None:
+def starts_running(play: Play, request: str, prompt: Tokens) -> None:
     play << arrives(request) << knows(request, prompt)
-    do(play)
+    answer_effects(play)
     play << starts(request)
 
 
-def do(play: Play) -> None:
+def answer_effects(play: Play) -> None:
     """Answer all effects; saves succeed."""
     while play.effects:
         effect = play.effects.popleft()

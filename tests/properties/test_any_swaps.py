@@ -127,7 +127,7 @@ class World:
             )
         )
 
-    def goes_on(self) -> None:
+    def answer_call(self) -> None:
         """Answer one call."""
         effect = self.due.pop(self.random.randrange(len(self.due)))
         for event in self.outcome(effect):
@@ -173,7 +173,7 @@ class World:
         if self.alarm is not None and self.now >= self.alarm:
             self.alarm = None
             self.tell(TimerFired(at=self.now))
-        happenings = [self.goes_on] * bool(self.due) + [self.answers] * bool(self.running)
+        happenings = [self.answer_call] * bool(self.due) + [self.answers] * bool(self.running)
         if happenings:
             self.random.choice(happenings)()
 
@@ -192,7 +192,7 @@ def traits(engine: str) -> EngineTraits:
 
 
 @given(seed=st.integers(0, 2**32), most=st.integers(1, 2))
-def test_every_request_is_served_by_its_model_and_no_answer_is_broken_off(seed, most):
+def test_every_request_is_served_by_its_model_and_no_answer_is_cut_off(seed, most):
     world = World(Random(seed), most)
     for _ in range(STEPS):
         if world.random.random() < 0.4:

@@ -171,7 +171,7 @@ def talk(agent: Agent, sidecar: Sidecar) -> Iterator[None]:
         check_order(agent, request, outcome.doc)
         if not agent.ways:
             assert outcome.doc is request.body
-        # An agent with another set of tools is another agent: what rules remember begins anew.
+        # An agent with another set of tools is another agent: rules remember nothing of it.
         same_tools, tools = len(request.body["tools"]) == tools, len(request.body["tools"])
         grown = grown or not same_tools
         if before is not None and same_tools and sidecar.modes is FIX and "edits" not in agent.ways:
@@ -201,28 +201,28 @@ def some(chance: Random) -> frozenset[str]:
 
 
 @pytest.mark.parametrize("portion", range(PORTIONS))
-def test_agents_that_rewrite_their_past(portion):
+def test_no_message_is_lost_or_changed_twice_for_agents_that_rewrite_their_history(portion):
     for seed in range(portion, CONVERSATIONS // 2, PORTIONS):
         play(seed)
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_each_way_by_itself(way):
+def test_no_message_is_lost_or_changed_twice_for_each_kind_of_rewrite_alone(way):
     for seed in range(50):
         play(seed, frozenset({way}))
 
 
 @given(st.integers(0, 2**32), st.frozensets(st.sampled_from(WAYS)))
 @settings(max_examples=100)
-def test_the_fewest_ways_that_break_something(seed, ways):
+def test_no_message_is_lost_or_changed_twice_for_random_kinds_of_rewrites(seed, ways):
     play(seed, ways)
 
 
-def test_agents_that_rewrite_nothing():
+def test_requests_of_agents_that_rewrite_nothing_stay_unchanged():
     for seed in range(300):
         play(seed, FAITHFUL)
 
 
-def test_rules_as_they_are_without_settings():
+def test_no_message_is_lost_or_changed_twice_with_the_default_rules():
     for seed in range(300):
         play(seed, modes=DEFAULTS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any
 
-from properties.test_placement_machine import SETTINGS, Quiet, longest_answer
+from properties.test_placement_machine import SETTINGS, PlacementMachine, longest_answer
 from slotkeeper.scheduler.effects import Effect, Forward
 from slotkeeper.scheduler.engine_model import Known
 from slotkeeper.scheduler.pending import Stage
@@ -20,8 +20,8 @@ CELLS = 1700  # two of the longest prompts fit, or several short ones
 UNSURE = {SlotState.DRAINING, SlotState.FOREIGN}
 
 
-class OneBuffer(Quiet):
-    """As `Quiet`, but slots share their cells."""
+class SharedBufferMachine(PlacementMachine):
+    """As `PlacementMachine`, but slots share their cells."""
 
     offered = ("chat", "resumable", "own slot", "messages")
 
@@ -54,5 +54,5 @@ class OneBuffer(Quiet):
         return sum(ends.values())
 
 
-TestOneBuffer = OneBuffer.TestCase
-TestOneBuffer.settings = SETTINGS
+TestSharedBuffer = SharedBufferMachine.TestCase
+TestSharedBuffer.settings = SETTINGS

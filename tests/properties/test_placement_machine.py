@@ -77,7 +77,7 @@ def longest_answer(prompt: Tokens) -> int:
     return 1 + len(prompt) % 5
 
 
-class Quiet(RuleBasedStateMachine):
+class PlacementMachine(RuleBasedStateMachine):
     """All events of one sidecar: no other program uses the engines."""
 
     foreign_tasks: ClassVar[bool] = False
@@ -365,13 +365,13 @@ class Quiet(RuleBasedStateMachine):
                 bypass=kind == "bypass" or (kind == "two prompts" and turn > 2),
             )
         )
-        self.time_goes_on(choices)
+        self.anything_happens(choices)
 
     def prompt_of(self, client: str, talk: int, turn: int) -> Tokens:
         return Tokens([7] * 10 + [talk] * 200 * turn + [1000 + len(self.prompts)] * 6)
 
     @rule(choices=st.lists(st.integers(0, 999), min_size=1, max_size=12))
-    def time_goes_on(self, choices: list[int]) -> None:
+    def anything_happens(self, choices: list[int]) -> None:
         """Let anything that is possible happen next, in any order."""
         for choice in choices:
             moves = self.moves()
@@ -433,7 +433,7 @@ class Quiet(RuleBasedStateMachine):
             self.post(NextKnown(at=self.clock, request=request, tokens=following))
 
     def count(self, event: Event) -> None:
-        """What an engine evaluated, where somebody heard of it; the runtime counts prefills of ours."""
+        """Count the tokens that engines evaluated and reported; the runtime counts the sidecar's prefills."""
         match event:
             case Finished(request=request, prompt_tokens=int(prompt), cached=int(cached)) if self.heard(
                 request
@@ -457,7 +457,7 @@ class Quiet(RuleBasedStateMachine):
         else:
             views = self.engines[look.engine].views()
             self.answers.append(Observed(at=0.0, asked=self.clock, engine=look.engine, slots=views))
-            self.clock += 1e-6  # what is heard from now on is newer than this look
+            self.clock += 1e-6  # later events are newer than this observation
 
     def answer(self, event: Event) -> None:
         self.answers.remove(event)
@@ -478,7 +478,7 @@ class Quiet(RuleBasedStateMachine):
         self.post(Gone(at=self.clock, request=request, reached=reached, cached=cached))
 
     def reached(self, request: RequestId) -> tuple[int | None, int]:
-        """How far an engine says that it is in the request's prompt, and how much of that was cached."""
+        """Return the prompt tokens that an engine has reached for a request, and how many were cached."""
         for engine in self.engines.values():
             for _, task in engine.running():
                 if task.owner == request and not task.plant and task.parent is None:
@@ -606,7 +606,7 @@ class Quiet(RuleBasedStateMachine):
         self.every_view_shows_the_same()
 
     def every_view_shows_the_same(self) -> None:
-        """Requests one by one, the sums of the admin port, Prometheus' counters, and what `why` lists."""
+        """Compare the requests, the sums of the admin port, Prometheus' counters, and the list of `why`."""
         sums = self.metrics.history.totals
         assert {name: getattr(sums, name) for name in self.work} == self.work
         listed = [record.usage for record in self.journal if record.usage is not None]
@@ -662,8 +662,8 @@ class Quiet(RuleBasedStateMachine):
             self.answers.append(Observed(at=0.0, asked=self.clock, engine=look.engine, slots=views))
 
 
-class Shared(Quiet):
-    """The same, with somebody else's tasks on the engines."""
+class SharedEnginesMachine(PlacementMachine):
+    """The same, with tasks of other programs on the engines."""
 
     foreign_tasks = True
 
@@ -674,8 +674,8 @@ class Shared(Quiet):
             self.engines[name].submit(Task(None, Tokens([5] * length), wanted))
 
 
-class Apart(Quiet):
-    """The same, with a namespace for each client. All of them say much the same."""
+class NamespacesMachine(PlacementMachine):
+    """The same, with a namespace for each client. The prompts of all clients have common prefixes."""
 
     namespaces = True
 
@@ -684,16 +684,16 @@ def with_time(event: Event, now: float) -> Event:
     return replace(event, at=now)
 
 
-TestQuiet = Quiet.TestCase
-TestQuiet.settings = SETTINGS
-TestShared = Shared.TestCase
-TestShared.settings = SETTINGS
-TestApart = Apart.TestCase
-TestApart.settings = SETTINGS
+TestPlacement = PlacementMachine.TestCase
+TestPlacement.settings = SETTINGS
+TestSharedEngines = SharedEnginesMachine.TestCase
+TestSharedEngines.settings = SETTINGS
+TestNamespaces = NamespacesMachine.TestCase
+TestNamespaces.settings = SETTINGS
 
 
-class Relabelled(Apart):
-    """The tokens of one client are others than those of all the rest, as they are among themselves."""
+class OtherTokensMachine(NamespacesMachine):
+    """One client's tokens differ from those of all others; among themselves they are alike as before."""
 
     def prompt_of(self, client: str, talk: int, turn: int) -> Tokens:
         said = super().prompt_of(client, talk, turn)
@@ -717,8 +717,8 @@ ARRIVALS = st.lists(
 )
 
 
-def seen_by_a(world: Quiet, build: dict[str, Any], arrivals: list[Any]) -> list[Any]:
-    """Decisions and figures of all requests of one client."""
+def seen_by_a(world: PlacementMachine, build: dict[str, Any], arrivals: list[Any]) -> list[Any]:
+    """Return the decisions and figures of all requests of one client."""
     world.build(**build)
     for choices, who, kind, turn, renders, seconds in arrivals:
         world.arrive(choices=choices, who=who, kind=kind, turn=turn, renders=renders)
@@ -739,7 +739,7 @@ def seen_by_a(world: Quiet, build: dict[str, Any], arrivals: list[Any]) -> list[
     memory=st.sampled_from([Memory.DENSE, Memory.HYBRID]),
 )
 @settings(max_examples=60)
-def test_what_another_namespace_says_changes_nothing(arrivals, slots, ram, files, memory):
-    """Only that it is there, and how much it asks for: that costs slots, room and time."""
+def test_prompts_of_another_namespace_change_no_decision_and_no_figure(arrivals, slots, ram, files, memory):
+    """Only the number and the size of its requests may: they cost slots, space and time."""
     build = {"slots": [slots], "ram": ram, "files": files, "memory": memory}
-    assert seen_by_a(Apart(), build, arrivals) == seen_by_a(Relabelled(), build, arrivals)
+    assert seen_by_a(NamespacesMachine(), build, arrivals) == seen_by_a(OtherTokensMachine(), build, arrivals)

@@ -1,4 +1,4 @@
-"""Random traffic with priorities: everybody is served, in time, and equal priorities change nothing."""
+"""Random traffic with priorities: every request is served in time, and equal priorities change nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from playbooks.playbook import Play, arrives, ends, knows
-from properties.test_placement_machine import ARRIVALS, SETTINGS, Quiet, seen_by_a
+from properties.test_placement_machine import ARRIVALS, SETTINGS, PlacementMachine, seen_by_a
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Effect, Forward, Ranked
 from slotkeeper.scheduler.engine_model import Memory
@@ -30,8 +30,8 @@ CYCLE = (2, 0, 2, 1, 2, 3, 1)  # many that can be divided
 PATIENCES = (0.0, 0.3, 30.0)  # seconds, of some requests
 
 
-class Urgent(Quiet):
-    """As the quiet machine, but each request has a priority, and some have a deadline."""
+class PriorityMachine(PlacementMachine):
+    """As the machine above, but each request has a priority, and some have a deadline."""
 
     offered = (
         "chat",
@@ -62,12 +62,12 @@ class Urgent(Quiet):
         super().perform(effect)
 
 
-TestUrgent = Urgent.TestCase
-TestUrgent.settings = SETTINGS
+TestPriority = PriorityMachine.TestCase
+TestPriority.settings = SETTINGS
 
 
-class Alike(Quiet):
-    """All requests say the same."""
+class EqualPriorityMachine(PlacementMachine):
+    """All requests have the same priority."""
 
     said = NO_HINTS
 
@@ -81,7 +81,7 @@ class Alike(Quiet):
         super().perform(effect)
 
     def decided(self, build: dict[str, Any], arrivals: list[Any]) -> list[Any]:
-        """Decisions and figures of all requests."""
+        """Return the decisions and figures of all requests."""
         seen_by_a(self, build, arrivals)
         return [(request, self.reasons.get(request), self.told.get(request)) for request in self.kinds]
 
@@ -99,20 +99,20 @@ class Alike(Quiet):
     said=st.sampled_from(EQUAL),
 )
 @settings(max_examples=60)
-def test_if_all_are_equally_urgent_all_is_decided_as_without_priorities(arrivals, build, said):
-    plain, alike = Alike(), Alike()
+def test_equal_priorities_give_the_same_decisions_as_no_priorities(arrivals, build, said):
+    plain, alike = EqualPriorityMachine(), EqualPriorityMachine()
     alike.said = said
     assert plain.decided(build, arrivals) == alike.decided(build, arrivals)
 
 
-# -- nobody starves --------------------------------------------------------------------------------------
+# -- no request starves ----------------------------------------------------------------------------------
 
 SERVICE = 3.0  # seconds that an answer takes, with all that happens meanwhile
 MARGIN = 1.0
 
 
 def begun(play: Play) -> str | None:
-    """The request that has gone out."""
+    """Return the request that was sent."""
     found = [effect.request for effect in play.effects if isinstance(effect, Forward)]
     play.effects.clear()
     return found[-1] if found else None
@@ -129,7 +129,7 @@ def asked(play: Play, request: str, hints: RequestHints) -> None:
 
 @given(kinds=st.lists(st.sampled_from(SAID), min_size=2, max_size=12), flood=st.sampled_from(SAID[:2]))
 @settings(max_examples=40)
-def test_whatever_comes_in_between_each_request_begins_in_bounded_time(
+def test_every_request_begins_in_bounded_time_under_urgent_load(
     kinds: list[RequestHints], flood: RequestHints
 ) -> None:
     """One slot, and as soon as it is free there is always another urgent request."""
@@ -156,7 +156,7 @@ def test_whatever_comes_in_between_each_request_begins_in_bounded_time(
     assert max(waits[str(number)] for number in range(len(kinds))) <= bound
 
 
-def test_the_more_urgent_hardly_notice_those_that_aged() -> None:
+def test_at_most_one_aged_request_is_served_per_aging_period() -> None:
     """Of the requests that are served, at most one in so many seconds is one that has aged."""
     play: Any = Play(limits=Limits(pause=1e6, idle_tokens=0), n_slots=1, memory="dense")
     for number in range(20):

@@ -38,7 +38,7 @@ def summary(text: str) -> str:
     return f"[read] read a file ({len(text)} chars)"
 
 
-class Pruning(RuleBasedStateMachine):
+class PruningMachine(RuleBasedStateMachine):
     @initialize(
         context=st.integers(400, 3000), slots=st.integers(1, 2), cap=st.sampled_from([None, 20, 5000])
     )
@@ -75,7 +75,7 @@ class Pruning(RuleBasedStateMachine):
     @precondition(lambda self: self.given)
     @rule(which=st.sets(st.integers(0, 30)), way=st.sampled_from([placeholder, cut, summary]))
     def prunes(self, which: set[int], way: Any) -> None:
-        """Takes effect with its next request."""
+        """The client prunes results; its next request shows it."""
         for at, (name, text) in enumerate(self.given.items()):
             if at in which and len(way(text)) < len(text):
                 self.pruned.setdefault(name, way(text))
@@ -83,7 +83,7 @@ class Pruning(RuleBasedStateMachine):
     @precondition(lambda self: self.pruned)
     @rule()
     def restarts(self) -> None:
-        """It has its history from a file, in full."""
+        """The client restarts, and reads its whole history from a file."""
         self.pruned.clear()
         self.restarted = True
 
@@ -111,17 +111,19 @@ class Pruning(RuleBasedStateMachine):
         )
         assert list(read) == list(mine)
         for name, text in read.items():
-            assert text in {mine[name], stood.get(name)}, "as it comes, or as it went out before"
+            assert text in {mine[name], stood.get(name)}, (
+                "a result is sent as the client sends it, or as it was sent before"
+            )
             assert len(text) <= len(self.given[name])
         if read == mine:
             return
         assert len(tokens_of(sent)) <= self.room.limit
-        assert not self.changes(sent, before), "nothing is left to be put back, nor put back twice"
+        assert not self.changes(sent, before), "the rule would restore nothing more"
         if not self.restarted:
             assert all(read[name] == text for name, text in stood.items()), "all of them, or none"
 
     def changes(self, doc: Doc, before: Doc) -> list[Any]:
-        """What the rule would do to it, whatever there is room for."""
+        """Return the changes that the rule would make to it with unlimited context."""
         now, then = (lay_out(Api.CHAT, one) for one in (doc, before))
         assert now is not None
         assert then is not None
@@ -140,13 +142,13 @@ def without_results(doc: Doc) -> Doc:
     }
 
 
-TestPruning = Pruning.TestCase
+TestPruning = PruningMachine.TestCase
 TestPruning.settings = SETTINGS
 
 
-def played(context: int) -> Pruning:
-    """An agent of three turns, which masks all results but the latest."""
-    agent = Pruning()
+def played(context: int) -> PruningMachine:
+    """Play an agent of three turns, which masks all results but the latest."""
+    agent = PruningMachine()
     agent.begin(context=context, slots=1, cap=None)
     for _ in range(3):
         for _ in range(4):
@@ -156,13 +158,13 @@ def played(context: int) -> Pruning:
     return agent
 
 
-def test_with_room_nothing_is_ever_computed_twice():
+def test_with_enough_context_no_token_is_computed_twice():
     agent = played(20000)
     assert agent.world.fixed == agent.world.asked - 3  # the third request is the first that prunes one
     assert agent.world.work < 1.1 * len(tokens_of(agent.world.sent))
 
 
-def test_without_it_the_client_s_own_text_goes_out():
+def test_without_enough_context_the_clients_own_text_is_sent():
     agent = played(2500)
     read = results(agent.world.sent)
     first, *_, latest = agent.given

@@ -1,4 +1,4 @@
-"""What holds of every eviction, whatever the states are; and that losses are the engine's own."""
+"""Properties of every eviction, for random states; the losses are those of the engine's own rule."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TIMES = st.integers(0, int(NOW)).map(float)
 
 @st.composite
 def folders(draw, *, size=None, golden=True):
-    """Snapshots that have much in common, in no order."""
+    """Draw snapshots with long common prefixes, in any order."""
     found = []
     for n, tokens in enumerate(draw(st.lists(SEQUENCES, min_size=1, max_size=12))):
         cuts = draw(st.sets(st.integers(1, len(tokens)), max_size=3))
@@ -64,7 +64,7 @@ def slots(draw):
 
 @given(folders(), slots(), st.sampled_from([*TRAITS, SWA_FULL]), st.integers(0, 300))
 @SETTINGS
-def test_what_remains_fits_and_nothing_goes_that_could_have_stayed(snapshots, live, traits, budget):
+def test_remaining_files_fit_and_no_file_is_evicted_needlessly(snapshots, live, traits, budget):
     dropped = evict(snapshots, budget, traits=traits, live=live, now=NOW)
     assert len(set(dropped)) == len(dropped)
     remaining = sum(s.size for s in snapshots if s.id not in dropped)
@@ -74,7 +74,7 @@ def test_what_remains_fits_and_nothing_goes_that_could_have_stayed(snapshots, li
 
 @given(folders(), slots(), st.sampled_from([*TRAITS, SWA_FULL]), st.integers(0, 300))
 @SETTINGS
-def test_golden_prefixes_go_last_and_only_if_nothing_else_is_enough(snapshots, live, traits, budget):
+def test_golden_prefixes_are_evicted_last_and_only_if_necessary(snapshots, live, traits, budget):
     golden = {s.id: s.size for s in snapshots if s.golden}
     dropped = evict(snapshots, budget, traits=traits, live=live, now=NOW)
     order = [name in golden for name in dropped]
@@ -84,7 +84,7 @@ def test_golden_prefixes_go_last_and_only_if_nothing_else_is_enough(snapshots, l
 
 @given(folders(), slots(), st.sampled_from([*TRAITS, SWA_FULL]), st.integers(0, 300), st.randoms())
 @SETTINGS
-def test_the_order_in_which_they_are_given_does_not_matter(snapshots, live, traits, budget, rng):
+def test_the_order_of_the_files_does_not_change_the_eviction(snapshots, live, traits, budget, rng):
     expected = evict(snapshots, budget, traits=traits, live=live, now=NOW)
     rng.shuffle(snapshots)
     assert evict(snapshots, budget, traits=traits, live=live, now=NOW) == expected
@@ -97,7 +97,7 @@ def test_the_order_in_which_they_are_given_does_not_matter(snapshots, live, trai
 
 @given(folders(size=10, golden=False), st.sampled_from(TRAITS[:3]), st.data())
 @SETTINGS
-def test_a_duplicate_goes_before_any_unique_state(snapshots, traits, data):
+def test_a_duplicate_is_evicted_before_any_unique_state(snapshots, traits, data):
     alike = [replace(s, created=0.0, restores=0, checkpoints=()) for s in snapshots]
     twin = replace(data.draw(st.sampled_from(alike)), id=SnapshotId("twin"))
     (first,) = evict([*alike, twin], 10 * len(alike), traits=traits, now=NOW)
@@ -111,8 +111,8 @@ def test_a_duplicate_goes_before_any_unique_state(snapshots, traits, data):
 
 @given(folders(golden=False), st.sampled_from(TRAITS), st.data())
 @SETTINGS
-def test_losses_are_what_the_engine_would_compute_anew(snapshots, traits, data):
-    """Against the mirror of the engine's rule, for a prompt that goes on from the end of any state.
+def test_a_files_loss_is_the_tokens_that_the_engine_would_compute_again(snapshots, traits, data):
+    """Compared with our copy of the engine's rule, for a prompt that continues any of the states.
 
     Not with --swa-full, where a file also serves a prompt that lacks its last token: one place less is
     counted here.
@@ -148,7 +148,7 @@ def conversations(count, rng):
 
 @pytest.mark.parametrize("traits", TRAITS[:2], ids=lambda traits: traits.memory)
 @pytest.mark.parametrize("count", [50, 400])
-def test_work_grows_with_the_number_of_states_and_no_faster(traits, count, monkeypatch):
+def test_the_work_of_an_eviction_is_linear_in_the_number_of_states(traits, count, monkeypatch):
     calls = {"loss": 0, "lcp": 0}
 
     def counted(name, function):

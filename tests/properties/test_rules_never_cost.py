@@ -67,7 +67,7 @@ class Talk:
     history: list[Doc] = field(default_factory=list)
 
 
-class Mixed(RuleBasedStateMachine):
+class SessionsMachine(RuleBasedStateMachine):
     @initialize(slots=st.integers(1, 3))
     def build(self, slots: int) -> None:
         self.slots = slots
@@ -106,7 +106,7 @@ class Mixed(RuleBasedStateMachine):
     @precondition(lambda self: self.talks)
     @rule(which=st.integers(0, 7), count=st.integers(0, 3), at=st.integers(0, 8))
     def tools_of_a_server(self, which: int, count: int, at: int) -> None:
-        """They come, and go."""
+        """Add or remove the tools of an MCP server."""
         talk = self.talks[which % len(self.talks)]
         talk.tools = [name for name in talk.tools if name not in SERVER]
         talk.tools[at:at] = SERVER[:count]
@@ -143,7 +143,7 @@ class Mixed(RuleBasedStateMachine):
             talk.history.append(answer)
 
     def send(self, talk: Talk, ways: frozenset[str] = frozenset(), seed: int = 0) -> Doc:
-        """The same request in both worlds, and the same reply."""
+        """Send the same request to both worlds; both give the same reply."""
         chance = Random(f"{seed}/{self.asked}")
         system, tools = talk.system, [tool(name) for name in talk.tools]
         if "stamp" in ways:
@@ -191,8 +191,8 @@ class Mixed(RuleBasedStateMachine):
         return said
 
 
-class Each(Mixed):
-    """Each request that a rule has changed, beside the same one unchanged in the same slots."""
+class EachRequestMachine(SessionsMachine):
+    """Compare each request that a rule has changed with the same request unchanged, in the same slots."""
 
     def send(self, talk: Talk, ways: frozenset[str] = frozenset(), seed: int = 0) -> Doc:
         fixed = self.ours.fixed
@@ -202,7 +202,7 @@ class Each(Mixed):
         return reply
 
     def unchanged(self) -> World:
-        """The same world, but for the last request, which no rule changes."""
+        """Return the same world, but no rule changes the last request."""
         world = World(RULES, slots=self.slots, context=CONTEXT)
         for doc, reply in self.sent[:-1]:
             ask(world, doc, reply)
@@ -215,13 +215,13 @@ def ask(world: World, doc: Doc, reply: Doc) -> None:
     world.ask(deepcopy(doc), deepcopy(reply), **SESSION)
 
 
-TestEach = Each.TestCase
-TestEach.settings = SETTINGS
+TestEachRequest = EachRequestMachine.TestCase
+TestEachRequest.settings = SETTINGS
 
 
-def a_session(seed: int) -> Mixed:
-    """Up to 25 steps, as the machine above takes them."""
-    chance, world = Random(seed), Mixed()
+def a_session(seed: int) -> SessionsMachine:
+    """Return a world after up to 25 random steps of the machine above."""
+    chance, world = Random(seed), SessionsMachine()
     world.build(chance.randint(1, 3))
     world.begin(chance.randint(0, 1))
     for _ in range(chance.randint(4, 24)):
@@ -243,16 +243,16 @@ def a_session(seed: int) -> Mixed:
     return world
 
 
-def test_over_many_sessions_rules_save_and_hardly_one_costs():
+def test_over_many_sessions_rules_save_tokens_and_at_most_one_session_costs_more():
     worlds = [a_session(seed) for seed in range(100)]
     assert sum(world.ours.work for world in worlds) < 0.8 * sum(world.stock.work for world in worlds)
     dearer = [world for world in worlds if world.ours.work > world.stock.work + MORE * len(world.talks)]
     assert len(dearer) <= 1
 
 
-def test_what_a_rule_saves_now_can_be_missed_later():
-    """Why no law holds of whole sessions: it kept a slot for one line, and so the other one lost its slot."""
-    world = Mixed()
+def test_a_rule_that_saves_tokens_now_may_cost_tokens_later():
+    """Why no rule saves in every session: one conversation keeps its slot, so another one loses its own."""
+    world = SessionsMachine()
     world.build(2)
     world.begin(0)
     world.tools_of_a_server(0, 1, 7)
@@ -264,9 +264,9 @@ def test_what_a_rule_saves_now_can_be_missed_later():
     assert world.stock.work + MORE * 2 < world.ours.work < 1.1 * world.stock.work
 
 
-def test_rules_have_something_to_do_here():
-    """Else the property above would hold of anything."""
-    world = Mixed()
+def test_rules_change_requests_in_these_sessions():
+    """Otherwise the property above would show nothing."""
+    world = SessionsMachine()
     world.build(2)
     world.begin(0)
     for seed, way in enumerate(WAYS * 2):
@@ -275,9 +275,9 @@ def test_rules_have_something_to_do_here():
     assert world.ours.work < 0.7 * world.stock.work
 
 
-def test_tools_are_not_moved_for_the_little_that_another_conversation_left():
+def test_tools_are_not_reordered_for_a_short_prefix_of_another_conversation():
     """The last agent shares the order of the one before, and must find that in the slot."""
-    world = Mixed()
+    world = SessionsMachine()
     world.build(1)
     world.begin(0)
     world.sub_agent(0, ["read", "shell", "ask", "plan", "write"], 5, knows=False, same=True)

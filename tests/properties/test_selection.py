@@ -1,4 +1,4 @@
-"""What holds of every choice among slots and files, whatever they are: it is compared with all there is."""
+"""Properties of every choice among random slots and files, compared with all alternatives."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MEMORIES = (Memory.DENSE, Memory.HYBRID, Memory.RECURRENT, Memory.SWA)
 
 @dataclass
 class World:
-    """One engine, its slots, the files there are, and a prompt."""
+    """One engine, its slots, the files in the catalog, and a prompt."""
 
     table: EngineTable
     snapshots: list[Snapshot]
@@ -119,8 +119,8 @@ def gives(world: World, snapshot: Snapshot) -> int:
 
 @SETTINGS
 @given(worlds())
-def test_nothing_is_restored_where_a_free_slot_that_is_all_used_gives_as_much(world):
-    """A restore that brings nothing costs its time, and the slot beside it its state."""
+def test_no_file_is_restored_if_a_fully_reusable_free_slot_gives_as_many_tokens(world):
+    """A restore that saves no tokens costs time, and another slot its state."""
     snapshot = file_of(world.plan())
     for contents in world.table.shadow.slots if snapshot else ():
         if contents and not contents.opaque and contents.tokens.lcp(world.prompt) == contents.total:
@@ -129,7 +129,7 @@ def test_nothing_is_restored_where_a_free_slot_that_is_all_used_gives_as_much(wo
 
 @SETTINGS
 @given(worlds())
-def test_no_state_that_would_be_cheaper_is_passed_over(world):
+def test_no_cheaper_slot_or_file_is_overlooked(world):
     """All slots and all files, one by one: none is better than what was chosen."""
     catalog, table = world.catalog(), world.table
     want = Want(world.prompt, (), NOW, catalog)
@@ -142,14 +142,14 @@ def test_no_state_that_would_be_cheaper_is_passed_over(world):
                 reuse_plan = replace(as_it_is, reuse=saved, parked=False)
                 computed = len(world.prompt) - saved
                 at_most = computed + restore_price(table, snapshot) + loss(table, reuse_plan, want)
-                # Where the engine would rather load from its RAM cache, a file in the slot is in vain.
+                # If the engine would load from its RAM cache, it does not use a restored file.
                 after = table.shadow.plan_reuse_restored(slot, world.prompt, snapshot)
                 assert price <= at_most + 1e-6 or after.reuse != saved
 
 
 @SETTINGS
 @given(worlds())
-def test_a_file_is_restored_only_if_it_fits_and_the_prompt_can_use_it(world):
+def test_a_file_is_restored_only_if_it_fits_the_engine_and_the_prompt_can_use_it(world):
     plan = world.plan()
     if snapshot := file_of(plan):
         assert snapshot.fingerprint == world.table.traits.fingerprint
@@ -159,8 +159,8 @@ def test_a_file_is_restored_only_if_it_fits_and_the_prompt_can_use_it(world):
 
 @SETTINGS
 @given(worlds(), st.integers(0, 2**32))
-def test_the_order_in_which_files_came_does_not_matter(world, seed):
-    mixed = [*world.snapshots, *world.snapshots[:2]]  # some are told of twice
+def test_the_order_of_the_files_does_not_change_the_choice(world, seed):
+    mixed = [*world.snapshots, *world.snapshots[:2]]  # some are reported twice
     Random(seed).shuffle(mixed)
     one, other = world.plan(), world.plan(world.catalog(mixed))
     assert (one.price, one.slot, one.reason, file_of(one)) == (
@@ -173,7 +173,7 @@ def test_the_order_in_which_files_came_does_not_matter(world, seed):
 
 @SETTINGS
 @given(worlds(), st.data())
-def test_files_that_went_are_as_if_they_had_never_been_there(world, data):
+def test_removed_files_do_not_change_the_choice(world, data):
     gone = data.draw(st.sets(st.sampled_from(world.snapshots)) if world.snapshots else st.just(set()))
     catalog = world.catalog()
     for snapshot in gone:
@@ -185,7 +185,7 @@ def test_files_that_went_are_as_if_they_had_never_been_there(world, data):
 
 @SETTINGS
 @given(worlds(), st.integers(1, 10**6))
-def test_of_two_files_of_one_state_the_larger_is_never_taken(world, more):
+def test_of_two_files_of_one_state_the_larger_is_never_chosen(world, more):
     larger = [replace(s, id=SnapshotId(f"0{s.id}"), size=s.size + more) for s in world.snapshots]
     snapshot = file_of(world.plan(world.catalog([*larger, *world.snapshots])))
     assert snapshot is None or snapshot in world.snapshots
@@ -193,7 +193,7 @@ def test_of_two_files_of_one_state_the_larger_is_never_taken(world, more):
 
 @SETTINGS
 @given(worlds())
-def test_what_is_covered_is_what_the_best_of_all_files_gives_a_prompt_that_goes_on(world):
+def test_the_catalogs_coverage_equals_the_best_reuse_of_any_file(world):
     further, traits = world.prompt + Tokens([-1]), world.table.traits
     states = [restored(s, traits, now=0.0) for s in world.snapshots if s.fingerprint == traits.fingerprint]
     best = max((reuse(state, further, traits) for state in states), default=0)

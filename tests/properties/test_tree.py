@@ -1,4 +1,4 @@
-"""The prompt tree against a list of all sequences; and what remains true when it is cold or full."""
+"""The prompt tree compared with a list of all sequences; its guarantees if it is cold or full."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def grown(sequences, warm=PLENTY, budget=PLENTY):
 
 
 def nodes(tree):
-    """All but the root, found by walking."""
+    """Return all nodes except the root."""
     found, left = [], [tree._root]
     while left:
         below = [*left.pop().children.values()]
@@ -63,7 +63,7 @@ def nodes(tree):
 
 
 def check(tree):
-    """What is counted is what is there."""
+    """Check that the tree's counters agree with its nodes."""
     there = nodes(tree)
     assert tree.tokens == sum(len(n.edge) for n in there)
     assert tree.warm == sum(n.edge.coolable for n in there)
@@ -79,7 +79,7 @@ def places(branches):
 
 @given(st.lists(SHORT, max_size=25), SHORT)
 @SETTINGS
-def test_a_warm_tree_knows_what_a_list_of_all_sequences_knows(sequences, prompt):
+def test_a_warm_tree_equals_a_list_of_all_sequences(sequences, prompt):
     tree, naive = grown(sequences), Naive(sequences)
     assert tree.longest(prompt) == naive.longest(prompt)
     found, expected = tree.branches(prompt), naive.branches(prompt)
@@ -90,7 +90,7 @@ def test_a_warm_tree_knows_what_a_list_of_all_sequences_knows(sequences, prompt)
 
 @given(st.lists(LONG, max_size=12), LONG)
 @SETTINGS
-def test_a_cold_tree_never_knows_too_much(sequences, prompt):
+def test_a_cold_tree_never_reports_too_long_a_prefix(sequences, prompt):
     tree, naive = grown(sequences, COLD), Naive(sequences)
     assert tree.longest(prompt) <= naive.longest(prompt)
     check(tree)
@@ -98,7 +98,7 @@ def test_a_cold_tree_never_knows_too_much(sequences, prompt):
 
 @given(LONG, LONG)
 @SETTINGS
-def test_a_cold_edge_knows_a_block_too_little_at_most(known, prompt):
+def test_a_cold_edge_reports_less_than_one_block_too_little(known, prompt):
     common = known.lcp(prompt)
     assert common - BLOCK < grown([known], COLD).longest(prompt) <= common
 
@@ -122,7 +122,7 @@ def test_limits_hold_and_the_newest_sequence_is_always_known(sequences, warm, bu
 
 @given(st.lists(LONG, max_size=12), st.sampled_from([COLD, LITTLE_WARMTH, PLENTY]))
 @SETTINGS
-def test_what_is_known_takes_no_more_room_when_it_comes_again(sequences, warm):
+def test_adding_a_known_sequence_again_takes_no_more_bytes(sequences, warm):
     tree = PromptTree(warm)
     for sequence in sequences:
         tree.add(sequence)
@@ -133,7 +133,7 @@ def test_what_is_known_takes_no_more_room_when_it_comes_again(sequences, warm):
 
 @given(st.lists(LONG, max_size=12), LONG, st.sampled_from([COLD, LITTLE_WARMTH, PLENTY]))
 @SETTINGS
-def test_a_prompt_parts_where_it_was_said_that_it_would(sequences, prompt, warm):
+def test_the_predicted_divergences_of_a_prompt_are_those_after_it_is_added(sequences, prompt, warm):
     tree = grown(sequences, warm)
     before = tree.branches(prompt)
     tree.add(prompt)
@@ -142,14 +142,14 @@ def test_a_prompt_parts_where_it_was_said_that_it_would(sequences, prompt, warm)
 
 @given(st.lists(SHORT, max_size=25), SHORT, st.integers(700, 5000))
 @SETTINGS
-def test_places_that_are_still_known_are_where_sequences_parted(sequences, prompt, budget):
+def test_divergences_that_a_full_tree_still_knows_are_real(sequences, prompt, budget):
     tree, naive = grown(sequences, budget=budget), Naive(sequences)
     assert tree.longest(prompt) <= naive.longest(prompt)
     assert {b.at for b in tree.branches(prompt)} <= {b.at for b in naive.branches(prompt)}
 
 
 @pytest.mark.parametrize("warm", [COLD, PLENTY])
-def test_a_conversation_of_many_turns_is_compared_as_often_as_one_of_one_turn(warm, monkeypatch):
+def test_the_number_of_comparisons_does_not_grow_with_the_turns_of_a_conversation(warm, monkeypatch):
     calls = []
 
     def counted(self, other, start=0, lcp=Tokens.lcp):

@@ -59,7 +59,7 @@ async def turn(client: httpx.AsyncClient, messages: list[dict[str, str]]) -> htt
     return answer
 
 
-async def test_two_conversations_in_turn_compute_only_what_is_new(sidecar: Sidecar) -> None:
+async def test_two_alternating_conversations_compute_only_new_tokens(sidecar: Sidecar) -> None:
     chats: dict[str, list[dict[str, str]]] = {"gardens": [], "engines": []}
     computed = new = 0
     async with httpx.AsyncClient(base_url=f"http://{sidecar.addresses[0]}", timeout=300) as client:
@@ -75,7 +75,9 @@ async def test_two_conversations_in_turn_compute_only_what_is_new(sidecar: Sidec
     assert computed <= 1.1 * new
 
 
-async def test_prompts_are_counted_exactly_on_a_vocabulary_that_we_cannot_read(sidecar: Sidecar) -> None:
+async def test_prompts_are_counted_exactly_with_a_vocabulary_that_the_sidecar_cannot_read(
+    sidecar: Sidecar,
+) -> None:
     link = next(iter(sidecar.driver.links.values()))
     assert link.tokenizer is not None
     assert link.tokenizer.mode == "segments"

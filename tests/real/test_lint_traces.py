@@ -67,13 +67,13 @@ def explained(path):
 
 
 @pytest.mark.parametrize("path", recorded.sessions(), ids=recorded.name)
-def test_causes(path):
+def test_every_rewrite_has_its_cause(path):
     found = Counter(one.cause.value for one in explained(path) if costs(one) and one.cause)
     assert found == CAUSES.get(recorded.name(path), {})
 
 
 @pytest.mark.parametrize("path", recorded.sessions(), ids=recorded.name)
-def test_kinds(path):
+def test_every_request_has_its_kind(path):
     found = Counter(one.kind.value for one in explained(path) if one.kind not in GOES_ON)
     expected = KINDS.get(recorded.name(path))
     if expected is None:  # one conversation, or one with a title before it
@@ -82,7 +82,7 @@ def test_kinds(path):
     assert +found == expected
 
 
-def test_all_of_them_at_once_are_told_apart():
+def test_sessions_of_one_client_are_distinguished_when_read_together():
     """Sessions of one client that ran the same task in many folders do not become one."""
     report = examined([read(path) for path in recorded.sessions()])
     apart = Counter[str]()

@@ -43,7 +43,7 @@ def first_logprob(answer: Doc) -> float:
     return float(answer["choices"][0]["logprobs"]["content"][0]["logprob"])
 
 
-async def test_a_conversation_goes_on_after_a_restart_as_if_it_had_been_computed(engine: Restartable) -> None:
+async def test_a_restored_conversation_has_the_logprobs_of_a_fresh_computation(engine: Restartable) -> None:
     async with lab.keeping(engine) as sidecar:
         async with httpx.AsyncClient(base_url=lab.url_of(sidecar), timeout=300) as client:
             history: list[Doc] = []

@@ -74,7 +74,7 @@ def likely(answer: dict[str, Any]) -> dict[int, float]:
     return {top["id"]: top["logprob"] for top in answer["completion_probabilities"][0]["top_logprobs"]}
 
 
-def test_a_repaired_window_is_extended_as_if_it_had_been_computed(gemma: Gemma) -> None:
+def test_a_repaired_window_has_the_logprobs_of_a_fresh_computation(gemma: Gemma) -> None:
     ids = gemma.ids()
     held = ids[:HELD]
     gemma.complete(held, 0, n_predict=0)

@@ -30,7 +30,7 @@ def patient(monkeypatch) -> None:
     monkeypatch.setattr(canary, "PATIENCE", 600.0)
 
 
-async def test_edits_behind_serve_cost_what_they_cost_behind_up(build):
+async def test_edits_behind_serve_cost_the_same_tokens_as_behind_up(build):
     row = {
         way.value: await measure(build, Tiny.HYBRID, "edits", way, **NO_PAUSES) for way in (Way.UP, Way.FOUND)
     }
@@ -43,7 +43,7 @@ async def test_edits_behind_serve_cost_what_they_cost_behind_up(build):
         assert row["found"]["learned"]["checkpoint_min_step"] == 0
 
 
-async def test_a_sidecar_that_is_started_again_knows_an_engine_that_is_in_use(build, tmp_path):
+async def test_a_restarted_sidecar_knows_the_flags_of_an_engine_in_use(build, tmp_path):
     async with lab.tiny_engine(Tiny.HYBRID, build, tmp_path, recipe=lab.up_flags) as engine:
         settings = {**NO_PAUSES, "slot_dir": engine.flags.slot_save_path}
         async with lab.in_front_of(engine.base, **settings) as started:

@@ -24,7 +24,7 @@ CHAT = PATHS[Api.CHAT]
         ({"max_waiting_per_client": 3}, "client", "--max-waiting-per-client"),
     ],
 )
-async def test_who_comes_when_the_line_is_full_is_told_when_to_come_again(fake, limits, reason, flag):
+async def test_a_request_that_finds_the_queue_full_gets_429_with_retry_after(fake, limits, reason, flag):
     fake.script.extend([Fault.HANG] * 2)
     async with (
         running(settings(fake.base, drain_timeout=1.0, **limits)) as sidecar,
