@@ -146,9 +146,9 @@ class EngineClient(ControlClient):
         async with self._http.ask("GET", "/slots", limits=LONG, headers=headers) as response:
             await response.read()
 
-    async def metrics(self, *, headers: Headers | None = None) -> str:
+    async def metrics(self) -> str:
         """Return the Prometheus text. Wakes a sleeping engine."""
-        async with self._http.ask("GET", "/metrics", limits=QUICK, headers=headers) as response:
+        async with self._http.ask("GET", "/metrics", limits=QUICK) as response:
             return await response.text()
 
     async def models(self, *, headers: Headers | None = None) -> dict[str, Any]:

@@ -96,6 +96,7 @@ def private_folder(path: Path) -> Path:
 HELP_SECONDS: Final = 60  # a GPU build initializes its devices first
 DEVICE_FLAGS: Final = frozenset({"-dev", "--device", "-ngl", "--gpu-layers", "--n-gpu-layers"})
 
+LOOPBACK: Final = "127.0.0.1"  # engines that we start listen here
 EPHEMERAL: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 LOWEST_PORT: Final = 20000  # most known services are below
 PROMISED: Final = 64  # latest ports: no other process draws them before their servers listen
@@ -274,7 +275,7 @@ def runs_skulk() -> bool:
     return True  # unknown: the engine itself will show it
 
 
-def free_port(host: str = "127.0.0.1") -> int:
+def free_port() -> int:
     """Return a free TCP port that neither the kernel nor another process of ours gives out until it is bound.
 
     A port that the kernel chose and took back may go to the next listener on port 0 or to the next outgoing
@@ -283,18 +284,18 @@ def free_port(host: str = "127.0.0.1") -> int:
     """
     for port in _reserved_ports():
         with socket.socket() as probe, suppress(OSError):
-            probe.bind((host, port))
-            _promise(host, port)
+            probe.bind((LOOPBACK, port))
+            _promise(port)
             return port
     with socket.socket() as probe:
-        probe.bind((host, 0))
+        probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])
 
 
-def _promise(host: str, port: int) -> None:
+def _promise(port: int) -> None:
     """Reserve a port: other processes find its UDP side taken. Raises OSError if it is taken already."""
     with socket.socket(type=socket.SOCK_DGRAM) as mark:
-        mark.bind((host, port))
+        mark.bind((LOOPBACK, port))
         if len(_promised) == PROMISED:
             os.close(_promised.popleft())
         _promised.append(mark.detach())

@@ -165,11 +165,11 @@ def trim(path: Path, limit: int = LOG_BYTES) -> bool:
     return False
 
 
-def tail(path: Path, size: int = TAIL_BYTES, *, since: int = 0) -> str:
-    """Return at most the last `size` bytes of a log, without its first `since` bytes; "" if it is missing."""
+def tail(path: Path, *, since: int = 0) -> str:
+    """Return at most the last TAIL_BYTES of a log, without its first `since` bytes; "" if it is missing."""
     try:
         with path.open("rb") as log:
-            log.seek(max(since, path.stat().st_size - size))
+            log.seek(max(since, path.stat().st_size - TAIL_BYTES))
             return log.read().decode(errors="replace").rstrip()
     except FileNotFoundError:
         return ""

@@ -39,10 +39,15 @@ class Budget:
     seconds: float
     metrics: Metrics
     free: int = field(init=False)
-    slow: Seldom = field(init=False, default_factory=lambda: Seldom(log))  # for clients that do not read
+    _seldom: Seldom = field(init=False, default_factory=lambda: Seldom(log))
 
     def __post_init__(self) -> None:
         self.free = self.total
+
+    def stalled(self, client: str | None, unread: int) -> None:
+        """Count and log a client that does not read its answer."""
+        self.metrics.cut(ConnectionCut.STALLED)
+        self._seldom.warning("client_stalled", client=client, unread=unread, seconds=self.seconds)
 
 
 class Loan:
@@ -195,8 +200,5 @@ class Outlet(Loan):
     def _cut_off(self, unread: int) -> Stalled:
         """Reset the connection of a client that does not read, and return the error to raise."""
         abort(self._request)
-        self._budget.metrics.cut(ConnectionCut.STALLED)
-        self._budget.slow.warning(
-            "client_stalled", client=self._request.remote, unread=unread, seconds=self._budget.seconds
-        )
+        self._budget.stalled(self._request.remote, unread)
         return Stalled("the client does not read its answer")

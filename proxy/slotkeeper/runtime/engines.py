@@ -272,10 +272,10 @@ class Engines:
                 if not self._there(self.front(model)):
                     await asyncio.gather(*(link.wake() for link in starting))
 
-    def expects(self, model: ModelName = NO_ROUTER) -> bool:
+    def expects(self) -> bool:
         """Whether no engine is ready and one that has ended should be back soon."""
-        coming = any(link.coming for link in self.of(model))
-        return not self._there(self.front(model)) and (coming or self._back_by(model) is not None)
+        coming = any(link.coming for link in self.of(NO_ROUTER))
+        return not self._there(self.front()) and (coming or self._back_by(NO_ROUTER) is not None)
 
     def may_serve(self, model: ModelName) -> bool:
         """Whether an engine of this model is ready, or expected back."""

@@ -40,10 +40,9 @@ QUARANTINE_BYTES: Final = 4 << 30
 class SnapshotFolder:
     """One folder of snapshots. Two threads may use it at once, but not for the same snapshot."""
 
-    def __init__(self, folder: Path, tier: Tier, *, reserve: int = RESERVE) -> None:
+    def __init__(self, folder: Path, tier: Tier) -> None:
         self.path = folder
         self.tier = tier
-        self._reserve = reserve
         self._lock: FileIO | None = None
         self._seal: Seal | None = None  # set by `claim`
         self._proved: dict[SnapshotId, Stamp] = {}  # files whose hash this process has verified
@@ -81,8 +80,8 @@ class SnapshotFolder:
         """Check that `size` bytes and the reserve are free. Raises StoreError if not."""
         with troubles(f"look at {self.path}"):
             free = self.free()
-        if free < size + self._reserve:
-            need = f"{size + self._reserve >> 20} MiB are needed and {free >> 20} MiB are free"
+        if free < size + RESERVE:
+            need = f"{size + RESERVE >> 20} MiB are needed and {free >> 20} MiB are free"
             raise StoreError(Trouble.DISK_FULL, f"No room in {self.path}: {need}")
 
     def free(self) -> int:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol, Self, TypeAlias
 
 from slotkeeper.scheduler.tokens import EMPTY, Tokens
 from slotkeeper.vocab.bpe import (
-    CACHE_BYTES,
     LocalVocab,
     SegmentCache,
     SegmentTokenizer,
@@ -188,7 +187,6 @@ class Tokenizer:
         chat_template: str = "",
         bos_token: str = "",
         eos_token: str = "",
-        cache_bytes: int = CACHE_BYTES,
     ) -> Self:
         """Probe the engine and choose a mode that agrees with it. Template, BOS and EOS come from /props.
 
@@ -197,7 +195,7 @@ class Tokenizer:
         """
         self = cls(ask)
         try:
-            await self._climb(model_path, candidates_in(chat_template, (bos_token, eos_token)), cache_bytes)
+            await self._climb(model_path, candidates_in(chat_template, (bos_token, eos_token)))
         except Exception as error:  # noqa: BLE001 whatever the engine client raises: fail open
             self._rungs.clear()
             self.why = f"could not be probed: {error!r}"
@@ -244,7 +242,7 @@ class Tokenizer:
                 ids.append(part)
         return Tokens.of(b"".join(tokens.packed for tokens in (*parts, _packed(ids))))
 
-    async def _climb(self, model_path: Path | None, candidates: list[str], cache_bytes: int) -> None:
+    async def _climb(self, model_path: Path | None, candidates: list[str]) -> None:
         """Build the modes from the safest up, and keep those that agree with the engine."""
         self._prefix, self._suffix = await learn_affixes(self._ask)
         local, why = await _load(model_path)
@@ -259,11 +257,11 @@ class Tokenizer:
             for text in samples(cuts)
         }
         remote = RemoteEncoder(self._ask, cuts)
-        rung = _Rung(mode="segments", pieces=SegmentTokenizer(cuts, remote, SegmentCache(cache_bytes)))
+        rung = _Rung(mode="segments", pieces=SegmentTokenizer(cuts, remote, SegmentCache()))
         whys = [why, await self._try(rung, truths)]
         if local is not None:
             encoder = LocalEncoder(local, remote)
-            rung = _Rung(mode="local", pieces=SegmentTokenizer(cuts, encoder, SegmentCache(cache_bytes)))
+            rung = _Rung(mode="local", pieces=SegmentTokenizer(cuts, encoder, SegmentCache()))
             whys.append(await self._try(rung, truths))
         self.why = "; ".join(filter(None, whys)) or "agrees with the engine"
 
