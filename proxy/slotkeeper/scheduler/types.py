@@ -1,4 +1,4 @@
-"""Values that every module shares: ids, places, reasons, and the urgency of requests."""
+"""Values that every module shares: ids, slots, reasons, outcomes, and the urgency of requests."""
 
 from __future__ import annotations
 
