@@ -160,13 +160,17 @@ def _ranks(tree: PrefixTree, order: PrefixOrder, traits: EngineTraits) -> dict[i
 
 def _deepest_file(tree: PrefixTree, order: PrefixOrder, live: int, traits: EngineTraits) -> int | None:
     """Return the snapshot that saves most of a slot's contents; None if none is of its conversation."""
-    best, most = None, (0, 0.0)
-    commons = order.common_with(live)
-    for index, (state, usable) in enumerate(zip(order.states, tree.usable, strict=True)):
+    best: int | None = None
+    most = 0, 0.0, 0
+    for index, common in order.around(live):
+        if common < most[0]:  # a file saves no more than it shares
+            break
+        state = order.states[index]
         if isinstance(state, Snapshot) and not state.golden:
-            here = given(usable, commons[index], traits)
-            if here * 2 > len(state.tokens) and (here, _last_used(state)) > most:
-                best, most = index, (here, _last_used(state))
+            here = given(tree.usable[index], common, traits)
+            worth = here, _last_used(state), -index
+            if here * 2 > len(state.tokens) and (best is None or worth > most):
+                best, most = index, worth
     return best
 
 
