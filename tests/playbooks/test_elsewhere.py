@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from slotkeeper.scheduler.elsewhere import LEAST_SECONDS, MOST_SECONDS, Wanted
 from slotkeeper.scheduler.events import Loading
 from slotkeeper.scheduler.retention import MOST
 from slotkeeper.scheduler.slot_contents import Tier
-from slotkeeper.scheduler.types import Reason, RequestId, Tokens
+from slotkeeper.scheduler.types import EngineId, Reason, RequestId, Tokens
 
 A, B = (Tokens(range(n, n + 5000)) for n in (10_000, 20_000))
 MORE = Tokens(range(100))
@@ -32,7 +33,7 @@ SHARED = Limits(hot_bytes=10**12, cold_bytes=10**15, shared_bytes=10**12)
 
 
 def shared(limits: Limits = SHARED, **more: Any) -> Play:
-    return Play(limits=limits, **{**NEW_FILES, **more})
+    return Play(**{"limits": limits, **NEW_FILES, **more})
 
 
 def wanted(play: Play, request: str, prompt: Tokens) -> list[Wanted]:
@@ -54,6 +55,27 @@ def test_a_state_is_looked_for_in_the_namespace_of_its_request():
     play << arrives("r2", namespace="mine")
     (one,) = wanted(play, "r2", A + MORE)
     assert (one.prompt.space, one.here) == ("mine", 0)
+
+
+def test_of_a_prompt_with_images_the_text_before_them_is_looked_for_too():
+    """Other images may follow the same text; the states of that text have a fingerprint of their own."""
+    play = shared(projector="p")
+    play << arrives("r1")
+    prompt = A + Tokens.image(b"a" * 32, 300) + B
+    whole, text = wanted(play, "r1", prompt)
+    assert (whole.prompt, whole.traits.fingerprint_of(whole.prompt)) == (prompt, "f-p")
+    assert (text.prompt, text.traits.fingerprint_of(text.prompt)) == (A, "f")
+    assert play << snapshots_changed(snapshot("s1", A))
+    assert [one.here for one in wanted(play, "r1", prompt)] == [len(A)]
+
+
+def test_engines_with_different_projectors_are_different_kinds_for_images_only():
+    play = shared(engines=2, projector="p")
+    other = play.placement.tables[EngineId("e1")]
+    other.shadow.traits = replace(other.traits, projector="q")
+    play << arrives("r1")
+    found = wanted(play, "r1", A + Tokens.image(b"a" * 32, 300) + B)
+    assert [one.traits.fingerprint_of(one.prompt) for one in found] == ["f-p", "f-q", "f"]
 
 
 def test_a_request_that_lacks_few_tokens_is_not_looked_for_elsewhere():

@@ -6,7 +6,7 @@ it is a snapshot of the cold tier like any other, and has its price.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,15 +35,25 @@ class Wanted:
 
 
 def wanted_elsewhere(state: State, request: RequestId, prompt: Tokens) -> Iterator[Wanted]:
-    """Yield a state for each kind of engine that can serve the request; none if it has a place."""
+    """Yield a state for each kind of engine that can serve the request; none if it has a place.
+
+    The text before the first image is looked for as well, because states of it are kept apart from states
+    with images: other images may follow it, and other projectors may encode them.
+    """
     pending = state.requests.get(request)
     if pending is None or request not in state.queue:
         return
     prompt = prompt.within(pending.arrived.space)
+    text = (prompt.cut(0, chunk.start) for chunk in prompt.chunks[:1])
+    for part in (prompt, *text):
+        yield from _wanted(state, state.up_for(pending.arrived.model), part)
+
+
+def _wanted(state: State, there: Iterable[EngineTable], prompt: Tokens) -> Iterator[Wanted]:
     kinds: dict[str, list[EngineTable]] = {}
-    for table in state.up_for(pending.arrived.model):
-        if table.traits.snapshots:
-            kinds.setdefault(table.traits.fingerprint, []).append(table)
+    for table in there:
+        if table.traits.snapshots and (fingerprint := table.traits.fingerprint_of(prompt)):
+            kinds.setdefault(fingerprint, []).append(table)
     for tables in kinds.values():
         here = max(_at_hand(state, table, prompt) for table in tables)
         missing = len(prompt) - here
