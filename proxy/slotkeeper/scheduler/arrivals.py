@@ -194,7 +194,7 @@ def _serve_as_planned(state: State, pending: Pending, plan: Plan, now: float) ->
 
 def _served_next(state: State, now: float) -> Sequence[RequestId]:
     """Return the queued requests; none if all of them must wait, so that a long queue costs nothing."""
-    return turns.in_turn(state, now) if not state.bypassing and _any_free(state) else ()
+    return turns.in_turn(state, now) if not unplanned.next_of_all(state) and _any_free(state) else ()
 
 
 def _hold(pending: Pending) -> bool:
@@ -380,11 +380,11 @@ def _send_steered(state: State, now: float) -> Iterator[Effect]:
         if owned is None:
             state.steered.remove(request)
             requeue(state, pending)
-        elif not owned[0].open_for_unpinned(now):
+        elif not (owned[0].leaving or owned[0].open_for_unpinned(now)):
             closed.append(owned[0])
         else:
             idle, busy = en_route.rivals(state, owned[0], pending)
-            if idle or en_route.outdated(owned[0], pending):
+            if owned[0].leaving or idle or en_route.outdated(owned[0], pending):
                 state.steered.remove(request)
                 owned[0].move(owned[1], SlotState.IDLE, None, now)
                 requeue(state, pending)
