@@ -63,7 +63,10 @@ async def begun(client: Viewer, picture: bytes) -> list[dict[str, Any]]:
     """Ask two questions about an image, and return the conversation."""
     first = [image(picture), words(QUESTIONS[0])]
     one = await client.ask(*first, system=LONG)
-    chat = [{"role": "user", "content": first}, {"role": "assistant", "content": one.text.partition("|")[2]}]
+    chat: list[dict[str, Any]] = [
+        {"role": "user", "content": first},
+        {"role": "assistant", "content": one.text.partition("|")[2]},
+    ]
     other = await client.ask(words(QUESTIONS[1]), before=chat, system=LONG)
     return [
         *chat,
@@ -88,7 +91,7 @@ async def test_a_conversation_with_an_image_moves_through_the_shared_store(
         for name in ("one", "other"):
             (folder := tmp_path / name).mkdir()
             engine = await stack.enter_async_context(engine_with(pair, build, folder))
-            cold = {"cold_store": str(tmp_path / "shared")}
+            cold: dict[str, Any] = {"cold_store": str(tmp_path / "shared")}
             viewers.append(await stack.enter_async_context(viewing(engine, keeps=True, **cold)))
         first, second = viewers
         chat = await begun(first, A)
@@ -115,7 +118,7 @@ async def test_with_another_projector_the_shared_store_gives_the_text_before_the
         for seed, name in enumerate(("one", "other")):
             (folder := tmp_path / name).mkdir()
             engine = await stack.enter_async_context(engine_with("dense", build, folder, seed=seed))
-            cold = {"cold_store": str(tmp_path / "shared")}
+            cold: dict[str, Any] = {"cold_store": str(tmp_path / "shared")}
             viewers.append(await stack.enter_async_context(viewing(engine, keeps=True, **cold)))
         first, second = viewers
         chat = await begun(first, A)
@@ -142,7 +145,7 @@ async def two_engines(
             )
         upstream = tuple(f"{name}={engine.base}" for name, engine in engines.items())
         left = engines["left"]
-        shared = {"upstream": upstream, "slot_dir": slots, "save_pause": lab.PAUSE_SECONDS}
+        shared: dict[str, Any] = {"upstream": upstream, "slot_dir": slots, "save_pause": lab.PAUSE_SECONDS}
         client = await stack.enter_async_context(viewing(left, told=False, read_flags=True, **shared))
         yield client, engines
 
@@ -171,7 +174,7 @@ async def test_a_conversation_with_an_image_goes_on_at_the_other_engine(build, p
 async def test_an_image_of_another_key_is_computed_in_full(build, pair, ram_cache, tmp_path):
     """Nothing of slots, the RAM cache or, after a restart, files is reused; the first key reuses its own."""
     keys = ["--api-key", ",".join(key["Authorization"].split()[1] for key in KEYS.values())]
-    apart = {"engine_api_key": KEYS["ann"]["Authorization"].split()[1], "namespaces": "key"}
+    apart: dict[str, Any] = {"engine_api_key": KEYS["ann"]["Authorization"].split()[1], "namespaces": "key"}
     async with (
         engine_with(pair, build, tmp_path, *keys, "--cache-ram", ram_cache) as engine,
         viewing(engine, keeps=True, **apart) as client,

@@ -182,7 +182,12 @@ def test_each_slot_is_compared_only_with_files_of_its_conversation(traits, monke
     ]
     live = [SlotContents(tokens=tokens, used=NOW) for tokens in talks[:100]]
     compared = []
-    monkeypatch.setattr(retention, "given", lambda *args: compared.append(args) or given_tokens(*args))
+
+    def counted(*arguments):
+        compared.append(arguments)
+        return given_tokens(*arguments)
+
+    monkeypatch.setattr(retention, "given", counted)
     gone = evict(PrefixOrder(files), 200, traits=traits, live=live, now=NOW)
     assert not {f"s{n}" for n in range(100)} & set(gone), "files of live conversations go last"
     assert len(compared) == len(live)
