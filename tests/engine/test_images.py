@@ -28,6 +28,7 @@ PAIRS: Final = {
     "swa": (Tiny.SWA, Projector.GEMMA),
     "dense": (Tiny.DENSE, Projector.GEMMA),
 }
+OTHERS: Final = {"mtp": (Tiny.HYBRID_MTP, Projector.QWEN)}
 MORE: Final = 8  # tokens besides the question
 AROUND: Final = 16  # tokens around an image, at most; prompts with two images share those before it
 SYSTEM: Final = "You look at pictures. " + "Say what is there, and nothing else. " * 60
@@ -163,7 +164,7 @@ async def engine_with(
     pair: str, build: str, folder: Path, *args: str, kind: Projector | None = None, seed: int = 0
 ) -> AsyncIterator[lab.Restartable]:
     """Run an engine; without `-cms 0` the older build drops checkpoints behind images (engine.md T7)."""
-    model, usual = PAIRS[pair]
+    model, usual = (PAIRS | OTHERS)[pair]
     path = projector(kind or usual, folder, seed)
     async with lab.tiny_engine(model, build, folder, "--mmproj", str(path), "-cms", "0", *args) as engine:
         yield engine
@@ -171,11 +172,11 @@ async def engine_with(
 
 @asynccontextmanager
 async def viewing(
-    engine: lab.Restartable, *, keeps: bool = False, told: bool = True
+    engine: lab.Restartable, *, keeps: bool = False, told: bool = True, **settings: Any
 ) -> AsyncIterator[Viewer]:
     """Run a sidecar. `keeps`: it has a slot folder; `told`: it knows the engine's flags."""
     folder = {"slot_dir": engine.flags.slot_save_path, "save_pause": lab.PAUSE_SECONDS} if keeps else {}
-    begun = lab.in_front_of(engine.base, engine.flags if told else None, **folder)
+    begun = lab.in_front_of(engine.base, engine.flags if told else None, **folder, **settings)
     async with begun as sidecar, aiohttp.ClientSession(lab.url_of(sidecar)) as session:
         yield Viewer(engine, sidecar, session)
 

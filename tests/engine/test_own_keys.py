@@ -187,6 +187,20 @@ async def test_a_key_over_its_number_of_queued_requests_gets_429(engine, tmp_pat
             assert (await waits).status_code == 200
 
 
+@pytest.mark.parametrize("most", ["high", "normal", "low"])
+async def test_a_request_is_served_with_no_more_priority_than_its_key_allows(engine, tmp_path, most):
+    """By header and by body; the other key is not limited. An answer tells no priority that is normal."""
+    hint = {"nvext": {"agent_hints": {"priority": 1}}}
+    async with in_front(engine, tmp_path, f'priority = "{most}"') as sidecar:
+        async with client_of(sidecar, ALICE) as client, client_of(sidecar, ROOT) as other:
+            for headers, body in (({"X-Slotkeeper-Priority": "high"}, ASK), ({}, {**ASK, **hint})):
+                found = [
+                    await each.post("/completion", json=body, headers=headers) for each in (client, other)
+                ]
+                shown = [answer.headers.get("X-Slotkeeper-Priority", "normal") for answer in found]
+                assert shown == [most, "high"]
+
+
 async def test_the_keys_file_is_read_again_at_sighup(engine, tmp_path):
     path, data = written(tmp_path), f"127.0.0.1:{free_port()}"
     settings = before(engine, keys_file=path).model_copy(update={"listen": data, "drain_delay": 0.0})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from slotkeeper.scheduler.effects import Drop, Forget
 from slotkeeper.scheduler.retention import LEAST_SECONDS, MOST, MOST_SECONDS, Wanted
 from slotkeeper.scheduler.slot_contents import Tier
 from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.types import Loading, Reason, RequestId
+from slotkeeper.scheduler.types import EngineId, Loading, Reason, RequestId
 
 A, B = (Tokens(range(n, n + 5000)) for n in (10_000, 20_000))
 MORE = Tokens(range(100))
@@ -31,7 +32,7 @@ SHARED = Limits(hot_bytes=10**12, cold_bytes=10**15, shared_bytes=10**12)
 
 
 def shared(limits: Limits = SHARED, **more: Any) -> Play:
-    return Play(limits=limits, **{**NEW_FILES, **more})
+    return Play(**{"limits": limits, **NEW_FILES, **more})
 
 
 def lookups(play: Play, request: str, prompt: Tokens) -> list[Wanted]:
@@ -53,6 +54,27 @@ def test_the_lookup_uses_the_namespace_of_its_request():
     play << arrives("r2", namespace="mine")
     (one,) = lookups(play, "r2", A + MORE)
     assert (one.prompt.space, one.here) == ("mine", 0)
+
+
+def test_the_text_before_the_first_image_is_looked_up_too():
+    """Other images may follow the same text; the states of that text have a fingerprint of their own."""
+    play = shared(projector="p")
+    play << arrives("r1")
+    prompt = A + Tokens.image(b"a" * 32, 300) + B
+    whole, text = lookups(play, "r1", prompt)
+    assert (whole.prompt, whole.traits.fingerprint_of(whole.prompt)) == (prompt, "f-p")
+    assert (text.prompt, text.traits.fingerprint_of(text.prompt)) == (A, "f")
+    assert play << snapshots_changed(snapshot("s1", A))
+    assert [one.here for one in lookups(play, "r1", prompt)] == [len(A)]
+
+
+def test_engines_with_different_projectors_are_different_kinds_for_images_only():
+    play = shared(engines=2, projector="p")
+    other = play.placement.tables[EngineId("e1")]
+    other.shadow.traits = replace(other.traits, projector="q")
+    play << arrives("r1")
+    found = lookups(play, "r1", A + Tokens.image(b"a" * 32, 300) + B)
+    assert [one.traits.fingerprint_of(one.prompt) for one in found] == ["f-p", "f-q", "f"]
 
 
 def test_a_request_that_lacks_few_tokens_is_not_looked_up():

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slotkeeper.scheduler import retention
 from slotkeeper.scheduler.catalog import PrefixTree
+from slotkeeper.scheduler.catalog import given as given_tokens
 from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Memory
 from slotkeeper.scheduler.prefix_order import PrefixOrder
 from slotkeeper.scheduler.retention import evict
@@ -168,3 +170,36 @@ def test_the_work_of_an_eviction_is_linear_in_the_number_of_states(traits, count
     assert calls["loss"] <= count + 10 * 5
     order.put(replace(snapshots[3], id=SnapshotId("new")))
     assert calls["lcp"] <= 4
+
+
+@pytest.mark.parametrize("traits", TRAITS[:2], ids=lambda traits: traits.memory)
+def test_each_slot_is_compared_only_with_files_of_its_conversation(traits, monkeypatch):
+    """With 64 engines of 8 slots and 4,096 files, comparing all with all takes seconds."""
+    talks = [Tokens(range(n * 1000, n * 1000 + 100)) for n in range(400)]
+    files = [
+        Snapshot(id=SnapshotId(f"s{n}"), fingerprint="f", tokens=tokens, size=1, created=float(n))
+        for n, tokens in enumerate(talks)
+    ]
+    live = [SlotContents(tokens=tokens, used=NOW) for tokens in talks[:100]]
+    compared = []
+
+    def counted(*arguments):
+        compared.append(arguments)
+        return given_tokens(*arguments)
+
+    monkeypatch.setattr(retention, "given", counted)
+    gone = evict(PrefixOrder(files), 200, traits=traits, live=live, now=NOW)
+    assert not {f"s{n}" for n in range(100)} & set(gone), "files of live conversations go last"
+    assert len(compared) == len(live)
+
+
+@given(folders(), SEQUENCES)
+@SETTINGS
+def test_around_a_state_all_that_share_tokens_with_it_are_found_in_order(snapshots, tokens):
+    live = SlotContents(tokens=tokens)
+    order = PrefixOrder(snapshots).beside([live])
+    index = order.states.index(live)
+    found = list(order.around(index))
+    shared = {n: state.tokens.lcp(tokens) for n, state in enumerate(order.states) if n != index}
+    assert dict(found) == {n: common for n, common in shared.items() if common}
+    assert [common for _, common in found] == sorted((common for _, common in found), reverse=True)

@@ -282,7 +282,7 @@ class Exchange:
             raise CrowdedFault(crowded, CROWDED[crowded], RETRY_AFTER)
 
     def _arrival(self, hints: RequestHints, *, renders: bool) -> Arrived:
-        account, headers = self._account, self._request.headers
+        account, headers, key = self._account, self._request.headers, self._caller.key
         ask, other, divided = account.own, account.rewritten, self._gate.driver.placement.divided
         return Arrived(
             at=self._gate.driver.now(),
@@ -308,7 +308,7 @@ class Exchange:
             answer_limit=account.claim.most,
             size=len(self._body),
             outgrown=self._outgrown,
-            hints=hints,
+            hints=hints.limited(key.priority) if key else hints,
         )
 
     async def _again(self, engine: EngineId, losses: int, fault: UpstreamFault) -> bool:

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from hashlib import blake2b, sha256
 from math import ceil
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from slotkeeper.api.errors import ClientFault
 from slotkeeper.observe.log import get_logger
-from slotkeeper.scheduler.types import Crowded
+from slotkeeper.scheduler.types import Crowded, Priority
 
 LARGEST: Final = 2**20  # bytes of the file
 SHORTEST: Final = 16  # characters of a key, so that it cannot be found by trying
@@ -53,6 +53,7 @@ class _Table(BaseModel):
     concurrent: int | None = Field(None, ge=1)
     queued: int | None = Field(None, ge=1)
     tokens_per_minute: int | None = Field(None, ge=1)
+    priority: Literal["high", "normal", "low"] = "high"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,7 @@ class Key:
     concurrent: int | None = None  # requests that run or wait at once
     queued: int | None = None  # requests that wait for a slot at once
     tokens_per_minute: int | None = None  # tokens computed or generated
+    priority: Priority = Priority.HIGH  # a more urgent request counts as this
 
 
 class KeyList:
@@ -261,6 +263,7 @@ def _key(name: str, table: _Table) -> Key:
         concurrent=table.concurrent,
         queued=table.queued,
         tokens_per_minute=table.tokens_per_minute,
+        priority=Priority(table.priority),
     )
 
 

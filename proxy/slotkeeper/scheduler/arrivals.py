@@ -11,7 +11,7 @@ from slotkeeper.scheduler import chores, kv_pool, launching, leaving, priority, 
 from slotkeeper.scheduler.choice import blind, changed_by_messages, cheapest, continuing
 from slotkeeper.scheduler.effects import Effect, Observe, PoolAct, Pooled
 from slotkeeper.scheduler.events import Arrived, Rendered
-from slotkeeper.scheduler.launching import begin, forward, requeue
+from slotkeeper.scheduler.launching import begin, forward, next_of_all, requeue
 from slotkeeper.scheduler.pending import Form, Pending, Plan, Stage, Weighed, priced_late
 from slotkeeper.scheduler.prices import computed
 from slotkeeper.scheduler.state import CurrentScene, State
@@ -177,7 +177,7 @@ def _serve_as_planned(state: State, pending: Pending, plan: Plan, now: float) ->
 
 def _served_next(state: State, now: float) -> Sequence[RequestId]:
     """Return the queued requests; none if all of them must wait, so that a long queue costs nothing."""
-    return priority.in_turn(state, now) if not state.bypassing and _any_free(state) else ()
+    return priority.in_turn(state, now) if not next_of_all(state) and _any_free(state) else ()
 
 
 def _hold(pending: Pending) -> bool:
@@ -363,11 +363,11 @@ def _send_steered(state: State, now: float) -> Iterator[Effect]:
         if owned is None:
             state.steered.remove(request)
             requeue(state, pending)
-        elif not owned[0].open_for_unpinned(now):
+        elif not (owned[0].leaving or owned[0].open_for_unpinned(now)):
             closed.append(owned[0])
         else:
             idle, busy = spaces.rivals(state, owned[0], pending)
-            if idle or spaces.outdated(owned[0], pending):
+            if owned[0].leaving or idle or spaces.outdated(owned[0], pending):
                 state.steered.remove(request)
                 owned[0].move(owned[1], SlotState.IDLE, None, now)
                 requeue(state, pending)

@@ -213,6 +213,14 @@ def bypass(state: State, now: float) -> Iterator[Effect]:
         yield from _sent(state, state.requests[request], ready, Reason.BYPASS, now)
 
 
+def next_of_all(state: State) -> bool:
+    """Whether a bypassing request waits only for pinned tasks to begin, so that no more may be sent.
+
+    One whose engines are all down, drained or being unloaded keeps nothing away from other engines.
+    """
+    return any(state.open_for(state.requests[request].arrived.model) for request in state.bypassing)
+
+
 def fail_open(state: State, now: float) -> Iterator[Effect]:
     """Send requests although no engine of their model is up or expected, so that clients get the error."""
     if all(table.up for table in state.tables.values()) and state.tables and not state.routers:

@@ -71,14 +71,23 @@ class PrefixOrder:
             copy.put(contents)
         return copy
 
-    def common_with(self, index: int) -> list[int]:
-        """What every state has in common with the one at `index`, in tokens."""
-        found = [len(self.states[index].tokens)] * len(self.states)
-        for other in range(index + 1, len(found)):
-            found[other] = min(found[other - 1], self.common[other])
-        for other in range(index - 1, -1, -1):
-            found[other] = min(found[other + 1], self.common[other + 1])
-        return found
+    def around(self, index: int) -> Iterator[tuple[int, int]]:
+        """Yield the other states and what each has in common with the one at `index`, the most first.
+
+        Those without any common token are left out.
+        """
+        before, behind = index - 1, index + 1
+        left = self.common[index]
+        right = self.common[behind] if behind < len(self.states) else 0
+        while left or right:
+            if left >= right:
+                yield before, left
+                left = min(left, self.common[before])
+                before -= 1
+            else:
+                yield behind, right
+                behind += 1
+                right = min(right, self.common[behind]) if behind < len(self.states) else 0
 
     def _find(self, state: AnyState) -> int:
         return bisect_left(self.states, _place(state), key=_place)

@@ -165,13 +165,17 @@ def _ranks(tree: PrefixTree, order: PrefixOrder, traits: EngineTraits) -> dict[i
 
 def _deepest_file(tree: PrefixTree, order: PrefixOrder, live: int, traits: EngineTraits) -> int | None:
     """Return the snapshot that saves most of a slot's contents; None if none is of its conversation."""
-    best, most = None, (0, 0.0)
-    commons = order.common_with(live)
-    for index, (state, usable) in enumerate(zip(order.states, tree.usable, strict=True)):
+    best: int | None = None
+    most = 0, 0.0, 0
+    for index, common in order.around(live):
+        if common < most[0]:  # a file saves no more than it shares
+            break
+        state = order.states[index]
         if isinstance(state, Snapshot) and not state.golden:
-            here = given(usable, commons[index], traits)
-            if here * 2 > len(state.tokens) and (here, _last_used(state)) > most:
-                best, most = index, (here, _last_used(state))
+            here = given(tree.usable[index], common, traits)
+            worth = here, _last_used(state), -index
+            if here * 2 > len(state.tokens) and (best is None or worth > most):
+                best, most = index, worth
     return best
 
 
@@ -296,15 +300,25 @@ class Wanted:
 
 
 def wanted_elsewhere(state: State, request: RequestId, prompt: Tokens) -> Iterator[Wanted]:
-    """Yield a state for each kind of engine that can serve the request; none if it has a place."""
+    """Yield a state for each kind of engine that can serve the request; none if it has a place.
+
+    The text before the first image is looked for as well, because states of it are kept apart from states
+    with images: other images may follow it, and other projectors may encode them.
+    """
     pending = state.requests.get(request)
     if pending is None or request not in state.queue:
         return
     prompt = prompt.within(pending.arrived.space)
+    text = (prompt.cut(0, chunk.start) for chunk in prompt.chunks[:1])
+    for part in (prompt, *text):
+        yield from _wanted(state, state.up_for(pending.arrived.model), part)
+
+
+def _wanted(state: State, engines: Iterable[EngineTable], prompt: Tokens) -> Iterator[Wanted]:
     kinds: dict[str, list[EngineTable]] = {}
-    for table in state.up_for(pending.arrived.model):
-        if table.traits.snapshots:
-            kinds.setdefault(table.traits.fingerprint, []).append(table)
+    for table in engines:
+        if table.traits.snapshots and (fingerprint := table.traits.fingerprint_of(prompt)):
+            kinds.setdefault(fingerprint, []).append(table)
     for tables in kinds.values():
         here = max(_at_hand(state, table, prompt) for table in tables)
         missing = len(prompt) - here

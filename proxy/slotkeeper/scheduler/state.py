@@ -239,15 +239,15 @@ class State:
         """Return until when to wait for an engine of this model; None if one is up or none is expected."""
         if self.up_for(model):
             return None
-        for router in self.routers.values():
-            if router.engine_of(model):
-                return router.serves(now)
+        if there := [router for router in self.routers.values() if router.engine_of(model)]:
+            return max(filter(None, (router.serves(now) for router in there)), default=None)
         until = max((t.back_by for t in self.tables.values() if t.model == model), default=now)
         return until if until > now else None
 
     def fallback(self, model: ModelName) -> EngineId:
         """Return where to send a request if no engine of its model is up: the client gets that error."""
-        routers = (router.engine_of(model) for router in self.routers.values())
+        usable = sorted(self.routers.values(), key=lambda router: router.base in self.drained)
+        routers = (router.engine_of(model) for router in usable)
         known = (table.engine for table in self.tables.values() if model and table.model == model)
         named = sorted(self.engines, key=lambda engine: engine in self.drained)
         return next(filter(None, (*routers, *known)), named[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf
 from typing import Final, NewType
@@ -114,6 +114,7 @@ class SaidBy(StrEnum):
     AGENT_HINTS = "agent_hints"  # `nvext.agent_hints` in the body
     BODY = "body"  # `service_tier` or `priority`
     SIDE_REQUEST = "side_request"  # the request asks for a title, a suggestion or a summary
+    KEY = "key"  # its key in --keys-file may not say more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +131,11 @@ class RequestHints:
     def neutral(self) -> bool:
         """Whether these hints leave the order of the queue unchanged and set no deadline."""
         return self.priority is Priority.NORMAL and self.start_by == inf
+
+    def limited(self, most: Priority) -> RequestHints:
+        """Return the hints with a priority of at most `most`, which the request's key allows."""
+        within = self.priority.rank <= most.rank
+        return self if within else replace(self, priority=most, said_by=SaidBy.KEY)
 
 
 NO_HINTS: Final = RequestHints()

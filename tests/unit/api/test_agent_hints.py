@@ -134,3 +134,13 @@ def test_a_side_request_has_low_priority_unless_its_header_or_body_sets_one():
     assert asked({}, aside=True) == RequestHints(priority=LOW, said_by=SaidBy.SIDE_REQUEST)
     assert asked({PRIORITY: "high"}, aside=True).priority is HIGH
     assert asked({}, in_body(Api.CHAT, agent(priority=0)), aside=True).priority is NORMAL
+
+
+@pytest.mark.parametrize("most", list(Priority))
+@pytest.mark.parametrize("value", list(Priority))
+def test_a_request_is_no_more_urgent_than_its_key_allows(value: Priority, most: Priority):
+    said = asked({PRIORITY: value.value, MAX_WAIT: "2"}, in_body(Api.CHAT, agent(osl=7)))
+    found = said.limited(most)
+    assert found.priority.rank == min(value.rank, most.rank)
+    assert found.said_by is (SaidBy.HEADER if found == said else SaidBy.KEY)
+    assert (found.output, found.start_by) == (said.output, said.start_by)

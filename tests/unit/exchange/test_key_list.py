@@ -29,6 +29,13 @@ def test_a_key_is_found_by_its_text_or_its_digest(tmp_path):
         assert (found.name, found.namespace, found.queued, found.operator) == ("alice", "alice", 3, False)
 
 
+def test_a_key_may_say_any_priority_unless_its_table_limits_it(tmp_path):
+    for line, most in (("", "high"), ('priority = "normal"', "normal"), ('priority = "low"', "low")):
+        found = KeyList.read(key_file(tmp_path, f'[alice]\nkey = "{SECRET}"\n{line}\n')).find(SECRET)
+        assert found is not None
+        assert found.priority == most
+
+
 def test_an_unknown_key_is_not_found_and_no_key_is_stored(tmp_path):
     listed = KeyList.read(key_file(tmp_path, f'[alice]\nkey = "{SECRET}"\n[bob]\nsha256 = "{"0" * 64}"\n'))
     assert [listed.find(given) for given in ("", DIGEST, SECRET[:-1], f"{SECRET} ", "0" * 64, "\udce4")] == [
@@ -52,6 +59,7 @@ def test_an_unknown_key_is_not_found_and_no_key_is_stored(tmp_path):
         (f'[alice]\nkey = "{SECRET}"\nqueue = 3\n', "there is no such field"),
         (f'[alice]\nkey = "{SECRET}"\nqueued = 0\n', "greater than or equal to 1"),
         (f'[alice]\nkey = "{SECRET}"\noperator = "yes"\n', "valid boolean"),
+        (f'[alice]\nkey = "{SECRET}"\npriority = "urgent"\n', "'high', 'normal' or 'low'"),
         (f'["a b"]\nkey = "{SECRET}"\n', "a name has up to 40"),
         (f'[alice]\nkey = "{SECRET}"\nnamespace = "../x"\n', "should match"),
         (f'[alice]\nkey = "{SECRET}"\n[bob]\nsha256 = "{DIGEST}"\n', "two names have the same key"),
