@@ -564,3 +564,15 @@ def test_no_request_is_sent_after_messages_in_a_namespace_until_they_are_seen_ru
     assert play >> unpinned("m", Reason.UNPINNABLE, isolated=True)
     assert play << arrives("two", pinnable=False, copies=2, namespace="b") << knows("two", A)
     assert play << sees(0) >> unpinned("two", Reason.UNPINNABLE)
+
+
+def test_a_copy_that_ended_unseen_may_have_overwritten_a_slot_of_another_namespace():
+    """GET /slots shows one of two copies. The other left as many tokens in slot 0 as that slot had before."""
+    play = Play(n_slots=3, memory="dense")
+    assert play << arrives("r1", namespace="a") << knows("r1", A) >> goes("r1", slot=0)
+    play << ends("r1", 1000, 0) >> reports("r1")
+    assert play.table.shadow.slots[0].tokens.space == "a"
+    play << arrives("two", pinnable=False, copies=2, namespace="b") << knows("two", None)
+    assert play >> unpinned("two", Reason.UNPINNABLE)
+    play << sees(1, contents={0: play.table.shadow.slots[0].total})
+    assert play.table.shadow.slots[0].tokens.space == ""

@@ -83,6 +83,8 @@ def _whose(table: EngineTable, seen: Observed, settled: dict[RequestId, SlotId])
             table.is_shared(seen.at)
             table.shadow.slots[slot] = None
             table.move(slot, SlotState.FOREIGN, None, seen.at)
+    if copies:  # they have ended already: a slot that we thought idle may hold what one of them left
+        table.disown()
 
 
 def _all_among(busy: int, table: EngineTable, seen: Observed, left: Sequence[Orphan]) -> bool:
