@@ -180,8 +180,8 @@ class PlacementMachine(RuleBasedStateMachine):
         assert effect.request in self.alive, "forwarded, but its client is gone"
         self.forwards[effect.request] += 1
         assert self.forwards[effect.request] == 1, "forwarded twice"
-        spared = effect.engine in self.drained and effect.reason is not Reason.FAIL_OPEN
-        assert not spared, "begun on an engine that is drained"
+        drained = effect.engine in self.drained and self.placement._state.tables[effect.engine].up
+        assert not drained, "begun on an engine that is drained"  # one that is down only gives the error
         prompt = self.prompts[effect.request]
         task = Task(effect.request, prompt, effect.slot, longest_answer(prompt))
         task.copies = 2 if self.kinds[effect.request] == "two copies" else 1
