@@ -23,7 +23,8 @@ from __future__ import annotations
 
 import http.client
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -34,12 +35,15 @@ import pytest
 
 from patience import PATIENCE
 from programs import needs_b10434
+from slotkeeper.app import Sidecar, running
+from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
 from slotkeeper.bench.target import counted
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.launch import EngineKind, find_engine, free_port
 from slotkeeper.engine.process import EngineProcess
+from slotkeeper.settings import Settings
 
 BUILDS: Final = tuple(
     pytest.param(
@@ -174,3 +178,11 @@ def wait_until(true: Callable[[], bool], seconds: float = PATIENCE) -> None:
     while not true():
         assert time.monotonic() < deadline, f"not so within {seconds} s"
         time.sleep(0.05)
+
+
+@asynccontextmanager
+async def probed(settings: Settings) -> AsyncIterator[Sidecar]:
+    """Run a sidecar whose engines are probed: earlier requests would fail open on a slow machine."""
+    async with running(settings) as sidecar:
+        await lab.ready(sidecar)
+        yield sidecar

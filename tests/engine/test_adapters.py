@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from adapters import tiny_adapter
-from engine.conftest import Engine, Factory
+from engine.conftest import Engine, Factory, probed
 from patience import PATIENCE
-from slotkeeper.app import Sidecar, running
+from slotkeeper.app import Sidecar
 from slotkeeper.bench.lab import url_of
 from slotkeeper.bench.models import Tiny
 from slotkeeper.scheduler.table import ADAPTERS_STALE
@@ -156,7 +156,7 @@ async def test_alternating_requests_under_two_adapters_never_share_states(start,
     """Two conversations have the same words, each under a different adapter; they take 20 turns."""
     asked, said, computed, least = [], [], 0, 0
     texts, known = {0: "", 1: ""}, {0: 0, 1: 0}
-    async with running(settings(start(model, *flags))) as sidecar, client(sidecar) as at:
+    async with probed(settings(start(model, *flags))) as sidecar, client(sidecar) as at:
         for turn in range(20):
             which = turn % 2
             texts[which] += story(f"turn {turn // 2}", 12)
@@ -182,7 +182,7 @@ async def test_a_request_without_adapters_never_reuses_states_of_adapters(start,
     expected = await alone(start, model, asked)
     engine = start(model, *ONE_SLOT, *flags)
     more = {} if files else {"slot_dir": None}
-    async with running(settings(engine, **more)) as sidecar, client(sidecar) as at:
+    async with probed(settings(engine, **more)) as sidecar, client(sidecar) as at:
         said = [(await ask(at, prompt, lora)).json()["content"] for prompt, lora in asked]
     assert said == expected
 
@@ -206,7 +206,7 @@ async def test_no_route_reuses_states_of_other_adapters(start, path, hints):
 
     async with direct(start("tiny-hybrid")) as stock:
         expected = [text(await stock.post(path, json=body | {"cache_prompt": False}))]
-    async with running(settings(start("tiny-hybrid"))) as sidecar, client(sidecar) as at:
+    async with probed(settings(start("tiny-hybrid"))) as sidecar, client(sidecar) as at:
         for lora in (FIRST, SECOND):
             for _ in range(2):
                 await at.post("/v1/chat/completions", json=ROUTES["/v1/chat/completions"] | {"lora": lora})
@@ -226,13 +226,13 @@ async def test_a_file_is_restored_only_for_a_request_with_the_files_adapters(sta
     """After a restart a request of the file's set uses it, and requests of other sets do not."""
     text = story("kept")
     first = start(model)
-    async with running(settings(first)) as sidecar, client(sidecar) as at:
+    async with probed(settings(first)) as sidecar, client(sidecar) as at:
         await ask(at, text, FIRST)
         await sidecar.drain(delay=0.0)
     again = start(model, "--slot-save-path", str(first.slot_dir))
     more = [(f"{text} And then?", lora) for lora in (SECOND, None, FIRST)]
     expected = await alone(start, model, more)
-    async with running(settings(again, slot_dir=first.slot_dir)) as sidecar, client(sidecar) as at:
+    async with probed(settings(again, slot_dir=first.slot_dir)) as sidecar, client(sidecar) as at:
         answers = [await ask(at, prompt, lora) for prompt, lora in more]
         shown = await shown_files(sidecar)
     reused = [max(0, figures(answer)[0] - int(answer.headers["x-slotkeeper-planted"])) for answer in answers]
@@ -251,7 +251,7 @@ async def test_answers_follow_scales_that_change_while_the_engine_runs(start, mo
     expected = await alone(start, model, [(text, lora) for lora in scales])
     engine = start(model)
     said, reused = [], []
-    async with running(settings(engine)) as sidecar, client(sidecar) as at, direct(engine) as stock:
+    async with probed(settings(engine)) as sidecar, client(sidecar) as at, direct(engine) as stock:
         await ask(at, text)
         for lora in scales:
             changed = await (stock if behind_our_back else at).post("/lora-adapters", json=lora)
@@ -277,6 +277,6 @@ async def test_grammar_and_sampling_parameters_do_not_cost_prompt_tokens(start):
         {"logit_bias": [[5, False]], "repeat_penalty": 1.3},
         {"samplers": ["top_k"], "min_p": 0.2},
     ]
-    async with running(settings(start("tiny-dense"))) as sidecar, client(sidecar) as at:
+    async with probed(settings(start("tiny-dense"))) as sidecar, client(sidecar) as at:
         found = [(await ask(at, text, FIRST, **way)).json()["timings"] for way in ways]
     assert [timings["prompt_n"] for timings in found[1:]] == [1] * (len(ways) - 1)

@@ -17,8 +17,9 @@ import pytest
 from aiohttp import ClientSession, web
 from rich.console import Console
 
+from engine.conftest import probed
 from patience import PATIENCE
-from slotkeeper.app import Sidecar, running
+from slotkeeper.app import Sidecar
 from slotkeeper.bench.lab import url_of
 from slotkeeper.cli.doctor import doctor
 from slotkeeper.settings import Settings
@@ -98,7 +99,7 @@ async def test_conversations_that_the_engine_keeps_on_disk_are_not_saved(engine_
     for name, field in (("disk", FIELD), ("stock", {})):
         engine = engine_factory(model, build)
         async with answers_like(engine, field) as upstream:
-            async with running(settings(upstream, engine)) as sidecar:
+            async with probed(settings(upstream, engine)) as sidecar:
                 async with httpx.AsyncClient(base_url=url_of(sidecar), timeout=PATIENCE) as at:
                     found = await talked(at, 4)
                 await rested(sidecar)

@@ -9,8 +9,9 @@ import httpx
 import pytest
 
 from engine import test_keys
+from engine.conftest import probed
 from patience import PATIENCE
-from slotkeeper.app import Sidecar, running
+from slotkeeper.app import Sidecar
 from slotkeeper.bench.lab import url_of
 from slotkeeper.settings import Settings
 
@@ -112,7 +113,7 @@ async def test_a_prompt_that_another_key_sent_is_computed_in_full(engine_factory
     cases = [(name, hints) for hints in HINTS for name in asks("")]
     keys = [f"ann{n}" for n in range(len(cases))]
     engine = engine_factory(model, build, args=["--api-key", ",".join(["ann", "bob", *keys]), *flags])
-    async with running(before(engine)) as sidecar, client(sidecar, BOB) as bob:
+    async with probed(before(engine)) as sidecar, client(sidecar, BOB) as bob:
         for key, (name, hints) in zip(keys, cases, strict=True):
             about = f"{name} {hints}"
             path, body = asks(about)[name]
@@ -130,7 +131,7 @@ async def test_a_key_reuses_its_own_prompts(engine_factory, build, flags):
     """Except a prompt so short that its tokens are not looked up, and that a RAM cache might hold."""
     engine = engine_factory("tiny-dense", build, args=["--api-key", "ann,bob", "-np", "1", *flags])
     async with (
-        running(before(engine)) as sidecar,
+        probed(before(engine)) as sidecar,
         client(sidecar, ANN) as ann,
         client(sidecar, BOB) as bob,
     ):
@@ -151,7 +152,7 @@ async def test_an_answer_is_the_same_whether_or_not_another_key_sent_its_prompt(
         engine = engine_factory("tiny-hybrid", build, args=["--api-key", "ann,bob"])
         heard = []
         async with (
-            running(before(engine)) as sidecar,
+            probed(before(engine)) as sidecar,
             client(sidecar, ANN) as ann,
             client(sidecar, BOB) as bob,
         ):
@@ -169,7 +170,7 @@ async def test_an_answer_is_the_same_whether_or_not_another_key_sent_its_prompt(
 async def test_without_slot_files_a_prompt_that_another_key_sent_is_computed_in_full(engine_factory, build):
     engine = engine_factory("tiny-dense", build, args=["--api-key", "ann,bob"])
     async with (
-        running(before(engine, slot_dir=None)) as sidecar,
+        probed(before(engine, slot_dir=None)) as sidecar,
         client(sidecar, ANN) as ann,
         client(sidecar, BOB) as bob,
     ):
@@ -190,7 +191,7 @@ async def test_the_second_key_turns_namespaces_on(engine_factory, build):
     path, body = asks("auto")["chat"]
     settings = before(engine, namespaces="auto")
     async with (
-        running(settings) as sidecar,
+        probed(settings) as sidecar,
         client(sidecar, ANN) as ann,
         client(sidecar, BOB) as bob,
     ):
@@ -201,7 +202,7 @@ async def test_the_second_key_turns_namespaces_on(engine_factory, build):
         assert reused(other) == 0
         assert "x-slotkeeper-slot" not in other.headers
         assert (await bob.post("/slots/0?action=erase", json={})).status_code == 403
-    async with running(settings) as sidecar, client(sidecar, BOB) as bob:
+    async with probed(settings) as sidecar, client(sidecar, BOB) as bob:
         assert "x-slotkeeper-slot" in (await bob.post(path, json=body)).headers
 
 
@@ -209,7 +210,7 @@ async def test_with_namespaces_off_all_keys_share_one_cache(engine_factory, buil
     engine = engine_factory("tiny-dense", build, args=["--api-key", "ann,bob"])
     path, body = asks("off")["chat"]
     async with (
-        running(before(engine, namespaces="off")) as sidecar,
+        probed(before(engine, namespaces="off")) as sidecar,
         client(sidecar, ANN) as ann,
         client(sidecar, BOB) as bob,
     ):
@@ -226,7 +227,7 @@ async def test_a_file_is_restored_only_for_the_key_whose_prompt_it_holds(engine_
         for n in range(3)
     ]
     first = engine_factory(model, build, args=["--api-key", "ann,bob"])
-    async with running(before(first)) as sidecar, client(sidecar, ANN) as ann:
+    async with probed(before(first)) as sidecar, client(sidecar, ANN) as ann:
         for talk in talks[:2]:
             await ann.post("/v1/chat/completions", json=talk)
         await sidecar.drain(delay=0.0)
@@ -235,7 +236,7 @@ async def test_a_file_is_restored_only_for_the_key_whose_prompt_it_holds(engine_
         model, build, args=["--api-key", "ann,bob", "--slot-save-path", str(first.slot_dir)]
     )
     async with (
-        running(before(again, slot_dir=first.slot_dir)) as sidecar,
+        probed(before(again, slot_dir=first.slot_dir)) as sidecar,
         client(sidecar, ANN) as ann,
         client(sidecar, BOB) as bob,
     ):
