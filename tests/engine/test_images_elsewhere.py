@@ -81,18 +81,24 @@ async def expect_only_new_text(client: Viewer, chat: list[dict[str, Any]], quest
     assert asked.computed <= await client.tokens_behind(asked.body, len(chat) - 1) + MORE
 
 
+@asynccontextmanager
+async def two_sidecars(*engines: tuple[str, int], build: str, folder: Path) -> AsyncIterator[list[Viewer]]:
+    """Run sidecars, each with its engine (pair, seed) and its slot folder; only the store is shared."""
+    cold: dict[str, Any] = {"cold_store": str(folder / "shared")}
+    async with AsyncExitStack() as stack:
+        viewers = []
+        for name, (pair, seed) in zip(("one", "other"), engines, strict=True):
+            (own := folder / name).mkdir()
+            engine = await stack.enter_async_context(engine_with(pair, build, own, seed=seed))
+            viewers.append(await stack.enter_async_context(viewing(engine, keeps=True, **cold)))
+        yield viewers
+
+
 @pytest.mark.parametrize("pair", PAIRS)
 async def test_a_conversation_with_an_image_moves_through_the_shared_store(
     build, pair, tmp_path, monkeypatch
 ):
-    """Two sidecars, each with its engine and its slot folder; only the store is shared."""
-    async with AsyncExitStack() as stack:
-        viewers = []
-        for name in ("one", "other"):
-            (folder := tmp_path / name).mkdir()
-            engine = await stack.enter_async_context(engine_with(pair, build, folder))
-            cold: dict[str, Any] = {"cold_store": str(tmp_path / "shared")}
-            viewers.append(await stack.enter_async_context(viewing(engine, keeps=True, **cold)))
+    async with two_sidecars((pair, 0), (pair, 0), build=build, folder=tmp_path) as viewers:
         first, second = viewers
         chat = await begun(first, A)
         await uploaded(first)
@@ -113,13 +119,7 @@ async def test_with_another_projector_the_shared_store_gives_the_text_before_the
     build, tmp_path, monkeypatch
 ):
     """Both sidecars know their projectors' files."""
-    async with AsyncExitStack() as stack:
-        viewers = []
-        for seed, name in enumerate(("one", "other")):
-            (folder := tmp_path / name).mkdir()
-            engine = await stack.enter_async_context(engine_with("dense", build, folder, seed=seed))
-            cold: dict[str, Any] = {"cold_store": str(tmp_path / "shared")}
-            viewers.append(await stack.enter_async_context(viewing(engine, keeps=True, **cold)))
+    async with two_sidecars(("dense", 0), ("dense", 1), build=build, folder=tmp_path) as viewers:
         first, second = viewers
         chat = await begun(first, A)
         await uploaded(first)

@@ -16,7 +16,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from prometheus_client.aiohttp import make_aiohttp_handler
 
-from slotkeeper.admin.guard import PROBES, Guard, answer, private, refused
+from slotkeeper.admin.guard import PROBES, Guard, answer, field_of, private, refused
 from slotkeeper.admin.state_routes import EngineRoutes, RequestRoutes, StateRoutes
 from slotkeeper.engine.answers import SAID, Health
 from slotkeeper.observe.metrics import Metrics
@@ -203,11 +203,7 @@ def _named(body: bytes) -> Sequence[SnapshotId]:
     """Return the ids in a body; empty means all."""
     if not body.strip():
         return ()
-    try:
-        asked = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        asked = None
-    ids = asked.get("ids") if isinstance(asked, dict) else None
+    ids = field_of(body, "ids")
     if not ids or not isinstance(ids, list):
         raise refused(web.HTTPBadRequest, 'the body must be {"ids": ["...", ...]}, or empty')
     return list(map(_checked, ids))

@@ -27,6 +27,15 @@ def refused(kind: type[web.HTTPError], why: str) -> web.HTTPError:
     return kind(text=orjson.dumps({"error": why}).decode(), content_type="application/json")
 
 
+def field_of(body: bytes, name: str) -> Any:
+    """Return a field of a JSON object; None if the body is no object or has no such field."""
+    try:
+        asked = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    return asked.get(name) if isinstance(asked, dict) else None
+
+
 def number(request: web.Request, name: str, default: int) -> int:
     """Return a number of the query, at least 0. Raises 400 for other text."""
     text = request.query.get(name)

@@ -10,11 +10,10 @@ import time
 from itertools import islice
 from typing import Any, Final
 
-import orjson
 from aiohttp import web
 
 from slotkeeper import __version__
-from slotkeeper.admin.guard import answer, number, refused
+from slotkeeper.admin.guard import answer, field_of, number, refused
 from slotkeeper.engine.answers import EngineError, EngineGoneError
 from slotkeeper.observe.accounts import asked_by, detail, summary
 from slotkeeper.observe.log import get_logger
@@ -288,11 +287,7 @@ class EngineRoutes:
 
 
 def _engine_in(body: bytes) -> str:
-    try:
-        asked = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        asked = None
-    word = asked.get("engine") if isinstance(asked, dict) else None
+    word = field_of(body, "engine")
     if not word or not isinstance(word, str):
         raise refused(web.HTTPBadRequest, 'the body must be {"engine": "NAME"}')
     return word
