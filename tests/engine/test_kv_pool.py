@@ -121,11 +121,13 @@ async def test_a_running_stream_ends_with_the_engines_error_and_is_counted_as_fa
         lab.in_front_of(engine.base) as sidecar,
         httpx.AsyncClient(base_url=lab.url_of(sidecar), timeout=PATIENCE) as client,
     ):
-        asked = (client.post("/completion", json=story(n, stream=True)) for n in range(STORIES))
-        answers = await asyncio.gather(*asked)
-        ends = [orjson.loads(answer.text.strip().rpartition("data: ")[2]) for answer in answers]
-        broken = [end for end in ends if "error" in end]
-        assert broken
+        told, broken = 0, list[dict[str, Any]]()
+        while not broken:  # on a busy machine they may not run at the same time
+            asked = (client.post("/completion", json=story(told + n, stream=True)) for n in range(STORIES))
+            answers = await asyncio.gather(*asked)
+            ends = [orjson.loads(answer.text.strip().rpartition("data: ")[2]) for answer in answers]
+            broken = [end for end in ends if "error" in end]
+            told += STORIES
         assert all(end["error"]["message"].startswith("Context size has been exceeded") for end in broken)
         assert count(sidecar, PoolAct.FAILED) == len(broken)
 

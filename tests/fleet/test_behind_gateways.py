@@ -13,7 +13,7 @@ from engine.conftest import wait_until
 from fleet.parts import Pod, Talk, client, haproxy, haproxy_words, nginx, nginx_words, one_turn
 
 GATEWAYS = {"haproxy": haproxy, "nginx": nginx}
-TALKS = 6
+TALKS = 12  # the gateway places by a hash of random ports: with few, one pod may get all
 
 
 def talks(count: int = TALKS) -> list[Talk]:
@@ -43,12 +43,13 @@ async def test_a_fleet_keeps_conversations_together_until_one_pod_is_left(gatewa
             homes = await conversations_stay(asking, url, three)
             await streams_headers_and_errors_pass(asking, url)
             await the_name_in_an_answer_keeps_a_conversation_together(asking, url, three)
-            drained, killed, left = three
+            left = homes[0]
+            drained, killed = (pod for pod in three if pod is not left)
             await no_client_gets_an_error_during_a_drain(asking, url, drained)
             killed.kill()
             for talk in talks():
                 assert await served_by(asking, url, talk, [left]) is left
-            assert {home.data for home in homes} > {left.data}
+            assert any(home is not left for home in homes)
 
 
 async def conversations_stay(asking: httpx.AsyncClient, url: str, pods: Sequence[Pod]) -> list[Pod]:
