@@ -73,12 +73,17 @@ class Guard:
             raise refused(web.HTTPForbidden, f"this port is not called {name}; --admin-host {name} allows it")
         if request.method not in SAFE and _from_elsewhere(request, host):
             raise refused(web.HTTPForbidden, "a page of another site asks for this; nothing was done")
-        if self._token and request.path not in self._open:
-            given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(given.encode(errors="surrogateescape"), self._token.encode()):
-                why = "this bearer token is not the right one" if given else "a bearer token is needed here"
-                return web.json_response({"error": why}, status=401)
+        if request.path not in self._open and (why := self._unauthorised(request)):
+            return web.json_response({"error": why}, status=401)
         return await handler(request)
+
+    def _unauthorised(self, request: web.Request) -> str:
+        """Return why the request's bearer token is refused; "" if it is right, or if none is needed."""
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        right = self._token.encode() if self._token else b""
+        if not right or hmac.compare_digest(given.encode(errors="surrogateescape"), right):
+            return ""
+        return "this bearer token is not the right one" if given else "a bearer token is needed here"
 
     def _ours(self, host: str) -> bool:
         name = _name(host)

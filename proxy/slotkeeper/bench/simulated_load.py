@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -128,11 +129,8 @@ def mooncake(lines: Iterable[bytes], *, name: str, most: int | None = None) -> L
     conversations: dict[str, list[SimulatedTurn]] = {}
     ends: dict[bytes, str] = {}  # the whole blocks of a request -> its conversation
     count = 0
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        if most is not None and count >= most:
-            break
+    requests = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
+    for number, line in islice(requests, most):
         turn = _mooncake_turn(line, number)
         whole = turn.hash_chain
         found = next((ends[digest] for digest in reversed(whole[1:]) if digest in ends), None)

@@ -156,6 +156,18 @@ def about_slots(traits: EngineTraits, flags: EngineFlags | None) -> Iterator[Fin
     if traits.n_slots == 1:
         what = "One slot: every side request (a title, a summary) overwrites the conversation."
         yield Finding(trap="one-slot", severity=Severity.WARN, what=what, do="Add -np 2 or more.")
+    yield from _about_wiped_slots(traits, flags)
+    yield from about_pool(traits)
+    if 0 < traits.n_ctx < SMALL_CONTEXT:
+        what = f"{traits.n_ctx} tokens of context in each of {traits.n_slots} slots: too few for an agent."
+        do = "Raise -c (it is for all slots together) or lower -np."
+        yield Finding(trap="context", severity=Severity.WARN, what=what, do=do)
+    if traits.n_batch > LARGE_BATCH:
+        what = f"-b {traits.n_batch}: a cancelled prompt and all waiting requests wait for a whole batch."
+        yield Finding(trap="batch", severity=Severity.NOTE, what=what, do="Try -b 1024.")
+
+
+def _about_wiped_slots(traits: EngineTraits, flags: EngineFlags | None) -> Iterator[Finding]:
     if traits.unified and traits.idle_copy and traits.n_slots > 1:
         what = "All slots share one KV buffer and every task wipes the idle ones: pinned conversations"
         what += " are computed again in full each time."
@@ -166,14 +178,6 @@ def about_slots(traits: EngineTraits, flags: EngineFlags | None) -> Iterator[Fin
     elif flags is None and traits.n_slots == AUTO_SLOTS:
         what = "Four slots: if this engine was started without -np they share one KV buffer and are wiped."
         yield Finding(trap="T6", severity=Severity.NOTE, what=what, do="Add -np N.")
-    yield from about_pool(traits)
-    if 0 < traits.n_ctx < SMALL_CONTEXT:
-        what = f"{traits.n_ctx} tokens of context in each of {traits.n_slots} slots: too few for an agent."
-        do = "Raise -c (it is for all slots together) or lower -np."
-        yield Finding(trap="context", severity=Severity.WARN, what=what, do=do)
-    if traits.n_batch > LARGE_BATCH:
-        what = f"-b {traits.n_batch}: a cancelled prompt and all waiting requests wait for a whole batch."
-        yield Finding(trap="batch", severity=Severity.NOTE, what=what, do="Try -b 1024.")
 
 
 def about_pool(traits: EngineTraits) -> Iterator[Finding]:
@@ -189,12 +193,7 @@ def about_pool(traits: EngineTraits) -> Iterator[Finding]:
 def about_checkpoints(traits: EngineTraits, flags: EngineFlags | None) -> Iterator[Finding]:
     if traits.cuttable:
         return
-    if traits.checkpoint_cap == 0:
-        what = "No context checkpoints: with this model, every edit computes the whole prompt again."
-        yield Finding(trap="checkpoints", severity=Severity.FAIL, what=what, do="Remove --ctx-checkpoints 0.")
-    elif traits.checkpoint_cap < FEW_CHECKPOINTS:
-        what = f"{traits.checkpoint_cap} context checkpoints per slot are used up after a few turns."
-        yield Finding(trap="checkpoints", severity=Severity.WARN, what=what, do="Add --ctx-checkpoints 64.")
+    yield from _about_checkpoint_cap(traits.checkpoint_cap)
     if traits.eager_thinning and traits.checkpoint_min_step > 0:
         unsure = traits.known("checkpoint_min_step") is Known.DEFAULT and not flags
         sure = " (unless it was started with -cms 0)" if unsure else ""
@@ -210,6 +209,15 @@ def about_checkpoints(traits: EngineTraits, flags: EngineFlags | None) -> Iterat
     if not traits.user_start:
         what = "Where user messages begin in this template is not known: boundaries are learned from prompts."
         yield Finding(trap="template", severity=Severity.NOTE, what=what)
+
+
+def _about_checkpoint_cap(cap: int) -> Iterator[Finding]:
+    if cap == 0:
+        what = "No context checkpoints: with this model, every edit computes the whole prompt again."
+        yield Finding(trap="checkpoints", severity=Severity.FAIL, what=what, do="Remove --ctx-checkpoints 0.")
+    elif cap < FEW_CHECKPOINTS:
+        what = f"{cap} context checkpoints per slot are used up after a few turns."
+        yield Finding(trap="checkpoints", severity=Severity.WARN, what=what, do="Add --ctx-checkpoints 64.")
 
 
 def about_window(traits: EngineTraits) -> Iterator[Finding]:

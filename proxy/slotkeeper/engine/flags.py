@@ -184,10 +184,13 @@ class EngineFlags:
     @classmethod
     def parse(cls, argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Self:
         """Parse a command line; the environment supplies flags that it does not give. Raises FlagError."""
-        found: dict[str, Any] = {"disk_cache": disk_cache.in_command_line(argv, environ or {})}
-        for key, option in OPTIONS.items():
-            if option.env and (text := (environ or {}).get(option.env)) is not None:
-                found[key] = convert(option.env, option, text)
+        environ = environ or {}
+        found: dict[str, Any] = {"disk_cache": disk_cache.in_command_line(argv, environ)}
+        found |= {
+            key: convert(option.env, option, environ[option.env])
+            for key, option in OPTIONS.items()
+            if option.env in environ
+        }
         words = iter(argv)
         for word in words:
             if (entry := BY_NAME.get(spelled(word))) is None:

@@ -239,11 +239,7 @@ def find_engine(explicit: str | None = None) -> EngineBinary:
     3. An installed package, the newer build first.
     """
     if explicit in ALIASES:  # (1)
-        kind = ALIASES[explicit]
-        if found := skulk() if kind is EngineKind.SKULK else xllamacpp():
-            return found
-        why = "is not installed" if kind is not EngineKind.SKULK or runs_skulk() else SKULK_NEEDS
-        raise NoEngineError(f"The package with engine {kind} {why}. {NOTHING}")
+        return _packaged(ALIASES[explicit])
     if explicit:
         if (path := shutil.which(explicit)) is None:
             raise NoEngineError(f"{explicit} {_not_run(explicit)}")
@@ -253,6 +249,14 @@ def find_engine(explicit: str | None = None) -> EngineBinary:
     if found := xllamacpp() or skulk():  # (3)
         return found
     raise NoEngineError(NOTHING)
+
+
+def _packaged(kind: EngineKind) -> EngineBinary:
+    """Return the engine of an installed package. Raises NoEngineError."""
+    if found := skulk() if kind is EngineKind.SKULK else xllamacpp():
+        return found
+    why = "is not installed" if kind is not EngineKind.SKULK or runs_skulk() else SKULK_NEEDS
+    raise NoEngineError(f"The package with engine {kind} {why}. {NOTHING}")
 
 
 def _not_run(name: str) -> str:

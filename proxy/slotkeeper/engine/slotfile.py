@@ -75,6 +75,9 @@ class FileImage:
     positions: int  # that it takes: with M-RoPE fewer than tokens
     name: str  # the engine's: a hash of the image's bytes
 
+    def within(self, chunk: Chunk) -> bool:
+        return chunk.start <= self.start and self.start + self.length <= chunk.end
+
     def may_be(self, digest: bytes) -> bool:
         """Whether the engine gave this name to the image with this SHA-256; older builds hash otherwise."""
         return self.name == digest.hex() or (self.name.isdecimal() and len(self.name) <= FNV_DIGITS)
@@ -118,7 +121,7 @@ def tokens_with_images(file: SlotFile, chunks: Sequence[Chunk]) -> Tokens | None
     for chunk in chunks:
         if chunk.start >= len(file.tokens):
             break
-        inside = [i for i in file.images if chunk.start <= i.start and i.start + i.length <= chunk.end]
+        inside = [image for image in file.images if image.within(chunk)]
         if not inside or chunk.end > len(file.tokens) or not all(i.may_be(chunk.digest) for i in inside):
             return None
         tokens += file.tokens.cut(at, chunk.start) + Tokens.image(chunk.digest, chunk.length)

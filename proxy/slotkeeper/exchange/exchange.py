@@ -33,6 +33,7 @@ from slotkeeper.runtime.rewriting import Rewriting
 from slotkeeper.runtime.tasks import Aside, here
 from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.events import Arrived, Started
+from slotkeeper.scheduler.pending import Pending
 from slotkeeper.scheduler.types import Crowded, EngineId, Reason, RequestHints
 
 if TYPE_CHECKING:
@@ -374,6 +375,10 @@ class Exchange:
             raise UpstreamFault(MIXED, status=503, retry_after=RETRY_AFTER)
         return uncached(body)
 
+    def _planted(self, pending: Pending | None) -> int:
+        """Return the planted tokens; not parked ones, which would show how busy other namespaces are."""
+        return pending.planted - (pending.parked if self._namespace else 0) if pending else 0
+
     def _labels(self) -> dict[str, str]:
         """Return our own headers, as far as they are known."""
         if self._forward is None:
@@ -382,13 +387,9 @@ class Exchange:
         if handle := self._account.record.handle:
             labels[names.CONVERSATION] = handle
         pending = self._gate.driver.placement.pending(self._account.key)
-        planted = pending.planted if pending else 0
-        if not self._namespace:
-            if self._forward.slot is not None:
-                labels[names.SLOT] = str(self._forward.slot)
-        elif pending:  # the slot and parked tokens would show how busy other namespaces are
-            planted -= pending.parked
-        labels[names.PLANTED] = str(planted)
+        if self._forward.slot is not None and not self._namespace:
+            labels[names.SLOT] = str(self._forward.slot)
+        labels[names.PLANTED] = str(self._planted(pending))
         if priority := urgency(self._account.record, namespaced=bool(self._namespace)):
             labels[names.PRIORITY] = priority
         if rules := self._account.rules:

@@ -8,6 +8,7 @@ from typing import Any
 from slotkeeper.conversation.rules.apply import ShownChange
 from slotkeeper.observe.request_record import Decision, Option, PromptDivergence, Record, Span
 from slotkeeper.observe.sentences import place, sentences, verdict
+from slotkeeper.scheduler.figures import Usage
 from slotkeeper.scheduler.pending import Weighed
 from slotkeeper.scheduler.types import id_of
 
@@ -17,7 +18,7 @@ Document = dict[str, Any]
 def summary(record: Record) -> Document:
     """Return the document of one line of a list. Tokens are the engine's counts; times are in seconds."""
     divergence, lost, decision = record.divergence, record.lost, record.decision
-    usage, saved = record.usage, record.saved_seconds
+    saved = record.saved_seconds
     return {
         **asked_by(record),
         "route": record.route,
@@ -31,12 +32,8 @@ def summary(record: Record) -> Document:
         "slot": record.slot,
         "decision": decision.chosen.reason.value if decision else None,
         "prompt_tokens": record.prompt_tokens,
-        "reused": usage.reused if usage else None,
-        "computed": usage.computed if usage else None,
-        "planted": usage.planted if usage else 0,
-        "prepared": usage.prepared if usage else 0,
+        **_counts(record.usage),
         "oracle": record.oracle,
-        "cached": usage.cached if usage else None,
         "predicted": record.predicted,
         "generated": record.generated,
         "repeated": record.repeated,
@@ -49,6 +46,18 @@ def summary(record: Record) -> Document:
         "where": place(divergence) if divergence else None,
         "lost": lost.why.value if lost else None,
         "verdict": verdict(record),
+    }
+
+
+def _counts(usage: Usage | None) -> Document:
+    if usage is None:
+        return {"reused": None, "computed": None, "planted": 0, "prepared": 0, "cached": None}
+    return {
+        "reused": usage.reused,
+        "computed": usage.computed,
+        "planted": usage.planted,
+        "prepared": usage.prepared,
+        "cached": usage.cached,
     }
 
 

@@ -344,22 +344,24 @@ def _effect(live: _Live, effect: Effect, begun: float, now: float, pending: Pend
             if isinstance(effect, Plant) and record.work is None:
                 record.work = Work(begun=now)
         case Forward():
-            planned = pending(effect.request)
-            if planned is None or planned.plan is None:
-                _unplanned(live, effect, begun)
-            else:
-                _decided(live, planned, begun, now)
-            record.engine, record.slot = effect.engine, effect.slot
-            live.since, live.sent = now, True
-            record.work = record.work or Work(begun=now)
+            _forwarded(live, effect, begun, now, pending(effect.request))
         case Report():
             _reported(record, effect)
         case Pooled():
             record.pooled.append(effect)
         case Ranked():
             record.ranked.append(effect)
-        case _:
-            pass
+
+
+def _forwarded(live: _Live, forward: Forward, begun: float, now: float, pending: Pending | None) -> None:
+    if pending is None or pending.plan is None:
+        _unplanned(live, forward, begun)
+    else:
+        _decided(live, pending, begun, now)
+    record = live.record
+    record.engine, record.slot = forward.engine, forward.slot
+    live.since, live.sent = now, True
+    record.work = record.work or Work(begun=now)
 
 
 def _reported(record: Record, report: Report) -> None:

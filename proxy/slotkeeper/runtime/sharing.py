@@ -186,12 +186,15 @@ class Sharing:
 
         Its conversation is the most likely to move to another sidecar.
         """
-        here = [kept for kept in self._store.listing() if Tier.COLD not in kept.tiers]
-        ids, now = {kept.id for kept in here}, time.monotonic()
-        self._put_off = {id_: until for id_, until in self._put_off.items() if id_ in ids}
-        due = [k for k in here if k.id not in self._writing and self._put_off.get(k.id, now) <= now]
-        newest = nlargest(CANDIDATES, due, key=lambda kept: kept.use.used)
+        newest = nlargest(CANDIDATES, self._due(time.monotonic()), key=lambda kept: kept.use.used)
         return next((kept for kept in newest if not _outgrown(kept, newest)), None)
+
+    def _due(self, now: float) -> list[Kept]:
+        """Return the snapshots that are not in the store and may be uploaded now."""
+        here = [kept for kept in self._store.listing() if Tier.COLD not in kept.tiers]
+        ids = {kept.id for kept in here}
+        self._put_off = {id_: until for id_, until in self._put_off.items() if id_ in ids}
+        return [k for k in here if k.id not in self._writing and self._put_off.get(k.id, now) <= now]
 
     def _soonest(self) -> float | None:
         until = min(self._put_off.values(), default=None)

@@ -256,10 +256,7 @@ def _decide_form(state: State, pending: Pending, now: float) -> Plan | None:
     if other is None:
         return _place(state, pending, now)
     if not pending.rendered:
-        choosable = request.pinnable and request.id_slot is None and request.copies == 1 and not request.most
-        tables = state.fitting(request) if choosable else []
-        tables = tables if len(tables) == 1 else []  # with several engines, tokens decide
-        plan = changed_by_messages(tables, request.hash_chain, other.hash_chain, now) if tables else None
+        plan = _form_by_messages(state, request, other, now)
         if plan is not None:
             _weighed(state, pending, Weighed(None, None, taken=True))
         return plan
@@ -272,6 +269,15 @@ def _decide_form(state: State, pending: Pending, now: float) -> Plan | None:
     if plan and not plan.wait:
         _weighed(state, pending, weighed)
     return plan
+
+
+def _form_by_messages(state: State, request: Arrived, other: Form, now: float) -> Plan | None:
+    """Return the slot where the changed form continues, before any token is known. None: tokens decide."""
+    choosable = request.pinnable and request.id_slot is None and request.copies == 1 and not request.most
+    tables = state.fitting(request) if choosable else []
+    if len(tables) != 1:  # with several engines, tokens decide
+        return None
+    return changed_by_messages(tables, request.hash_chain, other.hash_chain, now)
 
 
 def _weighed(state: State, pending: Pending, weighed: Weighed) -> None:
@@ -296,6 +302,16 @@ def _place(state: State, pending: Pending, now: float) -> Plan | None:
     return _by_content(state, pending, now)
 
 
+def _continuing(pending: Pending, tables: Sequence[EngineTable], now: float) -> Plan | None:
+    """Return the slot that holds the conversation, by its messages; None where tokens decide."""
+    request = pending.arrived
+    counted = len(tables) > 1 or priority.divisible(pending)
+    if counted and request.rendered and (pending.prompt or not pending.rendered):
+        return None
+    safe = spaces.without_loads_of_others(tables, request.space)
+    return continuing(safe, request.hash_chain, now)
+
+
 def _by_content(state: State, pending: Pending, now: float) -> Plan | None:
     """Return the place where the contents of slots and files save most: 3 to 6 of `placement`.
 
@@ -303,10 +319,7 @@ def _by_content(state: State, pending: Pending, now: float) -> Plan | None:
     """
     request, tables = pending.arrived, state.fitting(pending.arrived)
     if request.pinnable:
-        safe = spaces.without_loads_of_others(tables, request.space)
-        counted = len(tables) > 1 or priority.divisible(pending)
-        exact = counted and request.rendered and (pending.prompt or not pending.rendered)
-        if not exact and (plan := continuing(safe, request.hash_chain, now)):
+        if plan := _continuing(pending, tables, now):
             return plan  # 3
         if request.brief:
             return _losing_least(state, request, Reason.BRIEF, now)  # 4

@@ -98,18 +98,23 @@ def _next_step(state: State, router: Router, now: float) -> Iterator[Effect]:
     if router.leaving is not None and _wanted(state, router) is None:  # its clients have disconnected
         router.over()
     if router.leaving is None:
-        router.wanted = _wanted(state, router)
-        if router.wanted is None:
-            return
-        if router.has_room:
-            router.loads(router.wanted, now)
-            yield LoadModel(engine=router.wanted)
-            return
-        router.leaving = _victim(state, router, now)
-        state.mark_leaving()
+        yield from _next_load(state, router, now)
     if router.leaving is not None and _may_unload(state, router.leaving, now):
         router.unloads(now)
         yield UnloadModel(engine=router.leaving)
+
+
+def _next_load(state: State, router: Router, now: float) -> Iterator[Effect]:
+    """Load the model that is wanted next, or choose the model that leaves for it."""
+    router.wanted = _wanted(state, router)
+    if router.wanted is None:
+        return
+    if router.has_room:
+        router.loads(router.wanted, now)
+        yield LoadModel(engine=router.wanted)
+    else:
+        router.leaving = _victim(state, router, now)
+        state.mark_leaving()
 
 
 # -- the model to load, and the victim -------------------------------------------------------------------

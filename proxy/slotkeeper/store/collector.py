@@ -124,20 +124,20 @@ class StoreCollector:
 
     async def _clear(self, state: _State, now: float) -> int:
         """Remove the unusable objects of one state, and return how many."""
-        entry, head = state.entry, state.head
-        gone: list[ObjectSeen] = []
-        if entry is None or head is None:
-            gone = [*state.blobs, *filter(None, [state.used])]  # (1), (4)
-        elif not state.blobs:
-            gone = [head]  # (2)
-        elif len(state.blobs) > 1 and (named := await self._store.blob_of(entry)):
-            gone = [blob for blob in state.blobs if blob.path != named]
-        gone = [seen for seen in gone if now - seen.changed > self._grace]
+        gone = [seen for seen in await self._unusable(state) if now - seen.changed > self._grace]
         for seen in gone:
             await self._objects.remove(seen.path)
             if seen in state.blobs:
                 state.blobs.remove(seen)
         return len(gone)
+
+    async def _unusable(self, state: _State) -> list[ObjectSeen]:
+        if state.entry is None or state.head is None:
+            return [*state.blobs, *filter(None, [state.used])]  # (1), (4)
+        if not state.blobs:
+            return [state.head]  # (2)
+        named = await self._store.blob_of(state.entry) if len(state.blobs) > 1 else None
+        return [blob for blob in state.blobs if blob.path != named] if named else []
 
     async def _removed(self, state: _State) -> bool:
         hints = self._store.hints

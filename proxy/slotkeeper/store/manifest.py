@@ -233,9 +233,7 @@ def _shaped(body: dict[str, Any]) -> bool:
         return False
     if any(type(body[name]) is not kind for name, kind in _KINDS.items()):
         return False
-    return all(type(link) is str for link in body["chain"]) and all(
-        type(at) is int for at in body["checkpoints"]
-    )
+    return {*map(type, body["chain"])} <= {str} and {*map(type, body["checkpoints"])} <= {int}
 
 
 def _shaped_image(image: Any) -> bool:
@@ -244,17 +242,23 @@ def _shaped_image(image: Any) -> bool:
 
 def possible(manifest: Manifest) -> bool:
     """Whether all values are plausible, so that `decode` accepts the manifest."""
-    cuts = manifest.checkpoints
     return (
         ours(manifest.id + MANIFEST) is not None
         and len(manifest.namespace) <= LONGEST_NAMESPACE
         and len(manifest.adapters) <= LONGEST_ADAPTERS
         and bool(manifest.fingerprint)
-        and manifest.tokens > 0
+        and bool(_DIGEST.fullmatch(manifest.sha256))
+        and _possible_tokens(manifest)
+    )
+
+
+def _possible_tokens(manifest: Manifest) -> bool:
+    cuts = manifest.checkpoints
+    return (
+        manifest.tokens > 0
         and manifest.size > manifest.tokens * WIDTH
         and len(manifest.chain) == -(-manifest.tokens // BLOCK)
         and all(_LINK.fullmatch(link) for link in manifest.chain)
-        and bool(_DIGEST.fullmatch(manifest.sha256))
         and all(a <= b for a, b in pairwise((0, *cuts, manifest.tokens)))
         and all(_possible_image(image, manifest.tokens) for image in manifest.images)
     )

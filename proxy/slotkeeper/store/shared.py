@@ -329,16 +329,21 @@ class SharedStore:
             raise UnfitError(f"{entry.path} cannot be read") from error
         if not unpacking.eof or unpacking.unused_data:
             raise UnfitError(f"{entry.path} is not whole")
-        manifest = decode(text, named, self._secret or b"")
-        if manifest is Flaw.NEWER:
-            raise MissingError(f"{entry.path}: {manifest}")
-        if isinstance(manifest, Flaw):
-            raise UnfitError(f"{entry.path}: {manifest}")
+        manifest = self._decoded(text, named, entry.path)
         tokens = Tokens.of(packed, chunks=manifest.chunks)
         own = self._names.entry(manifest, tokens) if manifest.fits(tokens) else None
         if own != entry or not blob.startswith(f"{BLOBS}/{entry.state[:2]}/{entry.state}-"):
             raise UnfitError(f"{entry.path} says that it is another state")
         return Head(manifest, tokens, blob, salt)
+
+    def _decoded(self, text: bytes, named: SnapshotId, path: str) -> Manifest:
+        match decode(text, named, self._secret or b""):
+            case Flaw.NEWER as flaw:
+                raise MissingError(f"{path}: {flaw}")
+            case Flaw() as flaw:
+                raise UnfitError(f"{path}: {flaw}")
+            case manifest:
+                return manifest
 
     async def blob_of(self, entry: HeadName) -> str | None:
         """Return the blob that a head names; None if the head cannot be read."""
