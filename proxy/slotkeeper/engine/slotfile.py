@@ -176,10 +176,11 @@ class View:
 # -- images: their places among the tokens, and the names that the engine gives them --------------------
 # After the ids of the tokens, which are -1 at images, a file has u32 count, then `count` u32 (tokens before
 # each image), then for each image u32 length and that many bytes, then zeros up to a whole word. Those bytes
-# are u64 version, u32 1, u64 0, u8 1, u32 width and height in tokens, u32 kind of positions, u32 0, from
-# version 2 on u32 frames, u64 length of the name, the name, sizes in pixels. It has no pixels or embeddings.
+# are u64 version, u32 1, u64 0, u8 1, u32 width and height in tokens, u32 kind of positions, u32 0, u32
+# temporal merge (2 with Qwen), u64 length of the name, the name, sizes in pixels (version 2: four bytes more).
+# It has no pixels or embeddings.
 
-IMAGE_HEAD: Final = struct.Struct("<QIQBIIII")
+IMAGE_HEAD: Final = struct.Struct("<QIQBIIIIIQ")
 MOST_IMAGES: Final = 4096  # images in one file
 LONGEST_ENTRY: Final = 1024  # bytes of one image's entry; 137 were seen
 LARGEST_IMAGE: Final = 1 << 16  # tokens of one image
@@ -225,10 +226,8 @@ def images_at(view: View, at: int) -> tuple[tuple[FileImage, ...], int]:
 
 
 def _image(data: bytes, start: int) -> FileImage:
-    version, kind, _, shown, width, height, positions, _ = IMAGE_HEAD.unpack_from(data)
-    at = IMAGE_HEAD.size + (WIDTH if version > 1 else 0)
-    size = int.from_bytes(data[at : at + 8], "little")
-    name = data[at + 8 : at + 8 + size]
+    version, kind, _, shown, width, height, positions, _, _, size = IMAGE_HEAD.unpack_from(data)
+    name = data[IMAGE_HEAD.size : IMAGE_HEAD.size + size]
     known = version in IMAGE_VERSIONS and (kind, shown) == (1, 1) and positions in {PLAIN_POSITIONS, M_ROPE}
     if not known or len(name) != size or not name.isalnum() or not 0 < width * height < LARGEST_IMAGE:
         raise StrangeError(f"one of kind {kind}, version {version}")

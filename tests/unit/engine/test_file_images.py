@@ -24,9 +24,8 @@ IMAGE = FileImage(start=11, length=6, positions=3, name=NAME)
 def chunk(
     name: str = NAME, *, version: int = 2, width: int = 3, height: int = 2, positions: int = 1, kind: int = 1
 ) -> bytes:
-    made = struct.pack("<QIQBIIII", version, kind, 0, 1, width, height, positions, 0)
-    made += struct.pack("<I", 2) if version > 1 else b""
-    return made + struct.pack("<Q", len(name)) + name.encode() + bytes(24)
+    made = struct.pack("<QIQBIIIIIQ", version, kind, 0, 1, width, height, positions, 0, 2, len(name))
+    return made + name.encode() + bytes(20 if version == 1 else 24)
 
 
 def slot_file(
@@ -47,6 +46,18 @@ def test_an_image_is_read_from_a_slot_file(version):
     assert file.images == (IMAGE,)
     assert file.tokens == Tokens(IDS)
     assert file.payload_end == file.size
+
+
+def test_an_entry_that_b10434_wrote_is_read():
+    """Qwen's projector, 10 x 10 tokens of 320 x 320 pixels."""
+    entry = bytes.fromhex(
+        "0100000000000000 01000000 0000000000000000 01 0a000000 0a000000 01000000 00000000 02000000"
+        "1300000000000000 35363933313230383632373733303031363432"
+        "00 0100000000000000 00 00 40010000 40010000 00"
+    )
+    ids = [*TEXT, *[-1] * 100, *TEXT]
+    (image,) = whole_file(slot_file(ids, (10,), entry, version=2)).images
+    assert image == FileImage(start=10, length=100, positions=10, name="5693120862773001642")
 
 
 def test_an_image_is_matched_to_its_chunk_with_the_surrounding_text():
