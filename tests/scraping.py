@@ -26,7 +26,8 @@ from slotkeeper.bench.target import CHAT, Target, play
 from slotkeeper.engine.launch import free_port
 
 TOKEN: Final = "scraped"  # noqa: S105 - of the admin port, for a test
-OFTEN: Final = "500ms"  # between scrapes, and between evaluations
+OFTEN: Final = "1s"  # between scrapes, and between evaluations; a scrape that takes longer has failed
+SCRAPED: Final = "slotkeeper_build_info"  # a metric that is in every scrape
 REQUEST_IDS: Final = ("first-of-this-test", "second-of-this-test")
 
 
@@ -36,7 +37,7 @@ class Prometheus:
 
     def get(self, path: str, **params: Any) -> Any:
         """Return `data` of an answer of Prometheus's API."""
-        answer = httpx.get(f"{self.base}/api/v1/{path}", params=params)
+        answer = httpx.get(f"{self.base}/api/v1/{path}", params=params, timeout=PATIENCE)
         document = answer.json()
         assert document["status"] == "success", (params, document)
         return document["data"]
@@ -44,9 +45,20 @@ class Prometheus:
     def values(self, expr: str) -> list[float]:
         return [float(sample["value"][1]) for sample in self.get("query", query=expr)["result"]]
 
-    def caught_up(self, moment: float) -> bool:
-        """Whether rules were evaluated a second after `moment`, and so with everything counted until then."""
-        return any(at > moment + 1 for at in self.values(f"timestamp({HITS})"))
+    def values_since(self, moment: float, expr: str) -> list[float]:
+        """Return the values in every second since `moment`: the last scrape may have failed."""
+        series = self.get("query_range", query=expr, start=moment, end=time.time(), step=1)["result"]
+        return [float(value) for one in series for _, value in one["values"]]
+
+    def has_seen(self, moment: float, series: str) -> bool:
+        """Whether the last sample of a series is newer than `moment`."""
+        return any(at > moment for at in self.values(f"timestamp({series})"))
+
+    def catches_up(self) -> None:
+        """Wait until everything counted until now is scraped, and rules were evaluated with it."""
+        for series in (SCRAPED, HITS):
+            moment = time.time()
+            wait_until(lambda since=moment, name=series: self.has_seen(since, name))  # type: ignore[misc]
 
     def exemplars(self, selector: str) -> set[str]:
         """Return the request ids in the exemplars of these series."""
@@ -62,6 +74,7 @@ class Watched:
     data: str
     admin: str
     prometheus: Prometheus
+    began: float  # when Prometheus had first scraped it
 
 
 @contextmanager

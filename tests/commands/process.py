@@ -12,10 +12,10 @@ from typing import Any, Final
 import httpx
 
 from engine.conftest import wait_until
+from patience import PATIENCE
 from slotkeeper.engine.launch import free_port
 
 NOBODY: Final = "http://127.0.0.1:1"  # a port without a server
-PATIENCE: Final = 60  # seconds
 SLOTKEEPER: Final = (sys.executable, "-m", "slotkeeper")
 
 

@@ -13,7 +13,8 @@ from typing import Any
 import orjson
 import pytest
 
-from commands.process import NOBODY, PATIENCE, serving
+from commands.process import NOBODY, serving
+from patience import PATIENCE
 from slotkeeper.cli.starting import greeting
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from chaos.conftest import settings
 from chaos.fake_answers import PATHS
-from chaos.raw import dial
+from chaos.raw import dial, until
+from engine.conftest import probed
 from slotkeeper.api.head import Api
-from slotkeeper.app import running
 from slotkeeper.observe.sentences import sentences
 from slotkeeper.runtime.rewriting import Rewriting
 from slotkeeper.scheduler.types import Reason
@@ -53,14 +53,14 @@ def untouched(fake: Any, raw: bytes) -> bool:
 
 @pytest.mark.parametrize("mode", ["observe", "off"])
 async def test_a_request_is_not_changed_by_rules_that_only_observe_or_are_off(fake, mode):
-    async with running(settings(fake.base, rules=(f"all={mode}",))) as sidecar:
+    async with probed(settings(fake.base, rules=(f"all={mode}",))) as sidecar:
         for date, tasks in ((FIRST, 1), (SECOND, 2)):
             raw = await post(sidecar.addresses[0], request(date, tasks))
             assert untouched(fake, raw)
 
 
 async def test_a_changed_date_is_moved_behind_the_newest_message_and_stays_there(fake):
-    async with running(settings(fake.base, rules=("date=fix",))) as sidecar:
+    async with probed(settings(fake.base, rules=("date=fix",))) as sidecar:
         data = sidecar.addresses[0]
         assert untouched(fake, await post(data, request(FIRST, 1)))
         await post(data, request(SECOND, 2))
@@ -79,7 +79,7 @@ async def test_a_changed_date_is_moved_behind_the_newest_message_and_stays_there
 
 async def test_a_request_is_not_changed_if_that_costs_more_tokens_than_it_saves(fake):
     """A note is longer than these few words, which the engine computes faster."""
-    async with running(settings(fake.base, rules=("date=fix",))) as sidecar:
+    async with probed(settings(fake.base, rules=("date=fix",))) as sidecar:
         for date, tasks in ((FIRST, 1), (SECOND, 2)):
             body = request(date, tasks)
             body["messages"][0]["content"] = date
@@ -94,7 +94,7 @@ async def test_a_request_is_not_changed_if_that_costs_more_tokens_than_it_saves(
 
 
 async def test_a_bypass_request_is_not_changed(fake):
-    async with running(settings(fake.base, rules=("all=fix",))) as sidecar:
+    async with probed(settings(fake.base, rules=("all=fix",))) as sidecar:
         data = sidecar.addresses[0]
         await post(data, request(FIRST, 1))
         raw = await post(data, request(SECOND, 2), X_Slotkeeper_Bypass="1")
@@ -102,7 +102,7 @@ async def test_a_bypass_request_is_not_changed(fake):
 
 
 async def test_requests_of_another_key_do_not_change_a_request(fake):
-    async with running(settings(fake.base, rules=("all=fix",))) as sidecar:
+    async with probed(settings(fake.base, rules=("all=fix",))) as sidecar:
         data = sidecar.addresses[0]
         await post(data, request(FIRST, 1), Authorization="Bearer one")
         raw = await post(data, request(SECOND, 2), Authorization="Bearer two")
@@ -110,7 +110,7 @@ async def test_requests_of_another_key_do_not_change_a_request(fake):
 
 
 async def test_a_rule_can_be_for_one_client_only(fake):
-    async with running(settings(fake.base, rules=("date=fix@pi/*",))) as sidecar:
+    async with probed(settings(fake.base, rules=("date=fix@pi/*",))) as sidecar:
         data = sidecar.addresses[0]
         for agent, fixed in (("pi/0.73", True), ("other/1", False)):
             await post(data, request(FIRST, 1), User_Agent=agent)
@@ -120,12 +120,12 @@ async def test_a_rule_can_be_for_one_client_only(fake):
 
 @pytest.mark.parametrize("name", ["take", "answered"])
 async def test_a_bug_in_a_rule_does_not_fail_the_request(fake, name):
-    async with running(settings(fake.base, rules=("all=fix",))) as sidecar:
+    async with probed(settings(fake.base, rules=("all=fix",))) as sidecar:
         data = sidecar.addresses[0]
         await post(data, request(FIRST, 1))
         with patch.object(Rewriting, name, side_effect=RuntimeError("a bug")) as broken:
             raw = await post(data, request(SECOND, 2))
-        assert broken.called
+            await until(lambda: broken.called, "an answer is taken note of after its client has it")
         assert untouched(fake, raw) is (name == "take")
         counted = {"take": "rewrite", "answered": "explain"}[name]
         value = sidecar.metrics.registry.get_sample_value

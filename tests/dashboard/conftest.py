@@ -11,6 +11,7 @@ from playwright.async_api import Browser, async_playwright
 
 from dashboard.reading import Reader, admin_of, reading
 from dashboard.traffic import talk, talk_with_a_clock
+from patience import PATIENCE
 from programs import program
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
@@ -20,6 +21,7 @@ from slotkeeper.engine.launch import EngineKind
 
 FLAGS: Final = (
     "--no-sandbox",  # a container has no sandbox, and the page is our own
+    "--disable-dev-shm-usage",  # a container's /dev/shm is small: with several browsers a page would crash
     "--disable-gpu",
     "--disable-quic",
     "--no-first-run",
@@ -32,7 +34,9 @@ FLAGS: Final = (
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def browser() -> AsyncIterator[Browser]:
     async with async_playwright() as driver:
-        chromium = await driver.chromium.launch(executable_path=program("chromium"), args=list(FLAGS))
+        chromium = await driver.chromium.launch(
+            executable_path=program("chromium"), args=list(FLAGS), timeout=PATIENCE * 1000
+        )
         yield chromium
         await chromium.close()
 

@@ -66,7 +66,7 @@ def test_a_deleted_pod_finishes_its_answer_and_the_next_pod_restores_its_state(b
     manifests = rendered("overlays/cpu")
     messages = [question(1, prose(4000, 1))]
     with running(manifests, build, tmp_path, "old") as pod:
-        assert httpx.get(f"{pod.url('admin')}/metrics").status_code == 401
+        assert httpx.get(f"{pod.url('admin')}/metrics", timeout=PATIENCE).status_code == 401
         assert "slotkeeper_" in pod.admin("/metrics").raise_for_status().text
         with streamed(pod, messages) as lines:
             first = next(lines)

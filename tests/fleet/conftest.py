@@ -10,6 +10,7 @@ import pytest
 from engine.conftest import Factory, build, engine, engine_factory, pytest_generate_tests
 from fleet.parts import Pods
 from fleet.servers import BUCKET, CREDENTIALS, redis_server, s3_server
+from patience import PATIENCE
 from slotkeeper.observe.log import configure
 
 __all__ = ["build", "engine", "engine_factory", "pytest_generate_tests"]
@@ -38,6 +39,24 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
+
+
+@pytest.fixture(autouse=True)
+def patient_hints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for a slow Redis: it is slow only on a busy machine, and lost only if a test kills it."""
+    monkeypatch.setattr("slotkeeper.store.hints.ANSWER_SECONDS", PATIENCE)
+
+
+@pytest.fixture
+def patient_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let requests wait for the shared store, where a test is not about how long they wait.
+
+    They give up after a second or two, which a busy machine takes for a few looks.
+    """
+    monkeypatch.setattr("slotkeeper.scheduler.retention.LEAST_SECONDS", PATIENCE)
+    monkeypatch.setattr("slotkeeper.scheduler.retention.MOST_SECONDS", PATIENCE)
+    monkeypatch.setattr("slotkeeper.scheduler.costs.LEAST_PATIENCE", PATIENCE)
+    monkeypatch.setattr("slotkeeper.store.shared.LONGEST_LOOK", PATIENCE)
 
 
 @pytest.fixture

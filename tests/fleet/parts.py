@@ -17,6 +17,7 @@ import httpx
 from commands.process import serving
 from containers import ROOT
 from engine.conftest import Engine, Factory, wait_until
+from patience import PATIENCE
 from programs import program
 from slotkeeper.bench.demo import prose
 from slotkeeper.bench.target import counted
@@ -26,6 +27,9 @@ CONFIGS: Final = ROOT / "deploy" / "fleet"
 SBIN: Final = "/usr/sbin"  # Debian installs both there, where only root's PATH has them
 MODEL: Final = "tiny"  # SMG sends a request only to engines whose /v1/models lists its model
 SESSION: Final = "X-Session-Id"
+# Seconds. HAProxy takes 2.5 s to see that a pod drains (inter and fastinter in deploy/fleet/haproxy.cfg), and
+# longer on a busy machine. After the delay a request on a kept connection would break off.
+DRAIN_DELAY: Final = "6"
 
 
 def found(name: str) -> str:
@@ -41,7 +45,7 @@ def beside(
     """Run a sidecar in a separate process; once it serves, yield the process, data port and admin port."""
     words = ("--upstream", engine, "--save-pause", "0.05", *words)
     with log.open("wb") as out, serving(*words, data=data, stdout=out, stderr=out) as sidecar:
-        wait_until(lambda: httpx.get(f"http://{sidecar[2]}/readyz", timeout=5).is_success)
+        wait_until(lambda: httpx.get(f"http://{sidecar[2]}/readyz", timeout=PATIENCE).is_success)
         yield sidecar
 
 
@@ -66,12 +70,12 @@ class Pod:
 
     def served(self) -> int:
         """Return how many requests of clients its sidecar has answered."""
-        told = httpx.get(f"http://{self.admin}/api/state", timeout=30).json()
+        told = httpx.get(f"http://{self.admin}/api/state", timeout=PATIENCE).json()
         return int(told["totals"]["requests"])
 
     def evaluated(self) -> int:
         """Return the prompt tokens that its engine's counter has counted."""
-        return counted(httpx.get(f"{self.engine.base}/metrics", timeout=30).text)
+        return counted(httpx.get(f"{self.engine.base}/metrics", timeout=PATIENCE).text)
 
 
 @dataclass
@@ -91,7 +95,7 @@ class Pods:
         if files:
             more = (*more, "--slot-dir", str(engine.slot_dir))
         log = self.folder / f"sidecar-{len(self.all)}.log"
-        words = ["--drain-delay", "3", *self.more, *more]
+        words = ["--drain-delay", DRAIN_DELAY, *self.more, *more]
         process, data, admin = self._open.enter_context(beside(engine.base, log, *words, data=data))
         self.all.append(pod := Pod(engine, data, admin, process))
         return pod
@@ -233,5 +237,5 @@ async def one_turn(asking: httpx.AsyncClient, url: str, talk: Talk, **headers: s
 
 @asynccontextmanager
 async def client() -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(timeout=120) as made:
+    async with httpx.AsyncClient(timeout=PATIENCE) as made:
         yield made

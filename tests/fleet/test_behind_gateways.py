@@ -11,6 +11,7 @@ import pytest
 
 from engine.conftest import wait_until
 from fleet.parts import Pod, Talk, client, haproxy, haproxy_words, nginx, nginx_words, one_turn
+from patience import PATIENCE
 
 GATEWAYS = {"haproxy": haproxy, "nginx": nginx}
 TALKS = 12  # the gateway places by a hash of random ports: with few, one pod may get all
@@ -102,7 +103,7 @@ async def no_client_gets_an_error_during_a_drain(asking: httpx.AsyncClient, url:
 
 
 async def test_health_on_the_data_port_reports_503_during_a_drain(pods):
-    pod = pods.start("--drain-delay", "20")
+    pod = pods.start("--drain-delay", str(PATIENCE))  # it is killed before
     async with client() as asking:
 
         async def status(url: str) -> int:
@@ -111,7 +112,7 @@ async def test_health_on_the_data_port_reports_503_during_a_drain(pods):
         assert await status(f"http://{pod.data}/health") == 200
         assert (await asking.get(f"http://{pod.data}/v1/models")).json()["data"]
         pod.drain()
-        wait_until(lambda: httpx.get(f"http://{pod.data}/health").status_code == 503)
+        wait_until(lambda: httpx.get(f"http://{pod.data}/health", timeout=PATIENCE).status_code == 503)
         assert await status(f"http://{pod.data}/v1/health") == 503
         assert await status(f"http://{pod.admin}/readyz") == 503
         # A request that is sent to it directly is still served.

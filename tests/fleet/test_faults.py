@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,13 @@ from chaos.lab_snapshots import Witness, bench, in_front_of, operations, settled
 from chaos.raw import until
 from fleet.servers import BUCKET, CREDENTIALS, Fault, FaultyProxy, faulty, running_redis
 from fleet.test_moving import BUILD, MODEL, uploaded
+from patience import PATIENCE
 from slotkeeper.engine.launch import free_port
+from slotkeeper.runtime import sharing
 from slotkeeper.runtime.sharing import PATIENT
+from slotkeeper.scheduler import retention
 from slotkeeper.scheduler.slot_contents import Tier
+from slotkeeper.store import objects
 from slotkeeper.store import shared as module
 from slotkeeper.store.collector import StoreCollector
 from slotkeeper.store.hints import Hints
@@ -91,13 +96,21 @@ async def test_a_failed_fetch_leaves_no_file_and_loses_no_state(
         assert await offered(second, other, kept.id) == (one / f"{kept.id}.slot").read_bytes()
 
 
-async def test_requests_stop_waiting_for_a_slow_store_after_a_few_lookups(proxy: FaultyProxy, tmp_path: Path):
+async def test_requests_stop_waiting_for_a_slow_store_after_a_few_lookups(
+    proxy: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    # All turns must be sent before the sidecar asks again, and before a silent upload counts as failed.
+    monkeypatch.setattr(sharing, "AGAIN", PATIENCE)
+    monkeypatch.setattr(objects, "SILENCE", timedelta(seconds=PATIENCE))
     url = f"s3://{BUCKET}/{tmp_path.name}"
     async with AsyncExitStack() as stack:
         one = await stack.enter_async_context(bench(MODEL, BUILD, tmp_path / "one"))
         talks = await undisturbed(one, PATIENT + 2, turns=1)
         slow, client = await stack.enter_async_context(in_front_of(one, cold_store=url))
-        await take_turn(client, talks[0])
+        with monkeypatch.context() as patient:  # the store is not slow yet, but the machine may be
+            patient.setattr(retention, "LEAST_SECONDS", PATIENCE)
+            patient.setattr(retention, "MOST_SECONDS", PATIENCE)
+            await take_turn(client, talks[0])
         assert operations(slow)["find", "late"] == 0
         await uploaded(slow)
         proxy.fault, proxy.seconds = Fault.SLOW, 600.0
@@ -124,8 +137,8 @@ async def test_no_request_fails_while_the_store_is_lost_and_uploads_resume(
         proxy.fault = Fault.GONE
         await take_turn(client, talk)
         await until(lambda: operations(first)["upload", "failed"] > 0, "it was noticed")
-        await take_turn(elsewhere, talk)
-        assert operations(second)["find", "failed"] > 0
+        await take_turn(elsewhere, talk)  # it does not wait for the look's last attempt
+        await until(lambda: operations(second)["find", "failed"] > 0, "it was noticed there as well")
         for sidecar_ in (first, second):
             losses = sidecar_.metrics.shared_losses.labels(part="store")._value.get()
             assert losses == 1, "counted once"

@@ -100,6 +100,7 @@ class ProcessForker:
         pid, lines = 0, chance.randrange(1, 6)  # number of reports before the kill
         while not pid or lines:
             line = self._line()
+            assert line != ["ended"], "it ended before it was killed: its error is on stderr"
             uploaded.add_report(line)
             if line[0] == "started":
                 pid = int(line[1])

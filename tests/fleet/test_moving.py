@@ -48,6 +48,7 @@ async def _turn(client: aiohttp.ClientSession, talk: Talk) -> int:
     return int(usage["prompt_tokens"] + usage["completion_tokens"])
 
 
+@pytest.mark.usefixtures("patient_looks")
 @pytest.mark.parametrize("where", ["s3", "folder", pytest.param("versitygw", marks=pytest.mark.fleet)])
 async def test_a_conversation_that_moves_computes_only_its_new_tokens(
     where: str, s3: str, redis: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -93,6 +94,7 @@ key = "a-long-key-of-bob--"
 """
 
 
+@pytest.mark.usefixtures("patient_looks")
 async def test_a_state_in_the_store_is_restored_only_for_the_key_that_saved_it(
     s3: str, redis: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -14,7 +14,7 @@ from benchmarks.routers import BUILD, MODELS, Talk, router_flags
 
 from engine.conftest import start, wait_until
 from patience import PATIENCE
-from scraping import TOKEN, Watched, running, scraping, used
+from scraping import SCRAPED, TOKEN, Watched, running, scraping, used
 from slotkeeper.bench import lab
 from slotkeeper.engine.launch import EngineKind, find_engine, free_port, runs_skulk
 
@@ -41,14 +41,14 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         stack.enter_context(running(command, folder / "sidecar.log", f"http://{admin}/readyz", secret))
         prometheus = stack.enter_context(scraping(admin, folder))
         # Prometheus must have seen every counter at zero
-        wait_until(lambda: bool(prometheus.values("slotkeeper_build_info")))
+        wait_until(lambda: bool(prometheus.values(SCRAPED)))
+        began = time.time()
         asyncio.run(used(f"http://{data}"))
         if runs_skulk():
             asyncio.run(_each_model(f"http://{data}"))
         wait_until(lambda: any(prometheus.values("slotkeeper_snapshots")))  # idle work is done, too
-        ended = time.time()
-        wait_until(lambda: prometheus.caught_up(ended))
-        yield Watched(f"http://{data}", f"http://{admin}", prometheus)
+        prometheus.catches_up()
+        yield Watched(f"http://{data}", f"http://{admin}", prometheus, began)
 
 
 async def _each_model(base: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 from grafana.__main__ import HERE
 from grafana.rules import ALERTS, RECORDINGS
 
+from patience import PATIENCE
 from programs import program
 from scraping import REQUEST_IDS, TOKEN, Watched
 from slotkeeper.engine.launch import runs_skulk
@@ -32,7 +33,7 @@ EXEMPLARS: Final = (
 
 
 def finite(watched: Watched, expr: str) -> list[float]:
-    return [value for value in watched.prometheus.values(expr) if math.isfinite(value)]
+    return [value for value in watched.prometheus.values_since(watched.began, expr) if math.isfinite(value)]
 
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
@@ -84,7 +85,8 @@ def test_the_last_computed_tokens_name_their_request(watched):
 
 
 def test_promtool_accepts_the_metrics_without_a_message(watched):
-    scraped = httpx.get(f"{watched.admin}/metrics", headers={"Authorization": f"Bearer {TOKEN}"})
+    token = {"Authorization": f"Bearer {TOKEN}"}
+    scraped = httpx.get(f"{watched.admin}/metrics", headers=token, timeout=PATIENCE)
     assert scraped.is_success
     done = subprocess.run(
         [program("promtool"), "check", "metrics"],

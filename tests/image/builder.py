@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from containers import ROOT
 from image.dockerfile import PATH
+from patience import PATIENCE
 from programs import program
 
 FOLDER: Final = ROOT / "build" / "image"
@@ -106,4 +107,4 @@ class Room:
 
     def run(self, *words: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         command = self.command(words, env or {})
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)

@@ -16,6 +16,7 @@ from containers import Container, Here, Process, started
 from engine.conftest import BUILDS, wait_until
 from image.compose import BASE, NEEDED, seconds, services
 from image.dockerfile import image
+from patience import PATIENCE
 from programs import program
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
@@ -40,7 +41,7 @@ class Stack:
     def chat(self) -> str:
         """Return a complete streamed answer."""
         url = f"{self.url(8080)}/v1/chat/completions"
-        with httpx.stream("POST", url, json=CHAT, timeout=60) as answer:
+        with httpx.stream("POST", url, json=CHAT, timeout=PATIENCE) as answer:
             assert answer.status_code == 200
             assert answer.headers["X-Slotkeeper-Decision"] not in {"unrendered", "fail_open"}
             return "".join(answer.iter_text())
@@ -89,7 +90,7 @@ def stack(request, tmp_path) -> Iterator[Stack]:
 def test_a_chat_is_streamed_and_saved_and_the_sidecar_ends_in_time(stack):
     assert stack.chat().rstrip().endswith("data: [DONE]")
     grace = seconds(stack.parts["slotkeeper"]["stop_grace_period"])
-    assert stack.sidecar.stopped(within=min(grace, 60)) == 0
+    assert stack.sidecar.stopped(within=min(grace, PATIENCE)) == 0
     assert any(stack.slots.rglob("*")), "nothing was saved"
     check = check_of(stack.parts["slotkeeper"])
     assert stack.sidecar.runs(check).returncode == 1
@@ -97,8 +98,9 @@ def test_a_chat_is_streamed_and_saved_and_the_sidecar_ends_in_time(stack):
 
 def test_the_admin_port_requires_the_token_of_the_secret_file(stack):
     metrics = f"{stack.url(9090)}/metrics"
-    assert httpx.get(metrics).status_code == 401
-    assert httpx.get(metrics, headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+    assert httpx.get(metrics, timeout=PATIENCE).status_code == 401
+    token = {"Authorization": f"Bearer {TOKEN}"}
+    assert httpx.get(metrics, headers=token, timeout=PATIENCE).status_code == 200
     assert stack.sidecar.runs(("slotkeeper", "snapshots", "ls")).returncode == 0, (
         "commands find it by themselves"
     )
@@ -123,7 +125,7 @@ def test_prometheus_scrapes_the_sidecar_and_loads_its_rules(stack, tmp_path):
     with started(Container(command=command), here, tmp_path / "prometheus.log"):
         api = f"http://127.0.0.1:{port}/api/v1"
         wait_until(lambda: health_in(f"{api}/targets") == ["up"])
-        groups = httpx.get(f"{api}/rules").json()["data"]["groups"]
+        groups = httpx.get(f"{api}/rules", timeout=PATIENCE).json()["data"]["groups"]
         assert any(group["rules"] for group in groups)
 
 

@@ -18,6 +18,7 @@ import pytest
 from engine.conftest import start, wait_until
 from image.builder import Room, build, container, inspected
 from image.dockerfile import image
+from patience import PATIENCE
 from slotkeeper import __version__
 from slotkeeper.bench.models import Tiny
 from slotkeeper.engine.launch import EngineKind, free_port
@@ -155,12 +156,12 @@ def test_a_chat_is_answered_and_saved_and_sigterm_ends_the_container(room, tmp_p
             wait_until(lambda: room.run(*check, env=served.env).returncode == 0)
             assert served.sidecar.uids().effective == USER
             url = f"http://{served.data}/v1/chat/completions"
-            with httpx.stream("POST", url, json=CHAT, timeout=60) as answer:
+            with httpx.stream("POST", url, json=CHAT, timeout=PATIENCE) as answer:
                 said = "".join(answer.iter_text())
             assert answer.headers["X-Slotkeeper-Decision"] not in {"unrendered", "fail_open"}
             assert said.rstrip().endswith("data: [DONE]")
             served.sidecar.send_signal(signal.SIGTERM)
-            assert served.runner.wait(timeout=60) == 0, log.read_text("utf-8")
+            assert served.runner.wait(timeout=PATIENCE) == 0, log.read_text("utf-8")
             assert "Traceback" not in log.read_text("utf-8")
         kept = [file for file in (tmp_path / "slots").rglob("*") if file.is_file()]
         assert kept, log.read_text("utf-8")
