@@ -12,6 +12,7 @@ from chaos.conftest import ready, settings
 from chaos.fake_answers import PATHS, request_body
 from chaos.fake_engine import FakeEngine
 from chaos.raw import until
+from patience import PATIENCE
 from slotkeeper.api import head as names
 from slotkeeper.api.head import Api
 from slotkeeper.app import Sidecar, running
@@ -43,7 +44,7 @@ async def circle() -> AsyncIterator[tuple[Sidecar, Sidecar]]:
 @pytest.mark.parametrize("api", [Api.CHAT, Api.MESSAGES, Api.RESPONSES, Api.COMPLETION])
 async def test_a_request_in_a_circle_gets_508_in_the_shape_of_its_api(api, stream, circle):
     first, _ = circle
-    async with httpx.AsyncClient(base_url=f"http://{first.addresses[0]}", timeout=30) as client:
+    async with httpx.AsyncClient(base_url=f"http://{first.addresses[0]}", timeout=PATIENCE) as client:
         answer = await client.post(PATHS[api], json=request_body(api, stream=stream))
     assert answer.status_code == 508
     assert answer.headers["Content-Type"].startswith("application/json")
@@ -57,13 +58,13 @@ async def test_a_request_in_a_circle_gets_508_in_the_shape_of_its_api(api, strea
 
 
 async def test_every_other_route_gets_508_too(circle):
-    async with httpx.AsyncClient(base_url=f"http://{circle[0].addresses[0]}", timeout=30) as client:
+    async with httpx.AsyncClient(base_url=f"http://{circle[0].addresses[0]}", timeout=PATIENCE) as client:
         for answer in [await client.get("/health"), await client.get("/"), await client.post("/tokenize")]:
             assert answer.status_code == 508
 
 
 async def test_readyz_reports_that_the_upstream_leads_back_to_the_sidecar(circle):
-    async with httpx.AsyncClient(base_url=f"http://{circle[0].addresses[1]}", timeout=30) as client:
+    async with httpx.AsyncClient(base_url=f"http://{circle[0].addresses[1]}", timeout=PATIENCE) as client:
         answer = await client.get("/readyz")
     assert answer.status_code == 503
     assert "leads back to this sidecar" in answer.text
@@ -81,7 +82,7 @@ async def test_a_sidecar_serves_again_after_the_circle_is_opened():
         engine.port = port
         async with engine:
             await ready(first)
-            async with httpx.AsyncClient(base_url=f"http://{first.addresses[0]}") as client:
+            async with httpx.AsyncClient(base_url=f"http://{first.addresses[0]}", timeout=PATIENCE) as client:
                 assert (
                     await client.post(PATHS[Api.CHAT], json=request_body(Api.CHAT, stream=False))
                 ).status_code == 200
@@ -93,7 +94,7 @@ async def test_a_chain_of_sidecars_is_not_a_circle(fake: FakeEngine):
         await ready(near)
         async with running(settings(f"http://{near.addresses[0]}", drain_timeout=1.0)) as far:
             await ready(far)
-            async with httpx.AsyncClient(base_url=f"http://{far.addresses[0]}") as client:
+            async with httpx.AsyncClient(base_url=f"http://{far.addresses[0]}", timeout=PATIENCE) as client:
                 body = orjson.dumps(request_body(Api.CHAT, stream=False))
                 headers = [(names.HOPS, "elsewhere"), (names.HOPS, "a, b")]
                 assert (await client.post(PATHS[Api.CHAT], content=body, headers=headers)).status_code == 200

@@ -23,6 +23,7 @@ from chaos.lab_snapshots import (
     turn_and_save,
     undisturbed,
 )
+from patience import PATIENCE
 from slotkeeper.app import Sidecar
 from slotkeeper.scheduler.slot_contents import Tier
 
@@ -118,7 +119,7 @@ async def test_a_state_that_cannot_move_to_the_cold_tier_at_shutdown_stays_in_th
         (talk,) = await undisturbed(engine, 1, turns=1, lead=LEAD)
         async with two_tiers(engine, cold) as (sidecar, client):
             await turn_and_save(sidecar, client, talk)
-            await sidecar.driver.save_all(1.0, evacuate=True)
+            await sidecar.driver.save_all(PATIENCE, evacuate=True)
             assert operations(sidecar)["demote", "failed"] == 1
             assert tiers_of(sidecar, talk) == {Tier.HOT}
 

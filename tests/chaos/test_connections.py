@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from chaos.conftest import ready, settings
 from chaos.fake_answers import PATHS, request_body
 from chaos.raw import Wire, dial, until
 from commands.process import serving
+from patience import PATIENCE
 from slotkeeper.api.head import Api
 from slotkeeper.app import Sidecar, running
 
@@ -24,7 +25,8 @@ HEAD = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n"
 
 DESCRIPTORS = 48  # of a process that needs about twenty
 
-few = partial(settings, max_connections=MOST, drain_timeout=1.0)
+# No connection is cut for its silence meanwhile.
+few = partial(settings, max_connections=MOST, head_timeout=PATIENCE, drain_timeout=1.0)
 
 
 def cut(sidecar: Sidecar, reason: str) -> float:
@@ -46,6 +48,16 @@ async def served(wire: Wire) -> bool:
     head = await wire.head()
     await wire.body(head)
     return head.status == 200
+
+
+async def begun(stack: AsyncExitStack, address: str) -> Wire:
+    """Return a connection whose first request was in time: on a busy machine some are cut before."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            wire = await stack.enter_async_context(dial(address))
+            with suppress(ConnectionError, asyncio.IncompleteReadError):
+                assert await served(wire)
+                return wire
 
 
 async def test_a_connection_above_the_limit_is_refused_until_another_closes(fake):
@@ -87,11 +99,13 @@ async def test_a_trusted_proxy_is_exempt_from_the_limit_for_an_address(fake):
 async def test_a_connection_that_sends_no_complete_head_in_time_is_closed(fake, said):
     async with running(settings(fake.base, head_timeout=0.2, drain_timeout=1.0)) as sidecar:
         await ready(sidecar)
-        async with dial(sidecar.addresses[0]) as wire, dial(sidecar.addresses[0]) as known:
-            assert await served(known)
+        async with AsyncExitStack() as stack:
+            known = await begun(stack, sidecar.addresses[0])
+            before = cut(sidecar, "head")
+            wire = await stack.enter_async_context(dial(sidecar.addresses[0]))
             await wire.send(said)
             await wire.rest()
-            assert cut(sidecar, "head") == 1
+            assert cut(sidecar, "head") == before + 1
             assert await served(known), "after a first request a connection may be idle"
 
 
@@ -134,7 +148,8 @@ async def test_requests_get_503_while_no_file_descriptor_is_free(fake, tmp_path)
     log = tmp_path / "log"
     async with AsyncExitStack() as stack:
         stderr = stack.enter_context(log.open("wb"))
-        there = serving("--upstream", fake.base, preexec_fn=poor, stderr=stderr)
+        silent = ("--head-timeout", f"{PATIENCE:g}")  # they keep their descriptors meanwhile
+        there = serving("--upstream", fake.base, *silent, preexec_fn=poor, stderr=stderr)
         process, data, admin = await asyncio.to_thread(there.__enter__)
         stack.push_async_callback(asyncio.to_thread, there.__exit__, None, None, None)
         wire = await stack.enter_async_context(dial(data))

@@ -120,7 +120,9 @@ async def test_requests_do_not_fail_if_the_engine_closes_idle_connections(fake, 
 
 async def test_after_every_fault_all_slots_are_idle_again(fake, sidecar, data):
     async with aiohttp.ClientSession(f"http://{data}") as client:
-        for fault in set(Fault) - {Fault.HANG, Fault.TRICKLE, Fault.FLOOD, Fault.CUSTOM}:
+        for fault in Fault:
+            if fault in {Fault.HANG, Fault.TRICKLE, Fault.FLOOD, Fault.CUSTOM}:
+                continue  # these wait for the test
             fake.script.append(fault)
             body = request_body(Api.CHAT, stream="stream" in fault or "chunk" in fault)
             try:

@@ -4,7 +4,7 @@ import pytest
 
 from chaos.fake_answers import PATHS, looks_whole, request_body
 from chaos.fake_engine import Fault
-from chaos.raw import dial
+from chaos.raw import dial, until
 from slotkeeper.api.head import Api
 
 
@@ -24,7 +24,9 @@ async def test_the_fake_engine_counts_a_pinned_request_to_a_busy_slot(fake):
     pinned = request_body(Api.CHAT, stream=False, id_slot=1)
     async with dial(fake.base) as first, dial(fake.base) as second:
         await first.post(PATHS[Api.CHAT], pinned)
+        await until(lambda: fake.control.slots[1], "the slot is busy")
         await second.post(PATHS[Api.CHAT], pinned)
+        await until(lambda: fake.collisions, "the other request has come")
         first.leave()
         assert (await second.head()).status == 200
     assert fake.collisions == 1

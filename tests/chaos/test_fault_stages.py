@@ -22,6 +22,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from chaos.fake_answers import looks_whole
+from chaos.lab_snapshots import prefer_files
 from chaos.raw import until
 from chaos.soak import events, text_of
 from patience import PATIENCE
@@ -39,7 +40,8 @@ CHAT: Final = "/v1/chat/completions"
 ON_ITS_WAY: Final = 0.1  # seconds after which a call has reached an engine that is stopped
 MOMENT: Final = 0.01  # seconds
 TRIES: Final = 10  # to kill an engine in the middle of a prefill
-ENDLESS: Final = {"stream": True, "max_tokens": 5000, "ignore_eos": True}
+# Longer than any test of a running answer, and less than the context of one of three slots.
+ENDLESS: Final = {"stream": True, "max_tokens": 15_000, "ignore_eos": True}
 CONTEXT: Final = 32768
 
 
@@ -225,6 +227,7 @@ async def scene(build, tmp_path) -> AsyncIterator[Scene]:
         ) as sidecar,
         aiohttp.ClientSession(lab.url_of(sidecar)) as client,
     ):
+        prefer_files(sidecar)
         yield Scene(engine, sidecar, client, tmp_path / "slots")
 
 

@@ -129,8 +129,8 @@ async def test_an_engine_that_starts_with_a_read_only_folder_works_without_snaps
             for talk in talks:
                 await turn_and_save(sidecar, client, talk)
             write_protect(mounted)
-            await engine.restart()
-            with capture_logs() as log:
+            with capture_logs() as log:  # the sidecar may see the engine before `restart` does
+                await engine.restart()
                 for talk in talks[:2]:
                     await take_turn(client, talk)
             assert any("no snapshots" in str(line.get("notes")) for line in log)
@@ -197,8 +197,8 @@ async def test_a_folder_that_appears_after_the_start_is_used(
                 for talk in talks:
                     await take_turn(client, talk)
                     await settled(sidecar)
-                way.unlink()
-                way.symlink_to(engine.folder)
+                (tmp_path / "link").symlink_to(engine.folder)
+                (tmp_path / "link").rename(way)  # at once: an attempt in between would make a folder there
                 await until(lambda: sidecar.driver.snapshots.ready, "the folder is open")
                 await engine.restart()
                 await comes_back(sidecar, client, talks)
@@ -244,4 +244,4 @@ async def test_a_slow_folder_delays_only_the_request_that_restores_from_it(
                     await take_turn(client, talk)
                 assert not slow.done(), "it waits for its file"
                 gate.set()
-            assert operations(sidecar)["restore", "ok"] == 1
+            assert operations(sidecar)["restore", "ok"] >= 1, "it was not computed instead"

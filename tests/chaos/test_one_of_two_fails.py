@@ -16,6 +16,7 @@ from chaos.raw import dial
 from patience import PATIENCE
 from slotkeeper.api.head import Api
 from slotkeeper.app import Sidecar, running
+from slotkeeper.scheduler import costs
 from slotkeeper.scheduler.costs import TRIPS
 from slotkeeper.scheduler.types import EngineId
 
@@ -58,7 +59,9 @@ async def test_a_request_that_failed_after_its_first_byte_is_not_sent_again():
         assert sum(len(engine.ran) for engine in engines.values()) == 1
 
 
-async def test_an_engine_that_answers_with_errors_gets_no_more_requests():
+async def test_an_engine_that_answers_with_errors_gets_no_more_requests(monkeypatch):
+    monkeypatch.setattr(costs, "FIRST_REST", PATIENCE)  # seconds: it is not tried again meanwhile
+    monkeypatch.setattr(costs, "LONGEST_REST", PATIENCE)
     async with two() as (sidecar, engines):
         await posted(sidecar)
         name = last_engine(sidecar)

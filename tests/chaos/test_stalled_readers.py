@@ -50,8 +50,8 @@ async def test_stalled_readers_on_all_slots_are_cut_off_and_another_client_is_se
             wire = await stack.enter_async_context(dial(sidecar.addresses[0], window=4096))
             await wire.post(COMPLETION, VERBOSE)
             await wire.head()
-        await until(lambda: not table.idle, "both slots are taken")
-        assert cut(sidecar) == 0
+        # On a busy machine the first reader may be cut off before the second one has its slot.
+        await until(lambda: not table.idle or cut(sidecar), "both slots were taken")
         said = orjson.loads(await answered(sidecar.addresses[0], SHORT))
         assert said["tokens_predicted"] == 4
         assert cut(sidecar) >= 1, "a slot was free because a reader that stalled was cut off"
