@@ -16,8 +16,6 @@ from slotkeeper.cli.snapshots import running, snapshots
 from slotkeeper.cli.top import top
 from slotkeeper.cli.why import why
 
-pytestmark = pytest.mark.usefixtures("quick_files")
-
 TASK: Final = "Count the lighthouse's ships"
 TITLE: Final = "Night ships"
 TITLE_REQUEST: Final = "You are a title generator. You output ONLY a thread title."
