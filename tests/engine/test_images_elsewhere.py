@@ -33,7 +33,7 @@ from slotkeeper.scheduler import retention
 from slotkeeper.scheduler.slot_contents import Tier
 from slotkeeper.scheduler.types import EngineId
 
-pytestmark = pytest.mark.alternating
+pytestmark = [pytest.mark.alternating, pytest.mark.usefixtures("quick_files")]
 
 LONG: Final = SYSTEM * 3
 LEAST: Final = 2000  # tokens of LONG that a state covers
