@@ -17,6 +17,8 @@ on both builds:
 An engine has `.base` (URL), `.build`, `.model` (path), `.flags` (EngineFlags), `.args`, `.process`
 (EngineProcess), `.slot_dir`. A module's engine is shared: slots hold what earlier tests left in them, so
 start prompts with something of your own, or take a factory engine.
+
+`quick_files`: prices of files do not depend on the disk.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ from slotkeeper.bench.target import counted
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.launch import EngineKind, find_engine, free_port
 from slotkeeper.engine.process import EngineProcess
+from slotkeeper.scheduler.costs import FileTimes
 from slotkeeper.settings import Settings
 
 BUILDS: Final = tuple(
@@ -162,6 +165,16 @@ def serves(process: EngineProcess) -> bool:
         return False
     finally:
         connection.close()
+
+
+@pytest.fixture
+def quick_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Price files as on a good disk, by the guess of `Rates`, whatever they take on this machine.
+
+    For tests that expect a file: on a busy machine it may take longer than computing such a short prompt, and
+    the sidecar then rightly computes.
+    """
+    monkeypatch.setattr(FileTimes, "took", lambda *_: None)
 
 
 def evaluated(engine: Engine) -> int:

@@ -9,10 +9,11 @@ import httpx
 import pytest
 from yarl import URL
 
+from engine.conftest import probed
 from patience import PATIENCE
 from slotkeeper.api.head import AUTH
-from slotkeeper.app import Sidecar, running
-from slotkeeper.bench.lab import ready, url_of
+from slotkeeper.app import Sidecar
+from slotkeeper.bench.lab import url_of
 from slotkeeper.bench.target import counted
 from slotkeeper.engine.answers import EngineError
 from slotkeeper.engine.client import EngineClient
@@ -82,7 +83,7 @@ async def served(sidecar: Sidecar) -> None:
 
 async def test_clients_without_a_valid_key_cost_no_tokens_and_get_no_information(engine_factory, build):
     engine = engine_factory(build=build, args=["--api-key", "sesame,other"])
-    async with running(before(engine, slot_dir=engine.slot_dir)) as sidecar:
+    async with probed(before(engine, slot_dir=engine.slot_dir)) as sidecar:
         await served(sidecar)
         was = await tokens_and_slots(engine)
         async with httpx.AsyncClient(base_url=url_of(sidecar), timeout=PATIENCE) as client:
@@ -107,7 +108,7 @@ async def test_a_request_whose_key_cannot_be_checked_is_only_forwarded(engine, m
     async def not_known(*_: object) -> bool:
         return False
 
-    async with running(before(engine)) as sidecar:
+    async with probed(before(engine)) as sidecar:
         await served(sidecar)
         monkeypatch.setattr(Door, "_ask", unsure)
         monkeypatch.setattr(Door, "_wants_no_key", not_known)
@@ -119,7 +120,7 @@ async def test_a_request_whose_key_cannot_be_checked_is_only_forwarded(engine, m
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_error_answer_has_no_headers_of_the_sidecar(engine, stream):
-    async with running(before(engine)) as sidecar:
+    async with probed(before(engine)) as sidecar:
         await served(sidecar)
         async with httpx.AsyncClient(base_url=url_of(sidecar), timeout=PATIENCE) as client:
             ask = {**ASKS["/completion"], "stream": stream, "grammar": "no grammar"}
@@ -143,8 +144,7 @@ async def test_calls_and_prefills_for_a_request_use_the_clients_key(engine_facto
         return send(session, method, url, **more)
 
     engine = engine_factory(build=build, args=["--api-key", "sesame,other"])
-    async with running(before(engine)) as sidecar:
-        await ready(sidecar)
+    async with probed(before(engine)) as sidecar:
         (link,) = sidecar.driver.links.values()
         assert link.tokenizer is not None
         while link.tokenizer.mode != "whole":  # so that the engine is asked for tokens

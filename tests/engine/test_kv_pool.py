@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,17 @@ from slotkeeper.scheduler.effects import PoolAct
 CHATS, TURNS = 4, 3
 SMALL = ("-np", "4", "--kv-unified", "-c", "2048", "--cache-ram", "0")  # cells for two of `STORIES`
 STORIES = 3
+ATTEMPTS = 20
 
 
 # Times the oracle. Where each task moves all idle slots to the RAM cache, a load from there may find no
 # contiguous cells, and a conversation is then computed again. These conversations are so short that computing
-# one again can be cheaper than its file on a slow disk; `benchmarks.pool` has figures of longer ones.
-FILES = 1.5
+# one again can be cheaper than its file on a slow disk, hence `quick_files`.
+FILES = 1.10
 MOST = {"as it comes": 2.0, "no RAM cache": FILES}
 
 
+@pytest.mark.usefixtures("quick_files")
 @pytest.mark.parametrize("flags", ENGINES)
 async def test_growing_chats_do_not_fail_and_get_the_answers_of_a_larger_buffer(flags):
     oracle = await with_room(Tiny.DENSE, CHATS, TURNS)
@@ -42,6 +45,7 @@ async def test_growing_chats_do_not_fail_and_get_the_answers_of_a_larger_buffer(
     assert ours.acts["failed"] == ours.acts["retried"] == 0
 
 
+@pytest.mark.usefixtures("quick_files")
 async def test_growing_chats_of_a_hybrid_model_do_not_fail_either():
     oracle = await with_room(Tiny.HYBRID, CHATS, TURNS)
     ours = await played(Tiny.HYBRID, oracle, TURNS, Way.FILES, ENGINES["no RAM cache"])
@@ -55,6 +59,20 @@ def story(number: int, **more: Any) -> dict[str, Any]:
     return {**fixed, "temperature": 0, **more}
 
 
+async def together(client: httpx.AsyncClient, first: int, **more: Any) -> list[httpx.Response]:
+    """Send `STORIES` at the same time."""
+    asked = (client.post("/completion", json=story(first + n, **more)) for n in range(STORIES))
+    return await asyncio.gather(*asked)
+
+
+async def until(met: Callable[[list[httpx.Response]], Any], client: httpx.AsyncClient, **more: Any) -> None:
+    """Send `STORIES` until they have met: on a busy machine one may end before another begins."""
+    for attempt in range(ATTEMPTS):
+        if met(await together(client, STORIES * attempt, **more)):
+            return
+    pytest.fail(f"in {ATTEMPTS} attempts the requests have never met")
+
+
 def count(sidecar: Sidecar, act: PoolAct) -> int:
     value = sidecar.driver.metrics.registry.get_sample_value
     return int(value("slotkeeper_kv_pool_total", {"reason": act.value}) or 0)
@@ -65,12 +83,13 @@ async def test_on_a_stock_engine_answers_that_outgrow_the_buffer_fail_together(t
         shared_engine(Tiny.DENSE, tmp_path, *SMALL) as engine,
         httpx.AsyncClient(base_url=engine.base, timeout=PATIENCE) as client,
     ):
-        told, failed = 0, list[httpx.Response]()
-        while not failed:  # on a busy machine they may not run at the same time
-            asked = (client.post("/completion", json=story(told + number)) for number in range(STORIES))
-            answers = await asyncio.gather(*asked)
-            failed = [answer for answer in answers if answer.status_code != 200]
-            told += STORIES
+        failed = list[httpx.Response]()
+
+        def fail(answers: list[httpx.Response]) -> bool:
+            failed.extend(answer for answer in answers if answer.status_code != 200)
+            return bool(failed)
+
+        await until(fail, client)
         assert len(failed) > 1
         assert {answer.status_code for answer in failed} == {500}
         assert {answer.json()["error"]["message"] for answer in failed} == {"Context size has been exceeded."}
@@ -85,18 +104,17 @@ async def test_requests_that_failed_together_are_sent_again_and_the_shared_buffe
         lab.in_front_of(engine.base) as sidecar,
         httpx.AsyncClient(base_url=lab.url_of(sidecar), timeout=PATIENCE) as client,
     ):
-        told = 0
-        while not count(sidecar, PoolAct.RETRIED):  # where this machine is busy, they may not meet at first
-            asked = (client.post("/completion", json=story(100 + told + n)) for n in range(STORIES))
-            answers = await asyncio.gather(*asked)
+
+        def retried(answers: list[httpx.Response]) -> bool:
             assert [answer.status_code for answer in answers] == [200] * STORIES
             assert {answer.json()["tokens_predicted"] for answer in answers} == {700}
-            told += STORIES
+            return count(sidecar, PoolAct.RETRIED) > 0
+
+        await until(retried, client)
         (table,) = sidecar.driver.placement.tables.values()
         assert table.traits.unified
         before = count(sidecar, PoolAct.RETRIED)
-        asked = (client.post("/completion", json=story(10 + number)) for number in range(STORIES))
-        assert {answer.status_code for answer in await asyncio.gather(*asked)} == {200}
+        assert {answer.status_code for answer in await together(client, STORIES * ATTEMPTS)} == {200}
         assert count(sidecar, PoolAct.RETRIED) == before
         assert count(sidecar, PoolAct.FAILED) == 0
 
@@ -109,9 +127,12 @@ async def test_a_shared_buffer_with_a_limit_for_each_slot_is_modelled(tmp_path: 
         lab.in_front_of(engine.base, engine.flags) as sidecar,
         httpx.AsyncClient(base_url=lab.url_of(sidecar), timeout=PATIENCE) as client,
     ):
-        asked = (client.post("/completion", json=story(number)) for number in range(STORIES))
-        assert {answer.status_code for answer in await asyncio.gather(*asked)} == {200}
-        assert count(sidecar, PoolAct.WAITED) > 0
+
+        def waited(answers: list[httpx.Response]) -> bool:
+            assert {answer.status_code for answer in answers} == {200}
+            return count(sidecar, PoolAct.WAITED) > 0
+
+        await until(waited, client)
         assert count(sidecar, PoolAct.RETRIED) == 0
 
 
@@ -121,13 +142,14 @@ async def test_a_running_stream_ends_with_the_engines_error_and_is_counted_as_fa
         lab.in_front_of(engine.base) as sidecar,
         httpx.AsyncClient(base_url=lab.url_of(sidecar), timeout=PATIENCE) as client,
     ):
-        told, broken = 0, list[dict[str, Any]]()
-        while not broken:  # on a busy machine they may not run at the same time
-            asked = (client.post("/completion", json=story(told + n, stream=True)) for n in range(STORIES))
-            answers = await asyncio.gather(*asked)
+        broken = list[dict[str, Any]]()
+
+        def breaks(answers: list[httpx.Response]) -> bool:
             ends = [orjson.loads(answer.text.strip().rpartition("data: ")[2]) for answer in answers]
-            broken = [end for end in ends if "error" in end]
-            told += STORIES
+            broken.extend(end for end in ends if "error" in end)
+            return bool(broken)
+
+        await until(breaks, client, stream=True)
         assert all(end["error"]["message"].startswith("Context size has been exceeded") for end in broken)
         assert count(sidecar, PoolAct.FAILED) == len(broken)
 
