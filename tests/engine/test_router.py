@@ -32,7 +32,8 @@ from slotkeeper.bench import lab
 from slotkeeper.cli.doctor import doctor
 from slotkeeper.scheduler.router import ModelStatus
 
-pytestmark = needs_b10434  # only this build's program is a router
+# Only this build's program is a router.
+pytestmark = [needs_b10434, pytest.mark.usefixtures("quick_files")]
 
 TURNS = 10
 MORE = 1.05  # times the oracle may be computed

@@ -10,9 +10,10 @@ import httpx
 import pytest
 
 from chaos.raw import until
+from engine.conftest import probed
 from patience import PATIENCE
-from slotkeeper.app import Sidecar, running
-from slotkeeper.bench.lab import url_of
+from slotkeeper.app import Sidecar
+from slotkeeper.bench.lab import rested, url_of
 from slotkeeper.settings import Settings
 
 STORY: Final = "The heron stood in the reeds and counted the frogs of the pond. " * 40
@@ -48,10 +49,10 @@ def contents(folder: Path) -> dict[str, str]:
 
 async def test_a_client_can_neither_write_nor_read_the_sidecars_files(engine_factory, build):
     engine = engine_factory(build=build, args=["--cache-ram", "0"])
-    async with running(before(engine)) as sidecar, client_of(sidecar) as client:
+    async with probed(before(engine)) as sidecar, client_of(sidecar) as client:
         assert (await client.post("/v1/chat/completions", json=TALK)).status_code == 200
+        await rested(sidecar)  # else the sidecar itself may write another file meanwhile
         store = sidecar.driver.snapshots.store
-        await until(lambda: len(store.listing()) > 0, "the conversation is saved")
         was = contents(engine.slot_dir)
         kept = store.listing()[0].id
         names = ["slotkeeper.sqlite", "Slotkeeper.SQLITE", "\u017flotkeeper.sqlite", "slotkeeper.lock"]
@@ -73,7 +74,7 @@ async def test_a_client_can_neither_write_nor_read_the_sidecars_files(engine_fac
 
 async def test_a_client_can_restore_a_conversation_from_its_own_file(engine_factory, build):
     engine = engine_factory("tiny-dense", build, args=["--cache-ram", "0", "-np", "1"])
-    async with running(before(engine, probe=False)) as sidecar, client_of(sidecar) as client:
+    async with probed(before(engine, probe=False)) as sidecar, client_of(sidecar) as client:
         first = await client.post("/v1/chat/completions", json=TALK)
         reply = first.json()["choices"][0]["message"]["content"]
         for action in ("save", "erase", "restore"):
@@ -90,7 +91,7 @@ async def test_a_client_can_restore_a_conversation_from_its_own_file(engine_fact
 
 
 async def test_slot_actions_can_be_turned_off(engine):
-    async with running(before(engine, slot_actions="off")) as sidecar, client_of(sidecar) as client:
+    async with probed(before(engine, slot_actions="off")) as sidecar, client_of(sidecar) as client:
         for action in ("save", "restore", "erase"):
             answer = await client.post(f"/slots/0?action={action}", json={"filename": "mine"})
             assert answer.status_code == 403
@@ -100,7 +101,7 @@ async def test_slot_actions_can_be_turned_off(engine):
 
 @pytest.mark.parametrize("action", ["save", "erase"])
 async def test_a_slot_action_waits_for_the_answer_that_runs_in_its_slot(engine, action):
-    async with running(before(engine)) as sidecar, client_of(sidecar) as client:
+    async with probed(before(engine)) as sidecar, client_of(sidecar) as client:
         ask = {"prompt": STORY, "n_predict": 50_000, "id_slot": 0, "stream": True, "ignore_eos": True}
         done: list[int] = []
 

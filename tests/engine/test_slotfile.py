@@ -31,7 +31,11 @@ CHECKPOINTED = [Tiny.SWA, Tiny.HYBRID, Tiny.HYBRID_MTP, Tiny.RECURRENT]
 ALONE = ["--cache-ram", "0"]  # only files can bring a state back
 DRAFTS = ["--spec-type", "draft-mtp"]
 
-fuzzed = settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+# A list of one's own replaces that of the profile.
+fuzzed = settings(
+    max_examples=200,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 
 
 def prompt(n: int, seed: int = 0) -> list[int]:

@@ -50,11 +50,12 @@ async def test_messages_requests_are_answered_in_turn_under_constant_pinned_load
         lab.keeping(engine) as sidecar,
         aiohttp.ClientSession(lab.url_of(sidecar), connector=aiohttp.TCPConnector(limit=0)) as client,
     ):
-        async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
+        async with asyncio.TaskGroup() as group:
             pins = [group.create_task(asks_on(client, who)) for who in range(PINNED)]
             for time in range(ASKED):
                 before = answered
-                await asked(client, Api.MESSAGES, PINNED, time)
+                async with asyncio.timeout(PATIENCE):
+                    await asked(client, Api.MESSAGES, PINNED, time)
                 overtook.append(answered - before)
             for one in pins:
                 one.cancel()

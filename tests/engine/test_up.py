@@ -100,7 +100,8 @@ def up(words, environ, tmp_path) -> Start:
 
     @contextmanager
     def start(*own: str, engine: tuple[str, ...] = ()) -> Iterator[Up]:
-        running = Up([*words, *own, "--", "-t", "2", *engine], tmp_path / "up.log", environ)
+        # One thread: on a busy machine two wait for each other (b11549: a hundred times slower).
+        running = Up([*words, *own, "--", "-t", "1", *engine], tmp_path / "up.log", environ)
         engine_pid = None
         try:
             wait_until(running.ready)
@@ -164,7 +165,8 @@ def test_a_killed_engine_is_replaced_and_serves_again(up):
 
 
 def test_a_frozen_engine_is_replaced_and_its_clients_only_wait(up):
-    with up("--engine-frozen-after", "4") as running:
+    # Long enough that a busy machine does not make the engine silent for as long by itself.
+    with up("--engine-frozen-after", "10") as running:
         first = running.engine
         assert running.chat().status_code == 200
         os.kill(first, signal.SIGSTOP)
@@ -192,12 +194,12 @@ def test_running_answers_are_finished_at_sigterm(up):
 def test_llama_servers_web_ui_stays_at_its_usual_path(up):
     """Its scripts are beside the page, under names that differ between builds."""
     with up() as running:
-        page = httpx.get(f"{running.url()}/", timeout=10)
+        page = httpx.get(f"{running.url()}/", timeout=PATIENCE)
         assert page.headers["Content-Type"].startswith("text/html")
         assert "<!doctype html>" in page.text
         scripts = re.findall(r"""["'(]\.?/?([\w./-]+\.js)["')]""", page.text)
         assert scripts, "a page without a script is no chat"
-        answers = [httpx.get(f"{running.url()}/{name}", timeout=10) for name in scripts]
+        answers = [httpx.get(f"{running.url()}/{name}", timeout=PATIENCE) for name in scripts]
         assert {answer.status_code for answer in answers} == {200}
         assert all("javascript" in answer.headers["Content-Type"] for answer in answers)
 

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,7 @@ def test_after_a_kill_only_the_last_line_can_be_torn(room):
     try:
         while not room.folder.exists() or room.size < 5_000_000:
             assert child.poll() is None
+            time.sleep(0.01)
     finally:
         child.kill()
         child.wait()
