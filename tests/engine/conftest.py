@@ -43,6 +43,7 @@ from slotkeeper.bench.target import counted
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.launch import EngineKind, find_engine, free_port
 from slotkeeper.engine.process import EngineProcess
+from slotkeeper.exchange import relay
 from slotkeeper.settings import Settings
 
 BUILDS: Final = tuple(
@@ -88,6 +89,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def parametrized(metafunc: pytest.Metafunc, name: str) -> bool:
     marks = metafunc.definition.iter_markers("parametrize")
     return any(name in str(mark.args[0]).replace(",", " ").split() for mark in marks)
+
+
+@pytest.fixture(autouse=True)
+def every_answer_has_its_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the head of an answer wait for the prediction.
+
+    A request that continues in a slot is sent before its tokens are known. On a busy machine they may be
+    known more than 50 ms after the engine has answered; then the header is missing.
+    """
+    monkeypatch.setattr(relay, "PREDICTION_WAIT", PATIENCE)
 
 
 @pytest.fixture(scope="module")
