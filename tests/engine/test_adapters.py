@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from adapters import tiny_adapter
-from engine.conftest import Engine, Factory, probed
+from engine.conftest import SAME_IN_ANY_BATCH, Engine, Factory, probed
 from patience import PATIENCE
 from slotkeeper.app import Sidecar
 from slotkeeper.bench.lab import url_of
@@ -36,7 +36,7 @@ def start(engine_factory: Factory, build: str, tmp_path: Path) -> Start:
 
     def begin(model: str, *args: str, applied: str = "0") -> Engine:
         files = ",".join(f"{tiny_adapter(Tiny(model), tmp_path, seed)}:{applied}" for seed in (1, 2))
-        return engine_factory(model, build, args=["--lora-scaled", files, *args])
+        return engine_factory(model, build, args=["--lora-scaled", files, *SAME_IN_ANY_BATCH, *args])
 
     return begin
 
@@ -216,7 +216,7 @@ async def test_no_route_reuses_states_of_other_adapters(start, path, hints):
 
 async def shown_files(sidecar: Sidecar) -> set[str]:
     """Return the scales in the manifests of the sidecar's snapshots."""
-    async with httpx.AsyncClient(base_url=f"http://{sidecar.addresses[1]}") as admin:
+    async with httpx.AsyncClient(base_url=f"http://{sidecar.addresses[1]}", timeout=PATIENCE) as admin:
         found = (await admin.get("/api/snapshots")).json()["snapshots"]
     return {one["adapters"].partition("*")[2] for one in found}
 

@@ -14,7 +14,7 @@ import httpx
 import orjson
 import pytest
 
-from chaos.raw import dial
+from chaos.raw import dial, until
 from patience import PATIENCE
 from slotkeeper.api.assembling import Assembler, as_stream
 from slotkeeper.api.head import Api
@@ -211,4 +211,5 @@ async def test_after_a_failed_assembly_the_sidecar_requests_whole_answers(sideca
         assert answer.json()["object"] == "chat.completion"
     assert [form.assembler is not None for form in routed] == [True, False, False]
     value, labels = sidecar.metrics.registry.get_sample_value, {"route": "chat", "outcome": "ok"}
+    await until(lambda: (value("slotkeeper_requests_total", labels) or 0) >= 2)  # counted after the last byte
     assert value("slotkeeper_requests_total", labels) == 2

@@ -17,6 +17,7 @@ import orjson
 import pytest
 
 from chaos.raw import dial
+from engine.conftest import SAME_IN_ANY_BATCH
 from patience import PATIENCE
 from slotkeeper.bench import lab
 from slotkeeper.engine.client import EngineClient
@@ -148,7 +149,7 @@ async def beside(url: str, row: Row) -> tuple[str, int]:
 @pytest.fixture
 def two_slots(engine_factory, build):
     """Start an engine with two slots: a request that is not read as one for slot 0 goes to the free slot."""
-    return engine_factory("tiny-dense", build, args=["-np", "2", "-c", "16384"])
+    return engine_factory("tiny-dense", build, args=["-np", "2", "-c", "16384", *SAME_IN_ANY_BATCH])
 
 
 async def test_no_spelling_of_a_request_changes_a_running_answer(two_slots):
@@ -187,7 +188,7 @@ async def test_a_body_that_neither_server_can_read_never_reaches_the_engine(two_
 )
 async def test_the_copies_of_a_request_are_counted_in_every_spelling(engine_factory, build, n, named):
     """Two copies take two slots: nothing is pinned to either meanwhile."""
-    engine = engine_factory("tiny-dense", build, args=["-np", "2", "-c", "16384"])
+    engine = engine_factory("tiny-dense", build, args=["-np", "2", "-c", "16384", *SAME_IN_ANY_BATCH])
     asked = f'"n":{n},"{named}":0,"n_predict":{TOKENS},"temperature":0,"ignore_eos":true}}'
     copies = b'{"prompt":%s,' % orjson.dumps(VICTIM) + asked.encode()
     expected = await contents(engine.base, copies)
@@ -195,8 +196,9 @@ async def test_the_copies_of_a_request_are_counted_in_every_spelling(engine_fact
     async with lab.sidecar(engine.base) as url, asyncio.TaskGroup() as group:
         await contents(url, other_in(0))  # moved to the RAM cache when the copies start
         running = group.create_task(contents(url, copies))
-        while not await seen_at_work(engine.base, 2, running):  # on a busy machine the poll may come too late
-            running = group.create_task(contents(url, copies))
+        async with asyncio.timeout(PATIENCE):
+            while not await seen_at_work(engine.base, 2, running):  # on a busy machine the poll may be late
+                running = group.create_task(contents(url, copies))
         await contents(url, other_in(1))
     assert running.result() == expected
 
@@ -216,7 +218,7 @@ def other_in(slot: int) -> bytes:
 
 async def seen_at_work(base: str, slots: int, running: asyncio.Task[list[str]]) -> bool:
     """Whether this many slots were seen busy before the request ended."""
-    async with asyncio.timeout(PATIENCE), EngineClient(base) as client:
+    async with EngineClient(base) as client:
         while not running.done():
             if sum(view.busy for view in await client.slots()) >= slots:
                 return True

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from engine.conftest import evaluated
+from engine.conftest import SAME_IN_ANY_BATCH, evaluated
 from patience import PATIENCE
 from slotkeeper.bench.models import Tiny
 from slotkeeper.engine import fingerprint
@@ -149,7 +149,7 @@ async def test_the_probe_is_refused_if_all_slots_of_the_engine_are_busy(engine_f
 
 async def test_the_probe_does_not_change_an_answer_that_begins_at_the_same_time(engine_factory, build):
     """An unpinned prompt takes another slot, or waits."""
-    engine = engine_factory(Tiny.HYBRID, build)
+    engine = engine_factory(Tiny.HYBRID, build, args=SAME_IN_ANY_BATCH)
     body = {"prompt": "Once upon a time", "n_predict": 120, "temperature": 0, "ignore_eos": True}
 
     async def text() -> str:

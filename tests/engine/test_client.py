@@ -97,8 +97,9 @@ async def test_a_prefill_leaves_exactly_its_tokens_in_the_slot(client):
 
 async def test_a_prefill_reports_the_seconds_that_the_engine_computed(client):
     ids = await ids_for(client, "timed", 2000)
-    all_of_it, nearly_nothing = await client.prefill(ids, SlotId(1)), await client.prefill(ids, SlotId(1))
-    assert all_of_it.seconds > nearly_nothing.seconds > 0
+    all_of_it = (await client.prefill(ids, SlotId(1))).seconds
+    nearly_nothing = [(await client.prefill(ids, SlotId(1))).seconds for _ in range(5)]
+    assert all_of_it > min(nearly_nothing) > 0  # a busy machine may hold one of them up
 
 
 async def test_many_calls_at_once_keep_few_connections_to_the_engine_open(client, engine):
@@ -146,7 +147,7 @@ async def test_a_file_that_cannot_be_restored_gives_an_error_and_empties_the_slo
 
 
 async def test_a_slot_is_busy_while_it_generates(client, engine):
-    body = {"prompt": "Count.", "n_predict": 4000, "id_slot": 0, "ignore_eos": True, "stream": True}
+    body = {"prompt": "Count.", "n_predict": 60000, "id_slot": 0, "ignore_eos": True, "stream": True}
     async with aiohttp.ClientSession() as session:
         async with session.post(f"{engine.base}/completion", json=body) as answer:
             await answer.content.readany()

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from patience import PATIENCE
 from slotkeeper.api.head import CONVERSATION
 from slotkeeper.bench.lab import sidecar as running
 
@@ -24,7 +25,7 @@ async def ask(
     data: str, messages: list[dict[str, str]], *, stream: bool = False, **headers: str
 ) -> httpx.Response:
     body = {"messages": messages, "max_tokens": 2, "stream": stream, "temperature": 0}
-    async with httpx.AsyncClient(timeout=60) as client:
+    async with httpx.AsyncClient(timeout=PATIENCE) as client:
         return await client.post(f"{data}/v1/chat/completions", json=body, headers=headers)
 
 
@@ -73,7 +74,7 @@ async def test_the_same_messages_from_two_clients_get_two_names(data):
 
 
 async def test_an_error_answer_has_no_conversation_name(data):
-    async with httpx.AsyncClient(timeout=60) as client:
+    async with httpx.AsyncClient(timeout=PATIENCE) as client:
         answer = await client.post(f"{data}/v1/chat/completions", json={"messages": "none"})
     assert answer.is_error
     assert CONVERSATION not in answer.headers

@@ -17,7 +17,7 @@ import pytest
 from aiohttp import ClientSession, web
 from rich.console import Console
 
-from engine.conftest import probed
+from engine.conftest import SAME_IN_ANY_BATCH, probed
 from patience import PATIENCE
 from slotkeeper.app import Sidecar
 from slotkeeper.bench.lab import url_of
@@ -97,7 +97,7 @@ async def rested(sidecar: Sidecar) -> None:
 async def test_conversations_that_the_engine_keeps_on_disk_are_not_saved(engine_factory, build, model):
     written, reused, said = {}, {}, {}
     for name, field in (("disk", FIELD), ("stock", {})):
-        engine = engine_factory(model, build)
+        engine = engine_factory(model, build, args=SAME_IN_ANY_BATCH)
         async with answers_like(engine, field) as upstream:
             async with probed(settings(upstream, engine)) as sidecar:
                 async with httpx.AsyncClient(base_url=url_of(sidecar), timeout=PATIENCE) as at:

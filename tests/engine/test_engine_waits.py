@@ -27,6 +27,8 @@ TURNS = 4
 KILLS = 2
 DOWN = 3.0  # seconds
 WAITING = b": waiting\n"
+# Half a minute of answers at least: none ends before the test has done to its engine what it wants to.
+ENDLESS = {"stream": True, "max_tokens": 50_000, "ignore_eos": True}
 HEAD = "The lighthouse keeper counts the ships that pass by night. " * 40
 
 
@@ -75,6 +77,15 @@ async def asked(
 ) -> tuple[int, dict[str, Any]]:
     async with client.post(CHAT, json=body, headers=headers) as answer:
         return answer.status, await answer.json()
+
+
+async def hears_it_waits(answer: aiohttp.ClientResponse, heard: bytearray) -> None:
+    """Read until three more comments have come."""
+    enough = heard.count(WAITING) + 3
+    while heard.count(WAITING) < enough:
+        piece = await answer.content.readany()
+        assert piece, f"the stream has ended: {bytes(heard)!r}"
+        heard += piece
 
 
 async def test_eight_clients_get_no_error_while_their_engine_is_killed_twice(mortal):
@@ -139,7 +150,7 @@ async def test_a_waiting_stream_gets_comments_and_then_its_whole_answer(mortal, 
         (table,) = sidecar.driver.placement.tables.values()
         if at == "in line":
             for n in range(2):
-                endless = said(f"{n} ships", stream=True, max_tokens=5000, ignore_eos=True)
+                endless = said(f"{n} ships", **ENDLESS)
                 await (await stack.enter_async_context(client.post(CHAT, json=endless))).content.readany()
         # the headers, and no event yet
         async with client.post(CHAT, json=said(VERY_LONG, stream=True)) as answer:
@@ -150,9 +161,7 @@ async def test_a_waiting_stream_gets_comments_and_then_its_whole_answer(mortal, 
                 await until(lambda: sidecar.driver.placement.queued == 1)
             mortal.kill()
             await is_down(sidecar)
-            before = heard.count(WAITING)
-            while heard.count(WAITING) < before + 3:
-                heard += await answer.content.readany()
+            await hears_it_waits(answer, heard)
             await mortal.start()
             heard += await answer.read()
         assert answer.status == 200
@@ -180,8 +189,7 @@ async def test_a_stream_that_arrives_while_the_engine_is_down_gets_comments(buil
             stranger = asyncio.get_running_loop().create_task(knocks)
         async with client.post(CHAT, json=said("Good day", stream=True), headers=headers) as answer:
             heard = bytearray()
-            while heard.count(WAITING) < 3:
-                heard += await answer.content.readany()
+            await hears_it_waits(answer, heard)
             await mortal.start()
             heard += await answer.read()
         assert b'"error":' not in heard
@@ -193,7 +201,7 @@ async def test_a_stream_that_arrives_while_the_engine_is_down_gets_comments(buil
 async def test_a_running_stream_ends_with_an_error_if_the_engine_is_killed(mortal):
     async with lab.keeping(mortal) as sidecar, aiohttp.ClientSession(lab.url_of(sidecar)) as client:
         chat = Chat("Anna")
-        async with client.post(CHAT, json=chat.asks(stream=True, max_tokens=5000, ignore_eos=True)) as answer:
+        async with client.post(CHAT, json=chat.asks(**ENDLESS)) as answer:
             heard = await answer.content.readany()
             mortal.kill()
             heard += await answer.read()

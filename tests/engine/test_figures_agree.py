@@ -78,7 +78,7 @@ class Session:
         """Send a request of a client that disconnects during the answer."""
         async with (
             aiohttp.ClientSession(self.target.base) as client,
-            client.post(CHAT, json=body | {"stream": True, "max_tokens": 4000}) as answer,
+            client.post(CHAT, json=body | {"stream": True, "max_tokens": 8000, "ignore_eos": True}) as answer,
         ):
             await answer.content.readany()
         await lab.rested(self.sidecar)

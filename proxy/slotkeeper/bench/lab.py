@@ -32,7 +32,7 @@ from slotkeeper.scheduler.types import EngineId
 from slotkeeper.settings import Settings
 
 LOOK_SECONDS: Final = 0.02
-READY_SECONDS: Final = 120.0  # a busy machine needs ten seconds and more
+READY_SECONDS: Final = 120.0  # the probe sends some 50 prompts, and the machine may be busy
 REST_SECONDS: Final = 120.0
 ANY_PORT: Final = "127.0.0.1:0"
 PREFILLED: Final = "slotkeeper_prefill_tokens_total"
