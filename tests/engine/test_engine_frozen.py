@@ -29,7 +29,7 @@ BODIES = {
     "/v1/responses": {"input": VERY_LONG, "max_output_tokens": 8},
     "/completion": {"prompt": VERY_LONG, "n_predict": 8},
 }
-ENDLESS = {"stream": True, "max_tokens": 5000, "ignore_eos": True}
+ENDLESS = {"stream": True, "max_tokens": 50_000, "ignore_eos": True}
 
 
 @pytest.fixture

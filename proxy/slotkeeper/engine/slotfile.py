@@ -177,8 +177,8 @@ class View:
 # After the ids of the tokens, which are -1 at images, a file has u32 count, then `count` u32 (tokens before
 # each image), then for each image u32 length and that many bytes, then zeros up to a whole word. Those bytes
 # are u64 version, u32 1, u64 0, u8 1, u32 width and height in tokens, u32 kind of positions, u32 0, u32
-# temporal merge (2 with Qwen), u64 length of the name, the name, sizes in pixels (version 2: four bytes more).
-# It has no pixels or embeddings.
+# frames in one token (2 with Qwen), u64 length of the name, the name, and sizes in pixels, which take four
+# bytes more in version 2. It has no pixels or embeddings.
 
 IMAGE_HEAD: Final = struct.Struct("<QIQBIIIIIQ")
 MOST_IMAGES: Final = 4096  # images in one file
