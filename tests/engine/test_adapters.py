@@ -124,7 +124,7 @@ async def test_the_engines_ram_cache_does_not_distinguish_adapters(start, model)
 async def test_a_restored_slot_is_emptied_unless_its_last_task_had_the_same_adapters(start, model):
     engine, prompt = start(model), story("file")
     async with direct(engine) as stock:
-        await ask(stock, prompt, FIRST, id_slot=0)
+        await ask(stock, prompt, FIRST, id_slot=0, n_predict=1)  # the slot then ends where the prompt does
         await stock.post("/slots/0?action=save", json={"filename": "first"})
         found = []
         for adapters_set in (False, True):
@@ -150,6 +150,7 @@ async def alone(start: Start, model: str, asked: Asked) -> list[str]:
         return [figures(await ask(stock, text, lora, cache_prompt=False))[1] for text, lora in asked]
 
 
+@pytest.mark.usefixtures("quick_files")
 @pytest.mark.parametrize("flags", RAM.values(), ids=RAM)
 @pytest.mark.parametrize("model", MODELS)
 async def test_alternating_requests_under_two_adapters_never_share_states(start, model, flags):
