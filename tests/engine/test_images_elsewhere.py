@@ -23,6 +23,7 @@ from engine.test_images import (
     B,
     Viewer,
     engine_with,
+    only_extends,
     viewing,
     words,
 )
@@ -75,10 +76,12 @@ async def begun(client: Viewer, picture: bytes) -> list[dict[str, Any]]:
     ]
 
 
-async def expect_only_new_text(client: Viewer, chat: list[dict[str, Any]], question: str) -> None:
-    """Ask a further question of a conversation, and assert that only text since its last prompt costs."""
+async def expect_only_new_text(
+    client: Viewer, chat: list[dict[str, Any]], question: str, *, messages: int = 1
+) -> None:
+    """Ask a further question, and assert that it computes only the last `messages` messages and itself."""
     asked = await client.ask(words(question), before=chat, system=LONG)
-    assert asked.computed <= await client.tokens_behind(asked.body, len(chat) - 1) + MORE
+    assert asked.computed <= await client.tokens_behind(asked.body, len(chat) - messages) + MORE
 
 
 @asynccontextmanager
@@ -188,7 +191,9 @@ async def test_an_image_of_another_key_is_computed_in_full(build, pair, ram_cach
             assert (asked.decision, asked.cached) == ("cold", asked.planted)
             await lab.rested(client.sidecar)
             client.session.headers.update(KEYS["ann"])
-            await expect_only_new_text(client, chat, QUESTIONS[2])
+            # To save the slot, an older build goes back to its last message and loses a later checkpoint.
+            messages = 2 if only_extends(build, pair) else 1
+            await expect_only_new_text(client, chat, QUESTIONS[2], messages=messages)
             await lab.rested(client.sidecar)
             await lab.restarted(engine, client.sidecar)
 
@@ -202,6 +207,7 @@ async def test_a_question_about_an_image_on_an_mtp_model_computes_only_the_quest
             await client.expect_question(await client.about((A, B)[number % 2], question))
         await lab.rested(client.sidecar)
         await lab.restarted(engine, client.sidecar)
-        for picture, question in zip((B, A, B), QUESTIONS[5:], strict=False):
-            await client.expect_question(await client.about(picture, question))
+        again = only_extends(build, "mtp")
+        for picture, question, first in zip((B, A, B), QUESTIONS[5:], (again, again, False), strict=False):
+            await client.expect_question(await client.about(picture, question), image_again=first)
         await client.expect_same_answers()
