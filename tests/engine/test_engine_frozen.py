@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from engine.test_engine_waits import CHAT, CONTEXT, VERY_LONG, Chat, asked, said, until
+from engine.test_engine_waits import CHAT, CONTEXT, ENDLESS, VERY_LONG, Chat, asked, said, until
 from patience import PATIENCE
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
@@ -29,7 +29,6 @@ BODIES = {
     "/v1/responses": {"input": VERY_LONG, "max_output_tokens": 8},
     "/completion": {"prompt": VERY_LONG, "n_predict": 8},
 }
-ENDLESS = {"stream": True, "max_tokens": 50_000, "ignore_eos": True}
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
 import psutil
 import pytest
 
+from chaos.raw import until
 from patience import PATIENCE
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
@@ -83,12 +83,6 @@ def test_two_processes_never_get_the_same_free_port():
         [sys.executable, "-c", f"{code}print(launch.free_port())"], capture_output=True, text=True, check=True
     )
     assert int(drawn.stdout) not in two
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not true():
-            await asyncio.sleep(0.02)
 
 
 def handles(pid: int, number: signal.Signals) -> bool:
