@@ -18,7 +18,7 @@ An engine has `.base` (URL), `.build`, `.model` (path), `.flags` (EngineFlags), 
 (EngineProcess), `.slot_dir`. A module's engine is shared: slots hold what earlier tests left in them, so
 start prompts with something of your own, or take a factory engine.
 
-`quick_files`: prices of files do not depend on the disk.
+`quick_files`: prices of files do not depend on the disk. `slow_prefill`: nor on the speed of tiny models.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.launch import EngineKind, find_engine, free_port
 from slotkeeper.engine.process import EngineProcess
 from slotkeeper.exchange import relay
-from slotkeeper.scheduler.costs import FileTimes
+from slotkeeper.scheduler.costs import FileTimes, Rates
 from slotkeeper.settings import Settings
 
 BUILDS: Final = tuple(
@@ -192,6 +192,15 @@ def quick_files(monkeypatch: pytest.MonkeyPatch) -> None:
     the sidecar then rightly computes.
     """
     monkeypatch.setattr(FileTimes, "took", lambda *_: None)
+
+
+@pytest.fixture
+def slow_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Price a prefill by the guess of `Rates`, 1,000 tokens per second, whatever the tiny models take.
+
+    For tests that expect a file for a few hundred tokens, which tiny models often compute sooner.
+    """
+    monkeypatch.setattr(Rates, "prefilled", lambda *_: None)
 
 
 def evaluated(engine: Engine) -> int:

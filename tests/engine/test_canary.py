@@ -8,19 +8,22 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from engine.conftest import SAME_IN_ANY_BATCH, evaluated
 from patience import PATIENCE
+from projectors import Projector, projector
+from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.engine import fingerprint
 from slotkeeper.engine.answers import NoFilesError, Why
-from slotkeeper.engine.canary import CANARY_TOKENS, ProbeResult, probe_files
 from slotkeeper.engine.client import EngineClient
+from slotkeeper.engine.file_canary import CANARY_TOKENS, ProbeResult, probe_files
 from slotkeeper.engine.launch import EngineKind
-from slotkeeper.engine.traits import read_traits
+from slotkeeper.engine.traits import Reading, read_traits
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.types import SlotId
 
@@ -125,6 +128,32 @@ async def test_the_probe_does_not_change_a_used_engine_and_finds_its_checkpoints
     assert found.layout
     assert states(engine) == before == [(False, 40), (False, 30)]
     assert not list(engine.slot_dir.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("kind", "closed"), [(Projector.QWEN, True), (Projector.GEMMA, True), (Projector.LLAVA, False)]
+)
+async def test_the_probe_finds_whether_text_follows_images_if_files_have_no_checkpoints(
+    build, kind, closed, tmp_path
+):
+    path, only_extends = projector(kind, tmp_path), build == EngineKind.SKULK
+    async with (
+        lab.tiny_engine(Tiny.HYBRID, build, tmp_path, "--mmproj", str(path)) as engine,
+        EngineClient(engine.base) as client,
+    ):
+
+        async def read(**more: Any) -> Reading:
+            return await read_traits(client, engine.flags, slot_dir=engine.flags.slot_save_path, **more)
+
+        reading = await read(may_compute=True)
+        assert reading.files.images_closed is (closed if only_extends else None)
+        assert not any(view.held for view in await client.slots())
+        await client.prefill(list(range(40)), SlotId(0))
+        computed = client.computed
+        assert (await read(may_compute=True)).files.images_closed is None, "an engine in use is not tried"
+        known = await read(may_compute=True, known=reading.files)
+        assert known.files.images_closed is reading.files.images_closed
+        assert client.computed == computed
 
 
 async def test_the_probe_saves_the_emptiest_slot_of_a_used_engine(engine_factory, build):

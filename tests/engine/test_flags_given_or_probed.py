@@ -16,7 +16,7 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.target import Target, play
 from slotkeeper.engine import canary
-from slotkeeper.engine.canary import CANARY_TOKENS
+from slotkeeper.engine.file_canary import CANARY_TOKENS
 
 pytestmark = pytest.mark.alternating
 

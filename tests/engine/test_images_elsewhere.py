@@ -23,18 +23,18 @@ from engine.test_images import (
     B,
     Viewer,
     engine_with,
-    only_extends,
     viewing,
     words,
 )
 from patience import PATIENCE
 from projectors import image
 from slotkeeper.bench import lab
+from slotkeeper.engine.launch import EngineKind
 from slotkeeper.scheduler import retention
 from slotkeeper.scheduler.slot_contents import Tier
 from slotkeeper.scheduler.types import EngineId
 
-pytestmark = [pytest.mark.alternating, pytest.mark.usefixtures("quick_files")]
+pytestmark = [pytest.mark.alternating, pytest.mark.usefixtures("quick_files", "slow_prefill")]
 
 LONG: Final = SYSTEM * 3
 LEAST: Final = 2000  # tokens of LONG that a state covers
@@ -84,7 +84,7 @@ async def expect_only_new_text(
     Where files have no checkpoints, the slot goes back to its last message to be saved there, and loses the
     checkpoint behind it: then that message is computed too.
     """
-    messages = 2 if only_extends(build, pair) else 1
+    messages = 2 if build == EngineKind.SKULK and pair != "dense" else 1
     asked = await client.ask(words(question), before=chat, system=LONG)
     assert asked.computed <= await client.tokens_behind(asked.body, len(chat) - messages) + MORE
 
@@ -210,7 +210,6 @@ async def test_a_question_about_an_image_on_an_mtp_model_computes_only_the_quest
             await client.expect_question(await client.about((A, B)[number % 2], question))
         await lab.rested(client.sidecar)
         await lab.restarted(engine, client.sidecar)
-        again = only_extends(build, "mtp")
         for picture, question in zip((B, A, B), QUESTIONS[5:], strict=False):
-            await client.expect_question(await client.about(picture, question), image_again=again)
+            await client.expect_question(await client.about(picture, question))
         await client.expect_same_answers()

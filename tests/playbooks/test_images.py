@@ -24,7 +24,7 @@ from playbooks.playbook import (
     saves,
 )
 from slotkeeper.scheduler.costs import Limits
-from slotkeeper.scheduler.effects import Forward, Plant, Purpose, Save
+from slotkeeper.scheduler.effects import Forward, Plant, Purpose, Save, SaveMoment
 from slotkeeper.scheduler.engine_model import TAIL, marked
 from slotkeeper.scheduler.tokens import Boundary, BoundaryKind, Tokens
 from slotkeeper.scheduler.types import Reason
@@ -119,6 +119,38 @@ def test_no_plant_ends_inside_an_image_or_right_after_one(files):
                 case _:
                     play.effects.popleft()
     assert ended
+
+
+CLOSED = Tokens.image(b"a" * 32, 300, closed=True)
+
+
+def test_files_without_checkpoints_get_one_that_ends_behind_the_image():
+    """It serves every question about the image, also after a restart."""
+    play = Play(n_slots=1, **OLD_FILES, **LATER_BUILD)
+    play << arrives("r1") << knows("r1", TEXT + CLOSED + ASKS[0])
+    assert play >> plants("r1", 0, Purpose.PLANT, tokens=TEXT + CLOSED)
+    assert play << planted("r1", END) >> saves(0, SaveMoment.BOUNDARY)
+    assert play << saved("image") >> plants("r1", 0, Purpose.PLANT, tokens=behind(ASKS[0]))
+    assert play << planted("r1", TAIL) >> goes("r1", slot=0, reason=Reason.COLD)
+    assert play << ends("r1", END + 40, END + TAIL) >> reports("r1", usage__planted=END + TAIL)
+
+
+@pytest.mark.parametrize(
+    ("image", "files"), [(A, OLD_FILES), (CLOSED, NEW_FILES)], ids=["not closed", "with checkpoints"]
+)
+def test_no_file_ends_behind_an_image_if_that_may_abort_the_engine_or_buys_nothing(image, files):
+    play = Play(n_slots=1, **files, **LATER_BUILD)
+    play << arrives("r1") << knows("r1", TEXT + image + ASKS[0])
+    assert play >> plants("r1", 0, Purpose.PLANT, tokens=behind(ASKS[0]))
+    assert play << planted("r1", END + TAIL) >> goes("r1", slot=0, reason=Reason.COLD)
+
+
+def test_no_file_ends_behind_an_image_if_it_is_dearer_than_the_image():
+    play = Play(n_slots=1, **OLD_FILES, **LATER_BUILD)
+    play.table.rates.prefill = 1e6  # tokens per second
+    play << arrives("r1") << knows("r1", TEXT + CLOSED + ASKS[0])
+    assert play >> plants("r1", 0, Purpose.PLANT, tokens=behind(ASKS[0]))
+    assert play << planted("r1", END + TAIL) >> goes("r1", slot=0, reason=Reason.COLD)
 
 
 def test_a_plant_that_cannot_be_sent_leaves_the_contents_of_the_slot_unchanged():

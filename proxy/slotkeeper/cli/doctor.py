@@ -17,8 +17,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from slotkeeper.engine.answers import SAID, EngineError, EngineGoneError, Health, NoFilesError, Odds
-from slotkeeper.engine.canary import TEXT, swept, unused
+from slotkeeper.engine.canary import TEXT
 from slotkeeper.engine.client import EngineClient, RouterClient
+from slotkeeper.engine.file_canary import swept, unused
 from slotkeeper.engine.findings import Finding, Probe, Severity, about_files, examine, probe
 from slotkeeper.engine.fingerprint import LIKELIEST, TOLERANCE, Identity
 from slotkeeper.engine.flags import EngineFlags

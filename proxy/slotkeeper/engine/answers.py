@@ -130,6 +130,13 @@ class MediaPrompt:
         return {"prompt_string": self.text, "multimodal_data": self.data}
 
 
+def media_marker(props: Mapping[str, Any]) -> str:
+    """Return what stands for an image in a prompt, by the answer of /props; "" if it accepts no images."""
+    modalities = props.get("modalities")
+    sees = isinstance(modalities, dict) and modalities.get("vision") is True
+    return str(props.get("media_marker") or "") if sees else ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guess:
     """The tokens that may follow a prompt."""

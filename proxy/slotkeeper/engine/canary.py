@@ -1,23 +1,19 @@
-"""Experiments on an engine: what its slot files contain, and the flags that no answer of the API shows.
+"""Experiments on an engine: the flags that no answer of the API shows, by how it handles short prompts.
 
-The module `traits` reads what the engine's answers show.
+`file_canary` tries out its slot files; `traits` reads what the engine's answers show.
 """
 
 from __future__ import annotations
 
-import asyncio
-import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Final
 
-from slotkeeper.engine.answers import EngineError, NoFilesError, PrefillResult, Why
+from slotkeeper.engine.answers import EngineError, PrefillResult
 from slotkeeper.engine.client import EngineClient
+from slotkeeper.engine.file_canary import ANY, swept, unused
 from slotkeeper.engine.http import Headers
-from slotkeeper.engine.slotfile import Damage, SlotFile
-from slotkeeper.engine.slotfile_reader import read
 from slotkeeper.scheduler.engine_model import (
     TAIL,
     Checkpoint,
@@ -28,182 +24,8 @@ from slotkeeper.scheduler.engine_model import (
     checkpoints_last,
     newest_usable,
 )
-from slotkeeper.scheduler.types import SlotId, SlotView
+from slotkeeper.scheduler.types import SlotId
 
-# -- slot files, by letting it write one -----------------------------------------------------------------
-# First we save the state of an idle slot, which changes nothing. This shows whether we see the engine's
-# folder, and the version of its files. If this does not show whether files carry checkpoints, and the engine
-# is unused, we try a canary: a few tokens in one slot, which we save and erase again.
-
-ANY: Final = SlotId(-1)  # the engine's choice (engine.md T8)
-CANARY_TOKENS: Final = 16  # 5 leave a checkpoint with any batch size; a large model on a CPU is slow
-CANARY_TEXT: Final = " ".join(map(str, range(CANARY_TOKENS)))  # at least one token for each number
-# Enough for a large batch on a slow machine. If a task takes the slot first, the engine saves it when that
-# task ends (engine.md 2.3).
-SAVE_SECONDS: Final = 120.0
-APPENDING: Final = 4  # the first version whose files may carry checkpoints (engine.md 2.2)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeResult:
-    """The format of one engine's slot files. Callers store it, because a used engine allows no canary.
-
-    All values are plain, so that the result can be stored as JSON.
-    """
-
-    engine: str  # Identity.digest of the engine that wrote the files
-    state_version: int
-    files_carry: bool | None = None  # whether the files carry checkpoints; None = unknown
-    layout: str = ""  # SlotFile.layout; empty = no file with tokens was seen
-
-    def traits_into(self, traits: EngineTraits, fingerprint: str) -> EngineTraits:
-        """Return the traits with the facts about slot files filled in."""
-        return replace(
-            traits,
-            slot_files=True,
-            state_version=self.state_version,
-            files_carry=self.files_carry,
-            fingerprint=fingerprint,
-        )
-
-
-async def probe_files(
-    client: EngineClient,
-    folder: Path,
-    traits: EngineTraits,
-    engine: str,
-    *,
-    may_compute: bool = False,
-    known: ProbeResult | None = None,
-    headers: Headers | None = None,
-) -> ProbeResult:
-    """Find out the format of an engine's slot files. It must be awake, and have no pinned request meanwhile.
-
-    1. Dense memory has no checkpoints, and older versions of the file have no place for them.
-    2. If the saved slot has checkpoints, its file holds them.
-    3. Otherwise a canary shows it, if `may_compute` is true and no slot was used yet.
-    4. Otherwise the result of an earlier probe of the same engine counts.
-    5. Otherwise it stays unknown until the first snapshot is saved.
-
-    Args:
-        client: the client of that engine.
-        folder: the engine's --slot-save-path, as this machine sees it.
-        traits: the engine's traits; only the kind of memory is used.
-        engine: the engine's `Identity.digest`.
-        may_compute: whether a canary is allowed.
-        known: the result of an earlier probe, of this engine or of another.
-        headers: credentials, if not the client's own.
-
-    Raises:
-        NoFilesError: snapshots are not possible with this engine.
-        EngineGoneError: the engine does not answer any more.
-    """
-    try:
-        if not await client.saves_slots(headers=headers):
-            raise NoFilesError(Why.OFF)
-        if not await asyncio.to_thread(folder.is_dir):
-            raise NoFilesError(Why.NO_FOLDER, str(folder))
-        slot = quietest(await client.slots(headers=headers))
-        file = await saved(client, folder, slot, headers)
-        result = ProbeResult(engine=engine, state_version=file.version, layout=file.layout)
-        if traits.cuttable or file.version < APPENDING:  # (1)
-            return replace(result, files_carry=False)
-        if file.records:  # (2)
-            return replace(result, files_carry=True)
-        if may_compute and await unused(client, headers):  # (3)
-            file = await canary(client, folder, headers)
-            return replace(result, files_carry=bool(file.records), layout=file.layout)
-        if known and known.files_carry is not None and same(known, result):  # (4)
-            return replace(result, files_carry=known.files_carry)
-    except EngineError as error:
-        raise NoFilesError(Why.REFUSED, str(error)) from error
-    return result  # (5)
-
-
-async def unused(client: EngineClient, headers: Headers | None) -> bool:
-    """Whether every slot is idle and empty, so that a prompt of ours overwrites nothing."""
-    return not any(slot.busy or slot.held for slot in await client.slots(headers=headers))
-
-
-def same(known: ProbeResult, now: ProbeResult) -> bool:
-    return (known.engine, known.state_version) == (now.engine, now.state_version)
-
-
-def quietest(views: tuple[SlotView, ...]) -> SlotId:
-    """Return the idle slot with the smallest state. Raises NoFilesError if all slots are busy."""
-    idle = [slot for slot in views if not slot.busy]
-    if not idle:
-        raise NoFilesError(Why.BUSY)
-    return min(idle, key=lambda slot: slot.held or 0).slot
-
-
-async def canary(client: EngineClient, folder: Path, headers: Headers | None) -> SlotFile:
-    """Prefill a few tokens, save the slot's state and erase it again; return the file.
-
-    The engine chooses the slot: an unpinned task never meets a running answer (engine.md T1).
-    """
-    ids = await client.tokenize(CANARY_TEXT, add_special=False, parse_special=False, headers=headers)
-    ids = ids[:CANARY_TOKENS]
-    slot = (await client.prefill(ids, ANY, headers=headers)).slot
-    try:
-        return await saved(client, folder, slot, headers)
-    finally:
-        await swept(client, slot, len(ids), headers)
-
-
-async def swept(client: EngineClient, slot: SlotId, held: int, headers: Headers | None) -> None:
-    """Erase a slot after our canary, unless another task has taken the slot since.
-
-    `held` is the number of tokens that the canary left there.
-    """
-    views = await client.slots(headers=headers)
-    if any(view.slot == slot and not view.busy and view.held == held for view in views):
-        await client.erase(slot, headers=headers)
-
-
-async def saved(client: EngineClient, folder: Path, slot: SlotId, headers: Headers | None) -> SlotFile:
-    """Save an idle slot, read its file and delete the file. Raises NoFilesError, EngineError."""
-    path = folder / temporary()
-    try:
-        async with asyncio.timeout(SAVE_SECONDS):
-            written = (await client.save(slot, path.name, headers=headers)).written
-        return await asyncio.to_thread(inspected, path, written)
-    except TimeoutError as error:
-        raise NoFilesError(Why.BUSY) from error
-    finally:
-        await asyncio.to_thread(removed, path)
-
-
-def temporary() -> str:
-    """Return a name that the store takes for a temporary file, so that it deletes any file that we leave."""
-    return f"slotkeeper-{0:012x}-{secrets.token_hex(4)}.tmp"
-
-
-def inspected(path: Path, written: int) -> SlotFile:
-    """Read a slot file for which the engine reported `written` bytes. Blocks. Raises NoFilesError."""
-    try:
-        size = path.stat().st_size
-        if size != written:  # on a full disk the engine may still answer 200: it does not check fclose
-            raise NoFilesError(Why.CUT, f"{size} of {written} bytes")
-        with path.open("rb") as file:
-            found = read(file, size)
-    except FileNotFoundError as error:
-        raise NoFilesError(Why.NOT_SHARED, str(path.parent)) from error
-    except OSError as error:
-        raise NoFilesError(Why.UNREADABLE, str(error)) from error
-    if isinstance(found, Damage):
-        raise NoFilesError(Why.UNKNOWN, found.text)
-    return found
-
-
-def removed(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise NoFilesError(Why.UNREADABLE, str(error)) from error
-
-
-# -- flags, inferred from how the engine handles a few short prompts --------------------------------------
 # Only for an unused engine. The engine chooses the slot of each prompt, so none meets a running answer
 # (engine.md T1). Each prompt must reuse what the one before it left. If one does not, another client is
 # there, or the engine chooses slots in a different way, and we conclude nothing more. All prompts together

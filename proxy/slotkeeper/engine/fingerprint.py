@@ -24,8 +24,9 @@ from typing import Any, Final
 import orjson
 
 from slotkeeper.engine.answers import EngineError, Odds
-from slotkeeper.engine.canary import TEXT, swept, unused
+from slotkeeper.engine.canary import TEXT
 from slotkeeper.engine.client import EngineClient
+from slotkeeper.engine.file_canary import swept, unused
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.http import Headers
 from slotkeeper.scheduler.adapters import BASE, Adapter, scales_of, single

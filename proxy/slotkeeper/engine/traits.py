@@ -1,6 +1,6 @@
 """The traits of the engine at a URL: read from its answers, its flags and its model's header.
 
-The format of its slot files needs an experiment, which is in `canary`.
+The format of its slot files needs an experiment, which is in `file_canary`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from slotkeeper.engine import disk_cache, fingerprint
-from slotkeeper.engine.answers import EngineError, NoFilesError, Why
-from slotkeeper.engine.canary import ProbeResult, probe_files, try_flags
+from slotkeeper.engine.answers import EngineError, NoFilesError, Why, media_marker
+from slotkeeper.engine.canary import try_flags
 from slotkeeper.engine.client import EngineClient
+from slotkeeper.engine.file_canary import ProbeResult, probe_files, probe_images
 from slotkeeper.engine.fingerprint import (
     Identity,
     about_flags,
@@ -161,6 +162,10 @@ async def _with_files(
     digest = identity.digest
     files = await probe_files(
         client, slot_dir, reading.traits, digest, may_compute=may_compute, known=known, headers=headers
+    )
+    marker = media_marker(reading.props)
+    files = await probe_images(
+        client, slot_dir, reading.traits, files, marker, may_compute=may_compute, known=known, headers=headers
     )
     voice = ""
     if flags is None:

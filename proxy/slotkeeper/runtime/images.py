@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 from slotkeeper.api.document import Doc
 from slotkeeper.api.pictures import Picture, part_of, with_images
-from slotkeeper.engine.answers import MediaPrompt
+from slotkeeper.engine.answers import MediaPrompt, media_marker
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.scheduler.tokens import EMPTY, Tokens, text_ranges
 from slotkeeper.vocab.tokenizer import Tokenizer
@@ -61,17 +61,20 @@ class EngineImages:
         self._client = client
         self.pictures = Pictures()
         self.marker = ""  # represents each image in a rendered text; "" if the engine accepts no images
+        self._closed = False  # whether its projector is known to put text behind each image
         self._lengths: OrderedDict[Sequence[bytes], int | None] = OrderedDict()  # None: a count differed
         self._frame: int | None = None  # tokens of the counted chat without its images
 
     def __len__(self) -> int:
         return len(self._lengths)
 
-    def begins(self, props: Mapping[str, Any]) -> None:
-        """Read the marker from /props and clear all lengths, because the engine may have restarted."""
-        modalities = props.get("modalities")
-        sees = isinstance(modalities, dict) and modalities.get("vision") is True
-        self.marker = str(props.get("media_marker") or "") if sees else ""
+    def begins(self, props: Mapping[str, Any], *, closed: bool = False) -> None:
+        """Read the marker from /props and clear all lengths, because the engine may have restarted.
+
+        `closed`: its projector is known to put text behind each image.
+        """
+        self.marker = media_marker(props)
+        self._closed = closed
         self._lengths.clear()
         self._frame = None
 
@@ -88,7 +91,8 @@ class EngineImages:
         found = await _beginning(tokenizer, texts[0])
         for digest, behind in zip(images, texts[1:], strict=True):
             length = await self._length(tokenizer, (digest,), auth)
-            found += Tokens.image(digest, length) + await tokenizer.tokenize(behind, add_special=False)
+            image = Tokens.image(digest, length, closed=self._closed)
+            found += image + await tokenizer.tokenize(behind, add_special=False)
         for one, other in ((one, other) for one, other in pairwise(found.chunks) if one.end == other.start):
             # Some builds read two adjacent images as two frames of one image (engine.md 15).
             if await self._length(tokenizer, (one.digest, other.digest), auth) != one.length + other.length:

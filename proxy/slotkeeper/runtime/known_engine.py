@@ -21,8 +21,8 @@ from pydantic import TypeAdapter, ValidationError
 from slotkeeper.api.document import Doc, Prompt
 from slotkeeper.api.pictures import digests
 from slotkeeper.engine.answers import EngineError, EngineGoneError, MediaPrompt
-from slotkeeper.engine.canary import ProbeResult
 from slotkeeper.engine.client import EngineClient
+from slotkeeper.engine.file_canary import ProbeResult
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.http import EngineAddress, Pulse
 from slotkeeper.engine.traits import Reading, read_traits
@@ -88,12 +88,13 @@ class KnownEngine:
             may_read=self._may_read,
             known=self.files,
         )
-        self.images.begins(reading.props)
         folder, self.build = self.slot_dir, reading.build
         self.traits = await completed(folder, reading.traits) if folder else reading.traits
         if folder and self.traits.guessed:
             self.traits = await with_flags(folder, self.process, self.traits)
         self.files = reading.files or self.files
+        closed = bool(reading.files and reading.files.images_closed)
+        self.images.begins(reading.props, closed=closed)
         return reading
 
     def learned(self, what: Learned) -> None:

@@ -147,7 +147,10 @@ def steps(
     alone = _alone(reuse_plan, prompt, table.traits, user_starts)
     checkpoints = _checkpoints(found, reuse_plan, alone, table.traits)
     thinned_to = _first_start(alone, user_starts, table.traits)
-    files = _files(found, prompt, thinned_to, table, catalog) if table.may_save(now) else set()
+    files = set[int]()
+    if table.may_save(now):
+        files = _files(found, prompt, thinned_to, table, catalog)
+        files |= _image_file(found, prompt, files, table, catalog)
     files = {at for at in files if writes.spend(table.rates.size_of(at), now)}
     displaced = _displaced(alone, checkpoints, files, reuse_plan, table.traits)
     cuts = _cuts({*checkpoints, *displaced}, files)
@@ -294,10 +297,27 @@ def _files(
     return best
 
 
+def _image_file(
+    found: Collection[CutPlace], prompt: Tokens, others: Collection[int], table: EngineTable, catalog: Catalog
+) -> set[int]:
+    """Return the end of the last image if it is worth a file, beside the one that is made at `others`.
+
+    A file without checkpoints that ends in a question serves no other question. So after a restart the image
+    would be computed again.
+    """
+    end = prompt.chunks[-1].end if prompt.chunks else 0
+    if not table.traits.files_only_extend or end < WORTH_A_FILE or not prompt.may_end(end):
+        return set()
+    chance = max((place.chance for place in found if place.at == end), default=0.0)
+    missing = end - max(catalog.covered(prompt.cut(0, end), table.traits), *others, 0)
+    return {end} if chance * missing > table.rates.save_price(end) else set()
+
+
 def _made(cut: Cut, prompt: Tokens, traits: EngineTraits) -> Iterator[Step]:
     """Yield the steps for one cut. The engine keeps a checkpoint TAIL tokens before a prompt's end.
 
-    Where an image follows, foreign tokens stand for these. Right behind an image no prompt of ours ends.
+    Where an image follows, foreign tokens stand for these. Right behind an image that is not known to be
+    closed no prompt of ours ends.
     """
     exactly = Prefill(prompt.cut(0, cut.at), Purpose.PLANT)
     end = cut.at + TAIL

@@ -13,7 +13,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from hashlib import shake_256
 from typing import Final, Self
@@ -31,6 +31,7 @@ class Chunk:
     start: int  # tokens before the image; negative if the sequence begins inside it
     length: int  # tokens
     digest: bytes  # of the image's bytes
+    closed: bool = field(default=False, compare=False)  # whether the engine is known to put text behind it
 
     @property
     def end(self) -> int:
@@ -60,11 +61,11 @@ def outside(chunks: Sequence[Chunk], at: int) -> int:
 def prompt_end(chunks: Sequence[Chunk], at: int) -> int:
     """Return the last index up to `at` at which one of our own prompts may end.
 
-    A prompt must not end inside an image, which cannot be cut, nor right behind one: an engine whose
-    projector puts no text there then aborts (engine.md 15).
+    A prompt must not end inside an image, which cannot be cut, nor right behind one that is not known to be
+    closed: an engine whose projector puts no text there then aborts (engine.md 15).
     """
     for chunk in reversed(chunks):
-        if chunk.start < at <= chunk.end:
+        if chunk.start < at <= chunk.end and not (chunk.closed and at == chunk.end):
             at = max(0, chunk.start)
     return at
 
@@ -114,9 +115,9 @@ class Tokens:
         return tokens
 
     @classmethod
-    def image(cls, digest: bytes, length: int) -> Self:
-        """Build the tokens of an image."""
-        return cls.of(_packed(digest, length), chunks=(Chunk(0, length, digest),))
+    def image(cls, digest: bytes, length: int, *, closed: bool = False) -> Self:
+        """Build the tokens of an image; `closed`: the engine is known to put text behind it."""
+        return cls.of(_packed(digest, length), chunks=(Chunk(0, length, digest, closed),))
 
     def within(self, space: str) -> Tokens:
         """Return the same ids in this namespace."""

@@ -133,8 +133,8 @@ class SharedStore:
         entries: list[HeadName] = []
         for names in await asyncio.gather(*map(self._entries, folders)):
             entries += names
-        ranked = sorted(entries, key=lambda entry: _promise(entry, marks), reverse=True)
-        most = SURE if ranked and _promise(ranked[0], marks)[1] else PROMISING
+        ranked = sorted(entries, key=lambda entry: _promise(entry, marks, len(prompt)), reverse=True)
+        most = SURE if ranked and _promise(ranked[0], marks, len(prompt))[1] else PROMISING
         good = [e for e in ranked[:most] if min(len(prompt), e.common(marks) + BLOCK - 1) > beyond]
         unknown = [entry for entry in good if self._seen.get(entry.path) not in known]
         heads = await asyncio.gather(*(self._head_or_none(entry, prompt.space) for entry in unknown))
@@ -362,10 +362,15 @@ class SharedStore:
             self._secret = await self.objects.read(STORE_SEAL, BYTES)
 
 
-def _promise(entry: HeadName, marks: Sequence[str]) -> tuple[int, bool]:
-    """Return a sort key: tokens shared with the prompt, then whether these are all of the entry's tokens."""
+def _promise(entry: HeadName, marks: Sequence[str], length: int) -> tuple[int, bool, int]:
+    """Return a sort key for a prompt of `length` tokens.
+
+    It is the tokens shared with the prompt, then whether these are all of the entry's, in whole blocks. Of
+    equal entries the longest that is no longer than the prompt comes first: it may share most of a block.
+    """
     common = entry.common(marks)
-    return common, common == entry.tokens // BLOCK * BLOCK
+    fits = entry.tokens if entry.tokens <= length else 0
+    return common, common == entry.tokens // BLOCK * BLOCK, fits
 
 
 def _close_all(readers: list[BlobReader]) -> None:

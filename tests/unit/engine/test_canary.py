@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slotkeeper.engine.answers import NO_FILES, NoFilesError, Why
-from slotkeeper.engine.canary import inspected, quietest, removed, temporary
+from slotkeeper.engine.file_canary import inspected, quietest, removed, temporary
 from slotkeeper.scheduler.types import SlotId, SlotView
 from slotkeeper.store import files
 

@@ -128,6 +128,19 @@ async def test_a_prompt_that_begins_with_an_image_is_refused(lab):
         await lab.tokens(A, "?")
 
 
+@pytest.mark.parametrize("closed", [False, True])
+async def test_a_prompt_may_end_behind_an_image_only_if_text_is_known_to_follow_images(lab, closed):
+    lab.images.begins(PROPS, closed=closed)
+    prompt = await lab.tokens("See", A, "?")
+    behind = prompt.cut(0, prompt.chunks[0].end)
+    assert prompt.may_end(len(behind)) == closed
+    if closed:
+        assert (await lab.images.prompt(lab.tokenizer, behind, {})).text == f"See{MARKER}"
+    else:
+        with pytest.raises(ValueError, match="no prompt can end there"):
+            await lab.images.prompt(lab.tokenizer, behind, {})
+
+
 async def test_an_engine_without_vision_has_no_media_marker(lab):
     for props in ({}, {"modalities": None}, {"modalities": {"vision": False}, "media_marker": MARKER}):
         lab.images.begins(props)

@@ -52,6 +52,13 @@ class TestPlaces:
         assert prompt_end(prompt.chunks, at) == ends
         assert prompt.may_end(at) == (at == ends)
 
+    @pytest.mark.parametrize(("at", "ends"), [(20, 20), (29, 20), (30, 30), (31, 31)])
+    def test_a_prompt_may_end_right_behind_an_image_that_text_is_known_to_follow(self, at, ends):
+        prompt = TEXT + Tokens.image(A, 10, closed=True) + QUESTION
+        assert prompt_end(prompt.chunks, at) == ends
+        assert prompt.may_end(at) == (at == ends)
+        assert prompt == prompt_with(A)
+
     def test_a_prompt_does_not_end_right_behind_two_adjacent_images(self):
         prompt = TEXT + Tokens.image(A, 10) + Tokens.image(B, 10) + QUESTION
         assert prompt_end(prompt.chunks, 40) == 20

@@ -115,6 +115,16 @@ async def test_the_deepest_of_many_states_is_found(two):
         assert len(best.tokens) == 1800
 
 
+async def test_of_states_that_end_in_one_block_the_longest_beginnings_of_the_prompt_are_read(two):
+    """A name shows only whole blocks, and of such states only two are read."""
+    one, _, cold = two
+    async with sidecar(one, cold) as (store, shared):
+        for length in (515, 530, 560, 580, 700):
+            await _saved(store, one, ids(1, length))
+        best = await found(shared, Tokens(ids(1, 600)))
+        assert [len(kept.tokens) for kept in best] == [580, 560]
+
+
 async def _saved(store, hot, tokens) -> None:
     data = slot_file("hybrid", 4, tuple(tokens), cuts=(8,))
     kept = await keep(store, hot, data, tokens=Tokens(tokens))
