@@ -150,7 +150,7 @@ async def alone(start: Start, model: str, asked: Asked) -> list[str]:
         return [figures(await ask(stock, text, lora, cache_prompt=False))[1] for text, lora in asked]
 
 
-@pytest.mark.usefixtures("quick_files")
+@pytest.mark.usefixtures("quick_files", "slow_prefill")
 @pytest.mark.parametrize("flags", RAM.values(), ids=RAM)
 @pytest.mark.parametrize("model", MODELS)
 async def test_alternating_requests_under_two_adapters_never_share_states(start, model, flags):

@@ -154,15 +154,15 @@ async def test_an_engine_with_recommended_flags_serves_and_its_process_ends_when
 
 async def test_a_wrong_model_is_reported_with_the_end_of_the_log(launch, args):
     args[args.index("-m") + 1] = "/nowhere/absent.gguf"
-    for _ in range(5):  # b10434 loses its log in one of 60 such starts, without us too
+    for _ in range(5):  # b10434 loses its log, or the end of it, in one of 60 such starts, without us too
         process = launch()
         process.start()
         with pytest.raises(EngineDiedError) as died:
             await process.wait_ready()
         assert died.value.returncode != 0
-        if died.value.tail:
+        if "absent.gguf" in str(died.value):
             break
-        assert "its log is empty" in str(died.value)
+        assert died.value.tail or "its log is empty" in str(died.value)
     assert "absent.gguf" in str(died.value)
 
 
