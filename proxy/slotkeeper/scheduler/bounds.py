@@ -22,6 +22,7 @@ from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import zip_longest
 from math import inf
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from slotkeeper.scheduler.catalog import Catalog, Covered
@@ -35,6 +36,7 @@ from slotkeeper.scheduler.table import EngineTable, SlotState
 from slotkeeper.scheduler.types import EngineId, SlotId
 
 DRAINS: Final = frozenset({SlotState.DRAINING, SlotState.MAINTENANCE})
+OUTDATED: Final = attrgetter("outdated")
 ROUNDING: Final = 1e-9  # share of a bound: more than the errors of floating point
 
 
@@ -106,7 +108,7 @@ class Overwrites:
         """Whether nothing has changed that the costs depend on."""
         if not self.states_hold(table) or self.terms != table.rates.file_terms:
             return False
-        return not any(one.outdated for one in self.covered)
+        return not any(map(OUTDATED, self.covered))
 
 
 def _share(table: EngineTable, slot: SlotId, contents: SlotContents) -> float:

@@ -1,4 +1,4 @@
-"""Among many slots only a few are priced. That it changes no decision is a property: see `tests/properties`."""
+"""Among many slots only a few are priced. That no decision changes is a property: see `tests/properties`."""
 
 from random import Random
 from typing import Any
