@@ -335,6 +335,7 @@ def _by_content(state: State, pending: Pending, now: float) -> Plan | None:
             catalog=state.catalog,
             plain=pending.plain,
             own_scales=request.lora is not None,
+            bounds=state.bounds,
         )
         return launching.behind(state, pending, plan)
     reason = Reason.UNRENDERED if request.pinnable else Reason.UNPINNABLE

@@ -185,6 +185,20 @@ REMEMBERED: Final = 1024  # answers kept until a file that concerns them comes o
 NEVER: Final = Tokens([-1])  # a token that no model has: it makes any prompt a true extension
 
 
+class Covered:
+    """An answer that is kept: how many tokens a file covers, which one, and whether that may change now."""
+
+    __slots__ = ("by", "outdated", "tokens")
+
+    def __init__(self, tokens: int, by: SnapshotId | None) -> None:
+        self.tokens = tokens
+        self.by = by
+        self.outdated = False
+
+    def __repr__(self) -> str:
+        return f"<Covered {self.tokens}{' outdated' if self.outdated else ''}>"
+
+
 Fingerprints = tuple[str, ...]
 NONE_ASKED: Final[tuple[None, Fingerprints, bool, Sequence[Neighbours]]] = (None, (), False, ())
 
@@ -195,7 +209,8 @@ class Catalog:
     def __init__(self) -> None:
         self._all: dict[SnapshotId, Snapshot] = {}
         self._orders: dict[tuple[Tier, str], PrefixOrder] = {}
-        self._covered: dict[tuple[Fingerprints, Tokens], int] = {}
+        self._covered: dict[tuple[Fingerprints, Tokens], Covered] = {}
+        self._nothing = Covered(0, None)  # the answer to everything, until there is a file
         self.had_namespaces = False  # whether there ever was a snapshot of a namespace
         self._last: tuple[Tokens | None, Fingerprints, bool, Sequence[Neighbours]] = NONE_ASKED
 
@@ -227,6 +242,9 @@ class Catalog:
     def put(self, snapshot: Snapshot) -> None:
         """Add a snapshot, or replace what is known of it."""
         self._last = NONE_ASKED
+        if not self._all:
+            self._nothing.outdated = True
+            self._nothing = Covered(0, None)
         before = self._all.get(snapshot.id)
         if before and before.tier is not snapshot.tier:
             self._leaves_order(before)
@@ -234,7 +252,7 @@ class Catalog:
         self._all[snapshot.id] = snapshot
         self.had_namespaces = self.had_namespaces or bool(namespace_in(snapshot.tokens.space))
         if before is None or before.checkpoints != snapshot.checkpoints:
-            self._forget_covered(snapshot, least=1)
+            self._forget_covered(snapshot.id, comes=snapshot.tokens)
 
     def take(self, snapshot: SnapshotId) -> Snapshot | None:
         """Remove a snapshot, so that it is not offered any more."""
@@ -242,17 +260,18 @@ class Catalog:
         taken = self._all.pop(snapshot, None)
         if taken:
             self._leaves_order(taken)
-            self._forget_covered(taken, least=0)
+            self._forget_covered(snapshot)
         return taken
 
-    def _forget_covered(self, snapshot: Snapshot, *, least: int) -> None:
-        """Forget answers for tokens that share at least `least` tokens more with this file than were covered.
+    def _forget_covered(self, snapshot: SnapshotId, *, comes: Tokens | None = None) -> None:
+        """Forget the answers that this file gave, and those that it may give now with the tokens that come.
 
-        A file saves no more than it shares. So one that shares less changes no answer, whether it comes or
-        goes.
+        A file saves no more than it shares. So it changes no answer if it shares no more than was covered.
         """
         for key, covered in [*self._covered.items()]:
-            if key[1].lcp(snapshot.tokens) >= covered + least:
+            better = comes is not None and key[1].lcp(comes) > covered.tokens
+            if better or covered.by == snapshot:
+                covered.outdated = True
                 del self._covered[key]
 
     def _leaves_order(self, snapshot: Snapshot) -> None:
@@ -296,15 +315,22 @@ class Catalog:
 
     def covered(self, tokens: Tokens, traits: EngineTraits) -> int:
         """Return how many of these tokens a snapshot saves for a prompt that continues after them."""
+        return self.answer(tokens, traits).tokens
+
+    def answer(self, tokens: Tokens, traits: EngineTraits) -> Covered:
+        """Return the same as an answer that says, later on, whether it is out of date."""
         if not self._all:
-            return 0
+            return self._nothing
         key = (_loadable(traits), tokens)
-        if key not in self._covered:
+        found = self._covered.get(key)
+        if found is None:
             if len(self._covered) == REMEMBERED:
+                for forgotten in self._covered.values():
+                    forgotten.outdated = True
                 self._covered.clear()
             best = self.best(tokens + NEVER, traits, lambda _: 0.0)
-            self._covered[key] = best[1] if best else 0
-        return self._covered[key]
+            found = self._covered[key] = Covered(*(best[1], best[0].id) if best else (0, None))
+        return found
 
     def covers(self, contents: SlotContents, traits: EngineTraits) -> int:
         """Return the same for the contents of a slot; unknown ids are never covered."""

@@ -7,46 +7,31 @@ cheaper than any free slot.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from bisect import insort
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from heapq import nsmallest
 from itertools import chain
 from typing import Final
 
+from slotkeeper.scheduler.bounds import PriceBounds
 from slotkeeper.scheduler.catalog import Catalog
-from slotkeeper.scheduler.costs import WORTH_A_FILE
-from slotkeeper.scheduler.effects import Keep, Load, Prefill, Purpose, SaveMoment, Step, Wipe
-from slotkeeper.scheduler.engine_model import EngineTraits, checkpoints_last, foreign_token
+from slotkeeper.scheduler.effects import Keep, Wipe
+from slotkeeper.scheduler.engine_model import EngineTraits, checkpoints_last
+from slotkeeper.scheduler.offers import Options, pinned, unpinnable, when_over
 from slotkeeper.scheduler.pending import Plan
-from slotkeeper.scheduler.prices import (
-    Comparison,
-    Want,
-    blind_price,
-    loss,
-    parked_price,
-    price_of,
-    restore_price,
-)
-from slotkeeper.scheduler.shadow import ReusePlan, Source
-from slotkeeper.scheduler.slot_contents import (
-    SlotContents,
-    contains,
-    continues,
-    goes_on_from,
-    shared_messages,
-)
+from slotkeeper.scheduler.prices import Comparison, Want, blind_price, loss
+from slotkeeper.scheduler.slot_contents import SlotContents, continues, shared_messages
 from slotkeeper.scheduler.table import EngineTable, SlotState
-from slotkeeper.scheduler.tokens import Tokens, prompt_end
+from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import Reason, SlotId
 
-# Prices of a round trip, in tokens of prefill: small, so that they only decide between similar places.
-TOUCH_PRICE: Final = 16.0
-STEER_PRICE: Final = 32.0
-UNPINNED_PRICE: Final = 8.0  # nothing else starts on that engine until the task's slot is known
 BEATEN: Final = 5  # plans kept besides the best one, for `why`
 TURN: Final = 2  # messages: a reply, and the client's next message
-STEER_TAIL: Final = 4  # tokens of a steered prompt left for the request itself
+FEW: Final = 4  # slots that are all priced: with more, it is faster to find out first which cannot be cheap
+
+Order = tuple[float, bool, float, SlotId | None]
 
 
 def continuing(tables: Iterable[EngineTable], hash_chain: Sequence[bytes], now: float) -> Plan | None:
@@ -101,29 +86,64 @@ def cheapest(
     catalog: Catalog,
     plain: bool = False,
     own_scales: bool = False,
+    bounds: PriceBounds | None = None,
 ) -> Plan | None:
     """Return the best plan for an exact prompt; None if no slot can be had. `plain`: without steps.
 
-    `own_scales`: the request names its LoRA adapters.
+    `own_scales`: the request names its LoRA adapters. `bounds`: among many slots, those that cannot be among
+    the cheapest are left out by them. That changes no result.
     """
     if not any(table.open_for_pins(now) if pinnable else table.open_for_unpinned(now) for table in tables):
         return None
-    offers = _pinned if pinnable else _unpinnable
     want = Want(prompt, hash_chain, now, catalog, plain=plain, own_scales=own_scales)
-    plans: Iterable[Plan] = (
-        plan for table in tables for plan in offers(table, want) if not (plain and plan.steps)
-    )
-    order = partial(_order, now=now)
-    if len(tables) > 1:
-        plans = chain(plans, *(_when_over(table, want) for table in tables))
-        order = partial(_order_of_several, want=want, compared=Comparison.of(tables))
-    best = nsmallest(1 + BEATEN, plans, key=order)
-    if len(tables) > 1:
+    options = [Options(table, want) for table in tables]
+    compared = Comparison.of(tables) if len(tables) > 1 else None
+    order = partial(_order_of_several, want=want, compared=compared) if compared else partial(_order, now=now)
+    if bounds is not None and sum(len(at.slots) for at in options) > FEW:
+        best = _least(options, bounds.ranked(options, compared), order, pinnable=pinnable)
+    else:
+        plans = chain.from_iterable(_offers(at, at.slots, pinnable=pinnable) for at in options)
+        if compared:
+            plans = chain(plans, *(when_over(at, at.slots) for at in options))
+        best = nsmallest(1 + BEATEN, plans, key=order)
+    if compared:
         best = [replace(plan, seconds=order(plan)[0]) for plan in best]
     return replace(best[0], beaten=tuple(best[1:])) if best else None
 
 
-def _order(plan: Plan, now: float) -> tuple[float, bool, float, SlotId | None]:
+def _offers(at: Options, slots: Collection[int], *, pinnable: bool) -> Iterator[Plan]:
+    """Yield the plans for these slots, those where a request runs excepted."""
+    plans = pinned(at, slots) if pinnable else unpinnable(at, slots)
+    return (plan for plan in plans if not (at.want.plain and plan.steps))
+
+
+def _least(
+    options: Sequence[Options],
+    ranked: Iterable[tuple[float, int, SlotId]],
+    order: Callable[[Plan], Order],
+    *,
+    pinnable: bool,
+) -> list[Plan]:
+    """Return the same plans as `nsmallest` among all slots, without those whose lower bounds are too high.
+
+    Of equal plans the one of the earlier engine comes first, and those that wait for an answer come last.
+    """
+    found: list[tuple[Order, bool, int, int, Plan]] = []
+    count = 0
+    for bound, number, slot in ranked:
+        if len(found) > BEATEN and bound > found[BEATEN][0][0]:
+            break
+        at, only = options[number], (slot,)
+        over = when_over(at, only) if len(options) > 1 else ()
+        for waits, plans in enumerate((_offers(at, only, pinnable=pinnable), over)):
+            for plan in plans:
+                count += 1
+                insort(found, (order(plan), bool(waits), number, count, plan))
+        del found[1 + BEATEN :]
+    return [plan for *_, plan in found]
+
+
+def _order(plan: Plan, now: float) -> Order:
     """Return the key to sort plans by price; of equal ones, those that need not wait come first.
 
     A file that an engine reads or writes delays all its slots.
@@ -132,9 +152,7 @@ def _order(plan: Plan, now: float) -> tuple[float, bool, float, SlotId | None]:
     return plan.price + held_up, plan.wait, plan.table.load, plan.slot
 
 
-def _order_of_several(
-    plan: Plan, *, want: Want, compared: Comparison
-) -> tuple[float, bool, float, SlotId | None]:
+def _order_of_several(plan: Plan, *, want: Want, compared: Comparison) -> Order:
     """Return the key to sort plans by seconds, over engines of different speed and load."""
     reuse = plan.reuse_plan.reuse if plan.reuse_plan else 0
     parked = any(isinstance(step, Keep) for step in plan.steps)  # nothing is lost
@@ -176,185 +194,6 @@ def _pinned_blind(plan: Plan, slot: SlotId, space: str, now: float) -> Plan:
     reuse_plan = table.shadow.plan_reuse_in_space(slot, space) if table.shadow.isolates(space) else None
     steps = (Wipe(),) if reuse_plan and reuse_plan.foreign and table.may_wipe(now) else ()
     return replace(plan, slot=slot, pinned=True, reuse_plan=reuse_plan, steps=steps)
-
-
-def _pinned(table: EngineTable, want: Want) -> Iterator[Plan]:
-    shadow, idle, prompt, now = table.shadow, table.idle, want.prompt, want.now
-    wait = not table.open_for_pins(now)  # for milliseconds: not worth computing the prompt elsewhere
-    for plan in (*_as_it_is(table, want), *_touched(table, want), *_restored(table, want)):
-        yield replace(plan, wait=True) if wait else plan
-        if not wait and (parked := _parking(plan, want)):
-            yield parked
-    for slot in table.in_state(SlotState.DRAINING):
-        reuse_plan = shadow.plan_reuse(slot, prompt)
-        price = shadow.traits.n_ubatch + price_of(table, reuse_plan, want)
-        yield _plan(table, reuse_plan, price, wait=True)
-    yield from _in_maintenance(table, want)
-    if (
-        not shadow.isolates(prompt.space)  # later another slot may be free and look better to the engine
-        and table.open_for_unpinned(now)
-        and (natural := shadow.engine_choice(prompt, idle))
-        and not natural.unsafe
-    ):
-        price = UNPINNED_PRICE + price_of(table, natural, want)
-        yield _plan(table, natural, price, reason=Reason.ENGINE_CHOSE, pinned=False)
-
-
-def _in_maintenance(table: EngineTable, want: Want) -> Iterator[Plan]:
-    """Yield a plan for each slot in maintenance, to be used when its step ends.
-
-    The remaining time counts, except for files, which delay every slot of the engine.
-    """
-    for slot in table.in_state(SlotState.MAINTENANCE):
-        maintenance, reuse_plan = table.maintenance[slot], table.shadow.plan_reuse(slot, want.prompt)
-        if (becomes := maintenance.becomes) is not None:
-            common = becomes.lcp(want.prompt)
-            goes_on = common == len(becomes) < len(want.prompt)
-            reuse_plan = replace(reuse_plan, reuse=common if goes_on else min(reuse_plan.reuse, common))
-        seconds = 0.0 if maintenance.stalls else maintenance.left(want.now)
-        price = seconds * table.rates.prefill + price_of(table, reuse_plan, want)
-        yield _plan(table, reuse_plan, price, wait=True)
-
-
-def _when_over(table: EngineTable, want: Want) -> Iterator[Plan]:
-    """Yield plans for each slot of an engine without a free one, to be used when its request ends.
-
-    Each slot is priced as it will be, and after a restore.
-    """
-    until = table.work.free_in(want.now)
-    if table.idle or until is None or table.leaving or not table.up:
-        return
-    best = want.catalog.best(want.prompt, table.traits, lambda s: restore_price(table, s))
-    for slot in table.in_state(SlotState.LAUNCHED, SlotState.RUNNING):
-        reuse_plan = table.shadow.plan_reuse(slot, want.prompt)
-        yield replace(_plan(table, reuse_plan, price_of(table, reuse_plan, want), wait=True), until=until)
-        if best and not want.plain:
-            restored = table.shadow.plan_reuse_restored(slot, want.prompt, best[0])
-            price = restore_price(table, best[0]) + price_of(table, restored, want)
-            yield replace(_plan(table, restored, price, wait=True), until=until)
-
-
-def _as_it_is(table: EngineTable, want: Want) -> Iterator[Plan]:
-    for slot in table.idle:
-        reuse_plan = table.shadow.plan_reuse(slot, want.prompt)
-        wiped = reuse_plan.unsafe or (reuse_plan.foreign and table.may_wipe(want.now) and not want.plain)
-        steps = (Wipe(),) if wiped else ()
-        yield _plan(table, reuse_plan, price_of(table, reuse_plan, want), steps=steps)
-
-
-def _touched(table: EngineTable, want: Want) -> Iterator[Plan]:
-    """Yield a plan for each slot after a touch, if the engine has more in its RAM cache than in the slot.
-
-    Not if the engine would load what the touch itself moved there: that is no more than the slot as it is.
-    """
-    shadow, idle, prompt = table.shadow, table.idle, want.prompt
-    loads = shadow.traits.ram_cache and not shadow.isolates(prompt.space)  # it could load a state of others
-    reachable = shadow.longest_common(prompt, idle) if loads else 0
-    for slot in idle:
-        if reachable - shadow.plan_reuse(slot, prompt).reuse <= TOUCH_PRICE:
-            continue
-        touched, own = shadow.look_touched(slot, prompt, idle), shadow.slots[slot]
-        back = own is not None and touched.base is not None and contains(own, touched.base)
-        if touched.source is Source.RAM and not touched.unsafe and not back:
-            steps = (Prefill(foreign_token(prompt), Purpose.TOUCH),)
-            yield _plan(table, touched, TOUCH_PRICE + price_of(table, touched, want), steps=steps)
-
-
-def _restored(table: EngineTable, want: Want) -> Iterator[Plan]:
-    """Yield a plan for each slot after a restore of the file that saves most."""
-    best = want.catalog.best(want.prompt, table.traits, lambda s: restore_price(table, s))
-    if best is None:
-        return
-    snapshot, idle = best[0], table.idle
-    reuse_plan = table.shadow.plan_reuse_restored(idle[0], want.prompt, snapshot) if idle else None
-    if reuse_plan and reuse_plan.source is Source.SNAPSHOT and reuse_plan.reuse:
-        for slot in idle:
-            here = replace(reuse_plan, slot=slot)  # whatever the slot held is overwritten
-            price = restore_price(table, snapshot) + price_of(table, here, want)
-            steps = _touch_for_adapters(table, slot, want)
-            yield _plan(table, here, price + TOUCH_PRICE * len(steps), steps=(*steps, Load(snapshot)))
-
-
-def _touch_for_adapters(table: EngineTable, slot: SlotId, want: Want) -> tuple[Step, ...]:
-    """A touch under its adapters: else the engine empties the slot once the request comes (engine.md T12)."""
-    shadow, space = table.shadow, want.prompt.space
-    if not (want.own_scales or shadow.own_set(space)) or not shadow.has_other_adapters(slot, space):
-        return ()
-    return (Prefill(foreign_token(want.prompt), Purpose.TOUCH),)
-
-
-def _parking(plan: Plan, want: Want) -> Plan | None:
-    """Return the same plan with the slot saved before it is overwritten; None if that does not pay."""
-    table, reuse_plan = plan.table, plan.reuse_plan
-    victim = table.shadow.slots[reuse_plan.slot] if reuse_plan else None
-    if reuse_plan is None or victim is None or not table.may_save(want.now):
-        return None
-    if victim.total < WORTH_A_FILE or table.shadow.stray(victim):
-        return None
-    kept = reuse_plan.parked or table.shadow.elsewhere(victim, reuse_plan.slot)
-    if kept and table.engine_keeps(victim):  # the engine saves it itself, or has done so
-        return None
-    lost, cost = loss(table, reuse_plan, want), parked_price(table, victim, want.now)
-    saving: tuple[Step, ...] = (Keep(SaveMoment.PARK),)
-    if (end := goes_on_from(victim, table.traits)) < victim.total:
-        saving, cost = (Prefill(victim.tokens.cut(0, end), Purpose.BACK), *saving), cost + TOUCH_PRICE
-    if cost >= lost:
-        return None
-    return replace(plan, steps=(*saving, *plan.steps), price=plan.price - lost + cost)
-
-
-def _unpinnable(table: EngineTable, want: Want) -> Iterator[Plan]:
-    """Yield plans for a route without id_slot: the engine chooses, or we prefill the prompt first (T5)."""
-    prompt, now = want.prompt, want.now
-    wait = not table.open_for_unpinned(now)
-    isolates = table.shadow.isolates(prompt.space)
-    natural = None if isolates else table.shadow.engine_choice(prompt, table.idle)
-    if natural and not natural.unsafe:
-        price = price_of(table, natural, want)
-        yield _plan(table, natural, price, reason=Reason.ENGINE_CHOSE, pinned=False, wait=wait)
-    for plan in _pinned(table, want):
-        if plan.wait:
-            yield plan
-        elif plan.pinned and len(prompt) > STEER_TAIL and (plan.isolated or not isolates):
-            price, steps = STEER_PRICE + plan.price, (*plan.steps, steer(prompt))
-            yield replace(plan, price=price, reason=Reason.STEERED, pinned=False, steps=steps, wait=wait)
-
-
-def steer(prompt: Tokens) -> Prefill:
-    """Prefill the prompt in the slot where the engine will then look for it (T5).
-
-    The prompt must be longer than `STEER_TAIL`.
-    """
-    end = prompt_end(prompt.chunks, len(prompt) - STEER_TAIL)
-    return Prefill(prompt.cut(0, end), Purpose.STEER)
-
-
-def _plan(
-    table: EngineTable,
-    reuse_plan: ReusePlan,
-    price: float,
-    *,
-    reason: Reason | None = None,
-    pinned: bool = True,
-    steps: tuple[Step, ...] = (),
-    wait: bool = False,
-) -> Plan:
-    reasons = {
-        Source.SLOT: Reason.PREFIX,
-        Source.RAM: Reason.RAM_CACHE,
-        Source.SNAPSHOT: Reason.SNAPSHOT,
-        Source.NOTHING: Reason.COLD,
-    }
-    return Plan(
-        table=table,
-        slot=reuse_plan.slot,
-        pinned=pinned,
-        reason=reason or reasons[reuse_plan.source],
-        reuse_plan=reuse_plan,
-        steps=steps,
-        price=price,
-        wait=wait,
-    )
 
 
 # -- two forms of one request ----------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import inf
+from operator import is_not
 from typing import Final
 
 from slotkeeper.scheduler import kv_pool
@@ -283,9 +284,12 @@ def _left_in(state: State, table: EngineTable, now: float) -> bool:
 
 def _unsettled(state: State, table: EngineTable) -> Iterator[tuple[SlotId, SlotContents]]:
     """Yield idle slots that may need work, without those whose contents are being written to a file."""
+    slots, settled = table.shadow.slots, table.settled.get
+    if not any(map(is_not, map(settled, table.idle), map(slots.__getitem__, table.idle))):
+        return  # the usual case, after most events on most engines
     coming = {written.tokens for written in state.coming.values()}
     for slot in table.idle:
-        contents = table.shadow.slots[slot]
+        contents = slots[slot]
         if contents and table.settled.get(slot) is not contents and contents.tokens not in coming:
             yield slot, contents
 

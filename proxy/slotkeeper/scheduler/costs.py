@@ -36,14 +36,14 @@ class FileTimes:
 
     guess: float  # bytes per second, until something was measured
     _seen: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
-    _constant: float = 0.0
-    _each: float = field(init=False)
+    constant: float = 0.0  # seconds for any file, besides the call
+    each: float = field(init=False)  # seconds for each byte
 
     def __post_init__(self) -> None:
-        self._each = 1 / self.guess
+        self.each = 1 / self.guess
 
     def seconds(self, size: int) -> float:
-        return CALL_SECONDS + self._constant + size * self._each
+        return CALL_SECONDS + self.constant + size * self.each
 
     def took(self, size: int, seconds: float) -> None:
         if seconds <= 0 or size < LEAST_BYTES:
@@ -52,11 +52,11 @@ class FileTimes:
         pairs = [sorted(pair) for pair in combinations(self._seen, 2)]
         slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairs if b[0] >= UNLIKE * a[0]]
         if len(slopes) >= PAIRS:
-            self._each = max(0.0, median(slopes))
-            self._constant = max(0.0, median(time - self._each * bytes_ for bytes_, time in self._seen))
+            self.each = max(0.0, median(slopes))
+            self.constant = max(0.0, median(time - self.each * bytes_ for bytes_, time in self._seen))
         else:
-            self._each = median_low([1 / self.guess, *(time / bytes_ for bytes_, time in self._seen)])
-            self._constant = 0.0
+            self.each = median_low([1 / self.guess, *(time / bytes_ for bytes_, time in self._seen)])
+            self.constant = 0.0
 
 
 @dataclass(slots=True)
@@ -115,6 +115,21 @@ class Rates:
             self.decodes.was(tokens / seconds)
         if tokens:
             self._learn("reply", float(tokens))
+
+    @property
+    def file_terms(self) -> tuple[float, ...]:
+        """All that prices of files depend on: engines of equal terms have equal prices."""
+        reading, writing, bringing = self.reading, self.writing, self.bringing
+        return (
+            self.prefill,
+            self.state,
+            reading.constant,
+            reading.each,
+            writing.constant,
+            writing.each,
+            bringing.constant,
+            bringing.each,
+        )
 
     @property
     def shown(self) -> float | None:

@@ -158,6 +158,10 @@ class Comparison:
     decode: Mapping[EngineId, float]  # tokens per second for one answer
     reply: float  # tokens of a usual answer
 
+    @property
+    def fastest(self) -> float:
+        return max(self.prefill.values())
+
     @classmethod
     def of(cls, tables: Collection[EngineTable]) -> Self:
         return cls(
@@ -185,7 +189,7 @@ class Comparison:
         held_up = max(until, table.work.ahead(now), table.stalled(now))
         beside = len(table.work.served) - (until > 0)
         here = (price - lost + computes * beside) / self.prefill[table.engine]
-        later = lost / max(self.prefill.values())
+        later = lost / self.fastest
         return held_up + here + later + self.reply / self.decode[table.engine]
 
 

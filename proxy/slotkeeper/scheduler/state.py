@@ -13,6 +13,7 @@ from itertools import chain
 from typing import Final
 
 from slotkeeper.scheduler.adapters import set_of
+from slotkeeper.scheduler.bounds import PriceBounds
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.costs import HourlyBudget, Limits
 from slotkeeper.scheduler.engine_model import unmarked
@@ -162,6 +163,7 @@ class State:
     engines: tuple[EngineId, ...]  # in the order of the configuration or of `EnginesNamed`
     trees: dict[ModelName, PromptTree] = field(default_factory=dict)
     catalog: Catalog = field(default_factory=Catalog)
+    bounds: PriceBounds = field(default_factory=PriceBounds)
     tables: dict[EngineId, EngineTable] = field(default_factory=dict)
     requests: dict[RequestId, Pending] = field(default_factory=dict)
     queue: FairQueue = field(default_factory=FairQueue)

@@ -86,6 +86,7 @@ class EngineTable:
     leaving: bool = False  # it is drained, or its router is about to unload it: nothing may begin there
     back_by: float = -inf  # after it was lost: until when to wait for it
     states: list[SlotState] = field(init=False)
+    idle: list[SlotId] = field(init=False)  # the slots in state IDLE
     owners: list[RequestId | None] = field(init=False)
     changed: list[float] = field(init=False)  # when a slot's state last changed, by the events' clock
     begun: list[float] = field(init=False)  # when a slot's last task was sent or seen
@@ -139,6 +140,7 @@ class EngineTable:
             self.shadow.ram, self.shadow.mixed = before.ram, before.mixed
         self.rates.take_token_bytes(traits.token_bytes)
         self.states = [SlotState.IDLE] * traits.n_slots
+        self.idle = self.in_state(SlotState.IDLE)
         self.owners = [None] * traits.n_slots
         self.changed = [now] * traits.n_slots
         self.begun = [now] * traits.n_slots
@@ -171,10 +173,6 @@ class EngineTable:
         return [SlotId(slot) for slot, state in enumerate(self.states) if state in states]
 
     @property
-    def idle(self) -> list[SlotId]:
-        return self.in_state(SlotState.IDLE)
-
-    @property
     def own(self) -> int:
         """Number of slots that no foreign client uses."""
         return len(self.states) - len(self.in_state(SlotState.FOREIGN))
@@ -200,7 +198,7 @@ class EngineTable:
     def pin_on_its_way(self, now: float) -> bool:
         """Whether a pinned task may still arrive in a slot that the engine thinks free."""
         ours = SlotState.LAUNCHED in self.states or SlotState.MAINTENANCE in self.states
-        return ours or any(changed > now for changed in self.changed)
+        return ours or max(self.changed, default=now) > now
 
     def adapters_known(self, now: float) -> bool:
         """Whether it is known which adapters count for requests that name none."""
@@ -346,6 +344,7 @@ class EngineTable:
         if SlotState.MAINTENANCE not in (state, self.states[slot]):
             self.active_at = now
         self.states[slot] = state
+        self.idle = self.in_state(SlotState.IDLE)
         self.owners[slot] = owner
         self.moves += 1
         self.changed[slot] = now

@@ -43,6 +43,28 @@ def test_a_cached_answer_is_valid_until_a_snapshot_is_added_or_removed():
     assert catalog.covered(A, TRAITS) == 500
 
 
+def test_a_cached_answer_outlives_files_that_would_give_no_more():
+    """Otherwise each such file would cost a lookup for each slot that shares its system prompt."""
+    catalog = Catalog()
+    catalog.put(snapshot("s", A.cut(0, 500)))
+    answer = catalog.answer(A, TRAITS)
+    catalog.put(snapshot("t", A.cut(0, 500) + Tokens([7])))
+    catalog.take(SnapshotId("t"))
+    assert catalog.answer(A, TRAITS) is answer
+    assert not answer.outdated
+    catalog.take(SnapshotId("s"))
+    assert answer.outdated
+    assert catalog.covered(A, TRAITS) == 0
+
+
+def test_an_answer_knows_that_a_file_has_come_although_there_was_none():
+    catalog = Catalog()
+    answer = catalog.answer(A, TRAITS)
+    catalog.put(snapshot("s"))
+    assert (answer.tokens, answer.outdated) == (0, True)
+    assert catalog.answer(A, TRAITS).tokens == len(A)
+
+
 def test_a_snapshot_that_moves_to_the_cold_tier_is_still_offered():
     catalog = Catalog()
     hot = snapshot("s")

@@ -1,0 +1,335 @@
+"""Lower bounds of the prices of places, so that among many slots only a few have to be priced.
+
+Hundreds of slots hold nothing of a prompt. They differ in what their contents are worth, how loaded and how
+fast their engines are, and what files cost there. All of that is known without the prompt, or once for each
+engine. A bound consists of
+
+* the time until the engine can begin, and the time of the answer;
+* the tokens that must be computed: the prompt less the most that any source can give (the slot, the RAM
+  cache, the best file with its price);
+* what is lost by overwriting the slot, or the price of saving it first, if that is less.
+
+No plan for a slot is cheaper than the slot's bound. The losses fade with time, all at one rate, so they are
+kept for each engine until something changes that they depend on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from heapq import heapify, heappop, heappush
+from itertools import zip_longest
+from math import inf
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+from slotkeeper.scheduler.catalog import Catalog, Covered
+from slotkeeper.scheduler.costs import WORTH_A_FILE
+from slotkeeper.scheduler.engine_model import EngineTraits
+from slotkeeper.scheduler.live_states import NEAR, Held, LiveStates, Near
+from slotkeeper.scheduler.offers import Options, over_in
+from slotkeeper.scheduler.prices import IN_RAM, Comparison, Want, file_price, restore_price
+from slotkeeper.scheduler.slot_contents import HALF_LIFE, SlotContents, Snapshot, goes_on_from
+from slotkeeper.scheduler.table import EngineTable, SlotState
+from slotkeeper.scheduler.types import EngineId, SlotId
+
+DRAINS: Final = frozenset({SlotState.DRAINING, SlotState.MAINTENANCE})
+OUTDATED: Final = attrgetter("outdated")
+ROUNDING: Final = 1e-9  # share of a bound: more than the errors of floating point
+
+
+class Worth(NamedTuple):
+    """What overwriting one slot costs at a time, in tokens, as far as the prompt does not matter."""
+
+    total: int = 0  # tokens held
+    chance: float = 0.0  # of their use
+    share: float = 1.0  # of the loss that remains
+    recovery: float = 0.0  # the most that they cost once they are lost
+    save: float = inf  # the price of saving them before
+    restore: float = 0.0  # the price of restoring them
+
+    def lost(self, common: int, faded: float) -> float:
+        """Return the least loss if the next prompt shares `common` tokens."""
+        return self.chance * faded * min(self.share * max(0, self.total - common), self.recovery)
+
+
+NOTHING: Final = Worth()
+UNCOVERED: Final = Covered(0, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Overwrites:
+    """What overwriting the slots of one engine costs at a time, and all that this was computed from."""
+
+    at: float
+    traits: EngineTraits
+    terms: tuple[float, ...]
+    slots: list[SlotContents | None]
+    ram: list[SlotContents]
+    covered: list[Covered]
+    worths: list[Worth]
+    writers: frozenset[bytes]  # the last messages of the requests that wrote the slots
+    kind: int
+    least: Worth  # no slot is worth less, whatever it shares below `NEAR` tokens with a prompt
+
+    @classmethod
+    def of(
+        cls, table: EngineTable, catalog: Catalog, now: float, kind: int, before: Overwrites | None
+    ) -> Overwrites:
+        """Compute what overwriting costs. What still holds of the costs `before` is kept."""
+        shadow, traits, terms = table.shadow, table.traits, table.rates.file_terms
+        same = before if before and before.states_hold(table) else None
+        kept = same if same and same.terms == terms else None
+        at = kept.at if kept else now
+        covered, worths = [], []
+        for slot, contents in enumerate(shadow.slots):
+            if kept and not kept.covered[slot].outdated:
+                covered.append(kept.covered[slot])
+                worths.append(kept.worths[slot])
+            elif contents is None:
+                covered.append(UNCOVERED)
+                worths.append(NOTHING)
+            else:
+                covered.append(catalog.answer(contents.tokens.cut(0, goes_on_from(contents, traits)), traits))
+                share = same.worths[slot].share if same else _share(table, SlotId(slot), contents)
+                worths.append(_worth(table, contents, share, catalog, at))
+        writers = frozenset(held.hash_chain[-1] for held in shadow.slots if held and held.hash_chain)
+        slots, ram = ([*shadow.slots], [*shadow.ram])
+        return cls(at, traits, terms, slots, ram, covered, worths, writers, kind, _least(worths))
+
+    def states_hold(self, table: EngineTable) -> bool:
+        """Whether slots, RAM cache and traits are the same as before."""
+        shadow = table.shadow
+        return self.traits is shadow.traits and self.slots == shadow.slots and self.ram == shadow.ram
+
+    def hold(self, table: EngineTable) -> bool:
+        """Whether nothing has changed that the costs depend on."""
+        if not self.states_hold(table) or self.terms != table.rates.file_terms:
+            return False
+        return not any(map(OUTDATED, self.covered))
+
+
+def _share(table: EngineTable, slot: SlotId, contents: SlotContents) -> float:
+    """Return the least share of a loss that remains. With a RAM cache, there may be a copy."""
+    copied = table.traits.ram_cache or table.shadow.elsewhere(contents, slot)
+    return IN_RAM if copied else 1.0
+
+
+def _worth(table: EngineTable, contents: SlotContents, share: float, catalog: Catalog, now: float) -> Worth:
+    rates, total = table.rates, contents.total
+    return Worth(
+        total=total,
+        chance=contents.chance(now),
+        share=share,
+        recovery=file_price(table, contents, catalog),
+        save=rates.save_price(total) if total >= WORTH_A_FILE else inf,
+        restore=rates.restore_price(rates.size_of(total)),
+    )
+
+
+def _least(worths: Sequence[Worth]) -> Worth:
+    return Worth(
+        total=sum(worth.total for worth in worths) + NEAR,
+        chance=1.0,
+        recovery=min(worth.lost(NEAR, 1.0) for worth in worths),
+        save=min(worth.save for worth in worths),
+        restore=min(worth.restore * worth.chance for worth in worths),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What bounds on all engines share, for one prompt."""
+
+    want: Want
+    length: int  # tokens of the prompt
+    chain: frozenset[bytes]  # its messages
+    near: Near
+    compared: Comparison | None
+    later: float  # the price of a token that is lost
+    # The best file for each kind of engine: those with equal traits and equal prices of files.
+    files: dict[int, tuple[Snapshot, int] | None] = field(default_factory=dict)
+
+
+class Engine(NamedTuple):
+    """What one engine adds to the bounds of all its slots, for one prompt."""
+
+    asked: Asked
+    table: EngineTable
+    overwrites: Overwrites
+    begins: float  # until it can begin, and its answer
+    computes: float  # of the prompt; with the best source besides the slot itself
+    token: float  # for each token of the prompt
+    price: float  # for each token of other prices
+    faded: float  # what is left of the chances since they were computed
+    saves: bool
+    common: dict[SlotId, int]  # tokens that slots share with the prompt
+
+    def bound(self, worth: Worth, common: int) -> float:
+        """Return a lower bound of the price of every plan for a slot that shares `common` tokens."""
+        lost = worth.lost(common, self.faded) * self.asked.later
+        if self.saves:
+            parked = worth.save + worth.restore * worth.chance * self.faded
+            lost = min(lost, parked * self.price)
+        computes = min(self.computes, max(1, self.asked.length - common) * self.token)
+        bound = self.begins + computes + lost
+        return bound - ROUNDING * (1 + abs(bound))
+
+    @property
+    def rest(self) -> float:
+        """A lower bound of all prices in slots that have nothing to do with the prompt."""
+        return self.bound(self.overwrites.least, self.asked.near.others)
+
+    @property
+    def known(self) -> Sequence[SlotId]:
+        """Slots that may have to do with the prompt."""
+        states = self.table.states
+        differ = SlotState.IDLE not in states or SlotState.MAINTENANCE in states
+        if differ or not self.asked.chain.isdisjoint(self.overwrites.writers):
+            return [SlotId(slot) for slot in range(len(states))]
+        return [*self.common]
+
+    def bound_of(self, slot: SlotId) -> float:
+        """Return a lower bound of every plan for this slot."""
+        common, worth = self.common.get(slot, self.asked.near.others), self.overwrites.worths[slot]
+        contents = self.overwrites.slots[slot]
+        if contents and contents.hash_chain and contents.hash_chain[-1] in self.asked.chain:
+            worth = NOTHING  # it may be the next turn of what the slot holds
+        if self.table.states[slot] is SlotState.MAINTENANCE:
+            becomes = self.table.maintenance[slot].becomes
+            common = max(common, becomes.same_ids(self.asked.want.prompt) if becomes else 0)
+        return self.bound(worth, common)
+
+
+REST: Final = SlotId(-1)  # in place of a slot: all slots of an engine that have nothing to do with the prompt
+
+
+class PriceBounds:
+    """Lower bounds of the prices on the engines of the last decision."""
+
+    def __init__(self) -> None:
+        self._states = LiveStates()
+        self._of: dict[EngineId, Overwrites] = {}
+        self._kinds: dict[Hashable, int] = {}
+        self._kinds_seen = 0
+        self._catalog: Catalog | None = None
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __repr__(self) -> str:
+        return f"<PriceBounds {len(self._of)} engines {len(self)} states>"
+
+    def ranked(
+        self, options: Sequence[Options], compared: Comparison | None
+    ) -> Iterator[tuple[float, int, SlotId]]:
+        """Yield a lower bound, the place in `options` and the slot, for each slot; the lowest bounds first.
+
+        Bounds are in seconds, or in tokens of prefill if there is nothing to compare.
+        """
+        want = options[0].want
+        self._update(options, want)
+        near = self._states.near(want.prompt)
+        later = 1 / compared.fastest if compared else 1.0
+        asked = Asked(want, len(want.prompt), frozenset(want.hash_chain), near, compared, later)
+        engines = [self._engine(at, asked) for at in options]
+        heap: list[tuple[float, int, SlotId]] = []
+        for number, engine in enumerate(engines):
+            known = engine.known
+            heap += ((engine.bound_of(slot), number, slot) for slot in known)
+            if len(known) < len(engine.table.states):
+                heap.append((engine.rest, number, REST))
+        heapify(heap)
+        while heap:
+            bound, number, slot = heappop(heap)
+            if slot != REST:
+                yield bound, number, slot
+                continue
+            engine = engines[number]
+            for other in range(len(engine.table.states)):
+                if (slot := SlotId(other)) not in engine.common:
+                    heappush(heap, (engine.bound_of(slot), number, slot))
+
+    def _update(self, options: Sequence[Options], want: Want) -> None:
+        """Take over what has changed since the last decision."""
+        if self._catalog is not want.catalog:
+            self._of.clear()
+            self._states, self._catalog = LiveStates(), want.catalog
+        for at in options:
+            table, before = at.table, self._of.get(at.table.engine)
+            if before is None or not before.hold(table):
+                kind = self._kind(table.traits, table.rates.file_terms)
+                now = Overwrites.of(table, want.catalog, want.now, kind, before)
+                self._of[table.engine] = now
+                self._moved(table.engine, before, now)
+        if len(self._of) > len(options):
+            for engine in self._of.keys() - {at.table.engine for at in options}:
+                self._moved(engine, self._of.pop(engine), None)
+
+    def _moved(self, engine: EngineId, before: Overwrites | None, now: Overwrites | None) -> None:
+        """Take over which states one engine no longer holds, and which it now does."""
+        old, new = before.slots if before else [], now.slots if now else []
+        for slot, (gone, come) in enumerate(zip_longest(old, new)):
+            if gone is not come:
+                self._states.replace(Held(engine, SlotId(slot)), gone, come)
+        old_ram, new_ram = before.ram if before else [], now.ram if now else []
+        for gone in _less(old_ram, new_ram):
+            self._states.replace(Held(engine, None), gone, None)
+        for come in _less(new_ram, old_ram):
+            self._states.replace(Held(engine, None), None, come)
+
+    def _kind(self, traits: EngineTraits, terms: tuple[float, ...]) -> int:
+        """Return a number that only engines with equal traits and equal prices of files share."""
+        if len(self._kinds) > 2 * len(self._of) + 1:
+            self._kinds.clear()
+        if (key := (traits, terms)) not in self._kinds:
+            self._kinds_seen += 1
+            self._kinds[key] = self._kinds_seen
+        return self._kinds[key]
+
+    def _engine(self, at: Options, asked: Asked) -> Engine:
+        table, want = at.table, at.want
+        overwrites = self._of[table.engine]
+        begins, beside, price = _terms(at, asked.compared)
+        token = price * (1 + beside)
+        common, source = asked.near.slots.get(table.engine, {}), asked.near.in_ram(table.engine)
+        if common and table.traits.ram_cache:  # a touch may copy any slot there
+            source = max(source, *common.values())
+        computes = max(1, asked.length - source) * token
+        if overwrites.kind not in asked.files:
+            found = want.catalog.best(want.prompt, table.traits, partial(restore_price, table))
+            asked.files[overwrites.kind] = found
+        best = asked.files[overwrites.kind]
+        at.file = best[0] if best else None
+        if best:
+            restored = (asked.length - best[1]) * token + restore_price(table, best[0]) * price
+            computes = min(computes, restored)
+        faded = 2.0 ** (-max(0.0, want.now - overwrites.at) / HALF_LIFE)
+        saves = table.may_save(want.now)
+        return Engine(asked, table, overwrites, begins, computes, token, price, faded, saves, common)
+
+
+def _less(some: Sequence[SlotContents], others: Sequence[SlotContents]) -> Iterator[SlotContents]:
+    """Yield those of some states that are not among the others, by identity."""
+    left = Counter(map(id, others))
+    for contents in some:
+        left[id(contents)] -= 1
+        if left[id(contents)] < 0:
+            yield contents
+
+
+def _terms(at: Options, compared: Comparison | None) -> tuple[float, int, float]:
+    """Return when the engine can begin, with its answer; the requests beside; the price of a token.
+
+    A slot in which a request runs is free later, and has one request less beside it.
+    """
+    table, now = at.table, at.want.now
+    if compared is None:
+        return table.stalled(now) * table.rates.prefill, 0, 1.0
+    held_up, beside = max(table.work.ahead(now), table.stalled(now)), len(table.work.served)
+    if (until := over_in(at)) is not None:
+        held_up, beside = held_up if DRAINS & set(table.states) else max(held_up, until), max(0, beside - 1)
+    answer = compared.reply / compared.decode[table.engine]
+    return held_up + answer, beside, 1 / compared.prefill[table.engine]
