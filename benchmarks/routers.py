@@ -14,8 +14,8 @@ import httpx
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny, build
 from slotkeeper.engine.answers import EngineError, EngineGoneError
-from slotkeeper.engine.client import RouterClient
 from slotkeeper.engine.launch import find_engine, free_port
+from slotkeeper.engine.router_client import RouterClient
 from slotkeeper.scheduler.router import ModelStatus
 from slotkeeper.scheduler.types import ModelName
 

@@ -34,7 +34,7 @@ save and 0.065 to restore.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -260,14 +260,23 @@ def snapshots_changed(*snapshots: Snapshot, gone: tuple[str, ...] = ()) -> Snaps
     return SnapshotsChanged(at=0.0, snapshots=snapshots, gone=tuple(map(SnapshotId, gone)))
 
 
-def lists(*loaded: str, most: int = 1, router: str = ENGINE, **others: str) -> ModelsListed:
+def lists(
+    *loaded: str,
+    most: int = 1,
+    router: str = ENGINE,
+    chooses: bool = False,
+    foreign: Iterable[str] = (),
+    **others: str,
+) -> ModelsListed:
     """A router lists its models: "a" and "b" are served by the engines "a" and "b"."""
     status = dict.fromkeys(("a", "b"), "unloaded") | dict.fromkeys(loaded, "loaded") | others
     views = tuple(
-        ModelView(engine=EngineId(name), name=ModelName(name), status=ModelStatus(value))
+        ModelView(
+            engine=EngineId(name), name=ModelName(name), status=ModelStatus(value), foreign=name in foreign
+        )
         for name, value in status.items()
     )
-    return ModelsListed(at=0.0, router=EngineId(router), models=views, most=most)
+    return ModelsListed(at=0.0, router=EngineId(router), models=views, most=most, chooses=chooses)
 
 
 def swap_fails(engine: str, *, broken: bool) -> SwapFailed:
@@ -456,8 +465,8 @@ def drops(name: str, *, to_cold: bool = False) -> Expected:
     return Expected(Drop, {"snapshot": name, "to_cold": to_cold})
 
 
-def loads(engine: str) -> Expected:
-    return Expected(LoadModel, {"engine": engine})
+def loads(engine: str, **wanted: Any) -> Expected:
+    return Expected(LoadModel, {"engine": engine, **wanted})
 
 
 def unloads(engine: str) -> Expected:

@@ -320,3 +320,13 @@ def test_a_model_that_the_router_no_longer_lists_is_forgotten():
     assert play << ModelsListed(at=0.0, router=EngineId("e0"), models=only, most=2)
     assert list(play.placement.tables) == ["a"]
     assert "b" not in play.placement._state.trees
+
+
+def test_a_swap_counts_from_its_unload():
+    """A model is kept for its next turn for as long."""
+    play = routed("a")
+    assert play << arrives("r1", model="b") >> unloads("a")
+    assert down(play.later(5), "a") >> loads("b")
+    assert up(play.later(2), "b")
+    (router,) = play.placement._state.routers.values()
+    assert router.swap_seconds == pytest.approx(7, abs=0.5)

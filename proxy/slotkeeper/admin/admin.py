@@ -345,7 +345,7 @@ class AdminPort:
         if self._state.draining:
             return web.Response(status=503, text="draining\n")
         # An engine that we cannot probe (--no-slots, a key that we lack) is also served, but unpinned.
-        if not any(link.health in {Health.OK, Health.ROUTER} for link in self._driver.links.values()):
+        if not any(link.health is Health.OK or link.health.routes for link in self._driver.links.values()):
             return web.Response(status=503, text=f"no engine is up: {self._engines()}\n")
         if all(link.draining for link in self._driver.engines.upstreams):
             return web.Response(status=503, text="all engines are drained\n")

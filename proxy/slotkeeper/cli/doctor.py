@@ -18,12 +18,14 @@ from rich.table import Table
 
 from slotkeeper.engine.answers import SAID, EngineError, EngineGoneError, Health, NoFilesError, Odds
 from slotkeeper.engine.canary import TEXT
-from slotkeeper.engine.client import EngineClient, RouterClient
+from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.file_canary import swept, unused
 from slotkeeper.engine.findings import Finding, Probe, Severity, about_files, examine, probe
 from slotkeeper.engine.fingerprint import LIKELIEST, TOLERANCE, Identity
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.http import EngineAddress
+from slotkeeper.engine.router_client import RouterClient
+from slotkeeper.engine.swap_client import SwapClient
 from slotkeeper.engine.traits import Reading, identify, read_answers, read_traits, state_bytes
 from slotkeeper.scheduler.engine_model import Known
 from slotkeeper.scheduler.router import ModelStatus
@@ -42,41 +44,46 @@ async def doctor(upstream: str, api_key: str | None, console: Console, slot_dir:
 
     It prefills a few hundred tokens in an unused engine. With a folder it also tests
     snapshots: it saves an idle slot's state, and measures how quickly the folder can be written.
-    On a router it examines each loaded model.
+    On a router, or on llama-swap, it examines each loaded model.
     """
     async with EngineClient(upstream, api_key=api_key) as client:
-        routes = await client.health() is Health.ROUTER
-    if not routes:
-        return await _examine(upstream, api_key, console, slot_dir)
+        health = await client.health()
+    if not health.routes:
+        return await _examine(EngineAddress.of(upstream), api_key, console, slot_dir)
+    swaps = health is Health.SWAPPER
     try:
-        async with RouterClient(upstream, api_key=api_key) as router:
+        async with (SwapClient if swaps else RouterClient)(upstream, api_key=api_key) as router:
             listing = await router.listing()
     except (EngineError, EngineGoneError) as error:
         console.print(f"[red]{escape(str(error))}[/]")
         return 1
     found = []
     for entry in listing.models:
-        engine = EngineAddress(upstream.rstrip("/"), entry.name).engine
-        console.print(f"[bold]{escape(engine)}[/]")
+        address = EngineAddress(upstream.rstrip("/"), entry.name, swaps=swaps)
+        console.print(f"[bold]{escape(address.engine)}[/]")
         if entry.status is ModelStatus.LOADED:
-            found.append(await _examine(engine, api_key, console, slot_dir, entry.flags))
+            found.append(await _examine(address, api_key, console, slot_dir, entry.flags))
         else:
             console.print(f"It is {entry.status}: examining it would load it. Send it a request first.")
     return max(found, default=0)
 
 
 async def _examine(
-    upstream: str,
+    address: EngineAddress,
     api_key: str | None,
     console: Console,
     slot_dir: Path | None,
     flags: EngineFlags | None = None,
 ) -> int:
     """Examine one engine; `flags` are known if a router reports them. Returns as `doctor` does."""
+    upstream = address.engine
     unfit = await asyncio.to_thread(lambda: list(about_folder(slot_dir))) if slot_dir else []
     usable = slot_dir if not _fails(unfit) else None
-    async with EngineClient(upstream, api_key=api_key) as client:
+    async with EngineClient(address, api_key=api_key) as client:
         health = await client.health()
+        if address.swaps and health.wrong:
+            console.print("It is not a llama-server: its requests pass through, and no slot is chosen.")
+            return 0
         if health not in {Health.OK, Health.SLEEPING}:
             console.print(_not_up(upstream, health))
             return 1

@@ -46,6 +46,7 @@ class Health(StrEnum):
     LOADING = "loading"  # alive, 503 "Loading model" (engine.md 7)
     SLEEPING = "sleeping"  # alive, model unloaded, all slots empty (engine.md 7)
     ROUTER = "router"  # alive, and not an engine itself: each model that it loads is one
+    SWAPPER = "llama-swap"  # the same, but it is llama-swap
     UNLOADED = "unloaded"  # a model that its router has not loaded
     DOWN = "down"  # nothing listens there, or the connection broke
     SILENT = "silent"  # no answer in time: its machine may be busy
@@ -57,6 +58,11 @@ class Health(StrEnum):
         """Whether waiting does not help, because the address must be changed."""
         return self in {Health.FOREIGN, Health.LOOP}
 
+    @property
+    def routes(self) -> bool:
+        """Whether the server loads and unloads models, each of which is an engine."""
+        return self in {Health.ROUTER, Health.SWAPPER}
+
 
 # The rest of a sentence that begins with an engine's address.
 SAID: Final[Mapping[Health, str]] = {
@@ -64,6 +70,7 @@ SAID: Final[Mapping[Health, str]] = {
     Health.LOADING: "is still loading its model",
     Health.SLEEPING: "sleeps",
     Health.ROUTER: "is a router",
+    Health.SWAPPER: "is llama-swap",
     Health.UNLOADED: "is not loaded",
     Health.DOWN: "does not answer",
     Health.SILENT: "does not answer in time",

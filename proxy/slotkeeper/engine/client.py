@@ -1,14 +1,11 @@
-"""Control calls to one engine or to a router, and their answers.
+"""Control calls to one engine, and their answers.
 
 This module makes no decisions. `http` sends the calls; client requests are forwarded elsewhere.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Final, Self
 
 import orjson
@@ -30,11 +27,19 @@ from slotkeeper.engine.answers import (
     seconds,
     view,
 )
-from slotkeeper.engine.flags import EngineFlags, FlagError
-from slotkeeper.engine.http import BRIEF_SECONDS, CallKind, CallLimits, EngineHttp, Headers, Pulse, message_in
+from slotkeeper.engine.http import (
+    BRIEF_SECONDS,
+    RUNNING,
+    CallKind,
+    CallLimits,
+    EngineAddress,
+    EngineHttp,
+    Headers,
+    Pulse,
+    message_in,
+)
 from slotkeeper.scheduler.adapters import Scales
-from slotkeeper.scheduler.router import ModelStatus
-from slotkeeper.scheduler.types import ModelName, SlotId, SlotView
+from slotkeeper.scheduler.types import SlotId, SlotView
 
 __all__ = [
     "EngineClient",
@@ -42,15 +47,10 @@ __all__ = [
     "EngineGoneError",
     "Headers",
     "Health",
-    "Listing",
-    "ModelEntry",
     "PrefillResult",
     "Pulse",
     "RestoreResult",
-    "RouterClient",
     "SaveResult",
-    "entry_of",
-    "listen",
     "message_in",
 ]
 
@@ -67,6 +67,10 @@ OWN_PROPS: Final = frozenset(  # one of these is in every llama-server's /props
 OF_SERVERS: Final = {503: Health.LOADING, LOOP_STATUS: Health.LOOP}  # by the status of a refusal
 # A router with `autoload=false`: 400 "model is not loaded" or "not found", 500 while it starts or ends.
 OF_MODELS: Final = {400: Health.UNLOADED, 500: Health.LOADING, 503: Health.LOADING}
+# llama-swap: 502 if its process cannot be reached, 409 for a path that must not load it (`ignorePaths`).
+OF_SWAPPED: Final = {409: Health.UNLOADED, 500: Health.LOADING, 502: Health.LOADING, 503: Health.LOADING}
+READY: Final = "ready"  # a state in llama-swap's listing
+NO_KEY: Final = "unauthorized: invalid or missing API key"  # llama-swap's words, and of no llama-server
 
 
 def is_router(props: Mapping[str, Any]) -> bool:
@@ -74,10 +78,20 @@ def is_router(props: Mapping[str, Any]) -> bool:
     return props.get("role") == "router"
 
 
+def running_in(said: Any) -> dict[str, dict[str, Any]] | None:
+    """Return the models in llama-swap's answer to GET /running; None for any other server's answer."""
+    running = said.get("running") if isinstance(said, dict) else None
+    if not isinstance(running, list):
+        return None
+    return {str(one.get("model")): one for one in running if isinstance(one, dict)}
+
+
 class ControlClient:
     """The connections to one server. Use as an async context manager, or `close` it."""
 
-    def __init__(self, base: str, *, api_key: str | None = None, pulse: Pulse | None = None) -> None:
+    def __init__(
+        self, base: str | EngineAddress, *, api_key: str | None = None, pulse: Pulse | None = None
+    ) -> None:
         self._http = EngineHttp(base, api_key=api_key, pulse=pulse)
         self.base = self._http.base
 
@@ -97,7 +111,9 @@ class ControlClient:
 class EngineClient(ControlClient):
     """The control routes of one engine."""
 
-    def __init__(self, base: str, *, api_key: str | None = None, pulse: Pulse | None = None) -> None:
+    def __init__(
+        self, base: str | EngineAddress, *, api_key: str | None = None, pulse: Pulse | None = None
+    ) -> None:
         super().__init__(base, api_key=api_key, pulse=pulse)
         self.computed = 0  # prompt tokens of completed prefills and guesses
 
@@ -106,18 +122,25 @@ class EngineClient(ControlClient):
         """Whether any call is in progress."""
         return self._http.calls > 0
 
+    def bar(self, *, barred: bool) -> None:
+        """Send nothing from now on, not even the next call of a probe in progress; or send again."""
+        self._http.barred = barred
+
     async def health(self, *, headers: Headers | None = None, seconds: float = BRIEF_SECONDS) -> Health:
         """Return the engine's health; SILENT after `seconds`. Never raises or wakes a sleeping engine."""
-        limits, model = CallLimits(CallKind.BRIEF, seconds), self._http.address.model
+        limits, address = CallLimits(CallKind.BRIEF, seconds), self._http.address
+        known = OF_SERVERS if not address.model else OF_SWAPPED if address.swaps else OF_MODELS
         try:
-            if not model:  # a router answers for itself
+            if address.swaps and not await self._is_ready(limits, headers):
+                return Health.UNLOADED
+            if not address.model:  # a router answers for itself
                 await self._http.json("GET", "/health", limits=limits)
             props = await self._props(limits, headers)
         except EngineError as error:
             if error.foreign:
-                return Health.FOREIGN
+                return Health.FOREIGN if address.model else await self._swapper(limits, headers)
             # /health needs no key, /props does: a 401 comes from an engine that is up.
-            return (OF_MODELS if model else OF_SERVERS).get(error.status, Health.OK)
+            return known.get(error.status, Health.OK)
         except EngineSilentError:
             return Health.SILENT
         except EngineGoneError:
@@ -127,6 +150,21 @@ class EngineClient(ControlClient):
         if is_router(props):
             return Health.ROUTER
         return Health.SLEEPING if props.get("is_sleeping") else Health.OK
+
+    async def _is_ready(self, limits: CallLimits, headers: Headers | None) -> bool:
+        """Whether llama-swap has loaded this model. Asked before /upstream/MODEL/, which would load it."""
+        said = running_in(await self._http.json("GET", RUNNING, limits=limits, headers=headers)) or {}
+        return said.get(self._http.address.model, {}).get("state") == READY
+
+    async def _swapper(self, limits: CallLimits, headers: Headers | None) -> Health:
+        """Tell llama-swap, whose /health is not llama-server's, from any other server. Never raises."""
+        try:
+            said = await self._http.json("GET", RUNNING, limits=limits, headers=headers)
+        except EngineError as error:
+            return Health.SWAPPER if NO_KEY in error.message else Health.FOREIGN
+        except EngineGoneError:
+            return Health.DOWN
+        return Health.FOREIGN if running_in(said) is None else Health.SWAPPER
 
     async def props(self, *, headers: Headers | None = None) -> dict[str, Any]:
         """Return GET /props. Does not wake a sleeping engine."""
@@ -154,7 +192,8 @@ class EngineClient(ControlClient):
     async def models(self, *, headers: Headers | None = None) -> dict[str, Any]:
         """Return the entry of the model that is served (engine.md 1.1); a router lists all its models."""
         listed = await self._http.json("GET", "/v1/models", limits=QUICK, headers=headers)
-        model, entries = self._http.address.model, listed.get("data") or []
+        address, entries = self._http.address, listed.get("data") or []
+        model = "" if address.swaps else address.model
         return dict(next((entry for entry in entries if not model or entry.get("id") == model), {}))
 
     async def lora_adapters(self, *, headers: Headers | None = None) -> list[dict[str, Any]]:
@@ -297,90 +336,3 @@ class EngineClient(ControlClient):
         """
         path = f"/slots/{slot}?action={action}"
         return dict(await self._http.json("POST", path, limits=LONG, headers=headers, body=body))
-
-
-# -- llama-server in router mode: listing, loading and unloading models (engine.md 13) -------------------
-
-EVENTS: Final = CallLimits(CallKind.BRIEF, None)  # an endless stream
-# Before the router answers a load, an idle victim of its choice has to end.
-SWAP: Final = CallLimits(CallKind.BRIEF, 60.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelEntry:
-    """One model in a router's listing."""
-
-    name: ModelName
-    aliases: tuple[str, ...] = ()
-    status: ModelStatus = ModelStatus.UNLOADED
-    failed: bool = False  # its last process ended with an error
-    flags: EngineFlags | None = None  # of its process; None if they cannot be read
-    port: int = 0  # of its process; another port means another process
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
-    """All models of a router. `most`: the number that may be loaded at once; 0: no limit."""
-
-    models: tuple[ModelEntry, ...]
-    most: int
-
-
-class RouterClient(ControlClient):
-    """A router's own routes; none of them loads or wakes a model except `load`."""
-
-    async def listing(self, *, headers: Headers | None = None) -> Listing:
-        """Return the models. Raises EngineError, EngineGoneError."""
-        props = await self._http.json("GET", "/props", limits=QUICK, headers=headers)
-        listed = await self._http.json("GET", "/v1/models", limits=QUICK, headers=headers)
-        if not isinstance(props, dict) or not is_router(props):
-            raise EngineError(200, "/props: no router", foreign=True)
-        entries = listed.get("data", []) if isinstance(listed, dict) else []
-        models = tuple(entry_of(entry) for entry in entries if isinstance(entry, dict))
-        return Listing(models=models, most=int(props.get("max_instances") or 0))
-
-    async def load(self, model: ModelName, *, headers: Headers | None = None) -> None:
-        """Ask for a load; the listing shows when it is done. Raises EngineError, EngineGoneError."""
-        await self._http.json("POST", "/models/load", limits=SWAP, headers=headers, body={"model": model})
-
-    async def unload(self, model: ModelName, *, headers: Headers | None = None) -> None:
-        """Ask for an unload, which breaks off running answers. Raises like `load`."""
-        await self._http.json("POST", "/models/unload", limits=SWAP, headers=headers, body={"model": model})
-
-    async def events(self, changed: Callable[[], object], *, headers: Headers | None = None) -> None:
-        """Call `changed` at each change of a model's state, until the router ends the stream.
-
-        Raises EngineError, EngineGoneError.
-        """
-        async with self._http.ask("GET", "/models/sse", limits=EVENTS, headers=headers) as response:
-            async for line in response.content:
-                if line.startswith(b"data:"):
-                    changed()
-
-
-def entry_of(said: Mapping[str, Any]) -> ModelEntry:
-    """Parse one entry of a router's /v1/models."""
-    status = said.get("status") or {}
-    value = status.get("value")
-    known = ModelStatus(value) if value in set(ModelStatus) else ModelStatus.UNLOADED
-    try:
-        flags = EngineFlags.parse([str(word) for word in status.get("args") or ()])
-    except FlagError:
-        flags = None
-    return ModelEntry(
-        name=ModelName(str(said.get("id", ""))),
-        aliases=tuple(str(alias) for alias in said.get("aliases") or ()),
-        status=known,
-        failed=bool(status.get("failed")),
-        flags=flags,
-        port=flags.port if flags and known is not ModelStatus.UNLOADED else 0,
-    )
-
-
-async def listen(client: RouterClient, changed: Callable[[], object], *, rest: float) -> None:
-    """Call `changed` at every change, forever; reopen a stream that ends after `rest` seconds."""
-    while True:
-        with suppress(EngineError, EngineGoneError):
-            await client.events(changed)
-        changed()
-        await asyncio.sleep(rest)

@@ -30,20 +30,34 @@ NO_ROUTE: Final = frozenset({404, 405, 410, 501})
 
 Headers = Mapping[str, str]
 
-# -- the address: a server with one model, or one model of a router --------------------------------------
+# -- the address: a server with one model, or one model of a router or of llama-swap ---------------------
 # A router reads the model's name from the body of a POST and from the query of a GET. It would load a model
 # that is not loaded and evict another, so each of our calls has `autoload=false` (engine.md 13).
+#
+# llama-swap passes /upstream/MODEL/PATH on to PATH of that model's server, and loads the model first if it is
+# not loaded. No query prevents that: whether the model is loaded must be asked before (docs/models.md).
 
 NO_AUTOLOAD: Final = "autoload=false"
 _MARK: Final = "#"  # no base URL has a fragment
+UPSTREAM: Final = "/upstream/"
+RUNNING: Final = "/running"  # llama-swap's own route for the states of its models; loads none
+# Routes that llama-swap passes on by the model in the body, after its filters for that model.
+BY_BODY: Final = frozenset(
+    {
+        *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/messages", "/v1/responses"),
+        *("/v1/messages/count_tokens", "/v1/rerank", "/v1/reranking", "/rerank", "/reranking"),
+        *("/completion", "/infill", "/v1/audio/speech", "/v1/audio/transcriptions", "/v1/models"),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineAddress:
-    """A base URL, and the model's name if a router is there."""
+    """A base URL, and the model's name if a router is there, or llama-swap (`swaps`)."""
 
     base: str
     model: ModelName = NO_ROUTER
+    swaps: bool = False
 
     @classmethod
     def of(cls, engine: str) -> Self:
@@ -58,20 +72,33 @@ class EngineAddress:
         """Return the URL of a control call."""
         if not self.model:
             return self.base + path
+        if self.swaps:
+            return self.base + (path if path == RUNNING else self._behind(path))
         named = f"model={quote(self.model, safe='')}&" if method == "GET" else ""
         return f"{self.base}{path}{'&' if '?' in path else '?'}{named}{NO_AUTOLOAD}"
 
     def body(self, method: str, body: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
         """Return the body of a control call, with the model's name if a router is there."""
-        if not self.model or method == "GET":
+        if not self.model or self.swaps or method == "GET":
             return body
         return {**(body or {}), "model": self.model}
 
     def passed_on(self, target: str, *, held: bool) -> str:
-        """Return the path and query for forwarding a client's request; `held`: its model is loaded."""
+        """Return the path and query for forwarding a client's request; `held`: its model is loaded.
+
+        llama-swap gets a request on the route that the client used, if it knows that route: what its
+        configuration changes in requests of this model is changed as without us.
+        """
+        if self.model and self.swaps:
+            path = target.partition("?")[0]
+            return target if path in BY_BODY or path.startswith(UPSTREAM) else self._behind(target)
         if not self.model or not held:
             return target
         return f"{target}{'&' if '?' in target else '?'}{NO_AUTOLOAD}"
+
+    def _behind(self, target: str) -> str:
+        """Return the path at llama-swap for a path of this model's own server."""
+        return f"{UPSTREAM}{quote(self.model, safe='/')}{target}"
 
 
 # -- kinds of calls --------------------------------------------------------------------------------------
@@ -154,14 +181,17 @@ class Pulse:
 class EngineHttp:
     """One engine's address and key, and the connections to it. The owner must `close` it."""
 
-    def __init__(self, base: str, *, api_key: str | None = None, pulse: Pulse | None = None) -> None:
-        self.address = EngineAddress.of(base)
+    def __init__(
+        self, base: str | EngineAddress, *, api_key: str | None = None, pulse: Pulse | None = None
+    ) -> None:
+        self.address = EngineAddress.of(base) if isinstance(base, str) else base
         self.base = self.address.base
         self.pulse = pulse or Pulse()
         self._own = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._sessions: dict[CallKind | None, aiohttp.ClientSession] = {}
         self._kept_in_use = 0
         self.calls = 0  # calls in progress
+        self.barred = False  # whether nothing may be sent: llama-swap would load the model for it
 
     def __repr__(self) -> str:
         return f"{self.address.engine}{' with key' if self._own else ''}"
@@ -202,7 +232,8 @@ class EngineHttp:
         If `headers` hold a credential, our own key is not sent: the engine would read only one of the two.
         A task is never sent twice: a restarted engine could get it. It would then restore the file that
         killed the engine before, or save an empty slot under our file's name.
-        Raises EngineError for every other status, EngineGoneError when there is no answer.
+        Raises EngineError for every other status, EngineGoneError when there is no answer, or when it is
+        `barred`.
         """
         async with (
             self._counted(),
@@ -232,6 +263,8 @@ class EngineHttp:
         body = self.address.body(method, body)
         data = orjson.dumps(body) if body is not None else None
         headers, url = self._with_credential(headers or {}), self.address.url(method, path)
+        if self.barred and path != RUNNING:
+            raise EngineGoneError(f"{url}: the model is not loaded")
 
         async def send(session: aiohttp.ClientSession) -> aiohttp.ClientResponse:
             stream = BytesIO(data) if data is not None else None  # aiohttp warns of bytes above 1 MiB

@@ -98,7 +98,7 @@ class EngineProcess:
                 if (code := self.returncode) is not None:
                     raise EngineDiedError(code, self.tail())
                 health = await client.health()
-                if health in {Health.OK, Health.SLEEPING, Health.ROUTER}:
+                if health in {Health.OK, Health.SLEEPING} or health.routes:
                     return
                 if progress:
                     progress(health, self.tail().rpartition("\n")[2])

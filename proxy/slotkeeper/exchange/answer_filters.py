@@ -45,7 +45,7 @@ def form_for(ask: Ask | None, body: bytes, forward: Forward, link: EngineLink) -
     """Choose the form. Only a router's model is asked for a stream that the client did not request."""
     if ask is None:
         return AnswerForm(body=body)
-    routed = bool(link.address.model) and link.assembles
+    routed = bool(link.address.model) and not link.address.swaps and link.assembles
     if routed and forward.reason is not Reason.BYPASS and can_assemble(ask):
         watched = ask.api in PROGRESS_ROUTES
         return AnswerForm(

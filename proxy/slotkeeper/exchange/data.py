@@ -26,7 +26,7 @@ from slotkeeper.observe.log import Seldom, get_logger
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.events import AdaptersChange, Arrived, Gone
-from slotkeeper.scheduler.types import NO_ROUTER, RequestId
+from slotkeeper.scheduler.types import RequestId
 
 READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # these start no work in the engine
 BODY_LEFT: Final = frozenset({408, 413, 429})  # more of the body may still arrive
@@ -186,7 +186,7 @@ class DataPort:
         another.
         """
         driver = self._gate.driver
-        model = driver.engines.model_of(_model_in(request, body)) if driver.engines.routers else NO_ROUTER
+        model = driver.engines.model_of(_model_in(request, body)) or driver.engines.model_at(request.path)
         if not model:
             return driver.engines.front()
         key = RequestId(f"{next(driver.numbers)}:slotless")

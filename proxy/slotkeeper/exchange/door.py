@@ -2,8 +2,8 @@
 
 The engine checks a request's key itself, but only when the request reaches it. Before that we would have
 rendered, planted and restored for it with our own key. So its headers go to `GET /props` first, which needs
-the key on every build, takes a millisecond and wakes no sleeping engine. An engine that needs no key is asked
-once. Only this module decides whose request it is (`Caller`).
+the key on every build, takes a millisecond and wakes no sleeping engine; of llama-swap it is `GET /running`.
+An engine that needs no key is asked once. Only this module decides whose request it is (`Caller`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from multidict import CIMultiDict
 from slotkeeper.api.errors import ClientFault, UpstreamFault
 from slotkeeper.api.head import AUTH, Api, is_for_clients, is_open
 from slotkeeper.engine.answers import Health
+from slotkeeper.engine.http import RUNNING
 from slotkeeper.exchange.connections import Network, asker
 from slotkeeper.exchange.keys import Key, OwnKeys
 from slotkeeper.exchange.upstream import Upstream, UpstreamAnswer
@@ -106,7 +107,6 @@ class Door:
         self._secret = secret
         self._were_apart = had_namespaces
         self._upstream = upstream
-        self._path = f"{prefix}/props"
         self._now = now
         self._salt = secrets.token_bytes(16)
         self._anyone: dict[EngineId, tuple[str, bool, float]] = {}  # process, needs no key, until
@@ -250,7 +250,8 @@ class Door:
         if link.pulse.frozen:
             return KeyCheck.UNSURE
         try:
-            answer = await self._upstream.look(link.address.base, self._path, headers, seconds=ASK_SECONDS)
+            path = f"{self._prefix}{RUNNING if link.health is Health.SWAPPER else '/props'}"
+            answer = await self._upstream.look(link.address.base, path, headers, seconds=ASK_SECONDS)
         except UpstreamFault:
             link.kick()
             return KeyCheck.UNSURE

@@ -50,7 +50,6 @@ DEATHS: Final = 3  # engines that ended while working on a request, after which 
 AT_WORK: Final = 0.01  # seconds after which the engine works on a request that was sent
 SERVER_ERROR: Final = 500  # and above: a failure of the engine, not of the client
 NO_SUCH: Final = 501  # except this: the engine does not have the feature
-UNLOADED: Final = frozenset({400, 500})  # a router's status if the model was or is being unloaded
 BRIEF_BYTES: Final = 512  # bytes of a body: less JSON and model name, about a hundred tokens
 
 log = get_logger(__name__)
@@ -357,7 +356,7 @@ class Exchange:
         if answer.status >= SERVER_ERROR and answer.status != NO_SUCH:
             driver.failed(link, broken=False)
         async with answer:
-            if link.address.model and answer.status in UNLOADED and await link.was_lost(losses):
+            if link.unloads(answer.status) and await link.was_lost(losses):
                 raise UpstreamFault(f"the model {link.address.model} was unloaded before it began")
             self._waiting.stop()
             driver.post(Started(at=driver.now(), request=self._account.key))

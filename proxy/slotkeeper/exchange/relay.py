@@ -273,7 +273,7 @@ class Relay:
         self._waiting.stop()
         if streams:
             await write((cells.close() if cells else b"") + (progress.close() if progress else b""))
-        if link.address.model:
+        if link.address.model and not link.foreign:
             self._check_whole(answer)
 
     async def _assembled(

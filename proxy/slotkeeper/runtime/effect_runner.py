@@ -214,7 +214,7 @@ class EffectRunner:
         link = self._engines.links[effect.engine]
         router = self._engines.router_of(effect.engine)
         if isinstance(effect, LoadModel):
-            router.load(link)
+            router.load(link, (self._engines.links[engine] for engine in effect.aside))
         else:
             router.unload(link)
 

@@ -12,9 +12,10 @@ from typing import Any, Final
 
 from slotkeeper.api.errors import ClientFault
 from slotkeeper.engine.answers import EngineError, EngineGoneError, Health
-from slotkeeper.engine.client import ModelEntry
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.engine.http import EngineAddress
+from slotkeeper.engine.http import UPSTREAM, EngineAddress
+from slotkeeper.engine.router_client import ModelEntry, RouterClient
+from slotkeeper.engine.swap_client import SwapClient
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.images import Pictures
@@ -110,7 +111,8 @@ class Engines:
         if self._new_link is None:
             raise AssertionError("routers can be followed only with a `new_link`")
         front = self.links[EngineId(EngineAddress.of(engine).base)]
-        address = EngineAddress(front.address.base, entry.name)
+        swaps = front.health is Health.SWAPPER
+        address = EngineAddress(front.address.base, entry.name, swaps=swaps)
         link = self.links[engine] = self._new_link(engine, address, entry.flags)
         link.listed = False  # until the listing says otherwise
         self._watched(link)
@@ -126,10 +128,11 @@ class Engines:
     def _router_found(self, front: EngineLink) -> None:
         if front.engine in self.routers or self._new_link is None:
             return
-        log.info("router_found", engine=front.engine)
+        log.info("router_found", engine=front.engine, kind=front.health.value)
+        speaks = SwapClient if front.health is Health.SWAPPER else RouterClient
         router = self.routers[front.engine] = RouterLink(
             front,
-            api_key=self._api_key,
+            client=speaks(front.address.base, api_key=self._api_key),
             tasks=self._tasks,
             metrics=self._metrics,
             post=self._hearers.post,
@@ -177,6 +180,12 @@ class Engines:
         models = (router.model_of(named) for router in routers)
         return next((model for model in models if model), NO_ROUTER)
 
+    def model_at(self, path: str) -> ModelName:
+        """Return the model of llama-swap that this path names (/upstream/MODEL/...); else NO_ROUTER."""
+        words = path.removeprefix(UPSTREAM).split("/") if path.startswith(UPSTREAM) else []
+        names = ("/".join(words[:end]) for end in range(len(words), 0, -1))  # a name may contain slashes
+        return next(filter(None, map(self.model_of, names)), NO_ROUTER)
+
     async def newest_model_of(self, named: Any) -> ModelName:
         """Return the same as `model_of`, but look for an unknown name in new listings."""
         if not isinstance(named, str) or self.model_of(named):
@@ -190,7 +199,11 @@ class Engines:
         """Raise ClientFault for a model that the router does not list, before the request is sent there.
 
         A router knows models under more names, and would give the request a slot that we did not choose.
+        llama-swap tells all names of its models; others are of its peers and selectors, or lead to an error.
         """
+        router = self.routers.get(link.engine)
+        if router is not None and router.client.swaps:
+            return
         if link.routes and isinstance(named, str) and not self.model_of(named):
             name = named[:LONGEST_NAME]
             raise ClientFault(f"model '{name}' not found: name one as GET /v1/models lists it")
@@ -215,7 +228,7 @@ class Engines:
         """Whether requests can be placed: the engine is ready, or it is a router whose models are known."""
         router = self.routers.get(link.engine)
         followed = router is not None and router.reached
-        return link.ready or (link.health is Health.ROUTER and (followed or self._new_link is None))
+        return link.ready or (link.health.routes and (followed or self._new_link is None))
 
     # -- waiting -----------------------------------------------------------------------------------
 

@@ -61,7 +61,7 @@ class KnownEngine:
         self.engine = engine
         self.address = address or EngineAddress.of(engine)
         self.pulse = Pulse()
-        self.client = EngineClient(self.address.engine, api_key=api_key, pulse=self.pulse)
+        self.client = EngineClient(self.address, api_key=api_key, pulse=self.pulse)
         self.images = EngineImages(self.client)
         self.auth: dict[str, str] = {}  # for our own calls: that of the last client that was let in
         self.flags = flags

@@ -22,7 +22,9 @@ FROZEN: Final = 30.0  # seconds without any answer or token, until an engine cou
 LONGEST_LOOK: Final = 5.0  # seconds to wait for an answer of /health
 THAW: Final = 1.0  # seconds in which an engine that was frozen reads what was sent to it meanwhile
 UNAUTHORIZED: Final = 401
-THERE: Final = frozenset({Health.OK, Health.SLEEPING, Health.ROUTER, Health.UNLOADED})
+THERE: Final = frozenset({Health.OK, Health.SLEEPING, Health.ROUTER, Health.SWAPPER, Health.UNLOADED})
+OF_UNLOADED: Final = frozenset({400, 500})  # a router's status if a model was or is being unloaded
+OF_SWAPPED: Final = frozenset({500, 502, 503})  # llama-swap's
 REFUSALS: Final = 3  # failures of GET /slots in a row: without it free slots are unknown
 
 log = get_logger(__name__)
@@ -62,7 +64,7 @@ class EngineLink(KnownEngine):
         self.draining = False  # no request may begin there
         self.assembles = True  # whole answers can be made of its streams, as far as we know
         self.routes = False  # it is a router, or was one when it last answered
-        self.listed = True  # whether we may look at it: a router's model only while it is loaded
+        self._listed = True
         self.frozen_after = frozen_after
         self.replace: Callable[[], None] | None = None  # ends its process; `up` then starts another
         self._silences = 0  # unanswered looks in a row
@@ -72,6 +74,7 @@ class EngineLink(KnownEngine):
         self.losses = 0  # number of times that it was lost
         self.returns = False  # it was lost because its process ended, so it may be back soon
         self._kick = asyncio.Event()
+        self._kicked = True  # whether the present look was asked for
         self._looked = asyncio.Event()  # set after the present or next look
         self._refusals = 0
         self._trouble = ""
@@ -93,7 +96,29 @@ class EngineLink(KnownEngine):
     @property
     def judges(self) -> bool:
         """Whether a call of ours was ever accepted, so that a refusal concerns the client's key."""
-        return self.up or self.health is Health.ROUTER
+        return self.up or self.health.routes
+
+    @property
+    def listed(self) -> bool:
+        """Whether we may look at it: a router's model only while it is loaded."""
+        return self._listed
+
+    @listed.setter
+    def listed(self, listed: bool) -> None:
+        self._listed = listed
+        if self.address.swaps:
+            self.client.bar(barred=not listed)
+
+    @property
+    def foreign(self) -> bool:
+        """Whether llama-swap has loaded this model, but with another server than llama-server."""
+        return self.address.swaps and self.listed and self.health is Health.FOREIGN
+
+    def unloads(self, status: int) -> bool:
+        """Whether a request may have this answer because its router was unloading the model."""
+        if self.address.swaps:
+            return status in OF_SWAPPED and not self.foreign
+        return bool(self.address.model) and status in OF_UNLOADED
 
     def kick(self) -> None:
         """Look at once, for example because a connection has failed."""
@@ -147,8 +172,11 @@ class EngineLink(KnownEngine):
         """
         while True:
             try:
-                await self._look(on_up, on_lost)
-                if self.health is Health.ROUTER:
+                if self._needs_no_look:
+                    self.pulse.answered()
+                else:
+                    await self._look(on_up, on_lost)
+                if self.health.routes:
                     on_router(self)
             except Exception as error:  # noqa: BLE001 - an unexpected answer must not end the watch
                 self._not_probed(str(error))
@@ -158,8 +186,10 @@ class EngineLink(KnownEngine):
             self._looked = asyncio.Event()
             try:
                 async with asyncio.timeout(self._rest):
+                    self._kicked = False
                     await self._kick.wait()
                 self._kick.clear()
+                self._kicked = True
                 if not self._doubt:  # requests wait for a doubt to be settled
                     await asyncio.sleep(EAGER / 4)  # one look for a burst of failures
             except TimeoutError:
@@ -168,10 +198,16 @@ class EngineLink(KnownEngine):
     @property
     def _rest(self) -> float | None:
         """Seconds until the next look; None: not before `kick` is called."""
-        calm = self.health in {Health.OK, Health.SILENT, Health.ROUTER} or self.health.wrong
+        calm = self.health in {Health.OK, Health.SILENT} or self.health.routes or self.health.wrong
         if not self.listed:
             return None
         return min(CALM, self.frozen_after) if calm else EAGER
+
+    @property
+    def _needs_no_look(self) -> bool:
+        """Whether the listing of llama-swap is enough: a look would keep an idle model from its `ttl`."""
+        known = (self.up and self.listed) or self.foreign
+        return self.address.swaps and known and not self._kicked and not self.busy
 
     @property
     def busy(self) -> bool:
@@ -222,7 +258,7 @@ class EngineLink(KnownEngine):
             self.down_since = None
         elif self.down_since is None:
             self.down_since = time.monotonic()
-        if health is Health.ROUTER:
+        if health.routes:
             self.routes, self.returns = True, False
         elif self.routes and health is not Health.SILENT:
             self.returns = health is Health.DOWN

@@ -86,7 +86,7 @@ class Membership:
     def seen(self, placement: Placement) -> Iterator[EngineSeen]:
         """All of them, for a scraper."""
         for link in self._engines.links.values():
-            answers = link.up or link.health in {Health.SLEEPING, Health.ROUTER}
+            answers = link.up or link.health is Health.SLEEPING or link.health.routes
             state = _state(link, placement, answers=answers)
             yield EngineSeen(engine=link.engine, state=state, answers=answers, losses=link.losses)
 

@@ -2,19 +2,23 @@
 
 A router loads any model that a request names, and evicts another one without asking. So requests wait until
 their model is loaded (`scheduler/leaving.py`), and all our own calls say `autoload=false`.
+
+llama-swap is a router with other routes (`SwapClient`). It cannot be told not to load a model, so nothing of
+ours is sent to a model that it does not list as ready, or that a load of ours may unload.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Final
 
 from slotkeeper.engine.answers import EngineError, EngineGoneError
-from slotkeeper.engine.client import Listing, ModelEntry, RouterClient, listen
 from slotkeeper.engine.http import EngineAddress
+from slotkeeper.engine.router_client import Listing, ModelEntry, RouterClient, listen
 from slotkeeper.observe.log import get_logger, sayable
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.link import EngineLink
@@ -43,7 +47,7 @@ class RouterLink:
         self,
         front: EngineLink,
         *,
-        api_key: str | None,
+        client: RouterClient,
         tasks: Tasks,
         metrics: Metrics,
         post: Callable[[Event], None],
@@ -51,9 +55,12 @@ class RouterLink:
         removed: Callable[[EngineLink], None],
         lost: Callable[[EngineLink], None],
     ) -> None:
-        """`front` is the link to the router itself. `lost` is called for a model that will be unloaded."""
+        """`front` is the link to the router itself, and `client` speaks its routes.
+
+        `lost` is called for a model that will be unloaded.
+        """
         self.front = front
-        self.client = RouterClient(front.address.base, api_key=api_key)
+        self.client = client
         self.listing = UNLISTED  # the last listing
         self.reached = False
         self._tasks = tasks
@@ -64,7 +71,8 @@ class RouterLink:
         self._lost = lost
         self._links: dict[EngineId, EngineLink] = {}
         self._ports: dict[EngineId, int] = {}
-        self._unloading: set[EngineId] = set()
+        self._unloading: set[EngineId] = set()  # nothing is sent to these models
+        self._posted: ModelsListed | None = None
         self._since: dict[EngineId, float] = {}  # when a model that is not probed yet was loaded
         self._swaps = 0
         self._kick = asyncio.Event()
@@ -85,7 +93,9 @@ class RouterLink:
 
     async def watch(self) -> None:
         """Watch the router until another kind of server answers at its address."""
-        ear = self._tasks.start(listen(self.client, self._kick.set, rest=CALM))
+        ear = self._tasks.start(
+            listen(self.client, self._kick.set, rest=CALM, headers=lambda: self.front.auth)
+        )
         try:
             while await self._look():
                 self._wake()
@@ -117,14 +127,13 @@ class RouterLink:
         self.reached = False
         for link in self._links.values():
             link.part(self._lost)
-        self._post(self.listed())
+        self._tell()
 
     def _wake(self) -> None:
         self._looked.set()
         self._looked = asyncio.Event()
 
     def _take(self, listing: Listing) -> None:
-        changed = listing != self.listing or not self.reached
         self.listing, self.reached = listing, True
         there = {self._engine(entry.name): entry for entry in listing.models}
         for engine in [engine for engine in self._links if engine not in there]:
@@ -134,23 +143,31 @@ class RouterLink:
             if link is None:
                 link = self._links[engine] = self._added(engine, entry)
             self._update(link, entry)
-        if changed:
-            self._post(self.listed())
+        self._tell()
+
+    def _tell(self) -> None:
+        """Post the listing if the scheduler does not know it yet."""
+        listed = self.listed()
+        if self._posted is None or listed != replace(self._posted, at=listed.at):
+            self._posted = listed
+            self._post(listed)
 
     def listed(self) -> ModelsListed:
         """Return the listing for the scheduler; it is empty if the router does not answer."""
-        views = tuple(
-            ModelView(engine=self._engine(entry.name), name=entry.name, status=entry.status)
-            for entry in self.listing.models
-            if self.reached
-        )
-        router, most = self.front.engine, self.listing.most
-        return ModelsListed(at=time.monotonic(), router=router, models=views, most=most)
+        views = tuple(self._view(entry) for entry in self.listing.models if self.reached)
+        router, most, swaps = self.front.engine, self.listing.most, self.client.swaps
+        return ModelsListed(at=time.monotonic(), router=router, models=views, most=most, chooses=swaps)
+
+    def _view(self, entry: ModelEntry) -> ModelView:
+        engine = self._engine(entry.name)
+        link = self._links.get(engine)
+        foreign = link is not None and link.foreign
+        return ModelView(engine=engine, name=entry.name, status=entry.status, foreign=foreign)
 
     def _update(self, link: EngineLink, entry: ModelEntry) -> None:
         """Update a model's link by the listing; if something has changed the link looks at once."""
         engine = link.engine
-        listed = entry.status is not ModelStatus.UNLOADED and engine not in self._unloading
+        listed = entry.status in self.client.asked and engine not in self._unloading
         changed = listed != link.listed or self._ports.get(engine) != entry.port
         link.flags, link.listed, self._ports[engine] = entry.flags, listed, entry.port
         link.auth = link.auth or self.front.auth
@@ -161,7 +178,8 @@ class RouterLink:
     def _check_probed(self, link: EngineLink, entry: ModelEntry) -> None:
         """Tell the scheduler not to wait for the probe of a loaded model that cannot be probed."""
         engine, now = link.engine, time.monotonic()
-        if link.up or not link.listed or entry.status is not ModelStatus.LOADED:
+        known = link.up or link.foreign
+        if known or not link.listed or entry.status is not ModelStatus.LOADED:
             self._since.pop(engine, None)
         elif now - self._since.setdefault(engine, now) > PROBED:
             del self._since[engine]
@@ -177,9 +195,12 @@ class RouterLink:
 
     # -- swaps -------------------------------------------------------------------------------------
 
-    def load(self, link: EngineLink) -> None:
-        """Load a model. The answer is its link's event once it is probed, or `SwapFailed`."""
-        self._tasks.start(self._swapped(link, self._load(link)))
+    def load(self, link: EngineLink, aside: Iterable[EngineLink] = ()) -> None:
+        """Load a model. The answer is its link's event once it is probed, or `SwapFailed`.
+
+        Nothing is sent meanwhile to the models `aside`, which the load may unload.
+        """
+        self._tasks.start(self._swapped(link, self._load(link, tuple(aside))))
 
     def unload(self, link: EngineLink) -> None:
         """Unload a model. The answer is the next listing, or `SwapFailed`."""
@@ -203,10 +224,13 @@ class RouterLink:
             self._swaps -= 1
         self._post(SwapFailed(at=time.monotonic(), engine=link.engine, broken=broken))
 
-    async def _load(self, link: EngineLink) -> bool:
+    async def _load(self, link: EngineLink, aside: Sequence[EngineLink]) -> bool:
         model, begun = link.address.model, time.monotonic()
-        await self._tolerating(RUNS, self.client.load(model, headers=self.front.auth))
-        seen = False
+        async with self._parted(*aside):
+            await self._tolerating(RUNS, self.client.load(model, headers=self.front.auth))
+            seen = self.client.swaps  # it has answered only now
+            for _ in range(2 * seen):  # the first look may have begun before the answer
+                await self.next_look()
         while (status := self._status(model)) not in LOADED:
             if not self.reached:
                 raise EngineGoneError("the router does not answer")
@@ -216,7 +240,7 @@ class RouterLink:
                 self._metrics.loaded(model, None)
                 return False
             await self.next_look()
-        while not link.up and self._status(model) is ModelStatus.LOADED:
+        while not (link.up or link.foreign) and self._status(model) is ModelStatus.LOADED:
             link.kick()  # `_check_probed` ends the wait if the probe never succeeds
             await self.next_look()
         seconds = time.monotonic() - begun
@@ -227,19 +251,27 @@ class RouterLink:
     async def _unload(self, link: EngineLink) -> bool:
         """Unload a model after our calls to it: they would hang until the router kills the process."""
         model, begun = link.address.model, time.monotonic()
-        self._unloading.add(link.engine)
-        try:
-            link.part(self._lost)
-            while link.busy:  # noqa: ASYNC110 - there is no event
-                await asyncio.sleep(MOMENT)
+        async with self._parted(link):
             await self._tolerating(STOPPED, self.client.unload(model, headers=self.front.auth))
             while self._status(model) is not ModelStatus.UNLOADED:
                 await self.next_look()
-        finally:
-            self._unloading.discard(link.engine)
-            self._kick.set()
         log.info("model_unloaded", engine=link.engine, seconds=round(time.monotonic() - begun, 3))
         return True
+
+    @asynccontextmanager
+    async def _parted(self, *links: EngineLink) -> AsyncIterator[None]:
+        """Send nothing to these models in this block, which begins when all calls to them have ended."""
+        engines = {link.engine for link in links}
+        self._unloading |= engines
+        try:
+            for link in links:
+                link.part(self._lost)
+            while any(link.busy for link in links):  # noqa: ASYNC110 - there is no event
+                await asyncio.sleep(MOMENT)
+            yield
+        finally:
+            self._unloading -= engines
+            self._kick.set()
 
     async def next_look(self) -> None:
         """Wait until the listing has been read again."""

@@ -159,9 +159,14 @@ class Forward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadModel:
-    """Ask a router to load a model; answered by `EngineUp` or `SwapFailed`."""
+    """Ask a router to load a model; answered by `EngineUp` or `SwapFailed`.
+
+    Nothing may be sent meanwhile to the models `aside`: the router may unload some of them for it. They are
+    lost (`EngineLost`); those that stay loaded are up again afterwards.
+    """
 
     engine: EngineId
+    aside: tuple[EngineId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

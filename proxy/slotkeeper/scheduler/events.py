@@ -333,12 +333,16 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelsListed:
-    """The models of a router; none if it does not answer. `most`: how many may be loaded; 0: no limit."""
+    """The models of a router; none if it does not answer. `most`: how many may be loaded; 0: no limit.
+
+    `chooses`: the router itself chooses which models leave for another, and does not say which.
+    """
 
     at: float
     router: EngineId
     models: tuple[ModelView, ...]
     most: int = 0
+    chooses: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

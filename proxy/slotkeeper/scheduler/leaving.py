@@ -12,18 +12,21 @@ then is the other model loaded.
 * A model without requests stays loaded for as long as a swap takes: its agent's next turn may be on its way.
   This wait costs at most twice what knowing the future would.
 
+llama-swap itself chooses the models that it unloads for another. We unload none: all that it may unload are
+prepared, the other model is loaded, and the listing shows which ones have left (`Router.stays`).
+
 An operator drains an engine, or drops it from the list.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import inf
 
 from slotkeeper.scheduler import chores
 from slotkeeper.scheduler.effects import Drained, Effect, Forward, LoadModel, Refuse, UnloadModel
 from slotkeeper.scheduler.events import DrainAsked, EnginesNamed, ModelsListed, SwapFailed
-from slotkeeper.scheduler.router import ModelStatus, Router
+from slotkeeper.scheduler.router import LOADED, ModelStatus, Router
 from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.types import EngineId, Reason
 
@@ -34,9 +37,12 @@ def models_listed(state: State, event: ModelsListed) -> None:
     router = state.routers.setdefault(event.router, Router(event.router))
     if event.models:
         gone = router.models.keys() - {view.engine for view in event.models}
-        router.listed(event.models, event.most)
+        router.listed(event.models, event.most, chooses=event.chooses)
         for engine in gone:
             _forget(state, engine)
+        for view in event.models:
+            if view.foreign:  # its engine will never be up for us
+                router.came_up(view.engine, event.at)
     else:
         router.lost(event.at + state.limits.engine_wait)
     state.mark_leaving()
@@ -62,6 +68,7 @@ def settle_swaps(state: State, now: float) -> Iterator[Effect]:
     """Take the next step of every router's swap, and refuse requests that cannot be served."""
     for router in state.routers.values():
         yield from _refused(state, router, now)
+        yield from _passed_on(state, router)
         if router.base not in state.drained:
             yield from _next_step(state, router, now)
     state.mark_leaving()
@@ -95,26 +102,44 @@ def _decides_at(state: State, router: Router, now: float) -> float:
 def _next_step(state: State, router: Router, now: float) -> Iterator[Effect]:
     if router.loading or router.unloading or router.lost_until is not None:
         return
-    if router.leaving is not None and _wanted(state, router) is None:  # its clients have disconnected
-        router.over()
-    if router.leaving is None:
+    if router.leaving:
+        _check_leaving(state, router)
+    if not router.leaving:
         yield from _next_load(state, router, now)
-    if router.leaving is not None and _may_unload(state, router.leaving, now):
-        router.unloads(now)
-        yield UnloadModel(engine=router.leaving)
+    if router.leaving and all(_may_unload(state, engine, now) for engine in router.leaving):
+        if router.chooses:
+            yield from _load(router, now)
+        else:
+            router.unloads(now)
+            yield from (UnloadModel(engine=engine) for engine in router.leaving)
+
+
+def _check_leaving(state: State, router: Router) -> None:
+    """Stop a swap whose clients have disconnected, and prepare models that others have loaded meanwhile."""
+    wanted = _wanted(state, router)
+    if wanted is None or (router.chooses and wanted != router.wanted):
+        router.over()
+    elif router.chooses and router.leaving != (rivals := router.rivals(wanted)):
+        router.leaving = rivals
+        state.mark_leaving()
 
 
 def _next_load(state: State, router: Router, now: float) -> Iterator[Effect]:
-    """Load the model that is wanted next, or choose the model that leaves for it."""
+    """Load the model that is wanted next, or choose the models that leave for it."""
     router.wanted = _wanted(state, router)
     if router.wanted is None:
         return
-    if router.has_room:
-        router.loads(router.wanted, now)
-        yield LoadModel(engine=router.wanted)
-    else:
-        router.leaving = _victim(state, router, now)
+    if rivals := router.rivals(router.wanted):
+        router.leaving = (_all_of if router.chooses else _victim)(state, router, rivals, now)
         state.mark_leaving()
+    else:
+        yield from _load(router, now)
+
+
+def _load(router: Router, now: float) -> Iterator[Effect]:
+    if router.wanted is not None:
+        router.loads(router.wanted, now)
+        yield LoadModel(engine=router.wanted, aside=router.leaving)
 
 
 # -- the model to load, and the victim -------------------------------------------------------------------
@@ -140,14 +165,26 @@ def _wanted(state: State, router: Router) -> EngineId | None:
     return next(iter(waiting), None)
 
 
-def _victim(state: State, router: Router, now: float) -> EngineId | None:
+def _victim(state: State, router: Router, rivals: tuple[EngineId, ...], now: float) -> tuple[EngineId, ...]:
     """Return the model to unload, if one may go now: the least recently used, unrequested models first."""
-    asked = {engine for engine, _ in _waiting(state, router)}
-    idle = [engine for engine in router.loaded if engine not in asked and not _serving(state, engine)]
+    loaded = [engine for engine in rivals if router.is_(engine, *LOADED)]
+    idle = _idle(state, router, loaded)
     gone = [engine for engine in idle if _kept_until(state, router, engine) <= now]
     if not gone and _patience_ends(state, router) <= now:
-        gone = idle or router.loaded
-    return min(gone, key=lambda engine: _used_at(state, engine), default=None)
+        gone = idle or loaded
+    return tuple(sorted(gone, key=lambda engine: _used_at(state, engine))[:1])
+
+
+def _all_of(state: State, router: Router, rivals: tuple[EngineId, ...], now: float) -> tuple[EngineId, ...]:
+    """Return all of these models, if all of them may go now."""
+    gone = [engine for engine in _idle(state, router, rivals) if _kept_until(state, router, engine) <= now]
+    return rivals if len(gone) == len(rivals) or _patience_ends(state, router) <= now else ()
+
+
+def _idle(state: State, router: Router, engines: Iterable[EngineId]) -> list[EngineId]:
+    """Return those of these models on which nothing runs and that no request waits for."""
+    asked = {engine for engine, _ in _waiting(state, router)}
+    return [engine for engine in engines if engine not in asked and not _serving(state, engine)]
 
 
 def _serving(state: State, engine: EngineId) -> bool:
@@ -194,6 +231,16 @@ def _refused(state: State, router: Router, now: float) -> Iterator[Effect]:
                 yield Forward(request=request, engine=engine, slot=None, reason=Reason.FAIL_OPEN)
             else:
                 yield Refuse(request=request, engine=engine)
+
+
+def _passed_on(state: State, router: Router) -> Iterator[Effect]:
+    """Forward requests for a model that is loaded, but not by a llama-server, unless it is about to leave."""
+    foreign = [view.engine for view in router.models.values() if view.foreign]
+    for request in tuple(state.waiting_requests()) if foreign else ():
+        engine = router.engine_of(state.requests[request].arrived.model)
+        if engine is not None and engine in foreign and engine not in router.leaving:
+            state.forget(request)
+            yield Forward(request=request, engine=engine, slot=None, reason=Reason.SLOTLESS)
 
 
 # -- drained engines -------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ class ModelView:
     engine: EngineId
     name: ModelName
     status: ModelStatus
+    foreign: bool = False  # it is loaded, but not by a llama-server: it has no slots for us
 
 
 LOADED: Final = (ModelStatus.LOADED, ModelStatus.SLEEPING)
@@ -36,12 +37,17 @@ LOADED: Final = (ModelStatus.LOADED, ModelStatus.SLEEPING)
 
 @dataclass(slots=True)
 class Router:
-    """One router. At most `most` of its models are loaded at once; 0: no limit."""
+    """One router. At most `most` of its models are loaded at once; 0: no limit.
+
+    If it `chooses` (llama-swap), its configuration says which models leave for another, and only a load shows
+    them. So all of them are prepared for a load that was not seen yet, and afterwards only those that left.
+    """
 
     base: EngineId
     most: int = 0
     models: dict[EngineId, ModelView] = field(default_factory=dict)
-    leaving: EngineId | None = None  # the victim: no new task begins there, and its slots are saved
+    chooses: bool = False
+    leaving: tuple[EngineId, ...] = ()  # the victims: no new task begins there, and their slots are saved
     unloading: bool = False  # whether the router is unloading the victim
     wanted: EngineId | None = None  # the model that replaces the victim
     loading: EngineId | None = None  # the model that we have asked the router to load
@@ -50,18 +56,36 @@ class Router:
     swap_seconds: float = 0.0  # duration of the last swap
     lost_until: float | None = None  # the router does not answer; it is expected back by then
     failed: dict[EngineId, float] = field(default_factory=dict)  # models not to load again before that time
+    beside: tuple[EngineId, ...] = ()  # models that were loaded when the present load began
+    stays: dict[tuple[EngineId, EngineId], bool] = field(default_factory=dict)  # (loaded, other) -> as seen
 
     def __repr__(self) -> str:
         models = " ".join(f"{view.name}:{view.status}" for view in self.models.values())
-        return f"<Router {self.base} | {models} | {self.leaving or '-'} -> {self.wanted or '-'}>"
+        leaving = ",".join(self.leaving)
+        return f"<Router {self.base} | {models} | {leaving or '-'} -> {self.wanted or '-'}>"
 
-    def listed(self, models: Iterable[ModelView], most: int) -> None:
+    def listed(self, models: Iterable[ModelView], most: int, *, chooses: bool = False) -> None:
         self.models = {view.engine: view for view in models}
-        self.most, self.lost_until = most, None
-        if self.leaving is not None and not self.is_(self.leaving, *LOADED):
-            self.leaving, self.unloading = None, False
+        self.most, self.lost_until, self.chooses = most, None, chooses
+        if not chooses and not any(self.is_(engine, *LOADED) for engine in self.leaving):
+            self.leaving, self.unloading = (), False
         for engine in [engine for engine in self.failed if engine not in self.models]:
             del self.failed[engine]
+        for pair in [pair for pair in self.stays if not self.models.keys() >= set(pair)]:
+            del self.stays[pair]
+        self._learn()
+
+    def _learn(self) -> None:
+        """Record which models have stayed beside the one that was just loaded.
+
+        A model that once left counts as leaving: to save it in vain costs less than to lose its states.
+        """
+        if self.loading is None or not self.is_(self.loading, *LOADED):
+            return
+        for other in self.beside:
+            stayed = not self.is_(other, ModelStatus.UNLOADED)
+            self.stays[self.loading, other] = stayed and self.stays.get((self.loading, other), True)
+        self.beside = ()
 
     def lost(self, until: float) -> None:
         """Record that the router does not answer: all its models count as unloaded."""
@@ -89,21 +113,27 @@ class Router:
         return [engine for engine in self.models if self.is_(engine, *LOADED)]
 
     @property
-    def has_room(self) -> bool:
-        """Whether one more model can be loaded without unloading another."""
-        taken = sum(not self.is_(engine, ModelStatus.UNLOADED) for engine in self.models)
-        return not self.most or taken < self.most
+    def taken(self) -> tuple[EngineId, ...]:
+        """The models that take room: they are loaded, or about to be."""
+        return tuple(engine for engine in self.models if not self.is_(engine, ModelStatus.UNLOADED))
+
+    def rivals(self, wanted: EngineId) -> tuple[EngineId, ...]:
+        """Return the models of which the load of this one unloads at least one, as far as we know."""
+        if self.chooses:
+            return tuple(engine for engine in self.taken if not self.stays.get((wanted, engine), False))
+        return self.taken if self.most and len(self.taken) >= self.most else ()
 
     @property
     def busy(self) -> bool:
         """Whether a swap of ours is under way."""
-        return self.leaving is not None or self.loading is not None
+        return bool(self.leaving) or self.loading is not None
 
     def unloads(self, now: float) -> None:
         self.unloading, self.began = True, now
 
     def loads(self, engine: EngineId, now: float) -> None:
         self.loading, self.began = engine, now if self.began is None else self.began
+        self.beside = self.taken if self.chooses else ()
 
     def given_up(self, engine: EngineId, now: float) -> bool:
         """Whether a load of this model failed less than RETRY_SECONDS ago."""
@@ -120,10 +150,10 @@ class Router:
         """Record that a swap failed. `broken`: the next try would fail too, so the model has to wait."""
         if broken:
             self.failed[engine] = now + RETRY_SECONDS
-        if engine in {self.loading, self.leaving}:
+        if engine in {self.loading, *self.leaving}:
             self.over()
 
     def over(self) -> None:
         """End the current swap."""
-        self.leaving = self.loading = self.wanted = self.began = None
-        self.unloading = False
+        self.loading = self.wanted = self.began = None
+        self.unloading, self.leaving, self.beside = False, (), ()

@@ -256,7 +256,8 @@ class State:
 
     def mark_leaving(self) -> None:
         """Mark engines on which nothing may begin: drained ones, and models about to be unloaded."""
-        leaving = {router.leaving for router in self.routers.values()} | self.drained.keys()
+        leaving = {engine for router in self.routers.values() for engine in router.leaving}
+        leaving |= self.drained.keys()
         for engine in self.drained.keys() & self.routers.keys():
             leaving |= self.routers[engine].models.keys()
         for table in self.tables.values():

@@ -2,8 +2,8 @@
 
 import pytest
 
-from slotkeeper.engine.client import entry_of
 from slotkeeper.engine.http import EngineAddress
+from slotkeeper.engine.router_client import entry_of
 from slotkeeper.scheduler.router import ModelStatus
 
 BASE = "http://router:8080"

@@ -64,7 +64,7 @@ class Engine:
     outgoing = staticmethod(outgoing)
 
     async def look(self, base: str, path: str, headers: Any, *, seconds: float) -> Answer:
-        assert (base, path) == (ENGINE, "/props")
+        assert (base, path) == (ENGINE, "/running" if self.health is Health.SWAPPER else "/props")
         assert seconds > 0
         self.asked += 1
         if self.status < 0:
@@ -101,6 +101,13 @@ class Engine:
     async def judge(self, headers: dict[str, str], *, later: bool = False) -> Any:
         request = make_mocked_request("POST", "/completion", headers=headers)
         return await self.door.judge(request, since=CAME, later=later)
+
+
+async def test_llama_swap_is_asked_on_its_own_route():
+    engine = Engine()
+    engine.health = Health.SWAPPER
+    assert await engine.judge(GOOD) is KeyCheck.LET_IN
+    assert isinstance(await engine.judge(BAD), Refusal)
 
 
 async def test_an_engine_without_a_key_is_asked_once():

@@ -11,7 +11,7 @@ import pytest
 
 from patience import PATIENCE
 from slotkeeper.engine.answers import EngineError, EngineGoneError
-from slotkeeper.engine.client import Listing, ModelEntry, RouterClient
+from slotkeeper.engine.router_client import Listing, ModelEntry, RouterClient
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime import router_link
 from slotkeeper.runtime.link import EngineLink
@@ -115,9 +115,10 @@ async def scene(monkeypatch) -> AsyncIterator[Scene]:
         made[0].said.append(event)
 
     front = StubLink(BASE)
+    fake = FakeRouter()
     link = RouterLink(
         front,
-        api_key=None,
+        client=fake,
         tasks=tasks,
         metrics=metrics,
         post=post,
@@ -125,8 +126,6 @@ async def scene(monkeypatch) -> AsyncIterator[Scene]:
         removed=removed,
         lost=lambda _: None,
     )
-    fake = FakeRouter()
-    link.client = fake
     made.append(Scene(link, fake, metrics))
     tasks.start(link.watch())
     yield made[0]

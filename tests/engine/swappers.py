@@ -1,0 +1,198 @@
+"""llama-swap with two tiny models: a stand-in with real engines, or the program itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import shutil
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import orjson
+import pytest
+from benchmarks.routers import ALIAS, Talk, fresh_client, talks
+
+from patience import PATIENCE
+from slotkeeper.app import Sidecar
+from slotkeeper.bench import lab
+from slotkeeper.bench.models import Tiny
+from slotkeeper.bench.models import build as build_model
+from slotkeeper.engine.launch import find_engine, free_port
+from swap_like import SwapGroup, SwapLike, Swapped, served_by, serving
+
+STAND_IN: Final = "stand-in"
+PROGRAM: Final = "llama-swap"
+MODELS: Final = {"coder": Tiny.DENSE, "writer": Tiny.HYBRID}
+TURNS: Final = 10
+MORE: Final = 1.05  # times the oracle may be computed
+LOOK_SECONDS: Final = 0.05
+TOGETHER: Final = SwapGroup(members=tuple(MODELS), swap=False, exclusive=False)
+ALONE: Final = SwapGroup(members=tuple(MODELS))
+
+
+def wanted(kind: str) -> str:
+    """Return this kind, or skip the test if it needs the program and that is not here."""
+    if kind == PROGRAM and (os.environ.get("CI") or shutil.which(PROGRAM) is None):
+        pytest.skip("the program llama-swap is not on PATH; its stand-in was tested")
+    return kind
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """What answers at `base`, and the folder of the engines' slot files."""
+
+    base: str
+    slots: Path
+    stand_in: SwapLike | None = None  # None: it is the program
+
+    async def running(self) -> Mapping[str, str]:
+        """Return the state of each model that is not stopped. This loads none."""
+        async with fresh_client(self.base) as client:
+            listed = (await client.get("/running")).json()["running"]
+        return {one["model"]: one["state"] for one in listed}
+
+    async def comes_to(self, *models: str) -> None:
+        """Wait until exactly these models are ready."""
+        async with asyncio.timeout(PATIENCE):
+            while await self.running() != dict.fromkeys(models, "ready"):
+                await asyncio.sleep(LOOK_SECONDS)
+
+
+@dataclass
+class Commands:
+    """How each model's engine is started."""
+
+    build: str
+    folder: Path
+    models: dict[str, list[str]] = field(default_factory=dict)
+    bases: dict[str, str] = field(default_factory=dict)
+    proxies: Mapping[str, str] = field(default_factory=dict)  # where its requests go instead, by engine
+    hooks: Mapping[str, str] = field(default_factory=dict)  # how it is stopped, by engine
+
+    def add(self, name: str, file: Path, slots: Path) -> None:
+        binary = find_engine(self.build)
+        flags = lab.stock_flags(binary, file, slots, context_tokens=16384)
+        self.models[name] = [*flags, "--cache-ram", "0"]
+        self.bases[name] = f"http://127.0.0.1:{flags[flags.index('--port') + 1]}"
+
+
+@asynccontextmanager
+async def gateway(
+    kind: str, build: str, folder: Path, *, group: SwapGroup = ALONE, ttl: int = 0, **more: Path | Swapped
+) -> AsyncIterator[Gateway]:
+    """Run a gateway to the two models, and to `more`, which are files or servers of a test."""
+    slots = folder / "slots"
+    slots.mkdir()
+    commands = Commands(build, folder)
+    for name, tiny in MODELS.items():
+        commands.add(name, build_model(tiny), slots)
+    for name, file in more.items():
+        if isinstance(file, Path):
+            commands.add(name, file, slots)
+    others = {name: server for name, server in more.items() if isinstance(server, Swapped)}
+    group = SwapGroup(members=(*group.members, *more), swap=group.swap, exclusive=group.exclusive)
+    async with started(kind, commands, group, ttl, others) as (base, stand_in):
+        yield Gateway(base, slots, stand_in)
+
+
+@asynccontextmanager
+async def started(
+    kind: str,
+    commands: Commands,
+    group: SwapGroup = ALONE,
+    ttl: int = 0,
+    others: Mapping[str, Swapped] | None = None,
+) -> AsyncIterator[tuple[str, SwapLike | None]]:
+    """Run a gateway; yield its URL, and the stand-in if it is that."""
+    if kind == STAND_IN:
+        async with _imitated(commands, group, ttl, others or {}) as (base, stand_in):
+            yield base, stand_in
+    else:
+        async with _program(commands, group, ttl) as base:
+            yield base, None
+
+
+@asynccontextmanager
+async def _imitated(
+    commands: Commands, group: SwapGroup, ttl: int, others: Mapping[str, Swapped]
+) -> AsyncIterator[tuple[str, SwapLike]]:
+    binary = find_engine(commands.build)
+    models = {
+        name: served_by(
+            *(binary, flags, commands.bases[name], commands.folder / f"{name}.log"),
+            proxy=commands.proxies.get(commands.bases[name], ""),
+            hook=commands.hooks.get(commands.bases[name], ""),
+            aliases=(ALIAS,) if name == "coder" else (),
+            ttl=ttl,
+        )
+        for name, flags in commands.models.items()
+    }
+    stand_in = SwapLike({**models, **others}, groups=(group,))
+    async with serving(stand_in) as base:
+        yield base, stand_in
+
+
+@asynccontextmanager
+async def _program(commands: Commands, group: SwapGroup, ttl: int) -> AsyncIterator[str]:
+    binary = find_engine(commands.build)
+    models = {
+        name: {
+            "cmd": shlex.join(binary.command(flags)),
+            "proxy": commands.proxies.get(commands.bases[name], commands.bases[name]),
+            "cmdStop": commands.hooks.get(commands.bases[name], ""),
+            "env": [f"{key}={value}" for key, value in binary.settings.items()],
+            "aliases": [ALIAS] if name == "coder" else [],
+            "ttl": ttl,
+        }
+        for name, flags in commands.models.items()
+    }
+    groups = {"all": {"swap": group.swap, "exclusive": group.exclusive, "members": list(group.members)}}
+    config = commands.folder / "config.yaml"
+    config.write_bytes(orjson.dumps({"models": models, "groups": groups}))  # JSON is YAML
+    listen = f"127.0.0.1:{free_port()}"
+    with (commands.folder / "llama-swap.log").open("wb") as log:
+        words = (PROGRAM, "--config", str(config), "--listen", listen)
+        process = await asyncio.create_subprocess_exec(*words, stdout=log, stderr=log)
+    try:
+        async with asyncio.timeout(PATIENCE), fresh_client(f"http://{listen}") as client:
+            while True:
+                try:
+                    await client.get("/health")
+                    break
+                except httpx.TransportError:
+                    await asyncio.sleep(LOOK_SECONDS)
+        yield f"http://{listen}"
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+@asynccontextmanager
+async def keeping(there: Gateway, **settings: Any) -> AsyncIterator[tuple[Sidecar, httpx.AsyncClient]]:
+    """Run a sidecar in front of the gateway, and a client of it."""
+    ours = {"slot_dir": there.slots, "save_pause": lab.PAUSE_SECONDS, **settings}
+    async with AsyncExitStack() as stack:
+        sidecar = await stack.enter_async_context(lab.in_front_of(there.base, **ours))
+        base = lab.url_of(sidecar)
+        yield sidecar, await stack.enter_async_context(httpx.AsyncClient(base_url=base, timeout=PATIENCE))
+
+
+def computed(found: Sequence[Talk], sidecar: Sidecar | None = None) -> int:
+    """Return the tokens by the engine's figures, and those of the sidecar's own prefills."""
+    ours = lab.spent(sidecar)
+    return sum(talk.computed for talk in found) + ours.plant + ours.idle
+
+
+async def resident(kind: str, build: str, folder: Path, turns: int) -> int:
+    """Return the tokens that the same conversations cost if all models stay loaded, each in its own slot."""
+    found = talks()
+    async with gateway(kind, build, folder, group=TOGETHER) as there, fresh_client(there.base) as client:
+        for _ in range(turns):
+            for n, talk in enumerate(found):
+                await talk.turn(client, id_slot=n // len(MODELS))
+    return computed(found)

@@ -1,0 +1,230 @@
+"""llama-swap behind the sidecar: state survives its swaps, and no request is lost in one.
+
+Each case runs in front of `SwapLike`, which starts and stops real engines and answers as llama-swap's source
+says, and in front of the program itself if `llama-swap` is on PATH (never in CI).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from io import StringIO
+from pathlib import Path
+from typing import Final
+
+import orjson
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from benchmarks.routers import ALIAS, Talk, fresh_client, talks
+from rich.console import Console
+
+from engine.swappers import (
+    MODELS,
+    MORE,
+    PROGRAM,
+    STAND_IN,
+    TOGETHER,
+    TURNS,
+    computed,
+    gateway,
+    keeping,
+    resident,
+    wanted,
+)
+from slotkeeper.bench import lab
+from slotkeeper.cli.doctor import doctor
+from swap_like import Swapped
+
+pytestmark = [pytest.mark.usefixtures("quick_files")]
+
+IDLE_SECONDS: Final = 2.0  # in which a sidecar that looks each second would have loaded a model
+TTL: Final = 3  # seconds
+
+
+@pytest.fixture(params=[STAND_IN, PROGRAM])
+def kind(request: pytest.FixtureRequest) -> str:
+    return wanted(request.param)
+
+
+@pytest.mark.alternating
+async def test_twenty_swaps_compute_no_more_tokens_than_models_that_stay_loaded(
+    kind: str, build: str, tmp_path: Path
+) -> None:
+    """One model is loaded at a time, with two agents on each; every turn is a swap."""
+    (tmp_path / "stay").mkdir()
+    oracle = await resident(kind, build, tmp_path / "stay", TURNS // 2)
+    found = talks()
+    async with gateway(kind, build, tmp_path) as there, keeping(there) as (sidecar, client):
+        for _ in range(TURNS // 2):
+            for talk in found:
+                await talk.turn(client)
+        assert computed(found, sidecar) <= MORE * oracle
+        if there.stand_in:
+            loaded = [model for model, _ in there.stand_in.loads]
+            assert loaded == [*MODELS] * TURNS
+            assert {path for _, path in there.stand_in.loads} == {
+                f"/upstream/{model}/health" for model in MODELS
+            }
+
+
+@pytest.mark.alternating
+async def test_clients_of_two_models_all_get_answers(kind: str, build: str, tmp_path: Path) -> None:
+    async with gateway(kind, build, tmp_path) as there, keeping(there, swap_wait=0.5) as (_, client):
+
+        async def chats(talk: Talk) -> None:
+            for _ in range(4):
+                await talk.turn(client)
+
+        await asyncio.gather(*(chats(talk) for talk in talks()))
+
+
+async def test_a_request_for_another_model_does_not_break_a_running_stream(
+    kind: str, build: str, tmp_path: Path
+) -> None:
+    async with gateway(kind, build, tmp_path) as there, keeping(there, swap_wait=0) as (_, client):
+        body = {"model": "coder", "messages": [{"role": "user", "content": "count"}], "max_tokens": 400}
+        whole = {**body, "stream": True, "ignore_eos": True, "temperature": 0}
+        async with client.stream("POST", "/v1/chat/completions", json=whole) as stream:
+            lines = stream.aiter_lines()
+            assert (await anext(lines)).startswith("data: ")
+            rest, _ = await asyncio.gather(_whole(lines), Talk("writer", "w").turn(client))
+        assert rest[-1] == "data: [DONE]"
+        assert orjson.loads(rest[-2][6:])["timings"]["predicted_n"] == body["max_tokens"]
+        await there.comes_to("writer")
+
+
+async def _whole(lines: AsyncIterator[str]) -> list[str]:
+    return [line async for line in lines if line]
+
+
+async def test_nothing_of_the_sidecar_loads_an_unloaded_model(kind: str, build: str, tmp_path: Path) -> None:
+    async with gateway(kind, build, tmp_path) as there, keeping(there) as (sidecar, client):
+        await asyncio.sleep(IDLE_SECONDS)
+        assert await there.running() == {}
+        talk = Talk("coder", "a")
+        await talk.turn(client)
+        await lab.rested(sidecar)
+        async with fresh_client(there.base) as elsewhere:
+            await elsewhere.post("/api/models/unload/coder")
+        await there.comes_to()
+        assert [entry["id"] for entry in (await client.get("/v1/models")).json()["data"]] == [*MODELS]
+        out = StringIO()
+        await doctor(there.base, None, Console(file=out, width=200))
+        assert "It is unloaded" in out.getvalue()
+        await asyncio.sleep(IDLE_SECONDS)
+        assert await there.running() == {}
+        first, talk.computed = talk.computed, 0
+        await talk.turn(client)
+        assert talk.computed < first / 2
+
+
+async def test_an_idle_model_is_unloaded_by_its_ttl_and_its_state_is_reused(
+    kind: str, build: str, tmp_path: Path
+) -> None:
+    async with gateway(kind, build, tmp_path, ttl=TTL) as there, keeping(there) as (_, client):
+        talk = Talk("coder", "a")
+        await talk.turn(client)
+        await there.comes_to()
+        first, talk.computed = talk.computed, 0
+        await talk.turn(client)
+        assert talk.computed < first / 2
+
+
+async def test_models_that_a_group_keeps_loaded_stay_loaded(kind: str, build: str, tmp_path: Path) -> None:
+    async with gateway(kind, build, tmp_path, group=TOGETHER) as there, keeping(there) as (sidecar, client):
+        found = talks()
+        for _ in range(2):
+            for talk in found:
+                await talk.turn(client)
+                await lab.rested(sidecar)
+        await there.comes_to(*MODELS)
+        if there.stand_in:
+            assert there.stand_in.stops == []
+            assert len(there.stand_in.loads) == len(MODELS)
+
+
+async def test_an_alias_has_the_state_of_its_model(kind: str, build: str, tmp_path: Path) -> None:
+    async with gateway(kind, build, tmp_path) as there, keeping(there) as (_, client):
+        talk = Talk("coder", "a")
+        await talk.turn(client)
+        first, talk.computed, talk.model = talk.computed, 0, ALIAS
+        answer = await talk.turn(client)
+        assert talk.computed < first / 2
+        assert "X-Slotkeeper-Slot" in answer.headers
+
+
+async def test_a_model_that_cannot_be_loaded_gives_an_error_and_other_models_keep_serving(
+    kind: str, build: str, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"no model")
+    async with gateway(kind, build, tmp_path, broken=broken) as there, keeping(there) as (_, client):
+        talk = Talk("coder", "a")
+        await talk.turn(client)
+        body = {"model": "broken", "messages": [{"role": "user", "content": "hello"}]}
+        answer = await client.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 503
+        assert "broken could not be loaded" in answer.json()["error"]["message"]
+        first, talk.computed = talk.computed, 0
+        await talk.turn(client)
+        assert talk.computed < first / 2
+
+
+async def test_a_request_for_an_unknown_model_gets_the_gateways_own_answer(
+    kind: str, build: str, tmp_path: Path
+) -> None:
+    async with gateway(kind, build, tmp_path) as there, keeping(there) as (_, client):
+        body = {"model": "zzz", "messages": [{"role": "user", "content": "hello"}]}
+        ours = await client.post("/v1/chat/completions", json=body)
+        async with fresh_client(there.base) as direct:
+            theirs = await direct.post("/v1/chat/completions", json=body)
+        assert (ours.status_code, ours.text) == (theirs.status_code, theirs.text)
+        assert await there.running() == {}
+
+
+async def test_a_request_that_uses_no_slot_goes_to_its_model(kind: str, build: str, tmp_path: Path) -> None:
+    """llama-swap itself has no /tokenize."""
+    async with gateway(kind, build, tmp_path) as there, keeping(there) as (_, client):
+        for model in MODELS:
+            answer = await client.post("/tokenize", json={"model": model, "content": "hello"})
+            assert answer.json()["tokens"]
+            await there.comes_to(model)
+
+
+async def test_requests_to_a_model_of_another_server_pass_unpinned(build: str, tmp_path: Path) -> None:
+    """Such as vLLM; only the stand-in can run a server of the test."""
+    said = {"choices": [{"message": {"role": "assistant", "content": "hello"}}]}
+    app = web.Application()
+
+    async def health(_: web.Request) -> web.Response:
+        return web.Response()
+
+    async def answer_chat(_: web.Request) -> web.Response:
+        return web.json_response(said)
+
+    app.router.add_get("/health", health)
+    app.router.add_post("/v1/chat/completions", answer_chat)
+    server = TestServer(app)
+    await server.start_server()
+
+    async def start() -> str:
+        return str(server.make_url("")).rstrip("/")
+
+    async def stop() -> None:
+        """The server of a test stays."""
+
+    other = Swapped(start=start, stop=stop)
+    async with gateway(STAND_IN, build, tmp_path, other=other) as there, keeping(there) as (_, client):
+        talk = Talk("coder", "a")
+        await talk.turn(client)
+        for _ in range(2):
+            body = {"model": "other", "messages": [{"role": "user", "content": "hello"}]}
+            answer = await client.post("/v1/chat/completions", json=body)
+            assert answer.json() == said
+            assert "X-Slotkeeper-Slot" not in answer.headers
+        await there.comes_to("other")
+        first, talk.computed = talk.computed, 0
+        await talk.turn(client)
+        assert talk.computed < first / 2
+    await server.close()

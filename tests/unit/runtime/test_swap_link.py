@@ -1,0 +1,271 @@
+"""A link to llama-swap: nothing of ours is sent to a model that is not loaded, or that a load may unload."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from patience import PATIENCE
+from slotkeeper.engine.answers import Health
+from slotkeeper.engine.http import EngineAddress
+from slotkeeper.engine.router_client import ModelEntry
+from slotkeeper.observe.metrics import Metrics
+from slotkeeper.runtime import link as link_module
+from slotkeeper.runtime import router_link
+from slotkeeper.runtime.engines import Engines
+from slotkeeper.runtime.link import EngineLink
+from slotkeeper.runtime.tasks import Tasks
+from slotkeeper.scheduler.events import Event, ModelsListed, SwapFailed
+from slotkeeper.scheduler.router import ModelStatus
+from slotkeeper.scheduler.types import EngineId, ModelName
+from swap_like import SwapGroup, SwapLike, Swapped, serving
+
+MOMENT = 0.3  # seconds in which a link that looks would have been seen
+
+
+class FakeServer:
+    """A server of one model: llama-server's /props, or those of another server."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self.stack = stack
+        self.props: dict[str, Any] = {"total_slots": 2, "media_marker": "m"}
+        self.seen: list[str] = []
+        self.broken = False
+        self.hold: asyncio.Event | None = None
+
+    async def start(self) -> str:
+        if self.broken:
+            raise RuntimeError("it ended")
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self.answer)
+        server = await self.stack.enter_async_context(TestServer(app))
+        return str(server.make_url("")).rstrip("/")
+
+    async def stop(self) -> None:
+        """The server stays until the test ends."""
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.seen.append(request.path)
+        if self.hold and request.path == "/slots":
+            await self.hold.wait()
+        return web.json_response(self.props if request.path == "/props" else {"status": "ok"})
+
+
+class ProbedLink(EngineLink):
+    """A link whose probe only asks for the slots, twice, and reads a file in between."""
+
+    async def _probe(self) -> None:
+        self.tokenizer = object()  # type: ignore[assignment]  # never asked
+        await self.client.rouse(headers=self.auth)
+        await asyncio.sleep(5 * router_link.MOMENT)
+        await self.client.rouse(headers=self.auth)
+
+
+@dataclass
+class Scene:
+    gateway: SwapLike
+    base: str
+    servers: dict[str, FakeServer]
+    engines: Engines
+    events: list[Event] = field(default_factory=list)
+
+    def link(self, model: str) -> EngineLink:
+        return self.engines.links[EngineId(f"{self.base}#{model}")]
+
+    def load(self, model: str, *aside: str) -> None:
+        self.engines.router_of(self.link(model).engine).load(self.link(model), map(self.link, aside))
+
+    def listed(self) -> dict[str, str]:
+        """Return the models of the last listing, and how they are shown."""
+        last = next(event for event in reversed(self.events) if isinstance(event, ModelsListed))
+        assert last.chooses
+        return {view.name: "foreign" if view.foreign else view.status.value for view in last.models}
+
+    async def comes(self, so: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while not so():
+                await asyncio.sleep(0.01)
+
+    async def up(self, model: str) -> EngineLink:
+        await self.comes(lambda: self.link(model).up)
+        return self.link(model)
+
+
+@asynccontextmanager
+async def scened(
+    group: SwapGroup, auth: dict[str, str] | None = None, **settings: Any
+) -> AsyncIterator[Scene]:
+    failures: list[BaseException] = []
+    async with AsyncExitStack() as stack:
+        servers = {name: FakeServer(stack) for name in group.members}
+        models = {name: Swapped(start=one.start, stop=one.stop) for name, one in servers.items()}
+        gateway = SwapLike(models, groups=(group,), **settings)
+        base = await stack.enter_async_context(serving(gateway))
+        tasks = Tasks(failures.append)
+
+        def new_link(engine: EngineId, address: EngineAddress, _: Any) -> EngineLink:
+            return ProbedLink(engine, address=address, api_key=None)
+
+        front = ProbedLink(EngineId(base), api_key=None)
+        front.auth = auth or {}
+        links = {front.engine: front}
+        engines = Engines(links, tasks, Metrics(), wait=1, back_by=lambda _: None, new_link=new_link)
+        scene = Scene(gateway, base, servers, engines)
+        engines.watch(lambda _: None, lambda _: None, scene.events.append)
+        await scene.comes(lambda: len(engines.links) == 1 + len(group.members))
+        yield scene
+        await tasks.close()
+        await engines.close()
+    assert not failures
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CALM", "EAGER", "AGAIN"):
+        monkeypatch.setattr(router_link, name, 0.02)
+    for name in ("CALM", "EAGER"):
+        monkeypatch.setattr(link_module, name, 0.02)
+
+
+@pytest.fixture
+async def scene() -> AsyncIterator[Scene]:
+    async with scened(SwapGroup(members=("a", "b"))) as made:
+        yield made
+
+
+def calls(scene: Scene) -> Iterable[str]:
+    return [path for path in scene.gateway.paths if path.startswith("/upstream/")]
+
+
+async def test_models_that_are_not_loaded_are_not_asked(scene):
+    await asyncio.sleep(MOMENT)
+    assert not calls(scene)
+    assert scene.listed() == {"a": "unloaded", "b": "unloaded"}
+    assert scene.engines.model_of("a") == "a"
+
+
+async def test_a_load_is_one_request_and_then_the_model_is_probed(scene):
+    scene.load("a")
+    await scene.up("a")
+    assert scene.gateway.loads == [("a", "/upstream/a/health")]
+    assert scene.listed() == {"a": "loaded", "b": "unloaded"}
+
+
+async def test_a_model_that_is_up_and_idle_is_not_asked_again(scene):
+    scene.load("a")
+    link = await scene.up("a")
+    await scene.comes(lambda: not link.busy)
+    await asyncio.sleep(MOMENT)
+    before = list(calls(scene))
+    await asyncio.sleep(MOMENT)
+    assert calls(scene) == before
+    async with link.pulse.answer():  # a request runs: a frozen engine must be noticed
+        await scene.comes(lambda: calls(scene) != before)
+
+
+async def test_a_load_waits_for_calls_to_the_models_that_it_may_unload(scene):
+    scene.load("a")
+    link = await scene.up("a")
+    async with link.pulse.answer():
+        scene.load("b", "a")
+        await scene.comes(lambda: not link.up)
+        await asyncio.sleep(MOMENT)
+        assert len(scene.gateway.loads) == 1
+    await scene.up("b")
+    assert scene.gateway.stops == ["a"]
+    assert scene.listed() == {"a": "unloaded", "b": "loaded"}
+
+
+async def test_a_probe_in_progress_does_not_load_the_model_again(scene):
+    """Between two calls of a probe none is in progress; the next one must not be sent."""
+    scene.servers["a"].hold = asyncio.Event()
+    scene.load("a")
+    await scene.comes(lambda: "/slots" in scene.servers["a"].seen)
+    scene.load("b", "a")
+    await scene.comes(lambda: not scene.link("a").listed)
+    scene.servers["a"].hold.set()
+    await scene.up("b")
+    await asyncio.sleep(MOMENT)
+    assert [model for model, _ in scene.gateway.loads] == ["a", "b"]
+
+
+async def test_a_model_that_stays_is_up_again_after_the_load():
+    async with scened(SwapGroup(members=("a", "b"), swap=False)) as scene:
+        scene.load("a")
+        link = await scene.up("a")
+        scene.load("b", "a")
+        await scene.up("b")
+        await scene.up("a")
+        assert link.losses == 1
+        assert scene.gateway.stops == []
+        assert scene.listed() == {"a": "loaded", "b": "loaded"}
+
+
+async def test_a_model_that_others_unload_is_lost_and_not_loaded_again(scene):
+    scene.load("a")
+    link = await scene.up("a")
+    await scene.gateway._stop("a")
+    link.kick()
+    await scene.comes(lambda: not link.up)
+    await asyncio.sleep(MOMENT)
+    assert len(scene.gateway.loads) == 1
+
+
+async def test_a_model_that_cannot_be_loaded_is_broken(scene):
+    scene.servers["a"].broken = True
+    scene.load("a")
+    await scene.comes(lambda: isinstance(scene.events[-1], SwapFailed))
+    (event,) = (event for event in scene.events if isinstance(event, SwapFailed))
+    assert event.broken
+
+
+async def test_a_model_of_another_server_is_listed_as_foreign_and_not_asked_again(scene):
+    scene.servers["a"].props = {"version": "1"}
+    scene.load("a")
+    await scene.comes(lambda: scene.listed()["a"] == "foreign")
+    assert scene.link("a").health is Health.FOREIGN
+    await asyncio.sleep(MOMENT)
+    before = list(calls(scene))
+    await asyncio.sleep(MOMENT)
+    assert calls(scene) == before
+    assert not any(isinstance(event, SwapFailed) for event in scene.events)
+    scene.load("b", "a")
+    await scene.up("b")
+    assert scene.listed()["a"] == "unloaded"
+
+
+async def test_old_versions_are_followed_without_events():
+    async with scened(SwapGroup(members=("a", "b")), legacy=True) as scene:
+        for model, other in (("a", "b"), ("b", "a"), ("a", "b")):
+            scene.load(model, *([other] if scene.link(other).up else []))
+            await scene.up(model)
+        assert [model for model, _ in scene.gateway.loads] == ["a", "b", "a"]
+
+
+async def test_models_are_known_by_the_key_of_a_client():
+    async with scened(SwapGroup(members=("a",)), api_key="secret", auth={"X-Api-Key": "secret"}) as scene:
+        await scene.comes(lambda: "/api/events" in scene.gateway.paths)
+        scene.load("a")
+        await scene.up("a")
+
+
+async def test_a_path_names_a_model_whose_name_may_have_slashes():
+    async with scened(SwapGroup(members=("lab", "lab/b"))) as scene:
+        found = [
+            scene.engines.model_at(path) for path in ("/upstream/lab/b/v1/x", "/upstream/lab/v1", "/v1/x")
+        ]
+        assert found == ["lab/b", "lab", ""]
+
+
+async def test_the_flags_of_an_entry_reach_the_link_of_the_model(scene):
+    router = scene.engines.routers[EngineId(scene.base)]
+    assert isinstance(router.listing.models[0], ModelEntry)
+    assert router.listing.models[0].status is ModelStatus.UNLOADED
+    assert scene.link("a").address == EngineAddress(scene.base, ModelName("a"), swaps=True)
