@@ -48,6 +48,12 @@ class _Told:
     aliases: tuple[str, ...]
 
 
+def _named(listed: Any) -> dict[str, Mapping[str, Any]]:
+    """Return the entries of /v1/models by their names."""
+    entries = listed.get("data", []) if isinstance(listed, dict) else []
+    return {str(entry.get("id", "")): entry for entry in entries if isinstance(entry, dict)}
+
+
 class SwapClient(RouterClient):
     """llama-swap's own routes; none of them loads a model except `load`."""
 
@@ -67,18 +73,19 @@ class SwapClient(RouterClient):
         listed = await self._http.json("GET", "/v1/models", limits=QUICK, headers=headers)
         if running is None:
             raise EngineError(200, f"{RUNNING}: not llama-swap", foreign=True)
-        entries = listed.get("data", []) if isinstance(listed, dict) else []
-        told = {name for name, one in self._told.items() if name not in running}
-        named = {str(entry.get("id", "")): entry for entry in entries if isinstance(entry, dict)}
-        aliases = {alias for one in self._told.values() for alias in one.aliases}
-        models = {name for name, entry in named.items() if name not in aliases and _is_model(entry)}
+        named = _named(listed)
         self._see({name for name, one in running.items() if one.get("state") == READY})
         self._others &= named.keys()
-        names = sorted((models | running.keys() | told) - self._others)
+        names = sorted((self._models(named) | running.keys() | self._told.keys()) - self._others)
         self._starts = {name: starts for name, starts in self._starts.items() if name in names}
         return Listing(
             models=tuple(self._entry(name, named.get(name, {}), running.get(name)) for name in names), most=0
         )
+
+    def _models(self, named: Mapping[str, Mapping[str, Any]]) -> set[str]:
+        """Return those of the listed names that are models, and no aliases of one."""
+        aliases = {alias for one in self._told.values() for alias in one.aliases}
+        return {name for name, entry in named.items() if name not in aliases and _is_model(entry)}
 
     def _entry(self, name: str, said: Mapping[str, Any], running: Mapping[str, Any] | None) -> ModelEntry:
         status = STATES.get(str(running.get("state")), ModelStatus.UNLOADED) if running else None

@@ -28,7 +28,7 @@ from typing import Final, NamedTuple
 from slotkeeper.scheduler.catalog import Catalog, Covered
 from slotkeeper.scheduler.costs import WORTH_A_FILE
 from slotkeeper.scheduler.engine_model import EngineTraits
-from slotkeeper.scheduler.live_states import NEAR, Held, LiveStates, Near
+from slotkeeper.scheduler.live_states import NEAR, Held, LiveStates, NearStates
 from slotkeeper.scheduler.offers import Options, over_in
 from slotkeeper.scheduler.prices import IN_RAM, Comparison, Want, file_price, restore_price
 from slotkeeper.scheduler.slot_contents import HALF_LIFE, SlotContents, Snapshot, goes_on_from
@@ -140,13 +140,13 @@ def _least(worths: Sequence[Worth]) -> Worth:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SharedTerms:
     """What bounds on all engines share, for one prompt."""
 
     want: Want
     length: int  # tokens of the prompt
     chain: frozenset[bytes]  # its messages
-    near: Near
+    near: NearStates
     compared: Comparison | None
     later: float  # the price of a token that is lost
     # The best file for each kind of engine: those with equal traits and equal prices of files.
@@ -156,7 +156,7 @@ class Asked:
 class Engine(NamedTuple):
     """What one engine adds to the bounds of all its slots, for one prompt."""
 
-    asked: Asked
+    shared: SharedTerms
     table: EngineTable
     overwrites: Overwrites
     begins: float  # until it can begin, and its answer
@@ -169,37 +169,37 @@ class Engine(NamedTuple):
 
     def bound(self, worth: Worth, common: int) -> float:
         """Return a lower bound of the price of every plan for a slot that shares `common` tokens."""
-        lost = worth.lost(common, self.faded) * self.asked.later
+        lost = worth.lost(common, self.faded) * self.shared.later
         if self.saves:
             parked = worth.save + worth.restore * worth.chance * self.faded
             lost = min(lost, parked * self.price)
-        computes = min(self.computes, max(1, self.asked.length - common) * self.token)
+        computes = min(self.computes, max(1, self.shared.length - common) * self.token)
         bound = self.begins + computes + lost
         return bound - ROUNDING * (1 + abs(bound))
 
     @property
     def rest(self) -> float:
         """A lower bound of all prices in slots that have nothing to do with the prompt."""
-        return self.bound(self.overwrites.least, self.asked.near.others)
+        return self.bound(self.overwrites.least, self.shared.near.others)
 
     @property
     def known(self) -> Sequence[SlotId]:
         """Slots that may have to do with the prompt."""
         states = self.table.states
         differ = SlotState.IDLE not in states or SlotState.MAINTENANCE in states
-        if differ or not self.asked.chain.isdisjoint(self.overwrites.writers):
+        if differ or not self.shared.chain.isdisjoint(self.overwrites.writers):
             return [SlotId(slot) for slot in range(len(states))]
         return [*self.common]
 
     def bound_of(self, slot: SlotId) -> float:
         """Return a lower bound of every plan for this slot."""
-        common, worth = self.common.get(slot, self.asked.near.others), self.overwrites.worths[slot]
+        common, worth = self.common.get(slot, self.shared.near.others), self.overwrites.worths[slot]
         contents = self.overwrites.slots[slot]
-        if contents and contents.hash_chain and contents.hash_chain[-1] in self.asked.chain:
+        if contents and contents.hash_chain and contents.hash_chain[-1] in self.shared.chain:
             worth = NOTHING  # it may be the next turn of what the slot holds
         if self.table.states[slot] is SlotState.MAINTENANCE:
             becomes = self.table.maintenance[slot].becomes
-            common = max(common, becomes.same_ids(self.asked.want.prompt) if becomes else 0)
+            common = max(common, becomes.same_ids(self.shared.want.prompt) if becomes else 0)
         return self.bound(worth, common)
 
 
@@ -233,8 +233,8 @@ class PriceBounds:
         self._update(options, want)
         near = self._states.near(want.prompt)
         later = 1 / compared.fastest if compared else 1.0
-        asked = Asked(want, len(want.prompt), frozenset(want.hash_chain), near, compared, later)
-        engines = [self._engine(at, asked) for at in options]
+        shared = SharedTerms(want, len(want.prompt), frozenset(want.hash_chain), near, compared, later)
+        engines = [self._engine(at, shared) for at in options]
         heap: list[tuple[float, int, SlotId]] = []
         for number, engine in enumerate(engines):
             known = engine.known
@@ -289,26 +289,26 @@ class PriceBounds:
             self._kinds[key] = self._kinds_seen
         return self._kinds[key]
 
-    def _engine(self, at: Options, asked: Asked) -> Engine:
+    def _engine(self, at: Options, shared: SharedTerms) -> Engine:
         table, want = at.table, at.want
         overwrites = self._of[table.engine]
-        begins, beside, price = _terms(at, asked.compared)
+        begins, beside, price = _terms(at, shared.compared)
         token = price * (1 + beside)
-        common, source = asked.near.slots.get(table.engine, {}), asked.near.in_ram(table.engine)
+        common, source = shared.near.slots.get(table.engine, {}), shared.near.in_ram(table.engine)
         if common and table.traits.ram_cache:  # a touch may copy any slot there
             source = max(source, *common.values())
-        computes = max(1, asked.length - source) * token
-        if overwrites.kind not in asked.files:
+        computes = max(1, shared.length - source) * token
+        if overwrites.kind not in shared.files:
             found = want.catalog.best(want.prompt, table.traits, partial(restore_price, table))
-            asked.files[overwrites.kind] = found
-        best = asked.files[overwrites.kind]
+            shared.files[overwrites.kind] = found
+        best = shared.files[overwrites.kind]
         at.file = best[0] if best else None
         if best:
-            restored = (asked.length - best[1]) * token + restore_price(table, best[0]) * price
+            restored = (shared.length - best[1]) * token + restore_price(table, best[0]) * price
             computes = min(computes, restored)
         faded = 2.0 ** (-max(0.0, want.now - overwrites.at) / HALF_LIFE)
         saves = table.may_save(want.now)
-        return Engine(asked, table, overwrites, begins, computes, token, price, faded, saves, common)
+        return Engine(shared, table, overwrites, begins, computes, token, price, faded, saves, common)
 
 
 def _less(some: Sequence[SlotContents], others: Sequence[SlotContents]) -> Iterator[SlotContents]:

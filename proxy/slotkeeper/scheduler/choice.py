@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from heapq import nsmallest
-from itertools import chain
 from typing import Final
 
 from slotkeeper.scheduler.bounds import PriceBounds
@@ -102,13 +101,18 @@ def cheapest(
     if bounds is not None and sum(len(at.slots) for at in options) > FEW:
         best = _least(options, bounds.ranked(options, compared), order, pinnable=pinnable)
     else:
-        plans = chain.from_iterable(_offers(at, at.slots, pinnable=pinnable) for at in options)
-        if compared:
-            plans = chain(plans, *(when_over(at, at.slots) for at in options))
-        best = nsmallest(1 + BEATEN, plans, key=order)
+        best = nsmallest(1 + BEATEN, _all_plans(options, pinnable=pinnable), key=order)
     if compared:
         best = [replace(plan, seconds=order(plan)[0]) for plan in best]
     return replace(best[0], beaten=tuple(best[1:])) if best else None
+
+
+def _all_plans(options: Sequence[Options], *, pinnable: bool) -> Iterator[Plan]:
+    """Yield the plans for all slots; on several engines also those that wait for an answer."""
+    for at in options:
+        yield from _offers(at, at.slots, pinnable=pinnable)
+    for at in options if len(options) > 1 else ():
+        yield from when_over(at, at.slots)
 
 
 def _offers(at: Options, slots: Collection[int], *, pinnable: bool) -> Iterator[Plan]:

@@ -29,7 +29,7 @@ def _shared(one: Tokens, other: Tokens) -> int:
 
 
 @dataclass(slots=True)
-class Near:
+class NearStates:
     """The states that begin like a prompt, and the most tokens that any other state shares with it."""
 
     slots: dict[EngineId, dict[SlotId, int]] = field(default_factory=dict)
@@ -70,9 +70,9 @@ class LiveStates:
         if come is not None:
             self._put(come.tokens, held)
 
-    def near(self, prompt: Tokens) -> Near:
+    def near(self, prompt: Tokens) -> NearStates:
         """Return the states around the prompt's place in the order: those that share most with it."""
-        found = Near()
+        found = NearStates()
         behind = bisect_left(self._keys, (prompt.space, prompt.packed))
         before = behind - 1
         left = _shared(self._tokens[before], prompt) if before >= 0 else 0
