@@ -17,8 +17,6 @@ stays well-behaved; another picture, or another seed, gives other logprobs.
 from __future__ import annotations
 
 import base64
-import struct
-import zlib
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +25,7 @@ import numpy as np
 from gguf import GGUFWriter
 
 from slotkeeper.bench.tiny_weights import N_FLAGS, D
+from slotkeeper.engine import file_canary
 
 WIDTH: Final = 32  # of the vision transformer
 FF, HEADS, PATCH = 64, 2, 16
@@ -43,14 +42,7 @@ class Projector(StrEnum):
 def png(width: int, height: int, seed: int = 0) -> bytes:
     """Return a picture of noise."""
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width * 3), dtype=np.uint8)
-    raw = b"".join(b"\0" + row.tobytes() for row in pixels)
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    body = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(raw)) + chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + body
+    return file_canary.png(width, height, pixels.tobytes())
 
 
 def data_url(picture: bytes) -> str:

@@ -249,7 +249,8 @@ async def probe_images(
 
 async def _closes(client: EngineClient, folder: Path, marker: str, headers: Headers | None) -> bool:
     behind = await client.tokenize(BEHIND, add_special=False, parse_special=False, headers=headers)
-    prompt = MediaPrompt(text=BEFORE + marker + BEHIND, data=(b64encode(_white()).decode(),), length=0)
+    white = png(SIDE, SIDE, b"\xff" * 3 * SIDE * SIDE)
+    prompt = MediaPrompt(text=BEFORE + marker + BEHIND, data=(b64encode(white).decode(),), length=0)
     prefilled = await client.prefill(prompt, ANY, headers=headers)
     try:
         file = await saved(client, folder, prefilled.slot, headers)
@@ -259,13 +260,13 @@ async def _closes(client: EngineClient, folder: Path, marker: str, headers: Head
     return len(file.tokens) - image_end > len(behind)
 
 
-def _white() -> bytes:
-    """Return a white square as a PNG file."""
+def png(width: int, height: int, pixels: bytes) -> bytes:
+    """Return a picture as a PNG file. `pixels`: row by row, three bytes for red, green and blue each."""
 
     def part(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    head = struct.pack(">IIBBBBB", SIDE, SIDE, 8, 2, 0, 0, 0)  # 8 bits of red, green and blue
-    rows = (b"\0" + b"\xff" * 3 * SIDE) * SIDE
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    rows = b"".join(b"\0" + pixels[at : at + 3 * width] for at in range(0, len(pixels), 3 * width))
     parts = part(b"IHDR", head) + part(b"IDAT", zlib.compress(rows)) + part(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + parts
