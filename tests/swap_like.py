@@ -13,7 +13,7 @@ import asyncio
 import shlex
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +21,7 @@ from typing import Any, Final
 import aiohttp
 import orjson
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from slotkeeper.engine.launch import EngineBinary
 from slotkeeper.engine.process import EngineProcess
@@ -352,6 +353,16 @@ async def serving(gateway: SwapLike) -> AsyncIterator[str]:
     finally:
         await runner.cleanup()
         await gateway.close()
+
+
+async def answering(
+    stack: AsyncExitStack, answer: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> str:
+    """Serve every path of a model's server by `answer` until the stack is closed; return its URL."""
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    server = await stack.enter_async_context(TestServer(app))
+    return str(server.make_url("")).rstrip("/")
 
 
 def served_by(

@@ -20,7 +20,7 @@ from slotkeeper.engine.router_client import ModelEntry
 from slotkeeper.engine.swap_client import LONGEST, SwapClient, flags_in
 from slotkeeper.scheduler.router import ModelStatus
 from slotkeeper.scheduler.types import ModelName
-from swap_like import SwapGroup, SwapLike, Swapped, serving
+from swap_like import SwapGroup, SwapLike, Swapped, answering, serving
 
 CODER, WRITER = ModelName("coder"), ModelName("lab/writer")
 CMD = "env A=1 /bin/llama-server-b1 -m /models/a.gguf --port 5800 -np 2 \\\n --slot-save-path '/my slots'"
@@ -43,10 +43,7 @@ class Servers:
             await self.hold.wait()
         if self.fails:
             raise RuntimeError("upstream command exited prematurely")
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", self.answer)
-        server = await self.stack.enter_async_context(TestServer(app))
-        return str(server.make_url("")).rstrip("/")
+        return await answering(self.stack, self.answer)
 
     async def stop(self) -> None:
         """The server stays until the test ends."""

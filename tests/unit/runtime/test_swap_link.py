@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from patience import PATIENCE
 from slotkeeper.engine.answers import Health
@@ -25,7 +24,7 @@ from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.scheduler.events import Event, ModelsListed, SwapFailed
 from slotkeeper.scheduler.router import ModelStatus
 from slotkeeper.scheduler.types import EngineId, ModelName
-from swap_like import SwapGroup, SwapLike, Swapped, serving
+from swap_like import SwapGroup, SwapLike, Swapped, answering, serving
 
 MOMENT = 0.3  # seconds in which a link that looks would have been seen
 
@@ -43,10 +42,7 @@ class FakeServer:
     async def start(self) -> str:
         if self.broken:
             raise RuntimeError("it ended")
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", self.answer)
-        server = await self.stack.enter_async_context(TestServer(app))
-        return str(server.make_url("")).rstrip("/")
+        return await answering(self.stack, self.answer)
 
     async def stop(self) -> None:
         """The server stays until the test ends."""
