@@ -18,7 +18,8 @@ An engine has `.base` (URL), `.build`, `.model` (path), `.flags` (EngineFlags), 
 (EngineProcess), `.slot_dir`. A module's engine is shared: slots hold what earlier tests left in them, so
 start prompts with something of your own, or take a factory engine.
 
-`quick_files`: prices of files do not depend on the disk. `slow_prefill`: nor on the speed of tiny models.
+Prices are the first guesses of `Rates` in all tests but those marked `learned_prices`: computing and files
+take what they take for a small model on a good machine, whatever they take here.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.launch import EngineKind, find_engine, free_port
 from slotkeeper.engine.process import EngineProcess
 from slotkeeper.exchange import relay
-from slotkeeper.scheduler.costs import FileTimes, Rates
+from slotkeeper.scheduler.costs import LEAST_TOKENS, FileTimes, Rates
 from slotkeeper.settings import Settings
 
 BUILDS: Final = tuple(
@@ -102,6 +103,27 @@ def every_answer_has_its_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
     known more than 50 ms after the engine has answered; then the header is missing.
     """
     monkeypatch.setattr(relay, "PREDICTION_WAIT", PATIENCE)
+
+
+@pytest.fixture(autouse=True)
+def guessed_prices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the first guesses of `Rates`: 1,000 tokens of prefill per second, and the files of a good disk.
+
+    The tiny models compute 4,000 to 26,000 tokens per second, and their files take long on a busy disk. By
+    the prices learned from that it is often right to compute a prompt again, or on another engine.
+    """
+    if request.node.get_closest_marker("learned_prices"):
+        return
+    replied = Rates.replied
+    monkeypatch.setattr(Rates, "prefilled", measured_nothing)
+    monkeypatch.setattr(Rates, "replied", lambda rates, tokens, _: replied(rates, tokens, 0.0))
+    monkeypatch.setattr(FileTimes, "took", lambda *_: None)
+
+
+def measured_nothing(rates: Rates, tokens: int, seconds: float | None) -> None:
+    """Show the guess as the measured rate of prefill."""
+    if seconds and tokens >= LEAST_TOKENS:
+        rates.measured |= {"prefill"}
 
 
 @pytest.fixture(scope="module")
@@ -182,25 +204,6 @@ def serves(process: EngineProcess) -> bool:
         return False
     finally:
         connection.close()
-
-
-@pytest.fixture
-def quick_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Price files as on a good disk, by the guess of `Rates`, whatever they take on this machine.
-
-    For tests that expect a file: on a busy machine it may take longer than computing such a short prompt, and
-    the sidecar then rightly computes.
-    """
-    monkeypatch.setattr(FileTimes, "took", lambda *_: None)
-
-
-@pytest.fixture
-def slow_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Price a prefill by the guess of `Rates`, 1,000 tokens per second, whatever the tiny models take.
-
-    For tests that expect a file for a few hundred tokens, which tiny models often compute sooner.
-    """
-    monkeypatch.setattr(Rates, "prefilled", lambda *_: None)
 
 
 def evaluated(engine: Engine) -> int:

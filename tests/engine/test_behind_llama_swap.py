@@ -31,7 +31,6 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.models import build as build_model
 from slotkeeper.settings import Settings
 
-pytestmark = [pytest.mark.usefixtures("quick_files")]
 # Saves in pauses are off: only the hook saves.
 LONG_PAUSE = 600.0
 

@@ -21,7 +21,7 @@ from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 
-pytestmark = [pytest.mark.alternating, pytest.mark.usefixtures("quick_files", "slow_prefill")]
+pytestmark = pytest.mark.alternating
 
 PAIRS: Final = {
     "hybrid": (Tiny.HYBRID, Projector.QWEN),

@@ -34,7 +34,7 @@ from slotkeeper.scheduler import retention
 from slotkeeper.scheduler.slot_contents import Tier
 from slotkeeper.scheduler.types import EngineId
 
-pytestmark = [pytest.mark.alternating, pytest.mark.usefixtures("quick_files", "slow_prefill")]
+pytestmark = pytest.mark.alternating
 
 LONG: Final = SYSTEM * 3
 LEAST: Final = 2000  # tokens of LONG that a state covers

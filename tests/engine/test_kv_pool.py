@@ -26,13 +26,11 @@ ATTEMPTS = 20
 
 
 # Times the oracle. Where each task moves all idle slots to the RAM cache, a load from there may find no
-# contiguous cells, and a conversation is then computed again. These conversations are so short that computing
-# one again can be cheaper than its file, hence `quick_files` and `slow_prefill`.
+# contiguous cells, and a conversation is then computed again.
 FILES = 1.10
 MOST = {"as it comes": 2.0, "no RAM cache": FILES}
 
 
-@pytest.mark.usefixtures("quick_files", "slow_prefill")
 @pytest.mark.parametrize("flags", ENGINES)
 async def test_growing_chats_do_not_fail_and_get_the_answers_of_a_larger_buffer(flags):
     oracle = await with_room(Tiny.DENSE, CHATS, TURNS)
@@ -45,7 +43,6 @@ async def test_growing_chats_do_not_fail_and_get_the_answers_of_a_larger_buffer(
     assert ours.acts["failed"] == ours.acts["retried"] == 0
 
 
-@pytest.mark.usefixtures("quick_files", "slow_prefill")
 async def test_growing_chats_of_a_hybrid_model_do_not_fail_either():
     oracle = await with_room(Tiny.HYBRID, CHATS, TURNS)
     ours = await played(Tiny.HYBRID, oracle, TURNS, Way.FILES, ENGINES["no RAM cache"])

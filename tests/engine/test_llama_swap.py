@@ -36,8 +36,6 @@ from slotkeeper.bench import lab
 from slotkeeper.cli.doctor import doctor
 from swap_like import Swapped
 
-pytestmark = [pytest.mark.usefixtures("quick_files")]
-
 IDLE_SECONDS: Final = 2.0  # in which a sidecar that looks each second would have loaded a model
 TTL: Final = 3  # seconds
 

@@ -218,7 +218,6 @@ async def test_with_namespaces_off_all_keys_share_one_cache(engine_factory, buil
         assert reused(await ann.post(path, json=body)) > 0
 
 
-@pytest.mark.usefixtures("quick_files")
 @pytest.mark.parametrize("model", ["tiny-dense", "tiny-hybrid"])
 async def test_a_file_is_restored_only_for_the_key_whose_prompt_it_holds(engine_factory, build, model):
     """Also files of shared beginnings, and also for another sidecar and another engine."""

@@ -19,8 +19,6 @@ from slotkeeper.bench.target import PLAIN, Script, Target, Turn, play
 from slotkeeper.conversation.rules.base import Room, RuleName
 from slotkeeper.engine.launch import EngineKind
 
-pytestmark = pytest.mark.usefixtures("quick_files")
-
 RULES = (f"{RuleName.PRUNED_RESULTS}=fix",)
 REPLY = 8  # tokens
 AT_MOST = 1.05  # times the oracle of what the client sent

@@ -33,7 +33,6 @@ DEALT = [
 
 
 @recorded.needed
-@pytest.mark.usefixtures("quick_files")
 @pytest.mark.parametrize(("path", "kind"), DEALT)
 async def test_recorded_agents_compute_little_more_than_the_oracle(path: Path, kind: EngineKind, tmp_path):
     entries = [entry for entry in merged([read(path)]) if generates(entry)]

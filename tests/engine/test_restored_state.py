@@ -24,7 +24,7 @@ from slotkeeper.runtime import saving
 from slotkeeper.scheduler.slot_contents import Snapshot
 from slotkeeper.scheduler.types import Reason
 
-pytestmark = [pytest.mark.alternating, pytest.mark.usefixtures("quick_files")]
+pytestmark = pytest.mark.alternating
 
 CHAT = "/v1/chat/completions"
 SAID = 24  # tokens of each answer

@@ -33,7 +33,7 @@ from slotkeeper.cli.doctor import doctor
 from slotkeeper.scheduler.router import ModelStatus
 
 # Only this build's program is a router.
-pytestmark = [needs_b10434, pytest.mark.usefixtures("quick_files")]
+pytestmark = needs_b10434
 
 TURNS = 10
 MORE = 1.05  # times the oracle may be computed

@@ -17,7 +17,7 @@ from slotkeeper.bench.models import Tiny
 from slotkeeper.conversation.rules.base import RuleName
 from slotkeeper.engine.launch import EngineKind
 
-pytestmark = [pytest.mark.alternating, pytest.mark.usefixtures("quick_files")]
+pytestmark = pytest.mark.alternating
 
 CONTEXT = 8192
 REPLY = 8  # tokens

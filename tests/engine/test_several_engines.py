@@ -22,7 +22,7 @@ from slotkeeper.engine.launch import free_port
 from slotkeeper.scheduler.types import EngineId
 from slotkeeper.settings import Settings
 
-pytestmark = [pytest.mark.alternating, pytest.mark.usefixtures("quick_files")]
+pytestmark = pytest.mark.alternating
 
 CHAT = "/v1/chat/completions"
 LONG = "The lighthouse keeper counts the ships that pass by night. " * 60

@@ -45,7 +45,6 @@ async def say(sidecar: Sidecar) -> tuple[str, int]:
     return answer.headers["X-Slotkeeper-Decision"], document["timings"]["cache_n"]
 
 
-@pytest.mark.usefixtures("quick_files")
 async def test_a_listed_whole_snapshot_is_restored_and_a_removed_one_is_not(build, tmp_path, command):
     async with lab.tiny_engine(Tiny.HYBRID, build, tmp_path) as engine, lab.keeping(engine) as sidecar:
         await say(sidecar)

@@ -187,7 +187,6 @@ async def test_why_names_the_section_and_the_cause(script, expected, engine_fact
     assert complaints == []
 
 
-@pytest.mark.usefixtures("quick_files")
 async def test_why_reports_a_restart_unless_a_file_had_the_state(engine_factory, build, asked, tmp_path):
     """vi: the same conversation continues, without and with snapshots."""
     for keeps in (False, True):
