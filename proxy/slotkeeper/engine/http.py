@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
@@ -49,6 +49,9 @@ BY_BODY: Final = frozenset(
         *("/completion", "/infill", "/v1/audio/speech", "/v1/audio/transcriptions", "/v1/models"),
     }
 )
+
+
+Send = Callable[[aiohttp.ClientSession], Awaitable[aiohttp.ClientResponse]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,19 +274,13 @@ class EngineHttp:
             return await session.request(method, url, data=stream, headers=headers, timeout=limits.timeout)
 
         try:
-            async with self._connected(limits.kind) as (session, kept):
-                try:
-                    response = await send(session)
-                except aiohttp.ClientConnectorError:
-                    raise
-                except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-                    if not kept:
-                        raise
-                    response = await send(session)  # the engine had closed an idle connection
-                async with response:
-                    if response.status != 200:
-                        raise _refusal(response.status, await response.read())
-                    yield response
+            async with (
+                self._connected(limits.kind) as (session, kept),
+                await _sent(send, session, kept=kept) as response,
+            ):
+                if response.status != 200:
+                    raise _refusal(response.status, await response.read())
+                yield response
         except TimeoutError as error:  # first, because aiohttp's timeouts are also ClientErrors
             raise EngineSilentError(f"{url}: {error!r}") from error
         except (aiohttp.ClientError, OSError) as error:
@@ -323,6 +320,18 @@ class EngineHttp:
                 headers={"Content-Type": "application/json"},
             )
         return self._sessions[kind]
+
+
+async def _sent(send: Send, session: aiohttp.ClientSession, *, kept: bool) -> aiohttp.ClientResponse:
+    """Send a request, and once more if the engine had closed the connection, which was idle (`kept`)."""
+    try:
+        return await send(session)
+    except aiohttp.ClientConnectorError:
+        raise
+    except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+        if not kept:
+            raise
+        return await send(session)
 
 
 def _refusal(status: int, data: bytes) -> EngineError:

@@ -231,21 +231,27 @@ class RouterLink:
             seen = self.client.swaps  # it has answered only now
             for _ in range(2 * seen):  # the first look may have begun before the answer
                 await self.next_look()
-        while (status := self._status(model)) not in LOADED:
-            if not self.reached:
-                raise EngineGoneError("the router does not answer")
-            seen = seen or status is ModelStatus.LOADING
-            if status is ModelStatus.UNLOADED and (seen or time.monotonic() - begun > BEGINS):
-                log.warning("model_not_loaded", engine=link.engine)
-                self._metrics.loaded(model, None)
-                return False
-            await self.next_look()
+        if not await self._is_loaded(model, begun, seen=seen):
+            log.warning("model_not_loaded", engine=link.engine)
+            self._metrics.loaded(model, None)
+            return False
         while not (link.up or link.foreign) and self._status(model) is ModelStatus.LOADED:
             link.kick()  # `_check_probed` ends the wait if the probe never succeeds
             await self.next_look()
         seconds = time.monotonic() - begun
         self._metrics.loaded(model, seconds)
         log.info("model_loaded", engine=link.engine, seconds=round(seconds, 3))
+        return True
+
+    async def _is_loaded(self, model: ModelName, begun: float, *, seen: bool) -> bool:
+        """Wait until the router has loaded a model, or has given up. `seen`: its load has begun."""
+        while (status := self._status(model)) not in LOADED:
+            if not self.reached:
+                raise EngineGoneError("the router does not answer")
+            seen = seen or status is ModelStatus.LOADING
+            if status is ModelStatus.UNLOADED and (seen or time.monotonic() - begun > BEGINS):
+                return False
+            await self.next_look()
         return True
 
     async def _unload(self, link: EngineLink) -> bool:

@@ -86,10 +86,7 @@ def pinned(at: Options, slots: Collection[int]) -> Iterator[Plan]:
         yield replace(plan, wait=True) if at.closed else plan
         if not at.closed and (parked := _parking(plan, want)):
             yield parked
-    for slot in _in_state(table, slots, SlotState.DRAINING):
-        reuse_plan = table.shadow.plan_reuse(slot, want.prompt)
-        price = table.traits.n_ubatch + price_of(table, reuse_plan, want)
-        yield _plan(table, reuse_plan, price, wait=True)
+    yield from _draining(table, want, slots)
     yield from _in_maintenance(table, want, slots)
     # Where states are kept apart, later another slot may be free and look better to the engine.
     if table.open_for_unpinned(want.now) and (natural := at.natural) and natural.slot in slots:
@@ -100,6 +97,14 @@ def pinned(at: Options, slots: Collection[int]) -> Iterator[Plan]:
 def _in_state(table: EngineTable, slots: Collection[int], *states: SlotState) -> list[SlotId]:
     """Return those of the slots that are in one of these states."""
     return [SlotId(slot) for slot in slots if table.states[slot] in states]
+
+
+def _draining(table: EngineTable, want: Want, slots: Collection[int]) -> Iterator[Plan]:
+    """Yield a plan for each draining slot, to be used when its task has ended."""
+    for slot in _in_state(table, slots, SlotState.DRAINING):
+        reuse_plan = table.shadow.plan_reuse(slot, want.prompt)
+        price = table.traits.n_ubatch + price_of(table, reuse_plan, want)
+        yield _plan(table, reuse_plan, price, wait=True)
 
 
 def _in_maintenance(table: EngineTable, want: Want, slots: Collection[int]) -> Iterator[Plan]:

@@ -69,11 +69,14 @@ class Router:
         self.most, self.lost_until, self.chooses = most, None, chooses
         if not chooses and not any(self.is_(engine, *LOADED) for engine in self.leaving):
             self.leaving, self.unloading = (), False
-        for engine in [engine for engine in self.failed if engine not in self.models]:
-            del self.failed[engine]
-        for pair in [pair for pair in self.stays if not self.models.keys() >= set(pair)]:
-            del self.stays[pair]
+        self._forget_removed()
         self._learn()
+
+    def _forget_removed(self) -> None:
+        """Forget what was learned of models that the router no longer lists."""
+        listed = self.models.keys()
+        self.failed = {engine: until for engine, until in self.failed.items() if engine in listed}
+        self.stays = {pair: stayed for pair, stayed in self.stays.items() if listed >= set(pair)}
 
     def _learn(self) -> None:
         """Record which models have stayed beside the one that was just loaded.

@@ -13,10 +13,12 @@ import secrets
 import time
 import zlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
+from operator import itemgetter
 from typing import Final
 
 import orjson
@@ -127,15 +129,10 @@ class SharedStore:
     async def _find(
         self, prompt: Tokens, fingerprint: str, beyond: int, known: Collection[SnapshotId]
     ) -> list[Kept]:
-        marks = self._names.marks(prompt)
         folders = self._names.folders(prompt, fingerprint)
         await self._opened()  # manifests cannot be verified without the secret
-        entries: list[HeadName] = []
-        for names in await asyncio.gather(*map(self._entries, folders)):
-            entries += names
-        ranked = sorted(entries, key=lambda entry: _promise(entry, marks, len(prompt)), reverse=True)
-        most = SURE if ranked and _promise(ranked[0], marks, len(prompt))[1] else PROMISING
-        good = [e for e in ranked[:most] if min(len(prompt), e.common(marks) + BLOCK - 1) > beyond]
+        entries = chain.from_iterable(await asyncio.gather(*map(self._entries, folders)))
+        good = _most_promising(entries, self._names.marks(prompt), len(prompt), beyond)
         unknown = [entry for entry in good if self._seen.get(entry.path) not in known]
         heads = await asyncio.gather(*(self._head_or_none(entry, prompt.space) for entry in unknown))
         return [
@@ -360,6 +357,20 @@ class SharedStore:
         if self._secret is None:
             await self.objects.create(STORE_SEAL, secrets.token_bytes(BYTES))
             self._secret = await self.objects.read(STORE_SEAL, BYTES)
+
+
+def _most_promising(
+    entries: Iterable[HeadName], marks: Sequence[str], length: int, beyond: int
+) -> list[HeadName]:
+    """Return the entries to read for a prompt of `length` tokens, the best ones first.
+
+    There are fewer if the prompt contains the whole best entry. Each may share more than `beyond` tokens.
+    """
+    promises = ((_promise(entry, marks, length), entry) for entry in entries)
+    ranked = sorted(promises, key=itemgetter(0), reverse=True)
+    most = SURE if ranked and ranked[0][0][1] else PROMISING
+    good = (entry for _, entry in ranked[:most])
+    return [entry for entry in good if min(length, entry.common(marks) + BLOCK - 1) > beyond]
 
 
 def _promise(entry: HeadName, marks: Sequence[str], length: int) -> tuple[int, bool, int]:

@@ -80,15 +80,20 @@ def left_of(now: str, first: str) -> bool:
 
 def _results(message: Message) -> dict[Path, Result]:
     """Return a message's texts of results, by the path of the call's result."""
-    places = [answer.path[:-1] for answer in message.answers]
-    if not places and message.role is Role.TOOL:
-        places = [message.path]
-    found: dict[Path, list[Text]] = {place: [] for place in places}
-    for text in message.texts if places else ():
-        place = text.path[: len(places[0])]
+    found: dict[Path, list[Text]] = {place: [] for place in _places(message)}
+    depth = len(next(iter(found), ()))
+    for text in message.texts if found else ():
+        place = text.path[:depth]
         if text.section is Section.RESULT and place in found:
             found[place].append(text)
     return {place: tuple(texts) for place, texts in found.items() if texts}
+
+
+def _places(message: Message) -> list[Path]:
+    """Return the paths of a message's results of calls, all of one depth."""
+    if not message.answers and message.role is Role.TOOL:
+        return [message.path]
+    return [answer.path[:-1] for answer in message.answers]
 
 
 def _with(texts: Iterable[Text], back: Mapping[Path, Result]) -> Iterator[Text]:
