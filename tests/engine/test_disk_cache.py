@@ -107,7 +107,7 @@ async def test_conversations_that_the_engine_keeps_on_disk_are_not_saved(engine_
                 traits = next(iter(sidecar.driver.placement.tables.values())).traits
         reused[name], said[name] = sum(cached for cached, _ in found), [text for _, text in found]
         assert traits.disk_cache == ("props" if field else "")
-    # Where files can only be extended, slots are cut back for them too. No engine with a disk cache is so old.
+    # Where files can only be extended, slots are cut back for them. No engine with a disk cache is so old.
     assert written["disk"] == 0 or traits.files_only_extend
     assert written["stock"] > 0
     assert said["disk"] == said["stock"]
