@@ -223,7 +223,15 @@ class RecentRequests:
 def most_like(recent: Iterable[SeenRequest], api: Api, doc: Doc) -> SeenRequest | None:
     """Return the request that has most in common with `doc`."""
     given = doc.get(_LISTS.get(api, ""))
-    return max(recent, key=lambda kept: kept.start(given), default=None) if isinstance(given, list) else None
+    if not isinstance(given, list):
+        return None
+    best, most = None, -1
+    for kept in sorted(recent, key=lambda kept: len(kept.raw), reverse=True):
+        if len(kept.raw) <= most:  # the next turn of a conversation: earlier turns need not be compared
+            break
+        if (start := kept.start(given)) > most:
+            best, most = kept, start
+    return best
 
 
 def _written(value: Any) -> bytes:

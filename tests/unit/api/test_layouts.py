@@ -2,7 +2,7 @@
 
 import pytest
 
-from slotkeeper.api.document import RECENT, RecentRequests, most_like, seen
+from slotkeeper.api.document import RECENT, RecentRequests, SeenRequest, most_like, seen
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import lay_out
 
@@ -63,6 +63,23 @@ def test_the_most_similar_recent_request_of_the_same_client_is_found():
     assert like(recent, Api.CHAT, "bert", long) is None
     assert like(recent, Api.MESSAGES, "anna", long) is None
     assert like(recent, Api.COMPLETION, "anna", {"prompt": "x"}) is None
+
+
+class Uncompared(list):
+    """Messages that must not be compared."""
+
+    def __iter__(self):
+        raise AssertionError("compared")
+
+
+def test_the_next_turn_is_compared_only_with_the_turn_before_it():
+    turns = [ASKED, SAID, ASKED, SAID]
+    first, second = (
+        seen(Api.CHAT, doc, lay_out(Api.CHAT, doc)) for doc in ({"messages": turns[:n]} for n in (1, 3))
+    )
+    earlier = SeenRequest(Uncompared(first.raw), first.messages, strict=False)
+    assert most_like([second, earlier], Api.CHAT, {"messages": turns}) is second
+    assert most_like([earlier, second], Api.CHAT, {"messages": turns}) is second
 
 
 def test_only_the_latest_requests_are_kept_and_none_with_images():
