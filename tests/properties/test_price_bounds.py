@@ -140,6 +140,11 @@ class Fleet:
         table.shadow.learn(table.traits.corrected(Known.UNFOUND, ram_cache=self.chance.random() < 0.3))
         table.no_save_until = self.now + self.chance.choice([-1, 100])
 
+    def finds_files(self, table: EngineTable, _: SlotId) -> None:
+        if table.traits.snapshots:
+            fingerprint, carry = self.chance.choice(["f", "other"]), self.chance.choice([True, False])
+            table.shadow.traits = replace(table.traits, fingerprint=fingerprint, files_carry=carry)
+
     def passes(self, *_: object) -> None:
         self.now += self.chance.choice([0.01, 5.0, 900.0])
 
@@ -154,7 +159,7 @@ class Fleet:
         """Change one thing on which a price may depend."""
         table = self.chance.choice(self.tables)
         usual = (self.fill, self.move, self.comes, self.goes, self.passes)
-        others = (self.files_take, self.prompts_take, self.copies, self.learns)
+        others = (self.files_take, self.prompts_take, self.copies, self.learns, self.finds_files)
         change = self.chance.choice((*usual, *usual, *others))
         change(table, SlotId(self.chance.randrange(len(table.states))))
 
