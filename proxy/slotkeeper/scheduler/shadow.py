@@ -160,14 +160,8 @@ class EngineShadow:
 
     def elsewhere(self, contents: SlotContents, but: SlotId) -> bool:
         """Whether the same contents are in another slot or in the RAM cache too."""
-        ours = contents.tokens.packed
-        for slot, other in enumerate((*self.slots, *self.ram)):
-            if other is None or slot == but:
-                continue
-            theirs = other.tokens.packed  # nearly all differ: it saves the call
-            if (theirs.startswith(ours) or ours.startswith(theirs)) and contains(other, contents):
-                return True
-        return False
+        others = [h for s, h in enumerate(self.slots) if s != but and h]
+        return any(contains(h, contents) for h in (*others, *self.ram))
 
     # -- changes -----------------------------------------------------------------------------------
 
