@@ -573,6 +573,11 @@ class PlacementMachine(RuleBasedStateMachine):
         assert all(count == 1 for count in self.reports.values())
 
     @invariant()
+    def idle_work_is_known_for_the_slots_that_it_holds(self) -> None:
+        for table in self.placement.tables.values() if self.engines else ():
+            assert table.maintenance.keys() == {*table.in_state(SlotState.MAINTENANCE)}
+
+    @invariant()
     def no_namespace_meets_the_state_of_another(self) -> None:
         for engine in self.engines.values():
             assert not (self.namespaces and engine.mixed)

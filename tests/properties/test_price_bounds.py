@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slotkeeper.scheduler import choice
-from slotkeeper.scheduler.bounds import PriceBounds
+from slotkeeper.scheduler.bounds import Overwrites, PriceBounds
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Known, Memory
 from slotkeeper.scheduler.pending import Plan
@@ -140,6 +140,11 @@ class Fleet:
         table.shadow.learn(table.traits.corrected(Known.UNFOUND, ram_cache=self.chance.random() < 0.3))
         table.no_save_until = self.now + self.chance.choice([-1, 100])
 
+    def finds_files(self, table: EngineTable, _: SlotId) -> None:
+        if table.traits.snapshots:
+            fingerprint, carry = self.chance.choice(["f", "other"]), self.chance.choice([True, False])
+            table.shadow.traits = replace(table.traits, fingerprint=fingerprint, files_carry=carry)
+
     def passes(self, *_: object) -> None:
         self.now += self.chance.choice([0.01, 5.0, 900.0])
 
@@ -154,7 +159,7 @@ class Fleet:
         """Change one thing on which a price may depend."""
         table = self.chance.choice(self.tables)
         usual = (self.fill, self.move, self.comes, self.goes, self.passes)
-        others = (self.files_take, self.prompts_take, self.copies, self.learns)
+        others = (self.files_take, self.prompts_take, self.copies, self.learns, self.finds_files)
         change = self.chance.choice((*usual, *usual, *others))
         change(table, SlotId(self.chance.randrange(len(table.states))))
 
@@ -191,3 +196,19 @@ def test_decisions_by_bounds_are_those_of_pricing_every_slot(seed):
         fleet.compared()
         for _ in range(fleet.chance.randint(0, 4)):
             fleet.change()
+
+
+@settings(max_examples=100)
+@given(st.integers(0, 2**32))
+def test_costs_that_were_kept_are_those_computed_afresh(seed):
+    """What overwriting a slot costs is kept for slots that did not change; all else is computed again."""
+    fleet = Fleet(seed)
+    kept: dict[EngineId, Overwrites] = {}
+    for _ in range(20):
+        for table in fleet.tables:
+            fresh = Overwrites.of(table, fleet.catalog, fleet.now, 0, None)
+            found = Overwrites.of(table, fleet.catalog, fleet.now, 0, kept.get(table.engine))
+            assert (found.worths, found.least) == (fresh.worths, fresh.least)
+            assert [one.tokens for one in found.covered] == [one.tokens for one in fresh.covered]
+            kept[table.engine] = found
+        fleet.change()

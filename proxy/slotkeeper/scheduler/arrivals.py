@@ -29,7 +29,8 @@ PASSES: Final = 16
 def arrived(state: State, event: Arrived) -> None:
     sets = state.sets(event)
     event = spaces.confined(replace(event, adapters=sets[0] if sets else ""))
-    if event.rendered and state.isolates(event):  # the engine could choose a slot of other adapters
+    # The engine could choose a slot of other adapters.
+    if event.bypass and event.rendered and state.isolates(event):
         event = replace(event, bypass=False)
     priced = event.rewritten is not None and not event.uncached  # equal hash chains may have unequal prompts
     pending = Pending(
@@ -297,7 +298,7 @@ def _place(state: State, pending: Pending, now: float) -> Plan | None:
         open_tables = state.open_for(request.model) if request.action else state.fitting(request)
         tables = open_tables[:1] if request.action else sorted(open_tables, key=lambda t: t.load)
         return _clients_own(tables, request.id_slot, pending, now)  # 2
-    if state.isolates(request) and request.generates and not request.pinnable:
+    if request.generates and not request.pinnable and state.isolates(request):
         return spaces.steered(state, pending, now)
     return _by_content(state, pending, now)
 

@@ -80,35 +80,28 @@ class Overwrites:
     ) -> Overwrites:
         """Compute what overwriting costs. What still holds of the costs `before` is kept."""
         shadow, traits, terms = table.shadow, table.traits, table.rates.file_terms
-        same = before if before and before.states_hold(table) else None
-        kept = same if same and same.terms == terms else None
-        at = kept.at if kept else now
+        kept = before if before and before.traits is traits and before.terms == terms else None
         covered, worths = [], []
         for slot, contents in enumerate(shadow.slots):
-            if kept and not kept.covered[slot].outdated:
-                covered.append(kept.covered[slot])
-                worths.append(kept.worths[slot])
-            elif contents is None:
+            if contents is None:
                 covered.append(UNCOVERED)
                 worths.append(NOTHING)
+            elif kept and kept.slots[slot] is contents and not kept.covered[slot].outdated:
+                covered.append(kept.covered[slot])
+                share = _share(table, SlotId(slot), contents)
+                worths.append(kept.worths[slot]._replace(chance=contents.chance(now), share=share))
             else:
                 covered.append(catalog.answer(contents.tokens.cut(0, goes_on_from(contents, traits)), traits))
-                share = same.worths[slot].share if same else _share(table, SlotId(slot), contents)
-                worths.append(_worth(table, contents, share, catalog, at))
+                worths.append(_worth(table, SlotId(slot), contents, catalog, now))
         writers = frozenset(held.hash_chain[-1] for held in shadow.slots if held and held.hash_chain)
         slots, ram = ([*shadow.slots], [*shadow.ram])
-        return cls(at, traits, terms, slots, ram, covered, worths, writers, kind, _least(worths))
-
-    def states_hold(self, table: EngineTable) -> bool:
-        """Whether slots, RAM cache and traits are the same as before."""
-        shadow = table.shadow
-        return self.traits is shadow.traits and self.slots == shadow.slots and self.ram == shadow.ram
+        return cls(now, traits, terms, slots, ram, covered, worths, writers, kind, _least(worths))
 
     def hold(self, table: EngineTable) -> bool:
         """Whether nothing has changed that the costs depend on."""
-        if not self.states_hold(table) or self.terms != table.rates.file_terms:
-            return False
-        return not any(map(OUTDATED, self.covered))
+        shadow = table.shadow
+        states = self.traits is shadow.traits and self.slots == shadow.slots and self.ram == shadow.ram
+        return states and self.terms == table.rates.file_terms and not any(map(OUTDATED, self.covered))
 
 
 def _share(table: EngineTable, slot: SlotId, contents: SlotContents) -> float:
@@ -117,12 +110,12 @@ def _share(table: EngineTable, slot: SlotId, contents: SlotContents) -> float:
     return IN_RAM if copied else 1.0
 
 
-def _worth(table: EngineTable, contents: SlotContents, share: float, catalog: Catalog, now: float) -> Worth:
+def _worth(table: EngineTable, slot: SlotId, contents: SlotContents, catalog: Catalog, now: float) -> Worth:
     rates, total = table.rates, contents.total
     return Worth(
         total=total,
         chance=contents.chance(now),
-        share=share,
+        share=_share(table, slot, contents),
         recovery=file_price(table, contents, catalog),
         save=rates.save_price(total) if total >= WORTH_A_FILE else inf,
         restore=rates.restore_price(rates.size_of(total)),

@@ -231,7 +231,7 @@ class EngineWork:
 
     def ahead(self, now: float) -> float:
         """Seconds of prefill that a new request finds ahead of its own."""
-        return max(0.0, max((one.prefilled_at for one in self.served.values()), default=now) - now)
+        return max(0.0, max(one.prefilled_at for one in self.served.values()) - now) if self.served else 0.0
 
     def free_in(self, now: float) -> float | None:
         """Seconds until a slot is free beyond those that requests wait for; None if that is unknown."""
@@ -244,8 +244,9 @@ class EngineWork:
 
     def overdue_at(self, now: float) -> float:
         """When that number will change; infinite if no request waits for this engine."""
-        times = (one.overdue_at(now) for one in self.served.values() if self.awaiting)
-        return min(times, default=inf)
+        if not self.awaiting:
+            return inf
+        return min((one.overdue_at(now) for one in self.served.values()), default=inf)
 
 
 # -- the circuit breaker: requests fail on an engine although it answers /health --------------------------

@@ -18,13 +18,13 @@ take a slot from a conversation on one machine while an equal machine has an emp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Final, Self
 
 from slotkeeper.scheduler.catalog import Catalog
-from slotkeeper.scheduler.costs import Rates, Speed
+from slotkeeper.scheduler.costs import Speed
 from slotkeeper.scheduler.effects import Load
 from slotkeeper.scheduler.pending import Plan
 from slotkeeper.scheduler.shadow import ReusePlan, Source
@@ -165,8 +165,8 @@ class Comparison:
     @classmethod
     def of(cls, tables: Collection[EngineTable]) -> Self:
         return cls(
-            _speeds(tables, lambda rates: (rates.prefills, rates.prefill)),
-            _speeds(tables, lambda rates: (rates.decodes, rates.decode)),
+            _speeds([(table.engine, table.rates.prefills, table.rates.prefill) for table in tables]),
+            _speeds([(table.engine, table.rates.decodes, table.rates.decode) for table in tables]),
             fmean(table.rates.reply for table in tables) if tables else 0.0,
         )
 
@@ -193,16 +193,16 @@ class Comparison:
         return held_up + here + later + self.reply / self.decode[table.engine]
 
 
-def _speeds(
-    tables: Collection[EngineTable], of: Callable[[Rates], tuple[Speed, float]]
-) -> dict[EngineId, float]:
-    """Return the speed of each engine. One with too few measurements gets the mean of the others."""
+def _speeds(engines: Sequence[tuple[EngineId, Speed, float]]) -> dict[EngineId, float]:
+    """Return the speed of each engine, from its measured one and our guess.
+
+    One with too few measurements gets the mean of the others.
+    """
     known = sorted(
-        ((of(table.rates)[0], table.engine) for table in tables if of(table.rates)[0].known),
-        key=lambda one: one[0].middle,
+        ((speed, engine) for engine, speed, _ in engines if speed.known), key=lambda one: one[0].middle
     )
     if not known:
-        return dict.fromkeys((t.engine for t in tables), fmean(of(t.rates)[1] for t in tables))
+        return dict.fromkeys((engine for engine, *_ in engines), fmean(guess for *_, guess in engines))
     groups: list[list[tuple[Speed, EngineId]]] = []
     for speed, engine in known:
         if groups and speed.low <= max(other.high for other, _ in groups[-1]):
@@ -210,7 +210,7 @@ def _speeds(
         else:
             groups.append([(speed, engine)])
     usual = fmean(speed.middle for speed, _ in known)
-    speeds = dict.fromkeys((table.engine for table in tables), usual)
+    speeds = dict.fromkeys((engine for engine, *_ in engines), usual)
     for group in groups:
         speeds |= dict.fromkeys((engine for _, engine in group), fmean(speed.middle for speed, _ in group))
     return speeds

@@ -202,11 +202,11 @@ class State:
 
     def up_for(self, model: ModelName) -> list[EngineTable]:
         """Return the engines that are up and serve this model."""
-        return [table for table in self.up if table.model == model]
+        return [table for table in self.tables.values() if table.up and table.model == model]
 
     def open_for(self, model: ModelName) -> list[EngineTable]:
         """Return the engines of this model on which work may begin; failing ones only if all are failing."""
-        tables = [table for table in self.up_for(model) if not table.leaving]
+        tables = [t for t in self.tables.values() if t.up and t.model == model and not t.leaving]
         return [table for table in tables if not table.failing] or tables
 
     def try_again(self, now: float) -> None:
@@ -228,9 +228,9 @@ class State:
 
     def isolates(self, request: Arrived) -> bool:
         """Whether it must be kept from states of others that an engine may have."""
-        return any(table.shadow.isolates(request.space) for table in self.up_for(request.model)) or bool(
-            request.namespace
-        )
+        if request.namespace:
+            return True
+        return any(table.shadow.isolates(request.space) for table in self.up_for(request.model))
 
     def with_room(self, request: Arrived) -> list[EngineTable]:
         """Return the engines with enough idle slots for the request, or with all of their slots idle."""
@@ -307,9 +307,7 @@ class State:
         return tuple(
             (
                 table.moves,
-                table.open_for_pins(now),
-                table.open_for_unpinned(now),
-                table.open_for_anything(now),
+                *_openings(table, now),
                 table.overdue(now) + (table.work.overdue(now) if several else 0),
             )
             for table in self.up
@@ -322,6 +320,14 @@ class State:
         table = pending.plan.table
         owned = pending.slot < len(table.owners) and table.owners[pending.slot] == pending.arrived.request
         return (table, pending.slot) if owned else None
+
+
+def _openings(table: EngineTable, now: float) -> tuple[bool, bool, bool]:
+    """Whether an engine is open for pins, for unpinned tasks, and for anything."""
+    if not table.open_for_pins(now):
+        return False, False, table.open_for_anything(now)
+    quiet = not table.pin_on_its_way(now)
+    return True, quiet, quiet and bool(table.idle)
 
 
 @dataclass(slots=True)

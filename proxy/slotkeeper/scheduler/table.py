@@ -92,8 +92,7 @@ class EngineTable:
     begun: list[float] = field(init=False)  # when a slot's last task was sent or seen
     breaker: Breaker = field(default_factory=Breaker)
     work: EngineWork = field(default_factory=EngineWork)  # what it has begun for clients
-    # Holds only for slots in state MAINTENANCE; an entry of another slot is out of date.
-    maintenance: dict[SlotId, Maintenance] = field(default_factory=dict)
+    maintenance: dict[SlotId, Maintenance] = field(default_factory=dict)  # of slots in this state
     unsettled: dict[RequestId, Sent] = field(default_factory=dict)  # unpinned, not yet seen
     orphans: list[Orphan] = field(default_factory=list)
     awaited: bool = False  # a request waits for tasks on their way there to begin; later requests wait too
@@ -147,6 +146,7 @@ class EngineTable:
         self.unsettled.clear()
         self.orphans.clear()
         self.work.served.clear()
+        self.maintenance.clear()
         self.moves += 1
         self.reset_at = now
         self.observed_at = -1.0
@@ -197,7 +197,8 @@ class EngineTable:
 
     def pin_on_its_way(self, now: float) -> bool:
         """Whether a pinned task may still arrive in a slot that the engine thinks free."""
-        ours = SlotState.LAUNCHED in self.states or SlotState.MAINTENANCE in self.states
+        rests = len(self.idle) == len(self.states)
+        ours = not rests and (SlotState.LAUNCHED in self.states or SlotState.MAINTENANCE in self.states)
         return ours or max(self.changed, default=now) > now
 
     def adapters_known(self, now: float) -> bool:
@@ -237,18 +238,15 @@ class EngineTable:
 
     def stalled(self, now: float) -> float:
         """Seconds until the engine can begin a task: it is reading or writing a file."""
-        maintenance = (self.maintenance[slot] for slot in self.in_state(SlotState.MAINTENANCE))
-        return max((one.left(now) for one in maintenance if one.stalls), default=0.0)
+        return max((one.left(now) for one in self.maintenance.values() if one.stalls), default=0.0)
 
     def overdue(self, now: float) -> int:
         """A number that changes when requests that wait for a slot in maintenance need a new decision."""
-        return sum(self.maintenance[slot].overdue(now) for slot in self.in_state(SlotState.MAINTENANCE))
+        return sum(one.overdue(now) for one in self.maintenance.values())
 
     def overdue_at(self, now: float) -> float:
         """When that number will change; infinite if no slot is in maintenance."""
-        return min(
-            (self.maintenance[s].overdue_at(now) for s in self.in_state(SlotState.MAINTENANCE)), default=inf
-        )
+        return min((one.overdue_at(now) for one in self.maintenance.values()), default=inf)
 
     def may_save(self, now: float) -> bool:
         return self.traits.snapshots and now >= self.no_save_until
@@ -343,6 +341,8 @@ class EngineTable:
             self.doubt(slot)
         if SlotState.MAINTENANCE not in (state, self.states[slot]):
             self.active_at = now
+        if state is not SlotState.MAINTENANCE:
+            self.maintenance.pop(slot, None)
         self.states[slot] = state
         self.idle = self.in_state(SlotState.IDLE)
         self.owners[slot] = owner

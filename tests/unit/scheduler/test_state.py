@@ -1,9 +1,14 @@
+from random import Random
+
+import pytest
+
+from slotkeeper.scheduler.adapters import Adapter
 from slotkeeper.scheduler.engine_model import EngineTraits, user_starts
 from slotkeeper.scheduler.events import Arrived, EngineUp
 from slotkeeper.scheduler.pending import Pending, Plan
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.state import State
-from slotkeeper.scheduler.table import SlotState
+from slotkeeper.scheduler.table import Maintenance, Orphan, SlotState
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import ClientId, EngineId, Place, Reason, RequestId, SlotId
 
@@ -61,3 +66,34 @@ def test_user_messages_begin_at_any_opener():
 
 def test_a_place_is_written_as_engine_and_slot():
     assert str(Place(E, SlotId(3))) == "http://e0#3"
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_a_scene_has_what_each_engine_is_open_for(seed):
+    """It is found with fewer questions, because each answer follows from the one before it."""
+    chance, now = Random(seed), 100.0
+    adapters = (Adapter("a", 1.0),) if chance.random() < 0.2 else ()
+    placement = Placement()
+    placement.on(EngineUp(at=90.0, engine=EngineId("e0"), traits=EngineTraits(n_slots=3, adapters=adapters)))
+    table = placement.tables[EngineId("e0")]
+    table.unseen, table.adapters_at = chance.random() < 0.1, now - chance.choice([0.5, 5.0])
+    table.shared_until, table.observed_at = now + chance.choice([-1, -1, 1]), now - chance.choice([0.01, 1])
+    table.awaited, table.leaving = chance.random() < 0.1, chance.random() < 0.1
+    for slot in table.idle:
+        state = chance.choice([SlotState.IDLE, SlotState.IDLE, *SlotState])
+        table.move(slot, state, None, now + chance.choice([-1, -1, -1, 0.1]))
+        if state is SlotState.MAINTENANCE:
+            table.maintenance[slot] = Maintenance(now - chance.choice([0.1, 2]), 0.5, None, stalls=True)
+    if chance.random() < 0.2:
+        table.send(RequestId("r1"), chance.randint(1, 3), now, alone=chance.random() < 0.2)
+    if chance.random() < 0.2:
+        table.orphans.append(Orphan(RequestId("r2"), chance.choice([None, 5]), now))
+    assert placement._state.scene(now) == (
+        (
+            table.moves,
+            table.open_for_pins(now),
+            table.open_for_unpinned(now),
+            table.open_for_anything(now),
+            table.overdue(now),
+        ),
+    )

@@ -9,7 +9,16 @@ from slotkeeper.scheduler.events import Observed
 from slotkeeper.scheduler.reconcile import COUNT_SLIP, observe
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.slot_contents import SlotContents
-from slotkeeper.scheduler.table import LINGER, SHARED_FOR, SILENCE, STALE, EngineTable, Orphan, SlotState
+from slotkeeper.scheduler.table import (
+    LINGER,
+    SHARED_FOR,
+    SILENCE,
+    STALE,
+    EngineTable,
+    Maintenance,
+    Orphan,
+    SlotState,
+)
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import EngineId, RequestId, SlotId, SlotView
 
@@ -68,6 +77,20 @@ def test_an_observation_moves_a_slot(before, seen, after):
     observe(engine, observation(seen))
     assert engine.states == [after]
     assert engine.owners[0] == (R1 if after in (LAUNCHED, RUNNING) else None)
+
+
+@pytest.mark.parametrize("after", [IDLE, LAUNCHED])
+def test_idle_work_in_a_slot_is_forgotten_when_the_slot_leaves_it(after):
+    engine = table(A, B)
+    for slot in (SlotId(0), SlotId(1)):
+        engine.move(slot, MAINTENANCE, R1, NOW)
+        engine.maintenance[slot] = Maintenance(NOW, 0.5, None, stalls=True)
+    engine.move(SlotId(0), after, None, NOW)
+    assert engine.maintenance.keys() == {1}
+    assert engine.stalled(NOW) == 0.5
+    engine.reset(engine.traits, NOW)
+    assert not engine.maintenance
+    assert engine.stalled(NOW) == 0
 
 
 @pytest.mark.parametrize("state", [IDLE, LAUNCHED, DRAINING, FOREIGN])
