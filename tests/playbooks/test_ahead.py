@@ -13,6 +13,7 @@ from playbooks.playbook import (
     follows,
     goes,
     knows,
+    one_turn,
     reports,
     restored,
     restores,
@@ -26,7 +27,7 @@ from playbooks.playbook import (
     unsaved,
 )
 from slotkeeper.scheduler.costs import Limits
-from slotkeeper.scheduler.effects import Purpose
+from slotkeeper.scheduler.effects import Purpose, SaveMoment
 from slotkeeper.scheduler.table import LINGER
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import Reason
@@ -178,3 +179,15 @@ def test_an_unexpected_turn_restores_a_file_if_the_prefetch_discarded_many_token
     assert play.wakes() >> fills(0, AHEAD) << filled(3000)
     play << arrives("r2", hash_chain=ASKED_AGAIN) << knows("r2", PROMPT + OTHER)
     assert play >> restores(0, "early") << restored() >> goes("r2", slot=0, reason=Reason.SNAPSHOT)
+
+
+def test_a_branch_waits_for_the_slot_that_is_prepared_if_its_state_can_be_saved_then():
+    play = Play(**{**NEW_FILES, "memory": "dense"})
+    talk, branch = Tokens(range(100_000, 108_000)), Tokens(range(20_000, 21_000))
+    assert one_turn(play, "r1", talk, slot=0)
+    assert play << follows("r1", talk + OTHER)
+    assert play.wakes() >> fills(0, AHEAD)
+    assert play << arrives("r2") << knows("r2", talk.cut(0, 3000) + branch)
+    assert play.states == ["tended", "idle"]  # in the other slot it would be computed whole
+    assert play << filled(300) >> saves(0, SaveMoment.PARK, request="r2")
+    assert play << saved("s1") >> goes("r2", slot=0)

@@ -120,7 +120,10 @@ def _in_maintenance(table: EngineTable, want: Want, slots: Collection[int]) -> I
             reuse_plan = replace(reuse_plan, reuse=common if goes_on else min(reuse_plan.reuse, common))
         seconds = 0.0 if maintenance.stalls else maintenance.left(want.now)
         price = seconds * table.rates.prefill + price_of(table, reuse_plan, want)
-        yield _plan(table, reuse_plan, price, wait=True)
+        plan = _plan(table, reuse_plan, price, wait=True)
+        yield plan
+        if parked := _parking(plan, want):  # its state can be saved then, if this step does not save it
+            yield parked
 
 
 def when_over(at: Options, slots: Collection[int]) -> Iterator[Plan]:
