@@ -11,6 +11,7 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.measure import Sample
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.target import Target, at_once, play
+from slotkeeper.engine.launch import EngineKind
 from slotkeeper.scheduler.slot_contents import SnapshotId
 
 pytestmark = pytest.mark.alternating
@@ -73,7 +74,9 @@ async def test_a_clock_at_the_end_of_the_system_prompt_costs_no_tokens_from_the_
 async def test_edits_branches_and_steps_back_cost_little_more_than_the_new_tokens(
     model, session, build, tmp_path
 ):
-    computed, oracle = (await played(model, build, tmp_path, session)).cost()
+    # Files of the older build have no checkpoints, so only what idle work has saved in time can be continued.
+    pauses = build == EngineKind.SKULK.value
+    computed, oracle = (await played(model, build, tmp_path, session, pauses=pauses)).cost()
     assert computed <= oracle * 1.10
 
 
