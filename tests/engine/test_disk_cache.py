@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import httpx
 import pytest
-from aiohttp import ClientSession, web
+from aiohttp import ClientSession, TCPConnector, web
 from rich.console import Console
 
 from engine.conftest import SAME_IN_ANY_BATCH, probed
@@ -33,7 +33,8 @@ STORY: Final = "The heron stood in the reeds and counted the frogs of the pond, 
 @asynccontextmanager
 async def answers_like(engine: Any, field: dict[str, Any]) -> AsyncIterator[str]:
     """Yield the URL of a server that forwards all requests to the engine and adds `field` to its /props."""
-    async with ClientSession(engine.base) as there:
+    # The engine closes connections that it promised to keep, so each request has its own.
+    async with ClientSession(engine.base, connector=TCPConnector(force_close=True)) as there:
 
         async def passed(request: web.Request) -> web.StreamResponse:
             body, kept = await request.read(), {"Content-Type": request.headers.get("Content-Type", "")}
