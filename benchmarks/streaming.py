@@ -1,6 +1,6 @@
 """The processor time that an event of a stream costs, beside nginx and bare aiohttp, in one run.
 
-`python -m benchmarks.streaming [--rounds 10] [--at-once 4] [--events 1000]`. Each way passes the same streams
+`python -m benchmarks.streaming [--rounds 5] [--at-once 4] [--events 500]`. Each way passes the same streams
 of one token an event on, in random order. Its time is that of its processes, the start of its requests
 included, less what it takes without requests.
 """
@@ -92,9 +92,9 @@ def _busy(those: Sequence[psutil.Process]) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.streaming", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=10, help="rounds of each way")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of each way")
     parser.add_argument("--at-once", type=int, default=4, help="streams that begin together")
-    parser.add_argument("--events", type=int, default=1000, help="tokens of a stream")
+    parser.add_argument("--events", type=int, default=500, help="tokens of a stream")
     chosen = parser.parse_args(arguments)
     figures = asyncio.run(measure(chosen.rounds, chosen.at_once, chosen.events))
     shown = Table("way", "events", "microseconds of an event", "times nginx")
