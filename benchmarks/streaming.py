@@ -13,7 +13,6 @@ import random
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import orjson
@@ -24,7 +23,7 @@ from rich.table import Table
 from benchmarks.figures import console, keep
 from benchmarks.own_time import PATH
 from benchmarks.raw import post
-from benchmarks.stage import BARE, OURS, Stage, Way, stage
+from benchmarks.stage import BARE, OURS, Stage, Way, processor_seconds, stage
 
 NGINX: Final = "nginx"
 IDLE_SECONDS: Final = 3.0
@@ -86,8 +85,7 @@ async def _idle(pids: Mapping[str, Sequence[psutil.Process]]) -> dict[str, float
 
 
 def _busy(those: Sequence[psutil.Process]) -> float:
-    tasks = (task for one in those for task in Path(f"/proc/{one.pid}/task").glob("*/schedstat"))
-    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+    return sum(processor_seconds(one.pid) for one in those)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -28,7 +28,7 @@ from rich.table import Table
 
 from benchmarks.figures import console, keep
 from benchmarks.own_time import Conversation
-from benchmarks.stage import Served, Way, engine_for, served
+from benchmarks.stage import Served, Way, engine_for, processor_seconds, served
 from slotkeeper.bench.demo import prose
 
 TARGET: Final = 0.05
@@ -56,9 +56,7 @@ class Lane:
         await asyncio.sleep(REST_SECONDS)
 
     def cpu(self) -> float:
-        """Return the seconds that all threads of its process have run. `cpu_times` would be too coarse."""
-        tasks = Path(f"/proc/{self.sidecar.pid}/task").glob("*/schedstat")
-        return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+        return processor_seconds(self.sidecar.pid)
 
 
 async def measure(tokens: int, turns: int) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from engine.swappers import (
     gateway,
     keeping,
     resident,
+    turn_that_reuses,
     wanted,
 )
 from slotkeeper.bench import lab
@@ -112,9 +113,7 @@ async def test_nothing_of_the_sidecar_loads_an_unloaded_model(kind: str, build: 
         assert "It is unloaded" in out.getvalue()
         await asyncio.sleep(IDLE_SECONDS)
         assert await there.running() == {}
-        first, talk.computed = talk.computed, 0
-        await talk.turn(client)
-        assert talk.computed < first / 2
+        await turn_that_reuses(talk, client)
 
 
 async def test_an_idle_model_is_unloaded_by_its_ttl_and_its_state_is_reused(
@@ -124,9 +123,7 @@ async def test_an_idle_model_is_unloaded_by_its_ttl_and_its_state_is_reused(
         talk = Talk("coder", "a")
         await talk.turn(client)
         await there.comes_to()
-        first, talk.computed = talk.computed, 0
-        await talk.turn(client)
-        assert talk.computed < first / 2
+        await turn_that_reuses(talk, client)
 
 
 async def test_models_that_a_group_keeps_loaded_stay_loaded(kind: str, build: str, tmp_path: Path) -> None:
@@ -146,9 +143,8 @@ async def test_an_alias_has_the_state_of_its_model(kind: str, build: str, tmp_pa
     async with gateway(kind, build, tmp_path) as there, keeping(there) as (_, client):
         talk = Talk("coder", "a")
         await talk.turn(client)
-        first, talk.computed, talk.model = talk.computed, 0, ALIAS
-        answer = await talk.turn(client)
-        assert talk.computed < first / 2
+        talk.model = ALIAS
+        answer = await turn_that_reuses(talk, client)
         assert "X-Slotkeeper-Slot" in answer.headers
 
 
@@ -164,9 +160,7 @@ async def test_a_model_that_cannot_be_loaded_gives_an_error_and_other_models_kee
         answer = await client.post("/v1/chat/completions", json=body)
         assert answer.status_code == 503
         assert "broken could not be loaded" in answer.json()["error"]["message"]
-        first, talk.computed = talk.computed, 0
-        await talk.turn(client)
-        assert talk.computed < first / 2
+        await turn_that_reuses(talk, client)
 
 
 async def test_a_request_for_an_unknown_model_gets_the_gateways_own_answer(
@@ -222,7 +216,5 @@ async def test_requests_to_a_model_of_another_server_pass_unpinned(build: str, t
             assert answer.json() == said
             assert "X-Slotkeeper-Slot" not in answer.headers
         await there.comes_to("other")
-        first, talk.computed = talk.computed, 0
-        await talk.turn(client)
-        assert talk.computed < first / 2
+        await turn_that_reuses(talk, client)
     await server.close()

@@ -25,6 +25,7 @@ from benchmarks.routers import (
 )
 from rich.console import Console
 
+from engine.swappers import turn_that_reuses
 from patience import PATIENCE
 from programs import needs_b10434
 from slotkeeper.app import Sidecar
@@ -113,9 +114,7 @@ async def test_a_sleeping_model_is_not_woken_by_the_sidecar_and_its_state_is_reu
         for _ in range(20):
             assert await status(started.base, "coder") is ModelStatus.SLEEPING
             await asyncio.sleep(0.1)
-        first, talk.computed = talk.computed, 0
-        await talk.turn(client)
-        assert talk.computed < first / 2
+        await turn_that_reuses(talk, client)
 
 
 async def test_a_swap_by_another_client_loses_at_most_the_last_turn(tmp_path: Path) -> None:
@@ -126,9 +125,7 @@ async def test_a_swap_by_another_client_loses_at_most_the_last_turn(tmp_path: Pa
         async with httpx.AsyncClient(base_url=started.base, timeout=PATIENCE) as elsewhere:
             await Talk("writer", "b").turn(elsewhere)
         await comes_to(started.base, "coder", ModelStatus.UNLOADED)
-        first, talk.computed = talk.computed, 0
-        await talk.turn(client)
-        assert talk.computed < first / 2
+        await turn_that_reuses(talk, client)
 
 
 async def test_states_are_reused_after_a_router_was_killed(tmp_path: Path) -> None:
@@ -139,9 +136,7 @@ async def test_states_are_reused_after_a_router_was_killed(tmp_path: Path) -> No
         await lab.rested(sidecar)
         await started.restart()
         for talk in found:
-            first, talk.computed = talk.computed, 0
-            await talk.turn(client)
-            assert talk.computed < first / 2
+            await turn_that_reuses(talk, client)
 
 
 async def test_a_model_that_cannot_be_loaded_gives_an_error_and_other_models_keep_serving(
@@ -158,9 +153,7 @@ async def test_a_model_that_cannot_be_loaded_gives_an_error_and_other_models_kee
             assert answer.status_code == 503
             assert "broken could not be loaded" in answer.json()["error"]["message"]
             assert int(answer.headers["Retry-After"]) > 0
-            first, talk.computed = talk.computed, 0
-            await talk.turn(client)
-            assert talk.computed < first / 2
+            await turn_that_reuses(talk, client)
 
 
 async def test_a_request_for_an_unlisted_model_gets_the_routers_400_and_loads_no_model(
@@ -195,9 +188,7 @@ async def test_a_request_that_uses_no_slot_goes_to_its_model_and_loses_no_state(
             answer = await client.post("/tokenize", json={"model": model, "content": "hello"})
             assert answer.json()["tokens"]
         assert await status(started.base, "coder") is ModelStatus.LOADED
-        first, talk.computed = talk.computed, 0
-        await talk.turn(client)
-        assert talk.computed < first / 2
+        await turn_that_reuses(talk, client)
 
 
 async def test_models_are_listed_as_the_router_lists_them(tmp_path: Path) -> None:
