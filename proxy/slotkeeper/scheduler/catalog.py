@@ -246,8 +246,10 @@ class Catalog:
             self._nothing.outdated = True
             self._nothing = Covered(0, None)
         before = self._all.get(snapshot.id)
-        if before and before.tier is not snapshot.tier:
+        if before and not _same_place(before, snapshot):
             self._leaves_order(before)
+            self._forget_covered(before.id)
+            before = None
         self._orders.setdefault((snapshot.tier, snapshot.fingerprint), PrefixOrder()).put(snapshot)
         self._all[snapshot.id] = snapshot
         self.had_namespaces = self.had_namespaces or bool(namespace_in(snapshot.tokens.space))
@@ -342,6 +344,14 @@ class Catalog:
             for fingerprint in fingerprints:
                 if order := self._orders.get((tier, fingerprint)):
                     yield order
+
+
+def _same_place(one: Snapshot, other: Snapshot) -> bool:
+    """Whether two versions of a file stand at the same place of the same order.
+
+    The tokens of a file never change, but a shared folder's manifest is what somebody wrote.
+    """
+    return (one.tier, one.fingerprint, one.tokens) == (other.tier, other.fingerprint, other.tokens)
 
 
 def _loadable(traits: EngineTraits) -> Fingerprints:

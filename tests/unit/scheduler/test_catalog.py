@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from slotkeeper.scheduler.catalog import REMEMBERED, Catalog
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId, Tier
@@ -80,3 +82,21 @@ def test_engines_of_one_model_do_not_share_answers_if_only_one_of_them_has_snaps
     for traits, covered in ((without, 0), (TRAITS, len(A)), (without, 0)):
         assert catalog.covered(A, traits) == covered
         assert bool(catalog.best(A, traits, lambda _: 0.0)) is bool(covered)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"tokens": Tokens(range(50, 600))}, {"tier": Tier.COLD}, {"fingerprint": "other"}]
+)
+def test_a_file_that_comes_with_another_place_leaves_its_old_one(changed):
+    """A shared folder's manifest may say anything: then the old tokens must not be offered any more."""
+    catalog = Catalog()
+    for name in ("s", "t"):
+        catalog.put(snapshot(name, A.cut(0, 500) + Tokens([ord(name)])))
+    was = catalog.get(SnapshotId("t"))
+    assert catalog.covered(was.tokens, TRAITS) == 501
+    catalog.put(now := replace(was, **changed))
+    every = [*catalog.order(was.tier, "f").states, *catalog.order(Tier.COLD, "f").states]
+    every += catalog.order(was.tier, "other").states
+    assert every.count(now) == 1
+    assert was not in every
+    assert catalog.covered(was.tokens, TRAITS) == (501 if "tier" in changed else 500)
