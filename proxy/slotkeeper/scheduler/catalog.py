@@ -293,14 +293,13 @@ class Catalog:
         best, most = None, 0.0
         for neighbours in self._around(prompt, traits):
             for snapshot, common in neighbours:
-                if common <= most:
-                    break
                 bound = _at_most(snapshot, common, traits)
-                if bound <= most or bound - (cost := price(snapshot)) <= most:
-                    continue
-                saved = reuse(restored(snapshot, traits, now=0.0), prompt, traits)
-                if saved - cost > most:
-                    best, most = (snapshot, saved), saved - cost
+                if bound > most and bound - (cost := price(snapshot)) > most:
+                    saved = _saved(snapshot, common, prompt, traits)
+                    if saved - cost > most:
+                        best, most = (snapshot, saved), saved - cost
+                if common <= most:
+                    break  # those that follow have no more in common
         return best
 
     def _around(self, prompt: Tokens, traits: EngineTraits) -> Sequence[Neighbours]:
@@ -357,6 +356,13 @@ def _same_place(one: Snapshot, other: Snapshot) -> bool:
 def _loadable(traits: EngineTraits) -> Fingerprints:
     """Return the fingerprints of all files that this engine can load; none without snapshots."""
     return traits.fingerprints if traits.snapshots else ()
+
+
+def _saved(snapshot: Snapshot, common: int, prompt: Tokens, traits: EngineTraits) -> int:
+    """Return how many tokens of a prompt a snapshot saves that has `common` tokens in common with it."""
+    if traits.memory is Memory.DENSE:
+        return min(common, len(prompt) - 1)  # the engine evaluates at least one token
+    return reuse(restored(snapshot, traits, now=0.0), prompt, traits)
 
 
 def _at_most(snapshot: Snapshot, common: int, traits: EngineTraits) -> int:

@@ -6,16 +6,18 @@ ms), so the order is kept, and changed one sequence at a time.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import pairwise
-from math import inf
+from operator import attrgetter
 from typing import Final, Self
 
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.tokens import WIDTH, Tokens
 
 ROOT: Final = 16  # tokens: with less in common a snapshot is of no use
+SIZE: Final = attrgetter("size")
 
 AnyState = Snapshot | SlotContents
 
@@ -103,42 +105,48 @@ class PrefixOrder:
 class Neighbours:
     """Files and what each has in common with a prompt, the most first; found as they are asked for.
 
-    `dense`: any file gives all that it has in common. Then one that has no more of it than an earlier one,
-    and is no smaller, is never better: whatever a restore costs, it costs no less for a larger file.
+    `dense`: any file gives all that it has in common. Then of files that have equally much of it, only the
+    nearest and the smallest are found: whatever a restore costs, it costs no less for a larger file.
     """
 
     def __init__(self, order: PrefixOrder, prompt: Tokens, *, dense: bool) -> None:
         self._found: list[tuple[Snapshot, int]] = []
-        self._more = _nearest(order, prompt)
-        self._smallest: float = inf if dense else -inf
+        self._more = _nearest(order, prompt, dense=dense)
 
     def __iter__(self) -> Iterator[tuple[Snapshot, int]]:
         yield from self._found
-        for snapshot, common in self._more:
-            if self._smallest >= 0:
-                if snapshot.size >= self._smallest:
-                    continue
-                self._smallest = snapshot.size
-            self._found.append((snapshot, common))
-            yield snapshot, common
+        for state, common in self._more:
+            if isinstance(state, Snapshot):
+                self._found.append((state, common))
+                yield state, common
 
 
-def _nearest(order: PrefixOrder, prompt: Tokens) -> Iterator[tuple[Snapshot, int]]:
-    """Snapshots and what each has in common with `prompt`, the most first: they stand around its place."""
+def _nearest(order: PrefixOrder, prompt: Tokens, *, dense: bool) -> Iterator[tuple[AnyState, int]]:
+    """States and what each has in common with `prompt`, the most first: they stand around its place.
+
+    Thousands of files may begin with one system prompt, so those with equally much in common are found at
+    once, after the nearest one, which is often enough.
+    """
     states, common = order.states, order.common
-    place = (prompt.space, prompt.packed)
-    behind = bisect_left(states, place, key=lambda state: (state.tokens.space, state.tokens.packed))
-    before = behind - 1
-    left = states[before].tokens.lcp(prompt) if before >= 0 else 0
-    right = states[behind].tokens.lcp(prompt) if behind < len(states) else 0
-    while max(left, right) >= ROOT:
-        if left >= right:
-            state, shared = states[before], left
-            left = min(left, common[before])  # the first one has nothing in common with one before it
-            before -= 1
-        else:
-            state, shared = states[behind], right
-            behind += 1
-            right = min(right, common[behind]) if behind < len(states) else 0
-        if isinstance(state, Snapshot):
-            yield state, shared
+    begin = end = bisect_left(states, (prompt.space, prompt.packed), key=_begins)
+    left = states[begin - 1].tokens.lcp(prompt) if begin else 0
+    right = states[end].tokens.lcp(prompt) if end < len(states) else 0
+    while (most := max(left, right)) >= ROOT:
+        yield states[begin - 1 if left == most else end], most
+        before, behind, shared = begin, end, (prompt.space, prompt.packed[: most * WIDTH])
+        begins = partial(_begins, length=most * WIDTH)
+        if left == most:
+            begin = bisect_left(states, shared, hi=before, key=begins)
+            left = common[begin]  # the first one has nothing in common with one before it
+        if right == most:
+            end = bisect_right(states, shared, lo=behind, key=begins)
+            right = common[end] if end < len(states) else 0
+        others = [*states[begin:before][::-1], *states[behind:end]][1:]  # without the nearest one
+        if dense and others:
+            others = [min(others, key=SIZE)]
+        yield from ((state, most) for state in others)
+
+
+def _begins(state: AnyState, length: int | None = None) -> tuple[str, bytes]:
+    """What the place of a prompt is found by: the ids of a state, or its first `length` bytes."""
+    return state.tokens.space, state.tokens.packed[:length]

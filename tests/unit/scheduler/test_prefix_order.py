@@ -10,6 +10,7 @@ import pytest
 
 from slotkeeper.scheduler.catalog import NEVER, Catalog
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory
+from slotkeeper.scheduler.prefix_order import Neighbours, PrefixOrder
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId, Tier, restored, reuse
 from slotkeeper.scheduler.tokens import Tokens
 
@@ -83,3 +84,15 @@ def test_the_best_snapshot_is_the_same_as_in_a_full_search(memory, seed):
             covered = most_saved([*there.values()], tokens + NEVER, traits, 0.0)
             assert catalog.covered(tokens, traits) == covered
             assert catalog.covered(tokens, traits) == covered  # now from the cache
+
+
+def test_of_a_thousand_files_with_one_system_prompt_a_dense_model_is_offered_two():
+    """The nearest and the smallest: no other file can be the best one, whatever the prices are."""
+    system = [7] * 100
+    files = [
+        Snapshot(id=SnapshotId(f"s{size}"), fingerprint="f", tokens=Tokens([*system, size]), size=size)
+        for size in range(1001, 2000)
+    ]
+    found = [*Neighbours(PrefixOrder(files), Tokens([*system, 5, 6]), dense=True)]
+    assert [common for _, common in found] == [100, 100]
+    assert found[-1][0].size == 1001
