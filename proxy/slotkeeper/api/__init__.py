@@ -1,4 +1,4 @@
-"""The shapes on the wire, and nothing that moves: bytes in, values out; no sockets, no clock, no tasks.
+"""Parses requests and answers of every API, and writes our errors: bytes in, values out.
 
-What the engine's routes mean, what a request asks for, what an answer said, what our errors look like.
+Nothing here uses a socket, a clock or a task.
 """

@@ -3,8 +3,8 @@
 | where | high | low |
 |---|---|---|
 | `X-Slotkeeper-Priority` | `high` | `low` |
-| `nvext.agent_hints` (NVIDIA Dynamo): `priority` | above 0 | below 0 |
-| there: `strict_priority`, `latency_sensitivity` | above 0 | |
+| `nvext.agent_hints` (NVIDIA Dynamo): `strict_priority`, `latency_sensitivity` | above 0 | |
+| `nvext.agent_hints`: `priority` | above 0 | below 0 |
 | `service_tier` (OpenAI) | `priority` | `flex` |
 | `priority` (vLLM) | below 0 | above 0 |
 
@@ -87,7 +87,8 @@ def hints(
 ) -> RequestHints:
     """Return all hints of one request. Raises ClientFault if a header is not valid.
 
-    `aside`: the request asks for a title, a suggestion or a summary. `since`: the time when its wait began.
+    `aside`: the request asks for a title, a suggestion or a summary. `since`: when its wait began, in seconds
+    on the scheduler's clock.
     """
     asked, seconds = _asked(headers), _max_wait(headers)
     if asked is not None:

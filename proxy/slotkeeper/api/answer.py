@@ -39,7 +39,10 @@ def comment(*lines: str) -> bytes:
 
 
 class SseSplitter:
-    """Collects the chunks of a stream and returns the events that they complete."""
+    """Collects the chunks of a stream and returns the events that they complete.
+
+    An event of more than `limit` bytes is dropped.
+    """
 
     __slots__ = ("_after_cr", "_data", "_dropping", "_first", "_limit", "_name", "_partial", "_size")
 

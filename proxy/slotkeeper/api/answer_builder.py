@@ -14,7 +14,8 @@ REPLY_LIMIT_CHARS: Final = 64 * 2**20  # a reply beyond this is not remembered
 class Figures:
     """The engine's own figures (engine.md 1.3); None for a figure that it did not give.
 
-    Tokens, except the `_ms` fields, which are milliseconds. `computed + cached == prompt_tokens`.
+    Tokens, except `slot`, a slot's number, and the `_ms` fields, which are milliseconds. If the engine gives
+    two of `prompt_tokens`, `computed` and `cached`, the third follows: `computed + cached == prompt_tokens`.
     """
 
     prompt_tokens: int | None = None

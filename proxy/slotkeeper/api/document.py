@@ -37,12 +37,12 @@ class NotOurs(Exception):  # noqa: N818 (not an error: the engine may still answ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The parts that bodies of all APIs have."""
+    """The prompt of a body, in one form for all APIs: a chat, or a raw prompt; neither if it is unknown."""
 
     chat: Doc | None = None  # for /apply-template
     lead: int = 0  # how many first messages are not in the client's own list (system, instructions)
     prompt: Prompt | None = None
-    media: bool = False
+    media: bool = False  # the prompt has images or audio
 
 
 def text(doc: Doc, key: str, default: str = "") -> str:
@@ -63,12 +63,15 @@ def rows(value: Any) -> list[Doc]:
 
 
 def integer(value: Any) -> int | None:
-    """Return a JSON integer; a bool, which Python takes for one, is none."""
+    """Return the value if it is a JSON integer, else None. A bool is not one, as it is in Python."""
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def compact(value: Any) -> str:
-    """Return JSON text as the engine's own `dump()` writes it: no spaces, keys in their order."""
+    """Return JSON text as the engine's own `dump()` writes it: no spaces, keys in their order.
+
+    Raises NotOurs for values that are nested too deep.
+    """
     try:
         return _COMPACT.encode(value)
     except RecursionError as error:
@@ -117,7 +120,7 @@ def hash_chain(chat: Doc, lead: int = 0) -> tuple[bytes, ...]:
 
     `lead` messages (an Anthropic system prompt, Responses instructions) belong to the part before the
     messages. The chain of the messages does not include the first digest, so that two requests with the same
-    messages are recognized when their tools differ.
+    messages are recognized when their tools differ. Raises NotOurs for messages that are nested too deep.
     """
     messages = chat["messages"]
     before = {key: value for key, value in pick(chat, HEAD).items() if renders(key, value)}
@@ -166,7 +169,7 @@ class SeenRequest:
 
     raw: Sequence[Any]
     messages: Sequence[Message]
-    strict: bool  # arguments are objects, in which Python takes 1, 1.0 and true for equal
+    strict: bool  # compare JSON texts too: arguments are objects, and 1, 1.0 and true are equal in Python
 
     def start(self, given: Sequence[Any]) -> int:
         """Return how many first messages are the same in both lists."""
@@ -177,7 +180,7 @@ class SeenRequest:
 
 
 def seen(api: Api, doc: Doc, layout: Layout) -> SeenRequest | None:
-    """Return what the next request may share with this one; None if nothing is worth keeping."""
+    """Return what the next request may share with this one; None if it has media, or no list of messages."""
     raw = doc.get(_LISTS.get(api, ""))
     if not isinstance(raw, list) or any(message.media for message in layout.messages):
         return None
@@ -221,7 +224,7 @@ class RecentRequests:
 
 
 def most_like(recent: Iterable[SeenRequest], api: Api, doc: Doc) -> SeenRequest | None:
-    """Return the request that has most in common with `doc`."""
+    """Return the request that has the most first messages in common with `doc`; None if there is none."""
     given = doc.get(_LISTS.get(api, ""))
     if not isinstance(given, list):
         return None
@@ -257,7 +260,10 @@ def section_of(role: Role) -> Section:
 
 
 def strings(content: Any, path: Path, section: Section, parts: Mapping[str, str]) -> tuple[Text, ...]:
-    """Return the strings of a content that is one, or a list of parts; `parts` gives each type's key."""
+    """Return the strings of a content, which is a string or a list of parts.
+
+    `parts` maps the type of a part to the key of its string; parts of other types are skipped.
+    """
     if isinstance(content, str):
         return (Text(path, content, section),)
     if not isinstance(content, list):

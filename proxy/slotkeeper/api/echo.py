@@ -47,7 +47,7 @@ class Trim(StrEnum):
 class Arguments(StrEnum):
     """How the client writes a call's arguments. Most templates get them parsed: only key order counts."""
 
-    SAMPLED = "sampled"
+    SAMPLED = "sampled"  # unchanged, as the model generated it
     COMPACT = "compact"  # as JavaScript writes JSON
     SPACED = "spaced"  # as Python writes it, in ASCII
     SORTED = "sorted"  # as Go writes it
@@ -246,7 +246,7 @@ def trail(messages: Sequence[Doc]) -> tuple[bytes, ...]:
 
 
 def gleaned(habit: Habit, messages: Sequence[Doc]) -> Habit:
-    """Return the habit with what the history alone shows, whoever generated its replies.
+    """Return the habit with what the client's history alone shows, including replies of other servers.
 
     `asks_before` and `asks_after` are learned from this history only: a request for a summary also has a
     user's text among the results of tools, and no later request continues it.

@@ -141,7 +141,7 @@ def _anthropic(fault: Fault) -> dict[str, Any]:
 
 
 def outcome_of(fault: Fault) -> str:
-    """The request's outcome, as metrics and logs call it."""
+    """Return the outcome of a failed request, as metrics and logs name it."""
     if isinstance(fault, UpstreamFault):
         return "upstream_error"
     return "client_error" if isinstance(fault, ClientFault) else "broken"

@@ -157,7 +157,10 @@ class Secrets:
         return own or _SHAPED.search(text) is not None
 
     def without(self, headers: Mapping[str, str]) -> Mapping[str, str]:
-        """Drop the headers that hold a secret although their names do not suggest one."""
+        """Drop the headers that hold a secret although their names do not suggest one.
+
+        Headers that are named like a credential stay: callers must not store them.
+        """
         open_ = [(name, value) for name, value in headers.items() if not tells_secret(name)]
         if not self.stand_in("\n".join([value for _, value in open_])):  # one check for nearly all requests
             return headers
@@ -167,7 +170,7 @@ class Secrets:
         return left
 
     def masked(self, data: bytes) -> bytes:
-        """Mask the request's own credentials in its body. A JSON body stays valid JSON."""
+        """Mask the request's own credentials in its body, except those shorter than LEAST."""
         for word in self.words:
             if len(word) >= LEAST:
                 data = data.replace(word.encode(errors="replace"), MASK.encode())

@@ -32,7 +32,7 @@ class Picture:
 
 
 def with_names(chat: Doc | None) -> tuple[Doc | None, tuple[Picture, ...]]:
-    """Return the chat with names for its images, and the images; (None, ()) if it has other media."""
+    """Return the chat with names for its images, and the images; (None, ()) for None or other media."""
     if chat is None:
         return None, ()
     pictures: dict[bytes, Picture] = {}

@@ -3,8 +3,8 @@
 Two tasks in one slot change a running answer silently (engine.md T1). So we first read the body as the engine
 will, by the engine's own conversions, and refuse bodies that can be read in two ways.
 
-A layout copies and converts nothing: a text in it is the body's own, and its path leads back to it. Media are
-not part of any text.
+A layout lists the texts of a body that reach its prompt, each with its path in the body. It copies and
+converts nothing. Media are not part of any text.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def is_large(body: bytes) -> bool:
 
 
 def check_values(body: bytes) -> None:
-    """Raise ClientFault if parsing the body would take more memory than a request may use."""
+    """Raise ClientFault (413) if parsing the body would take more memory than a request may use."""
     if len(body) <= MOST_VALUES:
         return
     if body.count(b",") + body.count(b"[") + body.count(b"{") > MOST_VALUES:
@@ -62,7 +62,7 @@ def check_values(body: bytes) -> None:
 
 
 def check_depth(body: bytes, doc: Doc) -> None:
-    """Raise ClientFault if recursive functions would run out of stack."""
+    """Raise ClientFault if the body is nested so deeply that recursive functions could run out of stack."""
     if body.count(b"[") + body.count(b"{") <= MOST_DEEP:
         return
     level: list[Any] = [doc]
@@ -75,7 +75,7 @@ def check_depth(body: bytes, doc: Doc) -> None:
 
 
 def check_lists(doc: Doc) -> None:
-    """Raise ClientFault for more messages than any conversation has."""
+    """Raise ClientFault (413) if a list has more elements than any conversation has messages."""
     for name in _LISTS:
         listed = doc.get(name)
         if isinstance(listed, list) and len(listed) > MOST_MESSAGES:
@@ -161,7 +161,7 @@ def understood(api: Api, body: bytes, encoding: str) -> tuple[Doc, Claim]:
 
 
 def claim(api: Api, doc: Doc) -> Claim:
-    """Return what `doc` claims on a route of this kind."""
+    """Return what `doc` claims of the engine, sent to a route of `api`."""
     named, model, most = doc.get("id_slot", _ABSENT), doc.get("model"), answer_cap(api, doc)
     hints = in_body(api, doc)
     if not api.pinnable:  # the engine ignores id_slot and n on these routes (T5)
@@ -243,7 +243,7 @@ def _count(prompt: Any) -> int:
 def _tasks(doc: Doc) -> int:
     """Return the number of tasks: one per input of embeddings, one per document of rankings.
 
-    Never too few.
+    The number may be too high, but never too low.
     """
     ranked = (len(rows) for key in ("documents", "texts") if isinstance(rows := doc.get(key), list))
     return max(_count(doc.get("input")), _count(doc.get("content")), *ranked)
@@ -270,7 +270,7 @@ class Ask:
     cache_prompt: bool
     chat: Doc | None  # for /apply-template, with names for images; None for raw prompts and other media
     prompt: Prompt | None  # a raw prompt; None when unknown (infill, several prompts, media)
-    media: bool  # images or audio that we cannot tell: the token ids cannot be known
+    media: bool  # images or audio that we do not support: the token ids cannot be known
     images: tuple[Picture, ...] = ()  # the images that `chat` names
     progress: bool  # the body has `return_progress` itself
     hash_chain: tuple[bytes, ...]  # chained digests: of all before the messages, then per message
@@ -376,11 +376,11 @@ def can_ask(ask: Ask) -> bool:
 
 
 def can_assemble(ask: Ask) -> bool:
-    """Whether we can request a stream, and make the one whole answer of it that the client wants."""
+    """Whether we can request a stream and assemble from it the one whole answer that the client wants."""
     return ask.assembles and ask.claim.copies == 1
 
 
 def ask_for(body: bytes) -> bytes:
-    """Return the same bytes with the field inserted after the first brace. The object is not empty."""
+    """Return `body`, a JSON object that is not empty, with a request for progress as its first field."""
     start = body.index(b"{") + 1
     return body[:start] + PROGRESS + b":true," + body[start:]

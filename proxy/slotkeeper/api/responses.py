@@ -160,7 +160,7 @@ _ENDS: Final = frozenset({"response.completed", "response.incomplete"})
 
 
 class ResponsesReading:
-    """Reads the deltas; the final response repeats everything and replaces them."""
+    """Reads the deltas; the final response repeats their contents and replaces them."""
 
     __slots__ = ("_draft",)
 
