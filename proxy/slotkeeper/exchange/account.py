@@ -63,7 +63,10 @@ class Account:
         names: Naming | None = None,
         secrets: Secrets = NO_SECRETS,
     ) -> None:
-        """`client`: digest of client and program; `headers` have no secrets; `secrets`: never recorded."""
+        """`client`: digest of client and program; `secrets`: the request's credentials, never recorded.
+
+        `headers`: those of the request without values that contain a credential under another name.
+        """
         self._driver = driver
         self._metrics = driver.metrics
         self._api = api
@@ -149,7 +152,7 @@ class Account:
         self.record.add(RequestStage.PARSE, self.arrived, now)
 
     def hints(self, since: float) -> RequestHints:
-        """Return how urgent the request is; it has waited since then. Raises ClientFault."""
+        """Return how urgent the request is. `since`: when its wait began, in seconds. Raises ClientFault."""
         taken = self._explaining.taken if self._explaining else None
         aside = taken is not None and asks_aside(taken.received)
         return agent_hints.hints(self._headers, self.claim.hints, aside=aside, since=since)
@@ -165,7 +168,7 @@ class Account:
         return self._prompts[self._changed]
 
     def goes(self, forward: Forward) -> bytes:
-        """Return the body to send. The report waits until the engine works on the request."""
+        """Return the body to send, and note its form. `settle` makes the report while the engine works."""
         self._changed = forward.changed and self.rewritten is not None
         self._weighed()
         if self._explaining:
@@ -190,7 +193,7 @@ class Account:
     # -- the tokens --------------------------------------------------------------------------------
 
     def open(self) -> bool:
-        """Make a new key for the driver. Returns whether `Rendered` must follow."""
+        """Make a new key, by which the driver knows this attempt. Returns whether `Rendered` must follow."""
         self.key = RequestId(f"{next(self._driver.numbers)}:{self.id}")
         self._open = True
         self._driver.effect_runner.lend(self.key, self._auth)

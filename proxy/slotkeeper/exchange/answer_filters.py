@@ -1,6 +1,6 @@
-"""Chooses what an answer passes through on its way to the client.
+"""Chooses the filters through which an answer passes on its way to the client.
 
-* Its form: as the client wants it, with progress, or a stream from which a whole answer is made.
+* Its form: as the client wants it, with progress, or a stream from which a whole answer is assembled.
 * A gate for the error that the engine's KV buffer has no free cell (engine.md 14). That is a whole answer of
   500, or the last event of a stream whose head was sent long before. As long as the client has only
   heads and comments, the request can be sent again.
@@ -146,7 +146,10 @@ class CellsGate:
 
 
 def gate_for(driver: Driver, forward: Forward, *, outgrown: bool) -> CellsGate | None:
-    """None where slots share no buffer, so no answer can be this error. It is sent again only once."""
+    """Return the gate for an answer; None where slots share no KV buffer: no answer can be this error.
+
+    `outgrown`: the request was sent again once for this error, so the gate holds nothing back.
+    """
     if not driver.placement.may_lack_cells(forward.engine):
         return None
     return CellsGate(driver, forward.request, shut=not outgrown and forward.reason is not Reason.BYPASS)

@@ -32,7 +32,7 @@ log = get_logger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class Budget:
-    """Memory that many bodies share, in bytes. A client that is too slow holds a body's for `seconds`."""
+    """Memory that many bodies share, in bytes. After `seconds` a client that is too slow loses its share."""
 
     each: int  # the most for one body
     total: int

@@ -272,8 +272,8 @@ class DataPort:
 async def _changing_adapters(driver: Driver, link: EngineLink) -> AsyncIterator[None]:
     """Hold back all tasks of ours on the engine while the block changes its adapters.
 
-    It continues from states of the old adapters (engine.md T12), so no task may begin until the new ones are
-    known.
+    The engine continues from states of the old adapters (engine.md T12), so no task may begin until the new
+    ones are known.
     """
     if not (link.traits and link.traits.adapters):
         yield

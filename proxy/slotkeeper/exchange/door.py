@@ -103,7 +103,7 @@ class Door:
         self._driver = driver
         self._trusted = trusted
         self._namespaces = True if namespaces is None and keys else namespaces
-        self._first_key: bytes | None = None  # the first verified key
+        self._first_key: bytes | None = None  # a digest of the first verified key
         self._secret = secret
         self._were_apart = had_namespaces
         self._upstream = upstream
@@ -133,7 +133,8 @@ class Door:
     async def judge(self, request: web.BaseRequest, *, since: float, later: bool = False) -> Judged:
         """Ask every engine that is up whether it accepts this client. It may wait for one that is gone.
 
-        That wait counts from `since`. With `later`, a client that was accepted before does not wait here.
+        That wait counts from `since`, in seconds. With `later`, a client that was accepted before does not
+        wait here, and the result is LATER. If an engine refuses the client, its answer is returned.
         """
         driver = self._driver
         await driver.folder_tried()  # namespaces need the folder's secret
@@ -174,7 +175,7 @@ class Door:
     def _namespace(self, key: str) -> str:
         """Return a key's namespace, which is the same after a restart once the folder is open.
 
-        States that were computed before that are in no file.
+        Before that it is another one, but states that are computed then are in no file.
         """
         secret = self._secret() or self._salt
         return _keyed(key, blake2b(_NAMESPACES, key=secret, digest_size=32).digest()).hex()
@@ -288,7 +289,7 @@ def _line(who: str) -> ClientId:
 
 
 def digest_of(text: str) -> str:
-    """Return a digest that may be kept of a text that identifies a client."""
+    """Return a digest of a text that identifies a client. Unlike the text, it may be stored."""
     return blake2b(text.encode(errors="replace"), digest_size=8).hexdigest()
 
 

@@ -91,7 +91,8 @@ class Exchange:
     ) -> None:
         """If no engine could judge the credential, the request passes through without any work for it.
 
-        A wait for an engine counts from `arrived`. `form`: the body is a form with a file, not JSON.
+        A wait for an engine counts from `arrived`, in seconds. `form`: the body is a form with a file, not
+        JSON.
         """
         self._gate = gate
         self._judged = judged
@@ -105,7 +106,7 @@ class Exchange:
         self._used: Used | None = None  # the use of its key, with --keys-file
         self._namespace = self._caller.namespace or (ANYONE if gate.door.namespaces and self._let_in else "")
         secrets = Secrets.of(request.headers, request.query_string)
-        known = secrets.without(request.headers)  # headers without secrets
+        known = secrets.without(request.headers)  # without credentials in a session's name or the like
         self._account = Account(
             gate.driver,
             api,

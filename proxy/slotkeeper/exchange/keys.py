@@ -198,7 +198,7 @@ CROWDED: Final = {
 
 
 class CrowdedFault(ClientFault):
-    """A key's limit of requests or tokens is reached: 429."""
+    """A limit of a key, of a client or of the whole queue is reached: 429."""
 
     default_status = 429
 

@@ -188,7 +188,10 @@ class Relay:
         ahead: Budget,
         cells: CellsGate | None,
     ) -> None:
-        """`cells`: what detects that the engine had no free cells for it; None where that cannot be."""
+        """`cells` detects that the engine had no free KV cells for the request; None where that cannot be.
+
+        `ahead` is the memory for bytes that the engine has sent and the client has not read yet.
+        """
         self._cells = cells
         self._driver = driver
         self._ahead = ahead
@@ -250,7 +253,10 @@ class Relay:
         *,
         read: bytes = b"",
     ) -> None:
-        """Write all of it but the progress; `written` is told before. Raises UpstreamFault."""
+        """Copy the answer without its progress events. Raises UpstreamFault.
+
+        Before `write` gets bytes, `written` gets them and returns those to write. `read`: bytes read before.
+        """
         listener, cells, streams = self._account.listener, self._cells, flows(answer)
         steps = [listener.without(progress)] if progress else []
         if cells and streams:
@@ -284,7 +290,7 @@ class Relay:
         progress: ProgressFilter | None,
         assembler: Assembler,
     ) -> web.Response:
-        """Return the whole answer that a stream tells. Until it is complete, the client has no byte of it.
+        """Return the whole answer that a stream contains. Until it is complete, the client has no byte of it.
 
         Raises UpstreamFault, NotAssembled.
         """

@@ -42,7 +42,7 @@ class Act(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotAction:
-    slot: int | None  # as the client named it, modulo the number of slots (engine.md T8); None: no number
+    slot: int | None  # as the client wrote it; the engine takes it modulo its slots (T8); None: no number
     act: Act | None
     target: str  # path and query
     body: bytes

@@ -167,7 +167,7 @@ class Upstream:
     async def look(
         self, base: str, path: str, headers: CIMultiDict[str], *, seconds: float
     ) -> aiohttp.ClientResponse:
-        """Send a GET to the engine with only these headers. Raises as `send` does."""
+        """Send a GET with only these headers, for at most `seconds`. Raises as `send` does."""
         limit = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
         return await self._sent(base, URL(base + path, encoded=True), headers, limit=limit)
 
@@ -218,7 +218,7 @@ def _why_not(base: str, error: OSError) -> str:
 
 @asynccontextmanager
 async def answering(link: EngineLink) -> AsyncIterator[None]:
-    """Wrap a wait for an engine. Raises UpstreamFault (504) if the engine is frozen."""
+    """Run a block that waits for an engine. Raises UpstreamFault (504) if the engine is frozen."""
     try:
         async with link.pulse.answer():
             yield
