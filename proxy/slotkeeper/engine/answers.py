@@ -40,7 +40,7 @@ Odds = tuple[tuple[int, float], ...]  # tokens and their logprobs, the likeliest
 
 
 class Health(StrEnum):
-    """The engine's answer to `GET /health`, or why there was none."""
+    """The state of the server at an engine's address, by its answers to GET /health and GET /props."""
 
     OK = "ok"
     LOADING = "loading"  # alive, 503 "Loading model" (engine.md 7)
@@ -114,11 +114,14 @@ class SaveResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreResult:
-    """A file's state was loaded into a slot. If `read` is below the file's size, its checkpoints were not."""
+    """A file's state was loaded into a slot.
+
+    If `read` is below the file's size, the engine has not loaded the file's checkpoints.
+    """
 
     tokens: int
     read: int  # bytes
-    seconds: float  # as above
+    seconds: float  # in which all slots were blocked, without the time in the engine's queue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +141,7 @@ class MediaPrompt:
 
 
 def media_marker(props: Mapping[str, Any]) -> str:
-    """Return what stands for an image in a prompt, by the answer of /props; "" if it accepts no images."""
+    """Return the text that marks an image in a prompt, by the answer of /props; "" if images are refused."""
     modalities = props.get("modalities")
     sees = isinstance(modalities, dict) and modalities.get("vision") is True
     return str(props.get("media_marker") or "") if sees else ""
@@ -163,7 +166,7 @@ class Continuation:
 
 
 def lora_field(scales: Scales | None) -> dict[str, Any]:
-    """The field of a body that asks for these LoRA scales; none where the engine's own will do."""
+    """Return the field of a body that asks for these LoRA scales; empty for None: the engine's own scales."""
     return {} if scales is None else {"lora": [{"id": at, "scale": scale} for at, scale in scales]}
 
 

@@ -26,9 +26,9 @@ from slotkeeper.scheduler.engine_model import (
 )
 from slotkeeper.scheduler.types import SlotId
 
-# Only for an unused engine. The engine chooses the slot of each prompt, so none meets a running answer
-# (engine.md T1). Each prompt must reuse what the one before it left. If one does not, another client is
-# there, or the engine chooses slots in a different way, and we conclude nothing more. All prompts together
+# Only for an unused engine. The engine chooses the slot of each prompt, so no prompt meets a running answer
+# (engine.md T1). Each prompt must reuse what the one before it left. If one does not, another client uses the
+# engine, or the engine chooses slots in a different way, and we conclude nothing more. All prompts together
 # cost 200 tokens, or 350 with a sliding window.
 #
 # 1. Four prompts, each the beginning of the next. The first shows whether the engine makes checkpoints: for

@@ -109,7 +109,11 @@ class ControlClient:
 
 
 class EngineClient(ControlClient):
-    """The control routes of one engine."""
+    """The control routes of one engine.
+
+    Except `health` and `bar`, all methods raise EngineError for a refusal, and EngineGoneError without an
+    answer.
+    """
 
     def __init__(
         self, base: str | EngineAddress, *, api_key: str | None = None, pulse: Pulse | None = None
@@ -127,7 +131,10 @@ class EngineClient(ControlClient):
         self._http.barred = barred
 
     async def health(self, *, headers: Headers | None = None, seconds: float = BRIEF_SECONDS) -> Health:
-        """Return the engine's health; SILENT after `seconds`. Never raises or wakes a sleeping engine."""
+        """Return the engine's health. Never raises or wakes a sleeping engine.
+
+        `seconds` limits each of up to three calls; a call that takes longer means SILENT.
+        """
         limits, address = CallLimits(CallKind.BRIEF, seconds), self._http.address
         known = OF_SERVERS if not address.model else OF_SWAPPED if address.swaps else OF_MODELS
         try:
@@ -288,14 +295,14 @@ class EngineClient(ControlClient):
     async def guess(
         self, ids: Sequence[int], most: int, *, headers: Headers | None = None, lora: Scales | None = None
     ) -> Guess:
-        """Return the likeliest tokens after a prompt. The engine chooses the slot."""
+        """Return the `most` likeliest tokens after a prompt. The engine chooses the slot."""
         asked = {"n_predict": 1, "cache_prompt": True, **lora_field(lora)}
         steps, answer = await self._likeliest(ids, most, headers, **asked)
         odds = tuple(odd for step in steps for odd in step)
         return Guess(odds=odds, held=answer["tokens_cached"], slot=SlotId(answer["id_slot"]))
 
     async def continued(self, ids: Sequence[int], tokens: int, most: int) -> Continuation:
-        """Return the likeliest tokens at each of `tokens` steps. The engine chooses the slot."""
+        """Return the `most` likeliest tokens at each of `tokens` steps. The engine chooses the slot."""
         steps, answer = await self._likeliest(ids, most, None, n_predict=tokens, ignore_eos=True)
         return Continuation(steps=steps, held=answer["tokens_cached"], slot=SlotId(answer["id_slot"]))
 

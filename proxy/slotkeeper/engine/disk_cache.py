@@ -47,7 +47,7 @@ def in_command_line(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
 
 
 def _values(argv: Sequence[str], environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield the values that count: the last of equal flags, and a variable only if no flag overrides it."""
+    """Yield the values of variables and of the last of equal flags; --cache-disk replaces its variable."""
     found = {name: environ[name] for name in VARIABLES if name in environ}
     for at, word in enumerate(argv[:-1]):
         name = word.replace("_", "-") if word.startswith("--") else word

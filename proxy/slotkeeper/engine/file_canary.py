@@ -47,7 +47,7 @@ class ProbeResult:
     state_version: int
     files_carry: bool | None = None  # whether the files carry checkpoints; None = unknown
     layout: str = ""  # SlotFile.layout; empty = no file with tokens was seen
-    projector: str = ""  # of which it is known whether text follows its images; empty = of none
+    projector: str = ""  # the projector for which `images_closed` is known; empty = none
     images_closed: bool | None = None  # whether text follows each image; None = unknown
 
     def traits_into(self, traits: EngineTraits, fingerprint: str) -> EngineTraits:
@@ -71,7 +71,7 @@ async def probe_files(
     known: ProbeResult | None = None,
     headers: Headers | None = None,
 ) -> ProbeResult:
-    """Find out the format of an engine's slot files. It must be awake, and have no pinned request meanwhile.
+    """Find out the format of an engine's slot files. It must be awake, and no pinned request may run there.
 
     1. Dense memory has no checkpoints, and older versions of the file have no place for them.
     2. If the saved slot has checkpoints, its file holds them.
@@ -261,7 +261,7 @@ async def _closes(client: EngineClient, folder: Path, marker: str, headers: Head
 
 
 def png(width: int, height: int, pixels: bytes) -> bytes:
-    """Return a picture as a PNG file. `pixels`: row by row, three bytes for red, green and blue each."""
+    """Return a picture as a PNG file. `pixels`: row by row, three bytes each, for red, green and blue."""
 
     def part(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

@@ -34,8 +34,8 @@ from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.vocab.gguf import GgufHeader
 
 FIRST: Final = 1000  # a smaller number is a private build's own, as in b0-unknown and b1-7e4c0a9
-LAZY_SINCE: Final = 11434  # the first build read that thins checkpoints only when full (engine.md T7)
-CARRYING: Final = 4  # the version of slot files that carry checkpoints (engine.md 2.2)
+LAZY_SINCE: Final = 11434  # first build whose source was read that thins only a full list (engine.md T7)
+CARRYING: Final = 4  # the first version of slot files that may carry checkpoints (engine.md 2.2)
 
 
 def number_in(build_info: str) -> int | None:
@@ -162,20 +162,21 @@ def about_model(
 
 
 def about_flags(flags: EngineFlags | None) -> dict[str, Any] | None:
+    """Return the flags in DECISIVE by name; None if another program started the engine."""
     return {name: getattr(flags, name) for name in DECISIVE} if flags else None
 
 
-OF_PROCESS: Final = "process-"  # stands before what tells one process
-RANDOM: Final = re.compile(r"<__media_[0-9A-Za-z]{32}__>")
+OF_PROCESS: Final = "process-"  # prefix of a name that holds for one process of an engine
+RANDOM: Final = re.compile(r"<__media_[0-9A-Za-z]{32}__>")  # a marker that is new at each start
 
 
 def projector_of(props: Mapping[str, Any], path: Path | None) -> str:
-    """Return what stands for the projector of images; "" for an engine that sees none. Blocks.
+    """Return a name for the engine's projector of images; "" for an engine without images. Blocks.
 
-    A file with images is used only under the same one: neither the engine nor the file names it, and with
-    another of the same kind answers are wrong (engine.md 15). If the projector's file cannot be read here, or
-    is not known, files with images serve one process of the engine only. The marker in /props tells that,
-    which is new at each start unless LLAMA_MEDIA_MARKER is set; then they serve this reading only.
+    A slot file with images is used only under the same projector: neither the engine nor the file names it,
+    and with another projector of the same kind answers are wrong (engine.md 15). If the projector's file is
+    not known or cannot be read here, the name holds for one process of the engine: it is made from the media
+    marker in /props, which is new at each start. If LLAMA_MEDIA_MARKER sets that marker, the name is random.
 
     Args:
         props: the answer of /props.
@@ -200,6 +201,7 @@ def adapters_of(listed: Sequence[Mapping[str, Any]]) -> tuple[Adapter, ...]:
 
 
 def streams_of(traits: EngineTraits) -> int:
+    """Return the number of the engine's KV buffers."""
     return 1 if traits.unified else traits.n_slots
 
 
@@ -268,7 +270,7 @@ async def voice_of(
     headers: Headers | None = None,
     adapters: Sequence[Adapter] = (),
 ) -> str:
-    """Return the name of an engine's logprob fingerprint. The engine may have no pinned request meanwhile.
+    """Return the name of an engine's logprob fingerprint. No pinned request may run there meanwhile.
 
     1. If the file lists this process, its name is there.
     2. Else, if no slot was used yet, compute the logprobs. Take the name of an equal entry, or add a new one.
@@ -300,7 +302,7 @@ async def voice_of(
 async def listened(client: EngineClient, headers: Headers | None, adapters: Sequence[Adapter] = ()) -> Odds:
     """Return the logprobs of the likeliest tokens after the fixed text, and erase the slot again.
 
-    Without any adapter: which of them are in use may change while the engine runs.
+    All LoRA adapters are off for this call, because their scales may change while the engine runs.
     """
     none = scales_of(adapters, BASE) if adapters else None
     ids = await client.tokenize(TEXT, add_special=False, parse_special=False, headers=headers)

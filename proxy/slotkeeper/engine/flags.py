@@ -32,7 +32,7 @@ class FlagError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlagOption:
-    """One flag with all its spellings. `read` is None for a switch."""
+    """One flag with all its spellings. `read` parses its value, and is None for a switch."""
 
     names: tuple[str, ...]
     off: tuple[str, ...] = ()
@@ -147,7 +147,7 @@ class EngineFlags:
     unified: bool = False
     unified_per_slot: int = 0  # tokens of a shared buffer that one slot may use; 0 = all
     checkpoint_cap: int = 32
-    checkpoint_min_step: int = 8192
+    checkpoint_min_step: int = 8192  # tokens
     swa_full: bool = False
     flash_attn: str = "auto"
     cache_type_k: str = "f16"
@@ -252,7 +252,7 @@ def convert(name: str, option: FlagOption, text: str) -> Any:
 
 
 def given(argv: Iterable[str]) -> frozenset[str]:
-    """Return every spelling of every flag on this line, so that `recommended` gives no flag twice."""
+    """Return every spelling of every flag on this line, so that `launch.recommended` gives no flag twice."""
     words = {spelled(word) for word in argv}
     same = [{*option.names, *option.off} for option in OPTIONS.values()]
     return frozenset(words.union(*(names for names in same if names & words)))
@@ -261,15 +261,18 @@ def given(argv: Iterable[str]) -> frozenset[str]:
 # -- flags of a running process, from /proc --------------------------------------------------------------
 
 PROC: Final = Path("/proc")
-LISTEN: Final = "0A"  # the state in /proc/net/tcp
+LISTEN: Final = "0A"  # the state of a listening socket in /proc/net/tcp
 SETTINGS: Final = disk_cache.VARIABLES.union(
     option.env for option in OPTIONS.values() if option.env.startswith("LLAMA_ARG_")
 )
-PORT: Final = 80
+PORT: Final = 80  # of a URL that names no port
 
 
 def flags_behind(base: str, props: Mapping[str, Any], proc: Path = PROC) -> EngineFlags | None:
-    """Return the flags of the engine at this URL; None if they cannot be read. Blocks for milliseconds."""
+    """Return the flags of the engine at this URL; None if they cannot be read. Blocks for milliseconds.
+
+    None also if several processes fit, with different flags.
+    """
     where = urlsplit(base)
     if not local(where.hostname or ""):
         return None

@@ -64,6 +64,7 @@ class EngineAddress:
 
     @classmethod
     def of(cls, engine: str) -> Self:
+        """Parse an engine's id: a base URL, or BASE#MODEL for a model of a router."""
         base, _, model = engine.partition(_MARK)
         return cls(base.rstrip("/"), ModelName(model))
 
@@ -159,7 +160,7 @@ class Pulse:
 
     @asynccontextmanager
     async def answer(self) -> AsyncIterator[None]:
-        """Run a block that waits for the engine. Raises EngineFrozenError once `stop` was called."""
+        """Run a block that waits for the engine. Raises EngineFrozenError if the engine is or gets frozen."""
         if self.frozen:
             raise EngineFrozenError
         try:
@@ -235,8 +236,8 @@ class EngineHttp:
         If `headers` hold a credential, our own key is not sent: the engine would read only one of the two.
         A task is never sent twice: a restarted engine could get it. It would then restore the file that
         killed the engine before, or save an empty slot under our file's name.
-        Raises EngineError for every other status, EngineGoneError when there is no answer, or when it is
-        `barred`.
+        Raises EngineError for every other status, and EngineGoneError if there is no answer or nothing may be
+        sent (`barred`).
         """
         async with (
             self._counted(),
@@ -335,9 +336,10 @@ async def _sent(send: Send, session: aiohttp.ClientSession, *, kept: bool) -> ai
 
 
 def _refusal(status: int, data: bytes) -> EngineError:
-    """Return the error for a status other than 200; foreign if the server has no such route, so is no engine.
+    """Return the error for a status other than 200.
 
-    A refusal in another shape can still come from a proxy in front of the engine.
+    It is `foreign` (the server is no engine) only if the server has no such route and the error has another
+    shape than llama-server's. Any other refusal can come from a proxy in front of the engine.
     """
     return EngineError(status, message_in(data), foreign=status in NO_ROUTE and _own_message(data) is None)
 

@@ -99,7 +99,7 @@ DEVICE_FLAGS: Final = frozenset({"-dev", "--device", "-ngl", "--gpu-layers", "--
 LOOPBACK: Final = "127.0.0.1"  # engines that we start listen here
 EPHEMERAL: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 LOWEST_PORT: Final = 20000  # most known services are below
-PROMISED: Final = 64  # latest ports: no other process draws them before their servers listen
+PROMISED: Final = 64  # number of latest ports that stay reserved, so that no other process draws them
 _promised: deque[int] = deque()  # descriptors of the sockets that reserve them
 
 # The b10434 wheel is compiled with AVX-512. On a processor without it (AMD Zen 3) it crashes with an
@@ -206,7 +206,7 @@ def output_of(binary: EngineBinary, argument: str) -> str:
 
 
 def flags_in(text: str) -> frozenset[str]:
-    """Return the flags in llama-server's help: those before the description, if a flag begins the line."""
+    """Return the flags in llama-server's help: those before the description, on lines that begin with one."""
     heads = (re.split(r" {2,}(?=[^ -])", line)[0] for line in text.splitlines() if line.startswith("-"))
     return frozenset(word for head in heads for word in re.findall(r"(?<![\w-])-{1,2}[a-zA-Z][\w-]*", head))
 

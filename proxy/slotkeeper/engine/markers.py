@@ -20,7 +20,7 @@ from slotkeeper.scheduler.tokens import UNKNOWN, Boundary, BoundaryKind, Markers
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The texts that open messages in one family of templates."""
+    """The texts that open messages in one family of chat templates."""
 
     user: str  # the engine splits its batches there and makes checkpoints
     reply: str  # "" if replies follow the user's message without an opener

@@ -48,8 +48,8 @@ class Listing:
 class RouterClient(ControlClient):
     """A router's own routes; none of them loads or wakes a model except `load`."""
 
-    swaps: ClassVar[bool] = False  # it is llama-swap, which itself chooses the models that leave for another
-    asked: ClassVar[frozenset[ModelStatus]] = ASKED
+    swaps: ClassVar[bool] = False  # whether it is llama-swap, which chooses the models to unload itself
+    asked: ClassVar[frozenset[ModelStatus]] = ASKED  # states in which a model may be probed
 
     async def listing(self, *, headers: Headers | None = None) -> Listing:
         """Return the models. Raises EngineError, EngineGoneError."""
@@ -102,7 +102,7 @@ def entry_of(said: Mapping[str, Any]) -> ModelEntry:
 async def listen(
     client: RouterClient, changed: Callable[[], object], *, rest: float, headers: Callable[[], Headers]
 ) -> None:
-    """Call `changed` at every change, forever; reopen a stream that ends after `rest` seconds."""
+    """Call `changed` at every change, forever. If the stream ends, open it again after `rest` seconds."""
     while True:
         with suppress(EngineError, EngineGoneError):
             await client.events(changed, headers=headers())

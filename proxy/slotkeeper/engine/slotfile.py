@@ -72,8 +72,8 @@ class FileImage:
 
     start: int  # tokens before it
     length: int  # tokens, without the text that the engine puts around it
-    positions: int  # that it takes: with M-RoPE fewer than tokens
-    name: str  # the engine's: a hash of the image's bytes
+    positions: int  # the number of positions that it takes: with M-RoPE fewer than tokens
+    name: str  # the engine's name for it: a hash of the image's bytes
 
     def within(self, chunk: Chunk) -> bool:
         return chunk.start <= self.start and self.start + self.length <= chunk.end
@@ -115,7 +115,8 @@ class SlotFile:
 def tokens_with_images(file: SlotFile, chunks: Sequence[Chunk]) -> Tokens | None:
     """Return the file's tokens with these images; None if the file has others, or has them elsewhere.
 
-    What the engine puts around an image belongs to ours, and so the file has it as text beside its own.
+    A chunk of ours includes the text that the engine puts around an image. In the file these are tokens of
+    text beside the image.
     """
     tokens, at, seen = EMPTY, 0, 0
     for chunk in chunks:

@@ -4,9 +4,9 @@ By its source, from the versions with `/running` to the newest one of 2026. What
 
 * `/running` lists models that are ready; newer versions also those that start or stop.
 * `/v1/models` lists other things as models: aliases, models of peers, selectors, profiles. `/api/events`
-  tells aliases and all models, and every change of a state at once. Older versions have no such route.
+  reports aliases, all models, and every change of a state at once. Older versions have no such route.
 * A request for a model makes llama-swap unload others first, as its groups or its matrix say; the rest stay.
-  It waits until their running answers have ended. No route tells what a load would unload.
+  It waits until their running answers have ended. No route shows which models a load would unload.
 * Every request to /upstream/MODEL/ loads that model, and restarts its `ttl`. Nothing prevents that.
 
 A model is never unloaded by us: the load of another one does that, and only if it must.
@@ -32,7 +32,7 @@ from slotkeeper.scheduler.types import ModelName
 
 LOAD: Final = CallLimits(CallKind.TASK, None)  # answered when the model is loaded: minutes for a large one
 LONGEST: Final = 1 << 20  # bytes of one event that is read; longer ones are log texts
-PROGRAM: Final = "llama-server"  # users add a version
+PROGRAM: Final = "llama-server"  # a file's name may go on after it, for example with a version
 LIBRARY: Final = "slotkeeper.engine.xllama"  # the packaged library build
 CONTAINERS: Final = frozenset({"docker", "podman"})  # their own flags would be read
 # /running leaves stopped models out. A model that stops must end before it can be loaded again.
@@ -65,7 +65,7 @@ class SwapClient(RouterClient):
         self._told: dict[str, _Told] = {}  # by events
         self._starts: dict[str, int] = {}  # how often a model was seen to become ready
         self._ready: set[str] = set()
-        self._others: set[str] = set()  # names that an old version lists like models, but that lead to one
+        self._others: set[str] = set()  # listed by an old version like models, but each loads another model
 
     async def listing(self, *, headers: Headers | None = None) -> Listing:
         """Return the models. Raises EngineError, EngineGoneError."""
@@ -83,7 +83,7 @@ class SwapClient(RouterClient):
         )
 
     def _models(self, named: Mapping[str, Mapping[str, Any]]) -> set[str]:
-        """Return those of the listed names that are models, and no aliases of one."""
+        """Return the listed names that are models and not aliases."""
         aliases = {alias for one in self._told.values() for alias in one.aliases}
         return {name for name, entry in named.items() if name not in aliases and _is_model(entry)}
 
@@ -128,7 +128,7 @@ class SwapClient(RouterClient):
                     changed()
 
     def _hear(self, data: bytes) -> bool:
-        """Take in an event. Returns whether it tells the models' states."""
+        """Read an event. Returns whether it reports the models' states."""
         try:
             said = orjson.loads(data)
             if said["type"] != "modelStatus":

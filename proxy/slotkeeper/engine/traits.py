@@ -56,7 +56,7 @@ def state_bytes(header: GgufHeader, n_ctx: int, flags: EngineFlags | None = None
 
 
 def token_bytes(header: GgufHeader, flags: EngineFlags | None = None) -> int:
-    """Return the bytes that each further token adds: at least its cell, as in a recurrent-only model."""
+    """Return an upper bound of the bytes that each further token adds to a state: at least its cell."""
     return max(CELL_BYTES, state_bytes(header, 1, flags))
 
 
@@ -125,7 +125,7 @@ async def read_traits(
         known: the `files` of an earlier reading, for an engine where a canary may not or cannot run.
 
     Raises:
-        EngineError: a refusal; but trouble with slot files is only noted.
+        EngineError: a refusal. Trouble with slot files only sets `Reading.no_files`.
         EngineGoneError: no answer.
     """
     reading = await read_answers(client, flags, headers)
@@ -234,7 +234,10 @@ def _with_disk_cache(traits: EngineTraits, props: Mapping[str, Any], log: Path |
 
 
 async def adapters_now(client: EngineClient, headers: Headers | None) -> tuple[Adapter, ...]:
-    """Return the LoRA adapters that it has loaded; none if it does not list them. Raises EngineGoneError."""
+    """Return the LoRA adapters that the engine has loaded; none if it does not list them.
+
+    Raises EngineGoneError.
+    """
     try:
         listed = await client.lora_adapters(headers=headers)
     except EngineError:
@@ -259,7 +262,10 @@ async def read_command_line(base: str, reading: Reading) -> Reading:
 async def identify(
     client: EngineClient, reading: Reading, flags: EngineFlags | None, headers: Headers | None
 ) -> Identity:
-    """Return the facts that decide which slot files it may load. Raises NoFilesError, EngineGoneError."""
+    """Return the facts that decide which slot files the engine may load.
+
+    Raises NoFilesError, EngineGoneError.
+    """
     try:
         adapters = await client.lora_adapters(headers=headers)
     except EngineError as error:
