@@ -62,7 +62,7 @@ P = ParamSpec("P")
 log = get_logger(__name__)
 
 SWEEP_PATIENCE: Final = 10.0  # seconds: a slow disk must not keep the sidecar from serving
-MOMENT: Final = 0.1  # seconds without a request after which an engine is idle enough for small work
+MOMENT: Final = 0.1  # seconds, at most, between checks whether a request runs
 LATEST: Final = 1.0  # seconds that small but necessary work waits for an idle moment
 
 
@@ -132,7 +132,7 @@ class Driver:
         return self._limits.idle_tokens > 0
 
     def context(self, model: object) -> int:
-        """Return the tokens that a slot holds on any engine that may serve the named model; 0: unknown.
+        """Return the tokens that fit into a slot of every engine that may serve the named model; 0: unknown.
 
         If the slots of an engine share one KV buffer, each slot counts with an equal part.
         """
@@ -140,7 +140,7 @@ class Driver:
         return min((t.n_ctx // (t.n_slots if t.unified else 1) for t in traits), default=0)
 
     async def idle_moment(self, request: RequestId, *, within: float = math.inf) -> bool:
-        """Wait until no request runs for a moment.
+        """Wait for MOMENT seconds or less, and then until no request runs. Returns True.
 
         Returns False if the slot of `request` has another task, or after `within` seconds.
 
@@ -188,9 +188,10 @@ class Driver:
                     await self.snapshots.tried.wait()
 
     async def save_all(self, seconds: float, *, evacuate: bool = False) -> None:
-        """Save slots, and upload to a shared store, within `seconds`; then `evacuate` the hot folder.
+        """Save slots, and upload snapshots to a shared store, for at most `seconds`.
 
-        Call it when no more requests come.
+        With `evacuate`, then move the snapshots of the hot folder to the cold tier. Call this when no more
+        requests come.
         """
         if self.snapshots is None:
             return
@@ -219,7 +220,10 @@ class Driver:
         await self.engines.close()
 
     def admit(self, arrived: Arrived) -> asyncio.Future[Forward]:
-        """Give a request to the scheduler. The future says where it goes. Cancel with `post(Gone(...))`."""
+        """Give a request to the scheduler. Cancel it with `post(Gone(...))`.
+
+        The future says where the request goes; it raises UpstreamFault if the scheduler refuses the request.
+        """
         grant: asyncio.Future[Forward] = asyncio.get_running_loop().create_future()
         self._grants[arrived.request] = grant
         self.post(arrived)
@@ -321,7 +325,8 @@ class Driver:
     def _release_all(self, *, renew: bool) -> list[Effect]:
         """Let all queued requests through unpinned, and start a new scheduler, which reconciles first.
 
-        Without `renew` it does not even get the engines and files, because that event was what failed.
+        With `renew` the new scheduler gets the known engines and snapshots. Not if the event that failed was
+        about these: it would fail again.
         """
         waiting, self._grants = self._grants, {}
         catalog = tuple(self.placement.catalog)

@@ -1,6 +1,6 @@
 """Performs the scheduler's effects: reports at once, all others each in its own task.
 
-An effect that has an answer always gets one.
+Every effect for whose result the scheduler waits ends in an event, also after an error.
 """
 
 from __future__ import annotations
@@ -181,6 +181,7 @@ class EffectRunner:
         )
 
     async def _tend(self, step: Save | Restore | Erase) -> None:
+        """Perform a file operation, and post its result. Errors are results too."""
         link, snapshots = self._engines.links[step.place.engine], self._snapshots
         if snapshots is None:
             raise AssertionError("the scheduler plans no file operations without a store")

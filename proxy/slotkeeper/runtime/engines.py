@@ -59,8 +59,8 @@ class Engines:
     ) -> None:
         """`links` go to the addresses in the settings. `wait`: seconds to wait for an engine that has ended.
 
-        `back_by` returns until when the scheduler waits for an engine of a model. Without `new_link`
-        requests to a router are passed through, and it chooses its models itself.
+        `back_by` returns until when the scheduler waits for an engine of a model; None: it expects none back.
+        Without `new_link` requests to a router are passed through, and it chooses its models itself.
         """
         self.links = dict(links)
         self.routers: dict[EngineId, RouterLink] = {}
@@ -199,7 +199,8 @@ class Engines:
         """Raise ClientFault for a model that the router does not list, before the request is sent there.
 
         A router knows models under more names, and would give the request a slot that we did not choose.
-        llama-swap tells all names of its models; others are of its peers and selectors, or lead to an error.
+        llama-swap lists all names of its models; other names are those of its peers and selectors, or lead to
+        an error.
         """
         router = self.routers.get(link.engine)
         if router is not None and router.client.swaps:
@@ -209,6 +210,7 @@ class Engines:
             raise ClientFault(f"model '{name}' not found: name one as GET /v1/models lists it")
 
     def of(self, model: ModelName) -> list[EngineLink]:
+        """Return the links to the engines of a router's model; with NO_ROUTER the same as `upstreams`."""
         return [link for link in self.links.values() if link.address.model == model]
 
     def front(self, model: ModelName = NO_ROUTER) -> EngineLink:
@@ -233,12 +235,12 @@ class Engines:
     # -- waiting -----------------------------------------------------------------------------------
 
     def changed(self) -> None:
-        """Wake all that wait for an engine, to look again: one came or went, or a request may be gone."""
+        """Wake the requests that wait for an engine: an engine came or went, or a request may be gone."""
         self._change.set()
         self._change = asyncio.Event()
 
     async def serving(self, model: ModelName, wanted: Callable[[], bool]) -> EngineLink:
-        """Return the link to a router's model once it is loaded, or as soon as it is no longer `wanted`."""
+        """Return `front`. For a router's model, wait until it is ready or no longer `wanted`."""
         while not (link := self.front(model)).ready and model and wanted():
             await self._change.wait()
         return link

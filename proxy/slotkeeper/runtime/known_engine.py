@@ -44,7 +44,7 @@ _LENT: Final[ContextVar[Mapping[str, str] | None]] = ContextVar("lent", default=
 
 
 class KnownEngine:
-    """The result of probing one engine, and rendering with it. `client` speaks its control routes."""
+    """What was found out about one engine, and rendering with it. `client` sends its control calls."""
 
     def __init__(
         self,
@@ -109,7 +109,10 @@ class KnownEngine:
                 await keep_flags(self.slot_dir, self.process, self.traits)
 
     async def see_adapters(self, *, announced: bool = False, exact: bool = False) -> AdaptersSeen:
-        """Ask the engine for its adapters. While it runs only their scales change, never their files."""
+        """Ask the engine for its LoRA adapters. While it runs only their scales change, never their files.
+
+        `announced`, `exact`: see `AdaptersSeen`.
+        """
         asked, known = time.monotonic(), self.traits.adapters if self.traits else ()
         adapters: tuple[Adapter, ...] | None = None
         try:
@@ -169,6 +172,7 @@ class KnownEngine:
             return await self.images.prompt(self._tokenizer(), prompt, auth)
 
     async def render_prompt(self, prompt: Prompt, auth: Mapping[str, str]) -> Tokens:
+        """Return the tokens of a raw prompt. Raises the errors of `render.FAILURES`."""
         with _lending(auth):
             return await self._tokenizer().tokenize_prompt(prompt)
 
@@ -270,7 +274,7 @@ def learnt(known: Carrying, fingerprint: str, *, carry: bool) -> Carrying:
 async def completed(folder: Path, traits: EngineTraits) -> EngineTraits:
     """Complete the traits by whether files carry checkpoints: read that if it is unknown, else write it.
 
-    If the folder cannot be read or written, only this memory is lost.
+    If the folder cannot be read or written, it stays unknown, or the next process does not know it.
     """
     if not traits.fingerprint:
         return traits
@@ -318,7 +322,7 @@ async def with_flags(folder: Path, process: str, traits: EngineTraits) -> Engine
 
 
 async def keep_flags(folder: Path, process: str, traits: EngineTraits) -> None:
-    """Write the flags learnt of this process. If the folder cannot be written, only this memory is lost."""
+    """Write the flags learnt of this process. If the folder cannot be written, they are lost with us."""
     found = {
         name: (getattr(traits, name), how) for name, how in traits.knowledge.items() if how is not Known.FLAGS
     }

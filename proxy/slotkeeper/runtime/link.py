@@ -72,7 +72,7 @@ class EngineLink(KnownEngine):
         self.down_since: float | None = time.monotonic()  # None while it answers
         self._own_key = api_key is not None
         self.losses = 0  # number of times that it was lost
-        self.returns = False  # it was lost because its process ended, so it may be back soon
+        self.returns = False  # it was lost in a way after which it may be back soon, as when its process ends
         self._kick = asyncio.Event()
         self._kicked = True  # whether the present look was asked for
         self._looked = asyncio.Event()  # set after the present or next look
@@ -125,7 +125,7 @@ class EngineLink(KnownEngine):
         self._kick.set()
 
     async def wake(self) -> None:
-        """Look at once and wait, so that an engine that has just started does not serve requests unpinned."""
+        """Look at once and wait: else an engine that has just started would serve requests unpinned."""
         await self._turns_out(lambda: self.ready)
 
     async def was_lost(self, losses: int) -> bool:
@@ -154,7 +154,10 @@ class EngineLink(KnownEngine):
             await self._looked.wait()
 
     async def doubt(self) -> bool:
-        """Look at once because the lifeline has ended; requests wait. Returns whether the process changed."""
+        """Look at once, because the idle connection to the engine (`tasks.lifeline`) has closed.
+
+        Requests wait meanwhile. Returns whether the engine is another process now.
+        """
         before, self._doubt = self.process, self.up
         self.kick()
         await self.settle()
@@ -180,7 +183,7 @@ class EngineLink(KnownEngine):
                     on_router(self)
             except Exception as error:  # noqa: BLE001 - an unexpected answer must not end the watch
                 self._not_probed(str(error))
-            if not self._kick.is_set() and not self._slow:  # else a doubt may have come during the look
+            if not self._kick.is_set() and not self._slow:  # else `doubt` may have been called meanwhile
                 self._doubt = False
             self._looked.set()
             self._looked = asyncio.Event()

@@ -37,7 +37,7 @@ def link_to(
 
 
 class Membership:
-    """Tells the scheduler of drains and changes, and removes engines once they are drained."""
+    """Tells the scheduler which engines are drained or changed, and removes engines once they are drained."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Membership:
             self._tasks.start(self._remove(link))
 
     def seen(self, placement: Placement) -> Iterator[EngineSeen]:
-        """All of them, for a scraper."""
+        """Yield the state of each engine, for a scrape of the metrics."""
         for link in self._engines.links.values():
             answers = link.up or link.health is Health.SLEEPING or link.health.routes
             state = _state(link, placement, answers=answers)

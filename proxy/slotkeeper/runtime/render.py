@@ -171,8 +171,8 @@ async def _divergence_at(
 # template renders it twice, with two different texts after the reply; the common prefix of both is certain.
 # How a client sends replies back is learned from its requests (api/echo.py) and kept here, within bounds.
 
-CLIENTS: Final = 256
-REPLIES: Final = 256
+CLIENTS: Final = 256  # habits kept, one for each client and API
+REPLIES: Final = 256  # replies kept
 LARGEST: Final = 64 << 10  # characters: a longer reply is not kept for comparison
 
 _Key = TypeVar("_Key")
@@ -194,7 +194,7 @@ async def at_once() -> bool:
 
 
 class Recent(Generic[_Key, _Value]):
-    """A mapping that keeps only the `most` newest entries."""
+    """A mapping that keeps only the `most` entries that were written last."""
 
     def __init__(self, most: int) -> None:
         self._most = most

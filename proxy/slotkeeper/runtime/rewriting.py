@@ -1,7 +1,8 @@
 """Requests on arrival: which conversation each continues, what its client rewrote, and what rules undo.
 
-`conversation`, its `rules` and `scheduler.pending` make all decisions; this module only counts figures.
-Before a request is sent only its forms are made. Its report waits until the engine works on the request.
+`conversation`, its `rules` and `scheduler.pending` make all decisions; this module only computes figures.
+Before a request is sent, only its two forms are made: its own, and the one that the rules propose. The report
+on it is made while the engine works on the request.
 """
 
 from __future__ import annotations
@@ -187,10 +188,10 @@ class Taken:
     who: Who
     now: float
     received: Layout
-    match: Match  # by the state of the book at its arrival
+    match: Match  # by the conversations that were known at its arrival
     outcome: Outcome  # the form that the rules propose
     changed: bool | None  # whether that form is sent; None: not decided yet
-    conversation: Conversation | None = None  # the conversation that it belongs to, once entered in the book
+    conversation: Conversation | None = None  # the one to which it belongs, once it is entered there
     ahead: Mapping[bool, DivergenceReport] = field(default_factory=dict)  # reports made in advance, by form
     judged: DivergenceReport | None = None
     changes: tuple[ShownChange, ...] = ()
@@ -235,7 +236,7 @@ class Rewriting:
         self._before = RecentRequests()
         self._choice = choice
         self._metrics = metrics
-        self._new: list[Taken] = []  # requests that are not in the book yet
+        self._new: list[Taken] = []  # requests that are not entered in `conversations` yet
 
     def __repr__(self) -> str:
         return f"<Rewriting {self.conversations!r}>"
@@ -256,8 +257,8 @@ class Rewriting:
         """Match a request to its conversation and apply the rules; None if it is not a chat.
 
         The body has `size` bytes; `now` is in seconds. A slot holds `context` tokens; 0: unknown. `run` runs
-        the work. Outside the event loop it works on copies from the book, and makes the reports on both forms
-        before one is chosen.
+        the work. Outside the event loop the work uses copies of the conversations, and makes the reports on
+        both forms before one is chosen.
         """
         self._enter_all()
         who, aside = Who(client=client, name=named(headers, doc)), run is not here
@@ -295,7 +296,7 @@ class Rewriting:
             )
 
     def settle(self, taken: Taken) -> DivergenceReport | None:
-        """Enter the request in the book and return its report; None while its form is not decided."""
+        """Enter the request in its conversation. Returns its report; None while its form is not decided."""
         self._enter_all()
         if taken.judged is None and taken.changed is not None:
             taken.judged = taken.ahead.get(taken.changed) or taken.judge(changed=taken.changed)
@@ -318,7 +319,8 @@ class Rewriting:
     ) -> PromptDivergence | None:
         """Keep the reply of a finished answer, and report what the divergence of its request has cost.
 
-        `planted` tokens were computed for the request before it was sent; `decision` says to which slot.
+        Returns the divergence for `why`; None without one. `planted` tokens were computed for the request
+        before it was sent; `decision` says to which slot.
         """
         judged, line = self.settle(taken), taken.conversation
         if judged is None or line is None:
@@ -336,7 +338,7 @@ class Rewriting:
         return prompt_divergence(cost, cost.why.cause, prompt, judged.parent, fixed=fixed, text=self._text)
 
     def _enter_all(self) -> None:
-        """Enter new requests in the book in the order of arrival, because the next one may continue them."""
+        """Enter new requests in their conversations, in order of arrival: the next one may continue them."""
         entered, self._new = self._new, []
         for taken in entered:
             sent = taken.sent

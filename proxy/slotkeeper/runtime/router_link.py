@@ -1,4 +1,4 @@
-"""The link to one router: which models it has, each of which is an engine, and swaps between them.
+"""The link to one router: its models, each of which is an engine, and the swaps between them.
 
 A router loads any model that a request names, and evicts another one without asking. So requests wait until
 their model is loaded (`scheduler/leaving.py`), and all our own calls say `autoload=false`.
@@ -120,7 +120,7 @@ class RouterLink:
         return True
 
     def _gone(self) -> None:
-        """Handle that the router does not answer: its models are lost, but their names are remembered."""
+        """Mark the router as not answering: its models are lost, but their names are remembered."""
         if not self.reached:
             return
         log.warning("router_lost", engine=self.front.engine)
@@ -165,7 +165,7 @@ class RouterLink:
         return ModelView(engine=engine, name=entry.name, status=entry.status, foreign=foreign)
 
     def _update(self, link: EngineLink, entry: ModelEntry) -> None:
-        """Update a model's link by the listing; if something has changed the link looks at once."""
+        """Update a model's link by the listing. If something has changed, have the link look at once."""
         engine = link.engine
         listed = entry.status in self.client.asked and engine not in self._unloading
         changed = listed != link.listed or self._ports.get(engine) != entry.port
@@ -228,7 +228,7 @@ class RouterLink:
         model, begun = link.address.model, time.monotonic()
         async with self._parted(*aside):
             await self._tolerating(RUNS, self.client.load(model, headers=self.front.auth))
-            seen = self.client.swaps  # it has answered only now
+            seen = self.client.swaps  # llama-swap answers only when the load has ended
             for _ in range(2 * seen):  # the first look may have begun before the answer
                 await self.next_look()
         if not await self._is_loaded(model, begun, seen=seen):

@@ -1,7 +1,7 @@
-"""Having slots saved, and keeping what their engines have written: how the kept file differs from it.
+"""Has an engine save a slot, and edits the file before the store keeps it.
 
-A sliding window is mended so that it can be extended (T4). Checkpoints that nothing will be cut back to are
-left out where they are large, and those of other tokens always (T11).
+The edit repairs a sliding window so that it can be extended (T4). It leaves out large checkpoints that
+probably no prompt will need, and always those of other tokens (T11).
 """
 
 from __future__ import annotations
@@ -88,12 +88,12 @@ def _newest(records: Sequence[SlotFileRecord]) -> list[SlotFileRecord]:
 
 @dataclass(slots=True)
 class Editing:
-    """The edit of one file. `cuts`: where prompts have parted from it; `stale`: checkpoints to leave out."""
+    """The edit of one file. `cuts`: where prompts diverged from it; `stale`: checkpoints to leave out."""
 
     traits: EngineTraits
     cuts: Collection[int] = ()
     stale: Collection[int] = ()
-    written: tuple[int, ...] | None = None  # checkpoints that the engine wrote: the slot has those
+    written: tuple[int, ...] | None = None  # tokens of the checkpoints that the engine wrote, as in the slot
 
     def __call__(self, opened: FileIO, own: SlotFile) -> SlotFileEdit | None:
         self.written = tuple(record.at for record in own.records)
@@ -107,6 +107,7 @@ class Editing:
 
 
 def mended(opened: FileIO, file: SlotFile, traits: EngineTraits) -> Patch | None:
+    """Return the repair of the file's sliding window; None if it needs none or cannot be repaired."""
     if traits.memory is not Memory.SWA or traits.swa_full:
         return None
     return repair_window(opened, file, traits.n_swa)
@@ -129,7 +130,7 @@ class Written:
 
 
 class Saver:
-    """Writes to one store. `works` is called whenever the folder could be used."""
+    """Saves slots to one store. `works` is called after each snapshot that was kept."""
 
     def __init__(
         self, store: Store, metrics: Metrics, post: Callable[[Event], None], works: Callable[[], None]
@@ -140,6 +141,7 @@ class Saver:
         self._works = works
 
     async def save(self, link: EngineLink, traits: EngineTraits, save: Save, later: Later) -> Saved:
+        """Have the engine write the file. `later` starts the rest, which ends in a `Filed` event."""
         started, place, asker = time.monotonic(), save.place, id_of(save.request)
         failed = Saved(at=started, request=save.request, snapshot=None, lasting=True)
         try:
@@ -159,11 +161,11 @@ class Saver:
         return Saved(at=time.monotonic(), request=save.request, snapshot=None, written=True)
 
     async def _file(self, link: EngineLink, traits: EngineTraits, save: Save, file: Written) -> None:
-        """Keep what was written, while its slot is at work again."""
+        """Keep the written file, and post `Filed`. Meanwhile its slot may serve a request again."""
         saved = None
         try:
             saved = await self._keep(link, traits, save, file)
-        except Exception:  # whatever it is, a request may wait for the file
+        except Exception:  # any error must be reported: a request may wait for the file
             log.exception("not_filed", request_id=id_of(save.request), place=str(save.place))
             self._metrics.fallback("files")
         self._post(
@@ -194,7 +196,7 @@ class Saver:
         try:
             kept = await self._store.keep(file.name, facts)
         except (SnapshotError, StoreError, HaltedError, ValueError) as error:  # the last: an edit failed
-            lasting = isinstance(error, StoreError)  # else it is this state alone
+            lasting = isinstance(error, StoreError)  # else only this state cannot be kept
             self._metrics.snapshot_operation("save", _outcome(error))
             asker, place = id_of(save.request), str(save.place)
             log.warning("not_kept", request_id=asker, place=place, error=str(error))
@@ -230,7 +232,7 @@ class Saver:
 
 
 def _outcome(error: Exception) -> str:
-    """As `slotkeeper_snapshot_operations_total` has it."""
+    """Return the label `outcome` of `slotkeeper_snapshot_operations_total` for an error."""
     if isinstance(error, StoreError):
         return error.trouble.value
     return type(error).__name__.removesuffix("Error").lower()

@@ -1,6 +1,6 @@
 """The sidecar's work with a shared store: it uploads states, looks for states, and collects garbage.
 
-Only the look for a state delays a request, and for no longer than computing the state would take.
+Only the search for a state delays a request, and for no longer than computing the state would take.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Sharing:
         self._hurried_until = 0.0
         self._writing: set[SnapshotId] = set()
         self._failures = 0  # failed uploads in a row
-        self._put_off: dict[SnapshotId, float] = {}  # another sidecar writes them: retry time
+        self._put_off: dict[SnapshotId, float] = {}  # another sidecar writes them -> when to try again
 
     def lasting(self) -> Sequence[Coroutine[Any, Any, None]]:
         """Return the coroutines that run for ever: the writers and the collector."""

@@ -48,7 +48,7 @@ class Snapshots:
         self._metrics = metrics
         self._post = post
         self._saver = Saver(store, metrics, post, self._works_again)
-        self._unread: set[SnapshotId] = set()  # asked for while the store could not be used
+        self._unread: set[SnapshotId] = set()  # not restored, but their files are not at fault
 
     async def open(self) -> None:
         """Open the store; try until the folder can be used. From then on snapshots are offered."""
@@ -98,6 +98,7 @@ class Snapshots:
         return await self._saver.save(link, link.traits, save, later)
 
     async def restore(self, link: EngineLink, restore: Restore) -> Restored:
+        """Verify a snapshot's file, from the cold tier if needed, and have the engine load it into a slot."""
         wanted = restore.snapshot
         fingerprint = link.traits.fingerprint_of(wanted.tokens) if link.traits else ""
         began = time.monotonic()
@@ -181,6 +182,7 @@ class Snapshots:
     # -- in idle time -----------------------------------------------------------------------------
 
     async def drop(self, drop: Drop) -> None:
+        """Remove a snapshot, or move it to the cold tier. Errors are counted and logged."""
         op = "demote" if drop.to_cold else "drop"
         try:
             if drop.to_cold:
@@ -200,6 +202,7 @@ class Snapshots:
             log.info("snapshot_dropped", snapshot=drop.snapshot, to_cold=drop.to_cold)
 
     async def unlist(self, forget: Forget) -> None:
+        """Forget that a shared store has a snapshot, without removing it there."""
         await self.store.unlist(forget.snapshot)
 
     async def evacuate(self) -> None:
@@ -216,6 +219,7 @@ class Snapshots:
         return None
 
     async def prove(self, prove: Prove) -> None:
+        """Count whether the engine reused a restored state (`paid`). Errors are counted and logged."""
         try:
             await self.store.used(prove.snapshot, paid=prove.paid)
         except (SnapshotError, StoreError, HaltedError) as error:

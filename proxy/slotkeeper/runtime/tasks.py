@@ -84,7 +84,7 @@ LONGEST: Final = 60.0  # seconds between connections that always close soon
 async def lifeline(base: str, ended: Callable[[], Awaitable[bool]]) -> None:
     """Keep an idle connection to an engine, for ever. When it closes, call `ended`, and connect again.
 
-    `ended` returns whether the engine did end.
+    `ended` returns whether the engine's process has ended.
     """
     url, pause = URL(base), 0.0
     while True:
