@@ -10,7 +10,7 @@ be killed after any step:
    because a blob without a head is never looked for. A state that was just fetched or written stays.
 4. Marks of use are removed with their state; elections are removed when their term has ended.
 
-All ages are by the store's own clock, which is read from an object that is written for that.
+All ages are by the store's own clock, which is read from an object that is written for this purpose.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TERM: Final = 300  # seconds for which one sidecar is elected
 
 @dataclass(slots=True)
 class Collected:
-    """What one round of collection removed, and the bytes of blobs that are left."""
+    """The numbers of objects (leftovers) and states that one round removed, and the bytes of blobs left."""
 
     leftovers: int = 0
     states: int = 0

@@ -76,7 +76,7 @@ Halt = threading.Event
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """A file's metadata, which cannot stay the same when its bytes change."""
+    """A file's metadata, which cannot stay the same when its bytes change (see `settle`). Times in ns."""
 
     device: int
     inode: int
@@ -214,7 +214,7 @@ def sync_file(file: FileIO) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Write the folder's names to the disk. Some network file systems refuse: they do so at each rename."""
+    """Write the folder's names to the disk. Some network file systems refuse: they write at each rename."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
@@ -271,9 +271,9 @@ class Lane:
             self._halts.discard(halt)
 
     def finish(self, work: Callable[[], None]) -> None:
-        """Run `work` after all earlier work, also if no caller waits for it; at once if the lane is closed.
+        """Run `work` after all earlier work, without a caller that waits; at once if the lane is closed.
 
-        For what must be given back even if the caller is cancelled a second time.
+        For resources that must be released even if the caller is cancelled a second time.
         """
         try:
             self._pool.submit(work)

@@ -39,9 +39,9 @@ class Hints:
     """The client for hints. Methods do not raise if the server fails; they return what means "not known"."""
 
     def __init__(self, url: str, store: str, changed: Callable[[bool, str], None]) -> None:
-        """`store` separates the hints of two stores. `changed` is called with whether the server answers.
+        """`store`, its URL or path, separates the hints of several stores. Raises ValueError for a bad `url`.
 
-        Raises ValueError for a URL that cannot be used.
+        `changed` is called when the server begins to answer or stops, with that fact and the error's name.
         """
         self._redis: Any = Redis.from_url(
             url,
@@ -83,6 +83,7 @@ class Hints:
         await self._ask(write, None)
 
     async def added(self, folder: str, name: str) -> None:
+        """Add an entry to the names of one folder."""
         key = self._key("names", folder)
 
         async def write() -> None:
@@ -117,6 +118,7 @@ class Hints:
         await self._ask(lambda: self._redis.set(self._key("reading", state), self._holder, ex=seconds), None)
 
     async def is_read(self, state: str) -> bool:
+        """Whether a sidecar restores this state now; False if that is not known."""
         return bool(await self._ask(lambda: self._redis.exists(self._key("reading", state)), 0))
 
     async def collects(self, seconds: int) -> bool | None:

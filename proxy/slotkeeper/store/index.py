@@ -38,8 +38,8 @@ CREATE TABLE IF NOT EXISTS snapshots (
 class Use:
     """How a snapshot was used.
 
-    `used` is the wall clock of the last use, in seconds. After `restores` the engine reused the state; after
-    `failures` it did not.
+    `used` is the wall clock of the last use, in seconds. `restores` counts the restores after which the
+    engine reused the state, `failures` those after which it did not.
     """
 
     used: float

@@ -46,6 +46,8 @@ class SavedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedFile:
+    """A snapshot that was just made: its manifest and its tokens."""
+
     manifest: Manifest
     tokens: Tokens  # from the file's header, which the engine will trust
 
@@ -185,9 +187,9 @@ def _held(found: SlotFile, saved: SavedFile) -> Tokens:
 
 
 def _agree(found: SlotFile, saved: SavedFile) -> None:
-    """Check that the file holds the expected tokens.
+    """Check that the file holds the expected tokens, in the expected layout. Raises TornError.
 
-    Our model of a slot may be a token or a reply behind or ahead, but the shared beginning must be equal.
+    Our model of a slot may be a token or a reply behind or ahead, but one must be the beginning of the other.
     """
     held, expected = _held(found, saved), saved.tokens
     common = held.within(expected.space).lcp(expected)

@@ -36,7 +36,7 @@ BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """The secret of a folder, which tells its own manifests from foreign ones."""
+    """The secret of a folder, which distinguishes its own manifests from foreign ones."""
 
     secret: bytes
     takes_over: bool  # whether manifests of releases that had no secret are accepted
@@ -125,11 +125,11 @@ class Manifest:
     build: str
     namespace: str = ""  # of the key whose state this is; not written if namespaces were off
     adapters: str = ""  # with which LoRA adapters it was computed; not written if the engine had none
-    images: tuple[Image, ...] = ()  # that its tokens show; not written if there are none
+    images: tuple[Image, ...] = ()  # the images in its prompt; not written if there are none
 
     @property
     def space(self) -> str:
-        """Within which its tokens are found."""
+        """The space (namespace and adapters) within which its state may be reused."""
         return space_of(self.namespace, self.adapters)
 
     @property

@@ -6,10 +6,11 @@
     elections/NUMBER             empty; its writer collects garbage in that term
     seal                         the secret of a store for which the user has set no key
 
-A GROUP is one kind of engine and one namespace. An ANCHOR is the hash of a prompt's first blocks. A state is
-stored under the anchor of its longest beginning; a prompt has one anchor of each length. The ENTRY has the
-number of tokens of the state, three bytes of its hash chain at several depths, and STATE: a hash of all that
-identifies the state. So one listing under each anchor tells how much every state shares with a prompt.
+A GROUP is one kind of engine and one namespace. An ANCHOR is the hash of a prompt's first 1, 16 or 256 blocks
+of 256 tokens: a prompt has up to three anchors. A state is stored under the anchor of its longest beginning.
+The ENTRY has the number of tokens of the state, three bytes of its hash chain at several depths, and STATE: a
+hash of all that identifies the state. So one listing under each anchor shows how much every state shares with
+a prompt.
 
 If the user has set a key, all these hashes are keyed: access to the store alone cannot even confirm a guess.
 """

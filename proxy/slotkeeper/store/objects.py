@@ -52,7 +52,7 @@ class ObjectSeen:
 
 
 class Objects:
-    """The operations that we need of an object store. Every method may raise StoreError."""
+    """The operations that we need of an object store. All except `sweep` may raise StoreError."""
 
     def __init__(self, url: str, changed: Callable[[bool, str], None]) -> None:
         """Open the store. Raises ValueError for a URL that cannot be used.
@@ -120,6 +120,7 @@ class Objects:
             return None
 
     async def listing(self, folder: str) -> AsyncIterator[ObjectSeen]:
+        """Yield the objects whose paths begin with `folder` and a slash."""
         with self._asking(f"list {folder}"):
             async for page in obstore.list(self._store, prefix=folder + "/", chunk_size=1000):
                 for found in page:
@@ -137,7 +138,7 @@ class Objects:
     def sweep(self, older: float) -> int:
         """Remove temporary files of killed writers from a folder that are `older` than so many seconds.
 
-        Blocks. Returns the number of removed files.
+        Blocks. Returns the number of removed files. Raises OSError.
         """
         root = self._store.prefix if isinstance(self._store, LocalStore) else None
         if root is None:

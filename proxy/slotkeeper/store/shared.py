@@ -154,7 +154,7 @@ class SharedStore:
             if self.hints:
                 await self.hints.removed(entry.folder, entry.name)
             return None
-        except SnapshotError:  # another sidecar's, with another key or a later release
+        except SnapshotError:  # another sidecar's, with another key
             return None
         return head if head.manifest.space == space else None
 
@@ -230,6 +230,7 @@ class SharedStore:
             await self.objects.remove(blob)
 
     async def unlink(self, entry: HeadName) -> None:
+        """Remove a state's head and its hint."""
         await self.objects.remove(entry.path)
         if self.hints:
             await self.hints.removed(entry.folder, entry.name)
@@ -312,7 +313,10 @@ class SharedStore:
         return self._key.seal(data, entry.path) if self._key else data
 
     async def _head(self, entry: HeadName) -> Head:
-        """Read and verify a head. Raises MissingError, and UnfitError if it is not ours or was changed."""
+        """Read and verify a head. Raises UnfitError if it is not ours or was changed.
+
+        Raises MissingError if there is none, if it is too large, or if a later release wrote it.
+        """
         data = await self.objects.read(entry.path, LARGEST_HEAD)
         try:
             data = self._key.open(data, entry.path) if self._key else data
@@ -364,7 +368,7 @@ def _most_promising(
 ) -> list[HeadName]:
     """Return the entries to read for a prompt of `length` tokens, the best ones first.
 
-    There are fewer if the prompt contains the whole best entry. Each may share more than `beyond` tokens.
+    There are fewer if the best state is a beginning of the prompt. Each may share more than `beyond` tokens.
     """
     promises = ((_promise(entry, marks, length), entry) for entry in entries)
     ranked = sorted(promises, key=itemgetter(0), reverse=True)

@@ -1,4 +1,4 @@
-"""One folder of snapshots: each is a slot file `ID.slot` with a manifest `ID.json`, without which it is void.
+"""One folder of snapshots: each is a slot file `ID.slot` with a manifest `ID.json`, else it is unused.
 
 The manifest is written last and removed first. So a process that is killed in between leaves either a
 complete snapshot or files that the next sweep deletes. All functions block.
@@ -52,10 +52,12 @@ class SnapshotFolder:
 
     @property
     def ready(self) -> bool:
+        """Whether the folder is locked for this sidecar."""
         return self._lock is not None
 
     @property
     def claimed(self) -> bool:
+        """Whether the folder's seal was read."""
         return self._seal is not None
 
     def claim(self) -> None:
@@ -85,6 +87,7 @@ class SnapshotFolder:
             raise StoreError(Trouble.DISK_FULL, f"No room in {self.path}: {need}")
 
     def free(self) -> int:
+        """Return the free bytes of the folder's disk. Raises OSError."""
         found = os.statvfs(self.path)
         return found.f_bavail * found.f_frsize
 
@@ -171,7 +174,7 @@ class SnapshotFolder:
         return self._seal
 
     def take_over(self, found: Iterable[Manifest]) -> None:
-        """Seal all manifests found with our secret; once, for folders of releases that had none."""
+        """Seal the manifests in `found` with our secret: once, for folders of releases that had no secret."""
         if self.seal.takes_over:
             for manifest in found:
                 self._write(manifest)

@@ -38,9 +38,10 @@ class Store:
 
     `cold` is a folder of our own, or a tier that several sidecars share.
 
-    Every operation may raise StoreError: a folder cannot be used now. The caller continues without snapshots
-    and tries again with the next request; `trouble` keeps the error until an operation succeeds. `open` must
-    have succeeded before any other method is called.
+    Every operation may raise StoreError (a folder or the shared store cannot be used now) and HaltedError
+    (the store is closed). After a StoreError the caller continues without snapshots and tries again with the
+    next request; `trouble` keeps the error until an operation succeeds. `open` must have succeeded before any
+    other method is called.
     """
 
     def __init__(
@@ -138,9 +139,9 @@ class Store:
 
         The file is hashed, unless this process has hashed it and its metadata has not changed since. `layout`
         is that of the engine's own files, if one was seen: the engine would refuse a file of another layout.
-        A damaged file goes to quarantine, and the other tier's copy is tried. Raises UnfitError if no copy is
-        left or the engine is of another kind, MissingError if there is no such snapshot, and LateError if it
-        did not come from the cold tier `within` so many seconds.
+        A damaged file goes to quarantine, and the other tier's copy is tried. Raises UnfitError if the engine
+        is of another kind, the first copy's SnapshotError if no copy can be used, MissingError if there is no
+        such snapshot, and LateError if it did not come from the cold tier `within` so many seconds.
         """
         async with self._catalogue.lock(snapshot):
             kept, first = self._catalogue[snapshot], None
@@ -157,11 +158,9 @@ class Store:
             raise first or MissingError(f"{snapshot} is in no tier")
 
     async def copy_cold(self, snapshot: SnapshotId) -> bool:
-        """Copy a snapshot to the cold tier.
+        """Copy a snapshot to the cold tier. Returns False if another sidecar is writing the same state.
 
         Raises SnapshotError if the hot file cannot be used; it is then removed.
-
-        Returns False if another sidecar is writing the same state.
         """
         async with self._catalogue.lock(snapshot):
             kept = self._catalogue[snapshot]

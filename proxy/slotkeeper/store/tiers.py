@@ -36,7 +36,8 @@ def sweep(folder: SnapshotFolder, spare: Collection[str] = ()) -> Swept:
 
     1. Temporary files are removed, except those in `spare`, which the engine may be writing.
     2. A file without a manifest, or a manifest without a file, is removed: a process ended halfway.
-    3. A file that does not agree with its manifest goes to quarantine. Only `offer` reads all its bytes.
+    3. A file that does not agree with its manifest goes to quarantine. Not all bytes are read for that:
+       `Store.offer` does that before an engine gets the file.
     4. A snapshot of a later release stays as it is.
 
     Files with other names are not touched. OSError passes.
@@ -190,6 +191,7 @@ class ColdFolder:
 
 
 def claim(folder: SnapshotFolder, now: float) -> None:
+    """Make a folder, take its lock, and check that it can be written. Raises StoreError."""
     folder.claim()
     folder.probe(now)
 
@@ -197,7 +199,7 @@ def claim(folder: SnapshotFolder, now: float) -> None:
 def opened(folder: SnapshotFolder, spare: Collection[str], now: float) -> Swept:
     """Make a folder, take its lock and sweep it, except the temporary files in `spare`.
 
-    If the folder is full, that is only noted: its snapshots can still be used.
+    If the folder is full, that is only noted: its snapshots can still be used. Raises StoreError and OSError.
     """
     folder.claim()
     swept = sweep(folder, spare)
@@ -291,6 +293,8 @@ class Tiers:
             await self.quick.do(lambda _: path.unlink(missing_ok=True))
 
     async def take_in(self, temporary: str, saved: SavedFile) -> CheckedFile:
+        """Make a snapshot of a saved file in the hot folder. Raises as `SnapshotIntake.take` does."""
+
         def work(halt: Halt) -> CheckedFile:
             with self._timed(Tier.HOT, saved.written):
                 intake = SnapshotIntake(folder=self.hot, saved=saved, now=self._clock(), halt=halt)
@@ -328,6 +332,7 @@ class Tiers:
             return await cold.take(kept, self.hot)
 
     async def to_hot(self, kept: Kept) -> Manifest:
+        """Copy from the cold tier to the hot folder, and verify. Raises as `to_cold` does."""
         cold = self._cold
         with self._health.watching(f"copy {kept.id} to {self.hot.path}", Tier.COLD):
             return await cold.give(kept, self.hot)

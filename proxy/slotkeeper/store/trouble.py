@@ -1,6 +1,7 @@
-"""Errors of a folder and of one snapshot, and the store's health: whether it can be used now.
+"""Errors of a folder or shared store and of one snapshot, and the store's health: can it be used now?
 
-A folder's trouble has advice for the user. The sidecar continues without snapshots until it is over.
+The error of a folder has advice for the user. The sidecar continues without snapshots until the trouble is
+over.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from slotkeeper.scheduler.types import Loading
 
 
 class Trouble(StrEnum):
-    """The kinds of trouble with a folder."""
+    """The kinds of trouble with a folder or a shared store."""
 
     DISK_FULL = "disk_full"
     READ_ONLY = "read_only"
@@ -27,7 +28,7 @@ class Trouble(StrEnum):
     NOT_SHARED = "not_shared"  # the engine saves somewhere else
     REFUSED = "refused"  # a shared store refuses: wrong credentials, or missing permissions
     UNREACHABLE = "unreachable"  # a shared store does not answer, or answers wrongly
-    SLOW = "slow"  # reported only, never raised
+    SLOW = "slow"  # of a folder only a remark; an upload to a shared store fails with it
     BROKEN = "broken"  # the disk itself fails, or any other system error
 
 
@@ -61,7 +62,7 @@ _ERRORS: Final[Mapping[int | None, Trouble]] = {
 
 
 class StoreError(Exception):
-    """A folder cannot be used now. The text has the operation, the error and the advice."""
+    """A folder or a shared store cannot be used now. The text has the operation, the error and the advice."""
 
     def __init__(self, trouble: Trouble, what: str) -> None:
         super().__init__(f"{what}. {ADVICE[trouble]}")
@@ -133,7 +134,7 @@ class StoreHealth:
 
     @property
     def blocking(self) -> StoreError | None:
-        """A trouble that is so recent that operations are not tried."""
+        """The present trouble, if it is so recent (RETRY_SECONDS) that no operation is tried; else None."""
         recent = self._now() < self._since + RETRY_SECONDS
         return self._trouble if recent else None
 
@@ -150,9 +151,10 @@ class StoreHealth:
 
     @contextmanager
     def watching(self, doing: str, tier: Tier) -> Iterator[None]:
-        """Remember an operation's system errors as trouble. Other StoreErrors pass: no room for one file.
+        """Turn an OSError of the block into a StoreError, and remember it as the present trouble.
 
-        Trouble with the cold tier is only a remark; the next operation that succeeds there ends it.
+        Other StoreErrors only pass, such as no room for one file. An error of the cold tier is only a remark;
+        the next operation that succeeds there ends it.
         """
         try:
             with troubles(doing):
@@ -185,7 +187,7 @@ class StoreHealth:
 
 # -- outcomes of operations on snapshots, for metrics ----------------------------------------------------
 
-# The first is never raised; only a shared store has the others.
+# Errors that only a shared store raises.
 NOT_OF_FOLDERS: Final = frozenset({Trouble.SLOW, Trouble.REFUSED, Trouble.UNREACHABLE})
 FOLDER: Final = tuple(trouble.value for trouble in Trouble if trouble not in NOT_OF_FOLDERS)
 USUAL: Final = ("ok", "nothing", "leased")  # outcomes that are no failures
