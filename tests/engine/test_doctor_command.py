@@ -20,7 +20,7 @@ from patience import PATIENCE
 from slotkeeper.bench.models import Tiny
 from slotkeeper.cli import doctor as doctor_command
 from slotkeeper.cli.main import main
-from slotkeeper.engine import fingerprint
+from slotkeeper.engine import fingerprint, traits
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.launch import EngineKind, find_engine, free_port
 from slotkeeper.engine.process import EngineProcess
@@ -93,11 +93,22 @@ def test_doctor_fails_if_np_is_missing_and_each_slot_has_the_whole_context(engin
     assert "-np" in finding(out, "T6", "fail")
 
 
-def test_doctor_notes_four_slots_that_may_be_automatic(engine_factory, build, doctor):
+def test_doctor_notes_four_slots_that_may_be_automatic(engine_factory, build, doctor, monkeypatch):
+    """Where the engine's process is not visible."""
+    monkeypatch.setattr(traits, "flags_behind", lambda *_: None)
     engine = engine_factory(build=build, args=["-np", "4"])
     code, out = doctor(engine.base)
     assert code == 0
     assert "-np" in finding(out, "T6", "note")
+
+
+def test_doctor_reads_the_flags_of_an_engine_on_this_machine(engine_factory, build, doctor):
+    """Four slots that were asked for are no problem, and an address that every client can reach is one."""
+    flags = ["-np", "4", "--host", "0.0.0.0"]  # noqa: S104 - what doctor warns of
+    code, out = doctor(engine_factory(build=build, args=flags).base)
+    assert code == 0
+    assert "T6" not in out
+    assert "127.0.0.1" in finding(out, "T1", "warn")
 
 
 def test_doctor_fails_if_the_slots_route_is_off(engine_factory, build, doctor):

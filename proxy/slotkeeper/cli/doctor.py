@@ -102,7 +102,7 @@ async def _examine(
         console.print("The engine sleeps; examining it would wake it. Run doctor again when it is awake.")
         return 0
     if usable:
-        unfit += [*about_files(reading, None), *about_room(usable, reading)]
+        unfit += [*about_files(reading, flags), *about_room(usable, reading)]
     findings = _examined(reading, seen, unfit if slot_dir else None)
     console.print(_traits(reading, client.computed))
     console.print(_findings(findings))
@@ -172,7 +172,7 @@ def written_per_second(folder: Path) -> float:
 def _examined(reading: Reading, seen: Probe, in_files: list[Finding] | None) -> list[Finding]:
     return examine(
         reading.traits,
-        None,
+        reading.flags,
         seen.props,
         slots_ok=seen.slots_ok,
         metrics_ok=seen.metrics_ok,

@@ -95,15 +95,6 @@ def examine(
 
     `files`: the findings of a check of slot files, None if there was no check.
     """
-    if props.get("role") == "router" or (flags and flags.router):
-        return [
-            Finding(
-                trap="router",
-                severity=Severity.FAIL,
-                what="This is a router: one address for several models, each with slots of its own.",
-                do="Start one llama-server for each model, and one Slotkeeper in front of them.",
-            )
-        ]
     found = [
         *about_routes(props, flags, slots_ok, metrics_ok),
         *(about_saving(slot_save) if files is None else files),
@@ -304,7 +295,7 @@ def _room(traits: EngineTraits, flags: EngineFlags | None) -> str:
 
 
 def about_files(reading: Reading, flags: EngineFlags | None) -> Iterator[Finding]:
-    """Yield findings of a check of slot files."""
+    """Yield findings of a check of slot files. `flags`: those that name the files, too; else None."""
     if reading.no_files is not None:
         yield Finding(
             trap="snapshots", severity=Severity.FAIL, what=reading.no_files.what, do=reading.no_files.do

@@ -95,6 +95,7 @@ class Reading:
     files: ProbeResult | None = None  # the format of its slot files; None without a folder
     no_files: NoFilesError | None = None  # why it cannot have snapshots; None without a folder
     voice: str = ""  # the name of its logprob fingerprint, if the flags are unknown
+    flags: EngineFlags | None = None  # its command line, if that is known or could be read
     left: Mapping[SlotId, int] = field(default_factory=dict)  # tokens of ours that could not be erased
 
 
@@ -219,7 +220,14 @@ async def read_answers(client: EngineClient, flags: EngineFlags | None, headers:
         notes.append(NO_PROJECTOR)
     traits = await asyncio.to_thread(_with_disk_cache, traits, props, flags.log if flags else None)
     return Reading(
-        traits=traits, props=props, model=model, model_path=path, header=header, build=build, notes=notes
+        traits=traits,
+        props=props,
+        model=model,
+        model_path=path,
+        header=header,
+        build=build,
+        notes=notes,
+        flags=flags,
     )
 
 
@@ -256,7 +264,8 @@ async def read_command_line(base: str, reading: Reading) -> Reading:
         projector = await asyncio.to_thread(fingerprint.projector_of, reading.props, path)
         traits, gone = replace(traits, projector=projector), {UNSEEN, NO_PROJECTOR}
     notes = [note for note in reading.notes if note not in gone]
-    return replace(reading, traits=traits, notes=[*notes, "started by others: its flags were read here"])
+    notes.append("started by others: its flags were read here")
+    return replace(reading, traits=traits, flags=flags, notes=notes)
 
 
 async def identify(

@@ -88,10 +88,6 @@ def test_findings_from_slot_files_replace_those_from_the_flag():
     ]
 
 
-def test_a_router_is_the_only_finding():
-    assert traps(props={"role": "router"}, slots=False) == {("router", Severity.FAIL)}
-
-
 @pytest.mark.parametrize(
     ("line", "trap"),
     [("--sleep-idle-seconds 60", "sleep"), ("--api-key k", "key"), ("--host 0.0.0.0", "T1")],
