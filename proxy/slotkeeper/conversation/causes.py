@@ -111,7 +111,7 @@ class Explained:
 
 
 def explain(match: Match, layout: Layout) -> Explained:
-    """Compare a request with the one before it, or a new session with the latest of the same agent."""
+    """Compare a request with the one before it, or a new session with the agent's or client's latest one."""
     before = match.nearest
     if before is None:
         return Explained(kind_at(layout, match, None))
