@@ -240,7 +240,7 @@ class Poisoned:
     """An engine reports more reuse than is possible: the contents of its slot must not be used again."""
 
     request: RequestId
-    place: Place | None  # None: we did not see in which slot the request ran
+    place: Place | None  # None: it is unknown in which slot the request ran
     why: Poison
     cached: int  # tokens that the engine reports as reused
     possible: int  # tokens, the most that it can have reused
@@ -281,7 +281,7 @@ class Report:
     exact: bool | None  # whether we counted as many prompt tokens as the engine; None: it reported none
     lost: Lost | None = None  # tokens computed beyond the oracle, and why
     reused_seconds: float | None = None  # estimated prefill time of the reused tokens
-    step_seconds: float = 0.0  # time that the request waited for restores, touches and steers
+    step_seconds: float = 0.0  # time that the request waited for restores, touches, erasures and steers
     model: ModelName = NO_ROUTER
 
 

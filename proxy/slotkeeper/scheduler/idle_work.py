@@ -60,8 +60,9 @@ def unsaved(contents: SlotContents, traits: EngineTraits, catalog: Catalog) -> b
 def prefetch_plan(
     contents: SlotContents, table: EngineTable, catalog: Catalog
 ) -> tuple[Load | None, Prefill, int] | None:
-    """Return the steps to what the next turn begins with, and the tokens to compute; None if already there.
+    """Return the steps to what the next turn begins with, and the tokens to compute.
 
+    None if that beginning or the length of the slot is not known, or if the slot holds just that beginning.
     The first step is a restore, if that leaves fewer tokens to compute than the slot does.
     """
     following = contents.following
