@@ -356,7 +356,7 @@ def _otherwise(was: Message, now: Message) -> Cause:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """Where the newest reply is in a request, and the cause to report if the slot holds it otherwise."""
+    """Where a request has the newest reply, and the cause to report if the slot holds another form of it."""
 
     message: int  # index in the layout
     section: Section

@@ -152,7 +152,7 @@ class Forward:
     reason: Reason
     changed: bool = False  # whether the form after the rules is sent, not the client's own
     isolated: bool = False  # it cannot reuse any state that another namespace or other adapters left
-    strict: bool = False  # it must not reuse one: if it could, it is sent with caching off
+    strict: bool = False  # it must not reuse such a state: unless `isolated`, it is sent with caching off
     priority: Priority = Priority.NORMAL
     waited: float | None = None  # seconds in our queue; None: it was never queued
 

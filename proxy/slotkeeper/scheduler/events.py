@@ -254,7 +254,7 @@ class ObserveFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineUp:
-    """An engine answers. `fresh`: its slots are empty and free; if not, GET /slots must show them first."""
+    """An engine answers. `fresh`: its slots are empty and free; otherwise they may hold and run anything."""
 
     at: float
     engine: EngineId

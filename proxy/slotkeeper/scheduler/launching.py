@@ -124,6 +124,7 @@ def requeue(state: State, pending: Pending) -> None:
 
 
 def begin(state: State, pending: Pending, plan: Plan, now: float) -> Effect:
+    """Give a request its place. Returns the effect of its first step, or the one that sends it."""
     state.begun += 1
     state.served_at[pending.arrived.hints.priority] = now
     pending.waited += now - pending.queued_at

@@ -34,6 +34,7 @@ from slotkeeper.scheduler.types import EngineId, Reason
 
 
 def models_listed(state: State, event: ModelsListed) -> None:
+    """Take in a router's list of models; an empty one means that the router does not answer."""
     router = state.routers.setdefault(event.router, Router(event.router))
     if event.models:
         gone = router.models.keys() - {view.engine for view in event.models}

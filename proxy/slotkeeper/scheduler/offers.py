@@ -43,7 +43,7 @@ class Options:
 
     @cached_property
     def closed(self) -> bool:
-        """Whether no slot may be given out, for milliseconds: not worth computing the prompt elsewhere."""
+        """Whether no slot may be given out for some milliseconds: too short to compute a prompt elsewhere."""
         return not self.table.open_for_pins(self.want.now)
 
     @cached_property

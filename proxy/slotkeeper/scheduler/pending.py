@@ -139,6 +139,8 @@ class Stage(StrEnum):
 
 @dataclass(slots=True)
 class Pending:
+    """A request that was not reported yet: what is known of it, and how far it has come."""
+
     arrived: Arrived
     stage: Stage = Stage.QUEUED
     prompt: Tokens | None = None
