@@ -1,1 +1,1 @@
-"""Conversations known again: by name and by content, what kind of request each is, and where it parts."""
+"""Which conversation a request continues, of what kind it is, and where and why it diverges."""

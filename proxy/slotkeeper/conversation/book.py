@@ -144,7 +144,7 @@ class Conversations:
             self._unlist(line)
 
     def _going_on(self, match: Match, *, aside: bool) -> Conversation | None:
-        """Return the conversation whose last request this one continues or repeats; None: a new line."""
+        """Return the conversation whose last request this one continues or repeats; None if there is none."""
         before = match.before
         line = self._lines.get(before.line) if before and match.same_agent else None
         if line is None or match.common < len(line.received.messages) - line.received.lead:

@@ -111,7 +111,7 @@ class Explained:
 
 
 def explain(match: Match, layout: Layout) -> Explained:
-    """Compare a request with the one before it, or a new session with the latest of the same agent."""
+    """Compare a request with the one before it, or a new session with the agent's or client's latest one."""
     before = match.nearest
     if before is None:
         return Explained(kind_at(layout, match, None))
@@ -356,7 +356,7 @@ def _otherwise(was: Message, now: Message) -> Cause:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """Where the newest reply is in a request, and the cause to report if the slot holds it otherwise."""
+    """Where a request has the newest reply, and the cause to report if the slot holds another form of it."""
 
     message: int  # index in the layout
     section: Section

@@ -24,7 +24,7 @@ LOOKED_AT: Final = 2**22  # characters of each side whose lines are compared
 
 
 def found_again(old: Sequence[str], new: Sequence[str]) -> int:
-    """Count the characters of old texts that are among the new, and of such lines in the other texts."""
+    """Count the characters of old texts that are among the new; of the other texts, those of equal lines."""
     available = Counter(new)
     same, others = 0, []
     for text in old:
@@ -267,7 +267,7 @@ def _earlier(was: list[Piece], now: list[Piece]) -> Piece:
 
 
 def _common_offset(was: list[Piece], now: list[Piece]) -> int:
-    """Return the common characters of the two first pieces; 0 if their sections differ."""
+    """Return how many characters the two first pieces have in common; 0 if their sections differ."""
     if not was or not now or was[0].section is not now[0].section:
         return 0
     return common_start(was[0].text, now[0].text)

@@ -2,7 +2,7 @@
 
 Each fact is found by the words that a real client's program puts around it (`phrases`). Texts that a person
 wrote are searched only for whole blocks in tags: people do not type those, and a date in a sentence is not a
-fact. Messages are also compared without their facts here.
+fact. The module also compares messages without their facts.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ def same(one: Message, other: Message) -> bool:
 
 
 def digest(message: Message) -> bytes:
-    """Return a digest that is equal for messages that are the same. The message caches it."""
+    """Return a digest that is equal for messages that `same` calls the same. The message caches it."""
     known = message.loose_digest
     if known is None:
         known = _digest(message)
@@ -244,7 +244,7 @@ def _digest(message: Message) -> bytes:
 
 
 def _alike(one: Message, other: Message) -> bool:
-    """Whether two messages are plainly equal, without a look at their facts."""
+    """Whether two messages are equal, facts included: a cheap test that `same` makes first."""
     return (
         one.role is other.role
         and one.media == other.media

@@ -166,7 +166,7 @@ def _put(value: Any, path: Path, new: Any) -> Any:
 class Who:
     """The client of a request. Requests of two clients never belong to one conversation."""
 
-    client: str  # a digest of the program, and of the API key, else the address
+    client: str  # digests of the API key (else of the address) and of the User-Agent
     name: str | None = None  # the client's name for the conversation
 
     def may_continue(self, other: Who) -> bool:

@@ -41,10 +41,10 @@ Doc = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """How a request compares with the latest of a conversation. The highest `rank` wins."""
+    """How a request compares with the last one of a conversation. The highest `rank` wins."""
 
     conversation: Conversation
-    common: int
+    common: int  # messages after the system text that both have
     appended: bool  # the request is the old one, unchanged, with something added at its end
 
     @property
@@ -102,7 +102,10 @@ def same_agent(old: Layout, new: Layout) -> bool:
 
 
 def same_family(old: Layout, new: Layout) -> bool:
-    """Whether two system texts are equal apart from facts or a middle part, or both requests have none."""
+    """Whether both requests have no system text, or texts of one agent.
+
+    Such texts are equal apart from facts, or their common beginning and end are at least half of the longer.
+    """
     if not (old.lead and new.lead):
         return old.lead == new.lead
     if _same_system(old, new):
@@ -256,7 +259,7 @@ def _kept(conversation: Conversation) -> Iterator[str]:
 
 
 def calls_of(reply: Mapping[str, Any]) -> Iterator[str]:
-    """The ids of a reply's tool calls."""
+    """Yield the ids of a reply's tool calls."""
     calls = reply.get("tool_calls")
     for call in calls if isinstance(calls, list) else ():
         if isinstance(call, dict) and isinstance(call.get("id"), str):
@@ -342,13 +345,16 @@ def _by_words(layout: Layout, match: Match) -> RequestKind | None:
 
 
 def _cut_short(match: Match) -> bool:
-    """Whether some of the conversation is gone. A user may also ask what was done so far."""
+    """Whether messages of the conversation are gone.
+
+    If not, words of `SUMMARIZED` prove nothing: a user may also ask what was done so far.
+    """
     old = match.before.received if match.before else None
     return old is None or match.common < len(old.messages) - old.lead
 
 
 def _beside(layout: Layout, match: Match) -> bool:
-    """Whether the request has none of this client's usual tools, and at most one tool, for its answer."""
+    """Whether the request has none of this client's usual tools, and at most one tool (for its answer)."""
     if match.beside is None or not match.beside.received.tools:
         return False
     theirs = {tool_name(tool) for tool in match.beside.received.tools}

@@ -1,8 +1,8 @@
 """Names of programs and conversations. Every view, also the log, shows the same name.
 
 A program is known by the first words of its own system text, else by its headers: a User-Agent may belong to
-a library that many programs use, and some programs send that of another. The words are those of published
-programs, recorded from real clients.
+a library that many programs use, and some programs send the User-Agent of another. The words are those of
+published programs, recorded from real clients.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class Agents:
     def of(self, client: str, headers: Mapping[str, str], layout: Layout | None) -> str:
         """Return the program's name.
 
-        `client` is a digest of the key and the User-Agent; the layout is None for requests that are not
-        chats.
+        `client` has digests of the key (else of the address) and of the User-Agent. The layout is None for
+        requests that are not chats.
         """
         own_name = in_words(layout) if layout else None
         if own_name is not None:

@@ -1,8 +1,7 @@
-"""Texts of clients' programs: requests beside a conversation, and the words around changing facts.
+"""Texts of clients' programs: the first words of side requests (a title, a summary), and words around facts.
 
-They were recorded from real clients, or come from the text of their published programs. Words of requests
-beside a conversation begin a text, so only starts are compared: a user who writes about such a request is not
-mistaken for one.
+They were recorded from real clients, or come from the text of their published programs. A text is a side
+request's only if it begins with such words: a user who writes about one is not mistaken for one.
 
 Words around facts are anchored to the start of a line, after an optional list mark. A pattern describes only
 how a fact begins, within a line or two, and its time grows linearly with their length. `facts` looks for ends

@@ -167,7 +167,11 @@ def _make_room(
 
 
 def _serve_as_planned(state: State, pending: Pending, plan: Plan, now: float) -> Effect:
-    """Take the request out of the queue and start it. If 16 had overtaken it, its engine is held for it."""
+    """Take the request out of the queue and start it.
+
+    If no other space's state may look as good to the engine (`Plan.clearing`), and PASSES requests have
+    overtaken it, no later request gets a slot of that engine for now.
+    """
     plan = priority.in_pieces(pending, launching.planted(state, pending, plan, now))
     priority.resumes(pending, plan)
     state.queue.served(pending.arrived.request)
@@ -228,7 +232,7 @@ def _overtaken(state: State, pending: Pending) -> bool:
 
 
 def _decide(state: State, pending: Pending, now: float) -> Plan | None:
-    """Decide which LoRA adapters it has, if its engines do not agree on them, and where it goes.
+    """Decide which LoRA adapters the request has, if its engines do not agree on them, and where it goes.
 
     None: it waits.
     """

@@ -41,7 +41,7 @@ ROUNDING: Final = 1e-9  # share of a bound: more than the errors of floating poi
 
 
 class Worth(NamedTuple):
-    """What overwriting one slot costs at a time, in tokens, as far as the prompt does not matter."""
+    """The parts of the cost of overwriting a slot that no prompt changes, at one moment; costs in tokens."""
 
     total: int = 0  # tokens held
     chance: float = 0.0  # of their use
@@ -61,7 +61,7 @@ UNCOVERED: Final = Covered(0, None)
 
 @dataclass(frozen=True, slots=True)
 class Overwrites:
-    """What overwriting the slots of one engine costs at a time, and all that this was computed from."""
+    """What overwriting the slots of one engine costs at one moment, and all that this was computed from."""
 
     at: float
     traits: EngineTraits
@@ -71,14 +71,14 @@ class Overwrites:
     covered: list[Covered]
     worths: list[Worth]
     writers: frozenset[bytes]  # the last messages of the requests that wrote the slots
-    kind: int
+    kind: int  # equal for engines with equal traits and equal prices of files
     least: Worth  # no slot is worth less, whatever it shares below `NEAR` tokens with a prompt
 
     @classmethod
     def of(
         cls, table: EngineTable, catalog: Catalog, now: float, kind: int, before: Overwrites | None
     ) -> Overwrites:
-        """Compute what overwriting costs. What still holds of the costs `before` is kept."""
+        """Compute what overwriting costs; costs in `before` that still hold are not computed again."""
         shadow, traits, terms = table.shadow, table.traits, table.rates.file_terms
         kept = before if before and before.traits is traits and before.terms == terms else None
         covered, worths = [], []
@@ -147,15 +147,15 @@ class SharedTerms:
 
 
 class Engine(NamedTuple):
-    """What one engine adds to the bounds of all its slots, for one prompt."""
+    """What one engine adds to the bounds of all its slots, for one prompt; in the unit of `ranked`."""
 
     shared: SharedTerms
     table: EngineTable
     overwrites: Overwrites
-    begins: float  # until it can begin, and its answer
-    computes: float  # of the prompt; with the best source besides the slot itself
-    token: float  # for each token of the prompt
-    price: float  # for each token of other prices
+    begins: float  # the time until it can begin, and that of the answer
+    computes: float  # prefill of the prompt, with the best source besides the slot itself
+    token: float  # of each token of the prompt, with the delay of the requests beside it
+    price: float  # of each token of prefill, in all other prices
     faded: float  # what is left of the chances since they were computed
     saves: bool
     common: dict[SlotId, int]  # tokens that slots share with the prompt
@@ -172,12 +172,12 @@ class Engine(NamedTuple):
 
     @property
     def rest(self) -> float:
-        """A lower bound of all prices in slots that have nothing to do with the prompt."""
+        """A lower bound of the prices in all slots that share too little with the prompt to be told apart."""
         return self.bound(self.overwrites.least, self.shared.near.others)
 
     @property
     def known(self) -> Sequence[SlotId]:
-        """Slots that may have to do with the prompt."""
+        """The slots that get a bound of their own at once."""
         states = self.table.states
         differ = SlotState.IDLE not in states or SlotState.MAINTENANCE in states
         if differ or not self.shared.chain.isdisjoint(self.overwrites.writers):
@@ -196,7 +196,7 @@ class Engine(NamedTuple):
         return self.bound(worth, common)
 
 
-REST: Final = SlotId(-1)  # in place of a slot: all slots of an engine that have nothing to do with the prompt
+REST: Final = SlotId(-1)  # in place of a slot: all slots of an engine that have no bound of their own yet
 
 
 class PriceBounds:
@@ -246,7 +246,7 @@ class PriceBounds:
                     heappush(heap, (engine.bound_of(slot), number, slot))
 
     def _update(self, options: Sequence[Options], want: Want) -> None:
-        """Take over what has changed since the last decision."""
+        """Bring costs and states up to date with the engines."""
         if self._catalog is not want.catalog:
             self._of.clear()
             self._states, self._catalog = LiveStates(), want.catalog
@@ -262,7 +262,7 @@ class PriceBounds:
                 self._moved(engine, self._of.pop(engine), None)
 
     def _moved(self, engine: EngineId, before: Overwrites | None, now: Overwrites | None) -> None:
-        """Take over which states one engine no longer holds, and which it now does."""
+        """Replace the states that one engine no longer holds by those that it holds now."""
         old, new = before.slots if before else [], now.slots if now else []
         for slot, (gone, come) in enumerate(zip_longest(old, new)):
             if gone is not come:

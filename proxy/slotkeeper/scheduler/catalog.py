@@ -319,7 +319,7 @@ class Catalog:
         return self.answer(tokens, traits).tokens
 
     def answer(self, tokens: Tokens, traits: EngineTraits) -> Covered:
-        """Return the same as an answer that says, later on, whether it is out of date."""
+        """Return the result of `covered` as an object that later says whether it is out of date."""
         if not self._all:
             return self._nothing
         key = (_loadable(traits), tokens)
@@ -334,7 +334,7 @@ class Catalog:
         return found
 
     def covers(self, contents: SlotContents, traits: EngineTraits) -> int:
-        """Return the same for the contents of a slot; unknown ids are never covered."""
+        """Return the result of `covered` for the contents of a slot; unknown ids are never covered."""
         return self.covered(contents.tokens, traits) if contents.tokens else 0
 
     def _fitting(self, fingerprints: Fingerprints) -> Iterator[PrefixOrder]:
@@ -348,7 +348,7 @@ class Catalog:
 def _same_place(one: Snapshot, other: Snapshot) -> bool:
     """Whether two versions of a file stand at the same place of the same order.
 
-    The tokens of a file never change, but a shared folder's manifest is what somebody wrote.
+    The tokens of a file never change, but in a shared folder any writer can replace the file's manifest.
     """
     return (one.tier, one.fingerprint, one.tokens) == (other.tier, other.fingerprint, other.tokens)
 

@@ -193,7 +193,7 @@ def blind(
 
 
 def _pinned_blind(plan: Plan, slot: SlotId, space: str, now: float) -> Plan:
-    """Return the plan pinned to this slot. Contents of another namespace are erased first."""
+    """Return the plan pinned to this slot. Contents of another space are erased first."""
     table = plan.table
     reuse_plan = table.shadow.plan_reuse_in_space(slot, space) if table.shadow.isolates(space) else None
     steps = (Wipe(),) if reuse_plan and reuse_plan.foreign and table.may_wipe(now) else ()

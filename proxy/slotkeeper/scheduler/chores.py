@@ -1,6 +1,6 @@
 """Idle work: save slots whose conversations have paused, prefetch their next turns, and warm empty slots.
 
-A chore owns its slot (MAINTENANCE) and takes one step at a time. If a request waits, it ends after that step.
+A chore owns its slot (MAINTENANCE) and takes one step at a time. While a request waits, no step follows.
 """
 
 from __future__ import annotations

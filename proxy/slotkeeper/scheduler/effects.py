@@ -152,7 +152,7 @@ class Forward:
     reason: Reason
     changed: bool = False  # whether the form after the rules is sent, not the client's own
     isolated: bool = False  # it cannot reuse any state that another namespace or other adapters left
-    strict: bool = False  # it must not reuse one: if it could, it is sent with caching off
+    strict: bool = False  # it must not reuse such a state: unless `isolated`, it is sent with caching off
     priority: Priority = Priority.NORMAL
     waited: float | None = None  # seconds in our queue; None: it was never queued
 
@@ -240,7 +240,7 @@ class Poisoned:
     """An engine reports more reuse than is possible: the contents of its slot must not be used again."""
 
     request: RequestId
-    place: Place | None  # None: we did not see in which slot the request ran
+    place: Place | None  # None: it is unknown in which slot the request ran
     why: Poison
     cached: int  # tokens that the engine reports as reused
     possible: int  # tokens, the most that it can have reused
@@ -281,7 +281,7 @@ class Report:
     exact: bool | None  # whether we counted as many prompt tokens as the engine; None: it reported none
     lost: Lost | None = None  # tokens computed beyond the oracle, and why
     reused_seconds: float | None = None  # estimated prefill time of the reused tokens
-    step_seconds: float = 0.0  # time that the request waited for restores, touches and steers
+    step_seconds: float = 0.0  # time that the request waited for restores, touches, erasures and steers
     model: ModelName = NO_ROUTER
 
 

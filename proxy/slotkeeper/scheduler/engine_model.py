@@ -87,7 +87,7 @@ class EngineTraits:
     disk_cache: str = ""
     pool_cells: int = 0  # size of the --kv-unified buffer, if one slot cannot use all of it; 0: n_ctx
     unified: bool = False  # --kv-unified: with idle_copy, a task wipes every other idle slot (T6)
-    speculative: bool = False
+    speculative: bool = False  # it drafts tokens, by MTP or with a draft model
     user_start: tuple[tuple[int, ...], ...] = ()  # token sequences that open a user message
     markers: Markers = UNKNOWN  # what opens a message in its chat template
     slot_files: bool = False  # slots can be saved to a folder that we can read and write
@@ -372,7 +372,10 @@ def wipes(traits: EngineTraits) -> bool:
 
 
 def foreign_token(prompt: Tokens) -> Tokens:
-    """Return one valid token that does not begin the prompt, so that the engine finds nothing to reuse."""
+    """Return one valid token that does not begin the prompt, so that the engine finds nothing to reuse.
+
+    If the prompt has no other id, it is the first one. The prompt must not be empty.
+    """
     first = prompt[0]
     other = next((token for token in prompt if token != first and token >= 0), first)
     return Tokens([other]).within(prompt.space)

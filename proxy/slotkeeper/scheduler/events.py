@@ -31,7 +31,7 @@ class Arrived:
     client: ClientId
     namespace: str = ""  # states are shared only within it; empty: namespaces are off
     lora: Scales | None = None  # LoRA scales of its own; None: those that the engine has for all
-    adapters: str = ""  # the set of adapters that this means on the engine where the request goes
+    adapters: str = ""  # the set of adapters that `lora` means on the engine where the request goes
     model: ModelName = NO_ROUTER  # the model that must serve the request
     pinnable: bool = True  # whether the route honours id_slot
     rendered: bool = True  # whether `Rendered` will follow
@@ -254,7 +254,7 @@ class ObserveFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineUp:
-    """An engine answers. `fresh`: its slots are empty and free; otherwise they must be looked at first."""
+    """An engine answers. `fresh`: its slots are empty and free; otherwise they may hold and run anything."""
 
     at: float
     engine: EngineId

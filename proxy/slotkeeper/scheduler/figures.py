@@ -7,9 +7,9 @@ For one request, by the engine's own counts:
     computed = evaluated by the request itself + planted for it while its client waited
     reused = left by earlier work; `prepared` of it was computed in idle time
 
-A plant counts as work for its request even if the request does not reuse it. So `computed` could exceed the
-prompt's length; it is cut off there, and only the engine's work counts the rest. Engine work is counted by
-its purpose: client, plant, idle, probe.
+A plant counts as work for its request even if the request does not reuse it. `computed` is at most the
+prompt's length; tokens beyond that count only as engine work. Engine work is counted by its purpose: client,
+plant, idle, probe.
 
 The oracle is the prompt less the longest beginning that it shares with an earlier prompt. The cache lost the
 tokens that were computed beyond it; `Loss` says how.
@@ -105,7 +105,7 @@ class Sums:
     probe: int = 0  # evaluated to find out the engine's flags
     repeated: int = 0  # computed again: lost by the cache, or unchanged text behind a client's change
     reused_seconds: float = 0.0  # of prefill that the reused tokens would have taken
-    step_seconds: float = 0.0  # of restores, touches and steers before requests
+    step_seconds: float = 0.0  # of restores, touches, erasures and steers before requests
 
     @property
     def hit_rate(self) -> float | None:

@@ -7,9 +7,9 @@ end. This must not be interrupted, so it is done after a longer pause. One cut i
 first user message, if no file has the tokens before it, because other conversations will begin with them too.
 
 A cut discards the checkpoints after it, and a file of these builds brings none back. Checkpoints in a part
-that files cover can be spared. But a question about a long document diverges at its end, where no file is. So
-the restore step is computed where that costs less than the checkpoints are worth, and a cut that would lose
-more than it saves is not made.
+that files cover can be spared. But a question about a long document diverges at the document's end, where no
+file is. So the restore step is computed where that costs less than the checkpoints are worth, and a cut that
+would lose more than it saves is not made.
 
 With a draft model, a restored file has no draft state at its own end, but has it at a checkpoint. So four
 foreign tokens are first put after the end. They make the engine keep a checkpoint there, and the next prompt
@@ -60,8 +60,9 @@ def unsaved(contents: SlotContents, traits: EngineTraits, catalog: Catalog) -> b
 def prefetch_plan(
     contents: SlotContents, table: EngineTable, catalog: Catalog
 ) -> tuple[Load | None, Prefill, int] | None:
-    """Return the steps to what the next turn begins with, and the tokens to compute; None if already there.
+    """Return the steps to what the next turn begins with, and the tokens to compute.
 
+    None if that beginning or the length of the slot is not known, or if the slot holds just that beginning.
     The first step is a restore, if that leaves fewer tokens to compute than the slot does.
     """
     following = contents.following

@@ -46,7 +46,7 @@ def structured(state: State, prompt: Tokens, boundaries: tuple[Boundary, ...], m
 
 
 def behind(state: State, pending: Pending, plan: Plan | None) -> Plan | None:
-    """Return the plan; it waits if the request begins with tokens that are just being saved to a file."""
+    """Return the plan; it waits if the request begins with tokens that a file will soon hold."""
     prompt, reuse_plan = pending.prompt, plan.reuse_plan if plan else None
     if plan is None or prompt is None or reuse_plan is None or pending.plain:
         return plan
@@ -113,7 +113,7 @@ def _with_plants(plan: Plan, plants: tuple[Step, ...], prompt: Tokens, *, pinnab
 
 
 def requeue(state: State, pending: Pending) -> None:
-    """Put a request back into the queue. Its slot was lost with the engine, or by a step that failed."""
+    """Put a request back into the queue: it lost its slot, gave way, or must be placed again after a step."""
     pending.stage = Stage.QUEUED
     pending.queued_at, pending.aged, pending.stood_back = state.at, False, False
     if pending.plan:
@@ -124,6 +124,7 @@ def requeue(state: State, pending: Pending) -> None:
 
 
 def begin(state: State, pending: Pending, plan: Plan, now: float) -> Effect:
+    """Give a request its place. Returns the effect of its first step, or the one that sends it."""
     state.begun += 1
     state.served_at[pending.arrived.hints.priority] = now
     pending.waited += now - pending.queued_at
@@ -214,7 +215,7 @@ def bypass(state: State, now: float) -> Iterator[Effect]:
 
 
 def next_of_all(state: State) -> bool:
-    """Whether a bypassing request waits only for pinned tasks to begin, so that no more may be sent.
+    """Whether a bypassing request waits only for pinned tasks to begin, so that no other may be sent now.
 
     One whose engines are all down, drained or being unloaded keeps nothing away from other engines.
     """

@@ -1,4 +1,4 @@
-"""Engines that work leaves: models that a router unloads for others, and engines that are drained.
+"""Engines that are taken out of use: models that a router unloads for others, and drained engines.
 
 Nothing begins there, running answers end, and what the slots hold is saved at once. So the conversations
 continue from files: on other engines, or here once the model is loaded again, as after any restart.
@@ -34,6 +34,7 @@ from slotkeeper.scheduler.types import EngineId, Reason
 
 
 def models_listed(state: State, event: ModelsListed) -> None:
+    """Take in a router's list of models; an empty one means that the router does not answer."""
     router = state.routers.setdefault(event.router, Router(event.router))
     if event.models:
         gone = router.models.keys() - {view.engine for view in event.models}

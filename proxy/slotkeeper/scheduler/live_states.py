@@ -24,7 +24,7 @@ class Held(NamedTuple):
 
 
 def _shared(one: Tokens, other: Tokens) -> int:
-    """Return how many tokens two states share, at least; it may end inside an image."""
+    """Return an upper bound of the tokens that two states share: it may end inside an image."""
     return one.same_ids(other) if one.space == other.space else 0
 
 
@@ -49,7 +49,7 @@ class NearStates:
 
 
 class LiveStates:
-    """States in the order of their tokens; `_common[i]` are those that state i shares with the one before."""
+    """States in the order of their tokens; state i shares `_common[i]` tokens with the one before."""
 
     def __init__(self) -> None:
         self._keys: list[tuple[str, bytes]] = []
@@ -64,7 +64,7 @@ class LiveStates:
         return f"<LiveStates {len(self)}>"
 
     def replace(self, held: Held, gone: SlotContents | None, come: SlotContents | None) -> None:
-        """Take over that a place holds another state."""
+        """Record that a place now holds another state."""
         if gone is not None:
             self._drop(gone.tokens, held)
         if come is not None:

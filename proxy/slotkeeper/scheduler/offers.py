@@ -43,7 +43,7 @@ class Options:
 
     @cached_property
     def closed(self) -> bool:
-        """Whether no slot may be given out, for milliseconds: not worth computing the prompt elsewhere."""
+        """Whether no slot may be given out for some milliseconds: too short to compute a prompt elsewhere."""
         return not self.table.open_for_pins(self.want.now)
 
     @cached_property
@@ -67,12 +67,15 @@ class Options:
         shadow, prompt = self.table.shadow, self.want.prompt
         loads = shadow.traits.ram_cache and not shadow.isolates(
             prompt.space
-        )  # it could load a state of others
+        )  # it could load a state of another space
         return shadow.longest_common(prompt, self.idle) if loads else 0
 
     @cached_property
     def natural(self) -> ReusePlan | None:
-        """What the engine's own choice gives; None if it is unsafe, or may be a state of others."""
+        """What the engine's own choice gives; None if it is unsafe, or where spaces must be kept apart.
+
+        By the time the task arrives, a slot of another space may be free and look better to the engine.
+        """
         shadow, prompt = self.table.shadow, self.want.prompt
         found = None if shadow.isolates(prompt.space) else shadow.engine_choice(prompt, self.idle)
         return found if found and not found.unsafe else None
@@ -88,7 +91,6 @@ def pinned(at: Options, slots: Collection[int]) -> Iterator[Plan]:
             yield parked
     yield from _draining(table, want, slots)
     yield from _in_maintenance(table, want, slots)
-    # Where states are kept apart, later another slot may be free and look better to the engine.
     if table.open_for_unpinned(want.now) and (natural := at.natural) and natural.slot in slots:
         price = UNPINNED_PRICE + price_of(table, natural, want)
         yield _plan(table, natural, price, reason=Reason.ENGINE_CHOSE, pinned=False)
@@ -191,7 +193,10 @@ def _restored(at: Options, free: Collection[SlotId]) -> Iterator[Plan]:
 
 
 def _touch_for_adapters(table: EngineTable, slot: SlotId, want: Want) -> tuple[Step, ...]:
-    """A touch under its adapters: else the engine empties the slot once the request comes (engine.md T12)."""
+    """Return a touch under the request's adapters, if the slot's last task had others.
+
+    Without it the engine would empty the slot when the request begins (engine.md T12).
+    """
     shadow, space = table.shadow, want.prompt.space
     if not (want.own_scales or shadow.own_set(space)) or not shadow.has_other_adapters(slot, space):
         return ()

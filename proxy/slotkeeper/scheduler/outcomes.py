@@ -272,7 +272,7 @@ def _learn(state: State, pending: Pending, event: Finished) -> Iterator[Effect]:
 def _compare(plan: Plan, base: SlotContents | None, *, predicted: int, cached: int) -> None:
     """Compare the engine's count with our prediction. A large difference means that the shadow is wrong."""
     table = plan.table
-    # Where images stand, our account of checkpoints is not exact enough to tell flags.
+    # With images, our account of checkpoints is not exact enough to infer flags.
     if plan.pinned and base and plan.source is Source.SLOT and not base.tokens.chunks:
         table.learn(table.doubts.by_reuse(table.traits, base, predicted=predicted, cached=cached))
     if plan.source is Source.RAM and not cells_of(table.traits):  # a pool may lack adjacent cells

@@ -79,7 +79,7 @@ class Plan:
     until: float = 0.0  # expected seconds until the slot is free, if a request runs there
     beaten: tuple[Plan, ...] = ()  # the next best plans, cheapest first
     clears: bool = False  # it only empties the slot; then the request is placed again
-    cleared: bool = False  # unpinned, and no other namespace's state can look as good to the engine
+    cleared: bool = False  # unpinned, and no other space's state can look as good to the engine
 
     @property
     def source(self) -> Source | None:
@@ -95,12 +95,12 @@ class Plan:
 
     @property
     def clearing(self) -> bool:
-        """Whether the plan requires that no other namespace's state looks as good to the engine."""
+        """Whether the plan requires that no other space's state looks as good to the engine."""
         return self.clears or self.cleared
 
     @property
     def isolated(self) -> bool:
-        """Whether the slot holds nothing of another namespace when the request gets there."""
+        """Whether the engine can use nothing of another space for the request."""
         foreign = self.reuse_plan is not None and self.reuse_plan.foreign
         emptied = not foreign or any(isinstance(step, Wipe | Load) for step in self.steps)
         return emptied if self.pinned else self.cleared
@@ -139,6 +139,8 @@ class Stage(StrEnum):
 
 @dataclass(slots=True)
 class Pending:
+    """A request that was not reported yet: what is known of it, and how far it has come."""
+
     arrived: Arrived
     stage: Stage = Stage.QUEUED
     prompt: Tokens | None = None
@@ -146,7 +148,7 @@ class Pending:
     plan: Plan | None = None
     slot: SlotId | None = None  # the slot in which it runs, once known
     base: SlotContents | None = None  # the slot's contents when the request began
-    predicted: int | None = None
+    predicted: int | None = None  # `Usage.cached` as we expect it; None: not known yet
     structure: Structure = NO_STRUCTURE
     planted: int = 0  # tokens evaluated by plants for this request
     parked: int = 0  # those of `planted` that were computed only to save the slot's state first
@@ -155,13 +157,13 @@ class Pending:
     begun_at: float = 0.0  # when it was given its place
     queued_at: float = 0.0  # when it was put into the queue last
     waited: float = 0.0  # seconds in the queue, before that
-    aged: bool = False  # it is next, whatever its priority: none of that had been served for long
+    aged: bool = False  # it is next: no request of its priority had begun for long
     stands_behind: RequestId | None = None  # the more urgent request for which it does not begin
-    stood_back: bool = False  # since it was put into the queue
+    stood_back: bool = False  # whether that was reported since it was put into the queue
     pieces_until: float | None = None  # when its last piece was computed
     given_back: int = 0  # tokens that were computed again because it gave way
     step_began: float = 0.0
-    step_seconds: float = 0.0  # total of restores, touches and steers
+    step_seconds: float = 0.0  # total of restores, touches, erasures and steers
     steps_left: int = 0
     waits_in: Scene | None = None  # the scene in which it was decided that it must wait
     waits_for: EngineTable | None = None  # waits for a request there to end; other engines have free slots

@@ -19,7 +19,7 @@ A request is served by the first of these that applies (`arrivals` carries the n
   idle slots are emptied for it, or it waits as in 7. See `kv_pool`.
 9 A long request of low priority waits while more urgent ones are at work on that engine. See `priority`.
 
-The order in which requests are asked: see `priority`.
+The order in which requests are considered: see `priority`.
 
 A slot gets no other task until the engine has released it (engine.md T1): see `table`.
 In idle time, slots whose conversations have paused are saved: see `chores`.
@@ -92,6 +92,7 @@ from slotkeeper.scheduler.types import NO_ROUTER, ClientId, Crowded, EngineId, M
 
 
 def engine_up(state: State, event: EngineUp) -> Iterator[Effect]:
+    """Take in an engine that answers: no slot is given out before GET /slots has shown them."""
     table = state.tables.get(event.engine)
     if table is None:
         shadow = EngineShadow(event.traits)

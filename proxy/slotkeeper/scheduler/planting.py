@@ -6,8 +6,8 @@ twice. A beginning that other prompts will share is also saved to a file, so tha
 
 1. Prompts diverge again where they diverged before: at learned branch points, this prompt's own included. In
    tools and system text that is nearly certain (a clock, another agent).
-2. If nothing of the tools and system text was known, the next conversation diverges at their end. If a part
-   was known, they change from time to time, and only the place of the change counts.
+2. If nothing or all of the tools and system text was known, the next conversation diverges at their end. If
+   only a part was known, they change from time to time, and only the place of the change counts.
 3. Elsewhere in tools and system text, the place is unknown: a sub-agent has other tools, a file of
    instructions is edited. Checkpoints at even distances bound the cost of the first such divergence.
 4. Users sometimes go back to their messages and edit them.
@@ -113,7 +113,7 @@ def places(structure: Structure, prompt: Tokens) -> Iterator[CutPlace]:
 
 
 def _in_head(head: int, known: int) -> Iterator[CutPlace]:
-    """Yield the end of the head if nothing of it was known, and even distances in its new part."""
+    """Yield the end of the head unless only a part of it was known, and even distances in its new part."""
     if head and not WORTH_A_FILE <= known < head:
         yield CutPlace(head, NEW_HEAD, shared=True)
     stretch = max(STRETCH, head // STRETCHES)

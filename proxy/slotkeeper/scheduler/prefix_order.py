@@ -23,12 +23,12 @@ AnyState = Snapshot | SlotContents
 
 
 def _place(state: AnyState) -> tuple[str, bytes, str]:
-    """What to sort by: any order of the ids will do, if a sequence stands right before its extensions."""
+    """Return the sort key: any order of the ids will do, if a sequence stands right before its extensions."""
     return state.tokens.space, state.tokens.packed, state.id if isinstance(state, Snapshot) else ""
 
 
 class PrefixOrder:
-    """States sorted by their tokens; `common[i]` tokens are those that state i shares with the one before."""
+    """States sorted by their tokens; state i shares `common[i]` tokens with the one before."""
 
     __slots__ = ("common", "states")
 
@@ -66,7 +66,7 @@ class PrefixOrder:
                 self.common[index] = min(gap, self.common[index])
 
     def beside(self, live: Iterable[SlotContents]) -> Self:
-        """A copy in which what slots hold stands among the snapshots."""
+        """Return a copy to which the contents of slots are added."""
         copy = type(self)()
         copy.states, copy.common = [*self.states], [*self.common]
         for contents in live:
@@ -103,7 +103,7 @@ class PrefixOrder:
 
 
 class Neighbours:
-    """Files and what each has in common with a prompt, the most first; found as they are asked for.
+    """Files and how many tokens each has in common with a prompt, the most first; found on demand.
 
     `dense`: any file gives all that it has in common. Then of files that have equally much of it, only the
     nearest and the smallest are found: whatever a restore costs, it costs no less for a larger file.
@@ -122,10 +122,10 @@ class Neighbours:
 
 
 def _nearest(order: PrefixOrder, prompt: Tokens, *, dense: bool) -> Iterator[tuple[AnyState, int]]:
-    """States and what each has in common with `prompt`, the most first: they stand around its place.
+    """Yield states and how many tokens each has in common with `prompt`, the most first.
 
-    Thousands of files may begin with one system prompt, so those with equally much in common are found at
-    once, after the nearest one, which is often enough.
+    In the order they stand around the prompt's place. Thousands of files may begin with one system prompt, so
+    those with equally much in common are found at once, after the nearest one, which is often enough.
     """
     states, common = order.states, order.common
     begin = end = bisect_left(states, (prompt.space, prompt.packed), key=_begins)
@@ -148,5 +148,5 @@ def _nearest(order: PrefixOrder, prompt: Tokens, *, dense: bool) -> Iterator[tup
 
 
 def _begins(state: AnyState, length: int | None = None) -> tuple[str, bytes]:
-    """What the place of a prompt is found by: the ids of a state, or its first `length` bytes."""
+    """Return the key that is compared with a prompt: a state's ids, or their first `length` bytes."""
     return state.tokens.space, state.tokens.packed[:length]

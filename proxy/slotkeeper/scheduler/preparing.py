@@ -30,6 +30,7 @@ HOPELESS: Final = 3600.0  # the same if the files cannot be used
 
 
 def ended(state: State, event: Ended) -> Iterator[Effect]:
+    """Take in the end of a step, of a chore or of a request that is being prepared."""
     if chore := state.chores.get(event.request):
         yield from _of_chore(state, chore, event)
         return

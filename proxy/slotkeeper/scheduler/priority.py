@@ -72,7 +72,7 @@ def _aged(state: State, queue: Sequence[RequestId], priority: Priority, now: flo
 
 
 def _of(state: State, queue: Sequence[RequestId], priority: Priority) -> Sequence[Pending]:
-    """Return the queued requests of a priority; none if no more urgent one is ahead of them."""
+    """Return the queued requests of a priority; none if no more urgent request keeps them waiting."""
     queued = [state.requests[request] for request in queue]
     found = [pending for pending in queued if pending.arrived.hints.priority is priority]
     behind = any(pending.arrived.hints.priority.rank > priority.rank for pending in queued)

@@ -29,7 +29,7 @@ _BLOCK_BYTES: Final = BLOCK * WIDTH
 
 
 class Edge:
-    """The token ids between two nodes; at least one, but for the edge above the root."""
+    """The token ids between two nodes: at least one, except for a root, whose edge is empty."""
 
     __slots__ = ("_chain", "_lead", "first", "hashed", "head", "ids")
 
@@ -209,7 +209,7 @@ class PromptTree:
         return outside(prompt.chunks, path[-1][1] + path[-1][2]) if path else 0
 
     def longest_of_other_sets(self, prompt: Tokens) -> int:
-        """Return the same among sequences of the prompt's namespace that had other LoRA adapters."""
+        """Return the longest prefix among sequences of the same namespace under other LoRA adapters."""
         if not set_in(prompt.space):
             return 0
         mine = namespace_in(prompt.space)
@@ -217,7 +217,7 @@ class PromptTree:
         return max((self.longest(prompt.within(space)) for space in others), default=0)
 
     def passed_at(self, prompt: Tokens) -> float:
-        """Return when a sequence last passed the edge where that prefix ends, in seconds; 0 if none did."""
+        """Return when the edge in which `longest` ends was last passed, in seconds; 0 if there is none."""
         path = self._last_path(prompt)
         return path[-1][0].used if path else 0.0
 
@@ -309,7 +309,7 @@ class PromptTree:
         return self._roots.get(sequence.space) if sequence.space else self._root
 
     def _new_root(self, space: str) -> _Node:
-        """Make a root for a namespace, and drop the roots without children."""
+        """Make a root for a space, and drop the roots without children."""
         self._roots = {space: root for space, root in self._roots.items() if root.children}
         root = self._roots[space] = _Node(Edge(EMPTY), None, 0.0)
         return root

@@ -21,7 +21,7 @@ COUNT_SLIP: Final = 2  # tokens by which our count of a slot may differ although
 
 
 def observe(table: EngineTable, seen: Observed) -> dict[RequestId, SlotId]:
-    """Take in one answer of GET /slots. Returns the unsettled requests whose slot is now known."""
+    """Take in one answer of GET /slots. Returns the unpinned requests whose slot is now known."""
     table.observing = table.look_again = False
     table.failures = 0
     table.unseen = table.unseen and seen.asked < table.reset_at
@@ -146,7 +146,7 @@ def _as_counted(table: EngineTable, contents: SlotContents, count: int, now: flo
     if count == ours and not contents.rough:
         return contents
     if table.shadow.isolates(contents.tokens.space) and not contents.rough and count < ours - COUNT_SLIP:
-        return unknown  # perhaps of another namespace
+        return unknown  # perhaps of another space
     if contents.rough or count <= ours + COUNT_SLIP:
         return contents.shrunk(count)
     if table.traits.speculative and count <= ours + DRAFTED:  # the reply ended within an accepted draft

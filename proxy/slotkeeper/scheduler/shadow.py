@@ -49,7 +49,7 @@ class ReusePlan:
     parked: bool  # whether the engine would first copy the slot's contents to its RAM cache
     touched: bool = False  # after a one-token task in that slot
     unsafe: bool = False  # the engine would answer wrongly (T9, T11): the slot must be erased first
-    foreign: bool = False  # the engine might use another namespace's state: the slot must be erased first
+    foreign: bool = False  # the engine might use another space's state: the slot must be erased first
 
 
 class EngineShadow:
@@ -78,8 +78,8 @@ class EngineShadow:
     def look_touched(self, slot: SlotId, prompt: Tokens, idle: Collection[SlotId]) -> ReusePlan:
         """Plan to send a prompt to `slot` after a one-token task there.
 
-        That task makes the engine publish its idle slots in the RAM cache, this slot first. It also leaves
-        the slot non-empty, without which a pinned task never loads from the RAM cache (T6). A published state
+        That task makes the engine copy its idle slots to the RAM cache, this slot first. It also leaves the
+        slot non-empty, without which a pinned task never loads from the RAM cache (T6). A copied state
         replaces all entries that are a prefix of it.
         """
         ram, own = list(self.ram), self.slots[slot]
@@ -114,16 +114,16 @@ class EngineShadow:
         return ReusePlan(slot=slot, reuse=0, source=Source.NOTHING, base=None, parked=parked)
 
     def plan_reuse_in_space(self, slot: SlotId, space: str) -> ReusePlan:
-        """Plan to send an unknown prompt of a namespace.
+        """Plan to send an unknown prompt of a space.
 
-        It is `foreign` unless the slot has the same namespace, and the engine has no RAM cache to load from.
+        It is `foreign` unless the slot has the same space, and the engine has no RAM cache to load from.
         """
         contents = self.slots[slot]
         foreign = contents is None or contents.tokens.space != space or self.may_load
         return ReusePlan(slot=slot, reuse=0, source=Source.NOTHING, base=None, parked=False, foreign=foreign)
 
     def isolates(self, space: str) -> bool:
-        """Whether a request of this space must be kept from whatever states of others the engine has."""
+        """Whether a request of this space must be kept from states of other spaces in the engine."""
         return self.mixed or self.own_set(space) or bool(namespace_in(space))
 
     def own_set(self, space: str) -> bool:
@@ -131,7 +131,7 @@ class EngineShadow:
         return bool(self.traits.adapters) and set_in(space) != self.traits.adapter_set
 
     def stray(self, contents: SlotContents) -> bool:
-        """Whether it is not known with which adapters this was computed, so that it can be of no use."""
+        """Whether it is unknown with which adapters this was computed, so that it cannot be reused."""
         return bool(self.traits.adapters) and not set_in(contents.tokens.space)
 
     def has_other_adapters(self, slot: SlotId, space: str) -> bool:
@@ -285,7 +285,7 @@ class EngineShadow:
         user_starts: Sequence[int],
         images: Sequence[Chunk] = (),
     ) -> tuple[Checkpoint, ...]:
-        """Return the same for an engine that discards no checkpoint; empty if its flags are known."""
+        """Return `checkpoints_after` for an engine that discards none; empty if no flag is in doubt."""
         if not self.traits.checkpoints_in_doubt:
             return ()
         return after_prefill(
@@ -368,7 +368,7 @@ class EngineShadow:
         return parks(contents, self.traits, common, length) or (evict and self.traits.ram_cache)
 
     def _mixes(self, contents: SlotContents | None, prompt: Tokens, common: int) -> bool:
-        """Whether the engine might use another namespace's state, from the slot or from its RAM cache.
+        """Whether the engine might use another space's state, from the slot or from its RAM cache.
 
         A slot that we believe empty may hold a restored file, of which GET /slots shows nothing (engine.md
         1.7).

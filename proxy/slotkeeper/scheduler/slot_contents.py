@@ -48,7 +48,7 @@ class Snapshot:
     repaired: bool = False  # the window's cell table was repaired, so that the state can be extended (T4)
     draft: bool = False  # its checkpoints carry the draft model's state
     tier: Tier = Tier.HOT
-    created: float = 0.0  # seconds, the scheduler's clock
+    created: float = 0.0  # seconds, the clock of the events
     used: float = 0.0
     restores: int = 0  # restores that saved tokens, by the engine's count
     shared: bool = False  # the beginning of several prompts, or likely to be
@@ -84,8 +84,8 @@ class SlotContents:
     given_up: int = 0  # tokens of its own that were given up for `following`
     request: RequestId | None = None  # the request that wrote it last
     turns: int = 0  # how often it was continued
-    used: float = 0.0  # seconds, the driver's clock
-    from_file: bool = False  # restored from a file without checkpoints: it can be cut only behind that
+    used: float = 0.0  # seconds, the clock of the events
+    from_file: bool = False  # restored from a file without checkpoints: no cut before that file's end
     rough: bool = False  # its exact length is not known: the engine's next count decides
 
     @property

@@ -1,9 +1,9 @@
 """Spaces: keep the states of namespaces, and those of sets of LoRA adapters, apart on the way to a slot.
 
-Namespaces keep a client from seeing in its answers what another has computed. Tokens and hash chains contain
-the space, so no state, file, branch or message of one space is found for another. But the engine itself
-reuses whatever it has when a task begins: in the slot, or in its RAM cache, which it searches by similarity
-(engine.md 4).
+A space is one namespace with one set of adapters (`adapters.space_of`). Namespaces keep a client from seeing
+in its answers what another has computed. Tokens and hash chains contain the space, so no state, file, branch
+or message of one space is found for another. But the engine itself reuses whatever it has when a task begins:
+in the slot, or in its RAM cache, which it searches by similarity (engine.md 4).
 
 * A pinned request goes to a slot of its own space, or to one that is erased first. The engine loads nothing
   from its RAM cache into an empty slot (T6), nor if it keeps half of the slot.
@@ -67,7 +67,7 @@ def _salted(hash_chain: tuple[bytes, ...], space: str, before: str = "") -> tupl
 
 
 def moved_to(state: State, pending: Pending, adapters: str) -> None:
-    """Put a request that waits into the space of these adapters: what they are depends on its engine."""
+    """Move a waiting request to the space of these adapters, which depend on the engine that it will get."""
     request, before = pending.arrived, pending.arrived.space
     if request.adapters == adapters:
         return
@@ -89,7 +89,7 @@ def outdated(table: EngineTable, pending: Pending) -> bool:
 
 
 def rendered_within(event: Rendered, space: str) -> Rendered:
-    """Return the rendered prompts, put into the namespace of their request."""
+    """Return the rendered prompts, put into the space of their request."""
     if not space:
         return event
     own, other = (prompt and prompt.within(space) for prompt in (event.prompt, event.rewritten))
@@ -97,9 +97,9 @@ def rendered_within(event: Rendered, space: str) -> Rendered:
 
 
 def emptied(plan: Plan, pending: Pending, now: float) -> Plan | None:
-    """Return the plan of a slot that the client chose; what others have left there is erased first.
+    """Return the plan of a slot that the client chose; contents of another space are erased first.
 
-    None: its tokens must be known to see whether that is so.
+    None: the tokens of the request must be known first.
     """
     table, slot, request, prompt = plan.table, plan.slot, pending.arrived, pending.prompt
     if slot is None or request.action or not table.shadow.isolates(request.space):
@@ -142,14 +142,14 @@ def _unpinned(state: State, tables: Sequence[EngineTable], now: float) -> Plan |
 
 
 def _can_be_cleared(table: EngineTable, pending: Pending, now: float) -> bool:
-    """Whether erasing slots keeps other namespaces' states from the request; a RAM cache is not erased."""
+    """Whether erasing slots keeps other spaces' states from the request; a RAM cache is not erased."""
     return table.may_wipe(now) and (_known(table, pending) or not table.shadow.may_load)
 
 
 def _free_of_rivals(
     state: State, pending: Pending, able: Sequence[EngineTable], now: float
 ) -> tuple[list[EngineTable], Plan | None]:
-    """Return the engines that could choose no other namespace's slot, and a plan that erases one slot."""
+    """Return the engines that could choose no other space's slot, and a plan that erases one slot."""
     free: list[EngineTable] = []
     clear: Plan | None = None
     for table in sorted(able, key=lambda table: table.load):
@@ -173,7 +173,7 @@ def clearing(state: State) -> Iterator[tuple[Pending, EngineTable]]:
 
 
 def rivals(state: State, table: EngineTable, pending: Pending) -> tuple[Sequence[SlotId], Sequence[SlotId]]:
-    """Return the slots of other namespaces that the engine might choose: idle ones, and busy ones."""
+    """Return the slots of other spaces that the engine might choose: idle ones, and busy ones."""
     if not table.shadow.isolates(pending.arrived.space):
         return (), ()
     idle, busy = list[SlotId](), list[SlotId]()
@@ -184,7 +184,7 @@ def rivals(state: State, table: EngineTable, pending: Pending) -> tuple[Sequence
 
 
 def _is_rival(state: State, table: EngineTable, slot: SlotId, pending: Pending) -> bool:
-    """Whether the slot may hold another namespace's state that looks as good to the engine."""
+    """Whether the slot may hold another space's state that looks as good to the engine."""
     owner, contents = table.owners[slot], table.shadow.slots[slot]
     other = state.requests.get(owner) if owner else None
     if other is pending:

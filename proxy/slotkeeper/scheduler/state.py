@@ -61,7 +61,7 @@ class FairQueue:
         self._client[request] = client
 
     def put_back(self, request: RequestId, client: ClientId) -> None:
-        """Put a request first in the queue, because it lost its slot before the engine began to run it."""
+        """Put a request and its client first in the queue: its turn had come, but it was not sent."""
         self.add(request, client)
         self._lines[client].move_to_end(request, last=False)
         self._lines.move_to_end(client, last=False)
@@ -222,12 +222,12 @@ class State:
         return list(dict.fromkeys(set_of(table.traits.adapters, request.lora) for table in tables))
 
     def fitting(self, request: Arrived) -> list[EngineTable]:
-        """Return those engines on which its adapters are those in whose space it is."""
+        """Return the open engines on which the request would have the adapters that its space names."""
         tables = self.open_for(request.model)
         return [table for table in tables if set_of(table.traits.adapters, request.lora) == request.adapters]
 
     def isolates(self, request: Arrived) -> bool:
-        """Whether it must be kept from states of others that an engine may have."""
+        """Whether the request must be kept from states of other spaces in an engine of its model."""
         if request.namespace:
             return True
         return any(table.shadow.isolates(request.space) for table in self.up_for(request.model))
@@ -271,7 +271,7 @@ class State:
         return bool(len(self.queue) or self.bypassing or self.steered)
 
     def closes(self) -> None:
-        """The sidecar is being stopped."""
+        """Record that the sidecar is being stopped."""
         self.closing = True
         for table in self.tables.values():
             table.ends()

@@ -18,6 +18,10 @@ from slotkeeper.scheduler.types import Place, RequestId, SlotId
 def effect(
     step: Step, owner: RequestId, table: EngineTable, slot: SlotId, *, tree: PromptTree
 ) -> Plant | Save | Restore | Erase:
+    """Return the effect that carries out a step in a slot; its outcome is reported to `owner`.
+
+    Raises ValueError for a prefill under adapters that the engine does not have.
+    """
     place = Place(table.engine, slot)
     match step:
         case Prefill(tokens, purpose):
@@ -44,9 +48,9 @@ def effect(
 
 
 def _scales(traits: EngineTraits, tokens: Tokens, purpose: Purpose) -> Scales | None:
-    """With which adapters a prefill is computed: those of its tokens. None: it need not say.
+    """Return the scales of the adapters of a prefill's tokens; None if the prefill need not name them.
 
-    A touch always says so: from then on the slot has these adapters (engine.md T12).
+    A touch always names them: from then on the slot has these adapters (engine.md T12).
     """
     name = set_in(tokens.space)
     if not traits.adapters or (name == traits.adapter_set and purpose is not Purpose.TOUCH):

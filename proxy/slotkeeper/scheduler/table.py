@@ -57,7 +57,7 @@ class Sent:
 
     at: float
     slots: int  # slots that it takes at once: n > 1, or several prompts
-    alone: bool = False  # no task may run before it: it could leave another namespace's state
+    alone: bool = False  # no task may run before it: it could leave another space's state
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class EngineTable:
     adapters_at: float = -inf  # when it was last asked which adapters it uses
     adapters_wanted: bool = False  # idle work waits for the answer
     asking: bool = False  # it is being asked
-    # Idle work that was under way when the adapters changed unseen: its slots, and who saves there.
+    # Idle work that was under way when the adapters changed unseen: its slots, and the ids of its saves.
     doubted: set[SlotId] = field(default_factory=set)
     suspect: set[RequestId] = field(default_factory=set)
     leaving: bool = False  # it is drained, or its router is about to unload it: nothing may begin there
@@ -96,11 +96,11 @@ class EngineTable:
     unsettled: dict[RequestId, Sent] = field(default_factory=dict)  # unpinned, not yet seen
     orphans: list[Orphan] = field(default_factory=list)
     awaited: bool = False  # a request waits for tasks on their way there to begin; later requests wait too
-    shared_until: float = 0.0
+    shared_until: float = 0.0  # until when tasks of other clients are expected
     moves: int = 0  # how often any slot has changed its state
-    reset_at: float = -1.0
-    observed_at: float = -1.0
-    observing: bool = False
+    reset_at: float = -1.0  # when its slots were last lost: it came up, was lost or was restarted
+    observed_at: float = -1.0  # when GET /slots was last answered
+    observing: bool = False  # a poll is under way
     unseen: bool = False  # it came up, and GET /slots was not read since
     patience: int = 0  # polls in a row that changed nothing
     failures: int = 0  # polls in a row that failed
@@ -225,7 +225,7 @@ class EngineTable:
         return self.rests_at if self.put_off else inf
 
     def ends(self) -> None:
-        """Its slots are about to be lost: what was left to the engine's own cache is looked at again."""
+        """Reconsider states that were left to the engine's own disk cache: the slots are about to be lost."""
         if self.traits.disk_cache:
             self.settled.clear()
 
@@ -366,14 +366,14 @@ class EngineTable:
         self.changed[slot] = now + late
 
     def disown(self) -> None:
-        """Distrust idle slots: a task ran unseen, so where states are kept apart they are not certain."""
+        """Record that a task ran in an unknown idle slot: any of them may hold another space's state now."""
         for slot in self.idle:
             contents, self.shadow.task_adapters[slot] = self.shadow.slots[slot], None
             if contents and self.shadow.isolates(contents.tokens.space):
                 self.doubt(slot)
 
     def doubt(self, slot: SlotId) -> None:
-        """It is not known to whom what a slot holds belongs."""
+        """Treat the contents of a slot as unknown, because their space is uncertain."""
         self.shadow.task_adapters[slot] = None
         if contents := self.shadow.slots[slot]:
             self.shadow.slots[slot] = SlotContents(opaque=contents.total, used=contents.used)

@@ -101,6 +101,7 @@ class Tokens:
     chunks: tuple[Chunk, ...]  # its images, whose places have negative numbers instead of ids
 
     def __init__(self, ids: Iterable[int] = ()) -> None:
+        """Pack ids. Raises OverflowError for a number that is no int32, TypeError for what is no integer."""
         self.packed = array("i", ids).tobytes()
         self.space = ""
         self.chunks = ()
@@ -120,7 +121,7 @@ class Tokens:
         return cls.of(_packed(digest, length), chunks=(Chunk(0, length, digest, closed),))
 
     def within(self, space: str) -> Tokens:
-        """Return the same ids in this namespace."""
+        """Return the same ids in this space."""
         return self if space == self.space else Tokens.of(self.packed, space, self.chunks)
 
     def __len__(self) -> int:
@@ -169,7 +170,7 @@ class Tokens:
         return outside(self.chunks, common) if self.chunks else common
 
     def same_ids(self, other: Tokens, start: int = 0) -> int:
-        """Return the same for the ids alone: it may end inside an image."""
+        """Return the same for the ids alone: spaces do not count, and the prefix may end inside an image."""
         a, b, shift = self.packed, other.packed, start * WIDTH
         if b.startswith(a, shift):
             return len(self)

@@ -28,7 +28,7 @@ def id_of(key: RequestId) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
-    """One slot of one engine. Every key of the scheduler is a Place."""
+    """One slot of one engine."""
 
     engine: EngineId
     slot: SlotId

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class SpecialSplitter:
-    """Splits a text into text between specials (str) and specials (their id)."""
+    """Splits a text into special tokens (as ids) and the texts between them (as str)."""
 
     def __init__(self, ids: Mapping[str, int]) -> None:
         self._ids = ids
@@ -149,7 +149,7 @@ class Encode(Protocol):
 
 
 class SegmentCache:
-    """Pieces of text and their tokens; beyond the budget the least recently used are dropped."""
+    """Pieces of text and their tokens; beyond `budget` bytes the least recently used are dropped."""
 
     def __init__(self, budget: int = CACHE_BYTES) -> None:
         self._budget = budget
@@ -342,7 +342,7 @@ def byte_alphabet() -> list[str]:
 
 
 def _ranks(vocabulary: GgufVocabulary, ids: Mapping[str, int]) -> tuple[dict[bytes, int], list[int]]:
-    """Return the ranks of pieces (bytes, then merges in order, which may differ from ids), and rank -> id."""
+    """Return piece -> rank, and rank -> id. Bytes rank first, then the results of merges in their order."""
     byte_of = {symbol: byte for byte, symbol in enumerate(byte_alphabet())}
     # dict.fromkeys: two merges may make the same piece; the earlier one counts
     pieces = list(dict.fromkeys([*byte_of, *_merged(vocabulary, byte_of.keys())]))

@@ -58,7 +58,7 @@ class Scan:
 
 
 def scan(path: Path, wanted: Collection[str] = ()) -> Scan:
-    """Read the header; long arrays are kept only if their key is in `wanted`.
+    """Read the header; long arrays are kept only if their key is in `wanted`. Raises only GgufError.
 
     Blocks: 0.1 s for a vocabulary of 150,000.
     """

@@ -69,7 +69,10 @@ def candidates_in(chat_template: str, hints: Iterable[str] = ()) -> list[str]:
 
 
 async def learn_affixes(ask: TokenizeCall) -> tuple[Tokens, Tokens]:
-    """Return the tokens that add_special=true puts before and after a text: BOS, EOS or none."""
+    """Return the tokens that add_special=true puts before and after a text: BOS, EOS or none.
+
+    Raises TokenizeError if add_special=true changes the tokens of the text itself.
+    """
     plain = await ask("hello", add_special=False, parse_special=True)
     full = await ask("hello", add_special=True, parse_special=True)
     for start in range(len(full) - len(plain) + 1):
@@ -217,7 +220,10 @@ class Tokenizer:
             self.why = f"{dropped.mode} is distrusted: {why}"
 
     async def tokenize(self, text: str, *, add_special: bool = True) -> Tokens:
-        """Return the ids that the chat route makes from a rendered prompt; special tokens are recognised."""
+        """Return the ids that the chat route makes from a rendered prompt; special tokens are recognised.
+
+        Raises TokenizeError, or whatever the call to /tokenize raises.
+        """
         if not self._rungs:
             return await tokens_of(await self._ask(text, add_special=add_special, parse_special=True))
         tokens = await self._rungs[0].pieces.tokenize(text)
@@ -226,7 +232,8 @@ class Tokenizer:
     async def tokenize_prompt(self, prompt: str | Sequence[int | str]) -> Tokens:
         """Return the ids of a raw completion prompt. In an array, ids stay; only a first string gets BOS.
 
-        Raises ValueError for an array of strings, which is several prompts to the engine: tokenize each.
+        Raises ValueError for a number that is no id, and for an array of several strings: to the engine these
+        are several prompts, so each must be tokenized alone. Other errors are those of `tokenize`.
         """
         if isinstance(prompt, str):
             return await self.tokenize(prompt)

@@ -266,8 +266,8 @@ def new(scene: Scene) -> range:
 def sampled(before: Conversation, messages: Sequence[Message], at: int) -> Doc | None:
     """Return the reply that message `at` is or belongs to, as the engine gave it.
 
-    The reply is identified by the ids of its calls, else by its text. In a Responses body a reply is several
-    items: the items up to the next that is no reply tell which reply it is.
+    The reply is identified by the ids of its calls, else by its text. In a Responses body one reply is
+    several items, so the items of the reply after `at` are examined too.
     """
     said = ""
     for message in messages[at : at + ITEMS]:

@@ -38,7 +38,7 @@ Key = tuple[FactKind, str, int]  # identifies a fact of a text: kind, label, and
 class Drift:
     """One text of a request, and the same text as it was first sent."""
 
-    where: str  # the same in every request of a conversation
+    where: str  # identifies the text: the same in every request of a conversation
     now: Text
     first: Text
 
@@ -82,14 +82,17 @@ def changed(scene: Scene) -> Iterator[tuple[str, Message, Message]]:
 
 
 def together(where: str, message: Message, first: Message) -> Iterator[Drift]:
-    """Yield the texts of a message with those first sent, if there are equally many."""
+    """Yield each text of a message with the one first sent; none if the number of texts differs."""
     if len(message.texts) == len(first.texts):
         for n, (text, was) in enumerate(zip(message.texts, first.texts, strict=True)):
             yield Drift(f"{where}.{n}", text, was)
 
 
 def pairs(scene: Scene) -> Iterator[tuple[str, Message, Message]]:
-    """Yield the messages that were sent before, also system text, each with its name in this conversation."""
+    """Yield system texts and messages that were sent before, each with its name in this conversation.
+
+    The model's replies are left out.
+    """
     if scene.before is None:
         return
     now, sent = scene.now, scene.before.sent
@@ -133,7 +136,7 @@ def named(where: str, key: Key) -> str:
 def telling(scene: Scene, which: str, text: str, stands: str | None) -> Iterator[Fact]:
     """Yield the fact, unless the model was last told exactly this.
 
-    `stands`: what the model reads in its old place.
+    `stands`: what the model reads in the fact's own place; None if nothing stands there.
     """
     if last_noted(scene, which, stands) == text:
         return
@@ -143,7 +146,7 @@ def telling(scene: Scene, which: str, text: str, stands: str | None) -> Iterator
 
 
 def last_noted(scene: Scene, which: str, stands: str | None) -> str | None:
-    """Return what the model last read of a fact. None: unknown, as some notes did not come along."""
+    """Return what the model last read of a fact. None: unknown, because the request lacks some notes."""
     before = scene.before
     if before is None or which not in before.noted:
         return stands
