@@ -1,4 +1,4 @@
-"""All benchmarks, the quick ones first: `python -m benchmarks`, or `make bench`."""
+"""Runs the benchmarks in `PROGRAMS`, one after the other: `python -m benchmarks`, or `make bench`."""
 
 from __future__ import annotations
 

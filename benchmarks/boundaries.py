@@ -68,7 +68,7 @@ CASES: Final[Mapping[str, Case]] = MappingProxyType(
 
 @dataclass(slots=True, kw_only=True)
 class Record:
-    """One request: when it was sent, what it cost, and what the sidecar had spent before."""
+    """The requests of one session: when each was sent, its cost, and the sidecar's own prefills by then."""
 
     scene: Scene
     began: float = field(default_factory=time.perf_counter)

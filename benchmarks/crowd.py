@@ -144,7 +144,7 @@ async def loaded(processes: int) -> AsyncIterator[None]:
 
 
 def cells(chosen: argparse.Namespace) -> Iterator[Cell]:
-    """Return the chosen cells; of several for the same work, the last counts."""
+    """Yield the chosen cells; if no shape is chosen, those with a target and some others."""
     kinds = product(chosen.builds, chosen.models)
     named = any((chosen.conversations, chosen.gaps, chosen.kill, chosen.busy, chosen.all))
     shapes: Sequence[tuple[int, int, str, int]]

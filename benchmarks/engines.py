@@ -3,15 +3,17 @@
 `python -m benchmarks.engines [speeds] [deaths] [--agents 8] [--turns 5] [--slower 3] [--conversations 40]`.
 
 `speeds`: agents talk at the same time, each waiting for its answer; the time to the first token with one
-sidecar over both engines, beside every static split of the agents, with a sidecar of its own for each engine.
+sidecar over both engines, beside each static split that gives the fast engine at least half of the agents,
+with a sidecar of its own for each engine.
 A few turns of other agents before that show each engine's speed to the sidecar, as in any service; they are
 the same for every way, and do not count. The engines are two processes with one thread each. The slow one is
 stopped for a part of every 40 ms (SIGSTOP, SIGCONT), so that both its prefill and its answers are slower by
 the same factor on any machine.
 
 `deaths`: conversations, four at a time. One engine is killed (kill -9) after a quarter of the requests and is
-back after half of them; then the other one is killed for good. Requests that failed are counted, and the
-tokens that clients waited for, beside an oracle: a perfect cache that is shared by both and outlives them.
+back after half of them; after three quarters the other one is killed for good. Requests that failed are
+counted, and the tokens that clients waited for, beside an oracle: a perfect cache that is shared by both and
+outlives them.
 """
 
 from __future__ import annotations
@@ -50,14 +52,14 @@ from slotkeeper.observe.log import configure
 from slotkeeper.scheduler.tokens import Tokens
 
 BUILD: Final = EngineKind.XLLAMACPP.value
-PERIOD: Final = 0.04  # seconds
+PERIOD: Final = 0.04  # seconds of one stop and run of the slow engine
 AT_ONCE: Final = 4
 SYSTEM: Final = 6000  # characters, the same for all conversations
 ASKED: Final = (6000, 1500, 600, 3000)  # characters of questions, in turn
 REPLY: Final = 24  # tokens
 THINK: Final = 0.2  # seconds between an answer and the next question
 PATIENT: Final = httpx.Timeout(None, connect=5.0)
-P95: Final = 94  # of 99 cuts
+P95: Final = 94  # index among the 99 cut points of `quantiles`
 SLOTS: Final = 4  # of both engines
 SHOWING: Final = 100  # number of the first warm-up agent, which only shows the engines' speeds
 SHOWN: Final = 4  # turns of a warm-up agent

@@ -1,6 +1,7 @@
 """An agent and another client beside it, whose requests come at moments that only the seed decides.
 
-The agent's reasoning is left out of the prompt when the next task comes; 7,000 tokens follow after it.
+When the next task comes, the template leaves out the reasoning of the task before: the prompt diverges from
+the last one, and 7,000 tokens follow.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Heard:
     prompt: int  # tokens
     computed: int
     seconds: float  # to the first token
-    prefill_seconds: float  # the part that the engine spent from its first look at the prompt
+    prefill_seconds: float  # of these, the prefill, by the engine's count
 
     @property
     def waited(self) -> float:

@@ -1,4 +1,4 @@
-"""Where measured figures are kept: a table for the reader, and a JSON file to compare the next run with."""
+"""The output of benchmarks: a console for tables, and a JSON file to compare the next run with."""
 
 from __future__ import annotations
 

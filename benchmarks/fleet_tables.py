@@ -11,9 +11,9 @@ GIB: Final = 2**30
 
 
 def of(measured: Measured, table: Callable[..., str]) -> Mapping[str, Callable[[], str]]:
-    """Block -> the function that writes it.
+    """Return the function that writes each block, by the block's name.
 
-    `measured` finds the figures of a benchmark, `table` writes one.
+    `measured` returns the figures of a benchmark by its name; `table` formats a head and rows.
     """
 
     def rows(name: str) -> Iterator[Row]:

@@ -71,7 +71,7 @@ async def measure(build: str, model: Tiny, session: str, way: Way, **settings: A
 
 
 def waited(samples: Sequence[Sample]) -> int:
-    """Return the tokens that the requests themselves computed."""
+    """Return the tokens that clients waited for, with those that were planted for their requests."""
     return sum(sample.computed or 0 for sample in samples)
 
 
@@ -109,7 +109,7 @@ def table(rows: Sequence[Row], ways: Sequence[Way]) -> Table:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 1 if a session failed, or if probed flags led to more than 2 % above `up`."""
+    """Return 1 if a session failed, or if probed flags cost over 2 % more tokens than those of `up`."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.found_flags", description=__doc__)
     parser.add_argument("--builds", nargs="+", default=list(BUILDS))
     parser.add_argument("--models", nargs="+", type=Tiny, default=list(MODELS))

@@ -63,7 +63,7 @@ class Chat:
 
 
 def edits_among(rng: random.Random) -> list[Request]:
-    """Yield twelve turns, every third of them an edit."""
+    """Return twelve turns; from the fourth on, each is an edit with a chance of one in three."""
     chat, at, said = Chat(rng, _system(rng)), 0.0, []
     for turn in range(TURNS):
         at += _pause(rng)
@@ -74,7 +74,7 @@ def edits_among(rng: random.Random) -> list[Request]:
 
 
 def edits_of_it(rng: random.Random, *, thinks: bool = False) -> list[Request]:
-    """Yield twelve turns, then twelve edits of these turns, each continued for up to three."""
+    """Return twelve turns, then twelve edits of these turns, each with up to two further turns."""
     chat, at, said = Chat(rng, _system(rng), thinks), 0.0, []
     for _ in range(TURNS):
         at += _pause(rng)
@@ -91,7 +91,7 @@ def edits_of_it(rng: random.Random, *, thinks: bool = False) -> list[Request]:
 def edits_after(
     rng: random.Random, *, chats: int = 1, thinks: bool = False, returns: float = 0.0
 ) -> list[Request]:
-    """Yield twelve turns of each conversation in turn, then twelve edits of what the last one left.
+    """Return twelve turns of each conversation in turn, then twelve edits, each of what the last edit left.
 
     `returns` is the share of edits that are replaced by continuing an older branch.
     """

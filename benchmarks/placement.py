@@ -153,7 +153,7 @@ class Crowded:
 
 
 def replace_views(engine: TimedEngine, slots: Sequence[SlotContents | None]) -> Any:
-    """Report the slots to the scheduler as it knows them, as GET /slots would."""
+    """Return the views of GET /slots that confirm what the scheduler knows of the slots."""
     views = engine.views()
     return tuple(
         replace(view, busy=False, task=1, held=contents.total if contents else None)

@@ -40,7 +40,8 @@ from slotkeeper.scheduler.effects import PoolAct
 BUILD: Final = "b11549"
 CELLS: Final = 4096
 SLOTS: Final = 4
-# As users start it, without -np: each task moves all idle slots to the RAM cache. And without that cache.
+# The first is as users start it, without -np: each task moves all idle slots to the RAM cache. The second has
+# no RAM cache.
 ENGINES: Final = {
     "as it comes": ("-c", str(CELLS)),
     "no RAM cache": ("-np", str(SLOTS), "--kv-unified", "-c", str(CELLS), "--cache-ram", "0"),
@@ -123,7 +124,7 @@ class Played:
         return [chat.texts for chat in self.chats]
 
     def others(self, oracle: Played) -> int:
-        """Return the answers that differ from those of the engine with room."""
+        """Return the number of answers that differ from those of the engine with room."""
         pairs = [
             pair
             for mine, its in zip(self.chats, oracle.chats, strict=True)

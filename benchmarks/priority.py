@@ -1,6 +1,6 @@
 """A long prompt in the background, and short questions in between: how long each waits, and what is lost.
 
-`python -m benchmarks.priority [--slots 1 2] [--tokens 30000] [--questions 12] [--models tiny-hybrid]`. One
+`python -m benchmarks.priority [--slots 1 2] [--tokens 30000] [--questions 40] [--models tiny-hybrid]`. One
 client sends a long prompt, with low priority if the sidecar may divide it. Another client asks a short
 question, waits a moment after its answer, and asks the next, until the long prompt is answered.
 
@@ -147,7 +147,7 @@ class Found:
     load: Load
     computed: int  # tokens, by the engine's counter
     acts: dict[str, int]
-    begun_meanwhile: int  # batches of the long prompt that began while a question waited
+    begun_meanwhile: int  # prefills of the sidecar that began while a question waited
 
 
 def p95(values: Sequence[float]) -> float:
@@ -215,7 +215,7 @@ async def measured(model: Tiny, slots: int, tokens: int, questions: int, *, way:
 
 
 def begun_meanwhile(sidecar: Sidecar | None) -> int:
-    """Return the sidecar's prefills that began between a question's arrival and its first token."""
+    """Return how many of the sidecar's prefills began between a question's arrival and its first token."""
     records = list(sidecar.driver.journal) if sidecar else []
     begun = [
         (record, record.at + span.begin)

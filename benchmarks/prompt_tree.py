@@ -1,8 +1,8 @@
 """The prompt tree: time of a look-up and of an insertion, and memory, by conversations and their length.
 
 `python -m benchmarks.prompt_tree`. The conversations grow by turns, one turn of each after the other. Every
-second one begins with the same system prompt, and its own text opens in one of a few ways. Each point runs in
-its own process. Times are processor time, so other work on the machine has little effect.
+second one begins with the same system prompt, and its own text opens in one of a hundred ways. Each point
+runs in its own process. Times are processor time, so other work on the machine has little effect.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ POINTS: Final = ((1000, 5000), (1000, 50_000), (1000, 200_000), (100, 50_000), S
 TARGET_MS: Final = 1.0  # the slowest look-up of a hundred
 TARGET_MB: Final = 300
 TURNS: Final = 5
-SHARED: Final = 5  # the system prompt is one part in this many
+SHARED: Final = 5  # the system prompt is one fifth of a conversation
 OPENINGS: Final = 100
 OPENING_TOKENS: Final = 20
 NEW_TOKENS: Final = 100  # of a measured turn
@@ -75,7 +75,10 @@ class Conversations:
 
 
 def probe(tree: PromptTree, prompts: Iterable[tuple[int, Tokens]]) -> Row:
-    """Return the milliseconds of each prompt's look-up and insertion; raises if the known length is wrong."""
+    """Return the milliseconds of look-ups and insertions: median and 99th percentile.
+
+    Raises RuntimeError if the tree knows less than the given length of a prompt.
+    """
     looks, adds = [], []
     for known, prompt in prompts:
         began = time.process_time()

@@ -1,8 +1,8 @@
 """Take the figures of the documents from the last runs: `python -m benchmarks.publish`.
 
-Reads artifacts/benchmarks/*.json, writes docs/figures.json, and fills the marked blocks of README.md,
-docs/benchmarks.md and docs/reliability.md from it. So no figure is written by hand, and each names its run.
-A benchmark that was not run here keeps its earlier figures.
+Reads artifacts/benchmarks/*.json, writes docs/figures.json, and fills from it the marked blocks of the
+documents in `benchmarks.tables.MEASURED`. So no figure there is written by hand. A benchmark that was not run
+here keeps its earlier figures.
 """
 
 from __future__ import annotations

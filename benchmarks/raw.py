@@ -98,7 +98,7 @@ class Relay:
         writer.close()
 
     async def _requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Yield each request of the connection: its headers, its body by length, its time."""
+        """Pass on each request of the connection, and record when it had arrived completely."""
         with suppress(asyncio.IncompleteReadError):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")

@@ -3,6 +3,7 @@
 `python -m benchmarks.restart [--tokens 30000] [--repeats 7] [--models tiny-hybrid ...]`. The time to the
 first token of the next question, in three ways, each on an engine that has just started: through the sidecar;
 raw (the same file restored by the benchmark, then the same request); and stock, where nothing is restored.
+Then, without `--no-totals`, the tokens that two conversations compute after a restart, on every model.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class Long:
         return await self._time(self._raw.base)
 
     async def _time(self, base: str, **more: Any) -> tuple[float, int]:
-        """Return the time of another question each time, after the same conversation."""
+        """Ask another question each time after the same conversation; return seconds and cached tokens."""
         self._asked += 1
         asked = [*self._history, user(100 + self._asked, 300)]
         seconds, answer = await _ask(base, {"messages": asked, "max_tokens": 1, **more})

@@ -68,6 +68,8 @@ CASES: Final[dict[str, tuple[Kind, Trace]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
+    """What a rule of eviction is given; `budget` in bytes. Only `foresight` uses `past` and `future`."""
+
     states: Sequence[Snapshot]
     budget: int
     traits: EngineTraits
@@ -106,7 +108,7 @@ def _first(asked: Asked, key: Callable[[Snapshot], float]) -> list[SnapshotId]:
 
 
 def foresight(asked: Asked) -> list[SnapshotId]:
-    """Evict what the prompts to come will miss least: no bound, but an estimate of what is possible.
+    """Evict what the prompts to come will miss least: not a bound, but an estimate of what is possible.
 
     A prompt counts only if it shares no more tokens with the requests before it than with the past.
     """
@@ -143,12 +145,14 @@ def _given(state: Snapshot, prompt: Tokens, traits: EngineTraits) -> int:
 
 
 def _common(others: Sequence[Request], request: Request) -> int:
-    """Return the tokens of a prompt that another one had computed."""
+    """Return the longest prefix of a prompt that the others, with their replies, have in common with it."""
     return max((other.end.lcp(request.prompt) for other in others), default=0)
 
 
 @dataclass
 class Desk:
+    """One slot and its files, under one rule of eviction."""
+
     kind: Kind
     budget: int
     rule: Rule

@@ -98,7 +98,7 @@ def _in_system(write: Callable[[int, int], str]) -> Rewrite:
 
 
 def _in_first_user(write: Callable[[int, int], str]) -> Rewrite:
-    """Put a block before the first user message, or none."""
+    """Put the text of `write`, which may be empty, before the first user message."""
 
     def rewrite(task: int, number: int, body: Doc) -> Doc:
         head, asked, *rest = body["messages"]
@@ -160,7 +160,7 @@ def _swapped(arguments: str) -> str:
 
 
 def _trimmed(_: int, number: int, body: Doc) -> Doc:
-    """Trim all earlier messages before the very last request."""
+    """Trim white space at the ends of all replies, in the very last request only."""
     if number < TASKS * (CALLS + 1) - 1:
         return body
     trimmed = [

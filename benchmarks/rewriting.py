@@ -3,8 +3,9 @@
 `python -m benchmarks.rewriting [--builds b10434 ...] [--ways stock observe fix]`. One short session for each
 rule, on the hybrid model. `--traces FILE.jsonl ...` plays recorded sessions instead: on stock, and through a
 sidecar with its defaults in front of the same flags. With `--prune WAY` old results in recorded chats are
-pruned first, as an agent does it (`pruners`); `--context` is a slot's. Tokens are those that clients waited
-for; beside them are both ratios, waited and total. The oracle counts the requests as clients sent them.
+pruned first, as an agent does it (`pruners`). `--context` is the context of a slot, in tokens. Tokens are
+those that clients waited for; beside them are both ratios, waited and total. The oracle counts the requests
+as clients sent them.
 """
 
 from __future__ import annotations

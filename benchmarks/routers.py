@@ -41,7 +41,7 @@ stop-timeout = 5
 
 
 def preset(folder: Path, **more: str) -> Path:
-    """Return a preset of the models, and of `more`, which are files at these paths."""
+    """Write a preset of the models, and of `more` (name and path); return its path."""
     paths = {name: str(build(tiny)) for name, tiny in MODELS.items()} | more
     sections = [f"[{name}]\nmodel = {path}\n" for name, path in paths.items()]
     sections[0] += f"alias = {ALIAS}\n"
@@ -67,7 +67,7 @@ async def router(folder: Path, *args: str, most: int = 1, **more: str) -> AsyncI
 
 
 async def status(base: str, model: str) -> ModelStatus:
-    """Return the router's model states. Its listing loads no model."""
+    """Return the state of a model, by the router's listing, which loads no model."""
     async with RouterClient(base) as client:
         listing = await client.listing()
     return next(entry.status for entry in listing.models if entry.name == ModelName(model))

@@ -67,17 +67,17 @@ def chat(
 
 
 def append() -> Script:
-    """i: nothing ever changes."""
+    """Nothing ever changes."""
     yield from chat(6)
 
 
 def thinking() -> Script:
-    """ii: the thinking of the last answer is left out of the next prompt."""
+    """The thinking of the last answer is left out of the next prompt."""
     yield from chat(6, max_tokens=300, fields=THINKING)
 
 
 def tool_loop() -> Script:
-    """ii-d: three tasks, each with three tool calls and an answer."""
+    """Three tasks, each with three tool calls and an answer."""
     history = [system()]
     for task in range(3):
         history.append(user(task))
@@ -96,7 +96,7 @@ def tool_loop() -> Script:
 
 
 def long_tools() -> list[Doc]:
-    """Tools whose descriptions are a manual, as those of coding agents are: about 10,000 tokens."""
+    """Return tools with long descriptions, as those of coding agents: about 10,000 tokens."""
     return [
         {**TOOL, "function": {**TOOL["function"], "name": name, "description": prose(7000, 90 + number)}}
         for number, name in enumerate(TOOLS)
@@ -104,7 +104,7 @@ def long_tools() -> list[Doc]:
 
 
 def clock(*, first: bool) -> Script:
-    """iii: the time of day in the system prompt, as its first or as its last line."""
+    """The time of day in the system prompt, as its first or as its last line."""
     history = [system()]
     for number in range(4):
         now = f"Current time: 2026-01-01 10:0{number}:00"
@@ -115,7 +115,7 @@ def clock(*, first: bool) -> Script:
 
 
 def edits() -> Script:
-    """iv: regenerate, edit, cut off the rest, and return to the first branch."""
+    """Regenerate, edit, cut off the rest, and return to the first branch."""
     history = yield from chat(5)
     asked = tuple(history[:-1])
     yield Turn(label="regenerate the last answer", messages=asked)
@@ -131,7 +131,7 @@ def edits() -> Script:
 
 
 def interleaved() -> Script:
-    """v: two chats with one system prompt, turn by turn, and a title for the first."""
+    """Two chats with one system prompt, turn by turn, and a title for the first."""
     one, other = [system()], [system()]
     for number in range(4):
         one.append(user(number))
@@ -143,7 +143,7 @@ def interleaved() -> Script:
 
 
 def many_turns() -> Script:
-    """viii: more turns than the engine keeps checkpoints for, then an early edit, then back."""
+    """More turns than the engine keeps checkpoints for, then an early edit, then back."""
     history = yield from chat(12, max_tokens=48)
     text = "Edited early. " + prose(2000, 88)
     yield Turn(label="edit message 2, cut off the rest", messages=edited(history[:4], 3, text))
@@ -151,7 +151,7 @@ def many_turns() -> Script:
 
 
 def document(characters: int, questions: Sequence[str]) -> Script:
-    """ix: one document of 3.5 characters a token; each question about it is a conversation of its own."""
+    """One document of this length, 3.5 characters a token; each question is a conversation of its own."""
     text = prose(characters, 60)
     for number, question in enumerate(questions):
         asked = {"role": "user", "content": f"{text}\n\n{question}"}
@@ -159,7 +159,7 @@ def document(characters: int, questions: Sequence[str]) -> Script:
 
 
 def agents() -> Script:
-    """x: five new agents with one long system prompt, and two other conversations that take the slots.
+    """Five new agents with one long system prompt, and two other conversations that take the slots.
 
     The other conversations continue by one turn after each agent; they are the session "others".
     """

@@ -1,9 +1,10 @@
-"""The scheduler in front of simulated engines: a fast and a slow one, compared with every static split.
+"""The scheduler in front of simulated engines: a fast and a slow one, compared with static splits.
 
 `python -m benchmarks.simulated_engines`. Time to the first token, in the time of the simulation, so that no
 other work on the machine disturbs it. An engine computes prompts one after the other, in the order of
 arrival, and answers at its own rate. It has only slots: no RAM cache, no files. Each agent waits for its
-answer, thinks, and asks again. A few warm-up agents show the engines' speeds first.
+answer, thinks, and asks again. A few warm-up agents show the engines' speeds first. A split gives the fast
+engine a fixed number of agents, at least half.
 """
 
 from __future__ import annotations
@@ -46,13 +47,15 @@ DECODE: Final = 60.0
 LOOK: Final = 1e-4  # seconds that GET /slots takes
 SHOWING: Final = 4  # warm-up agents, and their turns
 LONGEST: Final = 2000  # tokens of the longest text
-P95: Final = 94  # of 99 cuts
+P95: Final = 94  # index among the 99 cut points of `quantiles`
 
 Act = Callable[[float], None]
 
 
 @dataclass
 class PaperEngine:
+    """A simulated engine: its rates in tokens per second, and the contents of its slots."""
+
     prefill: float
     decode: float
     slots: list[Tokens]
@@ -164,7 +167,7 @@ def worked(
 ) -> tuple[list[float], float]:
     """Run agents at the sidecars that `front` gives.
 
-    Return each wait for a first token, and the end of all.
+    Return each wait for a first token, in seconds, and the time at which the next agents may begin.
     """
     waits: list[float] = []
 
@@ -198,7 +201,10 @@ def worked(
 
 
 def way(slower: float, fast: int | None, work: Work, slots: int = 2) -> list[float]:
-    """`fast`: number of agents at the fast engine, None for one sidecar over both."""
+    """Return each wait for a first token, in seconds.
+
+    `fast`: number of agents at the fast engine, None for one sidecar over both.
+    """
     engines, texts = [PaperEngine.slower(1, slots), PaperEngine.slower(slower, slots)], count(1)
     fronts = [engines] if fast is None else [[engine] for engine in engines]
     sidecars = [Simulation(front, texts) for front in fronts]

@@ -62,7 +62,7 @@ class Served:
 async def stage(
     *, slots: int, context_tokens: int, relays: bool, yardstick: bool = True
 ) -> AsyncIterator[Stage]:
-    """Provide all ways while the block runs. `yardstick`: also the engine directly and behind nginx."""
+    """Provide all ways while the block runs. `yardstick`: also those without a sidecar."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slotkeeper-bench-")))
         ways: dict[str, Way] = {}
@@ -86,7 +86,7 @@ async def stage(
 async def engine_for(
     stack: AsyncExitStack, folder: Path, slots: int, context_tokens: int, relayed: bool
 ) -> tuple[str, Relay | None]:
-    """Run an engine, and yield the URL by which to reach it."""
+    """Run an engine; return the URL by which to reach it, and its relay if it is `relayed`."""
     folder.mkdir()  # noqa: ASYNC240 - nothing else runs yet
     # The stock binary if it exists: it runs its own code, where a library runs in a Python process.
     binary = skulk() or find_engine(EngineKind.XLLAMACPP)

@@ -1,7 +1,7 @@
 """How the source is built: files, imports, names, complexity, and how much of it one turn of a chat runs.
 
-`python -m benchmarks.structure [--names]`. Each row has a target. The turn is the second one of a streamed
-chat through a running sidecar, from its arrival to the end of its answer, without idle work.
+`python -m benchmarks.structure [--names]`. The turn is the second one of a streamed chat through a running
+sidecar, from its arrival to the end of its answer, without idle work.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Source:
 
     @property
     def chain(self) -> int:
-        """Return the modules in the longest chain of imports."""
+        """Return the number of modules in the longest chain of imports."""
         depths: dict[str, int] = {}
 
         def depth(module: str, above: frozenset[str] = frozenset()) -> int:

@@ -64,7 +64,7 @@ async def in_turn(client: httpx.AsyncClient, found: Sequence[Talk], turns: int) 
 
 
 async def at_once(client: httpx.AsyncClient, found: Sequence[Talk], turns: int) -> int:
-    """Play all agents at once; none waits for another."""
+    """Play all agents at once; none waits for another. Return how many turns failed."""
 
     async def alone(talk: Talk) -> int:
         return sum([not await _asked(talk, client) for _ in range(turns)])

@@ -1,4 +1,4 @@
-"""The tables of measured tokens in README.md and docs/benchmarks.md, from docs/figures.json.
+"""The tables of measured figures in README.md and in docs, from docs/figures.json.
 
 Ratios are those of `slotkeeper.scheduler.figures`: waited, and total. A cell with two figures has the older
 build's first, then the newest build's.

@@ -34,7 +34,7 @@ from slotkeeper.bench.demo import prose
 TARGET: Final = 0.05
 WARM_UP: Final = 5
 REST_SECONDS: Final = 0.2  # the sidecar works after an answer, too: it learns the reply
-LOOKS: Final = 10
+LOOKS: Final = 10  # scrapes or refreshes of a page, one a second
 SCRAPE: Final = ("/metrics",)
 OPEN_METRICS: Final = {"Accept": "application/openmetrics-text; version=1.0.0"}
 # documents that the page asks for each second

@@ -1,4 +1,4 @@
-"""Tokens that stock llama-server computes for two clients, in setups that need little help and more.
+"""Tokens that stock llama-server computes, and the same through the sidecar, for one client and for two.
 
 `python -m benchmarks.when_needed`: the figures of docs/when-you-need-it.md. Tokens are those of the
 engine's counter, which includes the sidecar's own work and idle work.

@@ -254,6 +254,7 @@ class Sidecar:
         )
 
     async def close(self) -> None:
+        """Stop both ports and the driver, and write or send what is queued of recordings and spans."""
         for runner in self._runners:
             await _end(runner)
         await self.driver.close()
@@ -319,9 +320,9 @@ async def serve(
     beside: Beside | None = None,
     listening: Callable[[str, str], None] | None = None,
 ) -> None:
-    """Serve until a signal.
+    """Serve until a signal, or until `beside` ends.
 
-    `beside` (the supervised engine) runs at the same time, with the links to the engines; its failure is
+    `beside` (the supervised engine) runs at the same time and gets the links to the engines; its error is
     raised here. `listening` is called with HOST:PORT of the data port and of the admin port, as bound.
     """
     signals = Signals()

@@ -39,8 +39,10 @@ class UsageError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
+    """The settings, and the source of each value."""
+
     settings: Settings
-    origins: Mapping[str, str]  # name -> flag, environment, file, default
+    origins: Mapping[str, str]  # name -> flag, environment, file PATH or default
 
 
 def load(flags: Mapping[str, Any], config: Path | None = None) -> Loaded:

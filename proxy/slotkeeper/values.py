@@ -59,7 +59,7 @@ def _size(count: int) -> str:
 
 # -- addresses -------------------------------------------------------------------------------------------
 
-WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - asked, not bound
+WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, not bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
+        """Parse HOST:PORT; an empty HOST means every address. Raises ValueError."""
         host, colon, port = text.rpartition(":")
         if not colon or not port.isdigit() or int(port) > 65535:
             raise ValueError(f"{text!r} is not HOST:PORT")
@@ -109,14 +110,14 @@ def base_of(url: str) -> str:
 
 
 def host_name(text: str) -> str:
-    """The same text, if it is a host name. Raises ValueError."""
+    """Return the text unchanged if it is a host name. Raises ValueError."""
     if not re.fullmatch(r"[A-Za-z0-9._-]+", text):
         raise ValueError(f"{text!r} is not a host name; write it without scheme and port")
     return text
 
 
 def network(text: str) -> str:
-    """The same text, if it is an IP address or a network. Raises ValueError."""
+    """Return the text unchanged if it is an IP address or a network. Raises ValueError."""
     try:
         ip_network(text, strict=False)
     except ValueError:
@@ -126,7 +127,7 @@ def network(text: str) -> str:
 
 # -- engines as the user names them: NAME=URL, and the tables of a file ---------------------------------
 
-LARGEST: Final = 2**20  # bytes of the file
+LARGEST: Final = 2**20  # most bytes of the file
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 _NAMED: Final = re.compile(rf"({NAME.pattern})\s*=(.*)", re.DOTALL)
 

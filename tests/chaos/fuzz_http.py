@@ -177,7 +177,7 @@ class Fuzz:
         self._failed = 0.0
 
     async def answers(self, count: int) -> AsyncIterator[str]:
-        """Run the answers of these seeds; return the errors, one line each."""
+        """Run this many answers of the seed; yield the errors, one line each."""
         for number in range(count):
             chance = self._made.any
             api, stream = chance.choice(APIS), chance.random() < 0.6

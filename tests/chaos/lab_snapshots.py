@@ -314,7 +314,7 @@ async def turn_and_save(sidecar: Sidecar, client: aiohttp.ClientSession, talk: T
 
 
 def in_slot(sidecar: Sidecar, talk: Talk) -> bool:
-    """Whether a slot has it: of more talks than slots, measured times decide which is evicted."""
+    """Whether a slot holds the talk. With more talks than slots, measured times decide which is evicted."""
     tables = sidecar.driver.placement.tables.values()
     return any(held and held.tokens and talk.owns(held) for table in tables for held in table.shadow.slots)
 

@@ -68,7 +68,7 @@ class Manifests:
         return found | {each["name"]: each["value"] for each in container.get("env", ())}
 
     def env_of_maps(self, name: str) -> dict[str, str]:
-        """Return the same without the values from Secrets."""
+        """Return the variables of a container that come from ConfigMaps."""
         sources = (source.get("configMapRef") for source in self.container(name)["envFrom"])
         maps = [self.one("ConfigMap", source["name"])["data"] for source in sources if source]
         return {key: value for data in maps for key, value in data.items()}

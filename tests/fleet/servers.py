@@ -200,7 +200,7 @@ class FaultyProxy:
 
 
 def _closing(head: bytes) -> bytes:
-    """Return the head of a request with `Connection: close`."""
+    """Return the head of a request or an answer with `Connection: close`."""
     lines = [line for line in head.split(b"\r\n") if line and not line.lower().startswith(b"connection:")]
     return b"\r\n".join([*lines, b"Connection: close", b"", b""])
 

@@ -77,7 +77,7 @@ def build() -> str:
 
 @contextmanager
 def container(image: str) -> Iterator[str]:
-    """Make a container, and return its name."""
+    """Make a container, yield its name, and remove it afterwards."""
     name = done(buildah("from", "--isolation", "chroot", image)).strip()
     try:
         yield name

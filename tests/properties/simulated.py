@@ -33,7 +33,7 @@ class Task:
 
     @property
     def whole(self) -> Task:
-        """Whether the client's answer is complete: every copy and every prompt has ended."""
+        """The task that answers the client: of a copy or a further prompt the parent, else itself."""
         return self.parent or self
 
 
@@ -149,12 +149,15 @@ class SimulatedEngine:
         return best if similar(best) > 0.1 else min(idle, key=lambda n: (self.slots[n].age, n))
 
     def _pop(self, slot: int) -> None:
-        """Return a deferred task: the first that wants this slot, else the front; it may go to the back."""
+        """Launch a deferred task: the first that wants this slot, else the front of the queue.
+
+        If it cannot begin, it goes to the back of the queue.
+        """
         waiting = [task for task in self.deferred if task.wanted is not None and task.wanted % self.n == slot]
         task = waiting[0] if waiting else (self.deferred[0] if self.deferred else None)
         if task:
             self.deferred.remove(task)
             before = len(self.collisions)
             if not self._launch(task):
-                del self.collisions[before:]  # it waits again, after the same task as before
+                del self.collisions[before:]  # it waits again, behind the same task as before
                 self.deferred.append(task)

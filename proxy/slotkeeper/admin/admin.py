@@ -310,7 +310,7 @@ class AdminPort:
         self._guard = Guard(token, hosts, OPEN)
 
     def listens(self, data_port: Address, scheme: str = "http") -> None:
-        """Note the data port's address, which the dashboard shows to clients."""
+        """Note the data port's address, which the dashboard shows as the address for clients."""
         self._state.data_port, self._state.scheme = data_port, scheme
 
     def draining(self) -> bool:

@@ -50,7 +50,7 @@ NOTHING_KNOWN: Final[dict[str, Any]] = {
     "slots": [],
     "ram_cache_entries_tokens": [],
 }
-TWIGS: Final = 200
+TWIGS: Final = 200  # edges of the prompt tree in an answer, unless the query names another limit
 MOST_TWIGS: Final = 2000
 EMPTY_SLOT: Final[dict[str, Any]] = {
     "held_tokens": 0,
@@ -86,6 +86,8 @@ def membership(driver: Driver, link: EngineLink) -> dict[str, Any]:
 
 
 class StateRoutes:
+    """`/api/state` and `/api/tree`."""
+
     def __init__(self, driver: Driver, history: History, limits: Limits, *, why_text: bool) -> None:
         self._driver = driver
         self._history = history
@@ -377,7 +379,7 @@ class RequestRoutes:
         return self._driver.journal.find(wanted)
 
     async def _text(self, record: Record, divergence: PromptDivergence) -> dict[str, str] | None:
-        """Return the words around the divergence from the engine's vocabulary; None if it does not answer."""
+        """Return the text around the divergence, detokenized by the engine; None if it does not answer."""
         link = next((link for link in self._driver.links.values() if link.engine == record.engine), None)
         if link is None:
             return None

@@ -249,6 +249,6 @@ def _rests(started: Sidecar) -> bool:
     if started.driver.learning:
         return False
     tables = placement.tables.values()
-    seen = not any(table.unseen for table in tables)  # until an engine's slots were checked, none is warmed
+    seen = not any(table.unseen for table in tables)  # before GET /slots was read, no idle work begins
     idle = all(state is SlotState.IDLE for table in tables for state in table.states)
     return seen and idle and not placement.unsaved(started.driver.now())

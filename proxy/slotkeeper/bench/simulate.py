@@ -59,7 +59,7 @@ class Worker(Protocol):
     def held(self, prompt: Tokens) -> int: ...  # the longest prefix of this prompt in a slot, in tokens
 
 
-Choose = Callable[[str, Tokens], int]
+Choose = Callable[[str, Tokens], int]  # conversation's name, prompt -> index of the chosen sidecar
 
 
 def round_robin(workers: Sequence[Worker]) -> Choose:

@@ -96,7 +96,7 @@ class SimulatedStore:
     rates: EngineRates
     catalog: Catalog = field(default_factory=Catalog)
     size: int = 0
-    _ages: dict[SnapshotId, int] = field(default_factory=dict)
+    _ages: dict[SnapshotId, int] = field(default_factory=dict)  # bytes; least recently requested first
 
     def put(self, snapshot: Snapshot, traits: EngineTraits) -> bool:
         """Add a snapshot; return whether it was new."""
@@ -153,7 +153,7 @@ class Asked:
     turn: SimulatedTurn
     asked_at: float
     ended: Callable[[], None]
-    first: float = 0.0
+    first: float = 0.0  # time of its first token
 
 
 class SimulatedSidecar:

@@ -175,7 +175,10 @@ def _block(block: int) -> range:
 
 
 def recorded(traces: Sequence[Trace], *, name: str) -> LoadProfile:
-    """Return the chats of recordings, with the recorded pauses between requests."""
+    """Return the chats of recordings.
+
+    A request is sent at its recorded time, or after the answer before it in its session if that is later.
+    """
     entries = [entry for entry in merged(traces) if generates(entry)]
     laid: dict[str, list[tuple[Entry, Layout]]] = {}
     for entry in entries:

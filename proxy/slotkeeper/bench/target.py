@@ -246,7 +246,7 @@ def _failure(status: int, answer: Answer, body: bytes) -> str | None:
 
 
 def _said(name: str, response: httpx.Response, body: bytes) -> str | None:
-    """Return a header of the sidecar; in a stream it may be a comment, if it was known after the head."""
+    """Return a header of the sidecar; in a stream it is a comment if it became known after the head."""
     late = re.findall(rb"^: " + name.encode() + rb": (.+)$", body, re.MULTILINE)
     value = late[-1].decode().strip() if late else response.headers.get(name)
     return str(value) if value is not None else None

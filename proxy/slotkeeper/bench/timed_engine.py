@@ -31,7 +31,7 @@ class EngineRates:
     decode: float = 40.0  # tokens per second of a single answer
     crowding: float = 0.1  # share by which each other answer slows an answer
     save: float = 1e9  # bytes per second
-    restore: float = 2e9
+    restore: float = 2e9  # bytes per second
     network: float = 1.25e9  # bytes per second between a machine and the shared store: 10 Gbit/s
     token_bytes: int = 65536  # of each token's state in a file
 

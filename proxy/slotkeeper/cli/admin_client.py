@@ -24,7 +24,7 @@ class AskedError(Exception):
 
 
 class AdminClient:
-    """A connection to the admin port of a running sidecar. Every call raises AskedError."""
+    """A connection to the admin port of a running sidecar. Each call raises AskedError if it fails."""
 
     def __init__(self, client: httpx.AsyncClient, advice: str) -> None:
         """`advice`: a sentence that says what to do when no sidecar answers."""
@@ -49,6 +49,7 @@ class AdminClient:
             raise strange(answer) from None
 
     def unreached(self, error: httpx.HTTPError) -> AskedError:
+        """Return the error for a request that got no answer."""
         base = str(self.client.base_url).rstrip("/")
         if UNTRUSTED in str(error):
             return AskedError(
@@ -77,7 +78,7 @@ def refusal(answer: httpx.Response) -> AskedError:
 def strange(answer: httpx.Response) -> AskedError:
     """Return the error for an answer that no admin port gives.
 
-    The data port gives such answers, for its engine.
+    A data port gives such answers: it passes requests on to its engine.
     """
     return AskedError(
         f"{answer.url} is not on the admin port of a sidecar (it answers {answer.status_code}). "
@@ -92,7 +93,7 @@ def trusting(path: Path, *, itself: bool = False) -> ssl.SSLContext:
     """
     try:
         context = ssl.create_default_context()
-        if itself:  # our own, on this machine: it names the host as other machines do
+        if itself:  # the sidecar's own certificate names the host as other machines do, not loopback
             text = path.read_text("ascii")
             context = ssl.create_default_context(cadata=text[: text.index(END) + len(END)])
             context.check_hostname = False

@@ -1,4 +1,4 @@
-"""Flags for all settings, from the same table as variables and file; misspelt words; flags of `snapshots`."""
+"""Flags for all settings, made from `Settings`; hints for misspelt words; the flags of `snapshots`."""
 
 from __future__ import annotations
 
@@ -137,6 +137,7 @@ def settings_of(args: argparse.Namespace) -> Loaded:
 
 
 def positive(text: str) -> int:
+    """Parse a whole number above 0. Raises ValueError, which argparse reports."""
     number = int(text)
     if number <= 0:
         raise ValueError(text)

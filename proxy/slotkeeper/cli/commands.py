@@ -1,4 +1,4 @@
-"""Commands that ask a running sidecar (`why`, `top`, `drain`, `health`) or read recordings: their parsers.
+"""Parsers of commands that ask a running sidecar (`why`, `top`, `drain`, `health`) or use recordings.
 
 `drain`, `undrain` and `health` are short, and are here as a whole.
 """
@@ -26,7 +26,7 @@ ADVICE: Final = "`slotkeeper doctor --upstream URL` examines an engine."
 async def health(*, admin: str | None, live: bool, ca: Path | None = None) -> int:
     """Return 0 if the sidecar is ready; else print why not on standard error and return 1.
 
-    Probes need no token.
+    `live`: only ask whether its process is alive. Probes need no token.
     """
     async with admin_port(admin, None, ca=ca) as port:
         try:
@@ -47,7 +47,7 @@ def _no(why: str) -> int:
 
 
 async def drain(name: str, *, admin: str | None, token: str | None, ca: Path | None, wait: bool) -> int:
-    """Ask the sidecar to drain an engine. With `wait`, return when nothing runs there any more."""
+    """Drain an engine; with `wait`, wait until nothing runs there any more. Returns the exit code."""
     try:
         async with admin_port(admin, token, ca=ca) as port:
             engine = await port.asked("POST", "/api/drain", json={"engine": name})
@@ -62,7 +62,7 @@ async def drain(name: str, *, admin: str | None, token: str | None, ca: Path | N
 
 
 async def undrain(name: str, *, admin: str | None, token: str | None, ca: Path | None) -> int:
-    """Ask the sidecar to use an engine again."""
+    """Use a drained engine again. Returns the exit code."""
     try:
         async with admin_port(admin, token, ca=ca) as port:
             engine = await port.asked("POST", "/api/undrain", json={"engine": name})
@@ -74,7 +74,7 @@ async def undrain(name: str, *, admin: str | None, token: str | None, ca: Path |
 
 
 async def _drained(port: AdminClient, name: str) -> dict[str, Any]:
-    """Return the engine's state when it is drained.
+    """Wait until an engine is drained, and return its state.
 
     Raises AskedError if it is undrained or removed meanwhile.
     """
@@ -95,7 +95,7 @@ def _drain_state(engine: dict[str, Any]) -> str:
     return f"{name} is drained: nothing runs there, and with snapshots, what its slots held is saved."
 
 
-# -- a running sidecar: `why`, `top`, `health` -----------------------------------------------------------
+# -- a running sidecar: `why`, `top`, `drain`, `health` --------------------------------------------------
 
 
 MOST: Final = 500  # most requests that the admin port lists in one answer

@@ -231,7 +231,7 @@ DIFFERS: Final = {
 
 
 class UsedError(Exception):
-    """The engine has served requests: to ask it would overwrite a slot that may be promised to one."""
+    """The engine has served requests: asking it would overwrite a slot that a next turn can continue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,8 +247,8 @@ class Agreement:
     """The result of comparing two engines."""
 
     differs: tuple[str, ...]  # fields of `Identity` that are not equal
-    steps: int  # at which the engines were compared
-    same: int  # at which both chose the same token
+    steps: int  # tokens that were compared
+    same: int  # how many of these both engines chose
     largest: float  # the largest difference of a logprob
 
     @property
@@ -263,7 +263,10 @@ class Agreement:
 
 
 async def _continued(client: EngineClient) -> EngineAnswers:
-    """Ask an engine. Its slots are empty afterwards. Raises UsedError, EngineError and EngineGoneError."""
+    """Let an engine continue the texts, and erase its slots afterwards if it can.
+
+    Raises UsedError, EngineError and EngineGoneError.
+    """
     if not await unused(client, None):
         raise UsedError
     identity = await identify(client, await read_answers(client, None, None), None, None)

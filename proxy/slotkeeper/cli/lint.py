@@ -107,7 +107,7 @@ def lint(
 ) -> int:
     """Examine recordings and print a report. Returns the exit code: 1 if any finding costs tokens.
 
-    `context`: tokens of a slot. Raises UsageError.
+    `context`: tokens of a slot; None: no limit. Raises UsageError.
     """
     try:
         report = examined([read(path) for path in traces], context or BOUNDLESS)

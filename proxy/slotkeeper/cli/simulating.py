@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from slotkeeper.bench.simulated_load import LoadProfile
     from slotkeeper.cli.terminal import Column, Row
 
+# These repeat names of bench/simulate.py and `Memory`: importing them would slow down --help.
 WAYS: Final = ("round-robin", "consistent-hash", "cache-aware", "lmetric", "one-sidecar")
 FILES: Final = ("none", "local", "shared")
 MEMORIES: Final = ("dense", "swa", "hybrid", "recurrent")

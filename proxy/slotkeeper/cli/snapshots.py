@@ -106,7 +106,7 @@ class Folder:
 async def folder(hot: Path, cold: Path | None) -> AsyncIterator[Folder]:
     """Open a folder as a sidecar does: take its lock and sweep away unfinished files.
 
-    Raises UsageError if the folder has no snapshots, AskedError if it cannot be used.
+    Raises UsageError if no sidecar has ever used the folder, AskedError if it cannot be used.
     """
     for flag, path in (("--slot-dir", hot), ("--cold-dir", cold)):
         if path and not (path / files.LOCK).is_file():
@@ -266,4 +266,5 @@ def short(id_: str) -> str:
 
 
 def copy_left(line: dict[str, Any]) -> bool:
+    """Whether another tier still has a whole copy of a damaged or missing snapshot."""
     return bool(line["tiers"]) and line["verdict"] in {FileVerdict.DAMAGED, FileVerdict.MISSING}

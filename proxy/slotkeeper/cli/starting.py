@@ -63,7 +63,7 @@ def greeting(data: str, admin: str, api_prefix: str = "", scheme: str = "http") 
 # -- checks before a sidecar listens ---------------------------------------------------------------------
 
 FOLDERS: Final = ("slot_dir", "cold_dir", "record")
-BELIEVED: Final = FOLDERS[:2]  # the engine loads files from these folders
+BELIEVED: Final = FOLDERS[:2]  # the engine gets files from these folders to load
 LOOK_SECONDS: Final = 3.0  # an engine silent for longer counts as down, and may come up later
 USUAL_PORTS: Final = {"http": 80, "https": 443}
 

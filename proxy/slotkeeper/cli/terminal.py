@@ -141,7 +141,7 @@ def sparkline(shares: Sequence[float | None]) -> str:
 # -- tables that fit -------------------------------------------------------------------------------------
 
 GAP: Final = 2  # cells between two columns
-LAST: Final = 18  # cells at least for the last column, whose words may be cut
+LAST: Final = 18  # fewest cells of the last column, whose words may be cut
 
 Row = dict[str, Any]
 

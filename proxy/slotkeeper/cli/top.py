@@ -123,7 +123,7 @@ def totals(state: Document, width: int) -> Table:
 
 
 def history(buckets: Iterable[Document], now: float, width: int) -> Text:
-    """Return the hit rate of the last half hour as a sparkline; blank for times without requests."""
+    """Return the hit rate of the last half hour as a sparkline; a dot for times without requests."""
     cells = min(SPARKS, max(width - NARROW, 1))
     reused, prompts = [0] * cells, [0] * cells
     for bucket in buckets:

@@ -69,7 +69,7 @@ def up(
 ) -> int:
     """Run the engine and the sidecar until a signal.
 
-    Returns the exit code: 1 if the engine cannot be started.
+    Returns the exit code: 1 if the engine cannot be started. Raises UsageError.
     """
     try:
         plan = _plan(

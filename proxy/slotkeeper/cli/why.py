@@ -51,9 +51,9 @@ async def why(
     as_json: bool,
     ca: Path | None = None,
 ) -> int:
-    """Print the account of one request, or a list of the last ones. Returns 1 if the sidecar does not answer.
+    """Print the account of one request, or a list of the last ones.
 
-    Raises UsageError.
+    Returns 1 if the sidecar does not answer or does not keep that request. Raises UsageError.
     """
     if id_ is not None and repeated:
         raise UsageError("--repeated is for the list: leave the ID out")

@@ -62,7 +62,7 @@ def _counts(usage: Usage | None) -> Document:
 
 
 def detail(record: Record, taker: Record | None = None) -> Document:
-    """Return the document of one request. `taker` took the slot of its conversation before it came."""
+    """Return the document of one request. `taker`: the request that took its conversation's slot."""
     return summary(record) | {
         "body_bytes": record.body_bytes,
         "explanation": sentences(record, taker),
@@ -151,7 +151,10 @@ def _divergence_at(divergence: PromptDivergence) -> Document:
 
 
 def _forms(weighed: Weighed) -> Document:
-    """Return the prices of both forms, in tokens to compute at that moment; null: decided without a price."""
+    """Return the prices of the client's own form and of the form that rules changed.
+
+    They are tokens to compute, at the time of the decision; null: it was decided without a price.
+    """
     own, changed = (None if price is None else round(price, 1) for price in (weighed.own, weighed.changed))
     return {"own_price_tokens": own, "changed_price_tokens": changed, "changed": weighed.taken}
 
@@ -168,7 +171,7 @@ def _change(change: ShownChange) -> Document:
 
 
 def _acts(record: Record) -> Document:
-    """Return the acts as fields of a JSON document."""
+    """Return what was done because of the shared KV buffer and of priorities, as fields of a document."""
     return {
         "pool": [{"act": each.act.value, "slot": each.slot, "cells": each.cells} for each in record.pooled],
         "priority_acts": [

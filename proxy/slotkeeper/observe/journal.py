@@ -1,6 +1,6 @@
 """The journal of the last requests, written from the driver's events and effects. It decides nothing.
 
-Every method makes only a few assignments: comparisons and texts are made when someone asks for them.
+Its methods run at every event, so they do little: texts are made only when a record is asked for.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Owners:
         return self._names.get(snapshot)
 
     def saving(self, asker: RequestId, record: Record | None) -> None:
-        """Note that the file being saved for `asker` holds the state of the record's conversation."""
+        """Note that the file being saved for `asker` holds the record's conversation; None: it is unknown."""
         if record is None:
             self._saving.pop(asker, None)
             return
@@ -211,7 +211,7 @@ class Journal:
     def saw(
         self, event: Event, effects: Iterable[Effect], begun: float, now: float, pending: Pendings
     ) -> None:
-        """Note an event taken in at `begun`, and its effects by `now`, both on the driver's clock."""
+        """Note an event, and the effects decided on between `begun` and `now` (the driver's clock)."""
         key = getattr(event, "request", NO_REQUEST)
         concerned = self._live.get(key)
         if concerned is not None:

@@ -62,6 +62,7 @@ Stage = Literal["parse", "render"]
 SharedPart = Literal["store", "hints"]
 Action = Literal["fixed", "observed", "declined"]  # declined: the unchanged request was cheaper
 
+# Upper bounds of buckets: seconds, and for ERRORS tokens.
 PREFILL: Final = (0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 FILES: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 OWN: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
@@ -246,7 +247,7 @@ class Metrics:
         )
 
     def watch(self, *figures: Collector) -> None:
-        """Read these at each scrape."""
+        """Register collectors, which are read at each scrape."""
         for one in figures:
             self.registry.register(one)
 
@@ -254,7 +255,7 @@ class Metrics:
         self.decisions.labels(reason=reason.value).inc()
 
     def forwarded(self, forward: Forward) -> None:
-        """A request was sent."""
+        """Count a request that was sent to an engine."""
         self.decision(forward.reason)
         if forward.waited is not None:
             self.priority_wait.labels(priority=forward.priority.value).observe(forward.waited)

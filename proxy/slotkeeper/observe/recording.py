@@ -170,7 +170,8 @@ class Recorder:
         Args:
             path: path and query; the query is not written.
             headers: all headers; only harmless ones are written.
-            body: the bytes as received; a body that is no JSON object is left out.
+            body: the bytes as received; left out unless they begin with { and end with }. They are not
+                parsed: malformed JSON makes a malformed line.
             client: the client's name if there is no User-Agent.
             session: the conversation: the client's name for it, or our number; None without one.
             at: seconds since the epoch.

@@ -1,6 +1,7 @@
 """What is recorded of one request for `why`, its current progress, and sums over requests.
 
-Times are seconds since the request came. Records serve observers only: no decision depends on them.
+Times are seconds since the request came, unless a comment names a clock. Records serve observers only: no
+decision depends on them.
 """
 
 from __future__ import annotations
@@ -181,7 +182,7 @@ class PromptDivergence:
     message: int | None  # its index among the request's messages
     token: int  # index of the first that differs
     tokens: int  # computed again although unchanged
-    seconds: float | None
+    seconds: float | None  # of computing these
     rule: RuleName | None  # that undoes the change
     fixed: bool  # whether the rule did so
     reply: bool = False  # only the newest reply came back in another form than sampled
@@ -198,7 +199,7 @@ class Work:
     planted: int = 0  # tokens, by finished plants
     planting: int = 0  # by the running plant
     progress: Progress | None = None  # the engine's report on the request itself
-    progress_at: float = 0.0
+    progress_at: float = 0.0  # on the driver's clock
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -308,7 +309,7 @@ class Clients:
         self._clients: dict[tuple[str, str], Client] = {}
 
     def __iter__(self) -> Iterator[Client]:
-        """Yield the clients that computed most first, and the sum of all others last."""
+        """Yield the clients, those with most computed tokens first, and the sum of all others last."""
         order = sorted(self._clients.values(), key=lambda client: -client.sums.computed)
         return iter(sorted(order, key=lambda client: client.agent == client.key == OTHER))
 

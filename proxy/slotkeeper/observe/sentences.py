@@ -124,7 +124,7 @@ def sentences(record: Record, taker: Record | None = None) -> list[str]:
 
 
 def verdict(record: Record) -> str:
-    """Return the same in a few words, for a line of a list."""
+    """Return what was computed twice and why, in a few words for a line of a list; "" if unknown."""
     if record.repeated <= FEW:
         known = record.usage is not None and record.oracle is not None
         return "nothing twice" if known else ""
