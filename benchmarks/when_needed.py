@@ -62,7 +62,7 @@ class Cell:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     oracle: int
-    waited: int  # evaluated while a client waited
+    waited: int  # computed while a client waited, with what was planted for it
     counted: int  # all tokens, by the engine's counter
 
 
@@ -74,7 +74,7 @@ async def measure(cell: Cell, *, sidecar: bool) -> Found:
             lab.tiny_engine(cell.model, cell.build, folder, *flags, context_tokens=32768)
         )
         started = await stack.enter_async_context(lab.keeping(engine)) if sidecar else None
-        before, spent = await lab.evaluated(engine.base), lab.spent(started)
+        before = await lab.evaluated(engine.base)
         target = await stack.enter_async_context(Target(lab.url_of(started) if started else engine.base))
 
         async def pause(_: Turn) -> None:
@@ -83,12 +83,11 @@ async def measure(cell: Cell, *, sidecar: bool) -> Found:
         samples = await play(script(), target, session="when", before=pause)
         if started:
             await lab.rested(started)
-        planted = lab.spent(started).plant - spent.plant
         if failed := [sample.failure for sample in samples if sample.failure]:
             raise RuntimeError(failed[0])
         return Found(
             oracle=sum(sample.oracle or 0 for sample in samples),
-            waited=sum(sample.computed or 0 for sample in samples) + planted,
+            waited=sum(sample.computed or 0 for sample in samples),
             counted=await lab.evaluated(engine.base) - before,
         )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from itertools import islice
 from typing import Any, Final
 
@@ -302,12 +303,16 @@ def moment_of(driver: Driver, record: Record) -> Moment | None:
     """Return the progress of a request; None if it has ended."""
     if record.outcome != RUNNING:
         return None
+    return replace(_progress(driver, record), priority=record.priority)
+
+
+def _progress(driver: Driver, record: Record) -> Moment:
     pending = driver.placement.pending(record.key)
     if record.first_token is not None or record.status is not None:
         return Moment(doing=Doing.GENERATING)
     if pending is None or pending.stage is Stage.QUEUED:
         place = _place(driver.placement, record)
-        return Moment(doing=Doing.QUEUED, place=place, priority=record.priority)
+        return Moment(doing=Doing.QUEUED, place=place)
     work = record.work
     if work is None or (pending.stage is Stage.PREPARING and not _plants(pending)):
         return Moment(doing=Doing.PREPARING)

@@ -164,7 +164,7 @@ class Metrics:
         )
         self.step_seconds = self._counter(
             "step_seconds_total",
-            "Time that requests waited for restores, touches and steers: subtract it from the time saved.",
+            "Time that requests waited for steps before them (not plants): subtract it from the time saved.",
         )
         self.prediction_error = self._histogram(
             "prediction_error_tokens", "Difference of predicted and real reuse.", ERRORS

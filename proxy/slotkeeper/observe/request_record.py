@@ -232,7 +232,7 @@ class Record:
     oracle: int | None = None
     lost: Lost | None = None
     reused_seconds: float | None = None  # of prefill that reuse saved
-    step_seconds: float = 0.0  # of waiting for restores, touches and steers
+    step_seconds: float = 0.0  # of waiting for restores, erasures, touches and steers
     pooled: list[Pooled] = field(default_factory=list)  # actions for it on a shared KV buffer
     priority: Priority = Priority.NORMAL
     ranked: list[Ranked] = field(default_factory=list)  # actions because of priorities

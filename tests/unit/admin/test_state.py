@@ -25,7 +25,7 @@ from slotkeeper.scheduler.engine_model import Checkpoint
 from slotkeeper.scheduler.events import EngineLost, SnapshotsChanged
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId, Tier
 from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.types import EngineId, RequestId
+from slotkeeper.scheduler.types import EngineId, Priority, RequestId
 from slotkeeper.store.store import Store
 from slotkeeper.values import Address
 from unit.observe.watched import record
@@ -220,6 +220,19 @@ async def test_queued_requests_have_a_place_and_running_requests_have_none(serve
     )
     listed = (await served.get("/api/requests"))["requests"]
     assert {one["id"]: one["now"]["place"] for one in listed} == {"a": None, "b": None, "c": 1, "d": 2}
+
+
+async def test_a_request_has_its_priority_also_when_it_is_no_longer_queued(served):
+    for name in "abc":
+        came = await arrives(served, name)
+        admit(served.driver, f"1:{name}", Tokens([ord(name)] * 300))
+        came.priority = Priority.LOW
+    running = (await served.get("/api/state"))["running"]
+    assert [(one["now"]["doing"], one["now"]["priority"]) for one in running] == [
+        ("queued", "low"),
+        ("prefill", "low"),
+        ("prefill", "low"),
+    ]
 
 
 async def test_a_prefill_shows_the_progress_of_the_engine_until_the_first_token(served):

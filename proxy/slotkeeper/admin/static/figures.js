@@ -42,7 +42,7 @@ const FIGURES = [
   {
     name: "Waiting saved",
     value: (totals) => seconds(totals.saved_seconds),
-    note: (totals) => `in ${exact(totals.requests)} requests, less what restores and touches took`,
+    note: (totals) => `in ${exact(totals.requests)} requests, less what the steps before them took`,
     course: (history) => {
       let sum = 0;
       return history.map(({ saved_seconds: saved }) => (sum += saved));

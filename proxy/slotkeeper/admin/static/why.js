@@ -111,7 +111,7 @@ function figures(request) {
     ["computed again", exact(request.repeated), "tokens that had been computed before"],
     ["first token", seconds(request.first_token_seconds), "since it arrived"],
     ["in all", seconds(request.seconds), "since it arrived"],
-    ["saved", seconds(request.saved_seconds), "against computing the reused tokens, less what restores and touches took"],
+    ["saved", seconds(request.saved_seconds), "against computing the reused tokens, less what the steps before it took"],
   ];
   return el("section", { "aria-label": "Figures" }, bar, el("dl", { class: "pairs" }, ...terms.map((t) => pair(...t))));
 }
