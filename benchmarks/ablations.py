@@ -23,8 +23,7 @@ from unittest.mock import patch
 from rich.table import Table
 
 from benchmarks import crowd, rewriting
-from benchmarks.figures import console, keep
-from benchmarks.scenarios import BUILDS
+from benchmarks.figures import BUILDS, console, keep
 from benchmarks.sessions import SESSIONS
 from benchmarks.ways import Way, opened
 from slotkeeper.api.echo import Habit

@@ -23,8 +23,7 @@ from typing import Any, Final
 import orjson
 from rich.table import Table
 
-from benchmarks.figures import console, keep
-from benchmarks.scenarios import BUILDS
+from benchmarks.figures import BUILDS, console, keep
 from benchmarks.sessions import AGENTS, SESSIONS, agent
 from benchmarks.ways import Scene, Way, opened
 from slotkeeper.bench import lab

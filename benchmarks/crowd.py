@@ -26,8 +26,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.crowd_agents import REQUESTS, Order, Replies, crowd
-from benchmarks.figures import console, keep
-from benchmarks.scenarios import BUILDS
+from benchmarks.figures import BUILDS, console, keep
 from benchmarks.ways import Scene, Way, opened
 from slotkeeper.bench import lab
 from slotkeeper.bench.measure import Sample, totals

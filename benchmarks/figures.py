@@ -14,6 +14,7 @@ from rich.console import Console
 from slotkeeper import __version__
 
 FOLDER: Final = Path("artifacts") / "benchmarks"
+BUILDS: Final = ("b10434", "b11549")  # of the engine; the older first
 WIDTH: Final = 118
 
 # Output to a file is not cut to 80 columns.

@@ -21,16 +21,14 @@ from typing import Any, Final
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.figures import console, keep
+from benchmarks.figures import BUILDS, console, keep
 from benchmarks.sessions import SESSIONS
 from slotkeeper.bench import lab
 from slotkeeper.bench.measure import Sample
 from slotkeeper.bench.models import Tiny
-from slotkeeper.bench.target import Target, counted, play
-from slotkeeper.engine.client import EngineClient
+from slotkeeper.bench.target import Target, play
 from slotkeeper.observe.log import configure
 
-BUILDS: Final = ("b10434", "b11549")
 MODELS: Final = tuple(tiny for tiny in Tiny if tiny is not Tiny.DENSE)  # dense memory needs no checkpoints
 ALIKE: Final = 0.02
 CONTEXT: Final = 65536
@@ -55,10 +53,10 @@ async def measure(build: str, model: Tiny, session: str, way: Way, **settings: A
             flags = engine.flags if way is Way.UP else None
             ours = {"slot_dir": engine.flags.slot_save_path, "probe": way is not Way.MET}
             async with lab.in_front_of(engine.base, flags, **(ours | settings)) as started:
-                before = await evaluated(engine.base)
+                before = await lab.evaluated(engine.base)
                 async with Target(lab.url_of(started)) as target:
                     samples = await play(SESSIONS[session](), target, session=session)
-                computed = await evaluated(engine.base) - before
+                computed = await lab.evaluated(engine.base) - before
                 (table,) = started.driver.placement.tables.values()
                 learned = {name: getattr(table.traits, name) for name in table.traits.knowledge}
     return {
@@ -73,12 +71,6 @@ async def measure(build: str, model: Tiny, session: str, way: Way, **settings: A
 def waited(samples: Sequence[Sample]) -> int:
     """Return the tokens that clients waited for, with those that were planted for their requests."""
     return sum(sample.computed or 0 for sample in samples)
-
-
-async def evaluated(base: str) -> int:
-    """Return the prompt tokens that the engine has computed since its start."""
-    async with EngineClient(base) as client:
-        return counted(await client.metrics())
 
 
 async def run(cases: Sequence[tuple[str, Tiny, str]], ways: Sequence[Way]) -> list[Row]:

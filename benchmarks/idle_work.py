@@ -25,8 +25,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.episodes import Episode, Heard, Kind
-from benchmarks.figures import console, keep
-from benchmarks.scenarios import BUILDS
+from benchmarks.figures import BUILDS, console, keep
 from benchmarks.ways import Scene, Way, opened
 from slotkeeper.bench import lab
 from slotkeeper.bench.measure import percentile

@@ -125,10 +125,8 @@ class Crowded:
         first = self.turns[number]
         if kind == KINDS[2]:
             system = first.boundaries[0].at
-            own = SimulatedTurn(prompt=first.prompt.cut(system), reply=first.reply).prompt
-            return replace(
-                first, prompt=first.prompt.cut(0, system) + own.cut(7), hash_chain=(b"%d" % number,)
-            )
+            another = first.prompt.cut(0, system) + first.prompt.cut(system + 7)
+            return replace(first, prompt=another, hash_chain=(b"%d" % number,))
         turns = self._next[number]()
         next(turns)
         return next(turns)

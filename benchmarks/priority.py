@@ -21,7 +21,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import product
-from math import ceil
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -35,6 +34,7 @@ from benchmarks.figures import console, keep
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.demo import prose
+from slotkeeper.bench.measure import percentile
 from slotkeeper.bench.models import Tiny
 from slotkeeper.observe.log import configure
 from slotkeeper.observe.request_record import RequestStage
@@ -150,12 +150,6 @@ class Found:
     begun_meanwhile: int  # prefills of the sidecar that began while a question waited
 
 
-def p95(values: Sequence[float]) -> float:
-    """Return the 95th percentile as the nearest value; 0 if there is none."""
-    ordered = sorted(values)
-    return ordered[ceil(0.95 * len(ordered)) - 1] if ordered else 0.0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alone:
     """The figures of an engine that serves one request at a time."""
@@ -259,10 +253,12 @@ async def compared(model: Tiny, slots: int, tokens: int, questions: int) -> list
                 "long_tokens": found.load.long_tokens,
                 "questions": len(found.load.waits),
                 "batch_seconds": round(by_itself.batch, 3),
-                "p95_batches": round(p95(found.load.batches), 2),
+                "p95_batches": round(percentile(found.load.batches, 95) or 0.0, 2),
                 "most_batches": round(max(found.load.batches, default=0.0), 2),
                 "p95_seconds_in_batches": round(
-                    max(0.0, p95(found.load.waits) - by_itself.question) / by_itself.dearest_batch, 2
+                    max(0.0, (percentile(found.load.waits, 95) or 0.0) - by_itself.question)
+                    / by_itself.dearest_batch,
+                    2,
                 ),
                 "computed": found.computed,
                 "computed_of_alone": round(found.computed / least, 4),

@@ -23,7 +23,7 @@ import orjson
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.figures import console, keep
+from benchmarks.figures import BUILDS, console, keep
 from benchmarks.raw import post
 from benchmarks.restarted_chat import Change, RestartedChat
 from benchmarks.scenarios import tokens
@@ -38,7 +38,6 @@ from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.target import CHAT, PLAIN, Target, play
 from slotkeeper.observe.log import configure
 
-BUILDS: Final = ("b10434", "b11549")
 TIMED: Final = (Tiny.DENSE, Tiny.HYBRID)
 TARGET: Final = 1.2  # times the raw restore and prefill
 STOCK: Final = 2  # repeats of a way that takes long and varies little

@@ -18,10 +18,9 @@ from typing import Any, Final
 
 from rich.table import Table
 
-from benchmarks.figures import console, keep
+from benchmarks.figures import BUILDS, console, keep
 from benchmarks.pruners import PRUNERS, pruned
 from benchmarks.rewriters import REWRITERS, Rewriter
-from benchmarks.scenarios import BUILDS
 from benchmarks.ways import Way, opened
 from slotkeeper.bench.measure import Sample, totals
 from slotkeeper.bench.models import Tiny

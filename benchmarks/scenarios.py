@@ -13,12 +13,12 @@ import tempfile
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.figures import console, keep
+from benchmarks.figures import BUILDS, console, keep
 from benchmarks.sessions import SESSIONS
 from slotkeeper.bench import lab
 from slotkeeper.bench.measure import Totals, later, totals
@@ -30,7 +30,6 @@ from slotkeeper.observe.log import configure
 
 Case = tuple[str, Tiny, str]  # build, model, session
 Row = dict[str, Any]
-BUILDS: Final = ("b10434", "b11549")
 
 
 async def measure(build_name: str, model: Tiny, session: str, slots: int, *, sidecar: bool) -> Row:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import fleet_tables
+from benchmarks.figures import BUILDS
 from slotkeeper.scheduler.figures import Sums
 
 FIGURES: Final = Path(__file__).parents[1] / "docs" / "figures.json"
@@ -34,7 +35,6 @@ MODELS: Final = {
     "tiny-recurrent": "recurrent",
     "tiny-hybrid-mtp": "hybrid with MTP",
 }
-BUILDS: Final = ("b10434", "b11549")
 WORK: Final = {
     "clock-last": "a clock at the end of the system prompt, from the third turn on",
     "edits": "edits, branches, and back",

@@ -20,7 +20,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final
 
-import psutil
 from rich.progress import track
 from rich.table import Table
 
@@ -28,7 +27,7 @@ from benchmarks.figures import console, keep
 from benchmarks.first_byte import small_request
 from benchmarks.own_time import PATH, PAUSE_SECONDS, Conversation
 from benchmarks.raw import post
-from benchmarks.stage import QUIET, Way, engine_for, served
+from benchmarks.stage import QUIET, Way, engine_for, processor_seconds, served
 from slotkeeper.bench.demo import prose
 
 HERE: Final = Path(__file__).parents[1]
@@ -63,12 +62,12 @@ async def append(way: Way, tokens: int) -> Ask:
 async def compared(asks: Sequence[Ask], pids: Sequence[int], times: int) -> dict[str, Any]:
     """Return medians of the time, and of the differences between two requests sent one after the other."""
     waited: list[list[float]] = [[], []]
-    before = [_busy(pid) for pid in pids]
+    before = [processor_seconds(pid) for pid in pids]
     for _ in track(range(times), "taking turns", console=console, transient=True):
         for which in random.sample(range(2), 2):
             waited[which].append(await asks[which]())
             await asyncio.sleep(PAUSE_SECONDS / 3)
-    busy = [1000 * (_busy(pid) - then) / times for pid, then in zip(pids, before, strict=True)]
+    busy = [1000 * (processor_seconds(pid) - then) / times for pid, then in zip(pids, before, strict=True)]
     pairs = [one - other for one, other in zip(*waited, strict=True)]
     return {
         "until the engine has it": _told(map(statistics.median, waited), statistics.median(pairs)),
@@ -79,11 +78,6 @@ async def compared(asks: Sequence[Ask], pids: Sequence[int], times: int) -> dict
 def _told(found: Iterable[float], difference: float) -> dict[str, float]:
     named = zip((*NAMES, "difference"), (*found, difference), strict=True)
     return {f"{name}_ms": round(value, 3) for name, value in named}
-
-
-def _busy(pid: int) -> float:
-    used = psutil.Process(pid).cpu_times()
-    return float(used.user + used.system)
 
 
 async def measure(elsewhere: Path, requests: int, turns: int, tokens: int) -> dict[str, Any]:
