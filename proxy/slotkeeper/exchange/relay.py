@@ -271,10 +271,10 @@ class Relay:
         async with answering(link):
             await copy(answer, write, seen, passing, read=read)
         self._waiting.stop()
+        if link.address.model and not link.foreign:
+            self._check_whole(answer)  # first: a request without a byte of its answer can be sent again
         if streams:
             await write((cells.close() if cells else b"") + (progress.close() if progress else b""))
-        if link.address.model and not link.foreign:
-            self._check_whole(answer)
 
     async def _assembled(
         self,

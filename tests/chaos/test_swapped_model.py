@@ -1,17 +1,21 @@
-"""A request whose path names a model of llama-swap gets a slot as one does whose body names it."""
+"""A model of llama-swap: a request whose path names it gets a slot, and an answer may end in the middle."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+import orjson
 import pytest
 
 from chaos.conftest import settings
 from chaos.fake_answers import PATHS, WORDS, request_body
 from chaos.fake_engine import FakeEngine, Fault
+from chaos.fake_http import LAST_CHUNK, STREAM_HEAD, chunk
 from chaos.raw import dial, until
+from slotkeeper.api.answer import SseSplitter
 from slotkeeper.api.head import Api
 from slotkeeper.app import Sidecar, running
+from slotkeeper.exchange.exchange import BRIEF_BYTES
 from slotkeeper.scheduler.types import EngineId
 from swap_like import SwapLike, Swapped, serving
 
@@ -70,3 +74,14 @@ async def test_a_slot_action_on_a_path_with_a_model_waits_for_its_slot(fake, sid
             fake.go.release()
         await other.head()
     assert erased()
+
+
+async def test_an_error_does_not_continue_an_event_that_was_cut(fake, sidecar, data):
+    """A router ends a stream normally if its engine dies. Nothing shows that but the missing end."""
+    fake.script.append(Fault.CUSTOM)
+    fake.custom = STREAM_HEAD + chunk(b'data: {"choices":[{"del') + LAST_CHUNK
+    async with dial(data) as wire:
+        await wire.post(CHAT, request_body(Api.CHAT, stream=True, model="m", text="Count. " * BRIEF_BYTES))
+        stream = await wire.body(await wire.head())
+    *_, last = SseSplitter().feed(stream)
+    assert "broke off" in orjson.loads(last.data)["error"]["message"]
