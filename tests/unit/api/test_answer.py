@@ -281,6 +281,13 @@ def test_a_stream_that_breaks_off_is_not_complete(api):
     assert answer.error is None
 
 
+@pytest.mark.parametrize("api", STREAMS)
+def test_a_stream_that_breaks_off_within_its_last_event_is_not_complete(api):
+    whole = "".join(STREAMS[api][0]).rstrip("\n")
+    last = len(whole) - len(STREAMS[api][0][-1].rstrip("\n"))
+    assert not [end for end in range(last, len(whole)) if read(api, whole[:end]).complete]
+
+
 def test_the_reply_of_a_broken_responses_stream_is_built_from_its_deltas():
     assert read(Api.RESPONSES, *RESPONSES_DELTAS).reply == REPLY
 
