@@ -144,7 +144,7 @@ class DataPort:
             changes = request.method == "POST" and _is_lora(route, self._prefix)
             return await self._through(request, api, body, known_as, link, changes=changes)
         except Fault as fault:
-            return self._failed(api, fault, known_as)
+            return self._failed(request, api, fault, known_as)
         except GONE:
             return web.Response(status=499)  # the client is gone
         except Exception:
@@ -157,7 +157,7 @@ class DataPort:
         if request.writer.output_size:  # a second head would land in the middle of a body
             abort(request)
             return web.Response(status=499)
-        return self._failed(api, OurFault("slotkeeper failed; its log says why"), known_as)
+        return self._failed(request, api, OurFault("slotkeeper failed; its log says why"), known_as)
 
     def _refused(self, api: Api, refusal: Refusal, known_as: str) -> web.StreamResponse:
         log.info("request_refused", request_id=known_as, status=refusal.status, error="by the engine")
@@ -265,13 +265,15 @@ class DataPort:
         self._gate.metrics.requests.labels(route=Api.CONTROL.value, outcome=outcome).inc()
         return response
 
-    def _failed(self, api: Api, fault: Fault, known_as: str) -> web.StreamResponse:
+    def _failed(self, request: web.Request, api: Api, fault: Fault, known_as: str) -> web.StreamResponse:
         if isinstance(fault, ClientFault):
             log.info("request_refused", request_id=known_as, status=fault.status, error=fault.message)
         else:
             say = self._seldom if fault.status == LOOP_STATUS else log  # each sidecar asks every second
             say.warning("request_failed", request_id=known_as, status=fault.status, error=fault.message)
         headers = {names.REQUEST_ID: known_as, "Server": "slotkeeper"}
+        if origin := request.headers.get("Origin"):  # as the engine does: else a page cannot read the error
+            headers["Access-Control-Allow-Origin"] = origin
         if fault.retry_after is not None:
             headers["Retry-After"] = str(fault.retry_after)
         response = web.Response(
