@@ -65,3 +65,11 @@ async def test_a_malformed_request_does_not_disturb_other_clients(data):
         assert head.status == 200
         assert (await bad.head()).status == 400
         assert b"choices" in await good.body(head)
+
+
+async def test_a_page_of_another_origin_can_read_our_errors(data):
+    """llama-server names the origin in every answer; without it a browser hides the answer from the page."""
+    async with dial(data) as wire:
+        await wire.post("/v1/chat/completions", b"{", {"Origin": "http://page.example"})
+        head = await wire.head()
+    assert (head.status, head["Access-Control-Allow-Origin"]) == (400, "http://page.example")

@@ -10,8 +10,9 @@ import aiohttp
 import pytest
 
 from chaos.conftest import ready, settings
-from chaos.fake_answers import PATHS, request_body
+from chaos.fake_answers import PATHS, looks_whole, request_body
 from chaos.fake_engine import FakeEngine, Fault
+from chaos.fake_http import STREAM_HEAD, chunk
 from chaos.raw import dial
 from patience import PATIENCE
 from slotkeeper.api.head import Api
@@ -49,6 +50,16 @@ async def test_a_request_that_failed_before_its_first_byte_is_sent_to_the_other_
         status, body = await posted(sidecar, stream=stream)
         assert status == 200
         assert b"four" in body
+        assert sorted(len(engine.ran) for engine in engines.values()) == [1, 2]
+
+
+async def test_a_request_is_sent_to_the_other_engine_although_the_engine_has_sent_a_ping():
+    """llama-server sends one after 30 s of prefill (--sse-ping-interval)."""
+    async with two(Fault.CUSTOM_AND_END) as (sidecar, engines):
+        for engine in engines.values():
+            engine.custom = STREAM_HEAD + chunk(b":\n\n")
+        _, body = await posted(sidecar, stream=True)
+        assert looks_whole(Api.CHAT, body)
         assert sorted(len(engine.ran) for engine in engines.values()) == [1, 2]
 
 

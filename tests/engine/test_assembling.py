@@ -146,7 +146,9 @@ def routed(monkeypatch: pytest.MonkeyPatch) -> list[answer_filters.AnswerForm]:
 
     def form_for(ask: Any, body: bytes, forward: Any, link: Any) -> answer_filters.AnswerForm:
         as_model = SimpleNamespace(
-            address=EngineAddress(link.address.base, ModelName("m")), assembles=link.assembles
+            address=EngineAddress(link.address.base, ModelName("m")),
+            assembles=link.assembles,
+            unlike_ours=link.unlike_ours,
         )
         chosen.append(answer_filters.form_for(ask, body, forward, as_model))  # type: ignore[arg-type]
         return chosen[-1]

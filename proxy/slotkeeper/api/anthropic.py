@@ -138,9 +138,6 @@ class AnthropicReading:
         """Read one event. Events that carry neither a figure nor a token are not parsed."""
         if name in _SILENT:
             return
-        if name == "message_stop":
-            self._draft.complete = self._draft.error is None
-            return
         doc = orjson.loads(data)
         if self._draft.failed(doc):
             return
@@ -150,6 +147,8 @@ class AnthropicReading:
                 self._usage(table(doc, "message"))
             case "message_delta":
                 self._usage(doc)
+            case "message_stop":
+                self._draft.complete = self._draft.error is None
             case "content_block_start":
                 self._block(doc.get("index"), table(doc, "content_block"))
             case "content_block_delta":

@@ -66,7 +66,7 @@ class Assembler:
     def __init__(self, api: Api) -> None:
         self._splitter = SseSplitter()
         self._assembly = _ASSEMBLIES[api]()
-        self._error: Doc | None = None
+        self._error: Any = None
         self._unreadable = False
 
     def feed(self, chunk: bytes) -> None:
@@ -78,8 +78,8 @@ class Assembler:
         for event in self._splitter.close():
             self._take(event)
         if self._error is not None:
-            code = self._error.get("code")
-            status = code if isinstance(code, int) and code >= 400 else SERVER_ERROR
+            code = self._error.get("code") if isinstance(self._error, dict) else None
+            status = code if isinstance(code, int) and 400 <= code < 600 else SERVER_ERROR
             return WholeAnswer(status, orjson.dumps({"error": self._error}))
         try:
             whole = None if self._unreadable else self._assembly.whole()

@@ -96,8 +96,12 @@ _OF_CLIENTS: Final = frozenset(
     {
         *(("GET", path) for path in ("/v1/models", "/models", "/api/tags", "/props")),
         *(("POST", path) for path in ("/tokenize", "/detokenize", "/apply-template", "/api/show")),
-        *(("POST", path) for path in ("/v1/messages/count_tokens", "/v1/responses/input_tokens")),
-        *(("POST", f"{v1}/chat/completions/input_tokens") for v1 in ("", "/v1")),
+        ("POST", "/v1/messages/count_tokens"),
+        *(
+            ("POST", f"{v1}/{api}/input_tokens")
+            for v1 in ("", "/v1")
+            for api in ("chat/completions", "responses")
+        ),
     }
 )
 

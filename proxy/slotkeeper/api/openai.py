@@ -183,23 +183,30 @@ _LIFTED: Final = (
 
 
 class LlamaReading:
-    """Reads the first answer; others, of n > 1 or of several prompts, are skipped."""
+    """Reads the first answer; of others, of n > 1 or of several prompts, only whether they have ended."""
 
-    __slots__ = ("_draft",)
+    __slots__ = ("_draft", "_ended", "_running")
 
     def __init__(self, draft: AnswerBuilder) -> None:
         self._draft = draft
+        self._ended = False  # the first answer has ended
+        self._running: set[Any] = set()  # the indexes of answers that have begun and not ended
 
     def event(self, name: str, data: bytes) -> None:  # noqa: ARG002 (its events have no names)
         """Read one chunk. A stream of several tasks begins with `data: null`."""
         doc = orjson.loads(data)
-        if not isinstance(doc, dict) or self._draft.failed(doc) or doc.get("index", 0) != 0:
+        if not isinstance(doc, dict) or self._draft.failed(doc):
             return
-        if doc.get("tokens"):
-            self._draft.spoke = True  # a token may give no text yet
-        self._object(doc)
-        if doc.get("stop", True) is True:  # only the last chunk can be without it
-            self._draft.complete = True
+        index, ended = doc.get("index", 0), doc.get("stop", True) is True
+        if "index" not in doc:  # only a last chunk can be without it, or without `stop`
+            self._running.clear()
+        (self._running.discard if ended else self._running.add)(index)
+        if index == 0:
+            if doc.get("tokens"):
+                self._draft.spoke = True  # a token may give no text yet
+            self._object(doc)
+            self._ended = self._ended or ended
+        self._draft.complete = self._ended and not self._running
 
     def body(self, doc: Any) -> None:
         """Read a whole answer: an object, or a list of objects."""

@@ -196,6 +196,8 @@ class Account:
         """Make a new key, by which the driver knows this attempt. Returns whether `Rendered` must follow."""
         self.key = RequestId(f"{next(self._driver.numbers)}:{self.id}")
         self._open = True
+        self.progress = None
+        self.listener = Listener(self._api, self.record, self._metrics, self._driver.now)
         self._driver.effect_runner.lend(self.key, self._auth)
         self._driver.note(self._driver.journal.follow, self.key, self.record)
         self.rendered = asyncio.Event()

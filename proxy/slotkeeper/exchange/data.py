@@ -26,7 +26,7 @@ from slotkeeper.observe.log import Seldom, get_logger
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.events import AdaptersChange, Arrived, Gone
-from slotkeeper.scheduler.types import RequestId
+from slotkeeper.scheduler.types import ModelName, RequestId
 
 READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # these start no work in the engine
 BODY_LEFT: Final = frozenset({408, 413, 429})  # more of the body may still arrive
@@ -112,7 +112,8 @@ class DataPort:
         known_as = _known_as(request)
         try:
             path = self._path(request)
-            api = classify(request.method, path, self._prefix)
+            model, route = self._gate.driver.engines.route_at(path)
+            api = classify(request.method, route, self._prefix)
             self._not_again(request)
             self._gate.door.admit(request, api, path)
             self._not_draining(request, path)
@@ -126,14 +127,24 @@ class DataPort:
             if takes_slot:
                 form = takes_form(path)
                 return await Exchange(
-                    self._gate, request, api, body or b"", known_as, judged=judged, arrived=arrived, form=form
+                    self._gate,
+                    request,
+                    api,
+                    body or b"",
+                    known_as,
+                    judged=judged,
+                    arrived=arrived,
+                    form=form,
+                    model=model,
                 ).run()
             if api is Api.CONTROL:
-                return await self._acted(request, body or b"", known_as, let_in=judged is KeyCheck.LET_IN)
-            link = await self._serving(request, body)
-            return await self._through(request, api, body, known_as, link)
+                let_in = judged is KeyCheck.LET_IN
+                return await self._acted(request, body or b"", known_as, model, let_in=let_in)
+            link = await self._serving(request, body, model)
+            changes = request.method == "POST" and _is_lora(route, self._prefix)
+            return await self._through(request, api, body, known_as, link, changes=changes)
         except Fault as fault:
-            return self._failed(api, fault, known_as)
+            return self._failed(request, api, fault, known_as)
         except GONE:
             return web.Response(status=499)  # the client is gone
         except Exception:
@@ -146,7 +157,7 @@ class DataPort:
         if request.writer.output_size:  # a second head would land in the middle of a body
             abort(request)
             return web.Response(status=499)
-        return self._failed(api, OurFault("slotkeeper failed; its log says why"), known_as)
+        return self._failed(request, api, OurFault("slotkeeper failed; its log says why"), known_as)
 
     def _refused(self, api: Api, refusal: Refusal, known_as: str) -> web.StreamResponse:
         log.info("request_refused", request_id=known_as, status=refusal.status, error="by the engine")
@@ -179,14 +190,14 @@ class DataPort:
         if self._draining() and request.method != "OPTIONS" and is_open(request.method, path, self._prefix):
             raise UpstreamFault("draining: this sidecar is about to end", status=503)
 
-    async def _serving(self, request: web.Request, body: bytes | None) -> EngineLink:
+    async def _serving(self, request: web.Request, body: bytes | None, model: ModelName) -> EngineLink:
         """Return the engine for a request without a slot: the first one that is ready.
 
-        A request for a router's model waits until it is loaded: else the router would load it and evict
-        another.
+        `model` is the one that its path names. A request for a router's model waits until it is loaded: else
+        the router would load it and evict another.
         """
         driver = self._gate.driver
-        model = driver.engines.model_of(_model_in(request, body)) or driver.engines.model_at(request.path)
+        model = model or driver.engines.model_of(_model_in(request, body))
         if not model:
             return driver.engines.front()
         key = RequestId(f"{next(driver.numbers)}:slotless")
@@ -201,10 +212,16 @@ class DataPort:
         return driver.links[forward.engine]
 
     async def _through(
-        self, request: web.Request, api: Api, body: bytes | None, known_as: str, link: EngineLink
+        self,
+        request: web.Request,
+        api: Api,
+        body: bytes | None,
+        known_as: str,
+        link: EngineLink,
+        *,
+        changes: bool,
     ) -> web.StreamResponse:
-        """Pass a request without a slot through, and copy its answer back."""
-        changes = request.method == "POST" and _is_lora(self._path(request), self._prefix)
+        """Pass a request without a slot through, and copy its answer back. `changes`: it changes adapters."""
         async with _changing_adapters(self._gate.driver, link) if changes else nullcontext():
             return await self._passed_on(request, api, body, known_as, link)
 
@@ -234,7 +251,7 @@ class DataPort:
         return response
 
     async def _acted(
-        self, request: web.Request, body: bytes, known_as: str, *, let_in: bool
+        self, request: web.Request, body: bytes, known_as: str, model: ModelName, *, let_in: bool
     ) -> web.StreamResponse:
         if not let_in:
             raise UpstreamFault(
@@ -243,18 +260,20 @@ class DataPort:
                 retry_after=1,
             )
         caller = self._gate.door.caller(request)
-        response = await self._gate.actions.answer(request, body, known_as, caller.line)
+        response = await self._gate.actions.answer(request, body, known_as, caller.line, model)
         outcome = "ok" if response.status < 400 else "client_error"
         self._gate.metrics.requests.labels(route=Api.CONTROL.value, outcome=outcome).inc()
         return response
 
-    def _failed(self, api: Api, fault: Fault, known_as: str) -> web.StreamResponse:
+    def _failed(self, request: web.Request, api: Api, fault: Fault, known_as: str) -> web.StreamResponse:
         if isinstance(fault, ClientFault):
             log.info("request_refused", request_id=known_as, status=fault.status, error=fault.message)
         else:
             say = self._seldom if fault.status == LOOP_STATUS else log  # each sidecar asks every second
             say.warning("request_failed", request_id=known_as, status=fault.status, error=fault.message)
         headers = {names.REQUEST_ID: known_as, "Server": "slotkeeper"}
+        if origin := request.headers.get("Origin"):  # as the engine does: else a page cannot read the error
+            headers["Access-Control-Allow-Origin"] = origin
         if fault.retry_after is not None:
             headers["Retry-After"] = str(fault.retry_after)
         response = web.Response(

@@ -34,7 +34,14 @@ from slotkeeper.runtime.tasks import Aside, here
 from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.events import Arrived, Started
 from slotkeeper.scheduler.pending import Pending
-from slotkeeper.scheduler.types import Crowded, EngineId, Reason, RequestHints
+from slotkeeper.scheduler.types import (
+    NO_ROUTER,
+    Crowded,
+    EngineId,
+    ModelName,
+    Reason,
+    RequestHints,
+)
 
 if TYPE_CHECKING:
     from slotkeeper.observe.spans import Spans  # of an extra
@@ -88,11 +95,12 @@ class Exchange:
         judged: KeyCheck,
         arrived: float,
         form: bool = False,
+        model: ModelName = NO_ROUTER,
     ) -> None:
         """If no engine could judge the credential, the request passes through without any work for it.
 
         A wait for an engine counts from `arrived`, in seconds. `form`: the body is a form with a file, not
-        JSON.
+        JSON. `model` is the one that the path names.
         """
         self._gate = gate
         self._judged = judged
@@ -102,6 +110,7 @@ class Exchange:
         self._api = api
         self._body = body
         self._form = form
+        self._model = model
         self._caller = gate.door.caller(request)
         self._used: Used | None = None  # the use of its key, with --keys-file
         self._namespace = self._caller.namespace or (ANYONE if gate.door.namespaces and self._let_in else "")
@@ -245,7 +254,7 @@ class Exchange:
         engines.rouse(account.model)
         hints = account.hints(self._waits_since)
         await engines.awake(self._waits_since, account.model, hints.start_by)
-        account.model = await engines.newest_model_of(account.claim.model)
+        account.model = self._model or await engines.newest_model_of(account.claim.model)
         engines.rouse(account.model)
         if self._judged is KeyCheck.LATER:
             await self._judge()

@@ -47,6 +47,11 @@ WAITING: Final = comment("waiting")
 JSON: Final = "application/json; charset=utf-8"  # as llama-server writes it
 
 
+def only_comments(data: bytes) -> bool:
+    """Whether bytes of a stream are comments, and the last one is complete."""
+    return data.endswith(b"\n\n") and all(line[:1] in {b"", b":"} for line in data.split(b"\n"))
+
+
 class Waiting:
     """A client that asked for a stream and waits for its first event.
 
@@ -94,8 +99,11 @@ class Waiting:
             self._talking = None
 
     def ends_with(self, passing: bytes) -> bytes:
-        """Return `passing`, the bytes for the client; the first bytes end the waiting."""
-        if passing:
+        """Return `passing`, the bytes for the client; the first bytes of an event end the waiting.
+
+        The engine sends comments of its own during a long prefill. They are no part of its answer.
+        """
+        if passing and not only_comments(passing):
             self.begun = True
             self.stop()
         return passing
@@ -277,10 +285,10 @@ class Relay:
         async with answering(link):
             await copy(answer, write, seen, passing, read=read)
         self._waiting.stop()
+        if link.address.model and not link.foreign:
+            self._check_whole(answer)  # first: a request without a byte of its answer can be sent again
         if streams:
             await write((cells.close() if cells else b"") + (progress.close() if progress else b""))
-        if link.address.model and not link.foreign:
-            self._check_whole(answer)
 
     async def _assembled(
         self,

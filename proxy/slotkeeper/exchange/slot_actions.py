@@ -26,7 +26,7 @@ from slotkeeper.exchange.upstream import Upstream, UpstreamAnswer, answering
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.events import Acted, Arrived, Gone
-from slotkeeper.scheduler.types import ClientId, EngineId, RequestId
+from slotkeeper.scheduler.types import ClientId, EngineId, ModelName, RequestId
 
 OURS: Final = "slotkeeper"  # the names of all our files begin with it
 NO_SLOT: Final = "x"
@@ -119,15 +119,18 @@ class SlotActions:
         self._allowed = allowed
 
     async def answer(
-        self, request: web.Request, body: bytes, known_as: str, client: ClientId
+        self, request: web.Request, body: bytes, known_as: str, client: ClientId, model: ModelName
     ) -> web.StreamResponse:
-        """Return the engine's answer. Raises Fault if we refuse the action or cannot reach the engine."""
+        """Return the engine's answer; `model` is the one that the path names.
+
+        Raises Fault if we refuse the action or cannot reach the engine.
+        """
         if not self._allowed():
             raise ClientFault(OFF, status=403)
         action = read_action(request.rel_url.raw_path_qs, body, self._prefix)
         driver = self._driver
         key = RequestId(f"action {next(driver.numbers)}")
-        model = driver.engines.model_of(action.model)
+        model = model or driver.engines.model_of(action.model)
         await driver.engines.awake(driver.now(), model)
         if action.refused:
             engine = driver.engines.front(model).engine

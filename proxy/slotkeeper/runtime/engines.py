@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Final
+from urllib.parse import unquote
 
 from slotkeeper.api.errors import ClientFault
 from slotkeeper.engine.answers import EngineError, EngineGoneError, Health
@@ -28,6 +29,7 @@ from slotkeeper.scheduler.types import NO_ROUTER, EngineId, ModelName
 PATIENCE: Final = 3.0  # seconds that a request waits for an engine's probe, which takes 0.2 seconds
 
 LONGEST_NAME: Final = 100  # characters of a model's name in an error text
+WORDS: Final = 8  # between slashes, in a model's name: a path of thousands would take a tenth of a second
 
 LinkMaker = Callable[[EngineId, EngineAddress, EngineFlags | None], EngineLink]
 
@@ -180,11 +182,16 @@ class Engines:
         models = (router.model_of(named) for router in routers)
         return next((model for model in models if model), NO_ROUTER)
 
-    def model_at(self, path: str) -> ModelName:
-        """Return the model of llama-swap that this path names (/upstream/MODEL/...); else NO_ROUTER."""
+    def route_at(self, path: str) -> tuple[ModelName, str]:
+        """Return the model of llama-swap that a raw path names, and the path at that model's own server.
+
+        That is /upstream/MODEL/PATH; of any other path it returns NO_ROUTER and the path itself.
+        """
         words = path.removeprefix(UPSTREAM).split("/") if path.startswith(UPSTREAM) else []
-        names = ("/".join(words[:end]) for end in range(len(words), 0, -1))  # a name may contain slashes
-        return next(filter(None, map(self.model_of, names)), NO_ROUTER)
+        for end in range(min(len(words), WORDS), 0, -1):  # a name may contain slashes
+            if model := self.model_of(unquote("/".join(words[:end]))):
+                return model, "/".join(["", *words[end:]])
+        return NO_ROUTER, path
 
     async def newest_model_of(self, named: Any) -> ModelName:
         """Return the same as `model_of`, but look for an unknown name in new listings."""

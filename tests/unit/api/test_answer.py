@@ -40,6 +40,10 @@ def event(document, name=None):
     return f"{head}data: {document if isinstance(document, str) else json.dumps(document)}\n\n"
 
 
+def native(index, *, stop):
+    return event({"index": index, "content": "a", "stop": stop})
+
+
 def delta(**fields):
     return event({"choices": [{"index": 0, "finish_reason": None, "delta": fields}]})
 
@@ -279,6 +283,20 @@ def test_a_stream_that_breaks_off_is_not_complete(api):
     answer = read(api, *STREAMS[api][0][:-1])
     assert not answer.complete
     assert answer.error is None
+
+
+@pytest.mark.parametrize("api", STREAMS)
+def test_a_stream_that_breaks_off_within_its_last_event_is_not_complete(api):
+    whole = "".join(STREAMS[api][0]).rstrip("\n")
+    last = len(whole) - len(STREAMS[api][0][-1].rstrip("\n"))
+    assert not [end for end in range(last, len(whole)) if read(api, whole[:end]).complete]
+
+
+def test_the_stream_of_several_native_answers_is_complete_with_the_last_of_them():
+    one, other = ([native(n, stop=False), native(n, stop=True)] for n in (0, 1))
+    for whole in ([one[0], other[0], one[1], other[1]], [one[0], other[0], other[1], one[1]]):
+        assert read(Api.COMPLETION, *whole).complete
+        assert not read(Api.COMPLETION, *whole[:-1]).complete
 
 
 def test_the_reply_of_a_broken_responses_stream_is_built_from_its_deltas():

@@ -99,8 +99,9 @@ def test_an_error_in_a_stream_becomes_the_answer(api, event):
     assert (whole.status, orjson.loads(whole.body)) == (400, {"error": ERROR})
 
 
-def test_an_error_without_a_status_gets_status_500():
-    whole = assembled(Api.CHAT, b'data: {"error":{"message":"no"}}\n\n')
+@pytest.mark.parametrize("error", [{"message": "no"}, {"code": 7000}, {"code": "E1"}, "no", [1]])
+def test_an_error_without_a_status_gets_status_500(error):
+    whole = assembled(Api.CHAT, b"data: " + orjson.dumps({"error": error}) + b"\n\n")
     assert whole
     assert whole.status == 500
 

@@ -108,6 +108,8 @@ def test_routes_that_show_or_change_shared_state_are_for_operators(method, path)
         ("POST", "/v1/embeddings"),
         ("POST", "/tokenize"),
         ("POST", "/v1/messages/count_tokens"),
+        ("POST", "/v1/chat/completions/input_tokens"),
+        ("POST", "/responses/input_tokens"),
         ("GET", "/v1/models"),
         ("GET", "/props"),
     ],

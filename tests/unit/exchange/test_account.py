@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import orjson
 import pytest
 
 from patience import PATIENCE
+from slotkeeper.api.answer import ProgressFilter
 from slotkeeper.api.head import Api
 from slotkeeper.conversation.naming import Name, Naming
 from slotkeeper.engine.answers import EngineGoneError
 from slotkeeper.exchange.account import Account
 from slotkeeper.observe.request_record import RequestStage
+from slotkeeper.scheduler.events import Event, Gone
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import RequestId
 from unit.runtime.conftest import driver, link
@@ -19,6 +24,9 @@ from unit.runtime.stubs import fallbacks, settled
 __all__ = ["driver", "link"]
 
 BODY = orjson.dumps({"messages": [{"role": "user", "content": "Which bolts are low?"}]})
+PREFILLING = (
+    b'data: {"choices":[],"prompt_progress":{"total":400,"cache":100,"processed":300,"time_ms":9}}\n\n'
+)
 
 
 async def account(driver) -> Account:
@@ -92,3 +100,30 @@ async def test_a_closed_account_records_the_outcome_and_the_duration(driver):
     mine.close()
     assert (mine.record.outcome, mine.record.status) == ("client_gone", None)
     assert mine.record.seconds >= mine.record.spans[0].end
+
+
+async def test_a_request_that_is_sent_again_reports_nothing_of_its_first_answer(driver, monkeypatch):
+    """Its client may leave before an engine begins the second answer."""
+    left: list[Gone] = []
+    post = driver.post
+
+    def noted(event: Event) -> None:
+        if isinstance(event, Gone):
+            left.append(event)
+        post(event)
+
+    monkeypatch.setattr(driver, "post", noted)
+    mine = await account(driver)
+    mine.open()
+    mine.progress = ProgressFilter()
+    mine.listener.begin(
+        cast("Any", SimpleNamespace(headers={}, content_type="text/event-stream", status=200))
+    )
+    mine.listener.without(mine.progress)(PREFILLING)
+    mine.listener.read(PREFILLING)
+    mine.gone()
+    assert (left[-1].reached, left[-1].cached) == (300, 100)
+    cost = mine.cost
+    mine.open()
+    mine.gone()
+    assert (left[-1].reached, left[-1].cached, mine.cost) == (None, 0, cost)

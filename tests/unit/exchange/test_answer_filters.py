@@ -13,13 +13,16 @@ from hypothesis import strategies as st
 
 from slotkeeper.api.answer import Answer
 from slotkeeper.api.answer_builder import Figures
-from slotkeeper.exchange.answer_filters import CellsGate, OutOfCells, gate_for
+from slotkeeper.api.head import Api
+from slotkeeper.api.request import parse
+from slotkeeper.engine.answers import Health
+from slotkeeper.exchange.answer_filters import CellsGate, OutOfCells, form_for, gate_for
 from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.engine_model import EngineTraits, Known, Memory
 from slotkeeper.scheduler.events import EngineUp, Exceeded
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.types import EngineId, Reason, RequestId
-from unit.runtime.stubs import TRAITS
+from unit.runtime.stubs import ENGINE, TRAITS, StubLink
 
 ERROR = b'data: {"error":{"code":500,"message":"Context size has been exceeded.","type":"server_error"}}\n\n'
 OF_MESSAGES = b'event: error\ndata: {"code":500,"message":"Context size has been exceeded."}\n\n'
@@ -97,3 +100,16 @@ def test_the_gate_is_used_only_if_slots_may_share_a_kv_buffer(traits: EngineTrai
     forward = Forward(request=RequestId("1:r"), engine=engine, slot=0, reason=Reason.PREFIX)
     driver = cast("Any", SimpleNamespace(placement=placement))
     assert (gate_for(driver, forward, outgrown=False) is not None) == gated
+
+
+@pytest.mark.parametrize(
+    ("health", "asks"), [(Health.OK, True), (Health.FOREIGN, False), (Health.SWAPPER, False)]
+)
+def test_progress_is_requested_only_of_a_llama_server(health: Health, asks: bool):
+    """Other servers, and the peers of llama-swap, may refuse a field that they do not know."""
+    body = b'{"messages":[],"stream":true}'
+    link = StubLink()
+    link.health = health
+    forward = Forward(request=RequestId("1:r"), engine=ENGINE, slot=None, reason=Reason.SLOTLESS)
+    form = form_for(parse(Api.CHAT, body), body, forward, link)
+    assert (form.body != body, form.progress is not None) == (asks, asks)

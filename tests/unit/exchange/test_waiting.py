@@ -105,6 +105,24 @@ async def test_keep_alive_comments_end_with_the_first_bytes_of_the_answer(tasks)
     assert len(response.written) == heard
 
 
+@pytest.mark.parametrize(
+    ("passing", "begun"),
+    [
+        (b":\n\n", False),
+        (b": ping\n\n: ping\n\n", False),
+        (b": pi", True),  # a comment of ours would stand in the middle of it
+        (b": ping\n", True),
+        (b":\n\ndata: 1\n\n", True),
+        (b": ping\ndata: 1\n\n", True),
+        (b"{}", True),
+    ],
+)
+async def test_whole_comments_of_the_engine_do_not_begin_its_answer(tasks, passing, begun):
+    talk = waiting(tasks, Response(takes=1000))
+    assert talk.ends_with(passing) == passing
+    assert talk.begun == begun
+
+
 async def test_waiting_again_continues_one_wait_that_ends_with_the_answer(tasks):
     """A request is sent again if its engine ends before it sends anything."""
     response = Response(takes=1000)

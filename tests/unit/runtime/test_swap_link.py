@@ -261,10 +261,14 @@ async def test_models_are_known_by_the_key_of_a_client():
 
 async def test_a_path_names_a_model_whose_name_may_have_slashes():
     async with scened(SwapGroup(members=("lab", "lab/b"))) as scene:
-        found = [
-            scene.engines.model_at(path) for path in ("/upstream/lab/b/v1/x", "/upstream/lab/v1", "/v1/x")
+        paths = ("/upstream/lab/b/v1/x", "/upstream/l%61b/v1", "/upstream/lab", "/upstream/x/v1", "/v1/x")
+        assert [scene.engines.route_at(path) for path in paths] == [
+            ("lab/b", "/v1/x"),
+            ("lab", "/v1"),
+            ("lab", ""),
+            ("", "/upstream/x/v1"),
+            ("", "/v1/x"),
         ]
-        assert found == ["lab/b", "lab", ""]
 
 
 async def test_the_flags_of_an_entry_reach_the_link_of_the_model(scene):
