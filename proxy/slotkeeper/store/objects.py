@@ -74,7 +74,7 @@ class Objects:
 
     async def create(self, path: str, data: bytes) -> bool:
         """Write a whole object unless it exists. Returns whether this call wrote it."""
-        with self._asking(f"write {path}"):
+        with self._asking(f"write {path}", existing=False):
             try:
                 await obstore.put_async(self._store, path, data, mode="create", use_multipart=False)
             except AlreadyExistsError:
@@ -83,7 +83,7 @@ class Objects:
 
     async def mark(self, path: str) -> None:
         """Write an empty object, or renew its time."""
-        with self._asking(f"write {path}"):
+        with self._asking(f"write {path}", existing=False):
             await obstore.put_async(self._store, path, b"")
 
     async def stream_up(self, path: str, chunks: AsyncIterable[bytes]) -> None:
@@ -91,7 +91,7 @@ class Objects:
 
         The object appears when all parts are written. If `chunks` raises, nothing is left.
         """
-        with self._asking(f"write {path}"):
+        with self._asking(f"write {path}", existing=False):
             await obstore.put_async(
                 self._store, path, chunks, use_multipart=True, chunk_size=PART, max_concurrency=PARTS
             )
@@ -120,7 +120,7 @@ class Objects:
             return None
 
     async def listing(self, folder: str) -> AsyncIterator[ObjectSeen]:
-        with self._asking(f"list {folder}"):
+        with self._asking(f"list {folder}", existing=False):
             async for page in obstore.list(self._store, prefix=folder + "/", chunk_size=1000):
                 for found in page:
                     changed = found["last_modified"].timestamp()
@@ -150,15 +150,20 @@ class Objects:
         return swept
 
     @contextmanager
-    def _asking(self, doing: str) -> Iterator[None]:
+    def _asking(self, doing: str, *, existing: bool = True) -> Iterator[None]:
+        """Turn the errors of one request into ours.
+
+        "Not found" means a missing object only if the request is for an `existing` one. S3 answers writes and
+        listings with it if there is no such bucket.
+        """
         if self._failed and time.monotonic() < self._silent_until:
             raise StoreError(self._failed.trouble, f"Cannot {doing} in {self.url}: it failed a moment ago")
         try:
             yield
-        except FileNotFoundError as error:
-            self._works(up=True)
-            raise MissingError(f"Cannot {doing}: it is not there") from error
         except (BaseError, OSError) as error:
+            if isinstance(error, FileNotFoundError) and existing:
+                self._works(up=True)
+                raise MissingError(f"Cannot {doing}: it is not there") from error
             what = f"Cannot {doing} in {self.url}: {_in_short(error)}"
             trouble = _trouble(error)
             failed = StoreError(trouble, what)

@@ -10,6 +10,7 @@ import pytest
 from slotkeeper.scheduler.adapters import space_of
 from slotkeeper.scheduler.slot_contents import Tier
 from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.store import objects as objects_module
 from slotkeeper.store import shared as module
 from slotkeeper.store.object_names import parsed
 from slotkeeper.store.sealing import StoreKey
@@ -278,6 +279,34 @@ async def test_a_failing_store_is_reported_once_and_is_not_used_for_a_while(two)
         shared.objects._silent_until = 0.0
         assert await store.copy_cold(kept.id)
         assert heard == [False, True]
+
+
+@KEYS
+async def test_a_missing_bucket_costs_no_snapshot_in_the_slot_folder(two, key, monkeypatch):
+    """S3 answers 404 to a write into a bucket that does not exist, as to a read of a missing object."""
+
+    async def refuse(*_: object, **__: object) -> None:
+        raise FileNotFoundError("Object at location heads not found: 404 Not Found")
+
+    one, _, cold = two
+    async with sidecar(one, cold, key) as (store, shared):
+        kept = await kept_state(store, one, 1)
+        with monkeypatch.context() as gone:
+            gone.setattr(objects_module.obstore, "put_async", refuse)
+            with pytest.raises(StoreError):
+                await store.copy_cold(kept.id)
+        assert not shared.objects.up
+        assert await offered(store, one, kept.id)
+
+
+async def test_a_store_whose_bucket_is_missing_opens_with_the_slot_folder_alone(two, monkeypatch):
+    async def refuse(*_: object, **__: object) -> None:
+        raise FileNotFoundError("Object at location seal not found: 404 Not Found")
+
+    one, _, cold = two
+    monkeypatch.setattr(objects_module.obstore, "put_async", refuse)
+    async with sidecar(one, cold) as (store, _):
+        assert (await kept_state(store, one, 1)).id in {kept.id for kept in store.listing()}
 
 
 async def test_the_number_of_remembered_head_names_is_bounded(two, monkeypatch):
