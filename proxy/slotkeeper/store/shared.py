@@ -353,10 +353,18 @@ class SharedStore:
         return self._key.pieces(salt) if self._key else None
 
     async def _opened(self) -> None:
-        """Make the secret known. Without a key it is an object of the store; the first sidecar writes it."""
+        """Make the secret known. Without a key it is an object of the store; the first sidecar writes it.
+
+        Raises StoreError if that object is not a secret: manifests could then be signed by anyone.
+        """
         if self._secret is None:
             await self.objects.create(STORE_SEAL, secrets.token_bytes(BYTES))
-            self._secret = await self.objects.read(STORE_SEAL, BYTES)
+            secret = b""
+            with suppress(MissingError):  # it is too large, or was removed just now
+                secret = await self.objects.read(STORE_SEAL, BYTES)
+            if len(secret) != BYTES:
+                raise StoreError(Trouble.UNREACHABLE, f"The object {STORE_SEAL} in {self.name} is damaged")
+            self._secret = secret
 
 
 def _most_promising(

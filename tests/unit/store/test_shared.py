@@ -299,6 +299,19 @@ async def test_a_missing_bucket_costs_no_snapshot_in_the_slot_folder(two, key, m
         assert await offered(store, one, kept.id)
 
 
+@pytest.mark.parametrize("seal", [b"", b"s" * 31, b"s" * 33], ids=["empty", "short", "long"])
+async def test_a_damaged_seal_of_a_store_is_not_used_and_costs_no_snapshot(two, seal):
+    one, _, cold = two
+    cold.mkdir()
+    (cold / "seal").write_bytes(seal)
+    async with sidecar(one, cold) as (store, shared):
+        assert shared.secret is None
+        kept = await kept_state(store, one, 1)
+        with pytest.raises(StoreError):
+            await store.copy_cold(kept.id)
+        assert await offered(store, one, kept.id)
+
+
 async def test_a_store_whose_bucket_is_missing_opens_with_the_slot_folder_alone(two, monkeypatch):
     async def refuse(*_: object, **__: object) -> None:
         raise FileNotFoundError("Object at location seal not found: 404 Not Found")
