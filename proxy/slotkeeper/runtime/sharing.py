@@ -29,6 +29,7 @@ CANDIDATES: Final = 16  # snapshots from which the next upload is chosen
 PATIENT: Final = 3  # late looks in a row, after which requests do not wait for looks for a while
 MOST_LOOKS: Final = 64  # looks in progress at the same time
 LONGEST: Final = 120.0  # seconds, the longest wait after repeated failures
+DOUBLINGS: Final = 10  # of the wait: more than reach LONGEST
 
 log = get_logger(__name__)
 
@@ -152,7 +153,7 @@ class Sharing:
                 self._failures += 1
                 self._failed("upload", "failed", error, kept.id)
                 self._idle.set()  # a lost store must not block `written`
-                await self._pause(min(LONGEST, AGAIN * 2 ** (self._failures // WRITERS)))
+                await self._pause(min(LONGEST, AGAIN * 2 ** min(self._failures // WRITERS, DOUBLINGS)))
             finally:
                 self._writing.discard(kept.id)
 
