@@ -146,6 +146,7 @@ class Sharing:
                 await self._pause(self._soonest())
                 continue
             self._writing.add(kept.id)
+            self._put_off.pop(kept.id, None)
             try:
                 await self._write(kept)
                 self._failures = 0
@@ -169,7 +170,6 @@ class Sharing:
             return
         seconds = time.monotonic() - began
         if there:
-            self._put_off.pop(kept.id, None)
             self._metrics.snapshot_operation("upload", "ok", seconds)
             log.info(
                 "snapshot_uploaded",

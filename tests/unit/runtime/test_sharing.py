@@ -8,8 +8,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from slotkeeper.observe.metrics import Metrics
+from slotkeeper.runtime import sharing as module
 from slotkeeper.runtime.sharing import LONGEST, WRITERS, Sharing, sharing_of
 from slotkeeper.scheduler.events import Event
+from slotkeeper.store.index import Kept
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import StoreError, Trouble
 from unit.store.sharing import kept_state, sidecar
@@ -50,3 +52,35 @@ async def test_uploads_are_tried_again_however_often_they_failed(hot, cold, monk
         sharing._failures = 1_000_000
         async with writers(sharing, 1):
             assert await paused.get() == LONGEST
+
+
+async def test_writers_without_work_sleep_while_another_uploads_a_state_that_was_put_off(
+    hot, cold, monkeypatch
+):
+    """Each of them looks for work once more, because it waited for the moment when the state is due again."""
+    asked, looks, uploading = 0, 0, asyncio.Event()
+
+    async def leased_at_first(_: object) -> bool:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            return False  # another sidecar writes this state
+        uploading.set()
+        await asyncio.Event().wait()
+        return True
+
+    def counted() -> list[Kept]:
+        nonlocal looks
+        looks += 1
+        return [kept]
+
+    monkeypatch.setattr(module, "AGAIN", 0.01)
+    async with sharing_in(hot, cold) as (store, sharing, _):
+        kept = await kept_state(store, hot, 1)
+        monkeypatch.setattr(store, "copy_cold", leased_at_first)
+        async with writers(sharing):
+            await uploading.wait()
+            monkeypatch.setattr(store, "listing", counted)
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert looks < WRITERS
