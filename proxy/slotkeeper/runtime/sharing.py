@@ -103,14 +103,13 @@ class Sharing:
     async def _look_for(self, wanted: Wanted) -> None:
         began, there = time.monotonic(), {kept.id for kept in self._store.listing()}
         try:
-            found = await self._shared.find(
+            states = await self._shared.find(
                 wanted.prompt,
                 wanted.traits.fingerprint_of(wanted.prompt),
                 beyond=wanted.here,
                 known=there,
             )
-            for kept in found:
-                await self._store.found(kept)
+            found = [await self._store.found(kept) for kept in states if kept.id not in there]
         except (LateError, StoreError, SnapshotError, HaltedError) as error:
             return self._failed("find", "failed", error)
         self._metrics.snapshot_operation("find", "ok" if found else "nothing", time.monotonic() - began)

@@ -10,11 +10,16 @@ from pathlib import Path
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime import sharing as module
 from slotkeeper.runtime.sharing import LONGEST, WRITERS, Sharing, sharing_of
+from slotkeeper.scheduler.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.events import Event
+from slotkeeper.scheduler.retention import Wanted
+from slotkeeper.scheduler.slot_contents import Tier
 from slotkeeper.store.index import Kept
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import StoreError, Trouble
+from unit.store.saving import ENGINE
 from unit.store.sharing import kept_state, sidecar
+from unit.store.test_shared import prompt
 
 
 @asynccontextmanager
@@ -84,3 +89,17 @@ async def test_writers_without_work_sleep_while_another_uploads_a_state_that_was
             for _ in range(100):
                 await asyncio.sleep(0)
             assert looks < WRITERS
+
+
+async def test_a_file_of_ours_that_is_found_in_the_shared_store_stays_in_the_hot_tier(hot, cold):
+    """The scheduler would price it as a download, and forget how often it was restored."""
+    async with sharing_in(hot, cold) as (store, sharing, events):
+        kept = await kept_state(store, hot, 1)
+        await store.copy_cold(kept.id)
+        await store.used(kept.id, paid=True)
+        traits = EngineTraits(memory=Memory.HYBRID, slot_files=True, fingerprint=ENGINE)
+        await sharing.look_for(
+            [Wanted(traits=traits, prompt=prompt(1), here=kept.manifest.tokens, within=1.0)]
+        )
+        told = [snapshot for event in events for snapshot in event.snapshots]
+        assert [(each.tier, each.restores) for each in told] in ([], [(Tier.HOT, 1)])
