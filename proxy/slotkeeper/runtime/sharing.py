@@ -214,7 +214,7 @@ class Sharing:
             try:
                 if await self._collector.elected(time.time()):
                     await self._collect()
-            except (StoreError, SnapshotError, HaltedError) as error:
+            except (StoreError, SnapshotError, HaltedError, OSError) as error:
                 self._failed("collect", "failed", error)
             await asyncio.sleep(TERM)
 

@@ -10,7 +10,7 @@ import os
 import re
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -137,16 +137,17 @@ class Objects:
     def sweep(self, older: float) -> int:
         """Remove temporary files of killed writers from a folder that are `older` than so many seconds.
 
-        Blocks. Returns the number of removed files.
+        Blocks. Returns the number of removed files. Raises OSError if the folder cannot be read.
         """
         root = self._store.prefix if isinstance(self._store, LocalStore) else None
         if root is None:
             return 0
         swept = 0
         for path in Path(root).rglob("*#*"):
-            if _STAGED.fullmatch(path.name) and time.time() - path.lstat().st_mtime > older:
-                path.unlink(missing_ok=True)
-                swept += 1
+            with suppress(OSError):  # its writer has renamed it meanwhile, or it is another user's
+                if _STAGED.fullmatch(path.name) and time.time() - path.lstat().st_mtime > older:
+                    path.unlink()
+                    swept += 1
         return swept
 
     @contextmanager

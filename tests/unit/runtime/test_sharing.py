@@ -103,3 +103,26 @@ async def test_a_file_of_ours_that_is_found_in_the_shared_store_stays_in_the_hot
         )
         told = [snapshot for event in events for snapshot in event.snapshots]
         assert [(each.tier, each.restores) for each in told] in ([], [(Tier.HOT, 1)])
+
+
+async def test_the_collector_continues_after_an_error_of_the_shared_folder(hot, cold, monkeypatch):
+    """A writer may rename its temporary file while the folder is read; NFS may lose the folder."""
+    rounds: asyncio.Queue[None] = asyncio.Queue()
+
+    def swept(_: float) -> int:
+        asyncio.run_coroutine_threadsafe(rounds.put(None), loop)
+        raise FileNotFoundError("blobs/aa/aa-bb#1")
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(module, "TERM", 0.0)
+    async with sharing_in(hot, cold) as (_, sharing, _events), asyncio.TaskGroup() as group:
+        monkeypatch.setattr(sharing._shared.objects, "sweep", swept)
+        monkeypatch.setattr(sharing._collector, "elected", always)
+        collector = group.create_task(sharing.collect())
+        await rounds.get()
+        await rounds.get()
+        collector.cancel()
+
+
+async def always(_: float) -> bool:
+    return True
