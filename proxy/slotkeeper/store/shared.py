@@ -278,7 +278,7 @@ class SharedStore:
     async def _fetch(self, entry: HeadName, head: Head, target: BlobWriter) -> None:
         manifest = head.manifest
         try:
-            await asyncio.gather(self._tell_use(entry, manifest.size), self._pour(head.blob, target))
+            await asyncio.gather(self._tell_use(entry, manifest.size), self._pour(head, target))
         except MissingError:  # a head without a blob is useless
             await self.unlink(entry)
             raise
@@ -287,9 +287,11 @@ class SharedStore:
         if (target.size, target.sha256) != (manifest.size, manifest.sha256):
             raise UnfitError(f"{manifest.id} in {self.name} is not what was kept")
 
-    async def _pour(self, blob: str, target: BlobWriter) -> None:
-        async for chunk in self.objects.stream_down(blob):
+    async def _pour(self, head: Head, target: BlobWriter) -> None:
+        async for chunk in self.objects.stream_down(head.blob):
             await self._lane.do(partial(_feed, target, chunk))
+            if target.size > head.manifest.size:  # however many bytes follow, they must not fill the disk
+                raise UnfitError(f"{head.manifest.id} in {self.name} has more bytes than were kept")
         await self._lane.do(lambda _: target.end())
 
     async def _tell_use(self, entry: HeadName, size: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from io import FileIO
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from slotkeeper.scheduler.adapters import space_of
 from slotkeeper.scheduler.slot_contents import Tier
 from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.store import files
 from slotkeeper.store import objects as objects_module
 from slotkeeper.store import shared as module
 from slotkeeper.store.object_names import parsed
@@ -201,6 +203,30 @@ async def test_a_damaged_object_never_reaches_the_slot_folder(two, key, damage, 
         assert kept.id not in {each.id for each in second.listing()}
         assert objects(cold, "heads") == [] or damage is os.unlink
         assert await offered(store, one, kept.id), "it still has its own"
+
+
+async def test_a_fetch_ends_when_the_object_has_more_bytes_than_the_state(two, monkeypatch):
+    """It would fill the disk of the slot folder before its hash shows that it is wrong."""
+    one, other, cold = two
+    written = 0
+    write_all = files.write_all
+
+    def counted(out: FileIO, data: bytes | memoryview) -> None:
+        nonlocal written
+        written += len(data)
+        write_all(out, data)
+
+    async with sidecar(one, cold) as (store, _), sidecar(other, cold) as (second, shared):
+        kept = await kept_state(store, one, 1)
+        await store.copy_cold(kept.id)
+        (there,) = await found(shared, prompt(1))
+        await second.found(there)
+        objects(cold, "blobs")[0].write_bytes(bytes(32 << 20))
+        monkeypatch.setattr(files, "write_all", counted)
+        with pytest.raises(UnfitError):
+            await second.offer(kept.id, ENGINE)
+        assert written <= 8 << 20
+        assert names_in(other) == set()
 
 
 async def test_a_head_under_another_name_is_not_accepted(two):
