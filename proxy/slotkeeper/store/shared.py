@@ -174,7 +174,7 @@ class SharedStore:
         entry = self._names.entry(kept.manifest, kept.tokens)
         if entry is None:
             return True
-        if kept.manifest.size > CHEAP and await self.objects.size(entry.path) is not None:
+        if kept.manifest.size > CHEAP and await self._has(entry):
             await self._tell_use(entry, kept.manifest.size)  # for the collector it is as new
             return True
         if self.hints is None:
@@ -256,10 +256,29 @@ class SharedStore:
             raise StoreError(Trouble.UNREACHABLE, f"{self.name} has not kept what was written")
         if time.monotonic() - began > FRESH:  # a collector may already take the blob for a leftover
             raise StoreError(Trouble.SLOW, f"{self.name} took too long")
-        if not await self.objects.create(entry.path, self._sealed(entry, kept, blob, salt)):
-            await self.objects.remove(blob)  # another sidecar was first; no head names our blob
-            await self._tell_use(entry, manifest.size)
+        head = self._sealed(entry, kept, blob, salt)
+        while not await self.objects.create(entry.path, head):
+            if await self._has(entry):
+                await self.objects.remove(blob)  # another sidecar was first; no head names our blob
+                await self._tell_use(entry, manifest.size)
+                break
         return True
+
+    async def _has(self, entry: HeadName) -> bool:
+        """Whether the store has a state. A damaged head, or one without a blob, is removed.
+
+        Else the state would never be written again.
+        """
+        blob = None
+        try:
+            with suppress(UnfitError):
+                blob = (await self._head(entry)).blob
+        except MissingError:  # a head of a later release stays
+            return await self.objects.size(entry.path) is not None
+        if blob and await self.objects.size(blob) is not None:
+            return True
+        await self.unlink(entry)
+        return False
 
     async def _read(self, source: BlobReader, manifest: Manifest) -> AsyncIterator[bytes]:
         """Yield the blob as stored. Raises UnfitError at the end if the file is not what was kept."""

@@ -149,6 +149,22 @@ async def test_the_same_state_of_two_sidecars_is_written_once(two, key):
         assert await offered(second, other, again.id) == (one / f"{first.id}.slot").read_bytes()
 
 
+@pytest.mark.parametrize("cheap", [0, module.CHEAP], ids=["large", "small"])
+@pytest.mark.parametrize(("kind", "damage"), [("heads", "cut"), ("heads", "emptied"), ("blobs", "unlink")])
+async def test_a_state_whose_objects_are_damaged_is_written_again(two, kind, damage, cheap, monkeypatch):
+    """A file would leave the slot folder for a copy that does not exist."""
+    monkeypatch.setattr(module, "CHEAP", cheap)
+    one, other, cold = two
+    async with sidecar(one, cold, KEY) as (store, _), sidecar(other, cold, KEY) as (second, _):
+        await store.copy_cold((await kept_state(store, one, 1)).id)
+        kept = await kept_state(second, other, 1)
+        bytes_here = (other / f"{kept.id}.slot").read_bytes()
+        {"cut": cut, "emptied": emptied, "unlink": os.unlink}[damage](objects(cold, kind)[0])
+        await second.demote(kept.id)
+        assert names_in(other) == set()
+        assert await offered(second, other, kept.id) == bytes_here
+
+
 async def test_a_sidecar_that_is_second_to_write_a_head_leaves_no_objects(two, monkeypatch):
     one, other, cold = two
     async with sidecar(one, cold) as (store, _), sidecar(other, cold) as (second, shared):
