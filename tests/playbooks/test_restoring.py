@@ -170,6 +170,18 @@ def test_a_slot_has_unknown_contents_if_the_client_leaves_during_the_restore(out
     assert play << arrives("r2") << knows("r2", A + MORE) >> restores(0, "s1")
 
 
+def test_reuse_of_a_restored_state_is_possible_if_the_client_left_during_the_restore():
+    """The engine restores the file all the same; GET /slots shows nothing of it before a task has run."""
+    play = Play(up=False, n_slots=1, **NEW_FILES)
+    assert play << engine_up(fresh=True) << sees() << snapshots_changed(S1)
+    assert play << arrives("r1") << knows("r1", A + MORE) >> restores(0, "s1")
+    assert play << leaves("r1") << restored()
+    assert play.later(1) << sees(contents={0: 0})
+    other = A.cut(0, 300) + B
+    assert play << arrives("r2") << knows("r2", other) >> goes("r2", slot=0)
+    assert play << ends("r2", len(other), 300) >> reports("r2")
+
+
 @pytest.mark.parametrize("outcome", list(Loading))
 def test_a_restore_is_repeated_if_the_engine_restarts_during_it(outcome):
     play = hybrid()
