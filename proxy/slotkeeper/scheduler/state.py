@@ -181,6 +181,7 @@ class State:
     chores: dict[RequestId, Chore] = field(default_factory=dict)
     chores_begun: int = 0
     begun: int = 0  # requests that have left the queue
+    cut_short: bool = False  # the last round left queued requests without a decision
     at: float = 0.0  # of the last event
     hinted: dict[RequestId, None] = field(default_factory=dict)  # with a priority or a deadline, in order
     served_at: dict[Priority, float] = field(default_factory=dict)  # when one of it was served last
