@@ -329,6 +329,17 @@ def test_many_requests_that_wait_for_one_model_do_not_delay_a_request_for_anothe
     assert play << ends("b", 1000) >> reports("b") >> goes("b2", engine="e1")
 
 
+def test_a_bypass_that_waits_for_one_model_does_not_delay_a_request_for_another():
+    play = Play(engines=2, up=False, n_slots=2)
+    for engine, model in (("e0", "a"), ("e1", "b")):
+        assert play << engine_up(engine, model=model) << sees(engine=engine)
+    assert play << arrives("b1", model="b") << knows("b1", A) >> goes("b1", engine="e1")
+    assert play << arrives("b2", model="b", bypass=True)  # until b1 is seen to have begun
+    assert play << arrives("b3", "other", model="b") << knows("b3", B)
+    assert play << arrives("a1", "other", model="a") << knows("a1", A) >> goes("a1", engine="e0")
+    assert play << starts("b1") >> unpinned("b2", Reason.BYPASS)
+
+
 def test_a_request_in_an_unknown_slot_makes_room_for_another_when_it_ends():
     play = Play(n_slots=1)
     for request in ("r1", "r2"):

@@ -12,7 +12,7 @@ from slotkeeper.scheduler import chores, kv_pool, launching, leaving, priority, 
 from slotkeeper.scheduler.choice import blind, changed_by_messages, cheapest, continuing
 from slotkeeper.scheduler.effects import Effect, Observe, PoolAct, Pooled
 from slotkeeper.scheduler.events import Arrived, Rendered
-from slotkeeper.scheduler.launching import begin, forward, next_of_all, requeue
+from slotkeeper.scheduler.launching import begin, forward, held_back, requeue
 from slotkeeper.scheduler.pending import Form, Pending, Plan, Stage, Weighed, priced_late
 from slotkeeper.scheduler.prices import computed
 from slotkeeper.scheduler.state import CurrentScene, State
@@ -186,8 +186,11 @@ def _serve_as_planned(state: State, pending: Pending, plan: Plan, now: float) ->
 
 
 def _served_next(state: State, now: float) -> Sequence[RequestId]:
-    """Return the queued requests; none if all of them must wait, so that a long queue costs nothing."""
-    return priority.in_turn(state, now) if not next_of_all(state) and _any_free(state) else ()
+    """Return the queued requests that may be served; none if no slot is free: a long queue costs nothing."""
+    if not _any_free(state):
+        return ()
+    queue, held = priority.in_turn(state, now), held_back(state)
+    return [each for each in queue if state.requests[each].arrived.model not in held] if held else queue
 
 
 def _hold(pending: Pending) -> bool:

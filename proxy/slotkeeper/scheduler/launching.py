@@ -213,12 +213,14 @@ def bypass(state: State, now: float) -> Iterator[Effect]:
         yield from _sent(state, state.requests[request], ready, Reason.BYPASS, now)
 
 
-def next_of_all(state: State) -> bool:
-    """Whether a bypassing request waits only for pinned tasks to begin, so that no more may be sent.
+def held_back(state: State) -> set[ModelName]:
+    """Return the models for which no more requests may be sent before a bypassing one.
 
-    One whose engines are all down, drained or being unloaded keeps nothing away from other engines.
+    It waits only for pinned tasks to begin. One whose engines are all down, drained or being unloaded holds
+    nothing back.
     """
-    return any(state.open_for(state.requests[request].arrived.model) for request in state.bypassing)
+    models = {state.requests[request].arrived.model for request in state.bypassing}
+    return {model for model in models if state.open_for(model)}
 
 
 def fail_open(state: State, now: float) -> Iterator[Effect]:
