@@ -31,7 +31,7 @@ from slotkeeper.store.hints import Hints
 from slotkeeper.store.index import Kept, Use
 from slotkeeper.store.intake import place
 from slotkeeper.store.manifest import BLOCK, BYTES, Flaw, Manifest, decode, encode
-from slotkeeper.store.object_names import BLOBS, STORE_SEAL, HeadName, ObjectNames, parsed
+from slotkeeper.store.object_names import STORE_SEAL, HeadName, ObjectNames, parsed
 from slotkeeper.store.objects import AT_ONCE, Objects
 from slotkeeper.store.sealing import (
     SALT_BYTES,
@@ -350,7 +350,7 @@ class SharedStore:
         manifest = self._decoded(text, named, entry.path)
         tokens = Tokens.of(packed, chunks=manifest.chunks)
         own = self._names.entry(manifest, tokens) if manifest.fits(tokens) else None
-        if own != entry or not blob.startswith(f"{BLOBS}/{entry.state[:2]}/{entry.state}-"):
+        if own != entry or blob != self._names.blob(entry, manifest.sha256, salt):
             raise UnfitError(f"{entry.path} says that it is another state")
         return Head(manifest, tokens, blob, salt)
 

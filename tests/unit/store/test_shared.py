@@ -6,6 +6,7 @@ import os
 from io import FileIO
 from pathlib import Path
 
+import orjson
 import pytest
 
 from slotkeeper.scheduler.adapters import space_of
@@ -253,6 +254,24 @@ async def test_a_head_under_another_name_is_not_accepted(two):
         first, second = objects(cold, "heads")
         first.write_bytes(second.read_bytes())
         assert [await found(shared, prompt(seed)) for seed in (1, 2)].count([]) == 1
+
+
+@pytest.mark.parametrize("more", ["/../../x", "//", "0"])
+async def test_a_head_that_names_another_blob_than_its_own_is_not_accepted(two, more):
+    """Without a key the blob's name is not signed; obstore raises ValueError for a name that is no path."""
+    one, other, cold = two
+    async with sidecar(one, cold) as (store, _), sidecar(other, cold) as (_, shared):
+        await store.copy_cold((await kept_state(store, one, 1)).id)
+        (path,) = objects(cold, "heads")
+        data = path.read_bytes()
+        size = int.from_bytes(data[:4], "big")
+        facts = orjson.loads(data[4 : 4 + size])
+        forged = orjson.dumps(facts | {"blob": facts["blob"] + more})
+        path.write_bytes(len(forged).to_bytes(4, "big") + forged + data[4 + size :])
+        for there in await found(shared, prompt(1)):
+            with pytest.raises((UnfitError, MissingError)):
+                await shared.check(there)
+        assert shared.objects.up
 
 
 async def test_objects_in_a_store_with_a_key_contain_no_tokens(two):
