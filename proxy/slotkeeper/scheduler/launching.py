@@ -120,6 +120,7 @@ def requeue(state: State, pending: Pending) -> None:
         pending.plan.table.work.ends(pending.arrived.request)
     pending.plan = pending.slot = None
     pending.steps_left = 0
+    state.decides_again()
     state.queue.put_back(pending.arrived.request, pending.arrived.client)
 
 

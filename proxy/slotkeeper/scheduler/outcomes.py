@@ -288,6 +288,8 @@ def gone(state: State, event: Gone) -> Iterator[Effect]:
     if pending is None:
         return
     state.forget(event.request)
+    if pending.stage is Stage.PREPARING:
+        state.decides_again()
     if pending.plan:
         pending.plan.table.work.ends(event.request)
     if report := pending.broken_off(event):

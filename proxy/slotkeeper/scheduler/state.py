@@ -285,6 +285,11 @@ class State:
         """Whether the engine's slots are about to be lost, so that those that are worth it are saved now."""
         return self.closing or table.leaving
 
+    def decides_again(self) -> None:
+        """Let all queued requests be decided again: they may have waited for what has changed elsewhere."""
+        for table in self.up:
+            table.moves += 1
+
     def open_accounts(self, table: EngineTable) -> bool:
         """Whether a request ended there whose tokens, and so its slot's contents, are not known yet."""
         ended = (p.plan for p in self.requests.values() if p.stage is Stage.ENDED and p.plan)
