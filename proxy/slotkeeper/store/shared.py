@@ -191,17 +191,18 @@ class SharedStore:
         entry, head = await self._looked_up(kept)
         manifest = replace(head.manifest, id=kept.id)  # another sidecar may have written the same state
         path = hot.path / files.new_temporary(time.time())
+        opened: list[BlobWriter] = []  # filled even if the caller is cancelled while the file is created
 
-        def begin(_: Halt) -> BlobWriter:
+        def begin(_: Halt) -> None:
             hot.demand(manifest.size)
-            return BlobWriter(path, self._pieces(head.salt))
+            opened.append(BlobWriter(path, self._pieces(head.salt)))
 
-        target = await self._lane.do(begin)
         try:
-            await self._fetch(entry, head, target)
+            await self._lane.do(begin)
+            await self._fetch(entry, head, opened[0])
             await self._lane.do(lambda _: place(hot, path, manifest))
         finally:
-            await self._lane.do(lambda _: target.discard())
+            await self._lane.do(lambda _: _discard_all(opened))
         return manifest
 
     async def check(self, kept: Kept) -> None:
@@ -416,6 +417,11 @@ def _promise(entry: HeadName, marks: Sequence[str], length: int) -> tuple[int, b
 def _close_all(readers: list[BlobReader]) -> None:
     for reader in readers:
         reader.close()
+
+
+def _discard_all(writers: list[BlobWriter]) -> None:
+    for writer in writers:
+        writer.discard()
 
 
 def _feed(target: BlobWriter, chunk: memoryview, _: Halt) -> None:

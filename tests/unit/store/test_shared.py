@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 from io import FileIO
 from pathlib import Path
 
 import orjson
 import pytest
 
+from patience import PATIENCE
 from slotkeeper.scheduler.adapters import space_of
 from slotkeeper.scheduler.slot_contents import Tier
 from slotkeeper.scheduler.tokens import Tokens
@@ -17,6 +20,7 @@ from slotkeeper.store import objects as objects_module
 from slotkeeper.store import shared as module
 from slotkeeper.store.object_names import parsed
 from slotkeeper.store.sealing import StoreKey
+from slotkeeper.store.snapshot_folder import SnapshotFolder
 from slotkeeper.store.trouble import LateError, MissingError, StoreError, UnfitError
 from unit.engine.slotfiles import slot_file
 from unit.store.saving import ENGINE, ids, keep, names_in, offered
@@ -311,6 +315,29 @@ async def test_a_download_that_is_late_is_abandoned_and_leaves_no_file(two):
             await second.offer(kept.id, ENGINE, within=0.0)
         assert names_in(other) == set()
         assert await offered(second, other, kept.id)
+
+
+async def test_a_fetch_that_is_cancelled_while_its_file_is_created_leaves_no_file(two, monkeypatch):
+    one, other, cold = two
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def slow(*_: object) -> None:
+        begun.set()
+        assert goes_on.wait(PATIENCE)
+
+    async with sidecar(one, cold) as (store, _), sidecar(other, cold) as (second, shared):
+        kept = await kept_state(store, one, 1)
+        await store.copy_cold(kept.id)
+        (there,) = await found(shared, prompt(1))
+        await second.found(there)
+        monkeypatch.setattr(SnapshotFolder, "demand", slow)
+        async with asyncio.TaskGroup() as group:
+            fetch = group.create_task(second.offer(kept.id, ENGINE))
+            assert await asyncio.to_thread(begun.wait, PATIENCE)
+            fetch.cancel()
+            await asyncio.sleep(0)
+            goes_on.set()
+        assert names_in(other) == set()
 
 
 async def test_a_lookup_that_takes_too_long_is_abandoned(two, monkeypatch):
