@@ -11,7 +11,7 @@ from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime import sharing as module
 from slotkeeper.runtime.sharing import LONGEST, WRITERS, Sharing, sharing_of
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory
-from slotkeeper.scheduler.events import Event
+from slotkeeper.scheduler.events import Event, SnapshotsChanged
 from slotkeeper.scheduler.retention import Wanted
 from slotkeeper.scheduler.slot_contents import Tier
 from slotkeeper.store.index import Kept
@@ -101,7 +101,8 @@ async def test_a_file_of_ours_that_is_found_in_the_shared_store_stays_in_the_hot
         await sharing.look_for(
             [Wanted(traits=traits, prompt=prompt(1), here=kept.manifest.tokens, within=1.0)]
         )
-        told = [snapshot for event in events for snapshot in event.snapshots]
+        changes = [event for event in events if isinstance(event, SnapshotsChanged)]
+        told = [snapshot for event in changes for snapshot in event.snapshots]
         assert [(each.tier, each.restores) for each in told] in ([], [(Tier.HOT, 1)])
 
 

@@ -16,7 +16,6 @@ from slotkeeper.scheduler.adapters import space_of
 from slotkeeper.scheduler.slot_contents import Tier
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store import files
-from slotkeeper.store import objects as objects_module
 from slotkeeper.store import shared as module
 from slotkeeper.store.object_names import parsed
 from slotkeeper.store.sealing import StoreKey
@@ -380,7 +379,7 @@ async def test_a_missing_bucket_costs_no_snapshot_in_the_slot_folder(two, key, m
     async with sidecar(one, cold, key) as (store, shared):
         kept = await kept_state(store, one, 1)
         with monkeypatch.context() as gone:
-            gone.setattr(objects_module.obstore, "put_async", refuse)
+            gone.setattr("slotkeeper.store.objects.obstore.put_async", refuse)
             with pytest.raises(StoreError):
                 await store.copy_cold(kept.id)
         assert not shared.objects.up
@@ -405,7 +404,7 @@ async def test_a_store_whose_bucket_is_missing_opens_with_the_slot_folder_alone(
         raise FileNotFoundError("Object at location seal not found: 404 Not Found")
 
     one, _, cold = two
-    monkeypatch.setattr(objects_module.obstore, "put_async", refuse)
+    monkeypatch.setattr("slotkeeper.store.objects.obstore.put_async", refuse)
     async with sidecar(one, cold) as (store, _):
         assert (await kept_state(store, one, 1)).id in {kept.id for kept in store.listing()}
 
