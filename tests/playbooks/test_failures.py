@@ -306,6 +306,40 @@ def test_a_long_queue_is_not_decided_again_while_nothing_changes(monkeypatch):
     assert play << sees(contents={0: 1000}) >> goes("r0", slot=0) >> goes("r1", slot=1)
 
 
+def test_a_request_behind_many_that_wait_for_a_busy_slot_gets_a_free_slot_soon():
+    play = Play()
+    assert play << arrives("r") << knows("r", A) >> goes("r", slot=0) << starts("r") << leaves("r")
+    assert play << arrives("x") << knows("x", C) >> goes("x", slot=1) << starts("x")
+    for n in range(20):  # all of them wait for what slot 0 holds
+        assert play << arrives(f"r{n}", f"client{n}") << knows(f"r{n}", A + Tokens([n]))
+    assert play << arrives("other", "last") << knows("other", B)
+    assert play << ends("x", 1000) >> reports("x")
+    assert play.wakes() >> goes("other", slot=1)
+    assert not play.alarms
+
+
+def test_many_requests_that_wait_for_one_model_do_not_delay_a_request_for_another():
+    play = Play(engines=2, up=False, n_slots=1)
+    for engine, model in (("e0", "a"), ("e1", "b")):
+        assert play << engine_up(engine, model=model) << sees(engine=engine)
+        assert play << arrives(model, model=model) << knows(model, A) >> goes(model, engine=engine)
+    for n in range(20):
+        assert play << arrives(f"a{n}", f"client{n}", model="a") << knows(f"a{n}", B)
+    assert play << arrives("b2", "last", model="b") << knows("b2", B)
+    assert play << ends("b", 1000) >> reports("b") >> goes("b2", engine="e1")
+
+
+def test_a_bypass_that_waits_for_one_model_does_not_delay_a_request_for_another():
+    play = Play(engines=2, up=False, n_slots=2)
+    for engine, model in (("e0", "a"), ("e1", "b")):
+        assert play << engine_up(engine, model=model) << sees(engine=engine)
+    assert play << arrives("b1", model="b") << knows("b1", A) >> goes("b1", engine="e1")
+    assert play << arrives("b2", model="b", bypass=True)  # until b1 is seen to have begun
+    assert play << arrives("b3", "other", model="b") << knows("b3", B)
+    assert play << arrives("a1", "other", model="a") << knows("a1", A) >> goes("a1", engine="e0")
+    assert play << starts("b1") >> unpinned("b2", Reason.BYPASS)
+
+
 def test_a_request_in_an_unknown_slot_makes_room_for_another_when_it_ends():
     play = Play(n_slots=1)
     for request in ("r1", "r2"):

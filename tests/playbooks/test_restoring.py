@@ -15,6 +15,7 @@ from playbooks.playbook import (
     engine_up,
     erased,
     erases,
+    filed,
     filled,
     fills,
     goes,
@@ -34,6 +35,7 @@ from playbooks.playbook import (
     snapshots_changed,
     starts,
     unpinned,
+    written,
 )
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Purpose, Restore, SaveMoment
@@ -170,6 +172,18 @@ def test_a_slot_has_unknown_contents_if_the_client_leaves_during_the_restore(out
     assert play << arrives("r2") << knows("r2", A + MORE) >> restores(0, "s1")
 
 
+def test_reuse_of_a_restored_state_is_possible_if_the_client_left_during_the_restore():
+    """The engine restores the file all the same; GET /slots shows nothing of it before a task has run."""
+    play = Play(up=False, n_slots=1, **NEW_FILES)
+    assert play << engine_up(fresh=True) << sees() << snapshots_changed(S1)
+    assert play << arrives("r1") << knows("r1", A + MORE) >> restores(0, "s1")
+    assert play << leaves("r1") << restored()
+    assert play.later(1) << sees(contents={0: 0})
+    other = A.cut(0, 300) + B
+    assert play << arrives("r2") << knows("r2", other) >> goes("r2", slot=0)
+    assert play << ends("r2", len(other), 300) >> reports("r2")
+
+
 @pytest.mark.parametrize("outcome", list(Loading))
 def test_a_restore_is_repeated_if_the_engine_restarts_during_it(outcome):
     play = hybrid()
@@ -182,6 +196,30 @@ def test_removed_files_are_not_restored():
     play = hybrid()
     assert play << snapshots_changed(gone=("s1",))
     assert play << arrives("r1") << knows("r1", A + MORE) >> goes("r1", reason=Reason.COLD)
+
+
+def test_a_file_is_not_evicted_while_it_is_restored():
+    """The engine would not find it, and the request would be computed from its start."""
+    play = hybrid(limits=Limits(hot_bytes=S1.size * 3 // 2))
+    assert play << arrives("r1") << knows("r1", B) >> goes("r1", slot=0)
+    assert play << ends("r1", 5000) >> reports("r1")
+    assert play.wakes() >> saves(0, SaveMoment.PAUSE)
+    chore = play.step.request
+    assert play << written()
+    assert play << arrives("r2") << knows("r2", A + MORE) >> restores(1, "s1")
+    assert play << filed(chore, snapshot("s2", B, checkpoints=(4484, 4996)))
+    assert play << restored() >> goes("r2", slot=1)
+    assert play << ends("r2", 5100, 5000) >> proves("s1", paid=True) >> reports("r2")
+    play << snapshots_changed(snapshot("s3", C.cut(0, 300)))
+    assert play.placement.catalog.size(Tier.HOT) < S1.size * 3 // 2
+
+
+def test_a_file_is_not_evicted_between_a_save_and_its_restore():
+    play = hybrid(limits=Limits(hot_bytes=S1.size * 3 // 2, pause=1000.0), n_slots=1)
+    assert play << arrives("r1") << knows("r1", B) >> goes("r1", slot=0)
+    assert play << ends("r1", 5000) >> reports("r1")
+    assert play << arrives("r2") << knows("r2", A + MORE) >> saves(0, SaveMoment.PARK)
+    assert play << saved("s2", checkpoints=(4484, 4996)) >> restores(0, "s1")
 
 
 # -- routes without id_slot, windows ---------------------------------------------------------------------

@@ -11,19 +11,24 @@ from playbooks.playbook import (
     ends,
     engine_lost,
     engine_up,
+    filed,
     goes,
     knows,
     leaves,
+    plants,
     reports,
     restored,
     restores,
+    saves,
     sees,
     snapshot,
     snapshots_changed,
     starts,
+    written,
 )
 from slotkeeper.scheduler.costs import MEASURED, Limits
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.effects import Purpose, SaveMoment
+from slotkeeper.scheduler.tokens import Boundary, BoundaryKind, Tokens
 from slotkeeper.scheduler.types import EngineId, Reason
 
 QUIET = Limits(pause=1000.0, idle_tokens=0)
@@ -199,3 +204,29 @@ def test_a_request_never_waits_if_its_only_engine_has_a_free_slot():
     play = play_of((10, 1))
     assert begins(play, "r1", prompt(1, 30_000), "e0")
     assert begins(play, "r2", prompt(2, 30_000), "e0")
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["kept", "not kept"])
+def test_a_request_that_waits_for_the_file_of_an_engine_that_is_lost_gets_its_place_with_the_file(kept):
+    play = Play(engines=2, n_slots=1, **NEW_FILES)
+    long = prompt(1, 5000)
+    assert play << arrives("r1") << knows("r1", long) >> goes("r1", engine="e0")
+    assert play << ends("r1", 5000) >> reports("r1")
+    assert play.wakes() >> saves(0, SaveMoment.PAUSE)
+    chore = play.step.request
+    assert play << written()
+    assert play << arrives("r2", id_slot=0) >> goes("r2", engine="e0")
+    assert play << starts("r2") << arrives("r3") << knows("r3", long + MORE)
+    assert play << engine_lost("e0")
+    play << filed(chore, snapshot("s1", long, checkpoints=(4484, 4996)) if kept else None)
+    assert play >> (restores(0, "s1") if kept else goes("r3", engine="e1"))
+
+
+def test_a_request_that_waits_for_the_file_of_another_gets_its_place_if_that_one_leaves():
+    play = Play(engines=2, n_slots=1, **NEW_FILES)
+    system, head = prompt(1, 5000), Boundary(5000, BoundaryKind.HEAD)
+    play << arrives("r1") << knows("r1", system + prompt(2), head)
+    assert play >> plants("r1", 0, Purpose.PLANT, tokens=system, place__engine="e0")
+    assert play << arrives("r2") << knows("r2", system + prompt(3), head)
+    assert play << engine_lost("e0")
+    assert play << leaves("r1") >> plants("r2", 0, Purpose.PLANT, place__engine="e1")

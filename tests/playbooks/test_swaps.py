@@ -14,6 +14,7 @@ from playbooks.playbook import (
     leaves,
     lists,
     loads,
+    named,
     refuses,
     reports,
     restored,
@@ -319,6 +320,14 @@ def test_a_model_that_the_router_no_longer_lists_is_forgotten():
     only = lists("a", most=2).models[:1]
     assert play << ModelsListed(at=0.0, router=EngineId("e0"), models=only, most=2)
     assert list(play.placement.tables) == ["a"]
+    assert "b" not in play.placement._state.trees
+
+
+def test_the_models_of_a_router_that_is_removed_are_forgotten():
+    play = routed("a", "b", most=2)
+    assert turn(play, "r1", SHORT, model="b")
+    assert play << engine_lost("a") << engine_lost("b") << named("e1")
+    assert not play.placement.tables
     assert "b" not in play.placement._state.trees
 
 

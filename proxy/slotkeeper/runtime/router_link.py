@@ -231,13 +231,15 @@ class RouterLink:
             seen = self.client.swaps  # llama-swap answers only when the load has ended
             for _ in range(2 * seen):  # the first look may have begun before the answer
                 await self.next_look()
-        if not await self._is_loaded(model, begun, seen=seen):
+        loaded = await self._is_loaded(model, begun, seen=seen)
+        while loaded and not (link.up or link.foreign) and self._status(model) is ModelStatus.LOADED:
+            link.kick()  # `_check_probed` ends the scheduler's wait if the probe never succeeds
+            await self.next_look()
+            loaded = await self._is_loaded(model, begun, seen=True)
+        if not loaded:
             log.warning("model_not_loaded", engine=link.engine)
             self._metrics.loaded(model, None)
             return False
-        while not (link.up or link.foreign) and self._status(model) is ModelStatus.LOADED:
-            link.kick()  # `_check_probed` ends the wait if the probe never succeeds
-            await self.next_look()
         seconds = time.monotonic() - begun
         self._metrics.loaded(model, seconds)
         log.info("model_loaded", engine=link.engine, seconds=round(seconds, 3))

@@ -29,6 +29,7 @@ CANDIDATES: Final = 16  # snapshots from which the next upload is chosen
 PATIENT: Final = 3  # late looks in a row, after which requests do not wait for looks for a while
 MOST_LOOKS: Final = 64  # looks in progress at the same time
 LONGEST: Final = 120.0  # seconds, the longest wait after repeated failures
+DOUBLINGS: Final = 10  # of the wait: more than reach LONGEST
 
 log = get_logger(__name__)
 
@@ -102,14 +103,13 @@ class Sharing:
     async def _look_for(self, wanted: Wanted) -> None:
         began, there = time.monotonic(), {kept.id for kept in self._store.listing()}
         try:
-            found = await self._shared.find(
+            states = await self._shared.find(
                 wanted.prompt,
                 wanted.traits.fingerprint_of(wanted.prompt),
                 beyond=wanted.here,
                 known=there,
             )
-            for kept in found:
-                await self._store.found(kept)
+            found = [await self._store.found(kept) for kept in states if kept.id not in there]
         except (LateError, StoreError, SnapshotError, HaltedError) as error:
             return self._failed("find", "failed", error)
         self._metrics.snapshot_operation("find", "ok" if found else "nothing", time.monotonic() - began)
@@ -145,6 +145,7 @@ class Sharing:
                 await self._pause(self._soonest())
                 continue
             self._writing.add(kept.id)
+            self._put_off.pop(kept.id, None)
             try:
                 await self._write(kept)
                 self._failures = 0
@@ -152,7 +153,7 @@ class Sharing:
                 self._failures += 1
                 self._failed("upload", "failed", error, kept.id)
                 self._idle.set()  # a lost store must not block `written`
-                await self._pause(min(LONGEST, AGAIN * 2 ** (self._failures // WRITERS)))
+                await self._pause(min(LONGEST, AGAIN * 2 ** min(self._failures // WRITERS, DOUBLINGS)))
             finally:
                 self._writing.discard(kept.id)
 
@@ -168,7 +169,6 @@ class Sharing:
             return
         seconds = time.monotonic() - began
         if there:
-            self._put_off.pop(kept.id, None)
             self._metrics.snapshot_operation("upload", "ok", seconds)
             log.info(
                 "snapshot_uploaded",
@@ -214,7 +214,7 @@ class Sharing:
             try:
                 if await self._collector.elected(time.time()):
                     await self._collect()
-            except (StoreError, SnapshotError, HaltedError) as error:
+            except (StoreError, SnapshotError, HaltedError, OSError) as error:
                 self._failed("collect", "failed", error)
             await asyncio.sleep(TERM)
 

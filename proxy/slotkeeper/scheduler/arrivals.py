@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -11,15 +12,15 @@ from slotkeeper.scheduler import chores, kv_pool, launching, leaving, priority, 
 from slotkeeper.scheduler.choice import blind, changed_by_messages, cheapest, continuing
 from slotkeeper.scheduler.effects import Effect, Observe, PoolAct, Pooled
 from slotkeeper.scheduler.events import Arrived, Rendered
-from slotkeeper.scheduler.launching import begin, forward, next_of_all, requeue
+from slotkeeper.scheduler.launching import begin, forward, held_back, requeue
 from slotkeeper.scheduler.pending import Form, Pending, Plan, Stage, Weighed, priced_late
 from slotkeeper.scheduler.prices import computed
 from slotkeeper.scheduler.state import CurrentScene, State
 from slotkeeper.scheduler.table import EngineTable, SlotState
-from slotkeeper.scheduler.types import Reason, RequestId, SlotId
+from slotkeeper.scheduler.types import ModelName, Reason, RequestId, SlotId
 
-# A decision on a long prompt takes milliseconds. Once this many requests of a round have to wait for a slot,
-# the later ones wait without a decision.
+# A decision on a long prompt takes milliseconds. Once this many requests for one model have to wait in a
+# round, the later ones are left without a decision until the next round (`chores.NEXT_ROUND`).
 LOOKAHEAD: Final = 16
 
 # This many requests may overtake one that needs several slots, or that needs other tasks to end.
@@ -103,31 +104,39 @@ def settle(state: State, now: float) -> Iterator[Effect]:
 
 def _serve(state: State, now: float) -> Iterator[Effect]:
     """Give slots to queued requests in queue order, while there are free slots."""
-    left_waiting, scene = 0, CurrentScene(state, now)
+    left_waiting, scene = Counter[ModelName](), CurrentScene(state, now)
+    state.cut_short = False
     for request in _served_next(state, now):
         pending, begun = state.requests[request], False
         if not scene.keeps_waiting(pending):
-            if left_waiting == LOOKAHEAD:
-                break
-            if not state.open_for(pending.arrived.model):
+            model = pending.arrived.model
+            if left_waiting[model] == LOOKAHEAD:
+                state.cut_short = True
                 continue
-            plan, short = _decide_with_room(state, pending, now)
-            if plan and not plan.wait and not short:
-                begun = True
-                yield from priority.noted(state, pending, now)
-                yield _serve_as_planned(state, pending, plan, now)
-            else:
-                if plan and short:  # 8
-                    yield from _make_room(state, pending, plan, short, now)
-                    scene.changed()
-                yield from _keeps_waiting(state, pending, plan, scene, now)
-                left_waiting += pending.rendered
+            if not state.open_for(model):
+                continue
+            begun = yield from _begins(state, pending, scene, now)
+            left_waiting[model] += pending.rendered and not begun
         if pending.waits_for and not begun:
             pending.waits_for.work.awaiting += 1
         if begun or _hold(pending):
             scene.changed()
             if not _any_free(state):
                 break
+
+
+def _begins(state: State, pending: Pending, scene: CurrentScene, now: float) -> Generator[Effect, None, bool]:
+    """Begin a request, or record that it keeps waiting. Returns whether it begins."""
+    plan, short = _decide_with_room(state, pending, now)
+    if plan and not plan.wait and not short:
+        yield from priority.noted(state, pending, now)
+        yield _serve_as_planned(state, pending, plan, now)
+        return True
+    if plan and short:  # 8
+        yield from _make_room(state, pending, plan, short, now)
+        scene.changed()
+    yield from _keeps_waiting(state, pending, plan, scene, now)
+    return False
 
 
 def _keeps_waiting(
@@ -181,8 +190,11 @@ def _serve_as_planned(state: State, pending: Pending, plan: Plan, now: float) ->
 
 
 def _served_next(state: State, now: float) -> Sequence[RequestId]:
-    """Return the queued requests; none if all of them must wait, so that a long queue costs nothing."""
-    return priority.in_turn(state, now) if not next_of_all(state) and _any_free(state) else ()
+    """Return the queued requests that may be served; none if no slot is free: a long queue costs nothing."""
+    if not _any_free(state):
+        return ()
+    queue, held = priority.in_turn(state, now), held_back(state)
+    return [each for each in queue if state.requests[each].arrived.model not in held] if held else queue
 
 
 def _hold(pending: Pending) -> bool:

@@ -52,6 +52,9 @@ from slotkeeper.scheduler.types import RequestId, SlotId
 
 LOOKS: Final = 1.0  # seconds between polls of an engine that other clients use as well
 EARLIEST: Final = 0.02  # seconds: no timer is shorter
+NEXT_ROUND: Final = (
+    0.1  # seconds, at most, until queued requests are decided that were left without a decision
+)
 
 
 def settle(state: State, now: float, *, or_at: float = inf) -> Iterator[Effect]:
@@ -115,12 +118,12 @@ def _due_at(state: State, table: EngineTable, contents: SlotContents, *, ahead: 
 
 
 def _decides_again(state: State, now: float) -> float:
-    """Return when queued requests may stop waiting for a slot that is in use; infinite if none waits."""
+    """Return when queued requests are decided (again) if nothing happens; infinite if none waits."""
     if not state.waiting:
         return inf
     tried = (table.breaker.until for table in state.up if table.breaker.resting)
     over = (min(table.overdue_at(now), table.work.overdue_at(now)) for table in state.up)
-    return min((*tried, *over), default=inf)
+    return min((now + NEXT_ROUND if state.cut_short else inf, *tried, *over))
 
 
 def _gives_up(state: State, now: float) -> float:

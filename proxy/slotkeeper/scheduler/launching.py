@@ -120,6 +120,7 @@ def requeue(state: State, pending: Pending) -> None:
         pending.plan.table.work.ends(pending.arrived.request)
     pending.plan = pending.slot = None
     pending.steps_left = 0
+    state.decides_again()
     state.queue.put_back(pending.arrived.request, pending.arrived.client)
 
 
@@ -214,12 +215,14 @@ def bypass(state: State, now: float) -> Iterator[Effect]:
         yield from _sent(state, state.requests[request], ready, Reason.BYPASS, now)
 
 
-def next_of_all(state: State) -> bool:
-    """Whether a bypassing request waits only for pinned tasks to begin, so that no other may be sent now.
+def held_back(state: State) -> set[ModelName]:
+    """Return the models for which no more requests may be sent before a bypassing one.
 
-    One whose engines are all down, drained or being unloaded keeps nothing away from other engines.
+    It waits only for pinned tasks to begin. One whose engines are all down, drained or being unloaded holds
+    nothing back.
     """
-    return any(state.open_for(state.requests[request].arrived.model) for request in state.bypassing)
+    models = {state.requests[request].arrived.model for request in state.bypassing}
+    return {model for model in models if state.open_for(model)}
 
 
 def fail_open(state: State, now: float) -> Iterator[Effect]:

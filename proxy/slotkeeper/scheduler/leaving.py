@@ -28,7 +28,7 @@ from slotkeeper.scheduler.effects import Drained, Effect, Forward, LoadModel, Re
 from slotkeeper.scheduler.events import DrainAsked, EnginesNamed, ModelsListed, SwapFailed
 from slotkeeper.scheduler.router import LOADED, ModelStatus, Router
 from slotkeeper.scheduler.state import State
-from slotkeeper.scheduler.types import EngineId, Reason
+from slotkeeper.scheduler.types import EngineId, ModelName, Reason
 
 # -- swaps of a router's models ---------------------------------------------------------------------------
 
@@ -55,8 +55,13 @@ def _forget(state: State, engine: EngineId) -> None:
     if table is None or table.up:
         return
     del state.tables[engine]
-    if not any(other.model == table.model for other in state.tables.values()):
-        state.trees.pop(table.model, None)
+    _forget_prompts(state, table.model)
+
+
+def _forget_prompts(state: State, model: ModelName) -> None:
+    """Forget the prompts of a router's model that no engine serves any more."""
+    if model and not any(table.model == model for table in state.tables.values()):
+        state.trees.pop(model, None)
 
 
 def swap_failed(state: State, event: SwapFailed) -> None:
@@ -261,8 +266,10 @@ def engines_named(state: State, event: EnginesNamed) -> None:
     for engine in gone:
         router = state.routers.pop(engine, None)
         for name in (engine, *(router.models if router else ())):
-            state.tables.pop(name, None)
+            table = state.tables.pop(name, None)
             state.drained.pop(name, None)
+            if table:
+                _forget_prompts(state, table.model)
     state.mark_leaving()
 
 

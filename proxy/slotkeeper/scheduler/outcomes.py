@@ -288,6 +288,8 @@ def gone(state: State, event: Gone) -> Iterator[Effect]:
     if pending is None:
         return
     state.forget(event.request)
+    if pending.stage is Stage.PREPARING:
+        state.decides_again()
     if pending.plan:
         pending.plan.table.work.ends(event.request)
     if report := pending.broken_off(event):
@@ -310,13 +312,17 @@ def _leave(pending: Pending, table: EngineTable, slot: SlotId, now: float) -> No
         table.unknown = table.unknown if pending.prompt is not None else table.traits.n_ctx
         table.shadow.slots[slot] = _broken_off(pending, table)
     elif pending.steps_left and not isinstance(pending.step, Keep):  # a save changes nothing
-        table.shadow.slots[slot] = _on_its_way(table, slot, pending.step)
+        table.shadow.slots[slot] = _on_its_way(table, slot, pending.step, now)
+        if isinstance(pending.step, Load):  # GET /slots may show nothing of it
+            table.loaded.add(slot)
     # A resumable stream continues without its client (engine.md 7): we do not wait for its end.
     table.leave(slot, now, SlotState.FOREIGN if pending.arrived.resumable else SlotState.DRAINING)
 
 
-def _on_its_way(table: EngineTable, slot: SlotId, step: Step) -> SlotContents | None:
-    """Return what a slot will hold if it is released in the middle of a step; None if that is unknown."""
+def _on_its_way(table: EngineTable, slot: SlotId, step: Step, now: float) -> SlotContents | None:
+    """Return what a slot will hold if it is released in the middle of a step; None if GET /slots tells it."""
+    if isinstance(step, Load):
+        return SlotContents(opaque=len(step.snapshot.tokens), from_file=True, used=now)
     if isinstance(step, Prefill) and step.parks:
         return table.shadow.broken_off(table.shadow.plan_reuse(slot, step.tokens), step.tokens)
     return None

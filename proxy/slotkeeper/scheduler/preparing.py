@@ -234,11 +234,11 @@ def filed(state: State, event: Filed) -> Iterator[Effect]:
         )
         return
     contents = state.coming.pop(event.request, None)
+    state.decides_again()
     table = state.tables.get(event.engine)
     if table is None:
         yield from retention.kept(state, event.snapshot, event.at) if event.snapshot else ()
         return
-    table.moves += 1  # its queued requests can be decided again
     yield from _account(state, table, event, contents)
 
 

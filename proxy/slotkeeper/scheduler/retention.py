@@ -26,7 +26,7 @@ from slotkeeper.scheduler.effects import Drop, Effect, Forget, Load, Prove
 from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.scheduler.events import SnapshotsChanged
 from slotkeeper.scheduler.idle_work import done
-from slotkeeper.scheduler.pending import Plan
+from slotkeeper.scheduler.pending import Plan, Stage
 from slotkeeper.scheduler.prefix_order import AnyState, PrefixOrder
 from slotkeeper.scheduler.slot_contents import HALF_LIFE, SlotContents, Snapshot, SnapshotId, Tier
 from slotkeeper.scheduler.state import State
@@ -224,8 +224,11 @@ def make_room(state: State, now: float) -> list[Effect]:
 
 
 def _surplus(state: State, tier: Tier, budget: int, now: float) -> list[SnapshotId]:
-    """Return the files that have no room: those of absent engines first, then the least valuable ones."""
-    catalog, gone = state.catalog, []
+    """Return the files that have no room: those of absent engines first, then the least valuable ones.
+
+    A file that is about to be restored stays, and counts again when the next file comes.
+    """
+    catalog, gone = state.catalog, list[SnapshotId]()
     over = max(catalog.size(tier) - budget, catalog.beyond(tier, MOST))
     if over <= 0 or not state.tables:
         return []
@@ -242,7 +245,16 @@ def _surplus(state: State, tier: Tier, budget: int, now: float) -> list[Snapshot
         if over > 0 and size:
             gone += evict(order, max(0, size - over), traits=traits, live=_live(state), now=now)
             over = max(0, over - size)
-    return gone
+    needed = _needed(state) if gone else ()
+    return [snapshot_id for snapshot_id in gone if snapshot_id not in needed]
+
+
+def _needed(state: State) -> set[SnapshotId]:
+    """Return the files that a begun request or idle work restores now, or after a step before."""
+    begun = (p for p in state.requests.values() if p.plan and p.stage is Stage.PREPARING)
+    left = (step for p in begun if p.plan for step in p.plan.steps[len(p.plan.steps) - p.steps_left :])
+    steps = (*left, *(chore.step for chore in state.chores.values()))
+    return {step.snapshot.id for step in steps if isinstance(step, Load)}
 
 
 def drop(state: State, snapshot: Snapshot) -> list[Effect]:

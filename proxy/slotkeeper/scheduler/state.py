@@ -181,6 +181,7 @@ class State:
     chores: dict[RequestId, Chore] = field(default_factory=dict)
     chores_begun: int = 0
     begun: int = 0  # requests that have left the queue
+    cut_short: bool = False  # the last round left queued requests without a decision
     at: float = 0.0  # of the last event
     hinted: dict[RequestId, None] = field(default_factory=dict)  # with a priority or a deadline, in order
     served_at: dict[Priority, float] = field(default_factory=dict)  # when one of it was served last
@@ -283,6 +284,11 @@ class State:
     def ends(self, table: EngineTable) -> bool:
         """Whether the engine's slots are about to be lost, so that those that are worth it are saved now."""
         return self.closing or table.leaving
+
+    def decides_again(self) -> None:
+        """Let all queued requests be decided again: they may have waited for what has changed elsewhere."""
+        for table in self.up:
+            table.moves += 1
 
     def open_accounts(self, table: EngineTable) -> bool:
         """Whether a request ended there whose tokens, and so its slot's contents, are not known yet."""

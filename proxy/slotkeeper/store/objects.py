@@ -10,7 +10,7 @@ import os
 import re
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -74,7 +74,7 @@ class Objects:
 
     async def create(self, path: str, data: bytes) -> bool:
         """Write a whole object unless it exists. Returns whether this call wrote it."""
-        with self._asking(f"write {path}"):
+        with self._asking(f"write {path}", existing=False):
             try:
                 await obstore.put_async(self._store, path, data, mode="create", use_multipart=False)
             except AlreadyExistsError:
@@ -83,7 +83,7 @@ class Objects:
 
     async def mark(self, path: str) -> None:
         """Write an empty object, or renew its time."""
-        with self._asking(f"write {path}"):
+        with self._asking(f"write {path}", existing=False):
             await obstore.put_async(self._store, path, b"")
 
     async def stream_up(self, path: str, chunks: AsyncIterable[bytes]) -> None:
@@ -91,7 +91,7 @@ class Objects:
 
         The object appears when all parts are written. If `chunks` raises, nothing is left.
         """
-        with self._asking(f"write {path}"):
+        with self._asking(f"write {path}", existing=False):
             await obstore.put_async(
                 self._store, path, chunks, use_multipart=True, chunk_size=PART, max_concurrency=PARTS
             )
@@ -121,7 +121,7 @@ class Objects:
 
     async def listing(self, folder: str) -> AsyncIterator[ObjectSeen]:
         """Yield the objects whose paths begin with `folder` and a slash."""
-        with self._asking(f"list {folder}"):
+        with self._asking(f"list {folder}", existing=False):
             async for page in obstore.list(self._store, prefix=folder + "/", chunk_size=1000):
                 for found in page:
                     changed = found["last_modified"].timestamp()
@@ -138,28 +138,34 @@ class Objects:
     def sweep(self, older: float) -> int:
         """Remove temporary files of killed writers from a folder that are `older` than so many seconds.
 
-        Blocks. Returns the number of removed files. Raises OSError.
+        Blocks. Returns the number of removed files. Raises OSError if the folder cannot be read.
         """
         root = self._store.prefix if isinstance(self._store, LocalStore) else None
         if root is None:
             return 0
         swept = 0
         for path in Path(root).rglob("*#*"):
-            if _STAGED.fullmatch(path.name) and time.time() - path.lstat().st_mtime > older:
-                path.unlink(missing_ok=True)
-                swept += 1
+            with suppress(OSError):  # its writer has renamed it meanwhile, or it is another user's
+                if _STAGED.fullmatch(path.name) and time.time() - path.lstat().st_mtime > older:
+                    path.unlink()
+                    swept += 1
         return swept
 
     @contextmanager
-    def _asking(self, doing: str) -> Iterator[None]:
+    def _asking(self, doing: str, *, existing: bool = True) -> Iterator[None]:
+        """Turn the errors of one request into ours.
+
+        "Not found" means a missing object only if the request is for an `existing` one. S3 answers writes and
+        listings with it if there is no such bucket.
+        """
         if self._failed and time.monotonic() < self._silent_until:
             raise StoreError(self._failed.trouble, f"Cannot {doing} in {self.url}: it failed a moment ago")
         try:
             yield
-        except FileNotFoundError as error:
-            self._works(up=True)
-            raise MissingError(f"Cannot {doing}: it is not there") from error
         except (BaseError, OSError) as error:
+            if isinstance(error, FileNotFoundError) and existing:
+                self._works(up=True)
+                raise MissingError(f"Cannot {doing}: it is not there") from error
             what = f"Cannot {doing} in {self.url}: {_in_short(error)}"
             trouble = _trouble(error)
             failed = StoreError(trouble, what)

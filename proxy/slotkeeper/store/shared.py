@@ -31,7 +31,7 @@ from slotkeeper.store.hints import Hints
 from slotkeeper.store.index import Kept, Use
 from slotkeeper.store.intake import place
 from slotkeeper.store.manifest import BLOCK, BYTES, Flaw, Manifest, decode, encode
-from slotkeeper.store.object_names import BLOBS, STORE_SEAL, HeadName, ObjectNames, parsed
+from slotkeeper.store.object_names import STORE_SEAL, HeadName, ObjectNames, parsed
 from slotkeeper.store.objects import AT_ONCE, Objects
 from slotkeeper.store.sealing import (
     SALT_BYTES,
@@ -174,7 +174,7 @@ class SharedStore:
         entry = self._names.entry(kept.manifest, kept.tokens)
         if entry is None:
             return True
-        if kept.manifest.size > CHEAP and await self.objects.size(entry.path) is not None:
+        if kept.manifest.size > CHEAP and await self._has(entry):
             await self._tell_use(entry, kept.manifest.size)  # for the collector it is as new
             return True
         if self.hints is None:
@@ -191,17 +191,18 @@ class SharedStore:
         entry, head = await self._looked_up(kept)
         manifest = replace(head.manifest, id=kept.id)  # another sidecar may have written the same state
         path = hot.path / files.new_temporary(time.time())
+        opened: list[BlobWriter] = []  # filled even if the caller is cancelled while the file is created
 
-        def begin(_: Halt) -> BlobWriter:
+        def begin(_: Halt) -> None:
             hot.demand(manifest.size)
-            return BlobWriter(path, self._pieces(head.salt))
+            opened.append(BlobWriter(path, self._pieces(head.salt)))
 
-        target = await self._lane.do(begin)
         try:
-            await self._fetch(entry, head, target)
+            await self._lane.do(begin)
+            await self._fetch(entry, head, opened[0])
             await self._lane.do(lambda _: place(hot, path, manifest))
         finally:
-            await self._lane.do(lambda _: target.discard())
+            await self._lane.do(lambda _: _discard_all(opened))
         return manifest
 
     async def check(self, kept: Kept) -> None:
@@ -257,10 +258,29 @@ class SharedStore:
             raise StoreError(Trouble.UNREACHABLE, f"{self.name} has not kept what was written")
         if time.monotonic() - began > FRESH:  # a collector may already take the blob for a leftover
             raise StoreError(Trouble.SLOW, f"{self.name} took too long")
-        if not await self.objects.create(entry.path, self._sealed(entry, kept, blob, salt)):
-            await self.objects.remove(blob)  # another sidecar was first; no head names our blob
-            await self._tell_use(entry, manifest.size)
+        head = self._sealed(entry, kept, blob, salt)
+        while not await self.objects.create(entry.path, head):
+            if await self._has(entry):
+                await self.objects.remove(blob)  # another sidecar was first; no head names our blob
+                await self._tell_use(entry, manifest.size)
+                break
         return True
+
+    async def _has(self, entry: HeadName) -> bool:
+        """Whether the store has a state. A damaged head, or one without a blob, is removed.
+
+        Else the state would never be written again.
+        """
+        blob = None
+        try:
+            with suppress(UnfitError):
+                blob = (await self._head(entry)).blob
+        except MissingError:  # a head of a later release stays
+            return await self.objects.size(entry.path) is not None
+        if blob and await self.objects.size(blob) is not None:
+            return True
+        await self.unlink(entry)
+        return False
 
     async def _read(self, source: BlobReader, manifest: Manifest) -> AsyncIterator[bytes]:
         """Yield the blob as stored. Raises UnfitError at the end if the file is not what was kept."""
@@ -279,7 +299,7 @@ class SharedStore:
     async def _fetch(self, entry: HeadName, head: Head, target: BlobWriter) -> None:
         manifest = head.manifest
         try:
-            await asyncio.gather(self._tell_use(entry, manifest.size), self._pour(head.blob, target))
+            await asyncio.gather(self._tell_use(entry, manifest.size), self._pour(head, target))
         except MissingError:  # a head without a blob is useless
             await self.unlink(entry)
             raise
@@ -288,9 +308,11 @@ class SharedStore:
         if (target.size, target.sha256) != (manifest.size, manifest.sha256):
             raise UnfitError(f"{manifest.id} in {self.name} is not what was kept")
 
-    async def _pour(self, blob: str, target: BlobWriter) -> None:
-        async for chunk in self.objects.stream_down(blob):
+    async def _pour(self, head: Head, target: BlobWriter) -> None:
+        async for chunk in self.objects.stream_down(head.blob):
             await self._lane.do(partial(_feed, target, chunk))
+            if target.size > head.manifest.size:  # however many bytes follow, they must not fill the disk
+                raise UnfitError(f"{head.manifest.id} in {self.name} has more bytes than were kept")
         await self._lane.do(lambda _: target.end())
 
     async def _tell_use(self, entry: HeadName, size: int) -> None:
@@ -333,7 +355,7 @@ class SharedStore:
         manifest = self._decoded(text, named, entry.path)
         tokens = Tokens.of(packed, chunks=manifest.chunks)
         own = self._names.entry(manifest, tokens) if manifest.fits(tokens) else None
-        if own != entry or not blob.startswith(f"{BLOBS}/{entry.state[:2]}/{entry.state}-"):
+        if own != entry or blob != self._names.blob(entry, manifest.sha256, salt):
             raise UnfitError(f"{entry.path} says that it is another state")
         return Head(manifest, tokens, blob, salt)
 
@@ -357,10 +379,18 @@ class SharedStore:
         return self._key.pieces(salt) if self._key else None
 
     async def _opened(self) -> None:
-        """Make the secret known. Without a key it is an object of the store; the first sidecar writes it."""
+        """Make the secret known. Without a key it is an object of the store; the first sidecar writes it.
+
+        Raises StoreError if that object is not a secret: manifests could then be signed by anyone.
+        """
         if self._secret is None:
             await self.objects.create(STORE_SEAL, secrets.token_bytes(BYTES))
-            self._secret = await self.objects.read(STORE_SEAL, BYTES)
+            secret = b""
+            with suppress(MissingError):  # it is too large, or was removed just now
+                secret = await self.objects.read(STORE_SEAL, BYTES)
+            if len(secret) != BYTES:
+                raise StoreError(Trouble.UNREACHABLE, f"The object {STORE_SEAL} in {self.name} is damaged")
+            self._secret = secret
 
 
 def _most_promising(
@@ -391,6 +421,11 @@ def _promise(entry: HeadName, marks: Sequence[str], length: int) -> tuple[int, b
 def _close_all(readers: list[BlobReader]) -> None:
     for reader in readers:
         reader.close()
+
+
+def _discard_all(writers: list[BlobWriter]) -> None:
+    for writer in writers:
+        writer.discard()
 
 
 def _feed(target: BlobWriter, chunk: memoryview, _: Halt) -> None:

@@ -192,13 +192,17 @@ class Store:
         """Whether other sidecars use the cold tier too."""
         return self.cold is not None and self.cold.shared
 
-    async def found(self, kept: Kept) -> None:
-        """Add a state that another sidecar has written to the shared tier, so that it can be offered."""
+    async def found(self, kept: Kept) -> Kept:
+        """Add a state that another sidecar has written to the shared tier, so that it can be offered.
+
+        Returns what is known of it now: it may have been fetched meanwhile.
+        """
         async with self._catalogue.lock(kept.id):
             if kept.id in self._catalogue:
                 await self._catalogue.note_tier(kept.id, Tier.COLD, there=True)
             else:
                 await self._catalogue.add(kept)
+            return self._catalogue[kept.id]
 
     async def unlist(self, snapshot: SnapshotId) -> None:
         """Forget that the shared tier has the snapshot, without removing it there."""

@@ -204,6 +204,18 @@ async def test_a_process_that_ends_during_its_load_makes_the_model_broken(scene)
     assert counted(scene, "failed") == 1
 
 
+async def test_a_process_that_ends_before_it_was_probed_makes_the_model_broken(scene, monkeypatch):
+    """The scheduler waits for the result of a load, and begins no other one before."""
+    monkeypatch.setattr(router_link, "PROBED", PATIENCE)
+    line = await scene.listed()
+    line.probes = False
+    scene.router.load(line)
+    await scene.comes(lambda: line.listed)
+    scene.fake.becomes("coder", ModelStatus.UNLOADED)
+    assert (await scene.failed()).broken
+    assert (counted(scene, "ok"), counted(scene, "failed")) == (0, 1)
+
+
 async def test_a_load_that_never_begins_is_abandoned(scene):
     line = await scene.listed()
     scene.fake.loads = lambda _: None

@@ -155,3 +155,14 @@ async def test_temporary_files_of_killed_writers_are_removed(tmp_path):
         aged(staged, 2 * HOUR)
         assert shared.objects.sweep(HOUR) == 1
         assert other.exists()
+
+
+async def test_temporary_files_that_are_renamed_meanwhile_are_left_alone(tmp_path, monkeypatch):
+    cold = tmp_path / "shared"
+    async with sidecar(tmp_path / "one", cold) as (_, shared):
+        (cold / "blobs").mkdir()
+        renamed, staged = cold / "blobs" / "aa-bb#1", cold / "blobs" / "aa-bb#2"
+        staged.write_bytes(b"half")
+        aged(staged, 2 * HOUR)
+        monkeypatch.setattr(Path, "rglob", lambda *_: iter((renamed, staged)))
+        assert shared.objects.sweep(HOUR) == 1

@@ -135,6 +135,14 @@ def test_any_other_bytes_are_a_flaw(data: bytes):
     assert isinstance(decode(data, ID, SECRET), Flaw)
 
 
+@pytest.mark.parametrize("depth", [200, 254, 1000, 2000])
+@pytest.mark.parametrize("unkeyed", [True, False])
+def test_values_that_are_nested_too_deep_are_a_flaw(depth: int, unkeyed: bool):
+    """orjson reads more levels than it writes, and the seal is over what it writes."""
+    data = b'{"format": 1, "seal": "", "id": ' + b"[" * depth + b"]" * depth + b"}"
+    assert isinstance(decode(data, ID, SECRET, unkeyed=unkeyed), Flaw)
+
+
 @pytest.mark.parametrize("name", sorted(orjson.loads(encode(MANIFEST, SECRET)).keys() - {"seal"}))
 @pytest.mark.parametrize("value", [None, "", [], {}, -1, 1.5, True, ["x"], [-1], [600, 84], "x" * 16])
 def test_no_field_accepts_a_value_of_another_type(name: str, value: object):

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
+from io import FileIO
 from pathlib import Path
 
+import orjson
 import pytest
 
+from patience import PATIENCE
 from slotkeeper.scheduler.adapters import space_of
 from slotkeeper.scheduler.slot_contents import Tier
 from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.store import files
 from slotkeeper.store import shared as module
 from slotkeeper.store.object_names import parsed
 from slotkeeper.store.sealing import StoreKey
+from slotkeeper.store.snapshot_folder import SnapshotFolder
 from slotkeeper.store.trouble import LateError, MissingError, StoreError, UnfitError
 from unit.engine.slotfiles import slot_file
 from unit.store.saving import ENGINE, ids, keep, names_in, offered
@@ -146,6 +153,22 @@ async def test_the_same_state_of_two_sidecars_is_written_once(two, key):
         assert await offered(second, other, again.id) == (one / f"{first.id}.slot").read_bytes()
 
 
+@pytest.mark.parametrize("cheap", [0, module.CHEAP], ids=["large", "small"])
+@pytest.mark.parametrize(("kind", "damage"), [("heads", "cut"), ("heads", "emptied"), ("blobs", "unlink")])
+async def test_a_state_whose_objects_are_damaged_is_written_again(two, kind, damage, cheap, monkeypatch):
+    """A file would leave the slot folder for a copy that does not exist."""
+    monkeypatch.setattr(module, "CHEAP", cheap)
+    one, other, cold = two
+    async with sidecar(one, cold, KEY) as (store, _), sidecar(other, cold, KEY) as (second, _):
+        await store.copy_cold((await kept_state(store, one, 1)).id)
+        kept = await kept_state(second, other, 1)
+        bytes_here = (other / f"{kept.id}.slot").read_bytes()
+        {"cut": cut, "emptied": emptied, "unlink": os.unlink}[damage](objects(cold, kind)[0])
+        await second.demote(kept.id)
+        assert names_in(other) == set()
+        assert await offered(second, other, kept.id) == bytes_here
+
+
 async def test_a_sidecar_that_is_second_to_write_a_head_leaves_no_objects(two, monkeypatch):
     one, other, cold = two
     async with sidecar(one, cold) as (store, _), sidecar(other, cold) as (second, shared):
@@ -202,6 +225,30 @@ async def test_a_damaged_object_never_reaches_the_slot_folder(two, key, damage, 
         assert await offered(store, one, kept.id), "it still has its own"
 
 
+async def test_a_fetch_ends_when_the_object_has_more_bytes_than_the_state(two, monkeypatch):
+    """It would fill the disk of the slot folder before its hash shows that it is wrong."""
+    one, other, cold = two
+    written = 0
+    write_all = files.write_all
+
+    def counted(out: FileIO, data: bytes | memoryview) -> None:
+        nonlocal written
+        written += len(data)
+        write_all(out, data)
+
+    async with sidecar(one, cold) as (store, _), sidecar(other, cold) as (second, shared):
+        kept = await kept_state(store, one, 1)
+        await store.copy_cold(kept.id)
+        (there,) = await found(shared, prompt(1))
+        await second.found(there)
+        objects(cold, "blobs")[0].write_bytes(bytes(32 << 20))
+        monkeypatch.setattr(files, "write_all", counted)
+        with pytest.raises(UnfitError):
+            await second.offer(kept.id, ENGINE)
+        assert written <= 8 << 20
+        assert names_in(other) == set()
+
+
 async def test_a_head_under_another_name_is_not_accepted(two):
     one, _, cold = two
     async with sidecar(one, cold, KEY) as (store, shared):
@@ -210,6 +257,24 @@ async def test_a_head_under_another_name_is_not_accepted(two):
         first, second = objects(cold, "heads")
         first.write_bytes(second.read_bytes())
         assert [await found(shared, prompt(seed)) for seed in (1, 2)].count([]) == 1
+
+
+@pytest.mark.parametrize("more", ["/../../x", "//", "0"])
+async def test_a_head_that_names_another_blob_than_its_own_is_not_accepted(two, more):
+    """Without a key the blob's name is not signed; obstore raises ValueError for a name that is no path."""
+    one, other, cold = two
+    async with sidecar(one, cold) as (store, _), sidecar(other, cold) as (_, shared):
+        await store.copy_cold((await kept_state(store, one, 1)).id)
+        (path,) = objects(cold, "heads")
+        data = path.read_bytes()
+        size = int.from_bytes(data[:4], "big")
+        facts = orjson.loads(data[4 : 4 + size])
+        forged = orjson.dumps(facts | {"blob": facts["blob"] + more})
+        path.write_bytes(len(forged).to_bytes(4, "big") + forged + data[4 + size :])
+        for there in await found(shared, prompt(1)):
+            with pytest.raises((UnfitError, MissingError)):
+                await shared.check(there)
+        assert shared.objects.up
 
 
 async def test_objects_in_a_store_with_a_key_contain_no_tokens(two):
@@ -251,6 +316,29 @@ async def test_a_download_that_is_late_is_abandoned_and_leaves_no_file(two):
         assert await offered(second, other, kept.id)
 
 
+async def test_a_fetch_that_is_cancelled_while_its_file_is_created_leaves_no_file(two, monkeypatch):
+    one, other, cold = two
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def slow(*_: object) -> None:
+        begun.set()
+        assert goes_on.wait(PATIENCE)
+
+    async with sidecar(one, cold) as (store, _), sidecar(other, cold) as (second, shared):
+        kept = await kept_state(store, one, 1)
+        await store.copy_cold(kept.id)
+        (there,) = await found(shared, prompt(1))
+        await second.found(there)
+        monkeypatch.setattr(SnapshotFolder, "demand", slow)
+        async with asyncio.TaskGroup() as group:
+            fetch = group.create_task(second.offer(kept.id, ENGINE))
+            assert await asyncio.to_thread(begun.wait, PATIENCE)
+            fetch.cancel()
+            await asyncio.sleep(0)
+            goes_on.set()
+        assert names_in(other) == set()
+
+
 async def test_a_lookup_that_takes_too_long_is_abandoned(two, monkeypatch):
     one, _, cold = two
     async with sidecar(one, cold) as (store, shared):
@@ -278,6 +366,47 @@ async def test_a_failing_store_is_reported_once_and_is_not_used_for_a_while(two)
         shared.objects._silent_until = 0.0
         assert await store.copy_cold(kept.id)
         assert heard == [False, True]
+
+
+@KEYS
+async def test_a_missing_bucket_costs_no_snapshot_in_the_slot_folder(two, key, monkeypatch):
+    """S3 answers 404 to a write into a bucket that does not exist, as to a read of a missing object."""
+
+    async def refuse(*_: object, **__: object) -> None:
+        raise FileNotFoundError("Object at location heads not found: 404 Not Found")
+
+    one, _, cold = two
+    async with sidecar(one, cold, key) as (store, shared):
+        kept = await kept_state(store, one, 1)
+        with monkeypatch.context() as gone:
+            gone.setattr("slotkeeper.store.objects.obstore.put_async", refuse)
+            with pytest.raises(StoreError):
+                await store.copy_cold(kept.id)
+        assert not shared.objects.up
+        assert await offered(store, one, kept.id)
+
+
+@pytest.mark.parametrize("seal", [b"", b"s" * 31, b"s" * 33], ids=["empty", "short", "long"])
+async def test_a_damaged_seal_of_a_store_is_not_used_and_costs_no_snapshot(two, seal):
+    one, _, cold = two
+    cold.mkdir()
+    (cold / "seal").write_bytes(seal)
+    async with sidecar(one, cold) as (store, shared):
+        assert shared.secret is None
+        kept = await kept_state(store, one, 1)
+        with pytest.raises(StoreError):
+            await store.copy_cold(kept.id)
+        assert await offered(store, one, kept.id)
+
+
+async def test_a_store_whose_bucket_is_missing_opens_with_the_slot_folder_alone(two, monkeypatch):
+    async def refuse(*_: object, **__: object) -> None:
+        raise FileNotFoundError("Object at location seal not found: 404 Not Found")
+
+    one, _, cold = two
+    monkeypatch.setattr("slotkeeper.store.objects.obstore.put_async", refuse)
+    async with sidecar(one, cold) as (store, _):
+        assert (await kept_state(store, one, 1)).id in {kept.id for kept in store.listing()}
 
 
 async def test_the_number_of_remembered_head_names_is_bounded(two, monkeypatch):

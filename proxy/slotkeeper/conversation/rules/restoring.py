@@ -87,7 +87,7 @@ class TrailingWhitespace:
         for message, first in (*lead, *paired(scene)):
             if message is not now.messages[-1] or not _authored(message):
                 yield from _ends(message, first)
-        for at in new(scene):
+        for at in new(scene)[:-1]:  # the last message, if it is a reply, is to be continued
             if now.messages[at].role is Role.ASSISTANT:
                 yield from _as_sampled(now.messages[at], sampled(before, now.messages, at) or {})
 
@@ -140,7 +140,8 @@ def _system(layout: Layout) -> Iterator[Text]:
 
 
 def _authored(message: Message) -> bool:
-    return any(text.section is Section.USER for text in message.texts)
+    """Whether the message has words of the user, or is a reply; the engine continues one that is the last."""
+    return message.role is Role.ASSISTANT or any(text.section is Section.USER for text in message.texts)
 
 
 def _ends(message: Message, first: Message) -> Iterator[Edit]:

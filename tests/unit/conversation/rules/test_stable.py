@@ -151,6 +151,13 @@ def test_the_newest_user_message_is_not_edited():
     assert apply_rule(TrailingWhitespace(), now, chat()) is now
 
 
+@pytest.mark.parametrize("sent", [chat(), chat(reply("Once upon\n\n"))], ids=["new", "sent before"])
+def test_a_reply_that_the_engine_is_to_continue_is_not_edited(sent):
+    """The client joins the text that it has with what it gets: white space that it does not know is lost."""
+    now = chat(reply("Once upon"))
+    assert apply_rule(TrailingWhitespace(), now, sent, replies=[reply("Once upon\n\n")]) is now
+
+
 def test_the_parts_of_a_message_are_matched_one_by_one():
     def parts(*texts: str) -> Doc:
         return {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": t} for t in texts]}
