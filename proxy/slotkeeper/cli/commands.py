@@ -28,7 +28,7 @@ async def health(*, admin: str | None, live: bool, ca: Path | None = None) -> in
 
     `live`: only ask whether its process is alive. Probes need no token.
     """
-    async with admin_port(admin, None, ca=ca) as port:
+    async with admin_port(admin, None, ca=ca, probes=True) as port:
         try:
             answer = await port.client.get("/livez" if live else "/readyz")
         except httpx.HTTPError as error:

@@ -227,6 +227,21 @@ def test_snapshots_asks_the_admin_port_named_in_the_environment(run_cli, monkeyp
     assert "no sidecar answers at http://127.0.0.1:1." in run_cli("snapshots", "ls")[2]
 
 
+def test_a_command_without_its_admin_token_asks_the_sidecar_all_the_same(run_cli, monkeypatch):
+    monkeypatch.setenv("SLOTKEEPER_ADMIN_LISTEN", "0.0.0.0:1")
+    assert run_cli("why")[::2] == run_cli("why", "--admin", NO_SERVER)[::2]
+    assert run_cli("why")[0] == 1
+
+
+@pytest.mark.parametrize("command", ["why", "top", "snapshots ls", "drain x"])
+def test_a_command_that_needs_a_token_names_its_unreadable_file(command, run_cli, monkeypatch):
+    monkeypatch.setenv("SLOTKEEPER_ADMIN_TOKEN_FILE", "/nowhere/token")
+    code, _, err = run_cli(*command.split(), "--admin", NO_SERVER)
+    assert code == 2
+    assert "SLOTKEEPER_ADMIN_TOKEN_FILE: /nowhere/token" in err
+    assert run_cli(*command.split(), "--admin", NO_SERVER, "--admin-token", "t")[0] == 1
+
+
 def test_doctor_tries_the_given_slot_folder(run_cli, monkeypatch):
     seen = []
 
