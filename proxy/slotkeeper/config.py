@@ -52,9 +52,7 @@ def load(flags: Mapping[str, Any], config: Path | None = None) -> Loaded:
     origins = dict.fromkeys(Settings.model_fields, "default")
     try:
         if config is not None:
-            if not config.is_file():
-                raise UsageError(f"--config: there is no file {config}")
-            sources.append((f"file {config}", TomlConfigSettingsSource(Settings, config)()))
+            sources.append((f"file {config}", _file(config)))
         sources.append(
             ("environment", {**_secret_files(), **EnvSettingsSource(Settings, env_prefix=PREFIX)()})
         )
@@ -68,6 +66,18 @@ def load(flags: Mapping[str, Any], config: Path | None = None) -> Loaded:
         raise UsageError("\n".join(_line(e, origins) for e in error.errors())) from None
     except ValueError as error:  # TOML that does not parse
         raise UsageError(f"{config}: {error}") from None
+
+
+def _file(path: Path) -> Mapping[str, Any]:
+    """Return the settings in a TOML file. Raises ValueError if it is not TOML, UsageError if unreadable."""
+    try:
+        if not path.is_file():
+            raise UsageError(f"--config: there is no file {path}")
+        return TomlConfigSettingsSource(Settings, path)()
+    except OSError as error:
+        raise UsageError(
+            f"--config: {path}: {error.strerror or error}; give a file that this user can read"
+        ) from None
 
 
 def from_environment(*names: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -284,6 +285,22 @@ def test_a_missing_config_file_is_named(tmp_path):
     said = complaint(config=tmp_path / "absent.toml")
     assert "--config" in said
     assert "absent.toml" in said
+
+
+def test_a_config_file_that_cannot_be_read_is_named(monkeypatch, tmp_path):
+    config = toml(tmp_path, "drain_delay = 9.0\n")
+
+    def refused(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refused)  # not by its mode: root reads it all the same
+    assert complaint(config=config) == (
+        f"--config: {config}: Permission denied; give a file that this user can read"
+    )
+
+
+def test_a_folder_is_not_a_config_file(tmp_path):
+    assert complaint(config=tmp_path) == f"--config: there is no file {tmp_path}"
 
 
 def test_a_config_file_that_is_not_toml_is_named(tmp_path):
