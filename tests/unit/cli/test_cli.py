@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import socket
 import subprocess
@@ -203,6 +204,16 @@ def test_a_port_that_is_in_use_is_a_usage_error(run_cli):
         code, _, err = run_cli("serve", "--listen", address, "--admin-listen", "127.0.0.1:0")
     assert code == 2
     assert "cannot listen" in err
+
+
+async def _full_disk(*_, **__) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_an_error_of_a_running_sidecar_is_not_called_a_failure_to_listen(run_cli, monkeypatch):
+    monkeypatch.setattr("slotkeeper.app.serve", _full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        run_cli("serve", "--upstream", NO_SERVER)
 
 
 # -- exit code 1: other failures -----------------------------------------------------------------------
