@@ -242,6 +242,8 @@ def test_shown_values_can_be_set_again(monkeypatch):
         ("upstream", ["http://a:1", "http://a:1/"], "only once"),
         ("listen", "8080", "HOST:PORT"),
         ("listen", "127.0.0.1:http", "HOST:PORT"),
+        ("listen", "127.0.0.1:\u00b2", "is not HOST:PORT"),
+        ("listen", "127.0.0.1:" + "9" * 5000, "is not HOST:PORT"),
         ("admin_listen", "127.0.0.1:70000", "HOST:PORT"),
         ("max_body_bytes", "0", "greater than 0"),
         ("max_body_bytes", "many", "as in 32GiB"),

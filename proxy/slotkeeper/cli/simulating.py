@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ByteSize, TypeAdapter
 
-from slotkeeper.cli.arguments import positive
-from slotkeeper.config import UsageError
+from slotkeeper.cli.arguments import number, positive
+from slotkeeper.config import PLAIN, UsageError
 
 if TYPE_CHECKING:
     from slotkeeper.bench.simulated_load import LoadProfile
@@ -200,14 +200,14 @@ def _rates(args: argparse.Namespace) -> Any:
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    counts = tuple(int(part) for part in text.split(","))
+    counts = tuple(number(int, part) for part in text.split(","))
     if not all(1 <= count <= MOST_ENGINES for count in counts):
         raise argparse.ArgumentTypeError(f"{text}: each number must be between 1 and {MOST_ENGINES}")
     return counts
 
 
 def _rate(text: str) -> float:
-    value = float(text)
+    value = number(float, text)
     if not value > 0:
         raise argparse.ArgumentTypeError(f"{text} is not more than 0")
     return value
@@ -218,7 +218,10 @@ def _size(text: str) -> int:
     try:
         size = int(float(text))
     except ValueError:
-        size = int(TypeAdapter(ByteSize).validate_python(text))
+        try:
+            size = int(TypeAdapter(ByteSize).validate_python(text))
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} {PLAIN['byte_size']}") from None
     if size <= 0:
         raise argparse.ArgumentTypeError(f"{text} is not more than 0")
     return size

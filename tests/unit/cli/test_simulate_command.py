@@ -48,21 +48,27 @@ def test_sizes_and_rates_accept_units_and_exponents(capsys):
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "hint"),
     [
-        ["--engines", "0"],
-        ["--engines", "501"],
-        ["--engines", "many"],
-        ["--prefill-rate", "0"],
-        ["--token-bytes", "-5"],
-        ["--way", "by-luck"],
+        (["--engines", "0"], "0: each number must be between 1 and 500"),
+        (["--engines", "501"], "501: each number must be between 1 and 500"),
+        (["--engines", "1,many"], "'many' is not a whole number"),
+        (["--prefill-rate", "0"], "0 is not more than 0"),
+        (["--prefill-rate", "fast"], "'fast' is not a number; write it as in 2.5"),
+        (["--token-bytes", "-5"], "-5 is not more than 0"),
+        (["--token-bytes", "large"], "'large' is not a size; write it as a number of bytes"),
+        (["--slots", "4.0"], "'4.0' is not a whole number"),
+        (["--way", "by-luck"], "choose from"),
     ],
 )
-def test_wrong_arguments_are_a_usage_error(words, capsys):
+def test_wrong_arguments_are_a_usage_error_that_says_what_to_write(words, hint, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["simulate", *words])
     assert ended.value.code == 2
-    assert "usage" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "usage" in said
+    assert f"argument {words[0]}: " in said
+    assert hint in said
 
 
 def test_a_missing_trace_is_a_usage_error(tmp_path, capsys):
