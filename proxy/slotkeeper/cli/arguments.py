@@ -54,8 +54,8 @@ METAVARS: Final = {
     "listen": "HOST:PORT",
     "admin_listen": "HOST:PORT",
     "admin_host": "NAME",
-    "slot_actions": "on|off",
-    "namespaces": "key|off",
+    "slot_actions": "auto|on|off",
+    "namespaces": "auto|key|off",
     "otlp_endpoint": "URL",
     "trusted_proxies": "NETWORK",
     **dict.fromkeys(
@@ -77,6 +77,7 @@ METAVARS: Final = {
     **dict.fromkeys(("read_ahead_bytes", "read_ahead_total", "all_bodies_bytes"), "SIZE"),
     **dict.fromkeys(("save_pause", "save_timeout", "keep_alive", "drain_delay", "drain_timeout"), "SECONDS"),
     **dict.fromkeys(("write_timeout", "body_timeout", "head_timeout"), "SECONDS"),
+    **dict.fromkeys(("engine_wait", "swap_wait", "engine_frozen_after"), "SECONDS"),
 }
 ADMIN: Final = "the sidecar's admin port (default: SLOTKEEPER_ADMIN_LISTEN, else http://127.0.0.1:9090)"
 ADMIN_TOKEN: Final = "token of the admin port (default: SLOTKEEPER_ADMIN_TOKEN)"  # noqa: S105 - help

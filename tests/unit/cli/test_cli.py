@@ -101,6 +101,17 @@ def test_help_of_serve_names_every_setting(run_cli):
     assert missing == []
 
 
+def test_help_of_serve_names_units_and_every_choice(run_cli):
+    """All settings that are no whole numbers are seconds."""
+    _, out, _ = run_cli("serve", "--help")
+    shown = dict(re.findall(r"\[--([a-z-]+) (\S+)\]", out))
+    fields = Settings.model_fields
+    seconds = [name.replace("_", "-") for name, field in fields.items() if field.annotation is float]
+    assert [name for name in seconds if shown[name] != "SECONDS"] == []
+    choices = {"slot-actions": "auto|on|off", "namespaces": "auto|key|off"}
+    assert {name: shown[name] for name in choices} == choices
+
+
 def test_up_has_no_upstream_option_because_it_starts_its_own_engine(run_cli):
     assert "--upstream" not in run_cli("up", "--help")[1]
     assert run_cli("up", "--upstream", NO_SERVER)[0] == 2
