@@ -5,9 +5,19 @@ from __future__ import annotations
 import orjson
 import pytest
 
+from slotkeeper.bench import simulate
+from slotkeeper.cli import simulating
 from slotkeeper.cli.main import main
+from slotkeeper.scheduler.engine_model import Memory
 
 SMALL = ["--conversations", "3", "--turns", "2", "--system-tokens", "600", "--first-tokens", "100"]
+
+
+def test_the_command_offers_what_the_simulator_has():
+    """The command repeats these names, because the simulator's modules would slow down --help."""
+    assert simulating.WAYS == simulate.WAYS
+    assert tuple(simulate.Files) == simulating.FILES
+    assert tuple(memory for memory in Memory if memory is not Memory.UNKNOWN) == simulating.MEMORIES
 
 
 def test_the_text_output_has_a_line_for_each_fleet(capsys):
