@@ -62,6 +62,10 @@ Beside = Callable[[Mapping[EngineId, EngineLink]], Awaitable[None]]
 log = get_logger(__name__)
 
 
+class ListenError(Exception):
+    """A port cannot be bound; the message says why and what to do."""
+
+
 class Sidecar:
     """Both ports and everything behind them. Call `start`, and `close` at the end; `running` does both."""
 
@@ -181,7 +185,7 @@ class Sidecar:
         )
 
     async def start(self) -> None:
-        """Listen on both ports and start the driver. Raises OSError if a port is taken."""
+        """Listen on both ports and start the driver. Raises ListenError if a port is taken."""
         settings, key = self.settings, self._engine_key
         ours = {"Authorization": f"Bearer {key}"} if key else {}
         self._upstream = Upstream(secrets.token_hex(8), ours if self._keys else None)
@@ -217,7 +221,11 @@ class Sidecar:
         for runner, listen, connections in ports:
             await runner.setup()
             address = Address.parse(listen)
-            await Site(runner, address.host, address.port, connections=connections, backlog=BACKLOG).start()
+            site = Site(runner, address.host, address.port, connections=connections, backlog=BACKLOG)
+            try:
+                await site.start()
+            except OSError as error:
+                raise ListenError(f"cannot listen: {error.strerror or error}; {OTHER_PORT}") from error
         self.driver.start()
         data_port, admin_port = self.addresses
         port = int(data_port.rpartition(":")[2])

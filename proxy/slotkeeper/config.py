@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -47,14 +47,12 @@ class Loaded:
 
 def load(flags: Mapping[str, Any], config: Path | None = None) -> Loaded:
     """Merge all sources. Raises UsageError with one line for each error."""
-    _check_names(os.environ)
+    _check_names(os.environ, Settings.model_fields)
     sources: list[tuple[str, Mapping[str, Any]]] = [("default", {})]
     origins = dict.fromkeys(Settings.model_fields, "default")
     try:
         if config is not None:
-            if not config.is_file():
-                raise UsageError(f"--config: there is no file {config}")
-            sources.append((f"file {config}", TomlConfigSettingsSource(Settings, config)()))
+            sources.append((f"file {config}", _file(config)))
         sources.append(
             ("environment", {**_secret_files(), **EnvSettingsSource(Settings, env_prefix=PREFIX)()})
         )
@@ -70,14 +68,36 @@ def load(flags: Mapping[str, Any], config: Path | None = None) -> Loaded:
         raise UsageError(f"{config}: {error}") from None
 
 
-def _secret_files() -> dict[str, str]:
+def _file(path: Path) -> Mapping[str, Any]:
+    """Return the settings in a TOML file. Raises ValueError if it is not TOML, UsageError if unreadable."""
+    try:
+        if not path.is_file():
+            raise UsageError(f"--config: there is no file {path}")
+        return TomlConfigSettingsSource(Settings, path)()
+    except OSError as error:
+        raise UsageError(
+            f"--config: {path}: {error.strerror or error}; give a file that this user can read"
+        ) from None
+
+
+def from_environment(*names: str) -> dict[str, Any]:
+    """Return some settings as the environment has them, for commands that need only these.
+
+    The other variables are not checked. Raises UsageError for a misspelt variable or an unreadable file.
+    """
+    _check_names(os.environ, names)
+    found = {**_secret_files(names), **EnvSettingsSource(Settings, env_prefix=PREFIX)()}
+    return {name: value for name, value in found.items() if name in names}
+
+
+def _secret_files(names: Collection[str] = SECRETS) -> dict[str, str]:
     """Read the secrets that files hold, as containers mount them.
 
     For example, SLOTKEEPER_ADMIN_TOKEN_FILE=/run/secrets/token. Raises UsageError for an unreadable file.
     """
     secrets = {}
     for name in SECRETS:
-        if path := os.environ.get(f"{PREFIX}{name.upper()}_FILE"):
+        if name in names and (path := os.environ.get(f"{PREFIX}{name.upper()}_FILE")):
             try:
                 secrets[name] = Path(path).read_text("utf-8").strip()
             except (OSError, UnicodeDecodeError) as error:
@@ -85,17 +105,19 @@ def _secret_files() -> dict[str, str]:
     return secrets
 
 
-def _check_names(environ: Mapping[str, str]) -> None:
-    """Raise UsageError for a misspelt variable, which would be ignored silently otherwise.
+def _check_names(environ: Mapping[str, str], names: Collection[str]) -> None:
+    """Raise UsageError for a misspelt variable of these settings, which would be ignored silently otherwise.
 
     Names that resemble no setting are ignored: they may belong to another program, such as Kubernetes.
     """
-    known = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields}
-    known |= {f"{PREFIX}{name.upper()}_FILE" for name in SECRETS}
+    known = {name.upper(): name for name in Settings.model_fields}  # without the prefix -> setting
+    known |= {f"{name.upper()}_FILE": name for name in SECRETS}
     for name in environ:
-        if not name.startswith(PREFIX) or name in known or name in OTHERS or _LINK.search(name):
+        word = name.removeprefix(PREFIX)
+        if word == name or word in known or name in OTHERS or _LINK.search(name):
             continue
-        if probably := nearest(name.removeprefix(PREFIX), (one.removeprefix(PREFIX) for one in known)):
+        probably = nearest(word, known)
+        if probably and known[probably] in names:
             raise UsageError(f"{name}: there is no such variable; did you mean {PREFIX}{probably}?")
 
 

@@ -61,6 +61,8 @@ def _size(count: int) -> str:
 
 WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, not bound
 
+_PORT: Final = re.compile(r"[0-9]{1,5}")
+
 
 @dataclass(frozen=True, slots=True)
 class Address:
@@ -88,7 +90,7 @@ class Address:
     def parse(cls, text: str) -> Address:
         """Parse HOST:PORT; an empty HOST means every address. Raises ValueError."""
         host, colon, port = text.rpartition(":")
-        if not colon or not port.isdigit() or int(port) > 65535:
+        if not colon or not _PORT.fullmatch(port) or int(port) > 65535:
             raise ValueError(f"{text!r} is not HOST:PORT")
         return cls(host.strip("[]") or "0.0.0.0", int(port))  # noqa: S104 - ":8080" means every address
 

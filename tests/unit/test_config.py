@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -241,6 +242,8 @@ def test_shown_values_can_be_set_again(monkeypatch):
         ("upstream", ["http://a:1", "http://a:1/"], "only once"),
         ("listen", "8080", "HOST:PORT"),
         ("listen", "127.0.0.1:http", "HOST:PORT"),
+        ("listen", "127.0.0.1:\u00b2", "is not HOST:PORT"),
+        ("listen", "127.0.0.1:" + "9" * 5000, "is not HOST:PORT"),
         ("admin_listen", "127.0.0.1:70000", "HOST:PORT"),
         ("max_body_bytes", "0", "greater than 0"),
         ("max_body_bytes", "many", "as in 32GiB"),
@@ -284,6 +287,22 @@ def test_a_missing_config_file_is_named(tmp_path):
     said = complaint(config=tmp_path / "absent.toml")
     assert "--config" in said
     assert "absent.toml" in said
+
+
+def test_a_config_file_that_cannot_be_read_is_named(monkeypatch, tmp_path):
+    config = toml(tmp_path, "drain_delay = 9.0\n")
+
+    def refused(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refused)  # not by its mode: root reads it all the same
+    assert complaint(config=config) == (
+        f"--config: {config}: Permission denied; give a file that this user can read"
+    )
+
+
+def test_a_folder_is_not_a_config_file(tmp_path):
+    assert complaint(config=tmp_path) == f"--config: there is no file {tmp_path}"
 
 
 def test_a_config_file_that_is_not_toml_is_named(tmp_path):

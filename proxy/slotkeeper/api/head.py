@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Final, Self
 from urllib.parse import parse_qsl, unquote
 
+import orjson
 from multidict import CIMultiDict
 
 
@@ -133,6 +134,7 @@ NAMES: Final = ("auth", "cookie", "key", "secret", "token", "password")  # found
 LEAST: Final = 12  # characters; a shorter secret may be part of any word, so only whole words are compared
 LONGEST: Final = 64  # characters; whether a longer name is a credential's is not cached
 MASK: Final = "***"
+_SCALAR: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[^\s"{}\[\],:]++', re.DOTALL)  # string or number in JSON
 # Keys of OpenAI, Anthropic, Hugging Face, GitHub, Slack; and signed tokens.
 _SHAPED: Final = re.compile(
     r"\b(?:(?:sk|pk|hf|gh[oprsu]|github_pat|xox[a-z])[-_][\w-]{16,}|(?<![\w-])eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)",
@@ -174,11 +176,23 @@ class Secrets:
         return left
 
     def masked(self, data: bytes) -> bytes:
-        """Mask the request's own credentials in its body, except those shorter than LEAST."""
-        for word in self.words:
-            if len(word) >= LEAST:
-                data = data.replace(word.encode(errors="replace"), MASK.encode())
-        return data
+        """Mask the request's own credentials in its body, except those shorter than LEAST.
+
+        `data` is valid JSON and stays so: a credential is masked within a string, and a number becomes one.
+        """
+        words = [word.encode(errors="replace").decode() for word in self.words if len(word) >= LEAST]
+        written = {orjson.dumps(word)[1:-1]: word for word in words}  # as in a string of JSON -> the word
+
+        def mask(found: re.Match[bytes]) -> bytes:
+            scalar = found[0]
+            if not any(form in scalar for form in written):
+                return scalar
+            text: str = orjson.loads(scalar) if scalar.startswith(b'"') else scalar.decode()
+            for word in words:
+                text = text.replace(word, MASK)
+            return orjson.dumps(text)
+
+        return _SCALAR.sub(mask, data) if any(form in data for form in written) else data
 
 
 def tells_secret(name: str) -> bool:
@@ -205,8 +219,9 @@ def _words(value: str) -> Iterator[str]:
     scheme = words.pop(0).lower() if len(words) > 1 and words[0].isalpha() else ""
     for word in words:
         name, _, cookie = word.rstrip("=").partition("=")
-        if not cookie or len(cookie) >= LEAST:  # a short cookie is a preference
-            yield cookie or name
+        value = (cookie or name).strip('",')  # as in session="..."
+        if not cookie or len(value) >= LEAST:  # a short cookie is a preference
+            yield value
     if scheme == "basic":
         yield from _password(words[0])
 

@@ -32,6 +32,8 @@ from slotkeeper.scheduler.tokens import WIDTH, Boundary, BoundaryKind, Tokens
 USER_MARK: Final = Tokens([1])  # begins a user message: no bytes of text equal it
 BLOCK: Final = 512  # tokens of a block in Mooncake's traces
 ID_STRIDE: Final = 2**31 // BLOCK  # block ids beyond that would share tokens
+LONGEST_REPLY: Final = 2**20  # tokens; no model answers in more
+LATEST: Final = 1e12  # seconds; much later times, as floats, are not exact to the millisecond
 GUESSED_REPLY: Final = 200  # tokens of a recorded reply that no later request contains
 
 
@@ -157,6 +159,10 @@ def _mooncake_turn(line: bytes, number: int) -> SimulatedTurn:
         raise LineError(f"line {number} is not a request in Mooncake's format: {error!r}") from None
     if not 0 < length <= len(ids) * BLOCK:
         raise LineError(f"line {number}: {len(ids)} blocks do not hold {length} tokens")
+    if not abs(at) <= LATEST:  # nor is nan
+        raise LineError(f"line {number}: `timestamp` is not a time in milliseconds")
+    if answered > LONGEST_REPLY:
+        raise LineError(f"line {number}: `output_length` is {answered}, more than {LONGEST_REPLY} tokens")
     tokens = Tokens(token for block in ids for token in _block(block)).cut(0, length)
     chain, digest = [], b""
     for block in ids[: length // BLOCK]:

@@ -10,10 +10,12 @@ from typing import Any, Final
 
 import httpx
 
-from slotkeeper.config import UsageError, load
+from slotkeeper.config import UsageError, from_environment
+from slotkeeper.settings import PREFIX, Settings
 from slotkeeper.values import Address, base_of
 
 USUAL_ADMIN: Final = "http://127.0.0.1:9090"
+USUAL_LISTEN: Final = Settings.model_fields["admin_listen"].default
 UNTRUSTED: Final = "CERTIFICATE_VERIFY_FAILED"
 END: Final = "-----END CERTIFICATE-----"
 ANSWER_SECONDS: Final = 10.0  # for requests that the admin port answers at once
@@ -112,25 +114,41 @@ async def admin_port(
     advice: str = "Give its admin port by --admin.",
     *,
     ca: Path | None = None,
+    probes: bool = False,
 ) -> AsyncIterator[AdminClient]:
     """Connect to an admin port. Values not given come from the sidecar's variables (SLOTKEEPER_ADMIN_*).
 
-    `ca`: certificates that are trusted in addition to the system's.
+    `ca`: certificates that are trusted in addition to the system's. `probes`: only routes that need no token
+    are asked, so none is sent. Raises UsageError.
     """
-    settings = load({"admin_token": token} if token else {}).settings
-    verify = trusting(ca) if ca else True
+    cert = None
     if url is None:
-        url = f"{settings.scheme}://{Address.parse(settings.admin_listen).reached}"
-        if settings.tls_cert and not ca:
-            verify = trusting(settings.tls_cert, itself=True)
+        url, cert = _of_this_machine()
     else:
         try:
             url = base_of(url)
         except ValueError as error:
             raise UsageError(f"--admin: {error}") from None
-    key = settings.admin_token
-    headers = {"Authorization": f"Bearer {key.get_secret_value()}"} if key else {}
+    verify: ssl.SSLContext | bool = True
+    if ca:
+        verify = trusting(ca)
+    elif cert:
+        verify = trusting(cert, itself=True)
+    if not token and not probes:
+        token = from_environment("admin_token").get("admin_token")
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
     async with httpx.AsyncClient(
         base_url=url, headers=headers, timeout=ANSWER_SECONDS, verify=verify
     ) as client:
         yield AdminClient(client, advice)
+
+
+def _of_this_machine() -> tuple[str, Path | None]:
+    """Return the URL of the admin port that the sidecar's variables set, and its certificate with TLS."""
+    found = from_environment("admin_listen", "tls_cert")
+    listen, cert = found.get("admin_listen", USUAL_LISTEN), found.get("tls_cert")
+    try:
+        address = Address.parse(listen).reached
+    except ValueError as error:
+        raise UsageError(f"{PREFIX}ADMIN_LISTEN: {error}") from None
+    return f"{'https' if cert else 'http'}://{address}", Path(cert) if cert else None

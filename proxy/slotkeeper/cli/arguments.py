@@ -6,11 +6,13 @@ import argparse
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
-from slotkeeper.config import Loaded, UsageError, load, shown
+from slotkeeper.config import PLAIN, Loaded, UsageError, load, shown
 from slotkeeper.settings import Settings
 from slotkeeper.values import in_words, meant
+
+N = TypeVar("N", int, float)
 
 FLAG: Final = re.compile(r"(?<![\w-])--?[a-z][\w-]*")
 ENGINE_WORDS: Final = "flags of llama-server go after --, as in: slotkeeper up --model model.gguf -- -ngl 99"
@@ -52,8 +54,8 @@ METAVARS: Final = {
     "listen": "HOST:PORT",
     "admin_listen": "HOST:PORT",
     "admin_host": "NAME",
-    "slot_actions": "on|off",
-    "namespaces": "key|off",
+    "slot_actions": "auto|on|off",
+    "namespaces": "auto|key|off",
     "otlp_endpoint": "URL",
     "trusted_proxies": "NETWORK",
     **dict.fromkeys(
@@ -75,6 +77,7 @@ METAVARS: Final = {
     **dict.fromkeys(("read_ahead_bytes", "read_ahead_total", "all_bodies_bytes"), "SIZE"),
     **dict.fromkeys(("save_pause", "save_timeout", "keep_alive", "drain_delay", "drain_timeout"), "SECONDS"),
     **dict.fromkeys(("write_timeout", "body_timeout", "head_timeout"), "SECONDS"),
+    **dict.fromkeys(("engine_wait", "swap_wait", "engine_frozen_after"), "SECONDS"),
 }
 ADMIN: Final = "the sidecar's admin port (default: SLOTKEEPER_ADMIN_LISTEN, else http://127.0.0.1:9090)"
 ADMIN_TOKEN: Final = "token of the admin port (default: SLOTKEEPER_ADMIN_TOKEN)"  # noqa: S105 - help
@@ -136,12 +139,20 @@ def settings_of(args: argparse.Namespace) -> Loaded:
     return load(flags, args.config)
 
 
+def number(kind: type[N], text: str) -> N:
+    """Parse a number. Raises ArgumentTypeError; for a ValueError argparse would name the function."""
+    try:
+        return kind(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} {PLAIN[f'{kind.__name__}_parsing']}") from None
+
+
 def positive(text: str) -> int:
-    """Parse a whole number above 0. Raises ValueError, which argparse reports."""
-    number = int(text)
-    if number <= 0:
-        raise ValueError(text)
-    return number
+    """Parse a whole number above 0. Raises ArgumentTypeError."""
+    found = number(int, text)
+    if found <= 0:
+        raise argparse.ArgumentTypeError(f"{text} is not more than 0")
+    return found
 
 
 def print_config(loaded: Loaded, without: Sequence[str] = ()) -> int:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import httpx
 
 from slotkeeper.cli.admin_client import AdminClient, AskedError, admin_port, strange
-from slotkeeper.cli.arguments import ADMIN, ADMIN_CA, ADMIN_TOKEN
+from slotkeeper.cli.arguments import ADMIN, ADMIN_CA, ADMIN_TOKEN, number
 from slotkeeper.cli.terminal import complain
 from slotkeeper.config import server
 
@@ -28,7 +28,7 @@ async def health(*, admin: str | None, live: bool, ca: Path | None = None) -> in
 
     `live`: only ask whether its process is alive. Probes need no token.
     """
-    async with admin_port(admin, None, ca=ca) as port:
+    async with admin_port(admin, None, ca=ca, probes=True) as port:
         try:
             answer = await port.client.get("/livez" if live else "/readyz")
         except httpx.HTTPError as error:
@@ -264,14 +264,14 @@ def add_health(commands: Any) -> None:
 
 
 def _few(text: str) -> int:
-    number = int(text)
-    if not 1 <= number <= MOST:
+    few = number(int, text)
+    if not 1 <= few <= MOST:
         raise argparse.ArgumentTypeError(f"{text} is not between 1 and {MOST}")
-    return number
+    return few
 
 
 def _pause(text: str) -> float:
-    seconds = float(text)
+    seconds = number(float, text)
     if not LEAST_PAUSE <= seconds <= MOST_PAUSE:
         raise argparse.ArgumentTypeError(f"{text} is not between {LEAST_PAUSE} and {MOST_PAUSE:.0f} seconds")
     return seconds

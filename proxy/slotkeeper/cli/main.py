@@ -147,7 +147,7 @@ def _serve(commands: Any) -> None:
     add_settings(parser)
 
     def run(args: argparse.Namespace) -> int:
-        from slotkeeper.app import OTHER_PORT, serve
+        from slotkeeper.app import ListenError, serve
         from slotkeeper.cli.starting import (
             WrongUpstreamError,
             check_engines,
@@ -176,8 +176,8 @@ def _serve(commands: Any) -> None:
         except WrongUpstreamError as error:
             complain("serve", str(error))
             return 1
-        except OSError as error:
-            raise UsageError(f"cannot listen: {error.strerror or error}; {OTHER_PORT}") from None
+        except ListenError as error:
+            raise UsageError(str(error)) from None
         return 0
 
     parser.set_defaults(run=run)

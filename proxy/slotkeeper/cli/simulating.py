@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ByteSize, TypeAdapter
 
-from slotkeeper.cli.arguments import positive
-from slotkeeper.config import UsageError
+from slotkeeper.cli.arguments import number, positive
+from slotkeeper.config import PLAIN, UsageError
 
 if TYPE_CHECKING:
     from slotkeeper.bench.simulated_load import LoadProfile
@@ -23,6 +23,11 @@ WAYS: Final = ("round-robin", "consistent-hash", "cache-aware", "lmetric", "one-
 FILES: Final = ("none", "local", "shared")
 MEMORIES: Final = ("dense", "swa", "hybrid", "recurrent")
 MOST_ENGINES: Final = 500
+# Numbers for which simulated time stays exact to the millisecond, and prompts fit into memory.
+LEAST_RATE: Final = 0.001
+MOST_RATE: Final = 1e9
+MOST_BYTES: Final = 2**60
+MOST_TOKENS: Final = 2**20  # of a system prompt, a message or a reply
 
 SIMULATE: Final = """\
 Run Slotkeeper's own scheduler with many simulated engines, and report what a fleet would reuse, how long
@@ -85,10 +90,10 @@ def add_simulate(commands: Any) -> None:
     made.add_argument("--conversations", type=positive, default=8, metavar="N", help="per engine (8)")
     made.add_argument("--turns", type=positive, default=8, metavar="N", help="of each one (%(default)s)")
     made.add_argument("--systems", type=positive, default=3, metavar="N", help="system prompts (%(default)s)")
-    made.add_argument("--system-tokens", type=positive, default=4000, metavar="N", help="%(default)s")
-    made.add_argument("--first-tokens", type=positive, default=1500, metavar="N", help="%(default)s")
-    made.add_argument("--turn-tokens", type=positive, default=800, metavar="N", help="%(default)s")
-    made.add_argument("--reply-tokens", type=positive, default=200, metavar="N", help="%(default)s")
+    made.add_argument("--system-tokens", type=_tokens, default=4000, metavar="N", help="%(default)s")
+    made.add_argument("--first-tokens", type=_tokens, default=1500, metavar="N", help="%(default)s")
+    made.add_argument("--turn-tokens", type=_tokens, default=800, metavar="N", help="%(default)s")
+    made.add_argument("--reply-tokens", type=_tokens, default=200, metavar="N", help="%(default)s")
     made.add_argument("--pause", type=_rate, default=8.0, metavar="SECONDS", help="between turns (8)")
     made.add_argument(
         "--within", type=_rate, default=120.0, metavar="SECONDS", help="until all have begun (120)"
@@ -200,25 +205,35 @@ def _rates(args: argparse.Namespace) -> Any:
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    counts = tuple(int(part) for part in text.split(","))
+    counts = tuple(number(int, part) for part in text.split(","))
     if not all(1 <= count <= MOST_ENGINES for count in counts):
         raise argparse.ArgumentTypeError(f"{text}: each number must be between 1 and {MOST_ENGINES}")
     return counts
 
 
 def _rate(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not more than 0")
+    value = number(float, text)
+    if not LEAST_RATE <= value <= MOST_RATE:
+        raise argparse.ArgumentTypeError(f"{text} is not between {LEAST_RATE} and {MOST_RATE:.0f}")
     return value
+
+
+def _tokens(text: str) -> int:
+    count = positive(text)
+    if count > MOST_TOKENS:
+        raise argparse.ArgumentTypeError(f"{text} is more than {MOST_TOKENS} tokens")
+    return count
 
 
 def _size(text: str) -> int:
     """Parse a size such as 1e9, 64KiB or 2GB into bytes."""
     try:
-        size = int(float(text))
+        size = float(text)
     except ValueError:
-        size = int(TypeAdapter(ByteSize).validate_python(text))
-    if size <= 0:
-        raise argparse.ArgumentTypeError(f"{text} is not more than 0")
-    return size
+        try:
+            size = TypeAdapter(ByteSize).validate_python(text)
+        except (ValueError, OverflowError):
+            raise argparse.ArgumentTypeError(f"{text!r} {PLAIN['byte_size']}") from None
+    if not 1 <= size <= MOST_BYTES:
+        raise argparse.ArgumentTypeError(f"{text} is not between 1 and {MOST_BYTES} bytes")
+    return int(size)

@@ -15,7 +15,7 @@ from typing import Any, Final
 from pydantic import SecretStr
 
 from slotkeeper.api.head import MASK, masked, tells_secret
-from slotkeeper.app import OTHER_PORT, serve
+from slotkeeper.app import ListenError, serve
 from slotkeeper.bench.models import MissingExtraError, Tiny, build
 from slotkeeper.cli.starting import greeter
 from slotkeeper.cli.terminal import complain
@@ -102,8 +102,8 @@ def up(
     except EngineDiedError as died:
         complain("up", died)
         return 1
-    except OSError as error:
-        raise UsageError(f"cannot listen: {error.strerror or error}; {OTHER_PORT}") from None
+    except ListenError as error:
+        raise UsageError(str(error)) from None
     return 0
 
 

@@ -83,6 +83,7 @@ class Account:
         self.rewritten: Ask | None = None  # as the rules propose it; None: they change nothing
         self.moved, self.most = 0, 0  # see `Arrived`
         self._received = b""
+        self.parsed = False  # the body is a JSON object, which we have read
         self._rewritten: Doc = {}
         self._changed = False  # whether the rules' form is sent
         self._prompts: tuple[Tokens | None, Tokens | None] = (None, None)  # the prompt of either form
@@ -116,6 +117,7 @@ class Account:
         """
         self.record.body_bytes, self._received = len(body), body
         doc, self.claim = await run(understood, self._api, body, encoding)
+        self.parsed = True
         return doc
 
     async def parse(

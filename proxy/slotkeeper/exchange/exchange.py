@@ -235,6 +235,7 @@ class Exchange:
                 client=record.client,
                 session=record.named or record.conversation,
                 at=record.received,
+                parsed=self._account.parsed,
             )
 
     def _rewriting(self) -> Rewriting | None:

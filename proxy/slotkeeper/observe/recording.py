@@ -24,7 +24,9 @@ from typing import Any, Final
 import orjson
 
 from slotkeeper.api.document import SESSION_HEADERS
+from slotkeeper.api.errors import ClientFault
 from slotkeeper.api.head import Secrets, tells_secret
+from slotkeeper.api.request import NotPlain, check_depth, check_values, load
 from slotkeeper.observe.log import Seldom, get_logger, sayable
 
 PARTS: Final = 16  # files that a budget is divided into; one such part is deleted at a time
@@ -130,6 +132,7 @@ class RecordedRequest:
     body: bytes
     client: str
     session: str | int | None
+    parsed: bool  # the body is known to be a JSON object
 
     @property
     def weight(self) -> int:
@@ -164,20 +167,22 @@ class Recorder:
         client: str,
         session: str | int | None,
         at: float,
+        parsed: bool = False,
     ) -> None:
         """Queue a request for writing; returns at once and never raises.
 
         Args:
             path: path and query; the query is not written.
             headers: all headers; only harmless ones are written.
-            body: the bytes as received; left out unless they begin with { and end with }. They are not
-                parsed: malformed JSON makes a malformed line.
+            body: the bytes as received; left out if they are no JSON object, or one with more values or
+                nesting than a request may have.
             client: the client's name if there is no User-Agent.
             session: the conversation: the client's name for it, or our number; None without one.
             at: seconds since the epoch.
+            parsed: the body is known to be such an object; else it is parsed in the recorder's thread.
         """
         request = RecordedRequest(
-            at=at, path=path, headers=headers, body=body, client=client, session=session
+            at=at, path=path, headers=headers, body=body, client=client, session=session, parsed=parsed
         )
         with self._lock:
             fits = self._waiting < WAITING_BYTES  # a single body may be larger than the limit
@@ -221,11 +226,21 @@ def line(request: RecordedRequest, run: str) -> bytes:
         "path": _clean(path),
         "headers": headers,
     }
-    body = secrets.masked(request.body.removeprefix(_BOM).strip())
-    if body.startswith(b"{") and body.endswith(b"}"):
+    if request.parsed or _is_object(request.body):
+        body = secrets.masked(request.body.removeprefix(_BOM).strip())
         # Make it one line: in JSON, line ends occur only between values.
         doc["body"] = orjson.Fragment(body.replace(b"\n", b" ").replace(b"\r", b" "))
     return orjson.dumps(doc, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _is_object(body: bytes) -> bool:
+    """Whether a body is a JSON object that a request may have. A refused request may have any body."""
+    try:
+        check_values(body)
+        check_depth(body, load(body))
+    except (NotPlain, ClientFault):
+        return False
+    return True
 
 
 def harmless(headers: Mapping[str, str], secrets: Secrets) -> Iterator[tuple[str, str]]:

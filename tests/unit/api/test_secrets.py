@@ -17,6 +17,7 @@ KEY = "0123456789abcdef0123"
         ({"authorization": KEY}, ""),
         ({"X-Api-Key": KEY}, ""),
         ({"Cookie": f"theme=dark; sid={KEY}"}, ""),
+        ({"Cookie": f'theme="dark"; sid="{KEY}"'}, ""),
         ({"Proxy-Authorization": "Basic dXNlcjowMTIzNDU2Nzg5YWJjZGVmMDEyMw=="}, ""),
         ({}, f"beta=true&api_key={KEY}"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import socket
 import subprocess
@@ -100,6 +101,17 @@ def test_help_of_serve_names_every_setting(run_cli):
     assert missing == []
 
 
+def test_help_of_serve_names_units_and_every_choice(run_cli):
+    """All settings that are no whole numbers are seconds."""
+    _, out, _ = run_cli("serve", "--help")
+    shown = dict(re.findall(r"\[--([a-z-]+) (\S+)\]", out))
+    fields = Settings.model_fields
+    seconds = [name.replace("_", "-") for name, field in fields.items() if field.annotation is float]
+    assert [name for name in seconds if shown[name] != "SECONDS"] == []
+    choices = {"slot-actions": "auto|on|off", "namespaces": "auto|key|off"}
+    assert {name: shown[name] for name in choices} == choices
+
+
 def test_up_has_no_upstream_option_because_it_starts_its_own_engine(run_cli):
     assert "--upstream" not in run_cli("up", "--help")[1]
     assert run_cli("up", "--upstream", NO_SERVER)[0] == 2
@@ -166,6 +178,12 @@ def test_several_upstream_flags_give_several_engines(run_cli):
         (["serve", "--config", "/nowhere.toml"], "--config: there is no file /nowhere.toml"),
         (["serve", "--admin-listen", ":0"], "--admin-token"),
         (["serve", "--", "-ngl", "99"], "slotkeeper up"),
+        (["why", "--last", "1e3"], "--last: '1e3' is not a whole number; write it as in 500"),
+        (["why", "--last", "501"], "--last: 501 is not between 1 and 500"),
+        (["top", "--every", "often"], "--every: 'often' is not a number; write it as in 2.5"),
+        (["top", "--every", "nan"], "--every: nan is not between 0.1 and 3600 seconds"),
+        (["up", "--slots", "two"], "--slots: 'two' is not a whole number; write it as in 500"),
+        (["up", "--slots", "-1"], "--slots: -1 is not more than 0"),
         (["doctor"], "--upstream"),
         (["serve", "--hot-bytes", "plenty"], "--hot-bytes"),
         (["snapshots"], "ls,verify,rm"),
@@ -205,6 +223,16 @@ def test_a_port_that_is_in_use_is_a_usage_error(run_cli):
     assert "cannot listen" in err
 
 
+async def _full_disk(*_, **__) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_an_error_of_a_running_sidecar_is_not_called_a_failure_to_listen(run_cli, monkeypatch):
+    monkeypatch.setattr("slotkeeper.app.serve", _full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        run_cli("serve", "--upstream", NO_SERVER)
+
+
 # -- exit code 1: other failures -----------------------------------------------------------------------
 
 
@@ -225,6 +253,21 @@ def test_snapshots_asks_the_admin_port_named_in_the_environment(run_cli, monkeyp
     monkeypatch.setenv("SLOTKEEPER_ADMIN_LISTEN", "0.0.0.0:1")
     monkeypatch.setenv("SLOTKEEPER_ADMIN_TOKEN", "s3cret")
     assert "no sidecar answers at http://127.0.0.1:1." in run_cli("snapshots", "ls")[2]
+
+
+def test_a_command_without_its_admin_token_asks_the_sidecar_all_the_same(run_cli, monkeypatch):
+    monkeypatch.setenv("SLOTKEEPER_ADMIN_LISTEN", "0.0.0.0:1")
+    assert run_cli("why")[::2] == run_cli("why", "--admin", NO_SERVER)[::2]
+    assert run_cli("why")[0] == 1
+
+
+@pytest.mark.parametrize("command", ["why", "top", "snapshots ls", "drain x"])
+def test_a_command_that_needs_a_token_names_its_unreadable_file(command, run_cli, monkeypatch):
+    monkeypatch.setenv("SLOTKEEPER_ADMIN_TOKEN_FILE", "/nowhere/token")
+    code, _, err = run_cli(*command.split(), "--admin", NO_SERVER)
+    assert code == 2
+    assert "SLOTKEEPER_ADMIN_TOKEN_FILE: /nowhere/token" in err
+    assert run_cli(*command.split(), "--admin", NO_SERVER, "--admin-token", "t")[0] == 1
 
 
 def test_doctor_tries_the_given_slot_folder(run_cli, monkeypatch):

@@ -58,6 +58,37 @@ async def test_health_asks_the_admin_port_named_in_the_environment(sidecar, monk
     assert await health(admin=None, live=True) == 0
 
 
+@pytest.mark.parametrize("admin", [[], ["--admin", NO_SERVER]])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ADMIN_LISTEN", "0.0.0.0:1"),  # without a token, which `serve` would require
+        ("ADMIN_TOKEN_FILE", "/nowhere/token"),
+        ("ENGINE_API_KEY_FILE", "/nowhere/key"),
+        ("HOT_BYTES", "plenty"),
+        ("LISTN", "127.0.0.1:8080"),
+    ],
+)
+def test_health_does_not_check_settings_that_it_does_not_need(name, value, admin, monkeypatch, capsys):
+    monkeypatch.setenv("SLOTKEEPER_ADMIN_LISTEN", "127.0.0.1:1")
+    monkeypatch.setenv(f"SLOTKEEPER_{name}", value)
+    assert main(["health", *admin]) == 1
+    assert f"slotkeeper health: no sidecar answers at {NO_SERVER}." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("ADMIN_LISTEN", "9090", "SLOTKEEPER_ADMIN_LISTEN: '9090' is not HOST:PORT"),
+        ("ADMIN_LISTN", "127.0.0.1:1", "SLOTKEEPER_ADMIN_LISTN: there is no such variable; did you mean"),
+    ],
+)
+def test_an_address_that_health_needs_is_checked(name, value, said, monkeypatch, capsys):
+    monkeypatch.setenv(f"SLOTKEEPER_{name}", value)
+    assert main(["health"]) == 2
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("live", [[], ["--live"]])
 def test_a_sidecar_that_does_not_answer_is_neither_live_nor_ready(live, capsys):
     assert main(["health", "--admin", NO_SERVER, *live]) == 1

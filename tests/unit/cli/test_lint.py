@@ -104,7 +104,7 @@ def test_the_text_report_says_what_changed_and_where_and_the_cost_and_the_rule(t
     assert code == 1
     words = " ".join(out.replace("│", " ").split())
     assert "date: a date changed" in words
-    assert "system of message 0" in words
+    assert "system of message 1" in words, "`why` and the dashboard count from 1"
     assert "date (observe)" in words
     assert "Today's date: 2026-11-22" in out
     assert "--rules date=fix" in out

@@ -5,9 +5,19 @@ from __future__ import annotations
 import orjson
 import pytest
 
+from slotkeeper.bench import simulate
+from slotkeeper.cli import simulating
 from slotkeeper.cli.main import main
+from slotkeeper.scheduler.engine_model import Memory
 
 SMALL = ["--conversations", "3", "--turns", "2", "--system-tokens", "600", "--first-tokens", "100"]
+
+
+def test_the_command_offers_what_the_simulator_has():
+    """The command repeats these names, because the simulator's modules would slow down --help."""
+    assert simulating.WAYS == simulate.WAYS
+    assert tuple(simulate.Files) == simulating.FILES
+    assert tuple(memory for memory in Memory if memory is not Memory.UNKNOWN) == simulating.MEMORIES
 
 
 def test_the_text_output_has_a_line_for_each_fleet(capsys):
@@ -48,21 +58,50 @@ def test_sizes_and_rates_accept_units_and_exponents(capsys):
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "hint"),
     [
-        ["--engines", "0"],
-        ["--engines", "501"],
-        ["--engines", "many"],
-        ["--prefill-rate", "0"],
-        ["--token-bytes", "-5"],
-        ["--way", "by-luck"],
+        (["--engines", "0"], "0: each number must be between 1 and 500"),
+        (["--engines", "501"], "501: each number must be between 1 and 500"),
+        (["--engines", "1,many"], "'many' is not a whole number"),
+        (["--prefill-rate", "0"], "0 is not between 0.001 and 1000000000"),
+        (["--decode-rate", "inf"], "inf is not between"),
+        (["--pause", "inf"], "inf is not between 0.001 and 1000000000"),
+        (["--within", "1e308"], "1e308 is not between"),
+        (["--hot-bytes", "inf"], "inf is not between 1 and 1152921504606846976 bytes"),
+        (["--store-bytes", "nan"], "nan is not between 1 and"),
+        (["--token-bytes", "9" * 400 + "GB"], "is not a size"),
+        (["--turn-tokens", "100000000000"], "100000000000 is more than 1048576 tokens"),
+        (["--prefill-rate", "fast"], "'fast' is not a number; write it as in 2.5"),
+        (["--token-bytes", "-5"], "-5 is not between 1 and"),
+        (["--token-bytes", "large"], "'large' is not a size; write it as a number of bytes"),
+        (["--slots", "4.0"], "'4.0' is not a whole number"),
+        (["--way", "by-luck"], "choose from"),
     ],
 )
-def test_wrong_arguments_are_a_usage_error(words, capsys):
+def test_wrong_arguments_are_a_usage_error_that_says_what_to_write(words, hint, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["simulate", *words])
     assert ended.value.code == 2
-    assert "usage" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "usage" in said
+    assert f"argument {words[0]}: " in said
+    assert hint in said
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"timestamp": "nan"}, "line 2: `timestamp` is not a time in milliseconds"),
+        ({"timestamp": 1e300}, "line 2: `timestamp` is not a time in milliseconds"),
+        ({"output_length": 100_000_000_000}, "line 2: `output_length` is 100000000000, more than 1048576"),
+    ],
+)
+def test_a_line_of_a_mooncake_trace_that_cannot_be_simulated_is_named(wrong, said, tmp_path, capsys):
+    good = {"timestamp": 0, "input_length": 500, "output_length": 9, "hash_ids": [1]}
+    trace = tmp_path / "trace.jsonl"
+    trace.write_bytes(orjson.dumps(good) + b"\n" + orjson.dumps(good | wrong) + b"\n")
+    assert main(["simulate", str(trace)]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_missing_trace_is_a_usage_error(tmp_path, capsys):

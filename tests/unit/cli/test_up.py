@@ -1,10 +1,18 @@
-"""What `up` prints about the engine that it starts: its command line, without secrets."""
+"""`up`: the command line of its engine as it is printed, without secrets; its errors."""
 
 from __future__ import annotations
 
+import errno
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
+from slotkeeper.app import ListenError
+from slotkeeper.cli import up
+from slotkeeper.cli.main import run_loop
 from slotkeeper.cli.up import _needs_namespaces, _without_keys
+from slotkeeper.config import UsageError
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.settings import Settings
 
@@ -71,3 +79,31 @@ def test_an_engine_with_several_api_keys_separates_its_clients(tmp_path, mode, w
         (tmp_path / name).write_text(keys, "utf-8")
     words = [str(tmp_path / word) if word.isupper() else word for word in words]
     assert _needs_namespaces(Settings(namespaces=mode), EngineFlags.parse(words)) is apart
+
+
+def run_with(error: Exception, monkeypatch) -> int:
+    """Run `up` with an engine that is not started, and with a sidecar that ends with this error."""
+
+    async def failing(*_, **__) -> None:
+        raise error
+
+    flags = EngineFlags.parse(["--port", "1"], {})
+    monkeypatch.setattr(up, "_plan", lambda *_, **__: SimpleNamespace(flags=flags))
+    monkeypatch.setattr(up, "serve", failing)
+    settings = Settings(listen="127.0.0.1:0", admin_listen="127.0.0.1:0")
+    return up.up(
+        settings,
+        model=Path("m.gguf"),
+        engine=None,
+        slots=None,
+        context_tokens=None,
+        extra=(),
+        run_loop=run_loop,
+    )
+
+
+def test_only_a_port_that_cannot_be_bound_is_a_usage_error(monkeypatch):
+    with pytest.raises(UsageError, match="cannot listen: taken"):
+        run_with(ListenError("cannot listen: taken"), monkeypatch)
+    with pytest.raises(OSError, match="No space left"):
+        run_with(OSError(errno.ENOSPC, "No space left on device"), monkeypatch)

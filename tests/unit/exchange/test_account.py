@@ -11,6 +11,7 @@ import pytest
 from patience import PATIENCE
 from slotkeeper.api.answer import ProgressFilter
 from slotkeeper.api.head import Api
+from slotkeeper.api.request import NotPlain
 from slotkeeper.conversation.naming import Name, Naming
 from slotkeeper.engine.answers import EngineGoneError
 from slotkeeper.exchange.account import Account
@@ -41,6 +42,14 @@ async def test_the_parsed_request_is_recorded_at_once(driver):
     assert came.body_bytes == len(BODY)
     (parsed,) = came.spans
     assert (parsed.stage, parsed.begin) == (RequestStage.PARSE, 0.0)
+
+
+async def test_an_account_knows_whether_its_body_is_an_object(driver):
+    assert (await account(driver)).parsed
+    made = Account(driver, Api.CHAT, "r-1", {}, {}, client="anna", conversation=None)
+    with pytest.raises(NotPlain):
+        await made.parse(b"{broken}")
+    assert not made.parsed
 
 
 async def test_a_request_that_is_not_a_chat_is_named_by_its_program_and_records_its_model(driver):

@@ -11,8 +11,9 @@ from multidict import CIMultiDict
 from slotkeeper.api.document import SESSION_HEADERS
 from slotkeeper.api.head import Secrets
 from slotkeeper.bench.replay import read
+from slotkeeper.observe import recording
 from slotkeeper.observe.recording import harmless, product
-from unit.observe.room import BODY, recorded, write
+from unit.observe.room import BODY, Room, recorded, write
 
 SECRETS = {
     "Authorization": "Bearer sk-1",
@@ -54,15 +55,48 @@ async def test_a_body_that_is_not_a_json_object_is_left_out(room, body):
     assert (await recorded(room, body)).body is None
 
 
-async def test_a_malformed_json_body_costs_only_its_own_line(room):
-    recorder = room.recorder()
-    for body in (BODY, b'{"a": \n', b'{"a": \n oops }', BODY):
-        write(recorder, body)
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{broken}",
+        b'{"a": \n oops }',
+        b'{"a":"\xff"}',
+        b'{"a":1}{"b":2}',
+        b'{"a":' * 1000 + b"{}" + b"}" * 1000,
+        b'{"a":[' + b"1," * 2_000_001 + b"1]}",
+    ],
+    ids=["name", "value", "utf-8", "two", "deep", "many"],
+)
+async def test_a_body_that_is_refused_is_left_out_of_its_line(body, tmp_path):
+    room = Room(tmp_path)
+    recorder = room.recorder(budget=1 << 27)
+    for sent in (BODY, body, BODY):
+        write(recorder, sent)
     await recorder.close()
-    (path,) = room.files
-    trace = read(path)
-    assert [entry.body is None for entry in trace.entries] == [False, True, False]
-    assert len(trace.problems) == 1
+    entries = [read(path) for path in room.files]
+    assert [entry.body is None for trace in entries for entry in trace.entries] == [False, True, False]
+    assert not any(trace.problems for trace in entries)
+
+
+async def test_a_body_that_was_parsed_is_not_parsed_again(room, monkeypatch):
+    monkeypatch.setattr(recording, "load", None)
+    assert (await recorded(room, BODY, parsed=True)).body == orjson.loads(BODY)
+
+
+@pytest.mark.parametrize(
+    ("cookie", "body", "masked"),
+    [
+        ('session="abcdefghijklmnop"', b'{"user":"abcdefghijklmnop"}', {"user": "***"}),
+        ("session=123456789012", b'{"n":123456789012,"m":[1123456789012]}', {"n": "***", "m": ["1***"]}),
+        ("session=nabcdefghijklmnop", b'{"user":"a\\nabcdefghijklmnop"}', {"user": "a\nabcdefghijklmnop"}),
+        ("session=abcdefghijkl\\mnop", b'{"user":"abcdefghijkl\\\\mnop"}', {"user": "***"}),
+        ('session=abcdef"ghijklmnop', b'{"user":"abcdef\\"ghijklmnop\\\\"}', {"user": "***\\"}),
+        ('session=":[1],"abcdefgh', b'{"a":[1],"abcdefgh":1}', {"a": [1], "abcdefgh": 1}),
+        ("session=abcdefghijklmnop", b'{"abcdefghijklmnop":[true,null,1e5]}', {"***": [True, None, 1e5]}),
+    ],
+)
+async def test_a_masked_body_stays_json(room, cookie, body, masked):
+    assert (await recorded(room, body, headers={"Cookie": cookie})).body == masked
 
 
 async def test_no_credential_is_recorded(room):
