@@ -122,12 +122,12 @@ class Conversations:
     def replied(self, conversation: Conversation, reply: Doc) -> None:
         """Record the reply to the last request, in chat shape. Beyond REPLIES, the oldest are dropped."""
         replies = conversation.replies
-        for key in tuple(calls_of(reply)) or (reply_key(reply),):
-            replies.pop(key, None)
-            replies[key] = reply
-        gone = [replies.pop(key) for key in tuple(islice(replies, max(0, len(replies) - REPLIES)))]
+        keys = dict.fromkeys(tuple(calls_of(reply)) or (reply_key(reply),))
+        gone = [replies.pop(key) for key in keys if key in replies]
+        replies.update(dict.fromkeys(keys, reply))
+        gone += [replies.pop(key) for key in tuple(islice(replies, max(0, len(replies) - REPLIES)))]
         if conversation.line in self._lines:
-            self._weigh(conversation, reply_size(reply) - sum(map(reply_size, gone)))
+            self._weigh(conversation, len(keys) * reply_size(reply) - sum(map(reply_size, gone)))
             self._evict()
 
     def rendered(self, conversation: Conversation, prompt: Tokens) -> None:

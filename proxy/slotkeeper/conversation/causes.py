@@ -330,7 +330,7 @@ def _value(arguments: Any) -> Any:
         return arguments
     try:
         return json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments.strip()
 
 

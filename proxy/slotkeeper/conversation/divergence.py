@@ -191,7 +191,8 @@ def _messages(old: Layout, new: Layout) -> Rests | None:
     was, now = list(message_pieces(old.messages[at], at)), list(message_pieces(new.messages[at], at))
     same_role = old.messages[at].role is new.messages[at].role
     same = _first_other(was, now) if same_role else 0
-    return [*was[same:], *_said_from(old, at + 1)], [*now[same:], *_said_from(new, at + 1)]
+    rests = [*was[same:], *_said_from(old, at + 1)], [*now[same:], *_said_from(new, at + 1)]
+    return rests if any(rests) else None  # the last messages differ in their role or in empty parts
 
 
 def _first_other(was: list[Piece], now: list[Piece]) -> int:

@@ -194,7 +194,7 @@ def _in_json(text: str) -> str | None:
         return None
     try:
         doc = json.loads(text[start : end + 1])
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     title = doc.get("title") if isinstance(doc, dict) else None
     return title if isinstance(title, str) else ""

@@ -81,7 +81,8 @@ async def try_flags(client: EngineClient, traits: EngineTraits, headers: Headers
     try:
         if not await unused(client, headers):
             return Tried(traits=traits)
-        words = list(dict.fromkeys(await client.tokenize(TEXT, add_special=False, parse_special=False)))
+        ids = await client.tokenize(TEXT, add_special=False, parse_special=False, headers=headers)
+        words = list(dict.fromkeys(ids))
         traits = await canary.try_all(traits, words)
     except EngineError:  # the engine refuses such prompts, or does not show its slots
         pass

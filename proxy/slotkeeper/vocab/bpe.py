@@ -297,13 +297,8 @@ class LocalVocab:
         self.special: frozenset[str] = frozenset(self.special_ids)
         self.chat_template = vocabulary.chat_template
         self._splitter = SpecialSplitter(self.special_ids)
-        add_bos = vocabulary.add_bos if vocabulary.add_bos is not None else vocabulary.pre in WHOLE_WORDS
-        self.prefix = Tokens([vocabulary.bos_id] if add_bos and vocabulary.bos_id is not None else [])
-        self.suffix = Tokens(
-            [vocabulary.eos_id] if vocabulary.add_eos and vocabulary.eos_id is not None else []
-        )
 
-    def tokenize(self, text: str, *, add_special: bool = False) -> Tokens:
+    def tokenize(self, text: str) -> Tokens:
         """Return the ids of the whole text. Raises UnsupportedError for the rare text that would differ."""
         if too_blank(text):
             raise UnsupportedError(f"a run of {MAX_BLANKS} blanks")
@@ -316,8 +311,7 @@ class LocalVocab:
                 out.append(part)
             else:
                 out.extend(map(to_id, self._encode(part)))
-        tokens = Tokens.of(out.tobytes())
-        return self.prefix + tokens + self.suffix if add_special else tokens
+        return Tokens.of(out.tobytes())
 
     def _encode(self, part: str) -> list[int]:
         try:

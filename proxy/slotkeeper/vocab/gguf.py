@@ -51,7 +51,6 @@ class Scan:
 
     values: Mapping[str, Value]
     lengths: Mapping[str, int]
-    tensor_count: int
     file_bytes: int
     header_bytes: int
     digest: str  # blake2b of all header bytes, tensor infos included
@@ -96,7 +95,6 @@ class _Scanner:
         return Scan(
             values=self._values,
             lengths=self._lengths,
-            tensor_count=tensors,
             file_bytes=self._file_bytes,
             header_bytes=end,
             digest=self._digest(end),
@@ -194,11 +192,6 @@ class _Scanner:
 
 # -- the facts and the vocabulary ------------------------------------------------------------------------
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-
 _TOKENS: Final = "tokenizer.ggml.tokens"
 _KINDS: Final = "tokenizer.ggml.token_type"
 _MERGES: Final = "tokenizer.ggml.merges"
@@ -219,15 +212,8 @@ class GgufHeader:
     has_state: bool  # whether any key is about a recurrent state
     full_attention_interval: int
     nextn_predict_layers: int  # MTP blocks
-    tokenizer_model: str
-    tokenizer_pre: str
     vocab_size: int
-    bos_id: int | None
-    eos_id: int | None
-    add_bos: bool | None
     chat_template: str
-    tensor_count: int
-    file_bytes: int
     fingerprint: str  # of the file's size and header: the same model, whatever its path
     values: Mapping[str, Value]  # every number, string and short array, by its full key
 
@@ -242,10 +228,6 @@ class GgufVocabulary:
     tokens: list[str]
     kinds: tuple[int, ...]
     merges: list[str]  # "left right"
-    bos_id: int | None
-    eos_id: int | None
-    add_bos: bool | None
-    add_eos: bool | None
     chat_template: str
 
 
@@ -268,15 +250,8 @@ def read_header(path: Path) -> GgufHeader:
         has_state=any(key.startswith(tuple(map(own, _STATE_KEYS))) for key in values),
         full_attention_interval=_number(values, own("full_attention_interval")),
         nextn_predict_layers=_number(values, own("nextn_predict_layers")),
-        tokenizer_model=_text(values, "tokenizer.ggml.model"),
-        tokenizer_pre=_text(values, "tokenizer.ggml.pre"),
         vocab_size=found.lengths.get(_TOKENS, 0),
-        bos_id=_id(values, "tokenizer.ggml.bos_token_id"),
-        eos_id=_id(values, "tokenizer.ggml.eos_token_id"),
-        add_bos=_flag(values, "tokenizer.ggml.add_bos_token"),
         chat_template=_text(values, "tokenizer.chat_template"),
-        tensor_count=found.tensor_count,
-        file_bytes=found.file_bytes,
         fingerprint=_fingerprint(found),
         values=values,
     )
@@ -298,10 +273,6 @@ def read_vocabulary(path: Path) -> GgufVocabulary:
         tokens=tokens,
         kinds=tuple(map(int, kinds)),
         merges=_strings(values, _MERGES),
-        bos_id=_id(values, "tokenizer.ggml.bos_token_id"),
-        eos_id=_id(values, "tokenizer.ggml.eos_token_id"),
-        add_bos=_flag(values, "tokenizer.ggml.add_bos_token"),
-        add_eos=_flag(values, "tokenizer.ggml.add_eos_token"),
         chat_template=_text(values, "tokenizer.chat_template"),
     )
 
@@ -322,16 +293,6 @@ def _number(values: Mapping[str, Value], key: str) -> int:
     value = values.get(key)
     items = value if isinstance(value, tuple) else (value,)
     return max((item for item in items if isinstance(item, int)), default=0)
-
-
-def _id(values: Mapping[str, Value], key: str) -> int | None:
-    value = values.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _flag(values: Mapping[str, Value], key: str) -> bool | None:
-    value = values.get(key)
-    return value if isinstance(value, bool) else None
 
 
 def _strings(values: Mapping[str, Value], key: str) -> list[str]:

@@ -262,6 +262,17 @@ def test_replies_are_stored_by_their_call_ids_and_inherited_by_branches():
     assert branch.replies == {"call_edit": told}
 
 
+def test_characters_of_replies_are_counted_once_for_each_key_and_not_again_when_one_is_replaced():
+    clients = Clients()
+    _, line = clients.sends(THEN)
+    for _ in range(3):
+        clients.book.replied(line, reply(read={"path": "a"}, edit={"path": "b"}))
+    counted = clients.book.characters
+    _, again = clients.sends(THEN)  # a repeated request: all is counted afresh
+    assert again.replies.keys() == {"call_read", "call_edit"}
+    assert clients.book.characters == counted
+
+
 def test_the_oldest_replies_are_dropped_beyond_the_limit():
     clients = Clients()
     _, line = clients.sends(THEN)

@@ -396,3 +396,26 @@ def test_another_image_with_the_same_text_is_another_message(question, rest, cau
     divergence = parted(old, new)
     assert (divergence.section, divergence.message) == (Section.USER, 1)
     assert explained(old, new).cause is cause
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (user(""), reply("")),
+        (
+            {"role": "user", "content": [{"type": "text", "text": ""}] * 2},
+            {"role": "user", "content": [{"type": "text", "text": ""}]},
+        ),
+    ],
+    ids=["another role", "fewer empty parts"],
+)
+def test_last_messages_that_differ_without_any_text_do_not_diverge(before, after):
+    old, new = chat(system(), TASK, before), chat(system(), TASK, after)
+    assert first_difference(old, new) == 2
+    assert parted(old, new) is None
+
+
+def test_arguments_that_are_nested_without_end_are_compared_as_text():
+    deep = "[" * 5000
+    old, new = (chat(system(), TASK, reply(edit=f"{deep}{blank}"), NEXT) for blank in ("", " "))
+    assert explained(old, new).cause is Cause.CALL_RERENDERED

@@ -232,6 +232,7 @@ def test_invisible_characters_are_left_out_of_a_task():
         ('{"isNewTopic": false, "title": null}', ""),
         ('{"title": ["x"]}', ""),
         ("{broken", "{broken"),
+        ('{"a":' + "[" * 5000 + "}", ('{"a":' + "[" * 5000)[: LONGEST - 1] + "…"),
         ("", ""),
         (None, ""),
         ([{"type": "text"}], ""),

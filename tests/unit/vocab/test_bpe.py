@@ -84,14 +84,6 @@ def test_a_word_without_merges_is_one_token_only_if_the_engine_does_so() -> None
     assert LocalVocab(replace(vocabulary, pre="llama-bpe")).tokenize("abc").ids() == [256]
 
 
-def test_the_bos_token_follows_the_file_or_else_the_pre_tokenizer() -> None:
-    cases = {("qwen2", None): 0, ("qwen2", True): 1, ("llama-bpe", None): 1, ("llama-bpe", False): 0}
-    for (pre, add_bos), count in cases.items():
-        vocab = LocalVocab(replace(tiny(), pre=pre, add_bos=add_bos))
-        tokens = vocab.tokenize("x", add_special=True)
-        assert tokens.ids()[:-1] == [tiny().bos_id] * count
-
-
 @pytest.mark.parametrize(
     "change",
     [
