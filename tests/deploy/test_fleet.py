@@ -15,6 +15,7 @@ from deploy.manifests import K8S, Manifests, rendered, selects
 from deploy.pod_security import violations
 from deploy.test_manifests import ENGINE_END, VERSIONS
 from fleet.parts import found
+from slotkeeper.api.document import SESSION_HEADERS
 from slotkeeper.settings import PREFIX, SECRETS, Settings
 
 FLEET = K8S / "fleet"
@@ -129,6 +130,17 @@ def test_hints_and_store_have_the_addresses_and_mounts_of_the_settings(fleet):
     volumes = {volume["name"] for volume in fleet.pod["volumes"]}
     assert set(mounts.values()) <= volumes
     assert "volumeClaimTemplates" not in fleet.one("StatefulSet")["spec"]
+
+
+@pytest.mark.parametrize(
+    ("file", "form"), [("haproxy.cfg", r"req\.hdr\(([\w-]+)\)"), ("nginx.conf", r"\$http_(\w+) ")]
+)
+def test_gateways_read_the_headers_that_name_a_conversation_in_the_order_of_sidecars(file, form):
+    """Otherwise the turns of a conversation come to several sidecars."""
+    text = (ROOT / "deploy" / "fleet" / file).read_text("utf-8")
+    found = [name.lower().replace("_", "-") for name in re.findall(form, text)]
+    names = list(dict.fromkeys(name.replace("_", "-") for name in SESSION_HEADERS))
+    assert list(dict.fromkeys(found))[: len(names)] == names
 
 
 def test_the_grace_periods_cover_all_steps_of_the_shutdown(fleet):

@@ -59,7 +59,7 @@ def in_words(said: str, started: int, model: Mapping[str, Any], files: int) -> s
     1. `said` is the `build_info` of /props. It counts if it holds one of llama.cpp's numbers.
     2. `started` is the number of the program that we have started; 0 if another program started the engine.
     3. `files` is the version of its slot files; 0 if none was seen.
-    4. `model` is its entry in /v1/models: b11549 writes "architecture" there, b10434 does not.
+    4. `model` is its entry in /v1/models.
     """
     number = number_in(said) or started  # (1) (2)
     if number:
@@ -67,10 +67,18 @@ def in_words(said: str, started: int, model: Mapping[str, Any], files: int) -> s
     if files:  # (3)
         seen = "checkpoint files" if files >= CARRYING else "files without checkpoints"
     elif model:  # (4)
-        seen = f"b{LAZY_SINCE} or newer" if "architecture" in model else f"older than b{LAZY_SINCE}"
+        seen = f"b{LAZY_SINCE} or newer" if thins_lazily(model) else f"older than b{LAZY_SINCE}"
     else:
         return "unknown build"
     return f"unknown build ({seen})"
+
+
+def thins_lazily(model: Mapping[str, Any]) -> bool:
+    """Whether a model's entry in /v1/models is of LAZY_SINCE or a newer build.
+
+    These write "architecture", and in a router's entries, which have a status, "context_length".
+    """
+    return ("context_length" if "status" in model else "architecture") in model
 
 
 # -- what a slot file must fit ---------------------------------------------------------------------------

@@ -293,15 +293,14 @@ def thins_eagerly(build: str, model: Mapping[str, Any]) -> bool | None:
     """Whether the build drops close checkpoints at every task (engine.md T7); None = unknown.
 
     1. Decide by its number, if that is one of llama.cpp's own.
-    2. Else by its entry in /v1/models: b11549 writes "architecture" there, b10434 does not. In a router's
-       entries, which have a status, that field is "context_length".
+    2. Else by its entry in /v1/models.
     """
     number = fingerprint.number_in(build)
     if number:  # (1)
         return number < fingerprint.LAZY_SINCE
     if not model:
         return None
-    return ("context_length" if "status" in model else "architecture") not in model  # (2)
+    return not fingerprint.thins_lazily(model)  # (2)
 
 
 def looks_unified(props: Mapping[str, Any], model: Mapping[str, Any]) -> bool:

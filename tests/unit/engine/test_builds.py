@@ -22,6 +22,8 @@ NEW, OLD = {"id": "m", "architecture": {}}, {"id": "m"}
         ("b1-7e4c0a9", 0, OLD, 2, "unknown build (files without checkpoints)"),
         ("b0-unknown", 0, NEW, 0, "unknown build (b11434 or newer)"),
         ("b1-7e4c0a9", 0, OLD, 0, "unknown build (older than b11434)"),
+        ("", 0, {"status": {}, "context_length": 4096}, 0, "unknown build (b11434 or newer)"),
+        ("", 0, {"status": {}}, 0, "unknown build (older than b11434)"),
         ("", 0, {}, 0, "unknown build"),
     ],
 )
