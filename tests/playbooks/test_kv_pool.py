@@ -31,12 +31,11 @@ from playbooks.playbook import (
     starts,
     unsaved,
 )
-from slotkeeper.scheduler.arrivals import PASSES
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import PoolAct, Purpose
 from slotkeeper.scheduler.engine_model import Known
 from slotkeeper.scheduler.kv_pool import in_use
-from slotkeeper.scheduler.state import LEARNED_FROM, LEAST_OUTPUT, MARGIN, UNKNOWN_OUTPUT, Outputs
+from slotkeeper.scheduler.state import LEARNED_FROM, LEAST_OUTPUT, MARGIN, PASSES, UNKNOWN_OUTPUT, Outputs
 from slotkeeper.scheduler.tokens import Tokens
 
 READ = MappingProxyType({"unified": Known.FLAGS})

@@ -22,10 +22,10 @@ from playbooks.playbook import (
     starts,
     unpinned,
 )
-from slotkeeper.scheduler.arrivals import PASSES
 from slotkeeper.scheduler.effects import Erase, Forward, Plant, Purpose
 from slotkeeper.scheduler.engine_model import Known
 from slotkeeper.scheduler.events import Erased, Event
+from slotkeeper.scheduler.state import PASSES
 from slotkeeper.scheduler.table import LINGER
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import Reason

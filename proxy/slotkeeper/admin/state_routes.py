@@ -34,7 +34,6 @@ from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Prefill
 from slotkeeper.scheduler.engine_model import FlagSeen, Memory
 from slotkeeper.scheduler.pending import Pending, Stage
-from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.slot_contents import SlotContents, Tier
 from slotkeeper.scheduler.table import EngineTable
 from slotkeeper.values import Address
@@ -301,9 +300,8 @@ def _engine_in(body: bytes) -> str:
 
 def moment_of(driver: Driver, record: Record) -> Moment | None:
     """Return the progress of a request; None if it has ended."""
-    if record.outcome != RUNNING:
-        return None
-    return replace(_progress(driver, record), priority=record.priority)
+    ended = record.outcome != RUNNING
+    return None if ended else replace(_progress(driver, record), priority=record.priority)
 
 
 def _progress(driver: Driver, record: Record) -> Moment:
@@ -311,18 +309,14 @@ def _progress(driver: Driver, record: Record) -> Moment:
     if record.first_token is not None or record.status is not None:
         return Moment(doing=Doing.GENERATING)
     if pending is None or pending.stage is Stage.QUEUED:
-        place = _place(driver.placement, record)
+        line = driver.placement.line
+        place = line.index(record.key) + 1 if record.key in line else None
         return Moment(doing=Doing.QUEUED, place=place)
     work = record.work
     if work is None or (pending.stage is Stage.PREPARING and not _plants(pending)):
         return Moment(doing=Doing.PREPARING)
     prompt = None if pending.prompt is None else len(pending.prompt)
     return prefilling(record, work, prompt, driver.now())
-
-
-def _place(placement: Placement, record: Record) -> int | None:
-    line = placement.line
-    return line.index(record.key) + 1 if record.key in line else None
 
 
 def _plants(pending: Pending) -> bool:
@@ -376,7 +370,7 @@ class RequestRoutes:
 
     def _now(self, record: Record) -> dict[str, Any]:
         moment = moment_of(self._driver, record)
-        return {"now": moment.shown() if moment else None}
+        return {"now": moment and moment.shown()}
 
     def _find(self, wanted: str) -> Record | None:
         if wanted == NEWEST:

@@ -63,6 +63,11 @@ class Health(StrEnum):
         """Whether the server loads and unloads models, each of which is an engine."""
         return self in {Health.ROUTER, Health.SWAPPER}
 
+    @property
+    def unlike_ours(self) -> bool:
+        """Whether a request may reach another server than llama-server, there or behind llama-swap."""
+        return self in {Health.FOREIGN, Health.SWAPPER}
+
 
 # The rest of a sentence that begins with an engine's address.
 SAID: Final[Mapping[Health, str]] = {

@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Final
 
 FLAG: Final = "--cache-disk"
@@ -31,6 +32,9 @@ LINE: Final = re.compile(
     r"^.{0,40}\bsrv\b.{0,80}\bdisk (?:prompt )?cache(?: is)?(?: enabled|: (?:path|dir|\d+ entries))",
     re.IGNORECASE | re.MULTILINE,
 )
+
+
+LOG_HEAD: Final = 200_000  # characters of an engine's log: what it says while it starts
 
 
 class Shown(StrEnum):
@@ -79,3 +83,12 @@ def shown(props: Mapping[str, Any], *, by_flags: bool, log: str = "") -> Shown |
     if in_props(props):
         return Shown.PROPS
     return Shown.LOG if in_log(log) else None
+
+
+def detected(props: Mapping[str, Any], *, by_flags: bool, log: Path | None) -> Shown | None:
+    """Return the same with the log in a file, as far as that can be read. Blocks."""
+    try:
+        said = log.read_text(errors="replace")[:LOG_HEAD] if log else ""
+    except OSError:
+        said = ""
+    return shown(props, by_flags=by_flags, log=said)

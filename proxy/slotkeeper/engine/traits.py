@@ -77,7 +77,6 @@ def number(header: GgufHeader, key: str, otherwise: int) -> int:
 # -- reading all traits ----------------------------------------------------------------------------------
 
 NO_PROJECTOR: Final = "the projector's file is not known: saved states with images serve this process only"
-LOG_HEAD: Final = 200_000  # characters of an engine's log: what it says while it starts
 UNSEEN: Final = "started by others: flags that /props does not show count as defaults until found out"
 
 
@@ -129,7 +128,7 @@ async def read_traits(
         EngineError: a refusal. Trouble with slot files only sets `Reading.no_files`.
         EngineGoneError: no answer.
     """
-    reading = await read_answers(client, flags, headers)
+    reading = replace(await read_answers(client, flags, headers), flags=flags)
     if flags is None and may_read:
         reading = await read_command_line(client.base, reading)
     if slot_dir is not None:
@@ -218,27 +217,12 @@ async def read_answers(client: EngineClient, flags: EngineFlags | None, headers:
     traits = replace(traits, projector=projector)
     if projector.startswith(fingerprint.OF_PROCESS):
         notes.append(NO_PROJECTOR)
-    traits = await asyncio.to_thread(_with_disk_cache, traits, props, flags.log if flags else None)
+    log, by_flags = flags.log if flags else None, bool(traits.disk_cache)
+    if cache := await asyncio.to_thread(disk_cache.detected, props, by_flags=by_flags, log=log):
+        traits = replace(traits, disk_cache=cache.value)
     return Reading(
-        traits=traits,
-        props=props,
-        model=model,
-        model_path=path,
-        header=header,
-        build=build,
-        notes=notes,
-        flags=flags,
+        traits=traits, props=props, model=model, model_path=path, header=header, build=build, notes=notes
     )
-
-
-def _with_disk_cache(traits: EngineTraits, props: Mapping[str, Any], log: Path | None) -> EngineTraits:
-    """Return the traits, with what shows that the engine keeps prompts on disk itself. Blocks."""
-    try:
-        said = log.read_text(errors="replace")[:LOG_HEAD] if log else ""
-    except OSError:
-        said = ""
-    found = disk_cache.shown(props, by_flags=bool(traits.disk_cache), log=said)
-    return replace(traits, disk_cache=found.value) if found else traits
 
 
 async def adapters_now(client: EngineClient, headers: Headers | None) -> tuple[Adapter, ...]:

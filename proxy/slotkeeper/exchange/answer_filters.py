@@ -53,7 +53,7 @@ def form_for(ask: Ask | None, body: bytes, forward: Forward, link: EngineLink) -
             progress=ProgressFilter() if watched else None,
             assembler=Assembler(ask.api),
         )
-    if forward.reason not in NO_PROGRESS and can_ask(ask) and not link.unlike_ours:
+    if forward.reason not in NO_PROGRESS and can_ask(ask) and not link.health.unlike_ours:
         return AnswerForm(body=ask_for(body), progress=ProgressFilter())
     return AnswerForm(body=body)
 

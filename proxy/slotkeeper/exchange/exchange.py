@@ -34,14 +34,7 @@ from slotkeeper.runtime.tasks import Aside, here
 from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.events import Arrived, Started
 from slotkeeper.scheduler.pending import Pending
-from slotkeeper.scheduler.types import (
-    NO_ROUTER,
-    Crowded,
-    EngineId,
-    ModelName,
-    Reason,
-    RequestHints,
-)
+from slotkeeper.scheduler.types import NO_ROUTER, Crowded, EngineId, ModelName, Reason, RequestHints
 
 if TYPE_CHECKING:
     from slotkeeper.observe.spans import Spans  # of an extra
@@ -353,13 +346,9 @@ class Exchange:
         try:
             parent = self._trace.trace_parent if self._trace else None
             async with answering(link):
+                held = forward.reason is not Reason.FAIL_OPEN
                 answer = await self._gate.upstream.send(
-                    link.address,
-                    self._request,
-                    form.body,
-                    self._account.id,
-                    trace_parent=parent,
-                    held=forward.reason is not Reason.FAIL_OPEN,
+                    link.address, self._request, form.body, self._account.id, trace_parent=parent, held=held
                 )
         except UpstreamFault:
             driver.failed(link, broken=True)

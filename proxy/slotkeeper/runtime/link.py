@@ -114,11 +114,6 @@ class EngineLink(KnownEngine):
         """Whether llama-swap has loaded this model, but with another server than llama-server."""
         return self.address.swaps and self.listed and self.health is Health.FOREIGN
 
-    @property
-    def unlike_ours(self) -> bool:
-        """Whether a request there may reach another server than llama-server, directly or by llama-swap."""
-        return self.health in {Health.FOREIGN, Health.SWAPPER}
-
     def unloads(self, status: int) -> bool:
         """Whether a request may have this answer because its router was unloading the model."""
         if self.address.swaps:

@@ -23,9 +23,6 @@ from slotkeeper.scheduler.types import ModelName, Reason, RequestId, SlotId
 # round, the later ones are left without a decision until the next round (`chores.NEXT_ROUND`).
 LOOKAHEAD: Final = 16
 
-# This many requests may overtake one that needs several slots, or that needs other tasks to end.
-PASSES: Final = 16
-
 
 def arrived(state: State, event: Arrived) -> None:
     sets = state.sets(event)
@@ -185,7 +182,7 @@ def _serve_as_planned(state: State, pending: Pending, plan: Plan, now: float) ->
     priority.resumes(pending, plan)
     state.queue.served(pending.arrived.request)
     first = begin(state, pending, plan, now)
-    plan.table.awaited |= plan.clearing and _overtaken(state, pending)
+    plan.table.awaited |= plan.clearing and state.overtaken(pending)
     return first
 
 
@@ -217,7 +214,7 @@ def _holds(state: State, pending: Pending, plan: Plan | None, now: float) -> Seq
     """
     request, pinned = pending.arrived, pending.arrived.to_be_pinned
     if plan is not None and not plan.wait:  # it waits for cells
-        return (plan.table,) if _overtaken(state, pending) else ()
+        return (plan.table,) if state.overtaken(pending) else ()
     if plan is not None:  # it waits for the best place
         return () if pinned or plan.table.open_for_unpinned(now) else (plan.table,)
     room = state.with_room(request)
@@ -233,21 +230,11 @@ def _holds_in_turn(state: State, pending: Pending) -> Sequence[EngineTable]:
     request = pending.arrived
     tables = state.open_for(request.model)
     ours = [table for table in tables if table.own >= min(request.copies, len(table.states))]
-    return ours if ours and _overtaken(state, pending) else ()
-
-
-def _overtaken(state: State, pending: Pending) -> bool:
-    """Whether PASSES requests have begun since this one could first have begun."""
-    if pending.could_begin is None:
-        pending.could_begin = state.begun
-    return state.begun - pending.could_begin >= PASSES
+    return ours if ours and state.overtaken(pending) else ()
 
 
 def _decide(state: State, pending: Pending, now: float) -> Plan | None:
-    """Decide which LoRA adapters the request has, if its engines do not agree on them, and where it goes.
-
-    None: it waits.
-    """
+    """Decide on a request's LoRA adapters, if its engines differ in them, and its place. None: it waits."""
     sets = state.sets(pending.arrived)
     if len(sets) > 1:
         sets.sort(key=partial(_price_under, state, pending, now))
@@ -387,7 +374,7 @@ def _send_steered(state: State, now: float) -> Iterator[Effect]:
 
     No other request begins on their engines before that.
     """
-    closed = [table for pending, table in spaces.clearing(state) if _overtaken(state, pending)]
+    closed = [table for pending, table in spaces.clearing(state) if state.overtaken(pending)]
     for request in tuple(state.steered):
         pending = state.requests[request]
         owned = state.slot_of(pending)
@@ -405,7 +392,7 @@ def _send_steered(state: State, now: float) -> Iterator[Effect]:
             elif not busy:
                 state.steered.remove(request)
                 yield forward(pending, now)
-            elif _overtaken(state, pending):
+            elif state.overtaken(pending):
                 closed.append(owned[0])
     for table in closed:
         table.awaited = True

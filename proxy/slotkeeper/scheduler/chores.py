@@ -52,9 +52,7 @@ from slotkeeper.scheduler.types import RequestId, SlotId
 
 LOOKS: Final = 1.0  # seconds between polls of an engine that other clients use as well
 EARLIEST: Final = 0.02  # seconds: no timer is shorter
-NEXT_ROUND: Final = (
-    0.1  # seconds, at most, until queued requests are decided that were left without a decision
-)
+NEXT_ROUND: Final = 0.1  # seconds, at most, until queued requests are decided that a round left out
 
 
 def settle(state: State, now: float, *, or_at: float = inf) -> Iterator[Effect]:
@@ -230,10 +228,7 @@ def _step_done(state: State, chore: Chore) -> Iterator[Effect]:
 
 
 def _note_settled(chore: Chore, *, ok: bool, rested: bool) -> None:
-    """Mark the slot as done until its contents change, also after a failed step.
-
-    It is not marked if a longer pause will allow cuts.
-    """
+    """Mark the slot as done until its contents change, unless a longer pause will allow cuts."""
     cuts_follow = ok and not rested and chore.table.traits.files_only_extend
     if not cuts_follow and chore.contents and chore.contents.following is None:
         chore.table.settled[chore.slot] = chore.contents

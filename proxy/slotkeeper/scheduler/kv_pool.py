@@ -8,7 +8,7 @@ slot is idle, all running requests fail together (engine.md 14). So, before a re
 1. Its prompt and its expected answer must fit beside what the other slots hold or were promised.
 2. If they would fit with empty idle slots, the cheapest of these slots are emptied, and saved first if that
    pays.
-3. Otherwise the request waits in our queue until answers have ended. After `arrivals.PASSES` other requests
+3. Otherwise the request waits in our queue until answers have ended. After `state.PASSES` other requests
    have overtaken it, no further one may.
 4. A prompt that fits into no slot is sent: the engine refuses it, and nothing is lost.
 

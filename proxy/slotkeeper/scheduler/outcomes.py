@@ -36,7 +36,7 @@ from slotkeeper.scheduler.slot_contents import SlotContents, parks
 from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.table import LINGER, EngineTable, Orphan, SlotState
 from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.types import Place, SlotId
+from slotkeeper.scheduler.types import Place, RequestId, SlotId
 
 SLIP: Final = 64  # tokens by which our count may differ although nothing is wrong
 Claim = tuple[Poison, int]  # the fault, and the most tokens that can have been reused
@@ -295,8 +295,7 @@ def gone(state: State, event: Gone) -> Iterator[Effect]:
     if report := pending.broken_off(event):
         yield report
         if pending.prompt is not None and report.usage:  # this part was computed
-            tree = state.tree(pending.arrived.model)
-            tree.add(pending.prompt.cut(0, report.usage.prompt), event.at)
+            state.tree(pending.arrived.model).add(pending.prompt.cut(0, report.usage.prompt), event.at)
     if owned := state.slot_of(pending):
         _leave(pending, *owned, event.at)
     elif pending.plan and event.request in pending.plan.table.unsettled:
@@ -310,7 +309,7 @@ def _leave(pending: Pending, table: EngineTable, slot: SlotId, now: float) -> No
     table.shadow.task_adapters[slot] = None  # its task may not have begun
     if pending.stage is Stage.RUNNING:
         table.unknown = table.unknown if pending.prompt is not None else table.traits.n_ctx
-        table.shadow.slots[slot] = _broken_off(pending, table)
+        table.shadow.slots[slot] = pending.left_behind(table)
     elif pending.steps_left and not isinstance(pending.step, Keep):  # a save changes nothing
         table.shadow.slots[slot] = _on_its_way(table, slot, pending.step, now)
         if isinstance(pending.step, Load):  # GET /slots may show nothing of it
@@ -328,28 +327,15 @@ def _on_its_way(table: EngineTable, slot: SlotId, step: Step, now: float) -> Slo
     return None
 
 
-def _broken_off(pending: Pending, table: EngineTable) -> SlotContents | None:
-    """Return what the slot will hold when released. The engine's count will say how much of the prompt."""
-    if pending.prompt is None:
-        return None
-    base, kept, end = pending.base, pending.predicted or 0, len(pending.prompt)
-    starts, images = user_starts(pending.prompt, table.traits), pending.prompt.chunks
-    shadow = table.shadow
-    return SlotContents(
-        tokens=pending.prompt,
-        checkpoints=shadow.checkpoints_after(base, reuse=kept, end=end, user_starts=starts, images=images),
-        possible=shadow.possible_after(base, reuse=kept, end=end, user_starts=starts, images=images),
-        hash_chain=pending.arrived.hash_chain,
-        turns=base.turns if base else 1,
-        used=pending.arrived.at,
-        rough=True,
-    )
+def _left_by(request: RequestId, table: EngineTable) -> list[tuple[int, SlotContents]]:
+    """Return the slots that hold what this request left, and their contents."""
+    return [(slot, held) for slot, held in enumerate(table.shadow.slots) if held and held.request == request]
 
 
 def reply_known(state: State, event: ReplyKnown) -> None:
     for table in state.tables.values():
-        for slot, contents in enumerate(table.shadow.slots):
-            if contents and contents.request == event.request and table.owners[slot] is None:
+        for slot, contents in _left_by(event.request, table):
+            if table.owners[slot] is None:
                 known = table.shadow.slots[slot] = contents.known_as(event.tokens)
                 state.tree(table.model).add(known.tokens, event.at)
         kv_pool.moved_one_known(table, event.request, event.tokens)
@@ -357,9 +343,8 @@ def reply_known(state: State, event: ReplyKnown) -> None:
 
 def next_known(state: State, event: NextKnown) -> None:
     for table in state.tables.values():
-        for slot, contents in enumerate(table.shadow.slots):
-            if contents and contents.request == event.request:
-                table.shadow.slots[slot] = contents.followed_by(event.tokens)
+        for slot, contents in _left_by(event.request, table):
+            table.shadow.slots[slot] = contents.followed_by(event.tokens)
     for chore in state.chores.values():
         if chore.home and chore.home.request == event.request:
             chore.home = chore.home.followed_by(event.tokens)
@@ -396,9 +381,8 @@ def rendered_late(state: State, event: Rendered) -> Iterator[Effect]:
         return
     pending.remember(state.tree(pending.arrived.model), event.at)
     if pending.plan and pending.prompt is not None:
-        shadow = pending.plan.table.shadow
-        for slot, contents in enumerate(shadow.slots):
-            if contents and contents.request == event.request:
-                shadow.slots[slot] = contents.known_as(pending.prompt)
-        kv_pool.moved_one_known(pending.plan.table, event.request, pending.prompt)
+        table = pending.plan.table
+        for slot, contents in _left_by(event.request, table):
+            table.shadow.slots[slot] = contents.known_as(pending.prompt)
+        kv_pool.moved_one_known(table, event.request, pending.prompt)
     yield from close(state, pending)

@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Final
 
 from slotkeeper.scheduler.effects import Load, Report, Step, Wipe
+from slotkeeper.scheduler.engine_model import user_starts
 from slotkeeper.scheduler.events import Arrived, Finished, Gone, Rendered
 from slotkeeper.scheduler.figures import Answered, Loss, Lost, Usage, lost, oracle, usage_of
 from slotkeeper.scheduler.prompt_tree import Branch, PromptTree
@@ -252,6 +253,22 @@ class Pending:
         if reached == 0:
             return None
         return self._report(usage_of(reached, cached, planted=planted, ahead_from=self.ahead_from), None)
+
+    def left_behind(self, table: EngineTable) -> SlotContents | None:
+        """Return what a slot there holds if it is released now; the engine's count says how much of it."""
+        if self.prompt is None:
+            return None
+        base, kept, end, shadow = self.base, self.predicted or 0, len(self.prompt), table.shadow
+        users, images = user_starts(self.prompt, table.traits), self.prompt.chunks
+        return SlotContents(
+            tokens=self.prompt,
+            checkpoints=shadow.checkpoints_after(base, reuse=kept, end=end, user_starts=users, images=images),
+            possible=shadow.possible_after(base, reuse=kept, end=end, user_starts=users, images=images),
+            hash_chain=self.arrived.hash_chain,
+            turns=base.turns if base else 1,
+            used=self.arrived.at,
+            rough=True,
+        )
 
     def _report(self, usage: Usage | None, exact: bool | None) -> Report:
         known = usage is not None and self.prompt is not None

@@ -15,12 +15,12 @@ A full tier drops those that save the fewest tokens for their bytes:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heapreplace
 from typing import Final
 
-from slotkeeper.scheduler.catalog import Node, PrefixTree, given
+from slotkeeper.scheduler.catalog import Catalog, Node, PrefixTree, given
 from slotkeeper.scheduler.costs import WORTH_A_FILE
 from slotkeeper.scheduler.effects import Drop, Effect, Forget, Load, Prove
 from slotkeeper.scheduler.engine_model import EngineTraits
@@ -234,8 +234,7 @@ def _surplus(state: State, tier: Tier, budget: int, now: float) -> list[Snapshot
         return []
     tables = state.tables.values()
     here = {fingerprint: table.traits for table in tables for fingerprint in table.traits.fingerprints}
-    strangers = (s for s in catalog if s.tier is tier and s.fingerprint not in here)
-    for snapshot in sorted(strangers, key=lambda s: s.used):
+    for snapshot in _strangers(catalog, tier, here):
         if over > 0:
             gone.append(snapshot.id)
             over -= snapshot.size
@@ -247,6 +246,12 @@ def _surplus(state: State, tier: Tier, budget: int, now: float) -> list[Snapshot
             over = max(0, over - size)
     needed = _needed(state) if gone else ()
     return [snapshot_id for snapshot_id in gone if snapshot_id not in needed]
+
+
+def _strangers(catalog: Catalog, tier: Tier, here: Container[str]) -> list[Snapshot]:
+    """Return the files of engines that are not `here`, the least recently used first."""
+    found = (snapshot for snapshot in catalog if snapshot.tier is tier and snapshot.fingerprint not in here)
+    return sorted(found, key=lambda snapshot: snapshot.used)
 
 
 def _needed(state: State) -> set[SnapshotId]:

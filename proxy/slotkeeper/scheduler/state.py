@@ -84,6 +84,9 @@ class FairQueue:
             del self._lines[client]
 
 
+# This many requests may overtake one that needs several slots, or that needs other tasks to end.
+PASSES: Final = 16
+
 # -- tokens that were computed in idle time --------------------------------------------------------------
 
 MOST: Final = 1024  # states; the oldest are forgotten
@@ -306,6 +309,12 @@ class State:
         for line in (self.bypassing, self.steered, self.slotless):
             if request in line:
                 line.remove(request)
+
+    def overtaken(self, pending: Pending) -> bool:
+        """Whether PASSES requests have begun since this one could first have begun."""
+        if pending.could_begin is None:
+            pending.could_begin = self.begun
+        return self.begun - pending.could_begin >= PASSES
 
     def scene(self, now: float) -> Scene:
         """Return what queue decisions depend on. While it is unchanged, no decision is made again."""

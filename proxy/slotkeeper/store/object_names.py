@@ -18,9 +18,10 @@ If the user has set a key, all these hashes are keyed: access to the store alone
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from operator import itemgetter
 from typing import Final
 
 from slotkeeper.scheduler.tokens import Tokens
@@ -35,6 +36,8 @@ STORE_SEAL: Final = "seal"
 ANCHORS: Final = (1, 16, 256)  # blocks of 256 tokens: at most three listings for a prompt
 SHORT: Final = 6  # hex digits of a hash in an entry: two are equal by chance once in 16 million
 NEAR_END: Final = 3  # last blocks whose hashes are in an entry: a reply may come back in another form
+PROMISING: Final = 4  # heads that are read for one prompt
+SURE: Final = 2  # heads that are read if the best state is a beginning of the prompt
 _ALL: Final = 0xFFFFFFFF  # an entry begins with _ALL less its tokens: the longest states are listed first
 _ENTRY: Final = re.compile(r"([0-9a-f]{8})-([0-9a-f]+)-([0-9a-f]{32})")
 
@@ -139,3 +142,31 @@ class ObjectNames:
         """Hash the parts, each with its length, so that different lists of parts never give the same text."""
         text = "".join(f"{len(part)}:{part}" for part in parts)
         return blake2b(text.encode(), key=self._key, digest_size=size).hexdigest()
+
+
+# -- which heads to read for a prompt -----------------------------------------------------------------------
+
+
+def most_promising(
+    entries: Iterable[HeadName], marks: Sequence[str], length: int, beyond: int
+) -> list[HeadName]:
+    """Return the entries to read for a prompt of `length` tokens, the best ones first.
+
+    There are fewer if the best state is a beginning of the prompt. Each may share more than `beyond` tokens.
+    """
+    promises = ((_promise(entry, marks, length), entry) for entry in entries)
+    ranked = sorted(promises, key=itemgetter(0), reverse=True)
+    most = SURE if ranked and ranked[0][0][1] else PROMISING
+    good = (entry for _, entry in ranked[:most])
+    return [entry for entry in good if min(length, entry.common(marks) + BLOCK - 1) > beyond]
+
+
+def _promise(entry: HeadName, marks: Sequence[str], length: int) -> tuple[int, bool, int]:
+    """Return a sort key for a prompt of `length` tokens.
+
+    It is the tokens shared with the prompt, then whether these are all of the entry's, in whole blocks. Of
+    equal entries the longest that is no longer than the prompt comes first: it may share most of a block.
+    """
+    common = entry.common(marks)
+    fits = entry.tokens if entry.tokens <= length else 0
+    return common, common == entry.tokens // BLOCK * BLOCK, fits

@@ -13,12 +13,11 @@ import secrets
 import time
 import zlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from operator import itemgetter
 from typing import Final
 
 import orjson
@@ -30,8 +29,8 @@ from slotkeeper.store.files import Halt, Lane
 from slotkeeper.store.hints import Hints
 from slotkeeper.store.index import Kept, Use
 from slotkeeper.store.intake import place
-from slotkeeper.store.manifest import BLOCK, BYTES, Flaw, Manifest, decode, encode
-from slotkeeper.store.object_names import STORE_SEAL, HeadName, ObjectNames, parsed
+from slotkeeper.store.manifest import BYTES, Flaw, Manifest, decode, encode
+from slotkeeper.store.object_names import STORE_SEAL, HeadName, ObjectNames, most_promising, parsed
 from slotkeeper.store.objects import AT_ONCE, Objects
 from slotkeeper.store.sealing import (
     SALT_BYTES,
@@ -44,20 +43,11 @@ from slotkeeper.store.sealing import (
 )
 from slotkeeper.store.snapshot_folder import SnapshotFolder
 from slotkeeper.store.tiers import Swept
-from slotkeeper.store.trouble import (
-    LateError,
-    MissingError,
-    SnapshotError,
-    StoreError,
-    Trouble,
-    UnfitError,
-)
+from slotkeeper.store.trouble import LateError, MissingError, SnapshotError, StoreError, Trouble, UnfitError
 
 LARGEST_HEAD: Final = 16 << 20  # bytes: a manifest, and the ids of a million tokens
 LARGEST_TOKENS: Final = 16 << 20  # bytes: four million ids
 CHEAP: Final = 1 << 20  # bytes: writing a smaller blob is as quick as asking for its state
-PROMISING: Final = 4  # heads that are read for one prompt
-SURE: Final = 2  # heads that are read if the best state is a beginning of the prompt
 LONGEST_LOOK: Final = 10.0  # seconds; a request waits for less (`scheduler.retention`)
 SEEN: Final = 4096  # entries whose snapshot id is remembered
 FRESH: Final = 1800.0  # seconds, the longest write of a state, blob to head: half of the collector's wait
@@ -132,7 +122,7 @@ class SharedStore:
         folders = self._names.folders(prompt, fingerprint)
         await self._opened()  # manifests cannot be verified without the secret
         entries = chain.from_iterable(await asyncio.gather(*map(self._entries, folders)))
-        good = _most_promising(entries, self._names.marks(prompt), len(prompt), beyond)
+        good = most_promising(entries, self._names.marks(prompt), len(prompt), beyond)
         unknown = [entry for entry in good if self._seen.get(entry.path) not in known]
         heads = await asyncio.gather(*(self._head_or_none(entry, prompt.space) for entry in unknown))
         return [
@@ -391,31 +381,6 @@ class SharedStore:
             if len(secret) != BYTES:
                 raise StoreError(Trouble.UNREACHABLE, f"The object {STORE_SEAL} in {self.name} is damaged")
             self._secret = secret
-
-
-def _most_promising(
-    entries: Iterable[HeadName], marks: Sequence[str], length: int, beyond: int
-) -> list[HeadName]:
-    """Return the entries to read for a prompt of `length` tokens, the best ones first.
-
-    There are fewer if the best state is a beginning of the prompt. Each may share more than `beyond` tokens.
-    """
-    promises = ((_promise(entry, marks, length), entry) for entry in entries)
-    ranked = sorted(promises, key=itemgetter(0), reverse=True)
-    most = SURE if ranked and ranked[0][0][1] else PROMISING
-    good = (entry for _, entry in ranked[:most])
-    return [entry for entry in good if min(length, entry.common(marks) + BLOCK - 1) > beyond]
-
-
-def _promise(entry: HeadName, marks: Sequence[str], length: int) -> tuple[int, bool, int]:
-    """Return a sort key for a prompt of `length` tokens.
-
-    It is the tokens shared with the prompt, then whether these are all of the entry's, in whole blocks. Of
-    equal entries the longest that is no longer than the prompt comes first: it may share most of a block.
-    """
-    common = entry.common(marks)
-    fits = entry.tokens if entry.tokens <= length else 0
-    return common, common == entry.tokens // BLOCK * BLOCK, fits
 
 
 def _close_all(readers: list[BlobReader]) -> None:
