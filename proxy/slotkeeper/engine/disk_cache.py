@@ -85,10 +85,10 @@ def shown(props: Mapping[str, Any], *, by_flags: bool, log: str = "") -> Shown |
     return Shown.LOG if in_log(log) else None
 
 
-def detected(props: Mapping[str, Any], *, by_flags: bool, log: Path | None) -> Shown | None:
-    """Return the same with the log in a file, as far as that can be read. Blocks."""
+def detected(props: Mapping[str, Any], *, by_flags: bool, log: Path | None) -> str:
+    """Return the same with the log in a file, as far as that can be read; "" for no place. Blocks."""
     try:
         said = log.read_text(errors="replace")[:LOG_HEAD] if log else ""
     except OSError:
         said = ""
-    return shown(props, by_flags=by_flags, log=said)
+    return shown(props, by_flags=by_flags, log=said) or ""

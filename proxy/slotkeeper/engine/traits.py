@@ -218,8 +218,8 @@ async def read_answers(client: EngineClient, flags: EngineFlags | None, headers:
     if projector.startswith(fingerprint.OF_PROCESS):
         notes.append(NO_PROJECTOR)
     log, by_flags = flags.log if flags else None, bool(traits.disk_cache)
-    if cache := await asyncio.to_thread(disk_cache.detected, props, by_flags=by_flags, log=log):
-        traits = replace(traits, disk_cache=cache.value)
+    shown = await asyncio.to_thread(disk_cache.detected, props, by_flags=by_flags, log=log)
+    traits = replace(traits, disk_cache=shown)
     return Reading(
         traits=traits, props=props, model=model, model_path=path, header=header, build=build, notes=notes
     )

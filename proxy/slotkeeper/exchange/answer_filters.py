@@ -53,9 +53,14 @@ def form_for(ask: Ask | None, body: bytes, forward: Forward, link: EngineLink) -
             progress=ProgressFilter() if watched else None,
             assembler=Assembler(ask.api),
         )
-    if forward.reason not in NO_PROGRESS and can_ask(ask) and not link.health.unlike_ours:
+    if can_ask(ask) and _reports_progress(forward, link):
         return AnswerForm(body=ask_for(body), progress=ProgressFilter())
     return AnswerForm(body=body)
+
+
+def _reports_progress(forward: Forward, link: EngineLink) -> bool:
+    """Whether the engine may be asked for its progress: other servers may refuse the field."""
+    return forward.reason not in NO_PROGRESS and not link.health.unlike_ours
 
 
 # -- no free cell --------------------------------------------------------------------------------------

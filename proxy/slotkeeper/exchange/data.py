@@ -118,25 +118,14 @@ class DataPort:
             self._gate.door.admit(request, api, path)
             self._not_draining(request, path)
             takes_slot, arrived = api in TAKES_SLOT, self._gate.driver.now()
-            judged: Judged = KeyCheck.LET_IN
-            if api in JUDGED:
-                judged = await self._gate.door.judge(request, since=arrived, later=takes_slot)
+            judged = await self._judged(request, api, arrived)
             if isinstance(judged, Refusal):
                 return self._refused(api, judged, known_as)
             body = await incoming.read()
             if takes_slot:
+                given = (self._gate, request, api, body or b"", known_as)
                 form = takes_form(path)
-                return await Exchange(
-                    self._gate,
-                    request,
-                    api,
-                    body or b"",
-                    known_as,
-                    judged=judged,
-                    arrived=arrived,
-                    form=form,
-                    model=model,
-                ).run()
+                return await Exchange(*given, judged=judged, arrived=arrived, form=form, model=model).run()
             if api is Api.CONTROL:
                 let_in = judged is KeyCheck.LET_IN
                 return await self._acted(request, body or b"", known_as, model, let_in=let_in)
@@ -150,6 +139,11 @@ class DataPort:
         except Exception:
             log.exception("exchange_failed", request_id=known_as)
             return self._broken(request, api, known_as)
+
+    async def _judged(self, request: web.Request, api: Api, arrived: float) -> Judged:
+        if api not in JUDGED:
+            return KeyCheck.LET_IN
+        return await self._gate.door.judge(request, since=arrived, later=api in TAKES_SLOT)
 
     def _broken(self, request: web.Request, api: Api, known_as: str) -> web.StreamResponse:
         """Answer after an unexpected error of our own."""

@@ -107,10 +107,7 @@ def _serve(state: State, now: float) -> Iterator[Effect]:
         pending, begun = state.requests[request], False
         if not scene.keeps_waiting(pending):
             model = pending.arrived.model
-            if left_waiting[model] == LOOKAHEAD:
-                state.cut_short = True
-                continue
-            if not state.open_for(model):
+            if not state.open_for(model) or _is_cut_short(state, left_waiting[model]):
                 continue
             begun = yield from _begins(state, pending, scene, now)
             left_waiting[model] += pending.rendered and not begun
@@ -120,6 +117,12 @@ def _serve(state: State, now: float) -> Iterator[Effect]:
             scene.changed()
             if not _any_free(state):
                 break
+
+
+def _is_cut_short(state: State, left_waiting: int) -> bool:
+    """Whether so many requests for the same model were left waiting that this one is not decided now."""
+    state.cut_short |= left_waiting == LOOKAHEAD
+    return left_waiting == LOOKAHEAD
 
 
 def _begins(state: State, pending: Pending, scene: CurrentScene, now: float) -> Generator[Effect, None, bool]:
@@ -227,9 +230,8 @@ def _holds(state: State, pending: Pending, plan: Plan | None, now: float) -> Seq
 
 def _holds_in_turn(state: State, pending: Pending) -> Sequence[EngineTable]:
     """Return the engines whose running tasks must end for it, once enough requests have overtaken it."""
-    request = pending.arrived
-    tables = state.open_for(request.model)
-    ours = [table for table in tables if table.own >= min(request.copies, len(table.states))]
+    tables, copies = state.open_for(pending.arrived.model), pending.arrived.copies
+    ours = [table for table in tables if table.own >= min(copies, len(table.states))]
     return ours if ours and state.overtaken(pending) else ()
 
 

@@ -141,10 +141,14 @@ def _nearest(order: PrefixOrder, prompt: Tokens, *, dense: bool) -> Iterator[tup
         if right == most:
             end = bisect_right(states, shared, lo=behind, key=begins)
             right = common[end] if end < len(states) else 0
-        others = [*states[begin:before][::-1], *states[behind:end]][1:]  # without the nearest one
-        if dense and others:
-            others = [min(others, key=SIZE)]
-        yield from ((state, most) for state in others)
+        equal = [*states[begin:before][::-1], *states[behind:end]]
+        yield from ((state, most) for state in _others(equal, dense=dense))
+
+
+def _others(equal: list[AnyState], *, dense: bool) -> list[AnyState]:
+    """Return all but the nearest of states with equally much in common; of a dense model the smallest."""
+    others = equal[1:]
+    return [min(others, key=SIZE)] if dense and others else others
 
 
 def _begins(state: AnyState, length: int | None = None) -> tuple[str, bytes]:
