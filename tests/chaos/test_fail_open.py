@@ -193,3 +193,15 @@ async def test_the_admin_port_answers_while_the_engine_hangs(fake, sidecar, data
         for path in ("/livez", "/readyz", "/metrics", "/api/state"):
             async with admin.get(path) as answer:
                 assert answer.status == 200
+
+
+@pytest.mark.parametrize(("status", "outcome"), [(404, "client_error"), (500, "upstream_error")])
+async def test_an_error_of_the_engine_on_a_route_without_a_slot_is_counted_as_its_own(
+    fake, sidecar, data, status, outcome
+):
+    fake.broken["/tokenize"] = status
+    async with dial(data) as wire:
+        await wire.post("/tokenize", b'{"content":"x"}')
+        assert (await wire.head()).status == status
+    counted = sidecar.metrics.registry.get_sample_value
+    await until(lambda: counted("slotkeeper_requests_total", {"route": "other", "outcome": outcome}) == 1)

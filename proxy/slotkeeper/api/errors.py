@@ -145,3 +145,8 @@ def outcome_of(fault: Fault) -> str:
     if isinstance(fault, UpstreamFault):
         return "upstream_error"
     return "client_error" if isinstance(fault, ClientFault) else "broken"
+
+
+def outcome_by(status: int) -> str:
+    """Return the outcome of a request to which the engine gave an answer of this status."""
+    return "ok" if status < 400 else "client_error" if status < 500 else "upstream_error"

@@ -16,7 +16,7 @@ from slotkeeper.api import agent_hints
 from slotkeeper.api.answer import Answer, ProgressFilter
 from slotkeeper.api.answer_builder import Figures
 from slotkeeper.api.document import Doc, NotOurs
-from slotkeeper.api.errors import Fault
+from slotkeeper.api.errors import Fault, outcome_by
 from slotkeeper.api.head import Api, Secrets
 from slotkeeper.api.request import UNNAMED, Ask, Claim, check_lists, model_of, read, understood
 from slotkeeper.conversation.likeness import asks_aside
@@ -270,7 +270,7 @@ class Account:
         planted = pending.planted if pending else 0
         self._weighed()
         self.cost += planted + (figures.prompt_tokens or 0) - (figures.cached or 0) + (figures.generated or 0)
-        self.outcome = _outcome_of(status)
+        self.outcome = outcome_by(status)
         self._open = False
         driver.effect_runner.forget(self.key)
         self._note(figures, planted, status)
@@ -391,7 +391,3 @@ class Account:
             seconds=round(self._driver.now() - self.arrived, 4),
             first_token_seconds=None if first is None else round(first, 4),
         )
-
-
-def _outcome_of(status: int) -> str:
-    return "ok" if status < 400 else "client_error" if status < 500 else "upstream_error"

@@ -231,7 +231,7 @@ class DataPort:
         async with answer:
             response = prepared(answer, known_as)
             await response.prepare(request)
-            outcome = "ok" if answer.status < 400 else "client_error"
+            outcome = errors.outcome_by(answer.status)
             try:
                 with Outlet(self._gate.ahead, request, response) as out:
                     async with answering(link):
@@ -255,7 +255,7 @@ class DataPort:
             )
         caller = self._gate.door.caller(request)
         response = await self._gate.actions.answer(request, body, known_as, caller.line, model)
-        outcome = "ok" if response.status < 400 else "client_error"
+        outcome = errors.outcome_by(response.status)
         self._gate.metrics.requests.labels(route=Api.CONTROL.value, outcome=outcome).inc()
         return response
 
