@@ -148,7 +148,7 @@ def routed(monkeypatch: pytest.MonkeyPatch) -> list[answer_filters.AnswerForm]:
         as_model = SimpleNamespace(
             address=EngineAddress(link.address.base, ModelName("m")),
             assembles=link.assembles,
-            unlike_ours=link.unlike_ours,
+            health=link.health,
         )
         chosen.append(answer_filters.form_for(ask, body, forward, as_model))  # type: ignore[arg-type]
         return chosen[-1]
