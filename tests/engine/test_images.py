@@ -375,6 +375,7 @@ async def test_images_in_the_messages_api_are_reused(build, tmp_path):
             asked = await client.send("/v1/messages", {**body, "max_tokens": 6})
             if number:
                 assert asked.computed <= await client.question(question) + MORE
+            await lab.rested(client.sidecar)  # GET /slots must show first what an unpinned task left
         await client.expect_same_answers()
 
 
