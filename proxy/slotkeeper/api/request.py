@@ -152,11 +152,17 @@ def load(body: bytes, encoding: str = "") -> Doc:
     return doc
 
 
-def understood(api: Api, body: bytes, encoding: str) -> tuple[Doc, Claim]:
+def checked(body: bytes, encoding: str = "") -> Doc:
     """Parse and check a body. Raises NotPlain, and ClientFault for values that are too large."""
     check_values(body)
     doc = load(body, encoding)
     check_depth(body, doc)
+    return doc
+
+
+def understood(api: Api, body: bytes, encoding: str) -> tuple[Doc, Claim]:
+    """Return a body as `checked` does, and what it claims of the engine."""
+    doc = checked(body, encoding)
     return doc, claim(api, doc)
 
 

@@ -26,7 +26,7 @@ import orjson
 from slotkeeper.api.document import SESSION_HEADERS
 from slotkeeper.api.errors import ClientFault
 from slotkeeper.api.head import Secrets, tells_secret
-from slotkeeper.api.request import NotPlain, check_depth, check_values, load
+from slotkeeper.api.request import NotPlain, checked
 from slotkeeper.observe.log import Seldom, get_logger, sayable
 
 PARTS: Final = 16  # files that a budget is divided into; one such part is deleted at a time
@@ -236,8 +236,7 @@ def line(request: RecordedRequest, run: str) -> bytes:
 def _is_object(body: bytes) -> bool:
     """Whether a body is a JSON object that a request may have. A refused request may have any body."""
     try:
-        check_values(body)
-        check_depth(body, load(body))
+        checked(body)
     except (NotPlain, ClientFault):
         return False
     return True

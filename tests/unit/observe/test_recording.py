@@ -79,7 +79,7 @@ async def test_a_body_that_is_refused_is_left_out_of_its_line(body, tmp_path):
 
 
 async def test_a_body_that_was_parsed_is_not_parsed_again(room, monkeypatch):
-    monkeypatch.setattr(recording, "load", None)
+    monkeypatch.setattr(recording, "checked", None)
     assert (await recorded(room, BODY, parsed=True)).body == orjson.loads(BODY)
 
 
