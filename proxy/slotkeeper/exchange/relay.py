@@ -103,7 +103,7 @@ class Waiting:
 
         The engine sends comments of its own during a long prefill. They are no part of its answer.
         """
-        if passing and not only_comments(passing):
+        if passing and (self.begun or not only_comments(passing)):
             self.begun = True
             self.stop()
         return passing
