@@ -144,6 +144,21 @@ def test_a_request_waits_for_a_file_that_is_being_checked_if_another_file_has_al
     assert play << written() >> restores(1, "whole", request="r4")
 
 
+@pytest.mark.parametrize(
+    ("memory", "until", "waits"),
+    [("dense", 2900, True), ("dense", 20, False), ("hybrid", 3000, True), ("hybrid", 2998, False)],
+)
+def test_a_request_waits_for_a_file_that_is_being_checked_as_far_as_it_can_be_cut(memory, until, waits):
+    """A reply often comes back changed, so the next prompt diverges before the end of the state."""
+    play = Play(**{"memory": memory, **NEW_FILES, "checkpoint_cap": 0, "n_slots": 1})
+    play.table.rates.state = 4096  # bytes a token: a restore is quick
+    assert one_turn(play, "r1", A, slot=0)
+    play << arrives("r2") << knows("r2", B) >> saves(0, SaveMoment.PARK)
+    assert play << written() >> goes("r2", slot=0) << ends("r2", len(B)) >> reports("r2")
+    play << arrives("r3") << knows("r3", A.cut(0, until) + OTHER)
+    assert play.placement.queued == waits
+
+
 # -- no long pause in a crowd ------------------------------------------------------------------------------
 
 

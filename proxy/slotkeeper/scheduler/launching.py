@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from slotkeeper.scheduler import kv_pool, planting
-from slotkeeper.scheduler.costs import WORTH_A_FILE, Rates
+from slotkeeper.scheduler.costs import WORTH_A_FILE
 from slotkeeper.scheduler.effects import Effect, Forward, Step
 from slotkeeper.scheduler.engine_model import TAIL, user_starts
 from slotkeeper.scheduler.offers import STEER_TAIL, steer
 from slotkeeper.scheduler.pending import Pending, Plan, Stage, Structure
 from slotkeeper.scheduler.shadow import Source
+from slotkeeper.scheduler.slot_contents import as_file, reuse
 from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.steps import effect
 from slotkeeper.scheduler.table import EngineTable, SlotState
@@ -46,29 +47,29 @@ def structured(state: State, prompt: Tokens, boundaries: tuple[Boundary, ...], m
 
 
 def behind(state: State, pending: Pending, plan: Plan | None) -> Plan | None:
-    """Return the plan; it waits if the request begins with tokens that a file will soon hold."""
+    """Return the plan; it waits if a file that will soon be there gives back enough more of the prompt."""
     prompt, reuse_plan = pending.prompt, plan.reuse_plan if plan else None
     if plan is None or prompt is None or reuse_plan is None or pending.plain:
         return plan
-    for shared, least in _coming(state, pending, plan.table.rates):
-        common = prompt.lcp(shared)
-        if common >= len(shared) - TAIL and common - reuse_plan.reuse > least:
-            return replace(plan, wait=True)
+    if any(gain - reuse_plan.reuse > least for gain, least in _coming(state, pending, prompt, plan.table)):
+        return replace(plan, wait=True)
     return plan
 
 
-def _coming(state: State, but: Pending, rates: Rates) -> Iterator[tuple[Tokens, float]]:
-    """Yield tokens that a file will soon hold, and the tokens of reuse that justify waiting for it.
+def _coming(state: State, but: Pending, prompt: Tokens, table: EngineTable) -> Iterator[tuple[int, float]]:
+    """Yield how much of a prompt each coming file gives back, and how much justifies waiting for it; tokens.
 
     A file that is written needs only its check, which takes about as long as a restore.
     """
+    rates = table.rates
     for contents in state.coming.values():
-        yield contents.tokens, 2 * rates.restore_price(rates.size_of(contents.total))
+        price = 2 * rates.restore_price(rates.size_of(contents.total))
+        yield reuse(as_file(contents, table.traits), prompt, table.traits), price
     for other in state.requests.values():
         if other.stage is Stage.PREPARING and other.plan and other is not but:
             shared = planting.kept(other.plan.steps, other.steps_left)
-            if shared:
-                yield shared, WORTH_A_FILE
+            if shared and (common := prompt.lcp(shared)) >= len(shared) - TAIL:
+                yield common, WORTH_A_FILE
 
 
 def planted(state: State, pending: Pending, plan: Plan, now: float) -> Plan:

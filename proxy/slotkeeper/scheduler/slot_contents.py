@@ -162,6 +162,11 @@ def bare(state: SlotContents, traits: EngineTraits) -> SlotContents:
     return replace(state, slack=0, floor=state.total - 1 if cut_short else 0)
 
 
+def as_file(state: SlotContents, traits: EngineTraits) -> SlotContents:
+    """Return the state as a restore of its file will give it."""
+    return bare(state if traits.files_carry is not False else replace(state, checkpoints=()), traits)
+
+
 def reuse(contents: SlotContents | None, prompt: Tokens, traits: EngineTraits) -> int:
     """Return how many tokens of `prompt` the engine will not compute again if it extends this state."""
     if contents is None or contents.total == 0 or len(prompt) < 2:
