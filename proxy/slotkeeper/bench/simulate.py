@@ -240,7 +240,7 @@ class Fleet:
         names = [f"e{n}" for n in range(shape.engines)]
         groups = [names] if shape.way == ONE_SIDECAR else [[name] for name in names]
         make = partial(SimulatedSidecar, store=store, reports=reports)
-        self.sidecars = [make(group, traits, shape.rates, limits, clock) for group in groups]
+        self.sidecars = [make(dict.fromkeys(group, shape.rates), traits, limits, clock) for group in groups]
         self.choose: Choose = GATEWAYS[shape.way](self.sidecars) if shape.way in GATEWAYS else lambda *_: 0
 
 

@@ -11,7 +11,7 @@ hints would. Snapshots take time on the network of the machine that sends or fet
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -157,33 +157,33 @@ class Asked:
 
 
 class SimulatedSidecar:
-    """One sidecar and its engines. `store`: the store that it shares with others, if any."""
+    """One sidecar and its engines, by name. `store`: the store that it shares with others, if any."""
 
     def __init__(
         self,
-        names: Sequence[str],
+        engines: Mapping[str, EngineRates],
         traits: EngineTraits,
-        rates: EngineRates,
         limits: Limits,
         clock: VirtualClock,
         *,
         store: SimulatedStore | None,
         reports: Callable[[Report, Asked], None],
     ) -> None:
-        self.engines = {EngineId(name): TimedEngine(traits, rates) for name in names}
+        self.engines = {EngineId(name): TimedEngine(traits, rates) for name, rates in engines.items()}
         self.placement = Placement(*self.engines, limits=limits)
         self.moved = Moved()
         self.in_flight = 0
         self._clock, self._store, self._reports = clock, store, reports
-        self._traits, self._rates = traits, rates
+        self._traits = traits
         self._asked: dict[RequestId, Asked] = {}
         self._files = self._counted = 0
         self._inbox: list[Event] = []
-        self._name = names[0]
+        self._name = next(iter(engines))
         for name in self.engines:
             self._post(EngineUp(at=clock.now, engine=name, traits=traits))
-        for table in self.placement.tables.values() if store else ():
-            table.rates.bringing = FileTimes(rates.network)  # known in the simulation, so not estimated
+        for name, table in self.placement.tables.items() if store else ():
+            # known in the simulation, so not estimated
+            table.rates.bringing = FileTimes(self.engines[name].rates.network)
 
     def __repr__(self) -> str:
         return f"<SimulatedSidecar {self._name}, {self.in_flight} in flight>"
@@ -305,7 +305,7 @@ class SimulatedSidecar:
     def _save(self, effect: Save) -> None:
         engine, request, place = self._engine(effect.place), effect.request, effect.place
         contents = engine.shadow.slots[place.slot]
-        size = (contents.total if contents else 0) * self._rates.token_bytes
+        size = (contents.total if contents else 0) * engine.rates.token_bytes
         self.moved.saved += size
 
         def written() -> None:
@@ -320,16 +320,17 @@ class SimulatedSidecar:
                     snapshot=kept,
                     tokens=kept.tokens if kept else None,
                     checkpoints=kept.checkpoints if kept else (),
-                    seconds=size / self._rates.save,
+                    seconds=size / engine.rates.save,
                 )
             )
 
-        self._clock.at(engine.file(size, self._rates.save, self._clock.now), written)
+        self._clock.at(engine.file(size, engine.rates.save, self._clock.now), written)
 
     def _filed(self, effect: Save, size: int, now: float) -> Snapshot | None:
         """Return the snapshot of a slot; the shared store gets it after the time of the transfer."""
         place = effect.place
-        contents = self._engine(place).shadow.slots[place.slot]
+        engine = self._engine(place)
+        contents = engine.shadow.slots[place.slot]
         if contents is None:
             return None
         self._files += 1
@@ -345,7 +346,7 @@ class SimulatedSidecar:
             used=now,
         )
         if self._store is not None:
-            self._clock.at(now + size / self._rates.network, lambda: self._sent(kept))
+            self._clock.at(now + size / engine.rates.network, lambda: self._sent(kept))
         return kept
 
     def _sent(self, kept: Snapshot) -> None:
@@ -365,19 +366,20 @@ class SimulatedSidecar:
             self._post(SnapshotsChanged(at=self._clock.now, snapshots=(hot,)))
             self._load(effect, self._clock.now)
 
-        self._clock.at(now + snapshot.size / self._rates.network, fetched)
+        network = self._engine(effect.place).rates.network
+        self._clock.at(now + snapshot.size / network, fetched)
 
     def _load(self, effect: Restore, now: float) -> None:
         place, snapshot, engine = effect.place, effect.snapshot, self._engine(effect.place)
         self.moved.restored += snapshot.size
-        seconds = snapshot.size / self._rates.restore
+        seconds = snapshot.size / engine.rates.restore
 
         def loaded() -> None:
             engine.restore(SlotId(place.slot), snapshot, self._clock.now)
             at, done = self._clock.now, Loading.DONE
             self._post(Restored(at=at, request=effect.request, outcome=done, seconds=seconds))
 
-        self._clock.at(engine.file(snapshot.size, self._rates.restore, now), loaded)
+        self._clock.at(engine.file(snapshot.size, engine.rates.restore, now), loaded)
 
     def _look(self, engine: EngineId) -> None:
         asked, views = self._clock.now, self.engines[engine].views()
