@@ -21,7 +21,7 @@ from playbooks.playbook import (
 )
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Drop, Forget
-from slotkeeper.scheduler.retention import LEAST_SECONDS, MOST, MOST_SECONDS, Wanted
+from slotkeeper.scheduler.retention import BATCH, LEAST_SECONDS, MOST, MOST_SECONDS, Wanted
 from slotkeeper.scheduler.slot_contents import Tier
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import EngineId, Loading, Reason, RequestId
@@ -126,7 +126,7 @@ def test_remembered_snapshots_of_a_shared_store_are_bounded():
     play = shared()
     many = [snapshot(f"s{n}", Tokens(range(n, n + 20)), tier=Tier.COLD, size=1) for n in range(MOST + 5)]
     play << snapshots_changed(*many)
-    assert len(play.placement.catalog) == MOST
+    assert len(play.placement.catalog) == MOST - MOST // BATCH
     forgotten = [effect.snapshot for effect in play.effects if isinstance(effect, Forget)]
-    assert len(forgotten) == len(play.effects) == 5
+    assert len(forgotten) == len(play.effects) == 5 + MOST // BATCH
     assert forgotten[0] not in play.placement.catalog

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heapreplace
+from itertools import islice
 from typing import Final
 
 from slotkeeper.scheduler.catalog import Catalog, Node, PrefixTree, given
@@ -41,6 +42,8 @@ NEXT_TURN: Final = 3.0  # that the conversation continues where it ended
 PROVED: Final = 0.1  # that a state which was restored often is needed once more at its own end
 MOVED_ON: Final = 8  # exponent: the next turn gets unlikely as a newer path shares more
 
+BATCH: Final = 64  # of so many files or more, at least this part of all bytes is dropped at once
+NEAREST: Final = 32  # neighbours of a slot's contents among which the file of its conversation is looked for
 LAST_FILE: Final = 1
 GOLDEN: Final = 2
 
@@ -57,29 +60,44 @@ def evict(
 ) -> list[SnapshotId]:
     """Return what to drop, in this order, so that the rest fits the budget.
 
-    `live` is what the slots hold. A caller with many snapshots keeps them in a PrefixOrder and passes that.
+    Of many files, some more are dropped: the value of all is computed, which takes tens of milliseconds for
+    thousands. `live` is what the slots hold. A caller with many snapshots keeps them in a PrefixOrder and
+    passes that.
     """
     kept = snapshots if isinstance(snapshots, PrefixOrder) else PrefixOrder(snapshots)
-    over = sum(snapshot.size for snapshot in kept) - budget_bytes
+    sizes = [snapshot.size for snapshot in kept]
+    over = sum(sizes) - budget_bytes
     if over <= 0:
         return []
+    spare = sum(sizes) // BATCH if len(sizes) >= BATCH else 0
     order = kept.beside(live)
     tree = PrefixTree(order, traits)
     _demand(tree, order, now)
-    dropped, over = _drop(tree, order, _ranks(tree, order, traits), over)
-    needed: list[SnapshotId] = []
+    cheapest = _cheapest_first(tree, order, _ranks(tree, order, traits))
+    dropped: list[Snapshot] = []
+    more: list[Snapshot] = []
+    for rank, snapshot in cheapest:
+        if over > 0:
+            dropped.append(snapshot)
+            over -= snapshot.size
+        elif rank or spare <= 0:
+            break
+        else:
+            more.append(snapshot)
+            spare -= snapshot.size
+    needed: list[Snapshot] = []
     for snapshot in reversed(dropped):  # the last one may have been so large that others can stay
         if over + snapshot.size <= 0:
             over += snapshot.size
         else:
-            needed.append(snapshot.id)
-    return needed[::-1]
+            needed.append(snapshot)
+    return [snapshot.id for snapshot in (*needed[::-1], *more)]
 
 
-def _drop(
-    tree: PrefixTree, order: PrefixOrder, ranks: dict[int, int], over: int
-) -> tuple[list[Snapshot], int]:
-    """Drop the least valuable snapshots until `over` bytes are freed. Returns them, and the bytes still over.
+def _cheapest_first(
+    tree: PrefixTree, order: PrefixOrder, ranks: dict[int, int]
+) -> Iterator[tuple[int, Snapshot]]:
+    """Drop the least valuable snapshot from the tree, and yield its rank and it, again and again.
 
     Losses only grow while states are dropped, so a key in the heap is never too high. It is enough to compute
     the top one again.
@@ -91,8 +109,7 @@ def _drop(
 
     heap = [(key(n, s), n, s) for n, s in enumerate(order.states) if isinstance(s, Snapshot)]
     heapify(heap)
-    dropped: list[Snapshot] = []
-    while heap and over > 0:
+    while heap:
         old_key, index, snapshot = heap[0]
         new_key = key(index, snapshot)
         if new_key > old_key:
@@ -100,9 +117,7 @@ def _drop(
             continue
         heappop(heap)
         tree.drop(index)
-        dropped.append(snapshot)
-        over -= snapshot.size
-    return dropped, over
+        yield new_key[0], snapshot
 
 
 def _last_used(state: AnyState) -> float:
@@ -167,7 +182,7 @@ def _deepest_file(tree: PrefixTree, order: PrefixOrder, live: int, traits: Engin
     """Return the snapshot that saves most of a slot's contents; None if none is of its conversation."""
     best: int | None = None
     most = 0, 0.0, 0
-    for index, common in order.around(live):
+    for index, common in islice(order.around(live), NEAREST):
         if common < most[0]:  # a file saves no more than it shares
             break
         state = order.states[index]
