@@ -15,7 +15,7 @@ A full tier drops those that save the fewest tokens for their bytes:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heapreplace
 from itertools import islice
@@ -74,6 +74,11 @@ def evict(
     tree = PrefixTree(order, traits)
     _demand(tree, order, now)
     cheapest = _cheapest_first(tree, order, _ranks(tree, order, traits))
+    return [snapshot.id for snapshot in _enough(cheapest, over, spare)]
+
+
+def _enough(cheapest: Iterable[tuple[int, Snapshot]], over: int, spare: int) -> list[Snapshot]:
+    """Return the first ones of these that free `over` bytes, and `spare` bytes of those without a rank."""
     dropped: list[Snapshot] = []
     more: list[Snapshot] = []
     for rank, snapshot in cheapest:
@@ -85,13 +90,18 @@ def evict(
         else:
             more.append(snapshot)
             spare -= snapshot.size
+    return _necessary(dropped, -over) + more
+
+
+def _necessary(dropped: Sequence[Snapshot], surplus: int) -> list[Snapshot]:
+    """Return them without those that fit into the surplus: the last one may have been large."""
     needed: list[Snapshot] = []
-    for snapshot in reversed(dropped):  # the last one may have been so large that others can stay
-        if over + snapshot.size <= 0:
-            over += snapshot.size
+    for snapshot in reversed(dropped):
+        if snapshot.size <= surplus:
+            surplus -= snapshot.size
         else:
             needed.append(snapshot)
-    return [snapshot.id for snapshot in (*needed[::-1], *more)]
+    return needed[::-1]
 
 
 def _cheapest_first(
