@@ -135,6 +135,7 @@ LEAST: Final = 12  # characters; a shorter secret may be part of any word, so on
 LONGEST: Final = 64  # characters; whether a longer name is a credential's is not cached
 MASK: Final = "***"
 _SCALAR: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[^\s"{}\[\],:]++', re.DOTALL)  # string or number in JSON
+_ESCAPES: Final = (rb"\u", rb"\/")  # a character that orjson writes otherwise is written with one of these
 # Keys of OpenAI, Anthropic, Hugging Face, GitHub, Slack; and signed tokens.
 _SHAPED: Final = re.compile(
     r"\b(?:(?:sk|pk|hf|gh[oprsu]|github_pat|xox[a-z])[-_][\w-]{16,}|(?<![\w-])eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)",
@@ -181,18 +182,19 @@ class Secrets:
         `data` is valid JSON and stays so: a credential is masked within a string, and a number becomes one.
         """
         words = [word.encode(errors="replace").decode() for word in self.words if len(word) >= LEAST]
-        written = {orjson.dumps(word)[1:-1]: word for word in words}  # as in a string of JSON -> the word
+        forms = [*(orjson.dumps(word)[1:-1] for word in words), *_ESCAPES]
 
         def mask(found: re.Match[bytes]) -> bytes:
             scalar = found[0]
-            if not any(form in scalar for form in written):
+            if not any(form in scalar for form in forms):
                 return scalar
-            text: str = orjson.loads(scalar) if scalar.startswith(b'"') else scalar.decode()
+            whole: str = orjson.loads(scalar) if scalar.startswith(b'"') else scalar.decode()
+            text = whole
             for word in words:
                 text = text.replace(word, MASK)
-            return orjson.dumps(text)
+            return scalar if text == whole else orjson.dumps(text)
 
-        return _SCALAR.sub(mask, data) if any(form in data for form in written) else data
+        return _SCALAR.sub(mask, data) if words and any(form in data for form in forms) else data
 
 
 def tells_secret(name: str) -> bool:

@@ -93,6 +93,9 @@ async def test_a_body_that_was_parsed_is_not_parsed_again(room, monkeypatch):
         ('session=abcdef"ghijklmnop', b'{"user":"abcdef\\"ghijklmnop\\\\"}', {"user": "***\\"}),
         ('session=":[1],"abcdefgh', b'{"a":[1],"abcdefgh":1}', {"a": [1], "abcdefgh": 1}),
         ("session=abcdefghijklmnop", b'{"abcdefghijklmnop":[true,null,1e5]}', {"***": [True, None, 1e5]}),
+        ("session=abcdefgh/ijklmnop", b'{"user":"abcdefgh\\/ijklmnop"}', {"user": "***"}),
+        ("session=abcdefghijklmnop", b'{"\\u0061bcdefghijklmnop":["\\\\u0061"]}', {"***": ["\\u0061"]}),
+        ('session=abcdef"ghijklmnop', b'{"user":"abcdef\\u0022ghijklmnop"}', {"user": "***"}),
     ],
 )
 async def test_a_masked_body_stays_json(room, cookie, body, masked):
