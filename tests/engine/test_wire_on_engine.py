@@ -226,6 +226,32 @@ def test_a_converted_body_has_the_engines_token_count(engine, api, body):
     assert tokens(engine, ask.chat) == counted(engine, api, body)
 
 
+# The text of arguments goes into the prompt as the engine writes JSON.
+AS_TEXT = """{% for m in messages %}
+{{ m.tool_calls[0].function.arguments if m.tool_calls else m.content }}
+{% endfor %}"""
+NUMBERS = """
+    1e14 999999999999999.9 1e15 -1e15 1234567890123456.5 9999999999999998.0 1e16 1e22 1e-4 1e-5 1E-7 -0.0 1.0
+    1e2 0.30000000000000004 3.14159265358979323846 5e-324 9223372036854775808 18446744073709551615
+    18446744073709551616 -9223372036854775809 "1000000000000000.0" "\\\"",1e15,"1000000000000000.0"
+"""
+
+
+def test_numbers_in_arguments_are_written_as_the_engine_writes_them(engine_factory, build, tmp_path):
+    template = tmp_path / "template.jinja"
+    template.write_text(AS_TEXT)
+    engine = engine_factory("tiny-dense", build, args=["--chat-template-file", str(template)])
+    differ = []
+    for number in NUMBERS.split():
+        use = b'{"type":"tool_use","id":"t","name":"ls","input":{"x":[%s]}}' % number.encode()
+        said = b'{"role":"assistant","content":[%s]}' % use
+        body = b'{"messages":[{"role":"user","content":"a"},%s,{"role":"user","content":"b"}]}' % said
+        chat = parse(Api.MESSAGES, body).chat
+        if tokens(engine, chat) != post(engine, COUNT[Api.MESSAGES], body).json()["input_tokens"]:
+            differ.append(number)
+    assert differ == []
+
+
 def some_requests():
     """Return a few requests of each recorded session on other routes than chat, and of one on chat."""
     for name in ("pi/anth1", "qwen-code/anth1", "codex/main1", "codex/compact1", "claude-code/trace-0100"):

@@ -7,6 +7,7 @@ missing, null or of another type has its default.
 from __future__ import annotations
 
 import json
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ Prompt = str | list[Any]  # text, token ids, or strings and ids mixed
 # Not orjson: the engine writes 1e-05 and 1e+22 as Python does, and the text of a tool call's arguments is
 # part of the prompt.
 _COMPACT: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
+_SIXTEEN: Final = re.compile(r"\d{16}\.\d")
+_STRING_OR_SIXTEEN: Final = re.compile(r'"(?:[^"\\]++|\\.)*+"|\d{16}\.\d+')
 
 
 class NotOurs(Exception):  # noqa: N818 (not an error: the engine may still answer it)
@@ -73,9 +76,18 @@ def compact(value: Any) -> str:
     Raises NotOurs for values that are nested too deep.
     """
     try:
-        return _COMPACT.encode(value)
+        written = _COMPACT.encode(value)
     except RecursionError as error:
         raise NotOurs("nesting") from error
+    return _STRING_OR_SIXTEEN.sub(_exponent, written) if _SIXTEEN.search(written) else written
+
+
+def _exponent(found: re.Match[str]) -> str:
+    """Write a fraction from 1e15 to 1e16 with an exponent: the engine does, Python begins at 1e16."""
+    if found[0].startswith('"'):
+        return found[0]
+    digits = found[0].replace(".", "").rstrip("0")
+    return f"{digits[0]}{'.' * (len(digits) > 1)}{digits[1:]}e+15"
 
 
 def pick(doc: Doc, keys: tuple[str, ...]) -> Doc:

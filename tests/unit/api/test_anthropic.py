@@ -1,3 +1,4 @@
+import orjson
 import pytest
 
 from slotkeeper.api.anthropic import shape
@@ -56,6 +57,23 @@ def test_tool_use_becomes_calls_with_compact_arguments_in_their_own_order():
         },
         {"id": "", "type": "function", "function": {"name": "", "arguments": "{}"}},
     ]
+
+
+@pytest.mark.parametrize(
+    ("number", "written"),
+    [
+        ("999999999999999.9", "999999999999999.9"),
+        ("1e15", "1e+15"),
+        ("-1234567890123456.5", "-1.2345678901234565e+15"),
+        ("9999999999999998.0", "9.999999999999998e+15"),
+        ("1000000000000000", "1000000000000000"),
+        ('"1000000000000000.0","\\"",1e15', '"1000000000000000.0","\\"",1e+15'),
+    ],
+)
+def test_arguments_have_an_exponent_from_1e15_as_the_engine_writes_it(number, written):
+    given = orjson.loads(f'{{"x":[{number}]}}')
+    (said,) = chat(blocks("assistant", {"type": "tool_use", "name": "ls", "input": given}))["messages"]
+    assert said["tool_calls"][0]["function"]["arguments"] == f'{{"x":[{written}]}}'
 
 
 def test_tool_results_follow_the_text_of_their_message():
