@@ -286,6 +286,7 @@ class Settings(BaseSettings):
     why_requests: int = Field(
         default=500,
         ge=0,
+        le=1_000_000,
         description="how many of the last requests `slotkeeper why` and the dashboard explain; 0 keeps none",
     )
     why_text: bool = Field(

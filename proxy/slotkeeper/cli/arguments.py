@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from slotkeeper.config import PLAIN, Loaded, UsageError, load, shown
 from slotkeeper.settings import Settings
 from slotkeeper.values import in_words, meant
 
 N = TypeVar("N", int, float)
+
+_KINDS: Final[Mapping[Any, str]] = {int: "int_parsing", float: "float_parsing"}  # -> what is wrong, in PLAIN
+MOST_SLOTS: Final = 256  # of an engine (LLAMA_MAX_SEQ)
+MOST_INT: Final = 2**31 - 1  # the engine reads numbers of tokens as int
 
 FLAG: Final = re.compile(r"(?<![\w-])--?[a-z][\w-]*")
 ENGINE_WORDS: Final = "flags of llama-server go after --, as in: slotkeeper up --model model.gguf -- -ngl 99"
@@ -139,20 +143,25 @@ def settings_of(args: argparse.Namespace) -> Loaded:
     return load(flags, args.config)
 
 
-def number(kind: type[N], text: str) -> N:
-    """Parse a number. Raises ArgumentTypeError; for a ValueError argparse would name the function."""
-    try:
-        return kind(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} {PLAIN[f'{kind.__name__}_parsing']}") from None
+def between(read: Callable[[str], N], least: N, most: N, unit: str = "") -> Callable[[str], N]:
+    """Return a function for argparse that reads a number within bounds; it raises ArgumentTypeError.
 
+    For a ValueError argparse would name the function.
+    """
 
-def positive(text: str) -> int:
-    """Parse a whole number above 0. Raises ArgumentTypeError."""
-    found = number(int, text)
-    if found <= 0:
-        raise argparse.ArgumentTypeError(f"{text} is not more than 0")
-    return found
+    def number(text: str) -> N:
+        try:
+            found = read(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} {PLAIN[_KINDS.get(read, 'byte_size')]}") from None
+        if not least <= found <= most:
+            low = least if least < 1 else f"{least:.0f}"
+            raise argparse.ArgumentTypeError(
+                f"{text} is not between {low} and {most:.0f}{unit and ' '}{unit}"
+            )
+        return found
+
+    return number
 
 
 def print_config(loaded: Loaded, without: Sequence[str] = ()) -> int:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import httpx
 
 from slotkeeper.cli.admin_client import AdminClient, AskedError, admin_port, strange
-from slotkeeper.cli.arguments import ADMIN, ADMIN_CA, ADMIN_TOKEN, number
+from slotkeeper.cli.arguments import ADMIN, ADMIN_CA, ADMIN_TOKEN, MOST_INT, between
 from slotkeeper.cli.terminal import complain
 from slotkeeper.config import server
 
@@ -130,7 +130,7 @@ def add_why(commands: Any) -> None:
     )
     parser.add_argument(
         "--last",
-        type=_few,
+        type=between(int, 1, MOST),
         default=20,
         metavar="N",
         help=f"how many to list, at most {MOST} (default: %(default)s)",
@@ -174,7 +174,7 @@ def add_top(commands: Any) -> None:
     )
     parser.add_argument(
         "--every",
-        type=_pause,
+        type=between(float, LEAST_PAUSE, MOST_PAUSE, "seconds"),
         default=1.0,
         metavar="SECONDS",
         help="time between two refreshes (default: %(default)s)",
@@ -263,20 +263,6 @@ def add_health(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def _few(text: str) -> int:
-    few = number(int, text)
-    if not 1 <= few <= MOST:
-        raise argparse.ArgumentTypeError(f"{text} is not between 1 and {MOST}")
-    return few
-
-
-def _pause(text: str) -> float:
-    seconds = number(float, text)
-    if not LEAST_PAUSE <= seconds <= MOST_PAUSE:
-        raise argparse.ArgumentTypeError(f"{text} is not between {LEAST_PAUSE} and {MOST_PAUSE:.0f} seconds")
-    return seconds
-
-
 def _where(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--admin", metavar="URL", help=ADMIN)
     parser.add_argument("--admin-token", metavar="TOKEN", help=ADMIN_TOKEN)
@@ -326,7 +312,11 @@ def add_replay(commands: Any, run_loop: Callable[[Awaitable[Any]], Any]) -> None
         help="an engine behind --base whose own counter is read (default: the counter that --base passes on)",
     )
     parser.add_argument(
-        "--max-tokens", type=int, default=64, metavar="N", help="cap of each reply (%(default)s)"
+        "--max-tokens",
+        type=between(int, 1, MOST_INT, "tokens"),
+        default=64,
+        metavar="N",
+        help="cap of each reply (%(default)s)",
     )
 
     def run(args: argparse.Namespace) -> int:
@@ -354,7 +344,7 @@ def add_lint(commands: Any) -> None:
     parser.add_argument("--json", action="store_true", help="one line of JSON instead of tables")
     parser.add_argument(
         "--context",
-        type=int,
+        type=between(int, 1, MOST_INT, "tokens"),
         metavar="TOKENS",
         help="context of a slot: the limit for restoring results that an agent has pruned (default: none)",
     )

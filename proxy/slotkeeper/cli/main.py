@@ -12,13 +12,15 @@ from typing import Any, Final
 
 from slotkeeper import __version__
 from slotkeeper.cli.arguments import (
+    MOST_INT,
+    MOST_SLOTS,
     SNAPSHOTS,
     SNAPSHOTS_EPILOG,
     add_settings,
     add_snapshots,
+    between,
     check_snapshots,
     check_words,
-    positive,
     print_config,
     settings_of,
 )
@@ -200,10 +202,15 @@ def _up(commands: Any) -> None:
         metavar="PATH",
         help="the llama-server to run (default: the one on PATH, else an installed one of extra `engine`)",
     )
-    parser.add_argument("--slots", type=positive, metavar="N", help="conversations kept at once (default: 2)")
+    parser.add_argument(
+        "--slots",
+        type=between(int, 1, MOST_SLOTS),
+        metavar="N",
+        help="conversations kept at once (default: 2)",
+    )
     parser.add_argument(
         "--context",
-        type=positive,
+        type=between(int, 1, MOST_INT, "tokens"),
         metavar="TOKENS",
         help="context of each slot (default: 32768, or the model's)",
     )

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ByteSize, TypeAdapter
 
-from slotkeeper.cli.arguments import number, positive
-from slotkeeper.config import PLAIN, UsageError
+from slotkeeper.cli.arguments import MOST_SLOTS, between
+from slotkeeper.config import UsageError
 
 if TYPE_CHECKING:
     from slotkeeper.bench.simulated_load import LoadProfile
@@ -23,11 +23,17 @@ WAYS: Final = ("round-robin", "consistent-hash", "cache-aware", "lmetric", "one-
 FILES: Final = ("none", "local", "shared")
 MEMORIES: Final = ("dense", "swa", "hybrid", "recurrent")
 MOST_ENGINES: Final = 500
+MOST: Final = 1_000_000  # conversations, turns, systems, requests
+MOST_SEED: Final = 2**32 - 1
 # Numbers for which simulated time stays exact to the millisecond, and prompts fit into memory.
 LEAST_RATE: Final = 0.001
 MOST_RATE: Final = 1e9
 MOST_BYTES: Final = 2**60
 MOST_TOKENS: Final = 2**20  # of a system prompt, a message or a reply
+
+_count: Final = between(int, 1, MOST)
+_rate: Final = between(float, LEAST_RATE, MOST_RATE)
+_tokens: Final = between(int, 1, MOST_TOKENS, "tokens")
 
 SIMULATE: Final = """\
 Run Slotkeeper's own scheduler with many simulated engines, and report what a fleet would reuse, how long
@@ -70,7 +76,9 @@ def add_simulate(commands: Any) -> None:
     parser.add_argument("--files", action="append", choices=FILES, help="snapshots (default: local, shared)")
     parser.add_argument("--json", action="store_true", help="one line of JSON for each fleet")
     engine = parser.add_argument_group("each engine")
-    engine.add_argument("--slots", type=positive, default=4, metavar="N", help="%(default)s")
+    engine.add_argument(
+        "--slots", type=between(int, 1, MOST_SLOTS), default=4, metavar="N", help="%(default)s"
+    )
     engine.add_argument("--memory", choices=MEMORIES, default="dense", help="model's memory (%(default)s)")
     engine.add_argument("--prefill-rate", type=_rate, metavar="TOKENS", help="tokens per second (1500)")
     engine.add_argument("--decode-rate", type=_rate, metavar="TOKENS", help="per second and answer (40)")
@@ -87,9 +95,9 @@ def add_simulate(commands: Any) -> None:
         "--store-bytes", type=_size, default=1 << 40, metavar="SIZE", help="of the store (1TiB)"
     )
     made = parser.add_argument_group("a synthetic load")
-    made.add_argument("--conversations", type=positive, default=8, metavar="N", help="per engine (8)")
-    made.add_argument("--turns", type=positive, default=8, metavar="N", help="of each one (%(default)s)")
-    made.add_argument("--systems", type=positive, default=3, metavar="N", help="system prompts (%(default)s)")
+    made.add_argument("--conversations", type=_count, default=8, metavar="N", help="per engine (8)")
+    made.add_argument("--turns", type=_count, default=8, metavar="N", help="of each one (%(default)s)")
+    made.add_argument("--systems", type=_count, default=3, metavar="N", help="system prompts (%(default)s)")
     made.add_argument("--system-tokens", type=_tokens, default=4000, metavar="N", help="%(default)s")
     made.add_argument("--first-tokens", type=_tokens, default=1500, metavar="N", help="%(default)s")
     made.add_argument("--turn-tokens", type=_tokens, default=800, metavar="N", help="%(default)s")
@@ -98,8 +106,8 @@ def add_simulate(commands: Any) -> None:
     made.add_argument(
         "--within", type=_rate, default=120.0, metavar="SECONDS", help="until all have begun (120)"
     )
-    made.add_argument("--seed", type=int, default=1, help="%(default)s")
-    parser.add_argument("--requests", type=positive, metavar="N", help="most requests of a Mooncake trace")
+    made.add_argument("--seed", type=between(int, 0, MOST_SEED), default=1, help="%(default)s")
+    parser.add_argument("--requests", type=_count, metavar="N", help="most requests of a Mooncake trace")
     parser.set_defaults(run=run)
 
 
@@ -205,35 +213,19 @@ def _rates(args: argparse.Namespace) -> Any:
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    counts = tuple(number(int, part) for part in text.split(","))
-    if not all(1 <= count <= MOST_ENGINES for count in counts):
-        raise argparse.ArgumentTypeError(f"{text}: each number must be between 1 and {MOST_ENGINES}")
-    return counts
+    return tuple(between(int, 1, MOST_ENGINES, "engines")(part) for part in text.split(","))
 
 
-def _rate(text: str) -> float:
-    value = number(float, text)
-    if not LEAST_RATE <= value <= MOST_RATE:
-        raise argparse.ArgumentTypeError(f"{text} is not between {LEAST_RATE} and {MOST_RATE:.0f}")
-    return value
-
-
-def _tokens(text: str) -> int:
-    count = positive(text)
-    if count > MOST_TOKENS:
-        raise argparse.ArgumentTypeError(f"{text} is more than {MOST_TOKENS} tokens")
-    return count
+def _bytes(text: str) -> float:
+    """Read a size such as 1e9, 64KiB or 2GB. Raises ValueError."""
+    try:
+        return float(text)
+    except ValueError:
+        try:
+            return TypeAdapter(ByteSize).validate_python(text)
+        except OverflowError as error:
+            raise ValueError from error
 
 
 def _size(text: str) -> int:
-    """Parse a size such as 1e9, 64KiB or 2GB into bytes."""
-    try:
-        size = float(text)
-    except ValueError:
-        try:
-            size = TypeAdapter(ByteSize).validate_python(text)
-        except (ValueError, OverflowError):
-            raise argparse.ArgumentTypeError(f"{text!r} {PLAIN['byte_size']}") from None
-    if not 1 <= size <= MOST_BYTES:
-        raise argparse.ArgumentTypeError(f"{text} is not between 1 and {MOST_BYTES} bytes")
-    return int(size)
+    return int(between(_bytes, 1.0, float(MOST_BYTES), "bytes")(text))

@@ -183,7 +183,18 @@ def test_several_upstream_flags_give_several_engines(run_cli):
         (["top", "--every", "often"], "--every: 'often' is not a number; write it as in 2.5"),
         (["top", "--every", "nan"], "--every: nan is not between 0.1 and 3600 seconds"),
         (["up", "--slots", "two"], "--slots: 'two' is not a whole number; write it as in 500"),
-        (["up", "--slots", "-1"], "--slots: -1 is not more than 0"),
+        (["up", "--slots", "-1"], "--slots: -1 is not between 1 and 256"),
+        (["up", "--slots", "257"], "--slots: 257 is not between 1 and 256"),
+        (["up", "--context", "1" * 20], "is not between 1 and 2147483647 tokens"),
+        (
+            ["serve", "--why-requests", "1" * 20],
+            "--why-requests: Input should be less than or equal to 1000000",
+        ),
+        *(
+            ([*command, wrong], f"{command[-1]}: {wrong} is not between 1 and 2147483647 tokens")
+            for command in (["replay", "x", "--base", NO_SERVER, "--max-tokens"], ["lint", "x", "--context"])
+            for wrong in ("-1", "0", "2147483648")
+        ),
         (["doctor"], "--upstream"),
         (["serve", "--hot-bytes", "plenty"], "--hot-bytes"),
         (["snapshots"], "ls,verify,rm"),
