@@ -173,3 +173,11 @@ def test_the_map_of_tests_names_every_folder_and_package_and_only_existing_files
     assert first_cells == packages | folders
     for named in re.findall(r"`([\w/]+/test_\w+\.py)`", text):
         assert (ROOT / "tests" / named).exists(), named
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_no_code_span_is_broken_over_two_lines(page):
+    prose = re.sub(
+        r"(?ms)^ *```.*?^ *```", lambda block: "\n" * block[0].count("\n"), page.read_text("utf-8")
+    )
+    assert [n for n, line in enumerate(prose.split("\n"), 1) if line.count("`") % 2] == []

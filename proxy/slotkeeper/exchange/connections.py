@@ -142,7 +142,7 @@ class Connections:
         handshake, and so does its deadline.
         """
         self._tls = tls
-        self._handshakes = Tasks(lambda error: log.error("connection_failed", error=repr(error)))
+        self._handshakes = Tasks(lambda error: log.error("connection_failed", exc_info=error))
         self._metrics = metrics
         self._most = most
         self._of_one = of_one

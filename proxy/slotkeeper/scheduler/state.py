@@ -163,7 +163,7 @@ class Outputs:
 class State:
     """The scheduler's memory. Times are in seconds, on the clock of the events."""
 
-    engines: tuple[EngineId, ...]  # in the order of the configuration or of `EnginesNamed`
+    engines: tuple[EngineId, ...]  # in the order of the configuration or of `EnginesNamed`; at least one
     trees: dict[ModelName, PromptTree] = field(default_factory=dict)
     catalog: Catalog = field(default_factory=Catalog)
     bounds: PriceBounds = field(default_factory=PriceBounds)
