@@ -79,7 +79,7 @@ def judge(match: Match, layout: Layout, sent: Outcome) -> DivergenceReport:
         parent=before.tokens if before else None,
         remains=divergence is not None and not _mended(match, sent),
         echo=echo(match.before, layout) if match.before and divergence is None else None,
-        lost=divergence.lost / length(layout) if divergence else 0.0,
+        lost=divergence.lost / length(layout) if divergence and divergence.lost else 0.0,
     )
 
 

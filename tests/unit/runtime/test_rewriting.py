@@ -292,3 +292,12 @@ def test_requests_are_compared_in_the_thread_and_not_in_the_event_loop(changed, 
     taken, _ = clients.asks(request(2, 1), prompt(2, 1), cached=1000, run=thread, changed=changed)
     assert taken.rewritten is not None
     assert judged == [True, True]
+
+
+@pytest.mark.parametrize("messages", [[], [{"role": "user", "content": None}]])
+def test_a_request_without_any_text_is_compared_with_one_that_has_tools(messages):
+    clients, tools = Clients(), [{"type": "function", "function": {"name": "ls"}}]
+    clients.asks({"messages": [ASKED], "tools": tools}, Tokens(range(20)), cached=0)
+    taken, _ = clients.asks({"messages": messages}, Tokens(range(5)), cached=5)
+    assert taken.judged.explained.divergence.section is Section.TOOLS
+    assert taken.judged.lost == 0.0
