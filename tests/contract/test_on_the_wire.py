@@ -14,6 +14,7 @@ from chaos.fake_http import Heard
 from chaos.raw import Wire, dial
 from slotkeeper.api.head import Api
 from slotkeeper.app import running
+from slotkeeper.composition import KEEPALIVE_SECONDS
 
 CHAT = PATHS[Api.CHAT]
 ASK = orjson.dumps(request_body(Api.CHAT, stream=False))
@@ -123,10 +124,13 @@ async def test_a_client_that_waits_for_100_continue_gets_it(fake, data):
     assert not fake.ran[0].header("Expect")
 
 
-async def test_an_http_1_0_client_gets_no_chunked_answer(fake, data):
+@pytest.mark.parametrize("connection", ["close", "keep-alive"])
+async def test_an_http_1_0_client_gets_no_chunked_answer(fake, data, connection):
+    """The end of the connection is the end of its answer, so the connection is closed at once."""
     body = orjson.dumps(request_body(Api.CHAT, stream=True))
-    async with dial(data) as wire:
-        await wire.send(f"POST {CHAT} HTTP/1.0\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+    lines = f"POST {CHAT} HTTP/1.0\r\nConnection: {connection}\r\nContent-Length: {len(body)}\r\n\r\n"
+    async with dial(data) as wire, asyncio.timeout(KEEPALIVE_SECONDS / 2):
+        await wire.send(lines.encode() + body)
         head = await wire.head()
         assert not head.all("Transfer-Encoding")
         rest, reset = await wire.rest()

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, nullcontext
 from typing import Any, Final
 from urllib.parse import unquote
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from slotkeeper.api import errors
 from slotkeeper.api import head as names
@@ -92,13 +92,16 @@ class DataPort:
         self._connections.begun(request.protocol)
         try:
             with Body(self._intake, request) as body:
-                return await self._handle(request, body)
+                response = await self._handle(request, body)
         except asyncio.CancelledError:
             if request.writer.output_size:  # we cancelled it, if the client is still connected
                 abort(request)
             raise
         finally:
             self._running.discard(task)
+        if request.version < HttpVersion11 and response.content_length is None:
+            response.force_close()  # aiohttp would keep the connection, whose end is the end of this answer
+        return response
 
     async def _shut(self, _: web.Application) -> None:
         """On the first call let running answers end; on the second call cancel them."""
