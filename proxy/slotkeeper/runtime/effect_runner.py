@@ -164,8 +164,11 @@ class EffectRunner:
             count(result.computed + result.cached, result.cached)
             log.debug("planted", **_about(plant), tokens=len(plant.tokens), computed=computed)
         except Exception as error:  # noqa: BLE001 - the request continues without the plant
-            log.warning("plant_failed", **_about(plant), error=sayable(error))
-            self._metrics.fallback("plant")
+            if link.traits and 0 < link.traits.n_ctx <= len(plant.tokens):  # its request is refused too
+                log.debug("plant_too_long", **_about(plant))
+            else:
+                log.warning("plant_failed", **_about(plant), error=sayable(error))
+                self._metrics.fallback("plant")
         self._plants.pop(plant.request, None)
         self._reached.pop(plant.request, None)
         self._post(

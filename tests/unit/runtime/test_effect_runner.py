@@ -6,8 +6,10 @@ import asyncio
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from patience import PATIENCE
+from slotkeeper.engine.answers import EngineError
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.effect_runner import EffectRunner
 from slotkeeper.runtime.engines import Engines
@@ -17,7 +19,7 @@ from slotkeeper.scheduler.events import Erased, Event, Planted, Restored, Saved,
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import Loading, Place, RequestId, SlotId
-from unit.runtime.stubs import ENGINE, StubLink, settled
+from unit.runtime.stubs import ENGINE, TRAITS, StubLink, settled
 
 OWNER, PLACE = RequestId("r"), Place(ENGINE, SlotId(0))
 FILE = Snapshot(id=SnapshotId("s"), fingerprint="f", tokens=Tokens(range(300)), size=1)
@@ -139,3 +141,18 @@ async def test_a_plant_with_a_forgotten_image_is_not_sent_to_the_engine():
     assert isinstance(event, Planted)
     assert (event.computed, event.unsent) == (None, True)
     assert link.client.prefills == []
+
+
+@pytest.mark.parametrize(("tokens", "counted"), [(TRAITS.n_ctx, 0), (TRAITS.n_ctx - 1, 1)])
+async def test_a_plant_that_does_not_fit_into_a_slot_is_the_clients_fault(tokens, counted):
+    """The engine refuses its request too, which is on a route without id_slot."""
+    said: list[Any] = []
+    link, metrics = StubLink(), Metrics()
+    link.client.refuse = EngineError(400, "the request exceeds the available context size")
+    runner = EffectRunner(engines(link), metrics, Tasks(said.append), said.append, None, lost=lambda _: None)
+    plant = Plant(request=OWNER, place=PLACE, tokens=Tokens([1] * tokens), purpose=Purpose.STEER)
+    with capture_logs() as logs:
+        await runner._plant(plant)
+    assert [event.computed for event in said] == [None]
+    assert metrics.registry.get_sample_value("slotkeeper_fallbacks_total", {"reason": "plant"}) == counted
+    assert [line["event"] for line in logs] == ["plant_failed" if counted else "plant_too_long"]
