@@ -50,6 +50,9 @@ log = get_logger(__name__)
 class Account:
     """The report on one request. It posts exactly one of Finished and Gone for every key that `open` made."""
 
+    listener: Listener  # this and the next are made anew by `open`
+    rendered: asyncio.Event
+
     def __init__(
         self,
         driver: Driver,
@@ -87,7 +90,6 @@ class Account:
         self._rewritten: Doc = {}
         self._changed = False  # whether the rules' form is sent
         self._prompts: tuple[Tokens | None, Tokens | None] = (None, None)  # the prompt of either form
-        self.rendered = asyncio.Event()
         self.arrived = driver.now()
         self.outcome = "broken"
         self.key_name: str | None = None  # the name of the client's key in --keys-file
@@ -105,7 +107,6 @@ class Account:
         self._name = NameKeeper(
             Naming() if names is None else names, self._metrics, self.record, headers, conversation
         )
-        self.listener = Listener(api, self.record, self._metrics, driver.now)
         driver.note(driver.journal.arrived, self.record)
 
     # -- the body ----------------------------------------------------------------------------------
