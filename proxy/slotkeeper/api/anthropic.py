@@ -139,7 +139,7 @@ class AnthropicReading:
         if name in _SILENT:
             return
         doc = orjson.loads(data)
-        if self._draft.failed(doc):
+        if self._draft.failed({"error": doc} if name == "error" and "error" not in doc else doc):
             return
         match doc.get("type"):
             case "message_start":

@@ -384,6 +384,7 @@ def test_parallel_calls_stay_separate_and_missing_arguments_become_an_empty_obje
         (Api.CHAT, event({"error": {"code": 500, "message": "secret"}}), "500"),
         (Api.COMPLETION, event({"error": {"type": "server_error"}}), "server_error"),
         (Api.MESSAGES, typed("error", error={"type": "api_error", "message": "secret"}), "api_error"),
+        (Api.MESSAGES, b'event: error\ndata: {"code":500,"type":"server_error"}\n\n', "server_error"),
         (Api.RESPONSES, typed("error", code="x", message="secret"), "x"),
         (Api.RESPONSES, typed("response.failed", response={"error": {"code": "y"}}), "y"),
         (Api.RESPONSES, event({"error": {"type": "server_error"}}), "server_error"),
