@@ -11,9 +11,10 @@ import pytest
 
 from chaos.conftest import ready, settings
 from chaos.fake_answers import PATHS, looks_whole, request_body
+from chaos.fake_control import error
 from chaos.fake_engine import FakeEngine, Fault
-from chaos.fake_http import STREAM_HEAD, chunk
-from chaos.raw import dial
+from chaos.fake_http import LAST_CHUNK, STREAM_HEAD, chunk, whole
+from chaos.raw import dial, until
 from patience import PATIENCE
 from slotkeeper.api.head import Api
 from slotkeeper.app import Sidecar, running
@@ -96,6 +97,67 @@ async def test_an_engine_that_answers_with_errors_gets_no_more_requests(monkeypa
         async with aiohttp.ClientSession() as client, client.get(url) as answer:
             state = (await answer.json())["engines"]
         assert {one["engine"]: one["failing"] for one in state} == {name: True, other: False}
+
+
+# As b11549 writes them: the error is the last event, behind the head and the first progress of the prefill.
+PROGRESS = (
+    b'data: {"choices":[{"index":0,"delta":{}}],'
+    b'"prompt_progress":{"total":14,"cache":0,"processed":0,"time_ms":0}}\n\n'
+)
+OF_MESSAGES = b'event: error\ndata: {"code":500,"message":"Compute error.","type":"server_error"}\n\n'
+OF_OTHERS = b'data: {"error":{"code":500,"message":"Compute error.","type":"server_error"}}\n\n'
+
+
+def counted(sidecar: Sidecar) -> float:
+    """Return the requests that failed by the fault of an engine."""
+    value = sidecar.metrics.registry.get_sample_value
+    engines = sidecar.driver.placement.tables
+    return sum(value("slotkeeper_engine_failures_total", {"engine": name}) or 0 for name in engines)
+
+
+async def test_requests_that_the_engines_template_refuses_do_not_count_as_failures_of_the_engine():
+    async with two(*[Fault.CUSTOM] * (2 * TRIPS)) as (sidecar, engines):
+        for fake in engines.values():
+            fake.custom = whole(500, error(500))
+            fake.broken["/apply-template"] = 500
+        for api in (Api.CHAT, Api.MESSAGES, Api.RESPONSES, Api.CHAT):
+            assert (await posted(sidecar, api))[0] == 500
+        asked = [heard for fake in engines.values() for heard in fake.heard if "apply" in heard.path]
+        assert len(asked) >= TRIPS
+        assert counted(sidecar) == 0
+        assert not any(table.failing for table in sidecar.driver.placement.tables.values())
+
+
+@pytest.mark.parametrize("api", [Api.CHAT, Api.COMPLETION, Api.MESSAGES])
+async def test_an_engine_that_fails_all_requests_with_500_is_taken_out(monkeypatch, api):
+    monkeypatch.setattr(costs, "FIRST_REST", PATIENCE)  # seconds: it is not tried again meanwhile
+    async with two() as (sidecar, engines):
+        await posted(sidecar, api)
+        name = last_engine(sidecar)
+        fake, table = engines[name], sidecar.driver.placement.tables[EngineId(name)]
+        fake.script.extend([Fault.CUSTOM] * TRIPS)
+        fake.custom = whole(500, error(500))
+        async with asyncio.timeout(PATIENCE):
+            while fake.script:
+                await posted(sidecar, api)
+        await until(lambda: table.failing, "it is taken out")
+
+
+@pytest.mark.parametrize("api", [Api.CHAT, Api.RESPONSES, Api.MESSAGES])
+async def test_an_engine_whose_streams_end_with_its_errors_is_taken_out(monkeypatch, api):
+    """The head of a stream is sent when its task begins, so an error of the computation is an event."""
+    monkeypatch.setattr(costs, "FIRST_REST", PATIENCE)  # seconds: it is not tried again meanwhile
+    async with two() as (sidecar, engines):
+        await posted(sidecar, api, stream=True)
+        name = last_engine(sidecar)
+        fake, table = engines[name], sidecar.driver.placement.tables[EngineId(name)]
+        fake.script.extend([Fault.CUSTOM] * TRIPS)
+        last = OF_MESSAGES if api is Api.MESSAGES else OF_OTHERS
+        fake.custom = STREAM_HEAD + chunk(PROGRESS) * (api is Api.CHAT) + chunk(last) + LAST_CHUNK
+        async with asyncio.timeout(PATIENCE):
+            while fake.script:
+                await posted(sidecar, api, stream=True)
+        await until(lambda: table.failing, "it is taken out")
 
 
 async def test_the_only_engine_gets_requests_although_it_fails():

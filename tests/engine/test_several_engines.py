@@ -19,6 +19,7 @@ from slotkeeper.app import Sidecar, running, serve
 from slotkeeper.bench.lab import rested
 from slotkeeper.cli.main import main
 from slotkeeper.engine.launch import free_port
+from slotkeeper.scheduler.costs import TRIPS
 from slotkeeper.scheduler.types import EngineId
 from slotkeeper.settings import Settings
 
@@ -108,6 +109,30 @@ async def test_a_conversation_of_a_drained_engine_continues_on_the_other_engine(
         _, cached = await ask(client, LONG, reply, "And then?")
         assert last_engine(sidecar) == first
         assert cached > LEAST
+
+
+async def test_requests_at_fault_take_no_engine_out(pair, tmp_path):
+    """The engine answers 500 to them, as if it had failed."""
+    async with in_front_of(tmp_path / "slots", upstream=names(*pair)) as (sidecar, client):
+        said = [{"role": "user", "content": LONG}]
+        picture = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}}
+        faults: list[dict[str, Any]] = [
+            {"messages": said, "tools": [{}]},
+            {"messages": said, "reasoning_format": "none at all"},
+            {"messages": [{"role": "user", "content": [picture]}]},
+            {"messages": [{"content": LONG}]},
+        ]
+        statuses = []
+        for number in range(2 * TRIPS):
+            answer = await client.post(CHAT, json=faults[number % len(faults)])
+            statuses.append(answer.status_code)
+        assert statuses.count(500) >= TRIPS
+        await until(lambda: len(sidecar.driver.journal) == 2 * TRIPS)
+        await rested(sidecar)
+        value = sidecar.metrics.registry.get_sample_value
+        for table in sidecar.driver.placement.tables.values():
+            assert not value("slotkeeper_engine_failures_total", {"engine": table.engine})
+            assert not table.failing
 
 
 async def test_draining_an_unknown_engine_gives_an_error(pair, tmp_path, capsys):

@@ -97,6 +97,14 @@ def test_an_answer_without_figures_does_not_reset_the_failure_count():
     assert play.table.failing
 
 
+def test_an_answer_with_figures_that_ends_with_an_error_does_not_reset_the_failure_count():
+    play = failing(two(), times=TRIPS - 1)
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", engine="e0")
+    assert play << starts("r1") << ends("r1", 1000, failed=True) >> reports("r1")
+    assert play << request_fails()
+    assert play.table.failing
+
+
 def test_a_failing_engine_is_used_if_no_other_engine_is_up():
     play = failing(Play(memory="dense"))
     assert goes_to(play, "r1", A, "e0")

@@ -139,7 +139,11 @@ class World:
         # the last sampled token is not in the slot
         self.engine.slots[slot].tokens = whole.cut(0, len(whole) - 1)
         at, request = self._clock, RequestId(str(task.owner))
-        figures = {"prompt_tokens": len(task.prompt), "cached": task.cached, "generated": len(said)}
+        figures: dict[str, Any] = {
+            "prompt_tokens": len(task.prompt),
+            "cached": task.cached,
+            "generated": len(said),
+        }
         self._post(Begun(at=at, request=request))
         self._post(Finished(at=at, request=request, slot=slot, **figures))
         self._post(ReplyKnown(at=at, request=request, tokens=whole.cut(0, len(whole) - 1)))

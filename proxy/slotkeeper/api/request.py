@@ -10,6 +10,7 @@ converts nothing. Media are not part of any text.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from math import isfinite
@@ -313,6 +314,13 @@ def read(api: Api, doc: Doc, taken: Claim | None = None) -> Ask:
         conversation=offered(doc),
         assembles=assembles(api, doc),
     )
+
+
+def chat_of(api: Api, body: bytes) -> Doc | None:
+    """Return the chat that the engine makes of a body, with its media; None if it has none, or is unread."""
+    with suppress(NotOurs):
+        return _shape(api, load(body)).chat
+    return None
 
 
 def named_model(body: bytes) -> str | None:

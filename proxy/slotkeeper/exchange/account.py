@@ -284,6 +284,7 @@ class Account:
                 generated=figures.generated,
                 slot=figures.slot,
                 prefill_seconds=figures.prefill_ms / 1000 if figures.prefill_ms else None,
+                failed=answer.error is not None,
             )
         )
         self.render()

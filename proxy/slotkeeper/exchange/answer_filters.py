@@ -85,6 +85,7 @@ class CellsGate:
         self._shut = shut
         self._held = b""
         self._last = b""
+        self.lacked = False  # the answer was this error
 
     def ended(self, answer: Answer) -> None:
         """Report the error if it is the last event of an answer that was passed on."""
@@ -96,6 +97,7 @@ class CellsGate:
         return OutOfCells("the engine had no room for this request in its KV buffer", status=500)
 
     def _report(self, *, again: bool) -> None:
+        self.lacked = True
         self._driver.post(Exceeded(at=self._driver.now(), request=self._request, again=again))
 
     async def whole(self, answer: aiohttp.ClientResponse) -> bytes:

@@ -20,6 +20,7 @@ from slotkeeper.exchange.answer_filters import NotAssembled, OutOfCells, form_fo
 from slotkeeper.exchange.bodies import Budget
 from slotkeeper.exchange.connections import Network
 from slotkeeper.exchange.door import Door, KeyCheck, Refusal, program_of
+from slotkeeper.exchange.engine_failures import FailedRequest, is_failure, judge
 from slotkeeper.exchange.keys import CROWDED, CrowdedFault, Used
 from slotkeeper.exchange.relay import Relay, Waiting
 from slotkeeper.exchange.slot_actions import SlotActions
@@ -48,8 +49,6 @@ MIXED: Final = (
 ANYONE: Final = "~"  # the namespace of requests without a key, if the engine needs none
 DEATHS: Final = 3  # engines that ended while working on a request, after which it is not sent again
 AT_WORK: Final = 0.01  # seconds after which the engine works on a request that was sent
-SERVER_ERROR: Final = 500  # and above: a failure of the engine, not of the client
-NO_SUCH: Final = 501  # except this: the engine does not have the feature
 BRIEF_BYTES: Final = 512  # bytes of a body: less JSON and model name, about a hundred tokens
 
 log = get_logger(__name__)
@@ -353,8 +352,6 @@ class Exchange:
         except UpstreamFault:
             driver.failed(link, broken=True)
             raise
-        if answer.status >= SERVER_ERROR and answer.status != NO_SUCH:
-            driver.failed(link, broken=False)
         async with answer:
             if link.unloads(answer.status) and await link.was_lost(losses):
                 raise UpstreamFault(f"the model {link.address.model} was unloaded before it began")
@@ -363,7 +360,12 @@ class Exchange:
             answered = (self._request, self._api, self._account, self._waiting)
             cells = gate_for(driver, forward, outgrown=self._outgrown)
             relay = Relay(driver, *answered, ahead=self._gate.ahead, cells=cells)
-            return await relay.run(answer, forward, link, form, alone=not self._hears_comments())
+            response = await relay.run(answer, forward, link, form, alone=not self._hears_comments())
+        if is_failure(answer.status, self._account.listener.end()) and not (cells and cells.lacked):
+            auth = self._gate.door.lent(self._request)
+            failed = FailedRequest(self._api, self._body_out, auth, answer.status)
+            driver.tasks.start(judge(driver, link, failed, self._gate.aside))
+        return response
 
     def _without_cache(self, body: bytes, forward: Forward) -> bytes:
         """Return the body to send; with caching off if the engine may reuse a state of others."""

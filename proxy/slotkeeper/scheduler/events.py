@@ -183,6 +183,7 @@ class Finished:
     generated: int | None = None
     slot: int | None = None
     prefill_seconds: float | None = None  # time that the engine took to compute the new part of the prompt
+    failed: bool = False  # the engine ended it with an error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,7 +106,7 @@ def finished(state: State, event: Finished) -> Iterator[Effect]:
         forgotten = _end_unseen(pending, pending.plan.table, event)
     yield from kv_pool.finished(state, pending, event)
     if event.prompt_tokens is not None:
-        if pending.plan:
+        if pending.plan and not event.failed:
             pending.plan.table.breaker.worked()
         pending.remember(state.tree(pending.arrived.model), event.at)
         yield from _poisoned(state, pending, event, *claim) if claim else _learn(state, pending, event)

@@ -50,6 +50,7 @@ def test_no_byte_of_a_context_size_error_is_sent_to_the_client(stream, places):
         passed.extend(shut.passing(piece) for piece in cut(stream, places))
     assert b"".join(passed) in {b"", PING}
     assert [event.again for event in told] == [True]
+    assert shut.lacked
 
 
 @given(
@@ -73,6 +74,7 @@ def test_the_error_of_a_request_that_was_already_sent_again_is_passed_on():
     open_.note_last(ERROR)
     open_.ended(Answer(figures=Figures(), reply=None, complete=False, error="server_error"))
     assert [event.again for event in told] == [False]
+    assert open_.lacked
 
 
 def test_an_answer_that_quotes_the_error_text_has_not_failed():

@@ -148,7 +148,7 @@ def finish(driver: Driver, name: str, prompt: Tokens = PROMPT, cached: int = 0) 
         for slot, owner in enumerate(table.owners if table else ()):
             if owner == RequestId(name) and isinstance(link.client, StubClient):
                 link.client.views[slot] = replace(link.client.views[slot], held=len(prompt) + 1)
-    figures = {"prompt_tokens": len(prompt), "cached": cached, "generated": 2}
+    figures: dict[str, Any] = {"prompt_tokens": len(prompt), "cached": cached, "generated": 2}
     driver.post(Finished(at=driver.now(), request=RequestId(name), **figures))
 
 
