@@ -26,6 +26,7 @@ from slotkeeper.runtime.engines import Engines, LinkMaker
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.membership import Membership
 from slotkeeper.runtime.render import NextTurns
+from slotkeeper.runtime.renewal import Renewal, asker, up
 from slotkeeper.runtime.slot_files import Snapshots
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.scheduler.costs import Limits
@@ -40,21 +41,19 @@ from slotkeeper.scheduler.effects import (
     Refuse,
     Report,
 )
-from slotkeeper.scheduler.engine_model import FLAGS, EngineTraits
+from slotkeeper.scheduler.engine_model import FLAGS
 from slotkeeper.scheduler.events import (
     Arrived,
     Closing,
     EngineLost,
-    EngineUp,
     Event,
     FilesFound,
     Gone,
     RequestFailed,
     SnapshotsChanged,
 )
-from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.types import EngineId, PriorityAct, Reason, RequestId, id_of
+from slotkeeper.scheduler.types import EngineId, PriorityAct, Reason, RequestId
 from slotkeeper.store.store import Store
 
 P = ParamSpec("P")
@@ -113,14 +112,15 @@ class Driver:
         self.next_turns = NextTurns()
         self.numbers = count(1)  # numbers of requests: a client may send one id twice
         self.learning: set[RequestId] = set()  # requests whose replies are being rendered
-        self.placement = Placement(*links, limits=self._limits)
+        self._renewal = Renewal(self.engines, self.membership, metrics, self._limits)
+        self.placement = self._renewal.new_placement()
         metrics.watch(
             SlotFigures(lambda: self.placement),
             EngineFigures(lambda: self.membership.seen(self.placement)),
             ClientFigures(self.journal.clients),
         )
         self.reports: Callable[[Report], None] = metrics.report
-        self._events: deque[Event] = deque()
+        self._events: deque[Event | None] = deque()  # None: a renewal is due
         self._busy = False
         self._grants: dict[RequestId, asyncio.Future[Forward]] = {}
         self._closing = False
@@ -231,17 +231,28 @@ class Driver:
 
     def post(self, event: Event) -> None:
         """Give one event to the scheduler and perform the effects. Never raises."""
+        self._take(event)
+
+    def _take(self, event: Event | None) -> None:
         self._events.append(event)
         if self._busy:  # an effect posted it: the loop below takes it next
             return
         self._busy = True
         try:
             while self._events:
-                self._step(self._events.popleft())
+                each = self._events.popleft()
+                self._renew() if each is None else self._step(each)
         finally:
             self._busy = False
-        if self._closing and not self.placement.unsaved(self.now()):
+        if self._closing and self._all_saved():
             self._saved.set()
+
+    def _all_saved(self) -> bool:
+        try:
+            return not self.placement.unsaved(self.now())
+        except Exception as error:  # noqa: BLE001 - of whatever kind the bug is
+            self._renewal.failed(Closing(at=self.now()), error)
+            return True
 
     def note(self, write: Callable[P, None], *what: P.args, **more: P.kwargs) -> None:
         """Write to the journal. An error there affects no request."""
@@ -259,19 +270,24 @@ class Driver:
         begun = self.now()
         try:
             effects = self.placement.on(event)
-        except Exception:
+        except Exception as error:  # noqa: BLE001 - of whatever kind the bug is
             # Fail open: our bug must not hold back a request that the engine would answer.
-            log.exception("placement_failed", request_id=_asker(event), cause=type(event).__name__)
-            self.metrics.fallback("placement")
-            released = self._release_all(renew=not isinstance(event, EngineUp | SnapshotsChanged))
-            self.note(self.journal.saw, event, released, begun, self.now(), self.placement.pending)
+            self._renewal.failed(event, error)
+            self._renewal.keep(self.placement.catalog)
+            self.placement = self._renewal.new_placement()
+            self._release_all(event)
+            if (wait := self._renewal.due_in()) is not None:
+                self.tasks.start(self._renew_later(wait))
             return
+        self._carry_out(event, effects, begun)
+
+    def _carry_out(self, event: Event, effects: list[Effect], begun: float) -> None:
         self.note(self.journal.saw, event, effects, begun, self.now(), self.placement.pending)
         for effect in effects:
             try:
                 self._perform(effect)
             except Exception:
-                log.exception("effect_failed", request_id=_asker(effect), effect=type(effect).__name__)
+                log.exception("effect_failed", request_id=asker(effect), effect=type(effect).__name__)
                 self.metrics.fallback("effect")
 
     def _perform(self, effect: Effect) -> None:
@@ -322,23 +338,22 @@ class Driver:
             return replace(gone, reached=reached, cached=reached, planted=reached - cached)
         return gone
 
-    def _release_all(self, *, renew: bool) -> list[Effect]:
-        """Let all queued requests through unpinned, and start a new scheduler, which reconciles first.
+    async def _renew_later(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        self._take(None)
 
-        With `renew` the new scheduler gets the known engines and snapshots. Not if the event that failed was
-        about these: it would fail again.
-        """
+    def _renew(self) -> None:
+        """Start a new scheduler, which knows the engines and snapshots, and reconciles first."""
+        begun = self.now()
+        self._renewal.keep(self.placement.catalog)
+        self.placement, told = self._renewal.told(closing=self._closing)
+        self._release_all(SnapshotsChanged(at=begun))
+        for event, effects in told:
+            self._carry_out(event, effects, begun)
+
+    def _release_all(self, cause: Event) -> None:
+        """Let all requests through unpinned that wait for a scheduler which is no longer used."""
         waiting, self._grants = self._grants, {}
-        catalog = tuple(self.placement.catalog)
-        upstreams = [link.engine for link in self.engines.upstreams]
-        self.placement = Placement(*upstreams, limits=self._limits)
-        self._events.extend(self.membership.asked())
-        if renew:
-            self._events.append(SnapshotsChanged(at=self.now(), snapshots=catalog))
-            self._events.extend(router.listed() for router in self.engines.routers.values())
-        for link in self.links.values() if renew else ():
-            if link.traits and link.up:
-                self._events.append(self._up(link, link.traits, fresh=False))
         engine, released = self.engines.front().engine, list[Effect]()
         for request, grant in waiting.items():
             if not grant.done():
@@ -346,20 +361,16 @@ class Driver:
                 grant.set_result(go)
                 released.append(go)
                 self.metrics.decision(Reason.FAIL_OPEN)
-        return released
+        self.note(self.journal.saw, cause, released, cause.at, self.now(), self.placement.pending)
 
     def _engine_up(self, link: EngineLink) -> None:
         self.metrics.probed(link.probed)
         link.probed = 0
         if link.traits:
-            self.post(self._up(link, link.traits, fresh=link.fresh))
+            self.post(up(link, link.traits, fresh=link.fresh))
             self.engines.changed()
             if link.lacks_files:
                 self.tasks.start(link.look_for_files(self._files_found))
-
-    def _up(self, link: EngineLink, traits: EngineTraits, *, fresh: bool) -> EngineUp:
-        model = link.address.model
-        return EngineUp(at=self.now(), engine=link.engine, traits=traits, fresh=fresh, model=model)
 
     def _files_found(self, link: EngineLink) -> None:
         if link.traits:
@@ -385,8 +396,3 @@ class Driver:
     def _task_failed(self, error: BaseException) -> None:
         log.error("task_failed", exc_info=error)
         self.metrics.fallback("task")
-
-
-def _asker(of: Event | Effect) -> str:
-    """Return the id of the request of an event or effect, for the log."""
-    return id_of(getattr(of, "request", RequestId("")))

@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any, get_args
 
 import pytest
 
 from slotkeeper.engine.answers import EngineGoneError
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.driver import Driver
+from slotkeeper.runtime.renewal import LEAST_APART
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Observe, Report
-from slotkeeper.scheduler.events import Arrived, EngineLost, EngineUp, Finished, Rendered
+from slotkeeper.scheduler.events import (
+    Acted,
+    Arrived,
+    Closing,
+    EngineLost,
+    EngineUp,
+    Event,
+    Finished,
+    Gone,
+    Observed,
+    ObserveFailed,
+    Rendered,
+    SnapshotsChanged,
+)
 from slotkeeper.scheduler.placement import Placement
-from slotkeeper.scheduler.types import EngineId, Reason, SlotId, SlotView
+from slotkeeper.scheduler.types import EngineId, Reason, RequestId, SlotId, SlotView
 from unit.runtime.stubs import ENGINE, TRAITS, StubLink, admit, fallbacks, finish, granted, settled
 
 
@@ -79,6 +94,108 @@ async def test_after_a_bug_no_slot_is_used_before_the_slots_are_read(driver, lin
     forward = await granted(admit(driver, "c"))
     assert link.client.looks > looks
     assert forward.slot != running.slot
+
+
+class EndlessError(BaseException):
+    """The same bug is met again and again. No handler of the driver catches this."""
+
+
+@pytest.fixture
+def always(monkeypatch):
+    """Make all events of these kinds raise in the scheduler from now on. Returns the events that did."""
+
+    def breaks(*kinds: type) -> list[Any]:
+        real, met = Placement.on, []
+
+        def on(self, event):
+            if not isinstance(event, kinds):
+                return real(self, event)
+            met.append(event)
+            if len(met) > 100:
+                raise EndlessError
+            raise RuntimeError("a bug")
+
+        monkeypatch.setattr(Placement, "on", on)
+        return met
+
+    return breaks
+
+
+KINDS = get_args(Event)
+
+
+@pytest.mark.parametrize("drained", [False, True])
+@pytest.mark.parametrize("kinds", [*((kind,) for kind in KINDS), KINDS])
+async def test_a_bug_in_every_event_of_a_kind_holds_no_request_back(driver, link, always, kinds, drained):
+    met = always(*kinds)
+    driver.membership.drain(link, drain=drained)
+    driver.post(EngineUp(at=driver.now(), engine=ENGINE, traits=TRAITS))
+    driver.post(SnapshotsChanged(at=driver.now()))
+    await settled()
+    for name in "abcd":
+        waiting = admit(driver, name)
+        await settled()
+        if not waiting.done():  # all slots are taken, or the engine is drained
+            assert driver.placement.queued == 1
+            driver.post(Gone(at=driver.now(), request=RequestId(name)))
+    finish(driver, "a")
+    driver.post(ObserveFailed(at=driver.now(), engine=ENGINE))
+    await settled()
+    assert fallbacks(driver, "placement") == len(met)
+
+
+async def test_a_bug_in_all_answers_of_the_slots_is_met_about_once_a_second(driver, link, always):
+    met = always(Observed)
+    driver.post(EngineLost(at=driver.now(), engine=ENGINE))
+    driver.post(EngineUp(at=driver.now(), engine=ENGINE, traits=TRAITS))
+    await asyncio.sleep(1.5 * LEAST_APART)
+    assert len(met) in {2, 3}
+    assert (await granted(admit(driver, "a"))).reason is Reason.FAIL_OPEN
+
+
+async def test_what_cannot_be_told_to_a_new_scheduler_is_left_out(driver, link, always):
+    """Else a drain would be forgotten for a bug in the catalog."""
+    driver.membership.drain(link, drain=True)
+    await settled()
+    met = always(SnapshotsChanged, Acted)
+    driver.post(Acted(at=driver.now(), request=RequestId("a"), left=None))
+    await settled()
+    assert [type(event) for event in met] == [Acted, SnapshotsChanged]
+    assert driver.placement.drained(ENGINE)
+    assert driver.placement.tables[ENGINE].up
+
+
+async def test_after_a_bug_in_its_own_event_an_engine_is_known_all_the_same(driver, broken):
+    driver.post(EngineLost(at=driver.now(), engine=ENGINE))
+    broken(EngineUp)
+    driver.post(EngineUp(at=driver.now(), engine=ENGINE, traits=TRAITS))
+    await settled()
+    assert (await granted(admit(driver, "a"))).slot is not None
+
+
+async def test_requests_that_wait_for_a_scheduler_between_two_bugs_are_let_through(driver, link, broken):
+    for _ in range(2):  # the second renewal is a second later
+        broken(Acted)
+        driver.post(Acted(at=driver.now(), request=RequestId("x"), left=None))
+        await settled()
+    driver.post(EngineUp(at=driver.now(), engine=ENGINE, traits=TRAITS))
+    await settled()
+    waiting = [admit(driver, name) for name in "abcd"]
+    await settled()
+    assert not all(grant.done() for grant in waiting)
+    reasons = {(await granted(grant)).reason for grant in waiting}
+    assert Reason.FAIL_OPEN in reasons
+
+
+async def test_a_bug_in_the_question_what_is_unsaved_ends_the_wait_for_saves(driver, monkeypatch):
+    def unsaved(self, now: float) -> bool:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(Placement, "unsaved", unsaved)
+    driver._closing = True
+    driver.post(Closing(at=driver.now()))
+    assert driver._saved.is_set()
+    assert fallbacks(driver, "placement") == 1
 
 
 async def test_a_failing_effect_does_not_stop_the_others(driver):
