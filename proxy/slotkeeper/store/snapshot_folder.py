@@ -190,14 +190,13 @@ class SnapshotFolder:
         files.remove(self.slot(snapshot))
 
     def quarantine(self, snapshot: SnapshotId) -> None:
-        """Move a slot file that must not be used to a folder for inspection; delete it if it is not plain."""
-        source, aside = self.slot(snapshot), self.path / files.QUARANTINE
+        """Move a slot file that must not be used to a folder for inspection.
+
+        It is deleted if it is not plain, or if it cannot be moved, as on a full disk.
+        """
         files.remove(self.manifest(snapshot))
-        with suppress(FileExistsError):
-            aside.mkdir(mode=0o700)
-        if _is_plain(source, stat.S_ISREG) and _is_plain(aside, stat.S_ISDIR):
-            source.replace(aside / source.name)
-            _bound(aside)
+        with suppress(OSError):
+            _set_aside(self.slot(snapshot), self.path / files.QUARANTINE)
         self.drop(snapshot)
 
     def _take_lock(self) -> None:
@@ -236,6 +235,14 @@ def _is_plain(path: Path, kind: Callable[[int], bool]) -> bool:
         return kind(path.lstat().st_mode)
     except FileNotFoundError:
         return False
+
+
+def _set_aside(source: Path, aside: Path) -> None:
+    with suppress(FileExistsError):
+        aside.mkdir(mode=0o700)
+    if _is_plain(source, stat.S_ISREG) and _is_plain(aside, stat.S_ISDIR):
+        source.replace(aside / source.name)
+        _bound(aside)
 
 
 def _bound(aside: Path) -> None:

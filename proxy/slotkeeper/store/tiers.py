@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,16 @@ from slotkeeper.store.index import Kept
 from slotkeeper.store.intake import CheckedFile, SavedFile, SnapshotIntake, transfer
 from slotkeeper.store.manifest import Flaw, Manifest
 from slotkeeper.store.snapshot_folder import SnapshotFolder
-from slotkeeper.store.trouble import ROOM, StoreError, StoreHealth, Trouble, UnfitError
+from slotkeeper.store.trouble import (
+    ADVICE,
+    ROOM,
+    MissingError,
+    StoreError,
+    StoreHealth,
+    Trouble,
+    UnfitError,
+    trouble_in,
+)
 
 
 @dataclass(slots=True)
@@ -39,25 +48,47 @@ def sweep(folder: SnapshotFolder, spare: Collection[str] = ()) -> Swept:
     3. A file that does not agree with its manifest goes to quarantine. Not all bytes are read for that:
        `Store.offer` does that before an engine gets the file.
     4. A snapshot of a later release stays as it is.
+    5. A file that cannot be read or removed stays as it is, and one note says what to do.
 
-    Files with other names are not touched. OSError passes.
+    Files with other names are not touched. OSError passes if the folder itself cannot be read.
     """
     swept = Swept()
+    left: dict[Trouble, list[str]] = {}
     there: dict[SnapshotId, set[str]] = {}
     for path in list(folder.path.iterdir()):
         if files.is_temporary(path.name):
             if path.name not in spare:  # (1)
-                files.remove(path)
+                with _leaving(path.name, left):
+                    files.remove(path)
         elif known := files.ours(path.name):
             there.setdefault(known[0], set()).add(known[1])
     for snapshot, suffixes in sorted(there.items()):
-        if len(suffixes) == 2:
-            _judge(folder, snapshot, swept)
-        else:  # (2)
-            folder.drop(snapshot)
-            swept.notes.append(f"{snapshot}: unfinished, removed")
+        with _leaving(snapshot, left):
+            if len(suffixes) == 2:
+                _judge(folder, snapshot, swept)
+            else:  # (2)
+                folder.drop(snapshot)
+                swept.notes.append(f"{snapshot}: unfinished, removed")
+    swept.notes += [_left_alone(trouble, what) for trouble, what in left.items()]
     folder.take_over(manifest for manifest, _ in swept.found.values())
     return swept
+
+
+@contextmanager
+def _leaving(name: str, left: dict[Trouble, list[str]]) -> Iterator[None]:
+    """Let a sweep continue after an error of one file. `left` collects the errors."""
+    try:
+        yield
+    except (FileNotFoundError, MissingError):
+        pass  # it disappeared during the sweep
+    except OSError as error:
+        left.setdefault(trouble_in(error), []).append(f"{name}: {error.strerror or error}")
+
+
+def _left_alone(trouble: Trouble, what: Sequence[str]) -> str:
+    name, _, why = what[0].partition(": ")
+    more = f" and {len(what) - 1} more" if len(what) > 1 else ""
+    return f"{name}{more}: left alone, {why}. {ADVICE[trouble]}"
 
 
 def _judge(folder: SnapshotFolder, snapshot: SnapshotId, swept: Swept) -> None:

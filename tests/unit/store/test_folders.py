@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -18,7 +19,7 @@ from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store import files, snapshot_folder
 from slotkeeper.store.intake import SavedFile, SlotFileEdit
 from slotkeeper.store.store import Store
-from slotkeeper.store.trouble import ADVICE, StoreError, Trouble
+from slotkeeper.store.trouble import ADVICE, StoreError, Trouble, UnfitError
 from unit.store.saving import ENGINE, file_of, ids, keep, names_in, offered, opened
 
 
@@ -134,6 +135,78 @@ async def test_a_read_only_folder_is_reported_when_it_is_opened(hot: Path):
             await store.open()
         assert caught.value.trouble is Trouble.READ_ONLY
         await store.close()
+
+
+@contextmanager
+def refusing(call: str, name: str, number: int) -> Iterator[None]:
+    """Make a system call fail for the paths that contain `name`."""
+    real = getattr(os, call)
+
+    def refuse(path: Any, *words: Any, **more: Any) -> Any:
+        if name in str(path):
+            raise OSError(number, os.strerror(number), str(path))
+        return real(path, *words, **more)
+
+    with patch.object(os, call, refuse):
+        yield
+
+
+@pytest.mark.parametrize("suffix", ["slot", "json"])
+@pytest.mark.parametrize(
+    ("number", "advice"), [(errno.EACCES, "(chown), mode 0700."), (errno.EIO, "wrong with this disk.")]
+)
+async def test_files_that_cannot_be_read_are_left_alone_and_the_others_are_used(
+    hot: Path, suffix: str, number: int, advice: str
+):
+    async with opened(hot) as store:
+        bad, good, worse = [await keep(store, hot) for _ in range(3)]
+    before = names_in(hot)
+    store = Store(hot)
+    with refusing("open", f"{bad.id}.{suffix}", number), refusing("open", f"{worse.id}.{suffix}", number):
+        found = await store.open()
+    assert found.kept == (good,)
+    (note,) = found.notes
+    assert f"{bad.id} and 1 more" in note
+    assert note.endswith(advice)
+    assert names_in(hot) == before
+    assert len((await store.open()).kept) == 3
+    await store.close()
+
+
+async def test_a_file_that_cannot_be_removed_does_not_keep_the_store_closed(hot: Path):
+    temporary = "slotkeeper-0123456789ab-01234567.tmp"
+    async with opened(hot) as store:
+        kept, half = await keep(store, hot), await keep(store, hot)
+    (hot / temporary).write_bytes(b"half a state")
+    (hot / f"{half.id}.json").unlink()
+    store = Store(hot)
+    with refusing("unlink", temporary, errno.EPERM), refusing("unlink", half.id, errno.EPERM):
+        found = await store.open()
+    assert found.kept == (kept,)
+    assert len(found.notes) == 1
+    await store.close()
+
+
+async def test_a_file_that_disappears_during_the_sweep_is_not_missed(hot: Path):
+    async with opened(hot) as store:
+        gone, kept = await keep(store, hot), await keep(store, hot)
+    store = Store(hot)
+    with refusing("open", f"{gone.id}.slot", errno.ENOENT):
+        found = await store.open()
+    assert (found.kept, found.notes) == ((kept,), ())
+    await store.close()
+
+
+@pytest.mark.parametrize(("call", "name"), [("mkdir", "quarantine"), ("replace", ".slot")])
+async def test_a_damaged_file_that_cannot_be_set_aside_is_removed(hot: Path, call: str, name: str):
+    """On a full disk there may be no room for the folder of the quarantine."""
+    async with opened(hot) as store:
+        bad, kept = await keep(store, hot), await keep(store, hot)
+        (hot / f"{bad.id}.slot").write_bytes(b"damaged")
+        with refusing(call, name, errno.ENOSPC), pytest.raises(UnfitError):
+            await store.offer(bad.id, ENGINE)
+        assert store.trouble is None
+        assert names_in(hot) == {f"{kept.id}.slot", f"{kept.id}.json"}
 
 
 async def test_a_folder_that_became_read_only_still_offers_its_snapshots(hot: Path):
