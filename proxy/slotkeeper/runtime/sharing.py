@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from heapq import nlargest
@@ -69,6 +70,7 @@ class Sharing:
         self._hurried_until = 0.0
         self._writing: set[SnapshotId] = set()
         self._failures = 0  # failed uploads in a row
+        self._failed_uploads: Counter[SnapshotId] = Counter()
         self._put_off: dict[SnapshotId, float] = {}  # another sidecar writes them -> when to try again
 
     def lasting(self) -> Sequence[Coroutine[Any, Any, None]]:
@@ -151,6 +153,7 @@ class Sharing:
                 self._failures = 0
             except (StoreError, HaltedError) as error:
                 self._failures += 1
+                self._failed_uploads[kept.id] += 1
                 self._failed("upload", "failed", error, kept.id)
                 self._idle.set()  # a lost store must not block `written`
                 await self._pause(min(LONGEST, AGAIN * 2 ** min(self._failures // WRITERS, DOUBLINGS)))
@@ -184,9 +187,13 @@ class Sharing:
     def _next(self) -> Kept | None:
         """Return the snapshot to upload next: the most recently used one that no other one continues.
 
-        Its conversation is the most likely to move to another sidecar.
+        Its conversation is the most likely to move to another sidecar. A snapshot whose upload failed comes
+        after those that failed less often: else a few that always fail would hold back all others.
         """
-        newest = nlargest(CANDIDATES, self._due(time.monotonic()), key=lambda kept: kept.use.used)
+        due = self._due(time.monotonic())
+        fewest = min((self._failed_uploads[kept.id] for kept in due), default=0)
+        first = (kept for kept in due if self._failed_uploads[kept.id] == fewest)
+        newest = nlargest(CANDIDATES, first, key=lambda kept: kept.use.used)
         return next((kept for kept in newest if not _outgrown(kept, newest)), None)
 
     def _due(self, now: float) -> list[Kept]:
@@ -194,6 +201,7 @@ class Sharing:
         here = [kept for kept in self._store.listing() if Tier.COLD not in kept.tiers]
         ids = {kept.id for kept in here}
         self._put_off = {id_: until for id_, until in self._put_off.items() if id_ in ids}
+        self._failed_uploads = Counter({id_: n for id_, n in self._failed_uploads.items() if id_ in ids})
         return [k for k in here if k.id not in self._writing and self._put_off.get(k.id, now) <= now]
 
     def _soonest(self) -> float | None:

@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from patience import PATIENCE
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime import sharing as module
 from slotkeeper.runtime.sharing import LONGEST, WRITERS, Sharing, sharing_of
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.events import Event, SnapshotsChanged
 from slotkeeper.scheduler.retention import Wanted
-from slotkeeper.scheduler.slot_contents import Tier
+from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
 from slotkeeper.store.index import Kept
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import StoreError, Trouble
@@ -127,3 +128,42 @@ async def test_the_collector_continues_after_an_error_of_the_shared_folder(hot, 
 
 async def always(_: float) -> bool:
     return True
+
+
+async def test_uploads_that_always_fail_do_not_hold_back_the_others(hot, cold, monkeypatch):
+    """For example files that cannot be read: the most recently used ones, as many as there are writers."""
+    monkeypatch.setattr(module, "AGAIN", 0.0)
+    tried: list[str] = []
+
+    async with sharing_in(hot, cold) as (store, sharing, _):
+        good = [(await kept_state(store, hot, seed)).id for seed in (1, 2)]
+        bad = [(await kept_state(store, hot, seed)).id for seed in range(3, 3 + WRITERS)]
+        copy = store.copy_cold
+
+        async def copied(snapshot: SnapshotId) -> bool:
+            tried.append(snapshot)
+            assert len(tried) < 1000, "the others are held back"
+            if snapshot in bad:
+                raise StoreError(Trouble.BROKEN, "it cannot be read")
+            return await copy(snapshot)
+
+        monkeypatch.setattr(store, "copy_cold", copied)
+        async with writers(sharing), asyncio.timeout(PATIENCE):
+            while sum(Tier.COLD in kept.tiers for kept in store.listing()) < len(good):
+                await asyncio.sleep(0)
+            while min(map(tried.count, bad)) < 3:  # they are tried again
+                await asyncio.sleep(0)
+        assert {*tried[: len(bad) + len(good)]} == {*bad, *good}
+
+
+async def test_a_state_is_uploaded_though_the_upload_of_its_continuation_fails(hot, cold, monkeypatch):
+    async with sharing_in(hot, cold) as (store, sharing, _):
+        first, longer = await kept_state(store, hot, 1), await kept_state(store, hot, 1, 900)
+        assert sharing._next() == longer
+        sharing._failed_uploads[longer.id] += 1
+        assert sharing._next() == first
+        await store.copy_cold(first.id)
+        assert sharing._next() == longer
+        await store.forget(longer.id)
+        assert sharing._next() is None
+        assert not sharing._failed_uploads
