@@ -47,7 +47,6 @@ class Hints:
             url,
             socket_timeout=ANSWER_SECONDS,
             socket_connect_timeout=ANSWER_SECONDS,
-            decode_responses=True,
             retry=Retry(NoBackoff(), 0),
         )
         self._prefix = f"slotkeeper:{blake2b(store.encode(), digest_size=8).hexdigest()}"
@@ -67,7 +66,9 @@ class Hints:
 
     async def names(self, folder: str) -> set[str] | None:
         """Return the entries in one folder of the store; None if not all of them are known."""
-        found: set[str] = await self._ask(lambda: self._redis.smembers(self._key("names", folder)), set())
+        key = self._key("names", folder)
+        raw: set[bytes] = await self._ask(lambda: self._redis.smembers(key), set())
+        found = {name.decode(errors="replace") for name in raw}  # anyone may have written them
         return found - {ALL} if ALL in found else None
 
     async def listed(self, folder: str, names: Collection[str]) -> None:
