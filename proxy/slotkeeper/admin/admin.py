@@ -27,6 +27,7 @@ from slotkeeper.scheduler.events import SnapshotsChanged
 from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
 from slotkeeper.store import files
 from slotkeeper.store.index import Kept, by_our_clock
+from slotkeeper.store.manifest import LATEST
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import MissingError, SnapshotError, StoreError
 from slotkeeper.values import Address
@@ -34,7 +35,6 @@ from slotkeeper.values import Address
 # -- snapshots: list, verify, remove ---------------------------------------------------------------------
 
 OFF: Final = "there are no snapshots here: start the sidecar with --slot-dir"
-LAST_SECOND: Final = 253402300799.0  # of the year 9999: RFC 3339 has no later time
 
 
 class FileVerdict(StrEnum):
@@ -192,7 +192,7 @@ async def verified(store: Store, id_: SnapshotId) -> dict[str, Any]:
 
 def rfc3339(seconds: float) -> str:
     """Return a wall-clock time as text, for any number that a manifest or an index holds."""
-    possible = min(max(0.0, seconds), LAST_SECOND)
+    possible = min(max(0.0, seconds), LATEST)  # RFC 3339 has no later time
     return datetime.fromtimestamp(possible, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 

@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId, Tier
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store.files import Lane
-from slotkeeper.store.manifest import Manifest
+from slotkeeper.store.manifest import LATEST, Manifest
 from slotkeeper.store.trouble import INDEX, HaltedError, MissingError, StoreError, StoreHealth, Trouble
 
 VERSION: Final = 1
@@ -47,6 +47,13 @@ class Use:
     failures: int = 0
 
 
+def _use(used: float, restores: int, failures: int) -> Use:
+    """Raises ValueError for numbers that we never write."""
+    if not 0.0 <= used <= LATEST or restores < 0 or failures < 0:
+        raise ValueError
+    return Use(used=used, restores=restores, failures=failures)
+
+
 class Index:
     """The counts of use in SQLite. Only the thread that opened it may use it. Methods raise sqlite3.Error."""
 
@@ -63,7 +70,7 @@ class Index:
             return self._agree(known)
         except sqlite3.OperationalError:  # locked, no room, read-only: the contents are not at fault
             raise
-        except (sqlite3.DatabaseError, ValueError, TypeError):
+        except (sqlite3.DatabaseError, ValueError, TypeError, OverflowError):
             self.close()
             for suffix in ("", "-journal"):
                 Path(f"{self._path}{suffix}").unlink(missing_ok=True)
@@ -102,7 +109,7 @@ class Index:
             self._connection().execute("SELECT id, used, restores, failures FROM snapshots")
         ) as all_:
             found = {
-                SnapshotId(id_): Use(used=float(used), restores=int(restores), failures=int(failures))
+                SnapshotId(id_): _use(float(used), int(restores), int(failures))
                 for id_, used, restores, failures in all_
             }
         self.drop(found.keys() - known.keys())
@@ -145,10 +152,11 @@ class Kept:
         return [tier for tier in Tier if tier in self.tiers]
 
 
-def snapshot(kept: Kept, clock_offset: float) -> Snapshot:
+def snapshot(kept: Kept, clock_offset: float, *, now: float) -> Snapshot:
     """Return the snapshot as the scheduler knows it.
 
-    `clock_offset`, in seconds, converts the wall clock to the scheduler's clock.
+    `clock_offset`, in seconds, converts the wall clock to the scheduler's clock. No time is later than `now`,
+    by the latter: a clock that was ahead has written such times.
     """
     manifest = kept.manifest
     return Snapshot(
@@ -160,8 +168,8 @@ def snapshot(kept: Kept, clock_offset: float) -> Snapshot:
         repaired=manifest.repaired,
         draft=manifest.draft,
         tier=kept.quickest[0],
-        created=manifest.created + clock_offset,
-        used=kept.use.used + clock_offset,
+        created=min(now, manifest.created + clock_offset),
+        used=min(now, kept.use.used + clock_offset),
         restores=kept.use.restores,
         shared=manifest.golden,
         golden=manifest.golden and kept.use.restores > 0,
@@ -170,7 +178,8 @@ def snapshot(kept: Kept, clock_offset: float) -> Snapshot:
 
 def by_our_clock(kept: Kept) -> Snapshot:
     """Return the snapshot with times of this process's monotonic clock, which is the scheduler's."""
-    return snapshot(kept, time.monotonic() - time.time())
+    now = time.monotonic()
+    return snapshot(kept, now - time.time(), now=now)
 
 
 # -- all of them -----------------------------------------------------------------------------------------

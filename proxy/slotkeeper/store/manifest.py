@@ -92,6 +92,7 @@ BLOCK: Final = 256  # tokens for each digest of the chain
 LINK_BYTES: Final = 8  # bytes of each digest; the file's own hash guards against tampering
 LONGEST_NAMESPACE: Final = 64  # characters
 LONGEST_ADAPTERS: Final = 4096  # characters: a hundred adapters at once
+LATEST: Final = 253402300799.0  # seconds, the last of the year 9999: no clock shows a later time
 LARGEST: Final = 4 << 20  # bytes: a million tokens make 80 kB
 TEXTS: Final = frozenset({"namespace", "adapters"})
 OPTIONAL: Final = TEXTS | {"images"}  # fields that are written only if there is something
@@ -250,6 +251,7 @@ def possible(manifest: Manifest) -> bool:
         and len(manifest.namespace) <= LONGEST_NAMESPACE
         and len(manifest.adapters) <= LONGEST_ADAPTERS
         and bool(manifest.fingerprint)
+        and 0.0 <= manifest.created <= LATEST
         and bool(_DIGEST.fullmatch(manifest.sha256))
         and _possible_tokens(manifest)
     )

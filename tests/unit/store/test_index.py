@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from pathlib import Path
 
 import pytest
 
 from slotkeeper.scheduler.slot_contents import SnapshotId
 from slotkeeper.store.files import INDEX
-from slotkeeper.store.index import Index, Use
+from slotkeeper.store.index import Index, Use, by_our_clock
 from unit.store.saving import keep, offered, opened
 
 A, B = SnapshotId("a"), SnapshotId("b")
@@ -66,6 +67,33 @@ def test_a_damaged_index_is_created_again(path: Path, how: str):
             change(path, "UPDATE snapshots SET used = 'never'")
     assert reopened(path, {A: 1.0}) == {A: Use(used=1.0)}
     assert reopened(path, {A: 1.0}) == {A: Use(used=1.0)}
+
+
+@pytest.mark.parametrize(
+    "values", ["used = 9e999", "used = -9e999", "restores = 9e999", "restores = -1", "failures = -1"]
+)
+def test_an_index_with_impossible_numbers_is_created_again(path: Path, values: str):
+    """The scheduler divides by the restores and one."""
+    index = Index(path)
+    index.open({A: 1.0})
+    index.close()
+    change(path, f"UPDATE snapshots SET {values}")
+    assert reopened(path, {A: 1.0}) == {A: Use(used=1.0)}
+    assert reopened(path, {A: 1.0}) == {A: Use(used=1.0)}
+
+
+async def test_a_snapshot_of_a_clock_that_was_ahead_is_as_old_as_this_process(hot: Path):
+    """Its times are in the future: it would count as just used until then, and never be evicted."""
+    async with opened(hot, clock=lambda: time.time() + 1e9) as store:
+        kept = await keep(store, hot)
+        await store.used(kept.id, paid=True)
+        before = time.monotonic()
+        snapshot = by_our_clock(store.listing()[0])
+        assert before <= snapshot.created <= time.monotonic()
+        assert before <= snapshot.used <= time.monotonic()
+    async with opened(hot, clock=lambda: time.time() - 100.0) as store:
+        kept = await keep(store, hot)
+        assert by_our_clock(kept).created < time.monotonic() - 99.0
 
 
 def change(path: Path, statement: str) -> None:

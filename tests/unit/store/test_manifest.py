@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from slotkeeper.scheduler.slot_contents import SnapshotId
 from slotkeeper.scheduler.tokens import Chunk, Tokens
-from slotkeeper.store.manifest import BLOCK, Flaw, Manifest, chain, decode, encode
+from slotkeeper.store.manifest import BLOCK, LATEST, Flaw, Manifest, chain, decode, encode
 
 ID = SnapshotId("slotkeeper-0123456789ab-01234567")
 TOKENS = Tokens(range(600))
@@ -151,6 +151,17 @@ def test_no_field_accepts_a_value_of_another_type(name: str, value: object):
         assert getattr(found, name) == (tuple(value) if isinstance(value, list) else value)
         allowed = {"layout", "build", "draft", "repaired", "golden", "created", "fingerprint", "checkpoints"}
         assert name in allowed | {"version"}
+
+
+@pytest.mark.parametrize("created", [-1.0, -1e306, 1e306, 1e300, LATEST * 1.001])
+def test_a_time_that_no_clock_shows_is_a_flaw_of_the_values(created: float):
+    """Arithmetic with it fails: 1e306 seconds are an infinite number of milliseconds."""
+    assert decode(resealed(created=created), ID, SECRET) is Flaw.VALUES
+
+
+@pytest.mark.parametrize("created", [0.0, LATEST])
+def test_any_time_that_a_clock_may_show_is_accepted(created: float):
+    assert decode(resealed(created=created), ID, SECRET) == replace(MANIFEST, created=created)
 
 
 def test_manifests_of_later_releases_are_distinguished_from_damage():

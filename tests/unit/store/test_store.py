@@ -68,7 +68,7 @@ async def test_a_new_process_finds_all_kept_snapshots(hot: Path, cold: Path):
 async def test_times_of_snapshots_are_converted_to_the_clock_of_the_core(hot: Path):
     async with opened(hot, clock=lambda: 5000.0) as store:
         kept = await keep(store, hot, golden=True)
-        core = snapshot(kept, -4900.0)
+        core = snapshot(kept, -4900.0, now=200.0)
     assert (core.created, core.used, core.restores) == (100.0, 100.0, 0)
     assert core.shared
     assert not core.golden  # it was never restored
