@@ -182,6 +182,7 @@ class PrefixTree:
 # -- the catalog -----------------------------------------------------------------------------------------
 
 REMEMBERED: Final = 1024  # answers kept until a file that concerns them comes or goes; enough for a fleet
+REMEMBERED_TOKENS: Final = 16 << 20  # in the prompts of these answers: 64 MiB
 NEVER: Final = Tokens([-1])  # a token that no model has: it makes any prompt a true extension
 
 
@@ -210,6 +211,7 @@ class Catalog:
         self._all: dict[SnapshotId, Snapshot] = {}
         self._orders: dict[tuple[Tier, str], PrefixOrder] = {}
         self._covered: dict[tuple[Fingerprints, Tokens], Covered] = {}
+        self._remembered = 0  # tokens of the prompts in `_covered`
         self._nothing = Covered(0, None)  # the answer to everything, until there is a file
         self.had_namespaces = False  # whether there ever was a snapshot of a namespace
         self._last: tuple[Tokens | None, Fingerprints, bool, Sequence[Neighbours]] = NONE_ASKED
@@ -275,6 +277,13 @@ class Catalog:
             if better or covered.by == snapshot:
                 covered.outdated = True
                 del self._covered[key]
+                self._remembered -= len(key[1])
+
+    def _forget_all_covered(self) -> None:
+        for covered in self._covered.values():
+            covered.outdated = True
+        self._covered.clear()
+        self._remembered = 0
 
     def _leaves_order(self, snapshot: Snapshot) -> None:
         """Remove a snapshot from its order, and the order if it is empty: new fingerprints keep coming."""
@@ -325,10 +334,9 @@ class Catalog:
         key = (_loadable(traits), tokens)
         found = self._covered.get(key)
         if found is None:
-            if len(self._covered) == REMEMBERED:
-                for forgotten in self._covered.values():
-                    forgotten.outdated = True
-                self._covered.clear()
+            if len(self._covered) == REMEMBERED or self._remembered + len(tokens) > REMEMBERED_TOKENS:
+                self._forget_all_covered()
+            self._remembered += len(tokens)
             best = self.best(tokens + NEVER, traits, lambda _: 0.0)
             found = self._covered[key] = Covered(*(best[1], best[0].id) if best else (0, None))
         return found

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from slotkeeper.scheduler import catalog as module
 from slotkeeper.scheduler.catalog import REMEMBERED, Catalog
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId, Tier
@@ -33,6 +34,28 @@ def test_the_number_of_cached_answers_is_limited():
     for n in range(3 * REMEMBERED):
         assert catalog.covered(Tokens(range(100 + n)), TRAITS) == min(100 + n, len(A))
     assert len(catalog._covered) <= REMEMBERED
+
+
+def test_the_tokens_of_cached_answers_are_limited(monkeypatch):
+    """An answer keeps its prompt: a thousand of 100,000 tokens were 400 MB."""
+    monkeypatch.setattr(module, "REMEMBERED_TOKENS", 5000)
+    catalog = Catalog()
+    catalog.put(snapshot("s"))
+    answers = []
+    for n in range(100):
+        tokens = Tokens(range(200 + n))
+        answers.append(catalog.answer(tokens, TRAITS))
+        assert catalog.answer(tokens, TRAITS) is answers[-1]
+        assert sum(len(tokens) for _, tokens in catalog._covered) <= 5000
+        if n == 10:  # the answers that this file outdates are forgotten, so their tokens no longer count
+            catalog.put(snapshot("t", Tokens([*range(205), 7])))
+            catalog.take(SnapshotId("s"))
+            catalog.put(snapshot("s"))
+    forgotten = [answer for answer in answers if answer not in [*catalog._covered.values()]]
+    assert all(answer.outdated for answer in forgotten)
+    assert len(catalog._covered) > 10
+    assert catalog.covered(Tokens(range(6000)), TRAITS) == len(A)  # one that is longer than the limit
+    assert len(catalog._covered) == 1
 
 
 def test_a_cached_answer_is_valid_until_a_snapshot_is_added_or_removed():
