@@ -104,10 +104,13 @@ def open_ours(path: Path) -> FileIO:
     Raises OSError, with ELOOP if the path is not a plain file with this one name.
     """
     handle = os.open(path, _READ)
-    found = os.fstat(handle)
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+    try:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+            raise OSError(errno.ELOOP, "it is not a plain file with one name", str(path))  # noqa: TRY301
+    except BaseException:
         os.close(handle)
-        raise OSError(errno.ELOOP, "it is not a plain file with one name", str(path))
+        raise
     return FileIO(handle, "rb")
 
 
@@ -192,14 +195,15 @@ def settle(file: FileIO) -> None:
 
 def write_small(target: Path, temporary: Path, data: bytes) -> None:
     """Write a file that exists whole or not at all, even after a crash. It is on the disk on return."""
-    with FileIO(os.open(temporary, _CREATE, 0o600), "wb") as out:
-        try:
+    out = FileIO(os.open(temporary, _CREATE, 0o600), "wb")
+    try:
+        with out:
             write_all(out, data)
             os.fsync(out.fileno())
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-    temporary.replace(target)
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     sync_folder(target.parent)
 
 

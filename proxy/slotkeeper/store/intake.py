@@ -135,25 +135,23 @@ def transfer(
     """
     target.demand(manifest.size)
     path = target.path / files.new_temporary(now)
-    with source.open(manifest.id) as file:
-        try:
+    try:
+        with source.open(manifest.id) as file:
             passed = files.pour((ByteSpan(0, manifest.size),), file, path, halt)
-        except EOFError as error:
-            raise UnfitError(f"{manifest.id} is too short: {error}") from error
-        if passed.sha256 != manifest.sha256 or files.stamp(file).size != manifest.size:
-            path.unlink()
-            raise UnfitError(f"{manifest.id} was changed after it was kept")
-    place(target, path, manifest)
+            if passed.sha256 != manifest.sha256 or files.stamp(file).size != manifest.size:
+                raise UnfitError(f"{manifest.id} was changed after it was kept")
+        place(target, path, manifest)
+    except EOFError as error:
+        raise UnfitError(f"{manifest.id} is too short: {error}") from error
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def place(folder: SnapshotFolder, path: Path, manifest: Manifest) -> None:
-    """Give a new file, whose bytes are verified, the name of its snapshot."""
-    try:
-        with files.open_ours(path) as file:
-            before = _dated(file)
-        folder.admit(path, manifest, before)
-    finally:
-        path.unlink(missing_ok=True)
+    """Give a new, verified file the name of its snapshot. The caller removes it after an error."""
+    with files.open_ours(path) as file:
+        before = _dated(file)
+    folder.admit(path, manifest, before)
 
 
 def _opened(path: Path) -> FileIO:

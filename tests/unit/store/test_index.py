@@ -77,7 +77,7 @@ def test_an_index_with_impossible_numbers_is_created_again(path: Path, values: s
     index = Index(path)
     index.open({A: 1.0})
     index.close()
-    change(path, f"UPDATE snapshots SET {values}")
+    change(path, f"UPDATE snapshots SET {values}")  # noqa: S608 - ours
     assert reopened(path, {A: 1.0}) == {A: Use(used=1.0)}
     assert reopened(path, {A: 1.0}) == {A: Use(used=1.0)}
 
