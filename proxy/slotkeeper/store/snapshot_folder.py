@@ -79,9 +79,15 @@ class SnapshotFolder:
         self.demand(0)
 
     def demand(self, size: int) -> None:
-        """Check that `size` bytes and the reserve are free. Raises StoreError if not."""
+        """Check that `size` bytes and the reserve are free. Raises StoreError if not.
+
+        If another folder is in this place, as when a disk is unmounted or mounted, it is claimed.
+        """
         with troubles(f"look at {self.path}"):
             free = self.free()
+            replaced = self._lock is not None and not self._held()
+        if replaced:
+            self.claim()
         if free < size + RESERVE:
             need = f"{size + RESERVE >> 20} MiB are needed and {free >> 20} MiB are free"
             raise StoreError(Trouble.DISK_FULL, f"No room in {self.path}: {need}")
@@ -128,7 +134,7 @@ class SnapshotFolder:
         """Verify the slot file by its hash, unless its stamp proves that nothing changed (not with `reread`).
 
         Returns the number of bytes read. Raises UnfitError for a changed file, MissingError if the folder
-        exists but not the file, and OSError.
+        is there but not the file, and OSError.
         """
         with self.open(manifest.id) as file:
             if not reread and self._proved.get(manifest.id) == files.stamp(file):
@@ -150,7 +156,7 @@ class SnapshotFolder:
         try:
             return files.open_ours(self.slot(snapshot))
         except FileNotFoundError as error:
-            if self.path.is_dir():
+            if self._held():  # else the folder itself is not there
                 raise MissingError(f"{snapshot} is not in {self.path} any more") from error
             raise
         except OSError as error:
@@ -199,6 +205,15 @@ class SnapshotFolder:
             _set_aside(self.slot(snapshot), self.path / files.QUARANTINE)
         self.drop(snapshot)
 
+    def _held(self) -> bool:
+        """Whether the folder is the one that we have locked. Raises OSError."""
+        path = self.path / files.LOCK
+        return (
+            self._lock is not None
+            and path.exists()
+            and os.path.samestat(os.fstat(self._lock.fileno()), path.lstat())
+        )
+
     def _take_lock(self) -> None:
         """Lock the folder for this sidecar: a second one would sweep away files that are being written.
 
@@ -206,7 +221,7 @@ class SnapshotFolder:
         were removed, two processes could hold a lock of the same name.
         """
         path = self.path / files.LOCK
-        if self._lock and path.exists() and os.fstat(self._lock.fileno()).st_ino == path.lstat().st_ino:
+        if self._held():
             return
         self.close()
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -250,5 +265,5 @@ def _bound(aside: Path) -> None:
     found = sorted(path for path in aside.iterdir() if files.ours(path.name))  # ids begin with the time
     sizes = [path.lstat().st_size for path in found]
     while found and (len(found) > QUARANTINED or sum(sizes) > QUARANTINE_BYTES):
-        found.pop(0).unlink()
+        files.remove(found.pop(0))
         sizes.pop(0)

@@ -19,7 +19,7 @@ from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store import files, snapshot_folder
 from slotkeeper.store.intake import SavedFile, SlotFileEdit
 from slotkeeper.store.store import Store
-from slotkeeper.store.trouble import ADVICE, StoreError, Trouble, UnfitError
+from slotkeeper.store.trouble import ADVICE, MissingError, StoreError, Trouble, UnfitError
 from unit.store.saving import ENGINE, file_of, ids, keep, names_in, offered, opened
 
 
@@ -239,6 +239,46 @@ async def test_a_missing_folder_is_reported_and_used_again_when_it_is_back(
         assert await offered(store, hot, kept.id)
 
 
+async def test_snapshots_of_a_folder_that_is_unmounted_for_a_while_are_not_forgotten(hot: Path):
+    """Its mount point is an empty folder."""
+    async with opened(hot) as store:
+        kept = await keep(store, hot)
+        away = unmounted(hot)
+        with pytest.raises(StoreError) as caught:
+            await store.offer(kept.id, ENGINE)
+        assert caught.value.trouble is Trouble.MISSING_FOLDER
+        moved(hot, hot.with_name("mount point"))
+        moved(away, hot)
+        assert await offered(store, hot, kept.id)
+        (hot / f"{kept.id}.slot").unlink()
+        with pytest.raises(MissingError):
+            await store.offer(kept.id, ENGINE)
+
+
+async def test_what_is_saved_when_a_folder_is_mounted_again_has_that_folders_seal(
+    hot: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Meanwhile states are saved in the mount point, which is another folder."""
+    monkeypatch.setattr("slotkeeper.store.trouble.RETRY_SECONDS", 0.0)
+    async with opened(hot) as store:
+        first = await keep(store, hot)
+        away = unmounted(hot)
+        lost = await keep(store, hot)
+        moved(hot, hot.with_name("mount point"))
+        moved(away, hot)
+        with pytest.raises(StoreError):  # a third sidecar's
+            async with opened(hot.with_name("mount point")):
+                pass
+        second = await keep(store, hot)
+        async with opened(hot.with_name("mount point")) as other:
+            assert [kept.id for kept in other.listing()] == [lost.id]
+        assert await offered(store, hot, first.id)
+        with pytest.raises(MissingError):
+            await store.offer(lost.id, ENGINE)
+    async with opened(hot) as store:
+        assert {kept.id for kept in store.listing()} == {first.id, second.id}
+
+
 async def test_a_file_in_place_of_the_folder_is_reported(tmp_path: Path):
     (tmp_path / "hot").write_bytes(b"")
     store = Store(tmp_path / "hot")
@@ -286,6 +326,13 @@ async def test_a_slow_folder_is_reported_and_still_used(
         monkeypatch.setattr("slotkeeper.store.trouble.SLOW_BYTES_PER_SECOND", 0.0)
         await store.verify(kept.id)
         assert store.trouble is None
+
+
+def unmounted(path: Path) -> Path:
+    """Leave an empty folder in place of this one, and return where it is now."""
+    away = moved(path, path.with_name("away"))
+    path.mkdir()
+    return away
 
 
 def moved(path: Path, target: Path) -> Path:
