@@ -6,6 +6,7 @@ An operation can fail in two ways: there is no such object (MissingError), or th
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import time
@@ -38,6 +39,7 @@ TRIES: Final[RetryConfig] = {
 RETRY_SECONDS: Final = 5.0  # for this time after a failure no request is sent to the store
 _FULL: Final = re.compile(r"\b507\b|InsufficientStorage|QuotaExceeded|StorageFull|os error (28|122)\b")
 _STATUS: Final = re.compile(r"status code: (\d+)")
+_NAME: Final = re.compile(r"[0-9A-Za-z-]+")  # of every object and folder of ours
 _STAGED: Final = re.compile(r".*#\d+")  # a temporary file that a killed writer leaves in a folder
 ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
@@ -122,6 +124,10 @@ class Objects:
     async def listing(self, folder: str) -> AsyncIterator[ObjectSeen]:
         """Yield the objects whose paths begin with `folder` and a slash."""
         with self._asking(f"list {folder}", existing=False):
+            if isinstance(self._store, LocalStore) and self._store.prefix:
+                for seen in await asyncio.to_thread(_in_folder, Path(self._store.prefix), folder):
+                    yield seen
+                return
             async for page in obstore.list(self._store, prefix=folder + "/", chunk_size=1000):
                 for found in page:
                     changed = found["last_modified"].timestamp()
@@ -180,6 +186,23 @@ class Objects:
         if up is not self.up:
             self.up = up
             self._changed(up, why)
+
+
+def _in_folder(root: Path, folder: str) -> list[ObjectSeen]:
+    """List a folder. obstore lists nothing if one name is no path for it, as Finder makes. Raises OSError."""
+    found = []
+    for base, folders, names in os.walk(root / folder, onerror=_unless_missing, followlinks=True):
+        folders[:] = filter(_NAME.fullmatch, folders)
+        for path in (Path(base, name) for name in names if _NAME.fullmatch(name)):
+            with suppress(FileNotFoundError):  # another sidecar has removed it meanwhile
+                seen = path.stat()
+                found.append(ObjectSeen(path.relative_to(root).as_posix(), seen.st_size, seen.st_mtime))
+    return found
+
+
+def _unless_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def _opened(url: str) -> Any:

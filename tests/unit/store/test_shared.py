@@ -17,6 +17,7 @@ from slotkeeper.scheduler.slot_contents import Tier
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store import files
 from slotkeeper.store import shared as module
+from slotkeeper.store.collector import StoreCollector
 from slotkeeper.store.object_names import parsed
 from slotkeeper.store.sealing import StoreKey
 from slotkeeper.store.snapshot_folder import SnapshotFolder
@@ -275,6 +276,47 @@ async def test_a_head_that_names_another_blob_than_its_own_is_not_accepted(two, 
             with pytest.raises((UnfitError, MissingError)):
                 await shared.check(there)
         assert shared.objects.up
+
+
+@pytest.mark.parametrize("name", ["Icon\r", "odd\udcff", "a b", "x#1"])
+@pytest.mark.parametrize("folder", [False, True])
+async def test_files_with_odd_names_do_not_make_a_shared_folder_unusable(two, name, folder):
+    """The first two are no paths for obstore, which then lists nothing at all. Finder makes the first one."""
+    one, _, cold = two
+    async with sidecar(one, cold) as (store, shared):
+        await store.copy_cold((await kept_state(store, one, 1)).id)
+        add_everywhere(cold, name, folder=folder)
+        assert await found(shared, prompt(1))
+        assert (await StoreCollector(shared, 1, grace=0.0).collect()).left_bytes > 0
+        assert await found(shared, prompt(1))
+        assert shared.objects.up
+
+
+def add_everywhere(root: Path, name: str, *, folder: bool) -> None:
+    """Add a file to each folder, or a folder with files that have names of ours."""
+    for path in [path for path in root.rglob("*") if path.is_dir()]:
+        own = [each.name for each in path.iterdir() if each.is_file()]
+        if folder:
+            (path / name).mkdir()
+        for each in own:
+            (path / name / each if folder else path / (each + name)).touch()
+        if not folder:
+            (path / name).touch()
+
+
+async def test_a_listing_fails_if_a_folder_cannot_be_read(two, monkeypatch):
+    """The collector would take the states for leftovers whose blobs it does not see."""
+    one, _, cold = two
+    async with sidecar(one, cold) as (store, shared):
+        await store.copy_cold((await kept_state(store, one, 1)).id)
+        assert [seen.size async for seen in shared.objects.listing("nowhere")] == []
+        monkeypatch.setattr(os, "scandir", refused)
+        with pytest.raises(StoreError):
+            await StoreCollector(shared, 1, grace=0.0).collect()
+
+
+def refused(path: object) -> None:
+    raise PermissionError(13, "Permission denied", str(path))
 
 
 async def test_objects_in_a_store_with_a_key_contain_no_tokens(two):
