@@ -126,6 +126,11 @@ def _tool_use(block: Doc, path: Path) -> Call:
 _SILENT: Final = frozenset({"ping", "content_block_stop"})
 
 
+def _as_wrapped(doc: Any) -> Any:
+    """Return the data of an error event in Anthropic's form; llama-server sends the error alone."""
+    return doc if "error" in doc else {"error": doc}
+
+
 class AnthropicReading:
     """Reads the events from message_start to message_stop, or a whole message."""
 
@@ -139,7 +144,7 @@ class AnthropicReading:
         if name in _SILENT:
             return
         doc = orjson.loads(data)
-        if self._draft.failed({"error": doc} if name == "error" and "error" not in doc else doc):
+        if self._draft.failed(_as_wrapped(doc) if name == "error" else doc):
             return
         match doc.get("type"):
             case "message_start":

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence, Set
 from contextlib import suppress
 from heapq import nlargest
 from typing import Any, Final
@@ -199,10 +199,12 @@ class Sharing:
     def _due(self, now: float) -> list[Kept]:
         """Return the snapshots that are not in the store and may be uploaded now."""
         here = [kept for kept in self._store.listing() if Tier.COLD not in kept.tiers]
-        ids = {kept.id for kept in here}
+        self._forget_all_but({kept.id for kept in here})
+        return [k for k in here if k.id not in self._writing and self._put_off.get(k.id, now) <= now]
+
+    def _forget_all_but(self, ids: Set[SnapshotId]) -> None:
         self._put_off = {id_: until for id_, until in self._put_off.items() if id_ in ids}
         self._failed_uploads = Counter({id_: n for id_, n in self._failed_uploads.items() if id_ in ids})
-        return [k for k in here if k.id not in self._writing and self._put_off.get(k.id, now) <= now]
 
     def _soonest(self) -> float | None:
         until = min(self._put_off.values(), default=None)
