@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Sequence, Set
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from heapq import nlargest
 from typing import Any, Final
@@ -202,7 +202,7 @@ class Sharing:
         self._forget_all_but({kept.id for kept in here})
         return [k for k in here if k.id not in self._writing and self._put_off.get(k.id, now) <= now]
 
-    def _forget_all_but(self, ids: Set[SnapshotId]) -> None:
+    def _forget_all_but(self, ids: set[SnapshotId]) -> None:
         self._put_off = {id_: until for id_, until in self._put_off.items() if id_ in ids}
         self._failed_uploads = Counter({id_: n for id_, n in self._failed_uploads.items() if id_ in ids})
 
