@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any, Final
 
@@ -36,6 +38,7 @@ from slotkeeper.scheduler.engine_model import FlagSeen, Memory
 from slotkeeper.scheduler.pending import Pending, Stage
 from slotkeeper.scheduler.slot_contents import SlotContents, Tier
 from slotkeeper.scheduler.table import EngineTable
+from slotkeeper.scheduler.types import RequestId
 from slotkeeper.values import Address
 
 NOTHING_KNOWN: Final[dict[str, Any]] = {
@@ -158,6 +161,7 @@ class StateRoutes:
 
     def _running(self) -> list[Document]:
         """Return unfinished requests: those that wait in the order of the queue, then the newest first."""
+        places = places_in(self._driver)
         found = [
             {
                 **asked_by(record),
@@ -167,7 +171,7 @@ class StateRoutes:
                 "now": moment.shown(),
             }
             for record in self._driver.journal.running()
-            if (moment := moment_of(self._driver, record))
+            if (moment := moment_of(self._driver, record, places))
         ]
         return sorted(found, key=lambda one: (one["now"]["place"] is None, one["now"]["place"] or 0))
 
@@ -231,13 +235,9 @@ class StateRoutes:
         for table in placement.tables.values():
             for slot, contents in enumerate(table.shadow.slots):
                 if contents and table.model == model:
-                    slots.setdefault(tree.twig(contents.tokens), []).append(
-                        {"engine": table.engine, "slot": slot}
-                    )
-        files: dict[int | None, int] = {}
-        for snapshot in islice(placement.catalog, FILES):
-            place = tree.twig(snapshot.tokens)
-            files[place] = files.get(place, 0) + 1
+                    place = {"engine": table.engine, "slot": slot}
+                    slots.setdefault(tree.twig(contents.tokens), []).append(place)
+        files = Counter(tree.twig(snapshot.tokens) for snapshot in islice(placement.catalog, FILES))
         return answer(
             {
                 "tokens": tree.tokens,
@@ -252,7 +252,7 @@ class StateRoutes:
                         "passed": twig.passed,
                         "idle_seconds": round(max(0.0, now - twig.used), 1),
                         "slots": slots.get(twig.id, []),
-                        "snapshots": files.get(twig.id, 0),
+                        "snapshots": files[twig.id],
                     }
                     for twig in twigs
                 ],
@@ -298,20 +298,23 @@ def _engine_in(body: bytes) -> str:
 # -- the last requests -----------------------------------------------------------------------------------
 
 
-def moment_of(driver: Driver, record: Record) -> Moment | None:
+def places_in(driver: Driver) -> dict[RequestId, int]:
+    """Return the queued requests with their places. Called once for an answer, not for each request."""
+    return {request: place for place, request in enumerate(driver.placement.line, start=1)}
+
+
+def moment_of(driver: Driver, record: Record, places: dict[RequestId, int]) -> Moment | None:
     """Return the progress of a request; None if it has ended."""
     ended = record.outcome != RUNNING
-    return None if ended else replace(_progress(driver, record), priority=record.priority)
+    return None if ended else replace(_progress(driver, record, places), priority=record.priority)
 
 
-def _progress(driver: Driver, record: Record) -> Moment:
+def _progress(driver: Driver, record: Record, places: dict[RequestId, int]) -> Moment:
     pending = driver.placement.pending(record.key)
     if record.first_token is not None or record.status is not None:
         return Moment(doing=Doing.GENERATING)
     if pending is None or pending.stage is Stage.QUEUED:
-        line = driver.placement.line
-        place = line.index(record.key) + 1 if record.key in line else None
-        return Moment(doing=Doing.QUEUED, place=place)
+        return Moment(doing=Doing.QUEUED, place=places.get(record.key))
     work = record.work
     if work is None or (pending.stage is Stage.PREPARING and not _plants(pending)):
         return Moment(doing=Doing.PREPARING)
@@ -346,15 +349,15 @@ class RequestRoutes:
 
     async def _list(self, request: web.Request) -> web.Response:
         """List requests, the newest first, filtered by `limit`, `conversation` and `repeated=1`."""
-        most = min(MOST, number(request, "limit", LIMIT))
-        conversation = number(request, "conversation", -1)
+        most, conversation = min(MOST, number(request, "limit", LIMIT)), number(request, "conversation", -1)
         found = (
             record
             for record in self._driver.journal
             if conversation in (-1, record.goes_on)
             and (request.query.get("repeated") != "1" or record.repeated > FEW)
         )
-        return answer({"requests": [self._now(record) | summary(record) for record in islice(found, most)]})
+        now = partial(self._now, places=places_in(self._driver))
+        return answer({"requests": [now(record) | summary(record) for record in islice(found, most)]})
 
     async def _one(self, request: web.Request) -> web.Response:
         wanted = request.match_info["id"]
@@ -363,13 +366,14 @@ class RequestRoutes:
             kept = len(self._driver.journal)
             among = f"none of the last {kept} requests" if kept else "no request is kept, so none"
             raise refused(web.HTTPNotFound, f"{among} has the id {wanted}")
-        document = self._now(record) | detail(record, self._driver.journal.took_slot(record))
+        places, took = places_in(self._driver), self._driver.journal.took_slot(record)
+        document = self._now(record, places) | detail(record, took)
         if record.divergence and record.divergence.now:
             document["parting"]["text"] = await self._text(record, record.divergence)
         return answer(document)
 
-    def _now(self, record: Record) -> dict[str, Any]:
-        moment = moment_of(self._driver, record)
+    def _now(self, record: Record, places: dict[RequestId, int]) -> Document:
+        moment = moment_of(self._driver, record, places)
         return {"now": moment and moment.shown()}
 
     def _find(self, wanted: str) -> Record | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from slotkeeper.observe.journal import Journal
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.request_record import Record
 from slotkeeper.runtime.driver import Driver
+from slotkeeper.scheduler import priority
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.engine_model import Checkpoint
 from slotkeeper.scheduler.events import EngineLost, SnapshotsChanged
@@ -220,6 +221,26 @@ async def test_queued_requests_have_a_place_and_running_requests_have_none(serve
     )
     listed = (await served.get("/api/requests"))["requests"]
     assert {one["id"]: one["now"]["place"] for one in listed} == {"a": None, "b": None, "c": 1, "d": 2}
+
+
+@pytest.mark.parametrize("count", [20, 200])
+async def test_the_order_of_the_queue_is_found_once_for_each_document(served, count, monkeypatch):
+    """If it is found for each request, the document of 4,000 queued requests takes two seconds."""
+    for number in range(count):
+        await arrives(served, f"r{number}")
+        admit(served.driver, f"1:r{number}", Tokens([number] * 300))
+    asked, in_turn = [], priority.in_turn
+
+    def counted(*given: Any) -> Sequence[RequestId]:
+        asked.append(given)
+        return in_turn(*given)
+
+    monkeypatch.setattr(priority, "in_turn", counted)
+    running = (await served.get("/api/state"))["running"]
+    assert [one["now"]["place"] for one in running[:-2]] == [*range(1, count - 1)]
+    assert len(asked) == 1
+    assert (await served.get("/api/requests"))["requests"]
+    assert len(asked) == 2
 
 
 async def test_a_request_has_its_priority_also_when_it_is_no_longer_queued(served):
