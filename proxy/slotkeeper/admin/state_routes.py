@@ -152,7 +152,7 @@ class StateRoutes:
         return [
             {
                 "tier": tier.value,
-                "snapshots": sum(snapshot.tier is tier for snapshot in catalog),
+                "snapshots": catalog.count(tier),
                 "bytes": catalog.size(tier),
                 "budget_bytes": budget,
             }

@@ -13,13 +13,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
+from operator import attrgetter
 from typing import Final
 
 from slotkeeper.scheduler.adapters import namespace_in
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory, keeps_checkpoints
 from slotkeeper.scheduler.prefix_order import AnyState, Neighbours, PrefixOrder
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId, Tier, restored, reuse
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.tokens import WIDTH, Tokens
 
 # -- a tree of all states: what each one saves that no other does ----------------------------------------
 
@@ -185,6 +186,11 @@ REMEMBERED: Final = 1024  # answers kept until a file that concerns them comes o
 REMEMBERED_TOKENS: Final = 16 << 20  # in the prompts of these answers: 64 MiB
 NEVER: Final = Tokens([-1])  # a token that no model has: it makes any prompt a true extension
 
+# A file's place in the orders, and what the tokens that it saves depend on. The tokens of a file never
+# change, but in a shared folder any writer can replace the file's manifest.
+PLACE: Final = attrgetter("tier", "fingerprint", "tokens")
+STATE: Final = attrgetter("fingerprint", "tokens", "checkpoints")
+
 
 class Covered:
     """An answer that is kept: how many tokens a file covers, which one, and whether that may change now."""
@@ -209,6 +215,7 @@ class Catalog:
 
     def __init__(self) -> None:
         self._all: dict[SnapshotId, Snapshot] = {}
+        self._counts, self._sizes = dict.fromkeys(Tier, 0), dict.fromkeys(Tier, 0)  # files, bytes
         self._orders: dict[tuple[Tier, str], PrefixOrder] = {}
         self._covered: dict[tuple[Fingerprints, Tokens], Covered] = {}
         self._remembered = 0  # tokens of the prompts in `_covered`
@@ -230,11 +237,15 @@ class Catalog:
 
     def size(self, tier: Tier) -> int:
         """Return the bytes of all files in one tier."""
-        return sum(snapshot.size for snapshot in self._all.values() if snapshot.tier is tier)
+        return self._sizes[tier]
+
+    def count(self, tier: Tier) -> int:
+        """Return the number of all files in one tier."""
+        return self._counts[tier]
 
     def beyond(self, tier: Tier, most: int) -> int:
         """Return the bytes that the files beyond the first `most` of a tier take, at their average size."""
-        count = sum(1 for snapshot in self._all.values() if snapshot.tier is tier)
+        count = self.count(tier)
         return self.size(tier) * max(0, count - most) // max(1, count)
 
     def order(self, tier: Tier, fingerprint: str) -> PrefixOrder:
@@ -248,14 +259,16 @@ class Catalog:
             self._nothing.outdated = True
             self._nothing = Covered(0, None)
         before = self._all.get(snapshot.id)
-        if before and not _same_place(before, snapshot):
+        if before:
+            self._counted(before, -1)
+        if before and PLACE(before) != PLACE(snapshot):
             self._leaves_order(before)
             self._forget_covered(before.id)
-            before = None
         self._orders.setdefault((snapshot.tier, snapshot.fingerprint), PrefixOrder()).put(snapshot)
         self._all[snapshot.id] = snapshot
+        self._counted(snapshot)
         self.had_namespaces = self.had_namespaces or bool(namespace_in(snapshot.tokens.space))
-        if before is None or before.checkpoints != snapshot.checkpoints:
+        if before is None or STATE(before) != STATE(snapshot):
             self._forget_covered(snapshot.id, comes=snapshot.tokens)
 
     def take(self, snapshot: SnapshotId) -> Snapshot | None:
@@ -263,9 +276,15 @@ class Catalog:
         self._last = NONE_ASKED
         taken = self._all.pop(snapshot, None)
         if taken:
+            self._counted(taken, -1)
             self._leaves_order(taken)
             self._forget_covered(snapshot)
         return taken
+
+    def _counted(self, snapshot: Snapshot, sign: int = 1) -> None:
+        """Add a file to the sums of its tier, or subtract it."""
+        self._counts[snapshot.tier] += sign
+        self._sizes[snapshot.tier] += sign * snapshot.size
 
     def _forget_covered(self, snapshot: SnapshotId, *, comes: Tokens | None = None) -> None:
         """Forget the answers that this file gave, and those that it may give now with the tokens that come.
@@ -273,8 +292,7 @@ class Catalog:
         A file saves no more than it shares. So it changes no answer if it shares no more than was covered.
         """
         for key, covered in [*self._covered.items()]:
-            better = comes is not None and key[1].lcp(comes) > covered.tokens
-            if better or covered.by == snapshot:
+            if covered.by == snapshot or (comes is not None and _shares_more(key[1], comes, covered.tokens)):
                 covered.outdated = True
                 del self._covered[key]
                 self._remembered -= len(key[1])
@@ -353,12 +371,10 @@ class Catalog:
                     yield order
 
 
-def _same_place(one: Snapshot, other: Snapshot) -> bool:
-    """Whether two versions of a file stand at the same place of the same order.
-
-    The tokens of a file never change, but in a shared folder any writer can replace the file's manifest.
-    """
-    return (one.tier, one.fingerprint, one.tokens) == (other.tier, other.fingerprint, other.tokens)
+def _shares_more(one: Tokens, other: Tokens, common: int) -> bool:
+    """Whether two sequences share more than `common` tokens. Nearly always the next token shows that."""
+    at, end = common * WIDTH, (common + 1) * WIDTH
+    return one.packed[at:end] == other.packed[at:end] and one.lcp(other) > common
 
 
 def _loadable(traits: EngineTraits) -> Fingerprints:

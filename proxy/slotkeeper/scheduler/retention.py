@@ -308,8 +308,7 @@ def proved(state: State, plan: Plan, *, cached: int, now: float) -> list[Effect]
 
 
 def _to_cold(state: State, gone: SnapshotId) -> Drop:
-    snapshot = state.catalog.take(gone)
-    if snapshot:
+    if snapshot := state.catalog.get(gone):
         state.catalog.put(replace(snapshot, tier=Tier.COLD))
     return Drop(snapshot=gone, to_cold=True)
 
