@@ -256,8 +256,10 @@ def planted(request: str, computed: int | None = 1, **more: Any) -> Planted:
     return Planted(at=0.0, request=RequestId(request), computed=computed, **more)
 
 
-def snapshots_changed(*snapshots: Snapshot, gone: tuple[str, ...] = ()) -> SnapshotsChanged:
-    return SnapshotsChanged(at=0.0, snapshots=snapshots, gone=tuple(map(SnapshotId, gone)))
+def snapshots_changed(
+    *snapshots: Snapshot, gone: tuple[str, ...] = (), more: bool = False
+) -> SnapshotsChanged:
+    return SnapshotsChanged(at=0.0, snapshots=snapshots, gone=tuple(map(SnapshotId, gone)), more=more)
 
 
 def lists(

@@ -214,6 +214,14 @@ def test_a_file_is_not_evicted_while_it_is_restored():
     assert play.placement.catalog.size(Tier.HOT) < S1.size * 3 // 2
 
 
+def test_room_is_made_when_the_last_files_of_a_folder_are_known():
+    play = hybrid(limits=Limits(hot_bytes=S1.size * 3 // 2))
+    play << snapshots_changed(snapshot("s2", B, checkpoints=(4484, 4996)), more=True)
+    assert {"s1", "s2"} <= {kept.id for kept in play.placement.catalog}, "the best ones may follow"
+    play << snapshots_changed(snapshot("s3", C.cut(0, 300)))
+    assert play.placement.catalog.size(Tier.HOT) < S1.size * 3 // 2
+
+
 def test_a_file_is_not_evicted_between_a_save_and_its_restore():
     play = hybrid(limits=Limits(hot_bytes=S1.size * 3 // 2, pause=1000.0), n_slots=1)
     assert play << arrives("r1") << knows("r1", B) >> goes("r1", slot=0)

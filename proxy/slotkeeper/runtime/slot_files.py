@@ -17,7 +17,7 @@ from slotkeeper.scheduler.effects import Drop, Erase, Forget, Poison, Prove, Res
 from slotkeeper.scheduler.events import Erased, Event, Restored, Saved, SnapshotsChanged
 from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
 from slotkeeper.scheduler.types import Loading, id_of
-from slotkeeper.store.index import by_our_clock
+from slotkeeper.store.index import Kept, by_our_clock
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import HaltedError, LateError, SnapshotError, StoreError
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from slotkeeper.runtime.sharing import Sharing
 
 CANARY: Final = (1, 2, 3, 4)  # any tokens will do: an empty slot reuses none of them
+AT_ONCE: Final = 64  # snapshots that the scheduler is told of at once: some milliseconds
 RETRY: Final = 30.0  # seconds until a folder that could not be used is tried again
 
 log = get_logger(__name__)
@@ -64,15 +65,23 @@ class Snapshots:
                 self.tried.set()
                 await asyncio.sleep(RETRY)
                 continue
+            await self._tell(opened.kept)
             self.ready = True
             self.tried.set()
             self._ended("open", "ok")
             for note in opened.notes:
                 log.info("snapshots_swept", note=note)
             log.info("snapshots_found", count=len(opened.kept))
-            self._post(SnapshotsChanged(at=time.monotonic(), snapshots=tuple(map(by_our_clock, opened.kept))))
             if self.sharing:
                 self.sharing.saved()
+
+    async def _tell(self, found: Sequence[Kept]) -> None:
+        """Tell the scheduler of all snapshots, a few at a time: sorting thousands in takes a second."""
+        for at in range(0, len(found) or 1, AT_ONCE):
+            part, more = found[at : at + AT_ONCE], at + AT_ONCE < len(found)
+            snapshots = tuple(map(by_our_clock, part))
+            self._post(SnapshotsChanged(at=time.monotonic(), snapshots=snapshots, more=more))
+            await asyncio.sleep(0)
 
     async def close(self) -> None:
         await self.store.close()

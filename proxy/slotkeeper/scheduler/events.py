@@ -150,6 +150,7 @@ class SnapshotsChanged:
     at: float
     snapshots: tuple[Snapshot, ...] = ()
     gone: tuple[SnapshotId, ...] = ()
+    more: bool = False  # others follow at once, so it is not known yet which ones have no room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -226,7 +226,7 @@ def snapshots_changed(state: State, event: SnapshotsChanged) -> list[Effect]:
         state.catalog.take(gone)
     for snapshot in event.snapshots:
         state.catalog.put(snapshot)
-    return make_room(state, event.at) if event.snapshots else []
+    return make_room(state, event.at) if event.snapshots and not event.more else []
 
 
 def make_room(state: State, now: float) -> list[Effect]:
