@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -62,9 +63,17 @@ class SnapshotRoutes:
 
     async def _list(self, _: web.Request) -> web.Response:
         """List the snapshots, also while the folder cannot be used: the document says why."""
-        document = overview(self._snapshots().store, self._limits)
+        store = self._snapshots().store
+        fingerprints = {kept.manifest.fingerprint for kept in store.listing()}
+        engines = {fingerprint: self._engines(fingerprint) for fingerprint in fingerprints}
+        # With thousands of snapshots this takes a tenth of a second.
+        return await asyncio.to_thread(self._listed, store, engines)
+
+    def _listed(self, store: Store, engines: Mapping[str, Sequence[str]]) -> web.Response:
+        """Return the list. This runs in a thread and only reads."""
+        document = overview(store, self._limits)
         for entry in document["snapshots"]:
-            entry["engines"] = self._engines(entry["fingerprint"])
+            entry["engines"] = engines.get(entry["fingerprint"], [])
             name = self._driver.journal.owners.of(entry["id"])
             entry["name"] = str(name) if name else None
         return answer(document)
