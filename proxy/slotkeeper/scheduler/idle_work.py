@@ -329,8 +329,9 @@ def _fit_to_warm(snapshot: Snapshot, table: EngineTable, now: float) -> bool:
 
 def _whole(latest: Snapshot, fresh: Sequence[Snapshot]) -> Snapshot:
     """Return the end of the conversation: its cuts are saved a moment later, and are prefixes of the end."""
-    same = (s for s in fresh if s.tokens.lcp(latest.tokens) == len(latest.tokens))
-    return max(same, key=lambda s: len(s.tokens))
+    same = (s for s in fresh if s.tokens.begins_with(latest.tokens))  # of the others, few tokens are compared
+    whole = (s for s in same if s.tokens.lcp(latest.tokens) == len(latest.tokens))
+    return max(whole, key=lambda s: len(s.tokens))
 
 
 def warming_step(end: Snapshot, catalog: Catalog, table: EngineTable) -> Step | None:
