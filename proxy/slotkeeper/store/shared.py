@@ -17,7 +17,6 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from typing import Final
 
 import orjson
@@ -30,7 +29,7 @@ from slotkeeper.store.hints import Hints
 from slotkeeper.store.index import Kept, Use
 from slotkeeper.store.intake import place
 from slotkeeper.store.manifest import BYTES, Flaw, Manifest, decode, encode
-from slotkeeper.store.object_names import STORE_SEAL, HeadName, ObjectNames, most_promising, parsed
+from slotkeeper.store.object_names import STORE_SEAL, HeadName, ObjectNames, entries_to_read
 from slotkeeper.store.objects import AT_ONCE, Objects
 from slotkeeper.store.sealing import (
     SALT_BYTES,
@@ -121,21 +120,22 @@ class SharedStore:
     ) -> list[Kept]:
         folders = self._names.folders(prompt, fingerprint)
         await self._opened()  # manifests cannot be verified without the secret
-        entries = chain.from_iterable(await asyncio.gather(*map(self._entries, folders)))
-        good = most_promising(entries, self._names.marks(prompt), len(prompt), beyond)
+        names = await asyncio.gather(*map(self._listed, folders))
+        found, marks = zip(folders, names, strict=True), self._names.marks(prompt)
+        good = await asyncio.to_thread(entries_to_read, found, marks, len(prompt), beyond)
         unknown = [entry for entry in good if self._seen.get(entry.path) not in known]
         heads = await asyncio.gather(*(self._head_or_none(entry, prompt.space) for entry in unknown))
         return [
             self._found(entry, head) for entry, head in zip(unknown, heads, strict=True) if head is not None
         ]
 
-    async def _entries(self, folder: str) -> list[HeadName]:
+    async def _listed(self, folder: str) -> Collection[str]:
         names = await self.hints.names(folder) if self.hints else None
         if names is None:
             names = {seen.path.rpartition("/")[2] async for seen in self.objects.listing(folder)}
             if self.hints:
                 await self.hints.listed(folder, names)
-        return [entry for name in names if (entry := parsed(f"{folder}/{name}"))]
+        return names
 
     async def _head_or_none(self, entry: HeadName, space: str) -> Head | None:
         try:

@@ -15,10 +15,10 @@ from patience import PATIENCE
 from slotkeeper.scheduler.adapters import space_of
 from slotkeeper.scheduler.slot_contents import Tier
 from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.store import files
+from slotkeeper.store import files, object_names
 from slotkeeper.store import shared as module
 from slotkeeper.store.collector import StoreCollector
-from slotkeeper.store.object_names import parsed
+from slotkeeper.store.object_names import HeadName, parsed
 from slotkeeper.store.sealing import StoreKey
 from slotkeeper.store.snapshot_folder import SnapshotFolder
 from slotkeeper.store.trouble import LateError, MissingError, StoreError, UnfitError
@@ -121,6 +121,25 @@ async def test_the_deepest_of_many_states_is_found(two):
             await _saved(store, one, [*own, *ids(1, length)])
         best = (await found(shared, Tokens([*own, *ids(1, 1600)])))[0]
         assert len(best.tokens) == 1800
+
+
+async def test_the_entries_of_a_prompt_are_read_and_sorted_in_a_thread(two, monkeypatch):
+    """Thousands of states may begin with one system prompt: 60 ms with 8,192 of them, for each look."""
+    one, _, cold = two
+    threads = []
+
+    def parsed_somewhere(path: str) -> HeadName | None:
+        threads.append(threading.current_thread())
+        return parsed(path)
+
+    async with sidecar(one, cold) as (store, shared):
+        for end in range(3):
+            kept = await kept_state(store, one, 1, length=LONG + 256 * end)
+            await store.copy_cold(kept.id)
+        monkeypatch.setattr(object_names, "parsed", parsed_somewhere)
+        assert await found(shared, prompt(1, length=LONG + 700))
+    assert len(threads) == 3
+    assert threading.main_thread() not in threads
 
 
 async def test_of_states_that_end_in_one_block_the_longest_beginnings_of_the_prompt_are_read(two):
