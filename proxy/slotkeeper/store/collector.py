@@ -15,12 +15,13 @@ All ages are by the store's own clock, which is read from an object that is writ
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from dataclasses import dataclass, field
 from typing import Final
 
 from slotkeeper.store.object_names import BLOBS, ELECTIONS, HEADS, USED, HeadName, parsed, state_of
-from slotkeeper.store.objects import Objects, ObjectSeen
+from slotkeeper.store.objects import AT_A_TIME, Objects, ObjectSeen
 from slotkeeper.store.shared import FRESH, SharedStore
 
 GRACE: Final = 2 * FRESH  # seconds after which an unfinished state will not be finished
@@ -80,8 +81,10 @@ class StoreCollector:
         now = await self._time()
         states = await self._survey()
         done = Collected()
-        for state in list(states.values()):
+        for number, state in enumerate(list(states.values()), start=1):
             done.leftovers += await self._clear(state, now)
+            if number % AT_A_TIME == 0:  # most states are as they should be, and need no call
+                await asyncio.sleep(0)
         total = sum(state.size for state in states.values())
         aged = sorted((s for s in states.values() if s.entry), key=lambda state: state.touched)
         for state in aged:

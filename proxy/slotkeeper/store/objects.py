@@ -26,6 +26,7 @@ from slotkeeper.store.trouble import MissingError, StoreError, Trouble
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
 
+AT_A_TIME: Final = 256  # objects that are looked at before the event loop runs again: some milliseconds
 AT_ONCE: Final = 16 << 20  # bytes, the most in a single request, which can be made not to overwrite
 PART: Final = 8 << 20  # bytes of a part of a larger object; S3 takes 10,000 of them
 PARTS: Final = 4  # parts that are uploaded at the same time
@@ -122,13 +123,16 @@ class Objects:
             return None
 
     async def listing(self, folder: str) -> AsyncIterator[ObjectSeen]:
-        """Yield the objects whose paths begin with `folder` and a slash."""
+        """Yield the objects whose paths begin with `folder` and a slash. The event loop runs in between."""
         with self._asking(f"list {folder}", existing=False):
             if isinstance(self._store, LocalStore) and self._store.prefix:
-                for seen in await asyncio.to_thread(_in_folder, Path(self._store.prefix), folder):
+                there = await asyncio.to_thread(_in_folder, Path(self._store.prefix), folder)
+                for number, seen in enumerate(there, start=1):
                     yield seen
+                    if number % AT_A_TIME == 0:
+                        await asyncio.sleep(0)
                 return
-            async for page in obstore.list(self._store, prefix=folder + "/", chunk_size=1000):
+            async for page in obstore.list(self._store, prefix=folder + "/", chunk_size=AT_A_TIME):
                 for found in page:
                     changed = found["last_modified"].timestamp()
                     yield ObjectSeen(str(found["path"]), int(found["size"]), changed)

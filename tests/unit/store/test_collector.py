@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slotkeeper.store.collector import StoreCollector
+from slotkeeper.store.objects import AT_A_TIME, Objects
+from slotkeeper.store.shared import SharedStore
 from slotkeeper.store.trouble import StoreError, Trouble
 from unit.store.saving import offered
-from unit.store.sharing import KEY, found, kept_state, sidecar
+from unit.store.sharing import KEY, found, kept_state, sidecar, unheard
 from unit.store.test_shared import objects, prompt
 
 HOUR = 3600.0
@@ -166,3 +171,33 @@ async def test_temporary_files_that_are_renamed_meanwhile_are_left_alone(tmp_pat
         aged(staged, 2 * HOUR)
         monkeypatch.setattr(Path, "rglob", lambda *_: iter((renamed, staged)))
         assert shared.objects.sweep(HOUR) == 1
+
+
+async def test_the_event_loop_runs_while_thousands_of_states_are_listed_and_looked_at(tmp_path, monkeypatch):
+    """A round over 8,192 states took 0.4 s of the event loop, every five minutes."""
+    folder, count, turns = tmp_path / "blobs" / "00", 4 * AT_A_TIME, 0
+    folder.mkdir(parents=True)
+    for n in range(count):
+        (folder / f"{n:032x}-{'c' * 64}-{'d' * 32}").write_bytes(b"")
+    bucket = Objects(str(tmp_path), unheard)
+    looked_at, clear = Counter[int](), StoreCollector._clear
+
+    async def counted(collector: StoreCollector, *given: Any) -> int:
+        looked_at[turns] += 1
+        return await clear(collector, *given)
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(StoreCollector, "_clear", counted)
+    async with asyncio.TaskGroup() as group:
+        other = group.create_task(others())
+        listed = Counter([turns async for _ in bucket.listing("blobs")])
+        await StoreCollector(SharedStore(bucket), 0).collect()
+        other.cancel()
+    for counts in (listed, looked_at):
+        assert counts.total() == count
+        assert max(counts.values()) <= AT_A_TIME
