@@ -125,7 +125,7 @@ def test_the_sums_of_a_tier_are_those_of_its_files():
 
 @pytest.mark.parametrize("count", [20, 200])
 def test_a_new_file_is_compared_only_with_answers_that_it_may_change(count, monkeypatch):
-    """With a thousand answers for prompts of 100,000 tokens, comparing all takes 30 ms for each file."""
+    """With a thousand answers, comparing all takes 7 ms for each file."""
     catalog = Catalog()
     catalog.put(snapshot("s", A.cut(0, 500)))
     talks = [A.cut(0, 600) + Tokens([5000 + n] * 50) for n in range(count)]
