@@ -14,7 +14,7 @@ from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store import files
 from slotkeeper.store.files import Halt, Passed, Stamp
 from slotkeeper.store.manifest import Manifest, chain
-from slotkeeper.store.snapshot_folder import SnapshotFolder
+from slotkeeper.store.snapshot_folder import OF_ONE_FILE, SnapshotFolder
 from slotkeeper.store.trouble import StoreError, TornError, Trouble, UnfitError
 
 
@@ -130,8 +130,8 @@ def transfer(
 ) -> None:
     """Copy a snapshot to another folder, and check the hash of the copied bytes.
 
-    Raises UnfitError if the source is not what was kept, MissingError, and StoreError if there is no room;
-    OSError passes.
+    Raises UnfitError if the source is not what was kept or cannot be read, MissingError, and StoreError if
+    there is no room; OSError passes.
     """
     target.demand(manifest.size)
     path = target.path / files.new_temporary(now)
@@ -143,6 +143,10 @@ def transfer(
         place(target, path, manifest)
     except EOFError as error:
         raise UnfitError(f"{manifest.id} is too short: {error}") from error
+    except OSError as error:
+        if error.errno in OF_ONE_FILE:  # of the source, or of the copy?
+            source.check(manifest, halt, reread=True)
+        raise
     finally:
         path.unlink(missing_ok=True)
 

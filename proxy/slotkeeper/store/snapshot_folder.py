@@ -10,8 +10,8 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from typing import Final
@@ -35,6 +35,8 @@ from slotkeeper.store.trouble import MissingError, StoreError, Trouble, UnfitErr
 RESERVE: Final = 64 << 20  # bytes left free: the folder may share its disk with the engine's log and ours
 QUARANTINED: Final = 8  # files kept for inspection
 QUARANTINE_BYTES: Final = 4 << 30
+# Errors that one file may have in a folder that can be used: the disk cannot read it, or we may not.
+OF_ONE_FILE: Final = frozenset({errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.EACCES, errno.EPERM})
 
 
 class SnapshotFolder:
@@ -133,10 +135,10 @@ class SnapshotFolder:
     def check(self, manifest: Manifest, halt: Halt, *, reread: bool = False) -> int:
         """Verify the slot file by its hash, unless its stamp proves that nothing changed (not with `reread`).
 
-        Returns the number of bytes read. Raises UnfitError for a changed file, MissingError if the folder
-        is there but not the file, and OSError.
+        Returns the number of bytes read. Raises UnfitError for a file that was changed or that alone cannot be
+        read, MissingError if the folder is there but not the file, and OSError.
         """
-        with self.open(manifest.id) as file:
+        with self._reading(manifest.id), self.open(manifest.id) as file:
             if not reread and self._proved.get(manifest.id) == files.stamp(file):
                 return 0
             self._proved.pop(manifest.id, None)
@@ -151,8 +153,18 @@ class SnapshotFolder:
                 self._proved[manifest.id] = before
             return passed.size
 
+    @contextmanager
+    def _reading(self, snapshot: SnapshotId) -> Iterator[None]:
+        """Turn an error of this one file into UnfitError. OSError passes if the folder cannot be used."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno in OF_ONE_FILE and self._held():
+                raise UnfitError(f"{snapshot} cannot be read: {error.strerror}") from error
+            raise
+
     def open(self, snapshot: SnapshotId) -> FileIO:
-        """Open a slot file for reading. Raises as `check` does."""
+        """Open a slot file for reading. Raises UnfitError for a link, MissingError as `check` does, OSError."""
         try:
             return files.open_ours(self.slot(snapshot))
         except FileNotFoundError as error:

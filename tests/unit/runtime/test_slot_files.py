@@ -1,67 +1,45 @@
-"""What the scheduler is told of the snapshots in an opened store."""
+"""Steps with slot files, over a real store and a stub of an engine: which files the scheduler hears of."""
 
 from __future__ import annotations
 
-import asyncio
+import errno
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
-
-import pytest
+from pathlib import Path
 
 from slotkeeper.observe.metrics import Metrics
-from slotkeeper.runtime.slot_files import AT_ONCE, Snapshots
-from slotkeeper.scheduler.events import Event, SnapshotsChanged
-from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.store.index import Kept, Use
-from slotkeeper.store.store import Opened
-from unit.store.test_manifest import MANIFEST
+from slotkeeper.runtime.slot_files import Snapshots
+from slotkeeper.scheduler.effects import Restore
+from slotkeeper.scheduler.events import Event
+from slotkeeper.scheduler.types import Loading, Place, RequestId, SlotId
+from slotkeeper.store.index import by_our_clock
+from slotkeeper.store.store import Store
+from unit.runtime.stubs import ENGINE, TRAITS, StubLink
+from unit.store.saving import ENGINE as FINGERPRINT
+from unit.store.saving import keep
+from unit.store.test_folders import refusing
 
 
-class OpenStore:
-    """A store with so many snapshots."""
-
-    shared = False
-    trouble = None
-
-    def __init__(self, count: int) -> None:
-        self.kept = tuple(
-            Kept(
-                manifest=replace(MANIFEST, id=SnapshotId(f"s{n}")),
-                tokens=Tokens(range(n, n + 50)),
-                tiers=frozenset({Tier.HOT}),
-                use=Use(used=float(n)),
-            )
-            for n in range(count)
-        )
-
-    async def open(self) -> Opened:
-        return Opened(kept=self.kept, notes=())
-
-
-@pytest.mark.parametrize("count", [0, 1, AT_ONCE, AT_ONCE + 1, 4096])
-async def test_the_scheduler_is_told_of_few_snapshots_at_once_and_the_loop_runs_between(count):
-    """Sorting 8,192 long prompts into the catalog takes 0.3 to 0.8 s: nothing was served meanwhile."""
-    turns, events = 0, list[tuple[int, bool, Event]]()
-    store: Any = OpenStore(count)
-    snapshots = Snapshots(store, Metrics(), lambda event: events.append((turns, snapshots.ready, event)))
-
-    async def others() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    async with asyncio.TaskGroup() as group:
-        other = group.create_task(others())
+@asynccontextmanager
+async def snapshots_in(hot: Path, cold: Path | None = None) -> AsyncIterator[tuple[Snapshots, list[Event]]]:
+    events: list[Event] = []
+    snapshots = Snapshots(Store(hot, cold), Metrics(), events.append)
+    try:
         await snapshots.open()
-        other.cancel()
-    told = [event for _, _, event in events if isinstance(event, SnapshotsChanged)]
-    assert [each.id for event in told for each in event.snapshots] == [kept.id for kept in store.kept]
-    assert all(len(event.snapshots) <= AT_ONCE for event in told)
-    assert [event.more for event in told] == [True] * (len(told) - 1) + [False]
-    at = [turn for turn, _, _ in events]
-    assert at == sorted(set(at)), "another task ran between any two of them"
-    assert not any(ready for _, ready, _ in events)
-    assert snapshots.ready
-    assert snapshots.tried.is_set()
+        events.clear()
+        yield snapshots, events
+    finally:
+        await snapshots.close()
+
+
+async def test_a_file_that_cannot_be_read_is_not_offered_again_after_the_next_save(hot: Path):
+    link = StubLink(traits=replace(TRAITS, fingerprint=FINGERPRINT))
+    async with snapshots_in(hot) as (snapshots, events):
+        bad = by_our_clock(await keep(snapshots.store, hot))
+        restore = Restore(request=RequestId("r"), place=Place(ENGINE, SlotId(0)), snapshot=bad)
+        with refusing("open", f"{bad.id}.slot", errno.EIO):
+            restored = await snapshots.restore(link, restore)
+        assert restored.outcome is Loading.UNFIT
+        snapshots._works_again()
+        assert events == []
