@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import stat
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
@@ -46,6 +47,7 @@ class SnapshotFolder:
         self.path = folder
         self.tier = tier
         self._lock: FileIO | None = None
+        self._one_at_a_time = threading.RLock()  # two lanes may take the lock at the same moment
         self._seal: Seal | None = None  # set by `claim`
         self._proved: dict[SnapshotId, Stamp] = {}  # files whose hash this process has verified
 
@@ -64,7 +66,7 @@ class SnapshotFolder:
 
     def claim(self) -> None:
         """Make the folder, take its lock and read its seal. Raises StoreError. May be called again."""
-        with troubles(f"use {self.path} for snapshots"):
+        with troubles(f"use {self.path} for snapshots"), self._one_at_a_time:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._take_lock()
             self._seal = seal_of(self.path)
@@ -135,8 +137,8 @@ class SnapshotFolder:
     def check(self, manifest: Manifest, halt: Halt, *, reread: bool = False) -> int:
         """Verify the slot file by its hash, unless its stamp proves that nothing changed (not with `reread`).
 
-        Returns the number of bytes read. Raises UnfitError for a file that was changed or that alone cannot be
-        read, MissingError if the folder is there but not the file, and OSError.
+        Returns the number of bytes read. Raises UnfitError for a file that was changed, or that alone cannot
+        be read, MissingError if the folder is there but not the file, and OSError.
         """
         with self._reading(manifest.id), self.open(manifest.id) as file:
             if not reread and self._proved.get(manifest.id) == files.stamp(file):
@@ -164,7 +166,7 @@ class SnapshotFolder:
             raise
 
     def open(self, snapshot: SnapshotId) -> FileIO:
-        """Open a slot file for reading. Raises UnfitError for a link, MissingError as `check` does, OSError."""
+        """Open a slot file. Raises UnfitError for a link, MissingError as `check` does, and OSError."""
         try:
             return files.open_ours(self.slot(snapshot))
         except FileNotFoundError as error:
@@ -220,11 +222,12 @@ class SnapshotFolder:
     def _held(self) -> bool:
         """Whether the folder is the one that we have locked. Raises OSError."""
         path = self.path / files.LOCK
-        return (
-            self._lock is not None
-            and path.exists()
-            and os.path.samestat(os.fstat(self._lock.fileno()), path.lstat())
-        )
+        with self._one_at_a_time:
+            return (
+                self._lock is not None
+                and path.exists()
+                and os.path.samestat(os.fstat(self._lock.fileno()), path.lstat())
+            )
 
     def _take_lock(self) -> None:
         """Lock the folder for this sidecar: a second one would sweep away files that are being written.
