@@ -227,7 +227,7 @@ class Saver:
     async def _discard(self, name: str) -> None:
         try:
             await self._store.discard(name)
-        except (StoreError, HaltedError) as error:  # the next start sweeps it
+        except (StoreError, HaltedError) as error:  # the next save removes it
             log.debug("not_discarded", error=str(error))
 
 

@@ -11,6 +11,7 @@ import fcntl
 import os
 import stat
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
@@ -34,6 +35,7 @@ from slotkeeper.store.manifest import (
 from slotkeeper.store.trouble import MissingError, StoreError, Trouble, UnfitError, troubles
 
 RESERVE: Final = 64 << 20  # bytes left free: the folder may share its disk with the engine's log and ours
+GIVEN_UP: Final = 64  # names of files that an engine may still write
 QUARANTINED: Final = 8  # files kept for inspection
 QUARANTINE_BYTES: Final = 4 << 30
 # Errors that one file may have in a folder that can be used: the disk cannot read it, or we may not.
@@ -49,6 +51,7 @@ class SnapshotFolder:
         self._lock: FileIO | None = None
         self._one_at_a_time = threading.RLock()  # two lanes may take the lock at the same moment
         self._seal: Seal | None = None  # set by `claim`
+        self._given_up: deque[str] = deque(maxlen=GIVEN_UP)
         self._proved: dict[SnapshotId, Stamp] = {}  # files whose hash this process has verified
 
     def __repr__(self) -> str:
@@ -85,8 +88,10 @@ class SnapshotFolder:
     def demand(self, size: int) -> None:
         """Check that `size` bytes and the reserve are free. Raises StoreError if not.
 
+        Files that an engine has written too late are removed first.
         If another folder is in this place, as when a disk is unmounted or mounted, it is claimed.
         """
+        self._remove_late()
         with troubles(f"look at {self.path}"):
             free = self.free()
             replaced = self._lock is not None and not self._held()
@@ -100,6 +105,19 @@ class SnapshotFolder:
         """Return the free bytes of the folder's disk. Raises OSError."""
         found = os.statvfs(self.path)
         return found.f_bavail * found.f_frsize
+
+    def discard(self, temporary: str) -> None:
+        """Remove an engine's temporary file. If it is not there, the engine may write it later."""
+        self._given_up.append(temporary)
+        with suppress(FileNotFoundError):
+            (self.path / temporary).unlink()
+            self._given_up.remove(temporary)
+
+    def _remove_late(self) -> None:
+        for name in tuple(self._given_up):
+            with suppress(OSError, ValueError):  # not there, or another lane has removed it
+                (self.path / name).unlink()
+                self._given_up.remove(name)
 
     def close(self) -> None:
         if self._lock:

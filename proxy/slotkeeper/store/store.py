@@ -116,9 +116,12 @@ class Store:
         return name
 
     async def discard(self, temporary: str) -> None:
-        """Remove a temporary file: the engine did not save, or the file is no longer wanted."""
+        """Remove a temporary file: the engine did not save, or the file is no longer wanted.
+
+        If the engine writes it later, the next `temporary` removes it.
+        """
         self._own(temporary)
-        await self._tiers.unlink(temporary)
+        await self._tiers.discard(temporary)
 
     async def keep(self, temporary: str, saved: SavedFile) -> Kept:
         """Make a snapshot of what an engine has saved. The temporary file is always removed.

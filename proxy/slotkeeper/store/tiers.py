@@ -318,10 +318,9 @@ class Tiers:
                 raise
             self._health.remark(ROOM, None)
 
-    async def unlink(self, name: str) -> None:
-        path = self.hot.path / name
-        with self._health.watching(f"remove {path}", Tier.HOT):
-            await self.quick.do(lambda _: path.unlink(missing_ok=True))
+    async def discard(self, temporary: str) -> None:
+        with self._health.watching(f"remove {self.hot.path / temporary}", Tier.HOT):
+            await self.quick.do(lambda _: self.hot.discard(temporary))
 
     async def take_in(self, temporary: str, saved: SavedFile) -> CheckedFile:
         """Make a snapshot of a saved file in the hot folder. Raises as `SnapshotIntake.take` does."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ from slotkeeper.runtime.saving import Editing
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store.intake import SavedFile, SlotFileEdit
+from slotkeeper.store.snapshot_folder import GIVEN_UP
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import StoreError, TornError, Trouble, UnfitError
 from unit.engine.slotfiles import IDS, WINDOW, slot_file
 from unit.store.saving import ENGINE, file_of, ids, keep, names_in, offered, opened
+from unit.store.test_folders import refusing
 
 
 @pytest.mark.parametrize("change", ["short", "long", "cut", "other", "empty", "layout"])
@@ -154,3 +157,41 @@ async def test_the_last_token_is_taken_from_the_edited_header(hot: Path):
     async with opened(hot) as store:
         kept = await keep(store, hot, file_of(1), seed=1, edit=other_end)
         assert kept.tokens == Tokens((*ids(1)[:-1], 7))
+
+
+async def test_a_file_that_an_engine_writes_after_its_save_was_given_up_is_removed_later(hot: Path):
+    """The engine was frozen, and continues."""
+    async with opened(hot) as store:
+        late, other, never = [await store.temporary() for _ in range(3)]
+        await store.discard(late)
+        await store.discard(never)
+        (hot / late).write_bytes(b"a whole state")
+        (hot / other).write_bytes(b"half a state")
+        kept = await keep(store, hot)
+        assert names_in(hot) == {other, f"{kept.id}.slot", f"{kept.id}.json"}
+        (hot / never).write_bytes(b"a whole state")
+        await store.temporary()
+        assert never not in names_in(hot)
+
+
+async def test_a_late_file_that_cannot_be_removed_stops_no_save(hot: Path):
+    async with opened(hot) as store:
+        late = await store.temporary()
+        await store.discard(late)
+        (hot / late).write_bytes(b"a whole state")
+        with refusing("unlink", late, errno.EPERM):
+            await store.temporary()
+        assert store.trouble is None
+        await store.temporary()
+        assert names_in(hot) == set()
+
+
+async def test_only_the_newest_names_of_saves_that_were_given_up_are_remembered(hot: Path):
+    async with opened(hot) as store:
+        names = [await store.temporary() for _ in range(GIVEN_UP + 1)]
+        for name in names:
+            await store.discard(name)
+        for name in names:
+            (hot / name).write_bytes(b"a whole state")
+        await store.temporary()
+        assert names_in(hot) == {names[0]}
