@@ -8,7 +8,8 @@ be killed after any step:
 2. A head without a blob cannot be restored. It is removed at the same age.
 3. While all blobs together exceed the budget, the least recently used state is removed: the head first,
    because a blob without a head is never looked for. A state that was just fetched or written stays.
-4. Marks of use are removed with their state; elections are removed when their term has ended.
+4. If the folder of the blobs or of the heads is not there, as when a disk is unmounted, nothing is removed.
+5. Marks of use are removed with their state; elections are removed when their term has ended.
 
 All ages are by the store's own clock, which is read from an object that is written for this purpose.
 """
@@ -23,6 +24,7 @@ from typing import Final
 from slotkeeper.store.object_names import BLOBS, ELECTIONS, HEADS, USED, HeadName, parsed, state_of
 from slotkeeper.store.objects import AT_A_TIME, Objects, ObjectSeen
 from slotkeeper.store.shared import FRESH, SharedStore
+from slotkeeper.store.trouble import MissingError
 
 GRACE: Final = 2 * FRESH  # seconds after which an unfinished state will not be finished
 SPARED: Final = 600.0  # seconds for which a state that was written or fetched is not removed
@@ -79,7 +81,10 @@ class StoreCollector:
     async def collect(self) -> Collected:
         """Collect once. Raises StoreError; the next round continues where this one ended."""
         now = await self._time()
-        states = await self._survey()
+        try:
+            states = await self._survey()
+        except MissingError:  # (4), or nothing was ever written
+            return Collected()
         done = Collected()
         for number, state in enumerate(list(states.values()), start=1):
             done.leftovers += await self._clear(state, now)
@@ -112,11 +117,12 @@ class StoreCollector:
         return now
 
     async def _survey(self) -> dict[str, _State]:
+        """Return all states. Raises MissingError if a folder of blobs or heads is not there."""
         states: dict[str, _State] = {}
-        async for seen in self._objects.listing(BLOBS):  # (1)
+        async for seen in self._objects.listing(BLOBS, existing=True):  # (1)
             if name := state_of(seen.path):
                 states.setdefault(name, _State()).blobs.append(seen)
-        async for seen in self._objects.listing(HEADS):
+        async for seen in self._objects.listing(HEADS, existing=True):
             if entry := parsed(seen.path):
                 state = states.setdefault(entry.state, _State())
                 state.head, state.entry = seen, entry
@@ -136,7 +142,7 @@ class StoreCollector:
 
     async def _unusable(self, state: _State) -> list[ObjectSeen]:
         if state.entry is None or state.head is None:
-            return [*state.blobs, *filter(None, [state.used])]  # (1), (4)
+            return [*state.blobs, *filter(None, [state.used])]  # (1), (5)
         if not state.blobs:
             return [state.head]  # (2)
         named = await self._store.blob_of(state.entry) if len(state.blobs) > 1 else None

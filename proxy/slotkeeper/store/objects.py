@@ -122,11 +122,15 @@ class Objects:
         except MissingError:
             return None
 
-    async def listing(self, folder: str) -> AsyncIterator[ObjectSeen]:
-        """Yield the objects whose paths begin with `folder` and a slash. The event loop runs in between."""
-        with self._asking(f"list {folder}", existing=False):
-            if isinstance(self._store, LocalStore) and self._store.prefix:
-                there = await asyncio.to_thread(_in_folder, Path(self._store.prefix), folder)
+    async def listing(self, folder: str, *, existing: bool = False) -> AsyncIterator[ObjectSeen]:
+        """Yield the objects whose paths begin with `folder` and a slash. The event loop runs in between.
+
+        With `existing` raises MissingError if the folder or one in it is not there. A bucket has no folders.
+        """
+        root = self._store.prefix if isinstance(self._store, LocalStore) else None
+        with self._asking(f"list {folder}", existing=existing and root is not None):
+            if root:
+                there = await asyncio.to_thread(_in_folder, Path(root), folder, existing)
                 for number, seen in enumerate(there, start=1):
                     yield seen
                     if number % AT_A_TIME == 0:
@@ -192,16 +196,20 @@ class Objects:
             self._changed(up, why)
 
 
-def _in_folder(root: Path, folder: str) -> list[ObjectSeen]:
+def _in_folder(root: Path, folder: str, existing: bool) -> list[ObjectSeen]:
     """List a folder. obstore lists nothing if one name is no path for it, as Finder makes. Raises OSError."""
-    found = []
-    for base, folders, names in os.walk(root / folder, onerror=_unless_missing, followlinks=True):
+    found, failed = list[ObjectSeen](), _failed if existing else _unless_missing
+    for base, folders, names in os.walk(root / folder, onerror=failed, followlinks=True):
         folders[:] = filter(_NAME.fullmatch, folders)
         for path in (Path(base, name) for name in names if _NAME.fullmatch(name)):
             with suppress(FileNotFoundError):  # another sidecar has removed it meanwhile
                 seen = path.stat()
                 found.append(ObjectSeen(path.relative_to(root).as_posix(), seen.st_size, seen.st_mtime))
     return found
+
+
+def _failed(error: OSError) -> None:
+    raise error
 
 
 def _unless_missing(error: OSError) -> None:

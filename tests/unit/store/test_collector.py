@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import time
 from collections import Counter
 from contextlib import suppress
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slotkeeper.store.collector import StoreCollector
+from slotkeeper.store.collector import Collected, StoreCollector
 from slotkeeper.store.objects import AT_A_TIME, Objects
 from slotkeeper.store.shared import SharedStore
 from slotkeeper.store.trouble import StoreError, Trouble
@@ -177,6 +179,7 @@ async def test_the_event_loop_runs_while_thousands_of_states_are_listed_and_look
     """A round over 8,192 states took 0.4 s of the event loop, every five minutes."""
     folder, count, turns = tmp_path / "blobs" / "00", 4 * AT_A_TIME, 0
     folder.mkdir(parents=True)
+    (tmp_path / "heads").mkdir()
     for n in range(count):
         (folder / f"{n:032x}-{'c' * 64}-{'d' * 32}").write_bytes(b"")
     bucket = Objects(str(tmp_path), unheard)
@@ -201,3 +204,32 @@ async def test_the_event_loop_runs_while_thousands_of_states_are_listed_and_look
     for counts in (listed, looked_at):
         assert counts.total() == count
         assert max(counts.values()) <= AT_A_TIME
+
+
+@pytest.mark.parametrize("part", ["", "/*"], ids=["whole", "part"])
+@pytest.mark.parametrize("kind", ["blobs", "heads"])
+async def test_nothing_is_removed_if_a_folder_is_missing_when_listed(tmp_path, monkeypatch, kind, part):
+    """As when the disk of a shared folder is unmounted for a moment, or while the listing goes on."""
+    one, cold = tmp_path / "one", tmp_path / "shared"
+    async with sidecar(one, cold) as (store, shared):
+        await filled(store, one, cold, 3)
+        before, scan = objects(cold, "heads") + objects(cold, "blobs"), os.scandir
+
+        def scanned(path: Path | str) -> Any:
+            if fnmatch(str(path), f"{cold}/{kind}{part}"):
+                raise FileNotFoundError(errno.ENOENT, "it is not there")
+            return scan(path)
+
+        collector = StoreCollector(shared, 1)
+        with monkeypatch.context() as unmounted:
+            unmounted.setattr(os, "scandir", scanned)
+            assert await collector.collect() == Collected()
+        assert objects(cold, "heads") + objects(cold, "blobs") == before
+        assert shared.objects.up
+        assert (await collector.collect()).states == 3
+
+
+async def test_a_store_without_states_is_collected(tmp_path):
+    async with sidecar(tmp_path / "one", tmp_path / "shared") as (_, shared):
+        assert await StoreCollector(shared, 1).collect() == Collected()
+        assert shared.objects.up
