@@ -41,7 +41,7 @@ from slotkeeper.store.sealing import (
     stored_size,
 )
 from slotkeeper.store.snapshot_folder import SnapshotFolder
-from slotkeeper.store.tiers import Swept
+from slotkeeper.store.sweep import Swept
 from slotkeeper.store.trouble import LateError, MissingError, SnapshotError, StoreError, Trouble, UnfitError
 
 LARGEST_HEAD: Final = 16 << 20  # bytes: a manifest, and the ids of a million tokens

@@ -14,7 +14,8 @@ from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
 from slotkeeper.store import files
 from slotkeeper.store.index import Catalogue, Kept, Use
 from slotkeeper.store.intake import SavedFile
-from slotkeeper.store.tiers import ColdTier, Swept, Tiers
+from slotkeeper.store.sweep import Swept
+from slotkeeper.store.tiers import ColdTier, Tiers
 from slotkeeper.store.trouble import (
     LateError,
     MissingError,

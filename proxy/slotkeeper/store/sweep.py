@@ -1,0 +1,114 @@
+"""The sweep of a folder: which snapshots it has, and the removal of what can never be used."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from slotkeeper.engine.slotfile import Damage, tokens_with_images
+from slotkeeper.engine.slotfile_reader import read
+from slotkeeper.scheduler.slot_contents import SnapshotId
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.store import files
+from slotkeeper.store.manifest import Flaw, Manifest
+from slotkeeper.store.snapshot_folder import SnapshotFolder
+from slotkeeper.store.trouble import ADVICE, MissingError, Trouble, UnfitError, trouble_in
+
+
+@dataclass(slots=True)
+class Swept:
+    """The snapshots that a sweep found in one folder. `notes` are log texts."""
+
+    found: dict[SnapshotId, tuple[Manifest, Tokens]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def sweep(folder: SnapshotFolder, spare: Collection[str] = ()) -> Swept:
+    """Read every snapshot's manifest and header, and remove what can never be used.
+
+    1. Temporary files are removed, except those in `spare`, which the engine may be writing.
+    2. A file without a manifest, or a manifest without a file, is removed: a process ended halfway.
+    3. A file that does not agree with its manifest goes to quarantine. Not all bytes are read for that:
+       `Store.offer` does that before an engine gets the file.
+    4. A snapshot of a later release stays as it is.
+    5. A file that cannot be read or removed stays as it is, and one note says what to do.
+
+    Files with other names are not touched. OSError passes if the folder itself cannot be read.
+    """
+    swept = Swept()
+    left: dict[Trouble, list[str]] = {}
+    there: dict[SnapshotId, set[str]] = {}
+    for path in list(folder.path.iterdir()):
+        if files.is_temporary(path.name):
+            if path.name not in spare:  # (1)
+                with _leaving(path.name, left):
+                    files.remove(path)
+        elif known := files.ours(path.name):
+            there.setdefault(known[0], set()).add(known[1])
+    for snapshot, suffixes in sorted(there.items()):
+        with _leaving(snapshot, left):
+            if len(suffixes) == 2:
+                _judge(folder, snapshot, swept)
+            else:  # (2)
+                folder.drop(snapshot)
+                swept.notes.append(f"{snapshot}: unfinished, removed")
+    swept.notes += [_left_alone(trouble, what) for trouble, what in left.items()]
+    folder.take_over(manifest for manifest, _ in swept.found.values())
+    return swept
+
+
+@contextmanager
+def _leaving(name: str, left: dict[Trouble, list[str]]) -> Iterator[None]:
+    """Let a sweep continue after an error of one file. `left` collects the errors."""
+    try:
+        yield
+    except (FileNotFoundError, MissingError):
+        pass  # it disappeared during the sweep
+    except OSError as error:
+        left.setdefault(trouble_in(error), []).append(f"{name}: {error.strerror or error}")
+
+
+def _left_alone(trouble: Trouble, what: Sequence[str]) -> str:
+    name, _, why = what[0].partition(": ")
+    more = f" and {len(what) - 1} more" if len(what) > 1 else ""
+    return f"{name}{more}: left alone, {why}. {ADVICE[trouble]}"
+
+
+def _judge(folder: SnapshotFolder, snapshot: SnapshotId, swept: Swept) -> None:
+    manifest = folder.read_manifest(snapshot)
+    if manifest is Flaw.NEWER:  # (4)
+        swept.notes.append(f"{snapshot}: left alone, {manifest}")
+        return
+    try:
+        found = _agreeing(folder, snapshot, manifest)
+    except UnfitError as error:  # (3)
+        folder.quarantine(snapshot)
+        swept.notes.append(f"{snapshot}: quarantined, {error}")
+    else:
+        swept.found[snapshot] = found
+
+
+def _agreeing(
+    folder: SnapshotFolder, snapshot: SnapshotId, manifest: Manifest | Flaw
+) -> tuple[Manifest, Tokens]:
+    """Return manifest and tokens if the size and the header of the slot file agree with the manifest.
+
+    Raises UnfitError if not.
+    """
+    if isinstance(manifest, Flaw):
+        raise UnfitError(f"its manifest cannot be used: {manifest}")
+    with folder.open(snapshot) as file:
+        size = files.stamp(file).size
+        if size != manifest.size:
+            raise UnfitError(f"{size} bytes, not {manifest.size}")
+        found = read(file, size)
+    if isinstance(found, Damage):
+        raise UnfitError(found.text)
+    tokens = tokens_with_images(found, manifest.chunks)
+    if tokens is None or not manifest.fits(tokens):
+        raise UnfitError("its tokens are not those that were kept")
+    cuts = tuple(record.at for record in found.records)
+    if (found.version, found.layout, cuts) != (manifest.version, manifest.layout, manifest.checkpoints):
+        raise UnfitError("its structure is not the one that was kept")
+    return manifest, tokens
