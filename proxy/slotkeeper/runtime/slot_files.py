@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +19,7 @@ from slotkeeper.scheduler.events import Erased, Event, Restored, Saved, Snapshot
 from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
 from slotkeeper.scheduler.types import Loading, id_of
 from slotkeeper.store.index import Kept, by_our_clock
-from slotkeeper.store.store import Store
+from slotkeeper.store.store import Opened, Store
 from slotkeeper.store.trouble import HaltedError, LateError, SnapshotError, StoreError
 
 if TYPE_CHECKING:
@@ -69,11 +70,25 @@ class Snapshots:
             self.ready = True
             self.tried.set()
             self._ended("open", "ok")
-            for note in opened.notes:
-                log.info("snapshots_swept", note=note)
-            log.info("snapshots_found", count=len(opened.kept))
-            if self.sharing:
-                self.sharing.saved()
+            self._found(opened)
+
+    def _found(self, opened: Opened) -> None:
+        for note in opened.notes:
+            log.info("snapshots_swept", note=note)
+        log.info("snapshots_found", count=len(opened.kept))
+        if self.sharing:
+            self.sharing.saved()
+
+    async def _look_again(self) -> None:
+        """Offer the snapshots of a folder that could not be read at the start, or was mounted since."""
+        while True:
+            await asyncio.sleep(RETRY)
+            if self.ready and self.store.unread:
+                with suppress(StoreError, HaltedError):
+                    opened = await self.store.look_again()
+                    if opened.kept or opened.notes:
+                        await self._tell(opened.kept)
+                        self._found(opened)
 
     async def _tell(self, found: Sequence[Kept]) -> None:
         """Tell the scheduler of all snapshots, a few at a time: sorting thousands in takes a second."""
@@ -87,8 +102,8 @@ class Snapshots:
         await self.store.close()
 
     def lasting(self) -> Sequence[Coroutine[Any, Any, None]]:
-        """Return the coroutines that run for ever, for a shared store."""
-        return self.sharing.lasting() if self.sharing else ()
+        """Return the coroutines that run for ever."""
+        return [self._look_again(), *(self.sharing.lasting() if self.sharing else ())]
 
     async def written(self) -> None:
         """Wait until all snapshots that can be uploaded to a shared store are uploaded."""

@@ -67,6 +67,7 @@ class SharedStore:
     """One bucket or folder as the cold tier. Methods raise SnapshotError and StoreError."""
 
     shared: Final = True
+    unread: Final = False
 
     def __init__(self, objects: Objects, key: StoreKey | None = None, hints: Hints | None = None) -> None:
         self.objects = objects

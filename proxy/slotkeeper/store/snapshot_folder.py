@@ -51,6 +51,7 @@ class SnapshotFolder:
         self._lock: FileIO | None = None
         self._one_at_a_time = threading.RLock()  # two lanes may take the lock at the same moment
         self._seal: Seal | None = None  # set by `claim`
+        self.unread = True  # it was not swept since it was locked
         self._given_up: deque[str] = deque(maxlen=GIVEN_UP)
         self._proved: dict[SnapshotId, Stamp] = {}  # files whose hash this process has verified
 
@@ -266,7 +267,7 @@ class SnapshotFolder:
                 lock.close()
                 raise StoreError(Trouble.IN_USE, f"{self.path} is taken") from error
             # Some network file systems have no locks; then we assume that no other sidecar is here.
-        self._lock = lock
+        self._lock, self.unread = lock, True
 
 
 def _settled(file: FileIO) -> bool:

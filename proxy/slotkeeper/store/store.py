@@ -100,6 +100,26 @@ class Store:
         await self._catalogue.load(_together(swept))
         return Opened(kept=tuple(self.listing()), notes=tuple(notes))
 
+    @property
+    def unread(self) -> bool:
+        """Whether `look_again` has a folder to read: it could not be used, or another one is in its place."""
+        return self._tiers.hot.unread or (self.cold is not None and self.cold.unread)
+
+    async def look_again(self) -> Opened:
+        """Sweep the `unread` folders, and return what is new. An error of the cold tier is only a remark."""
+        swept, new = dict[Tier, Swept](), list[Kept]()
+        if self._tiers.hot.unread:
+            swept[Tier.HOT] = await self._tiers.sweep_hot([kept.id for kept in self.listing()])
+        if self.cold and self.cold.unread:
+            with suppress(StoreError):
+                swept[Tier.COLD] = await self._tiers.open_cold()
+        for kept in _together(swept):
+            known = kept.id in self._catalogue
+            found = await self.found(kept)
+            if not known:
+                new.append(found)
+        return Opened(kept=tuple(new), notes=tuple(note for one in swept.values() for note in one.notes))
+
     async def close(self) -> None:
         """End all work in progress; waiting callers get HaltedError."""
         await self._tiers.close()
@@ -197,13 +217,14 @@ class Store:
         return self.cold is not None and self.cold.shared
 
     async def found(self, kept: Kept) -> Kept:
-        """Add a state that another sidecar has written to the shared tier, so that it can be offered.
+        """Add a state that was found in its tiers, so that it can be offered.
 
         Returns what is known of it now: it may have been fetched meanwhile.
         """
         async with self._catalogue.lock(kept.id):
             if kept.id in self._catalogue:
-                await self._catalogue.note_tier(kept.id, Tier.COLD, there=True)
+                for tier in kept.tiers:
+                    await self._catalogue.note_tier(kept.id, tier, there=True)
             else:
                 await self._catalogue.add(kept)
             return self._catalogue[kept.id]

@@ -24,7 +24,9 @@ class Swept:
     notes: list[str] = field(default_factory=list)
 
 
-def sweep(folder: SnapshotFolder, spare: Collection[str] = ()) -> Swept:
+def sweep(
+    folder: SnapshotFolder, spare: Collection[str] = (), known: Collection[SnapshotId] | None = None
+) -> Swept:
     """Read every snapshot's manifest and header, and remove what can never be used.
 
     1. Temporary files are removed, except those in `spare`, which the engine may be writing.
@@ -34,27 +36,30 @@ def sweep(folder: SnapshotFolder, spare: Collection[str] = ()) -> Swept:
     4. A snapshot of a later release stays as it is.
     5. A file that cannot be read or removed stays as it is, and one note says what to do.
 
-    Files with other names are not touched. OSError passes if the folder itself cannot be read.
+    With `known` the folder is in use: these snapshots are passed over, and (1) and (2) are left out, because
+    another lane may be writing such files. Files with other names are not touched. OSError passes if the
+    folder itself cannot be read.
     """
     swept = Swept()
     left: dict[Trouble, list[str]] = {}
     there: dict[SnapshotId, set[str]] = {}
     for path in list(folder.path.iterdir()):
         if files.is_temporary(path.name):
-            if path.name not in spare:  # (1)
+            if known is None and path.name not in spare:  # (1)
                 with _leaving(path.name, left):
                     files.remove(path)
-        elif known := files.ours(path.name):
-            there.setdefault(known[0], set()).add(known[1])
-    for snapshot, suffixes in sorted(there.items()):
+        elif found := files.ours(path.name):
+            there.setdefault(found[0], set()).add(found[1])
+    for snapshot in sorted(there.keys() - (known or ())):
         with _leaving(snapshot, left):
-            if len(suffixes) == 2:
+            if len(there[snapshot]) == 2:
                 _judge(folder, snapshot, swept)
-            else:  # (2)
+            elif known is None:  # (2)
                 folder.drop(snapshot)
                 swept.notes.append(f"{snapshot}: unfinished, removed")
     swept.notes += [_left_alone(trouble, what) for trouble, what in left.items()]
     folder.take_over(manifest for manifest, _ in swept.found.values())
+    folder.unread = False
     return swept
 
 

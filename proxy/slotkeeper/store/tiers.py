@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol
 
-from slotkeeper.scheduler.slot_contents import Tier
+from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
 from slotkeeper.store.files import Halt, Lane
 from slotkeeper.store.index import Kept
 from slotkeeper.store.intake import CheckedFile, SavedFile, SnapshotIntake, transfer
@@ -30,6 +30,10 @@ class ColdTier(Protocol):
     @property
     def shared(self) -> bool:
         """Whether other sidecars use it too: a fetched snapshot stays there, and we evict nothing."""
+
+    @property
+    def unread(self) -> bool:
+        """Whether `open` has yet to read its snapshots: it has failed, or another folder is in this place."""
 
     @property
     def secret(self) -> bytes | None:
@@ -75,6 +79,10 @@ class ColdFolder:
         self._urgent, self._patient, self._quick = urgent, patient, quick
         self._clock = clock
         self._health = health
+
+    @property
+    def unread(self) -> bool:
+        return self._folder.unread
 
     @property
     def secret(self) -> bytes | None:
@@ -190,6 +198,16 @@ class Tiers:
         cold = self._cold
         with self._health.watching(f"open {cold.name}", Tier.COLD):
             return await cold.open()
+
+    async def sweep_hot(self, known: Collection[SnapshotId]) -> Swept:
+        """Sweep the hot folder while it is in use."""
+
+        def work(_: Halt) -> Swept:
+            self.hot.claim()  # it may be another one again, with another seal
+            return sweep(self.hot, known=known)
+
+        with self._health.watching(f"read {self.hot.path}", Tier.HOT):
+            return await self.patient.do(work)
 
     async def ask_for(self, size: int) -> None:
         """Check for room for `size` bytes in the hot folder. Raises StoreError, also just after a trouble."""
