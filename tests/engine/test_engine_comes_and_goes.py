@@ -88,7 +88,9 @@ async def settled(sidecar: Sidecar) -> None:
     """Wait until the last reply's tokens are known: only two watching tasks of each engine are left."""
 
     async def quiet() -> bool:
-        return len(sidecar.driver.tasks) <= 2 * len(sidecar.driver.links)
+        return len(sidecar.driver.tasks) <= 2 * len(sidecar.driver.links) + (
+            sidecar.driver.snapshots is not None
+        )
 
     await until(quiet, "nothing is left to do")
 
