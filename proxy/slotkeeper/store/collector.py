@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -90,16 +91,19 @@ class StoreCollector:
             done.leftovers += await self._clear(state, now)
             if number % AT_A_TIME == 0:  # most states are as they should be, and need no call
                 await asyncio.sleep(0)
-        total = sum(state.size for state in states.values())
-        aged = sorted((s for s in states.values() if s.entry), key=lambda state: state.touched)
-        for state in aged:
+        await self._fit(list(states.values()), now, done)
+        return done
+
+    async def _fit(self, states: Sequence[_State], now: float, done: Collected) -> None:
+        """Remove states until the budget holds all others (3)."""
+        total = sum(state.size for state in states)
+        for state in sorted((s for s in states if s.entry), key=lambda state: state.touched):
             if not self._budget or total <= self._budget:
                 break
             if now - state.touched > self._spared and await self._removed(state):
                 total -= state.size
                 done.states += 1
         done.left_bytes = total
-        return done
 
     async def _time(self) -> float:
         """Return the time of the store's clock, in seconds, from an object written for that.

@@ -42,13 +42,11 @@ def sweep(
     """
     swept = Swept()
     left: dict[Trouble, list[str]] = {}
+    if known is None:
+        _remove_temporary(folder, spare, left)  # (1)
     there: dict[SnapshotId, set[str]] = {}
     for path in list(folder.path.iterdir()):
-        if files.is_temporary(path.name):
-            if known is None and path.name not in spare:  # (1)
-                with _leaving(path.name, left):
-                    files.remove(path)
-        elif found := files.ours(path.name):
+        if (found := files.ours(path.name)) and not files.is_temporary(path.name):
             there.setdefault(found[0], set()).add(found[1])
     for snapshot in sorted(there.keys() - (known or ())):
         with _leaving(snapshot, left):
@@ -61,6 +59,13 @@ def sweep(
     folder.take_over(manifest for manifest, _ in swept.found.values())
     folder.unread = False
     return swept
+
+
+def _remove_temporary(folder: SnapshotFolder, spare: Collection[str], left: dict[Trouble, list[str]]) -> None:
+    for path in list(folder.path.iterdir()):
+        if files.is_temporary(path.name) and path.name not in spare:
+            with _leaving(path.name, left):
+                files.remove(path)
 
 
 @contextmanager
