@@ -45,7 +45,6 @@ from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.recording import Recorder
 from slotkeeper.runtime.driver import Driver
-from slotkeeper.runtime.garbage import collect_when_quiet
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.membership import link_to
 from slotkeeper.runtime.rewriting import Rewriting
@@ -343,7 +342,6 @@ async def serve(
         if listening:
             listening(*sidecar.addresses)
         try:
-            tasks.start(collect_when_quiet(lambda: sidecar.driver.placement.serving))
             companion = tasks.start(_run(beside, sidecar.driver.links))
             await _first(companion, tasks.start(_wait(signals.asked)))
             if companion.done():
