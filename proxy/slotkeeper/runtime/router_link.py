@@ -231,11 +231,11 @@ class RouterLink:
             seen = self.client.swaps  # llama-swap answers only when the load has ended
             for _ in range(2 * seen):  # the first look may have begun before the answer
                 await self.next_look()
-        loaded = await self._is_loaded(model, begun, seen=seen)
+        loaded = await self._is_loaded(model, seen=seen)
         while loaded and not (link.up or link.foreign) and self._status(model) is ModelStatus.LOADED:
             link.kick()  # `_check_probed` ends the scheduler's wait if the probe never succeeds
             await self.next_look()
-            loaded = await self._is_loaded(model, begun, seen=True)
+            loaded = await self._is_loaded(model, seen=True)
         if not loaded:
             log.warning("model_not_loaded", engine=link.engine)
             self._metrics.loaded(model, None)
@@ -245,15 +245,21 @@ class RouterLink:
         log.info("model_loaded", engine=link.engine, seconds=round(seconds, 3))
         return True
 
-    async def _is_loaded(self, model: ModelName, begun: float, *, seen: bool) -> bool:
-        """Wait until the router has loaded a model, or has given up. `seen`: its load has begun."""
+    async def _is_loaded(self, model: ModelName, *, seen: bool) -> bool:
+        """Wait until the router has loaded a model, or has given up. `seen`: its load has begun.
+
+        A busy router accepts a load late, and the first look after that may have begun before.
+        """
+        accepted, looks = time.monotonic(), 0
         while (status := self._status(model)) not in LOADED:
             if not self.reached:
                 raise EngineGoneError("the router does not answer")
             seen = seen or status is ModelStatus.LOADING
-            if status is ModelStatus.UNLOADED and (seen or time.monotonic() - begun > BEGINS):
+            late = looks > 1 and time.monotonic() - accepted > BEGINS
+            if status is ModelStatus.UNLOADED and (seen or late):
                 return False
             await self.next_look()
+            looks += 1
         return True
 
     async def _unload(self, link: EngineLink) -> bool:

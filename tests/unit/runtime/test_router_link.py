@@ -223,6 +223,31 @@ async def test_a_load_that_never_begins_is_abandoned(scene):
     assert (await scene.failed()).broken
 
 
+async def test_a_load_that_a_busy_router_accepts_late_is_not_abandoned(scene, monkeypatch):
+    """It answers neither the load nor looks at its listing meanwhile."""
+    line, answers, listing = await scene.listed(), asyncio.Event(), scene.fake.listing
+
+    async def listed(**more: Any) -> Listing:
+        seen = await listing(**more)
+        await answers.wait()
+        return seen
+
+    async def accepts(model: ModelName, **_: Any) -> None:
+        monkeypatch.setattr(scene.fake, "listing", listed)
+        await asyncio.sleep(0.1)
+        scene.fake.becomes(model, ModelStatus.LOADING)
+        monkeypatch.setattr(router_link, "BEGINS", 0.0)
+        asyncio.get_running_loop().call_later(0.1, answers.set)
+
+    monkeypatch.setattr(scene.fake, "load", accepts)
+    scene.router.load(line)
+    await answers.wait()
+    await asyncio.sleep(0.1)
+    scene.fake.becomes("coder", ModelStatus.LOADED)
+    await scene.comes(lambda: line.up)
+    assert not any(isinstance(event, SwapFailed) for event in scene.said)
+
+
 @pytest.mark.parametrize("loaded_by_us", [True, False], ids=["loaded by us", "loaded by others"])
 async def test_a_model_that_cannot_be_probed_is_not_waited_for(scene, loaded_by_us):
     line = await scene.listed()
