@@ -25,6 +25,7 @@ from slotkeeper.bench.models import build as build_model
 from slotkeeper.engine.launch import find_engine, free_port
 from swap_like import SwapGroup, SwapLike, Swapped, served_by, serving
 
+ATTEMPTS: Final = 5  # turns, until one is saved before its model is unloaded or sleeps
 STAND_IN: Final = "stand-in"
 PROGRAM: Final = "llama-swap"
 MODELS: Final = {"coder": Tiny.DENSE, "writer": Tiny.HYBRID}
