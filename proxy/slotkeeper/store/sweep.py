@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from slotkeeper.engine.slotfile import Damage, tokens_with_images
 from slotkeeper.engine.slotfile_reader import read
@@ -42,12 +43,15 @@ def sweep(
     """
     swept = Swept()
     left: dict[Trouble, list[str]] = {}
-    if known is None:
-        _remove_temporary(folder, spare, left)  # (1)
     there: dict[SnapshotId, set[str]] = {}
-    for path in list(folder.path.iterdir()):
-        if (found := files.ours(path.name)) and not files.is_temporary(path.name):
+    temporary: list[Path] = []
+    for path in folder.path.iterdir():
+        if files.is_temporary(path.name):
+            temporary.append(path)
+        elif found := files.ours(path.name):
             there.setdefault(found[0], set()).add(found[1])
+    if known is None:
+        _remove(temporary, spare, left)  # (1)
     for snapshot in sorted(there.keys() - (known or ())):
         with _leaving(snapshot, left):
             if len(there[snapshot]) == 2:
@@ -61,9 +65,9 @@ def sweep(
     return swept
 
 
-def _remove_temporary(folder: SnapshotFolder, spare: Collection[str], left: dict[Trouble, list[str]]) -> None:
-    for path in list(folder.path.iterdir()):
-        if files.is_temporary(path.name) and path.name not in spare:
+def _remove(paths: Iterable[Path], spare: Collection[str], left: dict[Trouble, list[str]]) -> None:
+    for path in paths:
+        if path.name not in spare:
             with _leaving(path.name, left):
                 files.remove(path)
 
