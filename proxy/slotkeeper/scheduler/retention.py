@@ -66,10 +66,11 @@ def evict(
     """
     kept = snapshots if isinstance(snapshots, PrefixOrder) else PrefixOrder(snapshots)
     sizes = [snapshot.size for snapshot in kept]
-    over = sum(sizes) - budget_bytes
+    total = sum(sizes)
+    over = total - budget_bytes
     if over <= 0:
         return []
-    spare = sum(sizes) // BATCH if len(sizes) >= BATCH else 0
+    spare = total // BATCH if len(sizes) >= BATCH else 0
     order = kept.beside(live)
     tree = PrefixTree(order, traits)
     _demand(tree, order, now)

@@ -141,7 +141,7 @@ def restored(
 
     The engine loads the file's last checkpoints, as many as its list may have.
     """
-    carried = snapshot.checkpoints if keeps_checkpoints(traits) and traits.files_carry is not False else ()
+    carried = snapshot.checkpoints if _comes_with_checkpoints(traits) else ()
     possible = tuple(Checkpoint(at, RESTORED, max(0, at - window_cells(traits))) for at in carried)
     state = SlotContents(
         tokens=snapshot.tokens,
@@ -164,7 +164,12 @@ def bare(state: SlotContents, traits: EngineTraits) -> SlotContents:
 
 def as_file(state: SlotContents, traits: EngineTraits) -> SlotContents:
     """Return the state as a restore of its file will give it."""
-    return bare(state if traits.files_carry is not False else replace(state, checkpoints=()), traits)
+    return bare(state if _comes_with_checkpoints(traits) else replace(state, checkpoints=()), traits)
+
+
+def _comes_with_checkpoints(traits: EngineTraits) -> bool:
+    """Whether the engine loads checkpoints from a file, unless it was seen that the file has none."""
+    return keeps_checkpoints(traits) and traits.files_carry is not False
 
 
 def reuse(contents: SlotContents | None, prompt: Tokens, traits: EngineTraits) -> int:
