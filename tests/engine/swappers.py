@@ -6,7 +6,7 @@ import asyncio
 import os
 import shlex
 import shutil
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +49,27 @@ async def turn_that_reuses(talk: Talk, client: httpx.AsyncClient) -> httpx.Respo
     answer = await talk.turn(client)
     assert talk.computed < first / 2, (talk.computed, first)
     return answer
+
+
+async def saved_turn(
+    client: httpx.AsyncClient,
+    sidecar: Sidecar,
+    loaded: Callable[[], Awaitable[bool]],
+    ended: Callable[[], Awaitable[None]],
+) -> Talk:
+    """Return a conversation whose first turn was saved before its model had `ended`: unloaded, or asleep.
+
+    On a busy machine the model can end before the pause in which its state is saved.
+    """
+    for attempt in range(ATTEMPTS):
+        talk = Talk("coder", f"a{attempt}")
+        await talk.turn(client)
+        await lab.rested(sidecar)
+        saved = await loaded()
+        await ended()
+        if saved:
+            return talk
+    pytest.fail(f"in {ATTEMPTS} attempts the model ended before its state was saved")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from benchmarks.routers import ALIAS, Talk, fresh_client, talks
 from rich.console import Console
 
 from engine.swappers import (
-    ATTEMPTS,
     MODELS,
     MORE,
     PROGRAM,
@@ -31,6 +30,7 @@ from engine.swappers import (
     gateway,
     keeping,
     resident,
+    saved_turn,
     turn_that_reuses,
     wanted,
 )
@@ -120,18 +120,13 @@ async def test_nothing_of_the_sidecar_loads_an_unloaded_model(kind: str, build: 
 async def test_an_idle_model_is_unloaded_by_its_ttl_and_its_state_is_reused(
     kind: str, build: str, tmp_path: Path
 ) -> None:
-    """On a busy machine a model can be unloaded before the pause in which its state is saved."""
     async with gateway(kind, build, tmp_path, ttl=TTL) as there, keeping(there) as (sidecar, client):
-        for attempt in range(ATTEMPTS):
-            talk = Talk("coder", f"a{attempt}")
-            await talk.turn(client)
-            await lab.rested(sidecar)
-            saved = bool(await there.running())
-            await there.comes_to()
-            if saved:
-                await turn_that_reuses(talk, client)
-                return
-        pytest.fail(f"in {ATTEMPTS} attempts the model was unloaded before its state was saved")
+
+        async def loaded() -> bool:
+            return bool(await there.running())
+
+        talk = await saved_turn(client, sidecar, loaded, there.comes_to)
+        await turn_that_reuses(talk, client)
 
 
 async def test_models_that_a_group_keeps_loaded_stay_loaded(kind: str, build: str, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from io import StringIO
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from benchmarks.routers import (
 )
 from rich.console import Console
 
-from engine.swappers import ATTEMPTS, turn_that_reuses
+from engine.swappers import saved_turn, turn_that_reuses
 from patience import PATIENCE
 from programs import needs_b10434
 from slotkeeper.app import Sidecar
@@ -108,16 +109,12 @@ async def test_a_sleeping_model_is_not_woken_by_the_sidecar_and_its_state_is_reu
         lab.keeping(started) as sidecar,
         client_of(sidecar) as client,
     ):
-        for attempt in range(ATTEMPTS):
-            talk = Talk("coder", f"a{attempt}")
-            await talk.turn(client)
-            await lab.rested(sidecar)
-            saved = await status(started.base, "coder") is ModelStatus.LOADED
-            await comes_to(started.base, "coder", ModelStatus.SLEEPING)
-            if saved:
-                break
-        else:  # on a busy machine it can sleep before the pause in which its state is saved
-            pytest.fail(f"in {ATTEMPTS} attempts the model slept before its state was saved")
+
+        async def loaded() -> bool:
+            return await status(started.base, "coder") is ModelStatus.LOADED
+
+        asleep = partial(comes_to, started.base, "coder", ModelStatus.SLEEPING)
+        talk = await saved_turn(client, sidecar, loaded, asleep)
         for _ in range(20):
             assert await status(started.base, "coder") is ModelStatus.SLEEPING
             await asyncio.sleep(0.1)
