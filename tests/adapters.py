@@ -14,7 +14,7 @@ import numpy as np
 from gguf import GGUFWriter
 
 from slotkeeper.bench.models import Tiny
-from slotkeeper.bench.tiny_weights import HEAD_DIM, KV_HEADS, D
+from slotkeeper.bench.tiny_weights import TINY_HEADS, D
 
 RANK: Final = 4
 LOUD: Final = 2.0  # of the change, beside weights of about 1: answers differ within a few words
@@ -33,7 +33,9 @@ def tiny_adapter(tiny: Tiny, folder: Path, seed: int) -> Path:
     for layer in ATTENTION[tiny]:
         for name in ("attn_k", "attn_v"):
             down = random.standard_normal((RANK, D)) / np.sqrt(D)
-            up = random.standard_normal((KV_HEADS * HEAD_DIM, RANK)) * (LOUD / np.sqrt(RANK))
+            up = random.standard_normal((TINY_HEADS.key_value * TINY_HEADS.width, RANK)) * (
+                LOUD / np.sqrt(RANK)
+            )
             gguf.add_tensor(f"blk.{layer}.{name}.weight.lora_a", np.ascontiguousarray(down, dtype=np.float32))
             gguf.add_tensor(f"blk.{layer}.{name}.weight.lora_b", np.ascontiguousarray(up, dtype=np.float32))
     gguf.write_header_to_file()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from slotkeeper.bench.tiny_weights import HEAD_DIM, N_FLAGS, D, Sheet, slow_decay
+from slotkeeper.bench.tiny_weights import N_FLAGS, TINY_HEADS, D, Heads, Sheet, slow_decay
 from slotkeeper.vocab.bpe import byte_alphabet
 
 if TYPE_CHECKING:
@@ -115,11 +115,14 @@ def speak(sheet: Sheet, *, scale: float = 1.0) -> None:
 # -- one function for each file --------------------------------------------------------------------------
 
 CONV = 4  # width of the short convolution before a recurrent layer
+FAT_HEADS: Final = Heads(query=64, key_value=64, width=256)  # weights that take long to read: a dear pass
+FAT_SWA_HEADS: Final = Heads(query=64, key_value=16, width=256)  # a checkpoint has the window of five layers
+FAT_HYBRID_HEADS: Final = Heads(query=4, key_value=4, width=128)
 
 
-def dense(path: Path) -> None:
+def dense(path: Path, heads: Heads = TINY_HEADS) -> None:
     """qwen3: a plain KV cache in four layers."""
-    sheet = Sheet(path, arch="qwen3", name="tiny-dense", layers=4, seed=1)
+    sheet = Sheet(path, arch="qwen3", name=path.stem, layers=4, seed=1, heads=heads)
     sheet.describe_attention()
     speak(sheet)
     for layer in range(4):
@@ -129,11 +132,15 @@ def dense(path: Path) -> None:
     sheet.finish()
 
 
-def swa(path: Path) -> None:
-    """gemma3: a window of 256 tokens in five layers, full attention in the sixth."""
-    sheet = Sheet(path, arch="gemma3", name="tiny-swa", layers=6, seed=2)
+def fat_dense(path: Path) -> None:
+    dense(path, FAT_HEADS)
+
+
+def swa(path: Path, heads: Heads = TINY_HEADS, window_tokens: int = 256) -> None:
+    """gemma3: a sliding window in five layers, full attention in the sixth."""
+    sheet = Sheet(path, arch="gemma3", name=path.stem, layers=6, seed=2, heads=heads)
     sheet.describe_attention()
-    sheet.gguf.add_sliding_window(256)
+    sheet.gguf.add_sliding_window(window_tokens)
     speak(sheet, scale=D**-0.5)  # gemma multiplies embeddings by sqrt(D)
     no_flags = np.r_[np.zeros(N_FLAGS), np.ones(D - N_FLAGS)]  # its norms write the residual stream
     for layer in range(6):
@@ -150,41 +157,81 @@ def swa(path: Path) -> None:
     sheet.finish()
 
 
+def fat_swa(path: Path) -> None:
+    swa(path, FAT_SWA_HEADS, window_tokens=1024)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Hybrid:
+    """The size of a hybrid model. A checkpoint takes 4 bytes for each number of the recurrent state."""
+
+    periods: int  # of four layers: three recurrent ones, then full attention
+    k_heads: int
+    v_heads: int
+    state: int  # width: each value head has a state of `state` x `state` numbers
+    rope_sections: tuple[int, int, int, int]
+    heads: Heads
+
+
+TINY_HYBRID: Final = _Hybrid(
+    periods=1, k_heads=2, v_heads=4, state=32, rope_sections=(3, 3, 2, 0), heads=TINY_HEADS
+)
+FAT_HYBRID: Final = _Hybrid(
+    periods=8, k_heads=8, v_heads=16, state=128, rope_sections=(12, 12, 8, 0), heads=FAT_HYBRID_HEADS
+)
+
+
 def hybrid(path: Path) -> None:
     """qwen35: Gated DeltaNet state in three layers, full attention in the fourth."""
-    _qwen35(path, name="tiny-hybrid", mtp=False)
+    _qwen35(path, TINY_HYBRID, mtp=False)
 
 
 def hybrid_mtp(path: Path) -> None:
     """qwen35: as `hybrid`, and one MTP (nextn) block, for `--spec-type draft-mtp`."""
-    _qwen35(path, name="tiny-hybrid-mtp", mtp=True)
+    _qwen35(path, TINY_HYBRID, mtp=True)
 
 
-def _qwen35(path: Path, *, name: str, mtp: bool) -> None:
-    k_heads, v_heads, state = 2, 4, 32
-    sheet = Sheet(path, arch="qwen35", name=name, layers=4 + mtp, seed=3)
-    sheet.describe_attention(rope_dim=HEAD_DIM // 2)
-    sheet.gguf.add_rope_dimension_sections([3, 3, 2, 0])
-    sheet.describe_state(conv=CONV, inner=v_heads * state, state=state, ranks=v_heads, groups=k_heads)
+def fat_hybrid(path: Path) -> None:
+    _qwen35(path, FAT_HYBRID, mtp=False)
+
+
+def fat_hybrid_mtp(path: Path) -> None:
+    _qwen35(path, FAT_HYBRID, mtp=True)
+
+
+def _qwen35(path: Path, size: _Hybrid, *, mtp: bool) -> None:
+    layers = 4 * size.periods
+    sheet = Sheet(path, arch="qwen35", name=path.stem, layers=layers + mtp, seed=3, heads=size.heads)
+    sheet.describe_attention(rope_dim=size.heads.width // 2)
+    sheet.gguf.add_rope_dimension_sections(list(size.rope_sections))
+    sheet.describe_state(
+        conv=CONV,
+        inner=size.v_heads * size.state,
+        state=size.state,
+        ranks=size.v_heads,
+        groups=size.k_heads,
+    )
     sheet.gguf.add_full_attention_interval(4)
     if mtp:
         sheet.gguf.add_nextn_predict_layers(1)
     speak(sheet)
-    for layer in range(3):
-        sheet.put_layer(layer, _delta_net(sheet, k_heads, v_heads, state, quiet=mtp))
-    last = {
-        **sheet.attention(1.6, gated=True),
-        "post_attention_norm.weight": np.ones(D),
-        **sheet.feed_forward(0.3),
-    }
-    sheet.put_layer(3, last)
+    for first in range(0, layers, 4):
+        for layer in range(first, first + 3):
+            sheet.put_layer(layer, _delta_net(sheet, size, quiet=mtp))
+        last = {
+            **sheet.attention(1.6, gated=True),
+            "post_attention_norm.weight": np.ones(D),
+            **sheet.feed_forward(0.3),
+        }
+        sheet.put_layer(first + 3, last)
     if mtp:
-        sheet.put_layer(4, {**last, **_nextn()})
+        sheet.put_layer(layers, {**last, **_nextn()})
     sheet.finish()
 
 
-def _delta_net(sheet: Sheet, k_heads: int, v_heads: int, state: int, *, quiet: bool) -> dict[str, Array]:
+def _delta_net(sheet: Sheet, size: _Hybrid, *, quiet: bool) -> dict[str, Array]:
     """Return a recurrent layer; `quiet` for a model with an MTP block, which cannot see the layer's state."""
+    k_heads, v_heads, state = size.k_heads, size.v_heads, size.state
     value = v_heads * state
     mixed = 2 * k_heads * state + value
     gain, ffn_gain = (0.15, 0.05) if quiet else (0.35, 0.2)

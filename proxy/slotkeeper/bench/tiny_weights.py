@@ -8,6 +8,7 @@ numbers, and so the file's hash.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from enum import IntEnum
 from importlib.resources import files
 from itertools import pairwise
@@ -108,17 +109,31 @@ if TYPE_CHECKING:
 N_CTX_TRAIN: Final = 262144
 D: Final = 64  # embedding width
 FF: Final = 128
-HEADS, KV_HEADS, HEAD_DIM = 2, 1, 32
 EPS: Final = 1e-6
 # The first dimensions of the residual stream are flags (see `tiny_models`). Layers read them and never write
 # them, so the noise cannot spoil the output.
 N_FLAGS: Final = 9
 
 
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The attention of a model: its KV cache takes 4 * key_value * width bytes for a token and layer."""
+
+    query: int
+    key_value: int
+    width: int
+
+
+TINY_HEADS: Final = Heads(query=2, key_value=1, width=32)
+
+
 class Sheet:
     """Writes one GGUF file. Every tensor is float32; `seed` decides all noise."""
 
-    def __init__(self, path: Path, *, arch: str, name: str, layers: int, seed: int) -> None:
+    def __init__(
+        self, path: Path, *, arch: str, name: str, layers: int, seed: int, heads: Heads = TINY_HEADS
+    ) -> None:
+        self.heads = heads
         self.vocab = Vocabulary()
         self.random = np.random.default_rng(seed)
         self.gguf = GGUFWriter(str(path), arch)
@@ -142,14 +157,14 @@ class Sheet:
         gguf.add_add_bos_token(False)
         gguf.add_chat_template(chat_template())
 
-    def describe_attention(self, *, rope_dim: int = HEAD_DIM) -> None:
-        gguf = self.gguf
+    def describe_attention(self, *, rope_dim: int | None = None) -> None:
+        gguf, heads = self.gguf, self.heads
         gguf.add_feed_forward_length(FF)
-        gguf.add_head_count(HEADS)
-        gguf.add_head_count_kv(KV_HEADS)
-        gguf.add_key_length(HEAD_DIM)
-        gguf.add_value_length(HEAD_DIM)
-        gguf.add_rope_dimension_count(rope_dim)
+        gguf.add_head_count(heads.query)
+        gguf.add_head_count_kv(heads.key_value)
+        gguf.add_key_length(heads.width)
+        gguf.add_value_length(heads.width)
+        gguf.add_rope_dimension_count(rope_dim or heads.width)
         gguf.add_rope_freq_base(1e6)
 
     def describe_state(self, *, conv: int, inner: int, state: int, ranks: int, groups: int) -> None:
@@ -190,14 +205,15 @@ class Sheet:
 
     def attention(self, gain: float, *, gated: bool = False) -> dict[str, Array]:
         """Return sharp attention (q and k norms of 2.5): the output depends on the whole context."""
+        query, key_value = (n * self.heads.width for n in (self.heads.query, self.heads.key_value))
         return {
             "attn_norm.weight": np.ones(D),
-            "attn_q.weight": self.noise(HEADS * HEAD_DIM * (2 if gated else 1), D),
-            "attn_k.weight": self.noise(KV_HEADS * HEAD_DIM, D),
-            "attn_v.weight": self.noise(KV_HEADS * HEAD_DIM, D),
-            "attn_output.weight": self.to_residual(HEADS * HEAD_DIM, gain),
-            "attn_q_norm.weight": np.full(HEAD_DIM, 2.5),
-            "attn_k_norm.weight": np.full(HEAD_DIM, 2.5),
+            "attn_q.weight": self.noise(query * (2 if gated else 1), D),
+            "attn_k.weight": self.noise(key_value, D),
+            "attn_v.weight": self.noise(key_value, D),
+            "attn_output.weight": self.to_residual(query, gain),
+            "attn_q_norm.weight": np.full(self.heads.width, 2.5),
+            "attn_k_norm.weight": np.full(self.heads.width, 2.5),
         }
 
     def feed_forward(self, gain: float) -> dict[str, Array]:

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from slotkeeper.bench import models
-from slotkeeper.bench.models import SHA256, MissingExtraError, Tiny, build
+from slotkeeper.bench.models import MODELS, SHA256, MissingExtraError, Model, Tiny, build
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.mark.parametrize("tiny", Tiny)
-def test_every_model_is_byte_identical_to_the_measured_one(tiny: Tiny, tmp_path: Path) -> None:
-    path = build(tiny, tmp_path)
-    assert path == tmp_path / f"{tiny}.gguf"
-    assert hashlib.sha256(path.read_bytes()).hexdigest() == SHA256[tiny]
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_is_byte_identical_to_the_measured_one(model: Model, tmp_path: Path) -> None:
+    path = build(model, tmp_path)
+    assert path == tmp_path / f"{model}.gguf"
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == SHA256[model]
 
 
 def test_a_second_build_reuses_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
