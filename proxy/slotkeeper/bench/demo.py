@@ -184,6 +184,7 @@ ROWS: Final[Rows] = {
     "oracle: the least possible": lambda found: f"{found.oracle:,}",
     "waited / oracle": lambda found: ratio(found.sums.waited),
     "total / oracle (prefill amplification)": lambda found: ratio(found.total),
+    "waited seconds: sum of times to first token": lambda found: seconds(found.waited_seconds),
     "time to first token, median": lambda found: seconds(found.first_token_p50),
 }
 

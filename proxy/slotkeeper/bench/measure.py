@@ -30,6 +30,7 @@ class Sample:
     generated: int = 0  # tokens that its slot holds after the prompt, and whose ids are unknown
     rewritten: bool = False  # whether a rule changed the request; the oracle is of the request as sent
     first_token_seconds: float | None = None
+    stall_seconds: float | None = None  # the longest gap between two events of its answer; only of a stream
     exact: bool = True  # whether the engine's prompt was as long as the oracle's
     failure: str | None = None
 
@@ -61,8 +62,10 @@ class Totals:
     uncounted: int  # answered, but without figures or without an oracle
     sums: Sums  # of requests with figures
     idle_known: bool  # whether a counter showed the tokens that were computed for no request
+    waited_seconds: float  # the sum of all times to a first token
     first_token_p50: float | None  # seconds
     first_token_p95: float | None
+    stall_seconds: float | None  # the longest gap between two events of one answer; None without streams
 
     @property
     def prompt(self) -> int:
@@ -115,15 +118,19 @@ def totals(samples: Iterable[Sample]) -> Totals:
                 idle=sample.idle or 0,
                 oracle=usage.computed if sample.oracle is None else sample.oracle,
             )
-    waits = [s.first_token_seconds for s in everything if s.first_token_seconds is not None and not s.failure]
+    answered = [sample for sample in everything if not sample.failure]
+    waits = [s.first_token_seconds for s in answered if s.first_token_seconds is not None]
+    stalls = [s.stall_seconds for s in answered if s.stall_seconds is not None]
     return Totals(
         requests=len(everything),
         failed=sum(sample.failure is not None for sample in everything),
         uncounted=uncounted,
         sums=sums,
         idle_known=all(sample.idle is not None for sample in everything),
+        waited_seconds=sum(waits),
         first_token_p50=percentile(waits, 50),
         first_token_p95=percentile(waits, 95),
+        stall_seconds=max(stalls, default=None),
     )
 
 
@@ -179,7 +186,8 @@ WIDTH: Final = 120  # columns if the output is no terminal: a table cut to 80 co
 SHOWN_FAILURES: Final = 10
 CAPTION: Final = (
     "waited: tokens that clients waited for / oracle, the least that any cache must compute; "
-    "total: the same with tokens computed in idle time (prefill amplification)"
+    "total: the same with tokens computed in idle time (prefill amplification); "
+    "stall: the longest gap between two events of one streamed answer"
 )
 
 Samples = Mapping[str, Sequence[Sample]]  # by the name of the server that they were sent to
@@ -204,8 +212,10 @@ def comparison(samples: Samples) -> Table:
             "oracle",
             "waited",
             "total",
-            "first token\np50",
+            "first token\nsum",
+            "p50",
             "p95",
+            "stall",
         ),
         title="tokens by the engine's own count",
         caption=CAPTION,
@@ -276,8 +286,10 @@ def _cells(found: Totals, faulty: bool) -> tuple[str, ...]:
         f"{found.sums.idle:,}" if found.idle_known else "-",
         f"{found.oracle:,}",
         *(("[red]fault[/red]", "") if faulty else (ratio(found.sums.waited), ratio(found.total))),
+        seconds(found.waited_seconds),
         seconds(found.first_token_p50),
         seconds(found.first_token_p95),
+        seconds(found.stall_seconds),
     )
 
 

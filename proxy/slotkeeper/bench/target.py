@@ -110,8 +110,12 @@ class Target:
     It sends one request at a time, so that the oracle knows their order.
     """
 
-    def __init__(self, base: str, engines: Sequence[str] = ()) -> None:
-        """`engines` are the URLs whose counters are read; without them the server's own /metrics is read."""
+    def __init__(self, base: str, engines: Sequence[str] = (), *, renders: bool = True) -> None:
+        """`engines` are the URLs whose counters are read; without them the server's own /metrics is read.
+
+        Unless it `renders`, no oracle is known, and nothing is sent to the server between two requests.
+        """
+        self._renders = renders
         self.base = base.rstrip("/")
         self.counter = Counter(engines or (self.base,))
         self.oracle = Oracle()
@@ -145,7 +149,7 @@ class Target:
         """Send a request and wait for the end of the answer. A server's errors are in the result."""
         api = classify("POST", shot.path.partition("?")[0])
         data = orjson.dumps(shot.body)
-        prompt = await self._prompt(api, data)
+        prompt = await self._prompt(api, data) if self._renders else None
         oracle = self.oracle.least(prompt) if prompt else None
         before = self._counted
         try:
@@ -167,25 +171,32 @@ class Target:
             generated=max(0, (figures.generated or 0) - 1 - len(timed.kept)),
             rewritten=timed.rewritten,
             first_token_seconds=timed.first_token_seconds,
+            stall_seconds=timed.stall_seconds,
             exact=prompt is None or figures.prompt_tokens in (None, len(prompt)),
             failure=timed.failure,
         )
         return Hit(sample=sample, reply=answer.reply)
 
     async def _send(self, api: Api, shot: Shot, data: bytes) -> _Timed:
-        started, first_token = time.perf_counter(), None
+        started, first_token, last, stall = time.perf_counter(), None, 0.0, None
         headers = {**shot.headers, "Content-Type": "application/json"}
         async with self._http.stream(
             "POST", self.base + shot.path, content=data, headers=headers
         ) as response:
             streamed = "event-stream" in response.headers.get("Content-Type", "")
             reader = AnswerReader(api, stream=streamed, status=response.status_code)
-            chunks: list[bytes] = []
+            chunks, events = list[bytes](), 0
             async for chunk in response.aiter_bytes():
                 reader.feed(chunk)
                 chunks.append(chunk)
-                if first_token is None and reader.first_token():
-                    first_token = time.perf_counter() - started
+                if reader.events == events or not reader.first_token():
+                    continue  # a comment, or no token yet
+                now, events = time.perf_counter(), reader.events
+                if first_token is None:
+                    first_token = now - started
+                else:
+                    stall = max(stall or 0.0, now - last)
+                last = now
         took = time.perf_counter() - started
         answer, body = reader.close(), b"".join(chunks)
         first = first_token if streamed else _before_generating(took, answer)
@@ -194,6 +205,7 @@ class Target:
         return _Timed(
             answer=answer,
             first_token_seconds=first,
+            stall_seconds=stall,
             kept=kept,
             planted=int(planted) if planted and planted.isdigit() else None,
             rewritten=_said(REWRITTEN, response, body) is not None,
@@ -220,6 +232,7 @@ class Target:
 class _Timed:
     answer: Answer
     first_token_seconds: float | None
+    stall_seconds: float | None
     kept: list[int]
     planted: int | None  # None: no sidecar reported it
     rewritten: bool

@@ -63,6 +63,19 @@ def test_a_failed_request_is_counted_but_adds_no_tokens_and_no_time():
     assert found.first_token_p95 == 1.0
 
 
+def test_waited_seconds_are_the_sum_of_all_waits_and_a_stall_is_the_longest_gap_in_one_answer():
+    found = totals(
+        [
+            counted(wait=1.0, stall_seconds=0.2),
+            counted(wait=3.0, stall_seconds=0.7),
+            counted(wait=9.0, stall_seconds=9.0, failure="500: no"),
+            counted(wait=2.0),  # not a stream
+        ]
+    )
+    assert (found.waited_seconds, found.stall_seconds) == (6.0, 0.7)
+    assert totals([counted()]).stall_seconds is None
+
+
 def test_the_tokens_of_an_answer_without_an_oracle_count_as_necessary():
     """The metrics count it in the same way."""
     found = totals([counted(computed=40, oracle=20), counted(prompt=2000, computed=1000, oracle=None)])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -17,6 +19,9 @@ ANSWER = {"choices": [], "timings": {"prompt_n": 4, "cache_n": 96, "predicted_n"
 SHOT = Shot(session="s", label="x", path="/completion", body={"prompt": "hello"}, headers={})
 
 
+GAP_SECONDS = 0.2
+
+
 def exposed(count: float) -> str:
     return f"# HELP {EVALUATED} tokens\n# TYPE {EVALUATED} counter\n{EVALUATED} {count}\n"
 
@@ -27,15 +32,30 @@ class Server:
     def __init__(self, *, work: int = 4, headers: dict[str, str] | None = None) -> None:
         self.count, self.work, self.headers = 1000, work, headers
         self.tells = True
+        self.tokenized = 0  # requests to /tokenize
 
     async def metrics(self, _: web.Request) -> web.Response:
         return web.Response(text=exposed(self.count)) if self.tells else web.Response(status=501)
 
-    async def answer(self, _: web.Request) -> web.Response:
+    async def answer(self, request: web.Request) -> web.StreamResponse:
         self.count += self.work
+        if (await request.json()).get("stream"):
+            return await self._stream(request)
         return web.json_response(ANSWER, headers=self.headers)
 
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        """Send three tokens: a comment, as from a sidecar, does not shorten the gap between the last two."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for line in (": waiting", 'data: {"content":"a"}', 'data: {"content":"b"}'):
+            await response.write(f"{line}\n\n".encode())
+        for line in (": waiting", 'data: {"content":"c","stop":true}'):
+            await asyncio.sleep(GAP_SECONDS / 2)
+            await response.write(f"{line}\n\n".encode())
+        return response
+
     async def tokens(self, _: web.Request) -> web.Response:
+        self.tokenized += 1
         return web.json_response({"tokens": list(range(100))})
 
 
@@ -58,6 +78,22 @@ async def test_planted_tokens_count_as_waiting_and_other_work_as_idle():
     assert first.usage is not None
     assert (first.usage.computed, first.usage.reused, first.idle) == (34, 66, 0)
     assert second.idle == 7
+
+
+async def test_a_stall_is_the_longest_gap_between_two_events_of_a_stream():
+    streamed = replace(SHOT, body={**SHOT.body, "stream": True})
+    async with served(Server()) as base, Target(base) as target:
+        stalled, whole = [(await target.fire(shot)).sample for shot in (streamed, SHOT)]
+    assert stalled.failure is None
+    assert stalled.stall_seconds >= 0.9 * GAP_SECONDS
+    assert whole.stall_seconds is None
+
+
+async def test_a_target_that_does_not_render_has_no_oracle_and_sends_only_the_request():
+    server = Server()
+    async with served(server) as base, Target(base, renders=False) as target:
+        sample = (await target.fire(SHOT)).sample
+    assert (sample.oracle, sample.prompt, server.tokenized) == (None, 100, 0)
 
 
 async def test_idle_work_before_a_restart_of_the_engine_is_counted():
