@@ -8,14 +8,15 @@ not come from another site.
 from __future__ import annotations
 
 import hmac
+import re
 from collections.abc import Collection
 from ipaddress import ip_address
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler
+from yarl import URL
 
 
 def answer(document: Any) -> web.Response:
@@ -50,6 +51,8 @@ def number(request: web.Request, name: str, default: int) -> int:
 
 SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 ELSEWHERE: Final = frozenset({"cross-site", "same-site"})  # Sec-Fetch-Site; same-site is another port, too
+DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+_HOST: Final = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+")  # a name, or an IPv6 address without its brackets
 PROBES: Final = frozenset({"/livez", "/readyz", "/healthz"})
 
 
@@ -67,11 +70,9 @@ class Guard:
 
     @web.middleware
     async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        host = request.headers.get("Host")
-        if host is not None and request.path not in PROBES and not self._ours(host):
-            name = _name(host) or "that"
-            raise refused(web.HTTPForbidden, f"this port is not called {name}; --admin-host {name} allows it")
-        if request.method not in SAFE and _from_elsewhere(request, host):
+        if request.path not in PROBES:
+            self._check_host(request)
+        if request.method not in SAFE and _from_elsewhere(request):
             raise refused(web.HTTPForbidden, "a page of another site asks for this; nothing was done")
         if request.path not in self._open and (why := self._unauthorised(request)):
             return web.json_response({"error": why}, status=401)
@@ -85,8 +86,29 @@ class Guard:
             return ""
         return "this bearer token is not the right one" if given else "a bearer token is needed here"
 
-    def _ours(self, host: str) -> bool:
-        name = _name(host)
+    def _check_host(self, request: web.Request) -> None:
+        """Raise 403 unless every name by which the request calls this port is one of its names.
+
+        HTTP/1.0 clients may send no Host. A target with a host (`GET http://HOST/`) is checked as well.
+        """
+        called = request.headers.getall("Host", [])
+        if not request.raw_path.startswith(("/", "*")):
+            called = [*called, request.rel_url.raw_authority]
+        for text in called:
+            found = authority(text)
+            if found is None:
+                raise refused(
+                    web.HTTPForbidden,
+                    "the Host header is not NAME or NAME:PORT; call this port localhost, or by its address, "
+                    "or by a name that --admin-host allows",
+                )
+            if not self._ours(found[0]):
+                name = found[0]
+                raise refused(
+                    web.HTTPForbidden, f"this port is not called {name}; --admin-host {name} allows it"
+                )
+
+    def _ours(self, name: str) -> bool:
         if name == "localhost" or name.endswith(".localhost") or name in self._hosts:
             return True
         try:
@@ -102,16 +124,34 @@ async def private(_: web.Request, response: web.StreamResponse) -> None:
     response.headers.setdefault("Cache-Control", "no-store")
 
 
-def _from_elsewhere(request: web.Request, host: str | None) -> bool:
+def _from_elsewhere(request: web.Request) -> bool:
     if request.headers.get("Sec-Fetch-Site", "").lower() in ELSEWHERE:
         return True
-    origin = request.headers.get("Origin")  # every browser sends it with requests that change something
-    return origin is not None and origin.lower().rpartition("://")[2] != (host or "").lower()
+    origins = request.headers.getall("Origin", [])  # browsers send it with requests that change something
+    return not all(same_site(origin, request.headers.get("Host", "")) for origin in origins)
 
 
-def _name(host: str) -> str:
-    """Return the host in HOST:PORT; "" if the text is invalid."""
+def same_site(origin: str, host: str) -> bool:
+    """Whether `origin`, in a browser's form (RFC 6454: SCHEME://HOST[:PORT]), is the site called `host`."""
+    scheme, _, rest = origin.partition("://")
+    page, ours, default = authority(rest), authority(host), DEFAULT_PORTS.get(scheme.lower())
+    if page is None or ours is None or default is None:
+        return False
+    return (page[0], page[1] or default) == (ours[0], ours[1] or default)
+
+
+def authority(text: str) -> tuple[str, int | None] | None:
+    """Return the host, in lower case, and the port of HOST or HOST:PORT; None for any other text.
+
+    The text is parsed as the authority of a URL and written again: if that is another text, it had a user, a
+    path or anything else that parsers may read in different ways.
+    """
     try:
-        return (urlsplit(f"//{host}").hostname or "").rstrip(".")
+        url = URL(f"http://{text}")
+        host, port = url.raw_host or "", url.explicit_port
     except ValueError:
-        return ""
+        return None
+    written = f"[{host}]" if ":" in host else host
+    if not _HOST.fullmatch(host) or text.lower() != (written if port is None else f"{written}:{port}"):
+        return None
+    return host.rstrip("."), port
