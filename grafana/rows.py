@@ -170,6 +170,15 @@ def latency() -> list[Panel]:
             exemplars=True,
         ),
         lines(
+            "Time of requests, by stage",
+            "Seconds that requests spent in each stage, for each second in which they ended. Good is that "
+            "most is `answer`. `engine` waits for an engine, `swap` for a model, `queue` for a slot.",
+            {"{{stage}}": NOW.rate("stage_seconds_sum", "stage")},
+            unit="s",
+            width=COLUMNS,
+            stacked=True,
+        ),
+        lines(
             "Waiting for a slot",
             "Good is close to 0. If it rises, there are more conversations at once than slots.",
             NOW.quantiles("queue_wait_seconds", 0.5, 0.95),

@@ -25,7 +25,7 @@ from slotkeeper.exchange.connections import Connections
 from slotkeeper.observe.gauges import SlotFigures
 from slotkeeper.observe.journal import FOLLOWED, MOST, UNDER_WAY, Journal, Owners
 from slotkeeper.observe.metrics import Metrics
-from slotkeeper.observe.request_record import BUCKET, BUCKETS, ClientFigures, Clients, History
+from slotkeeper.observe.request_record import BUCKET, BUCKETS, ClientFigures, Clients, History, Spent
 from slotkeeper.observe.request_record import NAMED_CLIENTS as CLIENTS
 from slotkeeper.runtime.known_engine import MOST as ENGINES
 from slotkeeper.runtime.known_engine import learnt
@@ -341,11 +341,11 @@ def series_of_metrics() -> tuple[int, int]:
 
     for n in range(CLIENTS + 1):
         clients.add(counted(f"{n:08}"))
-    metrics.waited(0.1, "first")
+    metrics.ended({Spent.QUEUE: 0.1}, "first")
     before = count()
     for n in range(10 * CLIENTS):
         clients.add(counted(f"{n:08}"))
-        metrics.waited(0.1, f"request-{n}")
+        metrics.ended({Spent.QUEUE: 0.1}, f"request-{n}")
         metrics.first_token_after(0.1, f"request-{n}")
     return count(), before
 

@@ -18,7 +18,7 @@ from aiohttp import web
 from slotkeeper import __version__
 from slotkeeper.admin.guard import answer, field_of, number, refused
 from slotkeeper.engine.answers import EngineError, EngineGoneError
-from slotkeeper.observe.accounts import asked_by, detail, summary
+from slotkeeper.observe.accounts import asked_by, detail, summary, time_of
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.request_record import (
     RUNNING,
@@ -169,6 +169,7 @@ class StateRoutes:
                 "slot": record.slot,
                 "seconds": round(self._driver.now() - record.at, 1),
                 "now": moment.shown(),
+                **time_of(record, self._driver.now()),
             }
             for record in self._driver.journal.running()
             if (moment := moment_of(self._driver, record, places))
@@ -374,7 +375,7 @@ class RequestRoutes:
 
     def _now(self, record: Record, places: dict[RequestId, int]) -> Document:
         moment = moment_of(self._driver, record, places)
-        return {"now": moment and moment.shown()}
+        return {"now": moment and moment.shown(), **time_of(record, self._driver.now())}
 
     def _find(self, wanted: str) -> Record | None:
         if wanted == NEWEST:

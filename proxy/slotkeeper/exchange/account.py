@@ -24,7 +24,7 @@ from slotkeeper.conversation.naming import Naming
 from slotkeeper.engine.answers import EngineGoneError
 from slotkeeper.exchange.learning import AnsweredRequest, Explaining, Listener, NameKeeper, learn
 from slotkeeper.observe.log import get_logger, sayable
-from slotkeeper.observe.request_record import Record, RequestStage
+from slotkeeper.observe.request_record import BRIEFEST_WAIT, Record, RequestStage
 from slotkeeper.runtime import render
 from slotkeeper.runtime.driver import LATEST, Driver
 from slotkeeper.runtime.link import EngineLink
@@ -152,7 +152,7 @@ class Account:
             self._metrics.fallback("parse")
         now = self._driver.now()
         self._metrics.spent("parse", now - self.arrived)
-        self.record.add(RequestStage.PARSE, self.arrived, now)
+        self.record.passes(now, RequestStage.ENGINE)
 
     def hints(self, since: float) -> RequestHints:
         """Return how urgent the request is. `since`: when its wait began, in seconds. Raises ClientFault."""
@@ -216,6 +216,7 @@ class Account:
 
     async def _render(self, ask: Ask) -> None:
         driver, started, key, rendered = self._driver, self._driver.now(), self.key, self.rendered
+        self.record.renders = started
         found: list[Found] = [NOT_FOUND, NOT_FOUND]
         driver.engines.pictures.keep(ask.images)
         asks = [ask, *filter(None, (self.rewritten,))]
@@ -238,6 +239,7 @@ class Account:
             at = driver.now()
             tokens = None if self.prompt is None else len(self.prompt)
             self.record.add(RequestStage.RENDER, started, at, tokens=tokens)
+            self.record.renders = None
             driver.post(
                 Rendered(
                     at=at,
@@ -325,8 +327,11 @@ class Account:
     def close(self) -> None:
         self.gone()
         self.settle()
-        self.record.outcome = self.outcome
-        self.record.seconds = self._driver.now() - self.arrived
+        record, now = self.record, self._driver.now()
+        if record.doing is not RequestStage.ENGINE or now - record.since >= BRIEFEST_WAIT:
+            record.passes(now, None)
+        record.outcome, record.doing, record.seconds = self.outcome, None, now - self.arrived
+        self._metrics.ended(record.spent(now), self.id)
         self._metrics.requests.labels(route=self._api.value, outcome=self.outcome).inc()
 
     def _note(self, figures: Figures, planted: int, status: int) -> None:

@@ -261,7 +261,6 @@ class Exchange:
         asyncio.get_running_loop().call_later(AT_WORK, self._settle)
         if forward.reason is not Reason.BRIEF:  # a brief request is rendered after its answer
             account.render()
-        self._gate.metrics.waited(driver.now() - account.arrived, account.id)
         return forward
 
     async def _judge(self) -> None:

@@ -6,7 +6,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from slotkeeper.conversation.rules.apply import ShownChange
-from slotkeeper.observe.request_record import Decision, Option, PromptDivergence, Record, Span
+from slotkeeper.observe.request_record import (
+    Decision,
+    Option,
+    PromptDivergence,
+    Record,
+    Span,
+    Spent,
+)
 from slotkeeper.observe.sentences import place, sentences, verdict
 from slotkeeper.scheduler.figures import Usage
 from slotkeeper.scheduler.pending import Weighed
@@ -74,6 +81,15 @@ def detail(record: Record, taker: Record | None = None) -> Document:
         "changes": [_change(change) for change in record.changes],
         "forms": _forms(record.weighed) if record.weighed else None,
         **_acts(record),
+    }
+
+
+def time_of(record: Record, now: float) -> Document:
+    """Return the stage of the request, and the seconds in each so far; `now` is on the driver's clock."""
+    spent = record.spent(now)
+    return {
+        "stage": record.stage.value if record.stage else None,
+        "stages": {stage.value: round(spent[stage], 6) for stage in Spent if stage in spent},
     }
 
 

@@ -12,7 +12,9 @@ from itertools import dropwhile, islice
 from typing import Final
 
 from slotkeeper.conversation.naming import Name
+from slotkeeper.engine.http import EngineAddress
 from slotkeeper.observe.request_record import (
+    BRIEFEST_WAIT,
     NO_REQUEST,
     RUNNING,
     Clients,
@@ -41,6 +43,9 @@ from slotkeeper.scheduler.effects import (
 )
 from slotkeeper.scheduler.events import (
     Arrived,
+    EngineLost,
+    EnginesNamed,
+    EngineUp,
     Erased,
     Event,
     Filed,
@@ -54,7 +59,7 @@ from slotkeeper.scheduler.events import (
 )
 from slotkeeper.scheduler.pending import Pending, Plan
 from slotkeeper.scheduler.slot_contents import SlotContents, SnapshotId
-from slotkeeper.scheduler.types import Place, RequestId
+from slotkeeper.scheduler.types import NO_ROUTER, EngineId, ModelName, Place, RequestId
 
 MOST: Final = 4096  # snapshots whose owners are remembered
 UNDER_WAY: Final = 256  # unfinished saves whose owners are remembered
@@ -147,13 +152,13 @@ Pendings = Callable[[RequestId], Pending | None]
 class _Live:
     """An unfinished request: its record, its current step, and when that began."""
 
-    __slots__ = ("answered", "base", "head", "plan", "record", "sent", "since", "step")
+    __slots__ = ("answered", "base", "head", "model", "plan", "record", "sent", "step")
 
     def __init__(self, record: Record) -> None:
         self.record = record
-        self.since = record.at  # when it began to wait for a slot, or was sent
+        self.model = NO_ROUTER  # the model of a router that it needs
         self.head: float | None = None  # when the engine's answer began
-        self.step: tuple[Effort, float] | None = None
+        self.step: Effort | None = None
         self.plan: Plan | None = None
         self.base: SlotContents | None = None  # what its slot holds when it is sent there
         self.sent = self.answered = False
@@ -165,6 +170,7 @@ class Journal:
     def __init__(self, size: int) -> None:
         self._records: deque[Record] = deque(maxlen=size)
         self._live: dict[RequestId, _Live] = {}
+        self._up: dict[EngineId, ModelName] = {}  # the engines that are up, and their models
         self.owners = Owners()
         self.clients = Clients()
 
@@ -215,7 +221,8 @@ class Journal:
         key = getattr(event, "request", NO_REQUEST)
         concerned = self._live.get(key)
         if concerned is not None:
-            _event(concerned, event)
+            _event(concerned, event, self._waits_for)
+        self._engines(event)
         self._own(event, effects)
         for effect in effects:
             live = self._live.get(getattr(effect, "request", NO_REQUEST))
@@ -240,6 +247,28 @@ class Journal:
         if live is not None and live.record.work:
             live.record.work.planting = computed
 
+    def _engines(self, event: Event) -> None:
+        """Note which engines are up, and for what each unplaced request waits from now on."""
+        match event:
+            case EngineUp():
+                self._up[event.engine] = event.model
+            case EngineLost():
+                self._up.pop(event.engine, None)
+            case EnginesNamed():
+                self._up = {e: m for e, m in self._up.items() if EngineAddress.of(e).base in event.engines}
+            case _:
+                return
+        for live in self._live.values():
+            waits = self._waits_for(live.model)
+            if live.record.doing in WAITING and live.record.doing is not waits:
+                live.record.passes(event.at, waits)
+
+    def _waits_for(self, model: ModelName) -> RequestStage:
+        """Return for what an unplaced request for a router's model waits; NO_ROUTER: for any engine."""
+        if model in self._up.values():
+            return RequestStage.QUEUE
+        return RequestStage.SWAP if model else RequestStage.ENGINE
+
     def _own(self, event: Event, effects: Iterable[Effect]) -> None:
         """Note whose state a file holds: a prefix for others is the request's, all else the slot's."""
         if isinstance(event, Saved | Filed) and event.snapshot:
@@ -258,11 +287,15 @@ class Journal:
         return next((one for one in self if (one.engine, one.slot) == (place.engine, place.slot)), None)
 
 
-def _event(live: _Live, event: Event) -> None:
+WAITING: Final = frozenset({RequestStage.ENGINE, RequestStage.SWAP, RequestStage.QUEUE})
+
+
+def _event(live: _Live, event: Event, waits_for: Callable[[ModelName], RequestStage]) -> None:
     record = live.record
     match event:
         case Arrived():
-            live.since, record.priority = event.at, event.hints.priority
+            live.model, record.priority = event.model, event.hints.priority
+            _gap(record, event.at, waits_for(event.model))
         case Rendered(prompt=prompt) if record.decision and live.base and prompt is not None:
             record.decision = replace(record.decision, common=live.base.tokens.lcp(prompt))
         case Started():
@@ -277,49 +310,60 @@ def _event(live: _Live, event: Event) -> None:
             pass
 
 
+def _gap(record: Record, at: float, then: RequestStage) -> None:
+    """Begin a stage. If the time since the last one ended is only that of our own work, it counts with it."""
+    if at - record.since < BRIEFEST_WAIT:
+        record.doing = then
+    else:
+        record.passes(at, then)
+
+
 def _step_ended(live: _Live, event: Planted | Saved | Restored | Erased) -> None:
     if live.step is None:
         return
-    effort, begun = live.step
-    stage, tokens, note = shown_as(effort)
+    stage, tokens, note = shown_as(live.step)
     computed = event.computed if isinstance(event, Planted) else tokens
-    live.record.add(stage, begun, event.at, tokens=computed, note=note)
-    live.step, live.since = None, event.at
+    live.record.passes(event.at, RequestStage.QUEUE, stage=stage, tokens=computed, note=note)
+    live.step = None
     if isinstance(event, Planted) and live.record.work:
         live.record.work.planted += event.computed or 0
         live.record.work.planting = 0
 
 
 def _left(live: _Live, at: float) -> None:
+    """Add the time of a request that has broken off. It may be sent again, when an engine is back."""
     if live.head is not None:
         _ran(live, live.head, _first_token(live.record, at), at)
     elif live.sent:
-        live.record.add(RequestStage.FORWARD, live.since, at)
+        live.record.passes(at, None, stage=RequestStage.FORWARD)
     else:
         _waited(live, at)
+    live.record.doing = RequestStage.ENGINE
 
 
 def _waited(live: _Live, until: float) -> None:
     """Add the time spent in the queue, or in a step whose end was not seen."""
     if live.step is None:
-        live.record.add(RequestStage.QUEUE, live.since, until)
+        live.record.passes(until, RequestStage.QUEUE)
     else:
-        effort, begun = live.step
-        stage, _, note = shown_as(effort)
-        live.record.add(stage, begun, until, note=note)
+        stage, _, note = shown_as(live.step)
+        live.record.passes(until, RequestStage.QUEUE, stage=stage, note=note)
         live.step = None
 
 
 def _answered(live: _Live, event: Finished) -> None:
     """Add the time of the answer.
 
-    If it came all at once, its first token was not seen; the engine says how long the prefill took.
+    If it came all at once, the engine says how long the prefill took, unless the first token was seen. What
+    follows until the request is closed is its answer, too.
     """
     end, prefill = event.at, event.prefill_seconds or 0.0
     head, first = end if live.head is None else live.head, _first_token(live.record, end)
     if end - head < prefill:
-        head, first = live.since, live.since + prefill
+        head = live.record.since
+        first = first if live.record.first_token is not None else head + prefill
     _ran(live, head, first, end, tokens=event.generated)
+    live.record.doing = RequestStage.GENERATE
     live.answered = True
 
 
@@ -330,9 +374,9 @@ def _first_token(record: Record, end: float) -> float:
 
 def _ran(live: _Live, head: float, first: float, end: float, *, tokens: int | None = None) -> None:
     first = min(max(first, head), end)
-    live.record.add(RequestStage.FORWARD, live.since, head)
-    live.record.add(RequestStage.PREFILL, head, first)
-    live.record.add(RequestStage.GENERATE, first, end, tokens=tokens)
+    live.record.passes(head, None, stage=RequestStage.FORWARD)
+    live.record.passes(first, None, stage=RequestStage.PREFILL)
+    live.record.passes(end, None, stage=RequestStage.GENERATE, tokens=tokens)
 
 
 def _effect(live: _Live, effect: Effect, begun: float, now: float, pending: Pendings) -> None:
@@ -340,7 +384,8 @@ def _effect(live: _Live, effect: Effect, begun: float, now: float, pending: Pend
     match effect:
         case Plant() | Save() | Restore() | Erase():
             _decided(live, pending(effect.request), begun, now)
-            live.step = (effect, now)
+            _gap(record, now, shown_as(effect)[0])
+            live.step = effect
             if isinstance(effect, Plant) and record.work is None:
                 record.work = Work(begun=now)
         case Forward():
@@ -360,7 +405,8 @@ def _forwarded(live: _Live, forward: Forward, begun: float, now: float, pending:
         _decided(live, pending, begun, now)
     record = live.record
     record.engine, record.slot = forward.engine, forward.slot
-    live.since, live.sent = now, True
+    _gap(record, now, RequestStage.FORWARD)
+    live.sent = True
     record.work = record.work or Work(begun=now)
 
 
@@ -381,8 +427,8 @@ def _decided(live: _Live, pending: Pending | None, begun: float, now: float) -> 
     if pending is None or pending.plan is None or pending.plan is live.plan:
         return
     live.plan = plan = pending.plan
-    live.record.add(RequestStage.QUEUE, live.since, begun)
-    live.record.add(RequestStage.DECIDE, begun, now)
+    live.record.passes(begun, RequestStage.DECIDE)
+    live.record.passes(now, RequestStage.QUEUE)
     live.base = held = plan.reuse_plan.base if plan.reuse_plan else pending.base
     live.record.decision = Decision(
         chosen=option(plan),

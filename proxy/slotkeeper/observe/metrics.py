@@ -6,7 +6,7 @@ exemplar, for scrapers that ask for OpenMetrics.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from itertools import product
 from typing import Final, Literal, get_args
@@ -19,7 +19,7 @@ from slotkeeper.api.head import Api
 from slotkeeper.api.request import Doubt
 from slotkeeper.conversation.divergence import Cause
 from slotkeeper.conversation.rules.base import RuleName
-from slotkeeper.observe.request_record import History
+from slotkeeper.observe.request_record import History, Spent
 from slotkeeper.observe.standard_error import DROPPED
 from slotkeeper.scheduler.effects import Forward, Poison, PoolAct, Purpose, Report
 from slotkeeper.scheduler.engine_model import FLAGS, Known
@@ -64,6 +64,7 @@ Action = Literal["fixed", "observed", "declined"]  # declined: the unchanged req
 
 # Upper bounds of buckets: seconds, and for ERRORS tokens.
 PREFILL: Final = (0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+STAGES: Final = (0.001, 0.005, *PREFILL, 600)
 FILES: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 OWN: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
 ERRORS: Final = (0, 1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
@@ -112,7 +113,15 @@ class Metrics:
             "requests_sent_again_total",
             "Times that a request was sent again, because its engine ended before the answer began.",
         )
-        self.queue_wait = self._histogram("queue_wait_seconds", "Waiting for a free slot.", PREFILL)
+        self.queue_wait = self._histogram(
+            "queue_wait_seconds", "Waiting for a free slot: the stage `queue` of each request.", PREFILL
+        )
+        self.stages = self._histogram(
+            "stage_seconds",
+            "Time that a request spent in each stage that it reached; the stages add up to its duration.",
+            STAGES,
+            "stage",
+        )
         self.priority_acts = self._counter(
             "priority_total", "What was done because of priorities and deadlines of requests.", "reason"
         )
@@ -284,8 +293,13 @@ class Metrics:
     def spent(self, stage: Stage, seconds: float) -> None:
         self.overhead.labels(stage=stage).observe(seconds)
 
-    def waited(self, seconds: float, request_id: str) -> None:
-        self.queue_wait.observe(seconds, exemplar(request_id))
+    def ended(self, spent: Mapping[Spent, float], request_id: str) -> None:
+        """Count the time of a request that has ended."""
+        known_as = exemplar(request_id)
+        for stage, seconds in spent.items():
+            self.stages.labels(stage=stage.value).observe(seconds, known_as)
+        if Spent.QUEUE in spent:
+            self.queue_wait.observe(spent[Spent.QUEUE], known_as)
 
     def first_token_after(self, seconds: float, request_id: str) -> None:
         self.first_token.observe(seconds, exemplar(request_id))
@@ -362,6 +376,7 @@ class Metrics:
             (self.priority_acts, PriorityAct),
             (self.priority_wait, Priority),
             (self.overhead, get_args(Stage)),
+            (self.stages, Spent),
             (self.cuts, ConnectionCut),
             (self.crowded, Crowded),
             (self.operation_seconds, ("save", "restore", "upload", "find", "collect")),

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any, Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -123,9 +124,11 @@ RUNNING: Final = "running"  # the outcome of an unfinished request
 
 
 class RequestStage(StrEnum):
-    """The stages in which a request spends its time."""
+    """The stages in which a request spends its time. All but RENDER follow each other."""
 
     PARSE = "parse"  # reading the body, finding what its client changed, applying rules
+    ENGINE = "engine"  # no engine can take it: it is down, being probed, or loading its only model
+    SWAP = "swap"  # its router has not loaded its model
     QUEUE = "queue"  # in our queue, until its slot is decided
     RENDER = "render"  # finding its tokens, in parallel to the queue
     DECIDE = "decide"  # comparing slots
@@ -136,6 +139,41 @@ class RequestStage(StrEnum):
     FORWARD = "forward"  # until the head of the engine's answer
     PREFILL = "prefill"  # until the first token
     GENERATE = "generate"  # until the end
+
+
+class Spent(StrEnum):
+    """On what the time of a request was spent. The stages follow each other, so they add up to its duration.
+
+    `why`, the page, `/api/requests` and the metric `slotkeeper_stage_seconds` use these values.
+    """
+
+    READ = "read"  # reading its body, applying rules, and finding its tokens before it is placed
+    ENGINE = "engine"  # waiting until an engine is up
+    SWAP = "swap"  # waiting until a router has loaded its model
+    QUEUE = "queue"  # waiting for a slot, in our queue
+    PREPARE = "prepare"  # plants, touches, steers, saves and erasures in its slot, before it is sent
+    RESTORE = "restore"  # loading a file into its slot
+    PREFILL = "prefill"  # from when it is sent until its first token
+    ANSWER = "answer"  # from the first token to the end
+
+
+SPENT_ON: Final[Mapping[RequestStage, Spent]] = MappingProxyType(
+    {
+        RequestStage.PARSE: Spent.READ,
+        RequestStage.ENGINE: Spent.ENGINE,
+        RequestStage.SWAP: Spent.SWAP,
+        RequestStage.QUEUE: Spent.QUEUE,
+        RequestStage.DECIDE: Spent.QUEUE,
+        RequestStage.SAVE: Spent.PREPARE,
+        RequestStage.ERASE: Spent.PREPARE,
+        RequestStage.PLANT: Spent.PREPARE,
+        RequestStage.RESTORE: Spent.RESTORE,
+        RequestStage.FORWARD: Spent.PREFILL,
+        RequestStage.PREFILL: Spent.PREFILL,
+        RequestStage.GENERATE: Spent.ANSWER,
+    }
+)
+BRIEFEST_WAIT: Final = 0.005  # seconds: a shorter gap between two stages is our own work
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +257,9 @@ class Record:
     conversation: int | None = None
     kind: RequestKind | None = None
     spans: list[Span] = field(default_factory=list)
+    doing: RequestStage | None = RequestStage.PARSE  # the stage that has not ended; None: the request has
+    since: float = field(init=False)  # when that stage began, on the driver's clock
+    renders: float | None = None  # since when its tokens are being found, on the driver's clock
     decision: Decision | None = None
     divergence: PromptDivergence | None = None
     changes: tuple[ShownChange, ...] = ()
@@ -242,11 +283,71 @@ class Record:
     outcome: str = RUNNING
     status: int | None = None
 
+    def __post_init__(self) -> None:
+        self.since = self.at
+
     def add(
         self, stage: RequestStage, begin: float, end: float, *, tokens: int | None = None, note: str = ""
     ) -> None:
         """Add a span between two moments of the driver's clock."""
         self.spans.append(Span(stage, begin - self.at, end - self.at, tokens, note))
+
+    def passes(
+        self,
+        at: float,
+        then: RequestStage | None,
+        *,
+        stage: RequestStage | None = None,
+        tokens: int | None = None,
+        note: str = "",
+    ) -> None:
+        """End the present stage, which is known as `stage` now, and begin the next one; None: the end."""
+        ended, last = stage or self.doing, self.spans[-1] if self.spans else None
+        if ended is RequestStage.GENERATE and last and last.stage is ended:  # it goes on
+            self.spans[-1] = replace(last, end=at - self.at)
+        elif ended:
+            self.add(ended, self.since, at, tokens=tokens, note=note)
+        self.doing, self.since = then, at
+
+    def spent(self, now: float) -> dict[Spent, float]:
+        """Return the seconds spent in each stage, until `now` on the driver's clock if it has not ended.
+
+        A stage that it never reached is missing. While its tokens are being found, a request is in the queue
+        without waiting for a slot: that time counts as READ.
+        """
+        seconds: dict[Spent, float] = {}
+        spans = tuple(self._until(now))
+        for span in spans:
+            if (on := SPENT_ON.get(span.stage)) is not None:
+                seconds[on] = seconds.get(on, 0.0) + span.end - span.begin
+        queued = [span for span in spans if span.stage is RequestStage.QUEUE]
+        for read in (span for span in spans if span.stage is RequestStage.RENDER):
+            for span in queued:
+                both = max(0.0, min(read.end, span.end) - max(read.begin, span.begin))
+                seconds[Spent.QUEUE] -= both
+                seconds[Spent.READ] = seconds.get(Spent.READ, 0.0) + both
+        return seconds
+
+    def _until(self, now: float) -> Iterator[Span]:
+        """Yield the spans, and the stage that has not ended."""
+        yield from self.spans
+        if self.renders is not None:
+            yield Span(RequestStage.RENDER, self.renders - self.at, now - self.at)
+        if self.doing is None:
+            return
+        begin, end, first = self.since - self.at, now - self.at, self.first_token
+        if self.doing is RequestStage.FORWARD and first is not None:
+            yield Span(RequestStage.FORWARD, begin, max(begin, first))
+            yield Span(RequestStage.GENERATE, max(begin, first), max(begin, first, end))
+        else:
+            yield Span(self.doing, begin, max(begin, end))
+
+    @property
+    def stage(self) -> Spent | None:
+        """The stage that the request is in; None if it has ended."""
+        if self.doing is RequestStage.FORWARD and self.first_token is not None:
+            return Spent.ANSWER
+        return SPENT_ON[self.doing] if self.doing else None
 
     @property
     def handle(self) -> str:

@@ -1,15 +1,21 @@
 """What the journal records of real placements."""
 
+from dataclasses import replace
+
 import pytest
 
 from playbooks.playbook import (
     NEW_FILES,
     ends,
+    engine_lost,
+    engine_up,
     erased,
     erases,
     filled,
     goes,
     knows,
+    lists,
+    loads,
     plants,
     proves,
     reports,
@@ -24,7 +30,7 @@ from playbooks.playbook import (
     unpinned,
     unsaved,
 )
-from slotkeeper.observe.request_record import RequestStage
+from slotkeeper.observe.request_record import Record, RequestStage, Spent
 from slotkeeper.scheduler.effects import Purpose, SaveMoment
 from slotkeeper.scheduler.figures import Loss, Lost
 from slotkeeper.scheduler.slot_contents import SnapshotId
@@ -108,6 +114,100 @@ def test_a_queued_request_has_a_span_for_its_wait(play):
     assert play.later(5) << ends("r1", 2000, 0) >> reports("r1") >> goes("r3", slot=0)
     queue = next(span for span in third.spans if span.stage is RequestStage.QUEUE)
     assert queue.end - queue.begin > 5
+
+
+# -- on what its time was spent --------------------------------------------------------------------------
+
+
+def stage_of(came: Record) -> Spent | None:
+    return came.stage
+
+
+def spent_of(came, now=None):
+    """Return the seconds of each stage, and check that together they are the whole time."""
+    end = max((span.end for span in came.spans), default=0.0) + came.at if now is None else now
+    seconds = came.spent(end)
+    assert sum(seconds.values()) == pytest.approx(end - came.at, abs=1e-6)
+    return seconds
+
+
+def test_steps_of_a_request_with_a_free_slot_are_no_wait_in_the_queue():
+    play = WatchedPlay(n_slots=2, eager_thinning=False, **NEW_FILES)
+    came = play.comes("r1")
+    assert play << knows("r1", A, AT_HEAD) >> plants("r1", 0, Purpose.PLANT)
+    assert play.later(40) << filled(1004) >> saves(0, SaveMoment.BOUNDARY)
+    assert play.later(7) << saved("head", checkpoints=(488, 1000)) >> goes("r1", slot=0)
+    assert play.later(20) << ends("r1", 2000, 1000, prefill_seconds=15.0) >> reports("r1")
+    seconds = spent_of(came)
+    assert seconds.keys() == {Spent.QUEUE, Spent.PREPARE, Spent.PREFILL, Spent.ANSWER}
+    assert seconds[Spent.QUEUE] < 0.1
+    assert seconds[Spent.PREPARE] == pytest.approx(47, abs=0.1)
+    assert seconds[Spent.PREFILL] == pytest.approx(15, abs=0.1)
+    assert seconds[Spent.ANSWER] == pytest.approx(5, abs=0.1)
+
+
+def test_a_restore_is_a_stage_of_its_own_and_the_present_stage_counts_while_it_runs():
+    play = WatchedPlay(n_slots=1, **NEW_FILES)
+    assert play << snapshots_changed(snapshot("a", A, checkpoints=(1484, 1996)))
+    came = play.comes("r1")
+    assert play << knows("r1", A + X) >> restores(0, "a")
+    assert stage_of(came) is Spent.RESTORE
+    assert spent_of(came, play.clock + 3)[Spent.RESTORE] == pytest.approx(3, abs=0.1)
+    assert play.later(4) << restored() >> goes("r1", reason=Reason.SNAPSHOT)
+    assert stage_of(came) is Spent.PREFILL
+    assert spent_of(came, play.clock + 5)[Spent.PREFILL] == pytest.approx(5, abs=0.1)
+    came.first_token = play.clock + 5 - came.at
+    assert stage_of(came) is Spent.ANSWER
+    seconds = spent_of(came, play.clock + 8)
+    assert seconds[Spent.RESTORE] == pytest.approx(4, abs=0.1)
+    assert (seconds[Spent.PREFILL], seconds[Spent.ANSWER]) == pytest.approx((5, 3), abs=0.1)
+
+
+def test_a_request_in_the_queue_counts_its_wait_so_far(play):
+    for request, prompt in (("r1", A), ("r2", X)):
+        play.comes(request)
+        assert play << knows(request, prompt) >> goes(request)
+    third = play.comes("r3")
+    assert play << knows("r3", B)
+    assert stage_of(third) is Spent.QUEUE
+    assert spent_of(third, play.clock + 9)[Spent.QUEUE] == pytest.approx(9, abs=0.1)
+
+
+def test_finding_the_tokens_of_a_prompt_is_no_wait_for_a_slot(play):
+    came = play.comes("r1")
+    play.later(2)
+    came.add(RequestStage.RENDER, came.at, play.clock)
+    assert play << knows("r1", A) >> goes("r1", slot=0)
+    seconds = spent_of(came)
+    assert seconds[Spent.READ] == pytest.approx(2, abs=0.1)
+    assert seconds[Spent.QUEUE] < 0.1
+
+
+def test_waiting_for_a_model_that_its_router_loads_is_no_wait_for_a_slot():
+    play = WatchedPlay(memory="dense", up=False, **NEW_FILES)
+    assert play << lists(most=1)
+    came = play.comes("r1", model="a")
+    assert play >> loads("a")
+    assert stage_of(came) is Spent.SWAP
+    assert play.later(30) << lists("a")
+    assert play << engine_up("a", model="a") << sees(engine="a")
+    assert stage_of(came) is Spent.QUEUE
+    assert play << knows("r1", A) >> goes("r1", engine="a", slot=0)
+    seconds = spent_of(came)
+    assert seconds[Spent.SWAP] == pytest.approx(30, abs=0.1)
+    assert seconds[Spent.QUEUE] < 0.1
+
+
+def test_waiting_for_an_engine_that_is_lost_is_no_wait_for_a_slot():
+    play = WatchedPlay(n_slots=1, memory="dense")
+    play.comes("r1")
+    assert play << knows("r1", A) >> goes("r1")
+    came = play.comes("r2")
+    assert play << knows("r2", X)
+    assert play.later(3) << replace(engine_lost(), returns=True)
+    assert play.later(20) << engine_up()
+    seconds = spent_of(came, play.clock)
+    assert (seconds[Spent.QUEUE], seconds[Spent.ENGINE]) == pytest.approx((3, 20), abs=0.1)
 
 
 # -- steps -----------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ def test_a_request_without_an_engine_fails_open_and_is_not_followed_further():
     assert play << knows("r1", A) << ends("r1", 2000, 0) >> reports("r1", usage__computed=2000)
     assert came.decision.chosen.reason is Reason.FAIL_OPEN
     assert stages(came) == [
-        RequestStage.QUEUE,
+        RequestStage.ENGINE,
         RequestStage.FORWARD,
         RequestStage.PREFILL,
         RequestStage.GENERATE,

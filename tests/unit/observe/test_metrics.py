@@ -16,7 +16,7 @@ from slotkeeper import __version__
 from slotkeeper.api.head import Api
 from slotkeeper.observe.gauges import EngineFigures, EngineSeen, EngineState, SlotFigures
 from slotkeeper.observe.metrics import OUTCOMES, Fallback, Metrics
-from slotkeeper.observe.request_record import ClientFigures, Clients
+from slotkeeper.observe.request_record import ClientFigures, Clients, Spent
 from slotkeeper.scheduler.effects import Purpose, Report
 from slotkeeper.scheduler.figures import Loss, Lost, Usage
 from slotkeeper.scheduler.placement import Placement
@@ -36,6 +36,7 @@ PROMISED: Final[dict[str, set[str]]] = {
     "slotkeeper_time_to_first_token_seconds": set(),
     "slotkeeper_overhead_seconds": {"stage"},
     "slotkeeper_queue_wait_seconds": set(),
+    "slotkeeper_stage_seconds": {"stage"},
     "slotkeeper_slots": {"state"},
     "slotkeeper_snapshots": set(),
     "slotkeeper_snapshot_bytes": {"tier"},
@@ -207,7 +208,7 @@ def test_counting_creates_no_new_series(metrics):
     metrics.report(replace(REPORT, lost=Lost(Loss.OVERWRITTEN, 20), reused_seconds=2.5))
     metrics.fallback("render")
     metrics.spent("parse", 0.001)
-    metrics.waited(1, "r")
+    metrics.ended(dict.fromkeys(Spent, 1.0), "r")
     metrics.first_token_after(1, "r")
     metrics.snapshot_operation("save", "ok", 0.1)
     metrics.snapshot_operation("restore", "refused")
@@ -315,7 +316,7 @@ def counted():
         metrics = Metrics()
         lost = Lost(Loss.OVERWRITTEN, 20)
         metrics.report(replace(REPORT, request=RequestId(f"7:{request_id}"), lost=lost))
-        metrics.waited(1, request_id)
+        metrics.ended({Spent.QUEUE: 1.0, Spent.PREFILL: 2.0}, request_id)
         metrics.first_token_after(1, request_id)
         return metrics
 
@@ -328,6 +329,7 @@ def test_exemplars_name_the_request(counted):
         "slotkeeper_prediction_error_tokens": {"a:b"},
         "slotkeeper_time_to_first_token_seconds": {"a:b"},
         "slotkeeper_queue_wait_seconds": {"a:b"},
+        "slotkeeper_stage_seconds": {"a:b"},
         "slotkeeper_lost_tokens": {"a:b"},
     }
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from playbooks.playbook import Outcome, Play, Sees, arrives
+from playbooks.playbook import STEP, Outcome, Play, Sees, arrives
 from slotkeeper.observe.journal import Journal
 from slotkeeper.observe.request_record import Record, RequestStage
 from slotkeeper.scheduler.effects import Effect
-from slotkeeper.scheduler.events import Event
+from slotkeeper.scheduler.events import EngineUp, Event
 from slotkeeper.scheduler.types import RequestId
 from unit.looking import counted
 
@@ -34,6 +34,9 @@ class WatchedPlay(Play):
     def __init__(self, *, journal: Journal | None = None, **more: Any) -> None:
         self.journal = Journal(100) if journal is None else journal
         super().__init__(**more)
+        for table in self.placement.tables.values():
+            up = EngineUp(at=self.clock, engine=table.engine, traits=table.traits, model=table.model)
+            self.journal.saw(up, [], self.clock, self.clock, self.placement.pending)
         self.placement.on = self._watched(self.placement.on)  # type: ignore[method-assign]
 
     def _watched(self, on: Any) -> Any:
@@ -47,7 +50,7 @@ class WatchedPlay(Play):
 
     def comes(self, request: str, **more: Any) -> Record:
         """A request arrives, and its record is followed from then on."""
-        came = record(request, at=self.clock)
+        came = record(request, at=self.clock + STEP)  # when the next event will be
         self.journal.arrived(came)
         self.journal.follow(RequestId(request), came)
         _ = self << arrives(request, **more)
