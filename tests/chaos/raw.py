@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import aiohttp
 import orjson
 
 from patience import PATIENCE
@@ -65,6 +66,17 @@ class Wire:
             yield (await self.reader.readexactly(size + 2))[:-2]
         await self.reader.readexactly(2)
 
+    async def cut(self) -> bytes:
+        """Return the bytes of a chunked body whose connection ends within it; fails if it is complete."""
+        got = b""
+        try:
+            async with asyncio.timeout(PATIENCE):
+                async for piece in self.chunks():
+                    got += piece
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return got
+        raise AssertionError(f"the body is complete: {got[-200:]!r}")
+
     async def rest(self) -> tuple[bytes, bool]:
         """Return all bytes to the end of the connection, and whether a reset ended it."""
         data = b""
@@ -101,6 +113,21 @@ async def dial(address: str, *, window: int | None = None, source: str | None = 
         yield wire
     finally:
         wire.leave()
+
+
+async def cut_short(answer: aiohttp.ClientResponse) -> bytes:
+    """Return what can be read of a stream that the server cuts off; fails if the stream ends cleanly.
+
+    When aiohttp sees the end, it drops the bytes that were not read yet: the error event may be missing.
+    """
+    got = b""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while piece := await answer.content.readany():
+                got += piece
+    except aiohttp.ClientPayloadError:
+        return got
+    raise AssertionError(f"the stream ends cleanly: {got[-200:]!r}")
 
 
 async def until(true: Callable[[], object], why: str = "") -> None:

@@ -246,6 +246,20 @@ class AnswerReader:
             self._body.append(chunk)
             self._draft.spoke = self._draft.spoke or self._status < 400
 
+    def broke_off(self, *, delimited: bool) -> bool:
+        """Whether an answer whose bytes have all come lacks its end.
+
+        The end of a stream is its last event: `[DONE]`, `message_stop`, `response.completed`, the chunk with
+        `stop`, or an error. A body that is `delimited`, by a length or by chunks, is complete. Else the end
+        of the connection ended it, and it must be JSON.
+        """
+        answer = self.close()
+        if self._splitter is None and (
+            delimited or not self._body_bytes or self._body_bytes > BODY_LIMIT_BYTES
+        ):
+            return False
+        return self._status < 400 and not answer.complete and answer.error is None
+
     def first_token(self) -> bool:
         """Whether generated content has come: the role alone, pings and prompt progress do not count."""
         return self._draft.spoke

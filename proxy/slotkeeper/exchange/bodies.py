@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Self
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from slotkeeper.api.errors import ClientFault
@@ -161,6 +161,21 @@ class Outlet(Loan):
 
     async def end(self) -> None:
         """End the answer. Waits while the client keeps reading; the slot is already free."""
+        await self._drained()
+        await self._response.write_eof()
+
+    async def cut(self) -> None:
+        """End the connection within the answer, after all that was written: the answer is incomplete.
+
+        The chunk that ends a body is missing. Bodies of HTTP/1.0 have none: only a reset tells such clients.
+        """
+        await self._drained()
+        if self._request.version < HttpVersion11:
+            abort(self._request)
+        elif self._request.transport is not None:
+            self._request.transport.close()
+
+    async def _drained(self) -> None:
         plug, protocol = self._request.transport, self._request.protocol
         if plug is not None and self._taken:
             plug.set_write_buffer_limits(high=CHUNK)
@@ -172,7 +187,6 @@ class Outlet(Loan):
             except TimeoutError:
                 if self._unread() >= unread:
                     raise self._cut_off(unread) from None
-        await self._response.write_eof()
 
     def _fits(self, size: int) -> bool:
         """Whether the buffer has room for `size` bytes, after it has grown if needed and possible."""

@@ -79,6 +79,16 @@ class Listener:
 
         return rest
 
+    def broke_off(self, answer: aiohttp.ClientResponse) -> bool:
+        """Whether the answer ended without its end; False for an answer that is not read."""
+        delimited = "Content-Length" in answer.headers or "Transfer-Encoding" in answer.headers
+        try:
+            return self._reader is not None and self._reader.broke_off(delimited=delimited)
+        except Exception:
+            log.exception("answer_not_read", request_id=self._record.request_id)
+            self._give_up()
+            return False
+
     def end(self) -> Answer:
         """Return the answer, as far as it was read."""
         try:

@@ -180,7 +180,7 @@ PREDICTION_WAIT: Final = 0.05  # seconds that an answer's head may wait for our 
 
 
 class Relay:
-    """Relays one answer: whole, as an error event, or visibly broken off.
+    """Relays one answer: whole, as an error event, or visibly broken off (the connection ends within it).
 
     Raises UpstreamFault if it breaks off before the client has a byte of it.
     """
@@ -285,8 +285,7 @@ class Relay:
         async with answering(link):
             await copy(answer, write, seen, passing, read=read)
         self._waiting.stop()
-        if link.address.model and not link.foreign:
-            self._check_whole(answer)  # first: a request without a byte of its answer can be sent again
+        self._check_whole(answer, link)  # first: a request without a byte of its answer can be sent again
         if streams:
             await write((cells.close() if cells else b"") + (progress.close() if progress else b""))
 
@@ -322,14 +321,18 @@ class Relay:
         self._account.finished(forward, link, made.status)
         return self._waiting.whole(answer, made)
 
-    def _check_whole(self, answer: aiohttp.ClientResponse) -> None:
-        """Check that a stream is complete: a router ends it normally if its engine dies (engine.md 13).
+    def _check_whole(self, answer: aiohttp.ClientResponse, link: EngineLink) -> None:
+        """Check that an answer which ended normally has its end. Raises UpstreamFault.
 
-        Raises UpstreamFault.
+        A router ends a stream normally if its engine dies (engine.md 13), an engine if another request takes
+        its X-Conversation-Id, and a gateway in front of either for reasons of its own. Other servers than
+        llama-server may write other last events, so their answers are not checked.
         """
-        result = self._account.listener.end()
-        if flows(answer) and answer.status < 400 and not result.complete and result.error is None:
-            raise UpstreamFault("the router broke off in the middle of an answer: its engine has ended")
+        if not self._api.generates or link.foreign or link.health.unlike_ours:
+            return
+        if self._account.listener.broke_off(answer):
+            of = "the router" if link.address.model else "the engine"
+            raise UpstreamFault(f"{of} broke off in the middle of an answer: its last event is missing")
 
     async def _predicted(self) -> None:
         """Wait briefly for our prediction: only for a very short prompt it is not ready yet."""
@@ -359,10 +362,10 @@ class Relay:
         return await self._waiting.end(errors.sse(fault, self._api))
 
     async def _break_off(self, answer: aiohttp.ClientResponse, out: Outlet, fault: UpstreamFault) -> None:
-        """End an incomplete answer visibly: with an error event in a stream, else with a reset connection."""
+        """Cut an incomplete answer: its connection ends within it, in a stream after an error event."""
         log.warning("answer_broke_off", request_id=self._account.id, error=fault.message)
         if flows(answer):
             await out.write(b"\n\n" + errors.sse(fault, self._api))
-            await out.end()
+            await out.cut()
         else:
             abort(self._request)
