@@ -72,7 +72,7 @@ def settings() -> str:
 
 def _settings() -> Iterator[Sequence[str]]:
     for name, field in Settings.model_fields.items():
-        text = str(field.description)
+        text = re.sub(r"`slotkeeper docs ([a-z-]+)`", r"[\1](\1.md)", str(field.description))
         if name in SECRETS:
             text += "; a secret, never shown"
         flag = code("--" + name.replace("_", "-"))

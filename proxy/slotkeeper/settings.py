@@ -29,8 +29,8 @@ class Settings(BaseSettings):
     upstreams_file: Path | None = Field(
         default=None,
         description=(
-            "TOML file with a table for each further engine (docs/engines.md); read again at SIGHUP: "
-            "added engines are used, removed ones are drained"
+            "TOML file with a table for each further engine (`slotkeeper docs engines`); read again at "
+            "SIGHUP: added engines are used, removed ones are drained"
         ),
     )
     listen: str = Field(default="127.0.0.1:8080", description="where clients connect, HOST:PORT")
@@ -69,7 +69,7 @@ class Settings(BaseSettings):
         description=(
             "a store that several sidecars share, instead of a cold folder: s3://BUCKET/PREFIX (credentials "
             "and endpoint from the variables AWS_...), or a folder that all of them see "
-            "(docs/shared-store.md); needs the extra `s3`"
+            "(`slotkeeper docs shared-store`); needs the extra `s3`"
         ),
     )
     store_key_file: Path | None = Field(
@@ -156,7 +156,7 @@ class Settings(BaseSettings):
         description=(
             "what to do about clients that rewrite their own prompts: NAME=off|observe|fix, where NAME is a "
             "rule or `all`, optionally with @ and a pattern for the User-Agent; the last match counts "
-            "(docs/rules.md)"
+            "(`slotkeeper docs rules`)"
         ),
     )
     probe: bool = Field(
@@ -189,7 +189,7 @@ class Settings(BaseSettings):
     keys_file: Path | None = Field(
         default=None,
         description=(
-            "serve only clients with a key of this TOML file (docs/security.md); the engine gets "
+            "serve only clients with a key of this TOML file (`slotkeeper docs security`); the engine gets "
             "--engine-api-key instead of theirs; read again at SIGHUP"
         ),
     )
@@ -207,7 +207,8 @@ class Settings(BaseSettings):
         default="auto",
         description=(
             "key: tokens computed for one API key are never reused for another; off: all keys share a cache; "
-            "auto: off until an engine has accepted a second key, from then on key (docs/security.md)"
+            "auto: off until an engine has accepted a second key, from then on key "
+            "(`slotkeeper docs security`)"
         ),
     )
     slot_actions: Literal["auto", "on", "off"] = Field(

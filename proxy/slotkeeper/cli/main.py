@@ -55,6 +55,12 @@ EPILOG_OF_DOCTOR: Final = """\
 Example: slotkeeper doctor --slot-dir /var/lib/slots --upstream http://127.0.0.1:8081
 Next:    start llama-server with the flags that it names, then slotkeeper serve --upstream http://127.0.0.1:8081
 """
+EPILOG_OF_DOCS: Final = """\
+Example: slotkeeper docs agents
+         slotkeeper docs agents | grep -n -A 30 '^## Codex'
+Next:    slotkeeper docs quickstart, then slotkeeper doctor --upstream http://127.0.0.1:8081
+On a terminal a page opens in the pager (the variable PAGER). Otherwise its Markdown is printed as it is.
+"""
 OF_UP: Final = ("upstream", "upstreams_file")  # `up` starts its engine itself
 
 
@@ -132,6 +138,7 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     add_replay(commands, run_loop)
     add_lint(commands)
     add_simulate(commands)
+    _docs(commands)
     return parser, dict(commands.choices)
 
 
@@ -282,7 +289,10 @@ def _doctor(commands: Any) -> None:
         "--compare",
         nargs=2,
         metavar="URL",
-        help="two llama-servers: whether each can continue from the other's snapshots (docs/engines.md)",
+        help=(
+            "two llama-servers: whether each can continue from the other's snapshots "
+            "(`slotkeeper docs engines`)"
+        ),
     )
     parser.add_argument("--engine-api-key", metavar="KEY", help="its --api-key, if it has one")
     parser.add_argument(
@@ -356,6 +366,27 @@ def _keys(commands: Any) -> None:
         print(table)  # noqa: T201
         print(f"the key of {args.name}, shown only now: {key}", file=sys.stderr)  # noqa: T201
         return 0
+
+    parser.set_defaults(run=run)
+
+
+def _docs(commands: Any) -> None:
+    parser = commands.add_parser(
+        "docs",
+        help="read the documents: settings for agents, troubleshooting, reference",
+        description="Show a page of this version's documents. Without TOPIC: list the topics.",
+        epilog=EPILOG_OF_DOCS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "topic", nargs="?", metavar="TOPIC", help="which page (default: a list of all topics)"
+    )
+
+    def run(args: argparse.Namespace) -> int:
+        from slotkeeper.cli.docs import docs
+        from slotkeeper.cli.terminal import console
+
+        return docs(args.topic, console())
 
     parser.set_defaults(run=run)
 

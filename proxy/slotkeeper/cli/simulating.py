@@ -39,7 +39,7 @@ SIMULATE: Final = """\
 Run Slotkeeper's own scheduler with many simulated engines, and report what a fleet would reuse, how long
 clients would wait, and how many bytes would move. No engine or model is needed.
 
-The load is recorded (docs/recording.md, or a trace in Mooncake's format: JSON lines with timestamp,
+The load is recorded (`slotkeeper docs recording`, or a trace in Mooncake's format: JSON lines with timestamp,
 input_length, output_length, hash_ids), or synthetic: agents with shared system prompts whose turns grow.
 Without --way and --files, every gateway is tried, with a folder for each sidecar and with one shared store.
 """
@@ -47,7 +47,7 @@ SIMULATE_EPILOG: Final = """\
 Example: slotkeeper simulate --engines 1,4,16
          slotkeeper simulate day.jsonl --engines 2 --slots 2 --prefill-rate 900
          slotkeeper simulate conversation_trace.jsonl --requests 2000 --engines 8 --json
-Next:    docs/scaling.md explains the results; deploy/k8s/fleet and deploy/fleet run a fleet
+Next:    slotkeeper docs scaling: what the results mean, and how to run a fleet
 Rates are those of one engine: `slotkeeper top` shows yours. The same arguments give the same figures.
 """
 LEGEND: Final = """\

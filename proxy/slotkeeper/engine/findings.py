@@ -268,7 +268,7 @@ def about_sleep(props: Mapping[str, Any], flags: EngineFlags | None) -> Iterator
 
 def about_need(traits: EngineTraits, flags: EngineFlags | None) -> Iterator[Finding]:
     """Yield whether a stock server without Slotkeeper would do for this engine."""
-    do = "See docs/when-you-need-it.md, with figures."
+    do = "`slotkeeper docs when-you-need-it` has figures."
     if not traits.cuttable:
         what = (
             "This model can be cut only at a checkpoint: the server alone computes whole prompts again after"

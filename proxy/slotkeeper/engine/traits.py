@@ -185,7 +185,8 @@ async def read_answers(client: EngineClient, flags: EngineFlags | None, headers:
     build, notes = str(props.get("build_info", "")), []
     eager = thins_eagerly(build, model)
     if eager is None:
-        notes.append(f"build {build!r} is unknown: assumed to thin checkpoints at every task (engine.md T7)")
+        why = "assumed to thin checkpoints at every task (T7 in `slotkeeper docs engine`)"
+        notes.append(f"build {build!r} is unknown: {why}")
     family = await family_of(client, str(props.get("chat_template") or ""), headers)
     traits = EngineTraits(
         n_slots=int(props.get("total_slots", 1)),

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,20 @@ from slotkeeper.cli.main import main
 from slotkeeper.exchange.keys import KeyList
 from slotkeeper.settings import Settings
 
-COMMANDS = ("serve", "up", "demo", "doctor", "why", "top", "health", "snapshots", "keys", "replay", "lint")
+COMMANDS = (
+    "serve",
+    "up",
+    "demo",
+    "doctor",
+    "why",
+    "top",
+    "health",
+    "snapshots",
+    "keys",
+    "replay",
+    "lint",
+    "docs",
+)
 NO_SERVER = "http://127.0.0.1:1"  # no server listens at this port
 SLOW = {"aiohttp", "tiktoken", "uvloop", "structlog"}  # slow imports; half of the start time
 LOADED = (
@@ -32,21 +44,6 @@ def no_settings_of_this_machine(monkeypatch, tmp_path):
         monkeypatch.delenv(f"SLOTKEEPER_{name.upper()}", raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "100")
-
-
-@pytest.fixture
-def run_cli(capsys):
-    """Run a command line; return its exit code and its output, with white space joined."""
-
-    def run(*words: str) -> tuple[int, str, str]:
-        try:
-            code: Any = main(list(words))
-        except SystemExit as left:  # raised by argparse
-            code = left.code
-        out, err = capsys.readouterr()
-        return code, re.sub(r"\s+", " ", out), re.sub(r"\s+", " ", err)
-
-    return run
 
 
 @pytest.mark.parametrize(
