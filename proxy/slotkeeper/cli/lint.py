@@ -30,6 +30,7 @@ from slotkeeper.conversation.book import Conversations
 from slotkeeper.conversation.causes import Explained, explain
 from slotkeeper.conversation.divergence import CAUSES, NEW_SESSION, Cause, parted
 from slotkeeper.conversation.layout import Conversation, Layout, Section, Who
+from slotkeeper.conversation.naming import UNKNOWN, Agents
 from slotkeeper.conversation.rules.apply import DEFAULTS, canonical
 from slotkeeper.conversation.rules.base import Mode, Room, RuleName
 from slotkeeper.conversation.rules.pruning import PrunedResults
@@ -43,7 +44,7 @@ NEGLIGIBLE: Final = 720  # characters: 200 tokens are computed faster than any f
 class Session:
     """One session of a recording."""
 
-    client: str
+    client: str  # the program, by its usual name
     session: str
     kinds: Counter[str] = field(default_factory=Counter)
 
@@ -122,7 +123,7 @@ def lint(
 
 def examined(traces: Sequence[Trace], context: int = BOUNDLESS) -> LintReport:
     """Examine all requests in the order in which they were sent: concurrent agents stay interleaved."""
-    book = Conversations()
+    book, agents = Conversations(), Agents()
     held: Counter[str] = Counter()  # characters that restoring each client's pruned results would have saved
     sessions: dict[tuple[str, str], Session] = {}
     findings: dict[tuple[str, Cause, Section, RuleName | None], LintFinding] = {}
@@ -132,13 +133,13 @@ def examined(traces: Sequence[Trace], context: int = BOUNDLESS) -> LintReport:
         if layout is None:
             others += 1
             continue
-        key = entry.client, entry.session
-        session = sessions.setdefault(key, Session(*key))
+        client = program(agents, entry, layout)
+        session = sessions.setdefault((entry.client, entry.session), Session(client, entry.session))
         explained, saved = _next(book, entry, layout, context)
-        held[entry.client] += saved
+        held[client] += saved
         session.kinds[explained.kind.value] += 1
         if costs(explained) and explained.divergence and explained.cause:
-            what = entry.client, explained.cause, explained.divergence.section, explained.rule
+            what = client, explained.cause, explained.divergence.section, explained.rule
             findings.setdefault(what, LintFinding(*what)).add(session, explained)
     for found in findings.values():
         found.saved = _saved_by_rule(found, held)
@@ -155,6 +156,15 @@ def _saved_by_rule(found: LintFinding, held: Mapping[str, int]) -> int:
     if found.rule is RuleName.PRUNED_RESULTS:
         return max(0, held[found.client])
     return found.characters if found.rule else 0
+
+
+def program(agents: Agents, entry: Entry, layout: Layout | None) -> str:
+    """Return the usual name of the program that sent a request, as all views show it; else the recorder's.
+
+    `agents` must see the requests in the order in which they came.
+    """
+    name = agents.of(f"{entry.client} {entry.headers.get('user-agent', '')}", entry.headers, layout)
+    return entry.client if name == UNKNOWN else name
 
 
 def laid_out(entry: Entry) -> Layout | None:

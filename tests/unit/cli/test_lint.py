@@ -39,7 +39,7 @@ TURN = ({"role": "assistant", "content": "Done."}, {"role": "user", "content": "
 def trace(tmp_path):
     """Write a recording of (session, body), a second apart."""
 
-    def write(*requests, name="day.jsonl", client="agent"):
+    def write(*requests, name="day.jsonl", client="agent", agent=None):
         lines = [
             {
                 "t": at,
@@ -47,7 +47,7 @@ def trace(tmp_path):
                 "session": session,
                 "method": "POST",
                 "path": PATH,
-                "headers": {},
+                "headers": {"user-agent": agent} if agent else {},
                 "body": sent,
             }
             for at, (session, sent) in enumerate(requests)
@@ -76,6 +76,26 @@ def test_the_exit_code_is_0_if_nothing_was_rewritten(trace, linted):
     assert code == 0
     assert "Nothing was rewritten" in out
     assert "2 requests in 1 sessions." in out
+
+
+@pytest.mark.parametrize(
+    ("agent", "system", "name"),
+    [
+        ("OpenAI/JS 6.26.0", "You are an expert coding assistant operating inside pi, a harness.", "pi"),
+        ("pi/1.5.2 (linux; node/v22.23.3; x64)", "You help.", "pi"),
+        ("ai-sdk/openai-compatible/3.0.37 runtime/bun/1.3.13", "You are Cline, an agent.", "cline"),
+        ("claude-cli/2.1.332 (external, sdk-cli)", "You are a Claude agent.", "claude-cli"),
+        ("claude-cli/0.24.4 (external, cli)", "You are Qwen Code, an agent.", "QwenCode"),
+        ("codex_exec/0.171.0 (Debian 12.0.0; x86_64) xterm", "You help.", "codex"),
+        ("opencode/1.18.33 ai-sdk/provider-utils/4.0.23", "You help.", "opencode"),
+    ],
+)
+def test_a_program_has_the_name_that_all_views_show(agent, system, name, trace, linted):
+    """Not that of the library whose User-Agent it sends."""
+    first = {**body(21), "messages": [{"role": "system", "content": system}, *body(21)["messages"][1:]]}
+    more = {**first, "messages": [*first["messages"], *TURN]}
+    _, out = linted("--json", trace(("s", first), ("s", more), client=agent.partition("/")[0], agent=agent))
+    assert [session["client"] for session in json.loads(out)["sessions"]] == [name]
 
 
 def test_a_changed_date_costs_all_text_behind_it(trace, linted):
