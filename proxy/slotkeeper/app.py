@@ -57,6 +57,11 @@ BEGUN: Final = 10  # turns of the event loop after which an accepted connection 
 BACKLOG: Final = 1024
 OTHER_PORT: Final = "choose another --listen or --admin-listen, or end the process that has that port"
 
+NEEDS_FOLDER: Final = (
+    "/v1/messages will be refused to one key after requests of another: start llama-server with "
+    "--slot-save-path DIR, and Slotkeeper with --slot-dir DIR"
+)
+
 Beside = Callable[[Mapping[EngineId, EngineLink]], Awaitable[None]]
 
 log = get_logger(__name__)
@@ -122,6 +127,7 @@ class Sidecar:
         self._upstream: Upstream | None = None
         self._runners: list[web.AppRunner] = []
         self._data: web.AppRunner | None = None
+        self._port: DataPort | None = None
 
     def _new_link(self, engine: EngineId, address: EngineAddress, flags: EngineFlags | None) -> EngineLink:
         settings = self.settings
@@ -190,7 +196,7 @@ class Sidecar:
         ours = {"Authorization": f"Bearer {key}"} if key else {}
         self._upstream = Upstream(secrets.token_hex(8), ours if self._keys else None)
         gate = self._gate(self._upstream)
-        data = DataPort(
+        data = self._port = DataPort(
             gate,
             self._intake,
             self._connections[0],
@@ -208,8 +214,10 @@ class Sidecar:
             auto_decompress=False,
             logger=complaints,
         )
+        attended = self.admin.app()
+        attended.middlewares.insert(0, self._connections[1].attend)
         admin = web.AppRunner(
-            self.admin.app(),
+            attended,
             access_log=None,
             shutdown_timeout=1.0,
             keepalive_timeout=KEEPALIVE_SECONDS,
@@ -232,7 +240,7 @@ class Sidecar:
         self.admin.listens(Address(Address.parse(settings.listen).host, port), settings.scheme)
         log.info("listening", data=data_port, admin=admin_port, upstream=list(self.driver.links))
         if gate.door.namespaces and settings.slot_dir is None:
-            log.warning("namespaces_without_files", setting="--slot-dir", route="/v1/messages")
+            log.warning("namespaces_without_files", route="/v1/messages", advice=NEEDS_FOLDER)
 
     @property
     def reloads(self) -> bool:
@@ -241,6 +249,8 @@ class Sidecar:
 
     def reload(self) -> None:
         """Read keys, certificate and upstreams again. A file that cannot be used changes nothing."""
+        if not self.reloads:
+            log.info("nothing_to_reload", signal="SIGHUP")
         reloads = [files.reload for files in (self._keys, self._tls) if files]
         if self.settings.upstreams_file:
             reloads.append(lambda: self.driver.membership.change(self.settings.engines()))
@@ -250,10 +260,15 @@ class Sidecar:
             except (KeysError, TlsError, UpstreamsError) as error:
                 log.error("not_reloaded", error=str(error))  # noqa: TRY400 - the message says it all
 
+    @property
+    def answering(self) -> int:
+        """The number of requests on the data port that are being answered."""
+        return len(self._port) if self._port else 0
+
     async def drain(self, *, delay: float) -> None:
         """Become unready, wait `delay` seconds, stop accepting, let running answers finish, save slots."""
         self.admin.drain()
-        log.info("draining", delay=delay, timeout=self.settings.drain_timeout)
+        log.info("draining", delay=delay, timeout=self.settings.drain_timeout, answers=self.answering)
         await asyncio.sleep(delay)
         if self._data is not None:
             await _end(self._data)
@@ -292,7 +307,13 @@ async def running(
     settings: Settings, flags: Mapping[EngineId, EngineFlags] | None = None
 ) -> AsyncIterator[Sidecar]:
     """Run a sidecar inside the block."""
-    sidecar = Sidecar(settings, flags)
+    async with started(Sidecar(settings, flags)) as sidecar:
+        yield sidecar
+
+
+@asynccontextmanager
+async def started(sidecar: Sidecar) -> AsyncIterator[Sidecar]:
+    """Run this sidecar inside the block."""
     try:
         await sidecar.start()
         yield sidecar
@@ -301,16 +322,20 @@ async def running(
 
 
 class Signals:
-    """SIGTERM and SIGINT: the first signal asks for an orderly end, the second ends the sidecar at once."""
+    """SIGTERM and SIGINT: the first signal asks for an orderly end, the second ends the sidecar at once.
+
+    SIGHUP never ends it: it would end without saving. It reads files again, if there are any.
+    """
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         self.now = asyncio.Event()
         self.urgent = False  # SIGINT from a terminal: do not wait for load balancers
 
-    def install(self) -> None:
-        """Handle SIGTERM and SIGINT. SIGHUP still ends the process, unless `serve` has files to reload."""
+    def install(self, hung_up: Callable[[], None]) -> None:
+        """Handle SIGTERM and SIGINT; at SIGHUP call `hung_up`."""
         loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, hung_up)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
 
@@ -327,18 +352,19 @@ async def serve(
     *,
     beside: Beside | None = None,
     listening: Callable[[str, str], None] | None = None,
+    waiting: Callable[[int], None] | None = None,
 ) -> None:
     """Serve until a signal, or until `beside` ends.
 
     `beside` (the supervised engine) runs at the same time and gets the links to the engines; its error is
     raised here. `listening` is called with HOST:PORT of the data port and of the admin port, as bound.
+    `waiting` is called at the first SIGINT, with the number of answers whose end the sidecar waits for.
     """
     signals = Signals()
-    signals.install()
     tasks = Tasks(lambda _: None)  # failures are raised below
-    async with running(settings, flags) as sidecar:
-        if sidecar.reloads:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, sidecar.reload)
+    sidecar = Sidecar(settings, flags)
+    signals.install(sidecar.reload)
+    async with started(sidecar):
         if listening:
             listening(*sidecar.addresses)
         try:
@@ -347,6 +373,8 @@ async def serve(
             if companion.done():
                 companion.result()
             delay = 0.0 if signals.urgent else settings.drain_delay
+            if signals.urgent and waiting:
+                waiting(sidecar.answering)
             draining = tasks.start(sidecar.drain(delay=delay))
             await _first(draining, tasks.start(_wait(signals.now)))
             log.info("stopped", hurried=not draining.done())

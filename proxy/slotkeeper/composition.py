@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from slotkeeper.store.sealing import StoreKey
 
 ADMIN_CONNECTIONS: Final = 128
+ADMIN_CONNECTIONS_OF_ONE: Final = 32  # from one address; a browser opens six
+ADMIN_HEAD_SECONDS: Final = 5.0
 KEEPALIVE_SECONDS: Final = 75.0  # longer than usual proxies in front keep them (nginx: 60 s to upstreams)
 UNLIMITED: Final = sys.maxsize
 
@@ -66,9 +68,10 @@ def connections_of(
     admin = Connections(
         metrics,
         most=ADMIN_CONNECTIONS,
-        of_one=ADMIN_CONNECTIONS,
-        head_seconds=KEEPALIVE_SECONDS,
+        of_one=ADMIN_CONNECTIONS_OF_ONE,
+        head_seconds=ADMIN_HEAD_SECONDS,
         tls=context,
+        replaces=True,
     )
     return data, admin
 

@@ -145,10 +145,11 @@ class Settings(BaseSettings):
     )
     keep_alive: float = Field(
         default=10.0,
-        gt=0,
+        ge=0,
         description=(
             "seconds of silence after which a streaming client gets an SSE comment, while its request "
-            "waits for a slot, is prepared, or is in prefill"
+            "waits for a slot, is prepared, or is in prefill; 0: no comments, for clients that cannot read "
+            "them (docs/agents.md)"
         ),
     )
     rules: Annotated[tuple[str, ...], NoDecode] = Field(
@@ -232,7 +233,8 @@ class Settings(BaseSettings):
         gt=0,
         description=(
             "seconds that a client has to continue reading when its read-ahead buffer is full; then its "
-            "connection is reset, so that its slot is free"
+            "connection is reset, so that its slot is free; at most 5 seconds, whether the buffer is full "
+            "or not, while other requests wait for a slot"
         ),
     )
     read_ahead_bytes: ByteSize = Field(

@@ -8,7 +8,9 @@ from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 
+import orjson
 import pytest
+from aiohttp import web
 from structlog.testing import capture_logs
 
 from chaos.conftest import ready, settings
@@ -18,6 +20,8 @@ from commands.process import serving
 from patience import PATIENCE
 from slotkeeper.api.head import Api
 from slotkeeper.app import Sidecar, running
+from slotkeeper.composition import ADMIN_CONNECTIONS, ADMIN_CONNECTIONS_OF_ONE, ADMIN_HEAD_SECONDS
+from slotkeeper.exchange.upstream import MOST_HEADERS
 
 CHAT = PATHS[Api.CHAT]
 MOST = 8
@@ -95,6 +99,57 @@ async def test_a_trusted_proxy_is_exempt_from_the_limit_for_an_address(fake):
         assert await served((await fill(stack, sidecar, MOST, "127.0.0.2"))[-1])
 
 
+LIVEZ = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+async def lives(admin: str, source: str | None = None) -> bool:
+    async with dial(admin, source=source) as wire:
+        await wire.send(LIVEZ)
+        return (await wire.head()).status == 200
+
+
+@pytest.mark.parametrize(
+    "sources", [["127.0.0.2"], [f"127.0.0.{n}" for n in range(2, 10)]], ids=["one", "many"]
+)
+@pytest.mark.parametrize("said", [b"", b"GET /livez", LIVEZ], ids=["nothing", "half a head", "a request"])
+async def test_probes_are_answered_while_idle_connections_fill_the_admin_port(sidecar, sources, said):
+    """The connection that was idle for longest is closed for each new one."""
+    admin, there = sidecar.addresses[1], sidecar._connections[1]
+    async with AsyncExitStack() as stack:
+        for n in range(2 * ADMIN_CONNECTIONS):
+            wire = await stack.enter_async_context(dial(admin, source=sources[n % len(sources)]))
+            await wire.send(said)
+        await until(lambda: cut(sidecar, "replaced") > 0, "the limit was reached")
+        assert len(there) <= ADMIN_CONNECTIONS
+        assert all([await lives(admin, source) for source in ("127.0.0.1", sources[0])])
+
+
+async def test_a_request_on_the_admin_port_is_not_closed_for_a_new_connection(sidecar, monkeypatch):
+    """Only if all connections are busy, the oldest request is."""
+    admin, goes_on, busy = sidecar.addresses[1], asyncio.Event(), 0
+
+    async def slow(*_: object) -> bytes:
+        nonlocal busy
+        busy += 1
+        await goes_on.wait()
+        return b"{}"
+
+    monkeypatch.setattr(web.BaseRequest, "read", slow)
+    async with AsyncExitStack() as stack, dial(admin) as working:
+        await working.send(b"POST /api/drain HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}")
+        await until(lambda: busy)
+        for _ in range(ADMIN_CONNECTIONS_OF_ONE + 4):
+            await stack.enter_async_context(dial(admin))
+        await until(lambda: cut(sidecar, "replaced") >= 4)
+        goes_on.set()
+        assert (await working.head()).status == 400, "it is answered: the body names no engine"
+
+
+async def test_a_silent_connection_to_the_admin_port_is_closed_before_one_to_the_data_port(sidecar):
+    data, admin = sidecar._connections
+    assert admin._head_seconds == ADMIN_HEAD_SECONDS < data._head_seconds
+
+
 @pytest.mark.parametrize("said", [b"", b"G", HEAD.encode()], ids=["nothing", "a letter", "half a head"])
 async def test_a_connection_that_sends_no_complete_head_in_time_is_closed(fake, said):
     async with running(settings(fake.base, head_timeout=0.2, drain_timeout=1.0)) as sidecar:
@@ -169,3 +224,25 @@ async def test_requests_get_503_while_no_file_descriptor_is_free(fake, tmp_path)
         await until(lambda: used() < DESCRIPTORS / 2, "they are free again")
         assert await served(wire)
     assert "no file descriptor is left" in log.read_text()
+
+
+@pytest.mark.parametrize("model", ["tiny-dense"])
+async def test_a_client_may_send_as_many_headers_as_the_engine_takes(engine_factory, build, model):
+    """The engine takes 100. Ours are left out rather than make a request of the client's too many."""
+    engine = engine_factory(model, build)
+    body = orjson.dumps({"prompt": "the keeper", "n_predict": 1})
+
+    async def status(address: str, count: int) -> int:
+        own = {"Host": "x", "Content-Length": str(len(body)), "Connection": "keep-alive"}
+        own |= {f"X-Own-{n}": "v" for n in range(count - len(own))}
+        head = "".join(f"{name}: {value}\r\n" for name, value in own.items())
+        async with dial(address) as wire:
+            await wire.send(f"POST /completion HTTP/1.1\r\n{head}\r\n".encode() + body)
+            return (await wire.head()).status
+
+    counts = (1, 90, 95, 96, 97, 98, 99, MOST_HEADERS, MOST_HEADERS + 1)
+    async with running(settings(engine.base, drain_timeout=1.0)) as sidecar:
+        await ready(sidecar)
+        direct = [await status(engine.base, max(3, count)) for count in counts]
+        assert direct[-2:] == [200, 400], "the engine's limit"
+        assert [await status(sidecar.addresses[0], max(3, count)) for count in counts] == direct

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import pty
 import re
 import signal
 import socket
+import subprocess
 import sys
+import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import orjson
@@ -19,6 +23,7 @@ from chaos.conftest import settings
 from chaos.fake_answers import PATHS, WORDS, looks_whole, request_body
 from chaos.fake_engine import FakeEngine, Fault
 from chaos.raw import Wire, dial, until
+from commands.process import NOBODY, SLOTKEEPER, environ
 from patience import PATIENCE
 from slotkeeper.api.head import Api
 from slotkeeper.app import running
@@ -180,3 +185,85 @@ async def test_idle_connections_do_not_delay_the_end(fake):
         await wire.body(await wire.head())
         served.process.terminate()
         assert await served.ended() == 0
+
+
+async def test_sighup_without_files_to_read_again_ends_nothing(fake):
+    async with serving(fake) as served:
+        served.process.send_signal(signal.SIGHUP)
+        served.process.send_signal(signal.SIGHUP)
+        assert await status(served.data, "/v1/models") == 200
+        assert b"nothing_to_reload" in await anext(lines_with(served, b"SIGHUP"))
+        assert await status(served.admin, "/readyz") == 200
+        served.process.terminate()
+        assert await served.ended() == 0
+
+
+async def lines_with(served: Served, word: bytes) -> AsyncIterator[bytes]:
+    async with asyncio.timeout(PATIENCE):
+        while line := await served.process.stderr.readline():
+            if word in line:
+                yield line
+
+
+@pytest.mark.parametrize("part", [0.1, 0.3, 0.5, 0.7, 0.9, 1.0])
+def test_an_interrupt_at_any_moment_of_a_start_prints_no_traceback(part):
+    """The moments are parts of the time that a start takes on this machine now."""
+    words = (
+        *SLOTKEEPER,
+        "serve",
+        "--upstream",
+        NOBODY,
+        "--listen",
+        "127.0.0.1:0",
+        "--admin-listen",
+        "127.0.0.1:0",
+    )
+    with subprocess.Popen(words, stderr=subprocess.PIPE, env=environ()) as process:
+        begun = time.monotonic()
+        for line in process.stderr:
+            if b"listening" in line:
+                break
+        took = time.monotonic() - begun
+        process.kill()
+    with subprocess.Popen(words, stderr=subprocess.PIPE, env=environ()) as process:
+        time.sleep(part * took)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode in {0, -signal.SIGINT}
+    assert b"Traceback" not in errors, errors.decode()
+    assert b"never awaited" not in errors, errors.decode()
+
+
+async def test_a_person_who_presses_ctrl_c_is_told_what_a_second_one_does(fake):
+    """The sidecar runs on a terminal, as for a person; nothing else tells the two apart."""
+    ours, theirs = pty.openpty()
+    data, admin = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    words = ("serve", "--upstream", fake.base, "--listen", data, "--admin-listen", admin)
+    process = await asyncio.create_subprocess_exec(*SLOTKEEPER, *words, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+
+    def read() -> None:
+        nonlocal shown
+        with suppress(OSError):  # the terminal is closed
+            shown += os.read(ours, 65536)
+
+    asyncio.get_running_loop().add_reader(ours, read)
+    try:
+        await becomes(admin, "/readyz", 200)
+        async with dial(data) as wire:
+            await begun(fake, wire)
+            process.send_signal(signal.SIGINT)
+            await until(lambda: b"Press Ctrl-C again to stop now" in shown, "it is said")
+            assert b"1 answer gets up to 300 s" in shown
+            assert process.returncode is None
+            process.send_signal(signal.SIGINT)
+            async with asyncio.timeout(PATIENCE):
+                assert await process.wait() == 0
+    finally:
+        asyncio.get_running_loop().remove_reader(ours)
+        os.close(ours)
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert b"Traceback" not in shown

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 from functools import partial
+from typing import Any
 
 import orjson
+import pytest
 
 from chaos.conftest import ready, settings
 from chaos.fake_answers import PATHS, looks_whole, request_body
 from chaos.fake_engine import FLOOD_BYTES, FakeEngine, Fault
-from chaos.raw import dial, until
+from chaos.raw import Wire, dial, until
 from slotkeeper.api.head import Api
-from slotkeeper.app import running
+from slotkeeper.app import Sidecar, running
+from slotkeeper.exchange import bodies
 
 CHAT, COMPLETION = PATHS[Api.CHAT], PATHS[Api.COMPLETION]
 SLOTS = 2
@@ -83,6 +86,61 @@ async def test_a_slot_is_free_when_the_engine_has_finished_although_its_client_d
             assert b'"stop":true' in stream
             assert stream.count(b"data: ") >= 400
         await until(lambda: sidecar._ahead.free == 256 * 2**20, "all room was given back")
+
+
+@pytest.mark.parametrize("room", [2**18, 2**26], ids=["a full buffer", "a buffer with room"])
+async def test_a_reader_that_stalls_is_cut_off_sooner_while_another_request_waits(
+    engine_factory, build, monkeypatch, room
+):
+    """Without a queue it has an hour, and keeps its slot; with one it must read, however large its buffer."""
+    monkeypatch.setattr(bodies, "CROWDED_SECONDS", 0.5)
+    engine = engine_factory("tiny-dense", build, args=["-np", "1", "-c", "32768", "-t", "1"])
+    slow = settings(engine.base, write_timeout=3600, read_ahead_bytes=room, drain_timeout=1.0)
+    async with running(slow) as sidecar, dial(sidecar.addresses[0], window=4096) as wire:
+        await ready(sidecar)
+        await wire.post(COMPLETION, {**VERBOSE, "n_predict": 30000})
+        await wire.head()
+        request = await only_request(sidecar)
+        await until(lambda: unread(request) > 0, "the client's own buffers are full")
+        await asyncio.sleep(2 * bodies.CROWDED_SECONDS)
+        assert cut(sidecar) == 0, "no other request waits"
+        said = orjson.loads(await answered(sidecar.addresses[0], SHORT))
+        assert said["tokens_predicted"] == 4
+        assert cut(sidecar) == 1
+
+
+async def test_a_reader_that_reads_slowly_is_not_cut_off_while_another_request_waits(
+    engine_factory, build, monkeypatch
+):
+    monkeypatch.setattr(bodies, "CROWDED_SECONDS", 2.0)
+    engine = engine_factory("tiny-dense", build, args=["-np", "1", "-c", "32768", "-t", "1"])
+    slow = settings(engine.base, write_timeout=3600, read_ahead_bytes=2**18, drain_timeout=1.0)
+
+    async def read_slowly(wire: Wire) -> int:
+        size = 0
+        async for chunk in wire.chunks():
+            size += len(chunk)
+            if size < 2**21:
+                await asyncio.sleep(0.001)
+        return size
+
+    async with running(slow) as sidecar, dial(sidecar.addresses[0], window=4096) as wire:
+        await ready(sidecar)
+        await wire.post(COMPLETION, {**VERBOSE, "n_predict": 1500})
+        assert (await wire.head()).status == 200
+        size, _ = await asyncio.gather(read_slowly(wire), answered(sidecar.addresses[0], SHORT))
+        assert size > 2**22
+        assert cut(sidecar) == 0
+
+
+async def only_request(sidecar: Sidecar) -> Any:
+    handlers: list[Any] = list(sidecar._connections[0]._open)
+    (request,) = [one._current_request for one in handlers if one._current_request is not None]
+    return request
+
+
+def unread(request: Any) -> int:
+    return request.transport.get_write_buffer_size() if request.transport else 0
 
 
 async def test_the_bytes_read_ahead_for_all_answers_are_bounded(fake):

@@ -17,7 +17,7 @@ from typing import Final, Self
 from urllib.parse import parse_qsl, unquote
 
 import orjson
-from multidict import CIMultiDict
+from multidict import CIMultiDict, CIMultiDictProxy
 
 
 class Api(StrEnum):
@@ -287,9 +287,15 @@ def forwardable(
     return [(name, value) for name, value in pairs if name.lower() not in unwanted]
 
 
-def hops(values: Iterable[str]) -> list[str]:
-    """Return the sidecars named in all `HOPS` headers of a request, in the order of forwarding."""
-    return [name for value in values for part in value.split(",") if (name := part.strip())]
+HOP_PREFIX: Final = "slotkeeper-hop-"  # begins the name of a sidecar in a Connection header
+
+
+def hops(headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> list[str]:
+    """Return the sidecars that forwarded a request, in their order, from `HOPS` and Connection headers."""
+    named = [part.strip() for value in headers.getall(HOPS, []) for part in value.split(",")]
+    tokens = [part.strip() for value in headers.getall("Connection", []) for part in value.split(",")]
+    named += [token.removeprefix(HOP_PREFIX) for token in tokens if token.startswith(HOP_PREFIX)]
+    return list(filter(None, named))
 
 
 def request_id(value: str | None, fresh: Callable[[], str]) -> str:

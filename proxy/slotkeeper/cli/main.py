@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
@@ -61,6 +62,7 @@ Example: slotkeeper docs agents
 Next:    slotkeeper docs quickstart, then slotkeeper doctor --upstream http://127.0.0.1:8081
 On a terminal a page opens in the pager (the variable PAGER). Otherwise its Markdown is printed as it is.
 """
+OF_SIDECARS: Final = ("serve", "up")  # until they handle signals, SIGINT ends them at once: __main__.py
 OF_UP: Final = ("upstream", "upstreams_file")  # `up` starts its engine itself
 
 
@@ -75,6 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         parser.exit(2, f"{error}\n")
     args = parser.parse_args(own)
+    if args.command not in OF_SIDECARS and signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     args.engine_words = engine_words
     if not hasattr(args, "run"):
         parser.print_help()
@@ -162,6 +166,7 @@ def _serve(commands: Any) -> None:
             check_engines,
             check_loops,
             greeter,
+            patience_of,
             try_files,
             try_folders,
         )
@@ -178,7 +183,8 @@ def _serve(commands: Any) -> None:
 
         async def work() -> None:
             await check_engines(loaded.settings)
-            await serve(loaded.settings, listening=greeter(loaded.settings))
+            given = loaded.settings
+            await serve(given, listening=greeter(given), waiting=patience_of(given))
 
         try:
             run_loop(work())

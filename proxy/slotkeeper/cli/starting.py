@@ -41,6 +41,23 @@ def greeter(settings: Settings) -> Callable[[str, str], None]:
     return greet
 
 
+def patience_of(settings: Settings) -> Callable[[int], None]:
+    """Return the function that says at the first Ctrl-C what a second one does. It prints to a terminal."""
+
+    def say(answers: int) -> None:
+        if out := terminal(settings.log_format):
+            print(ending(answers, settings.drain_timeout), file=out, flush=True)
+
+    return say
+
+
+def ending(answers: int, seconds: float) -> str:
+    """Return the line for a person who pressed Ctrl-C while this many answers run."""
+    many = "1 answer gets" if answers == 1 else f"{answers} answers get"
+    waits = f"{many} up to {seconds:g} s to finish, then slots" if answers else "Slots"
+    return f"Stopping: {waits} are saved. Press Ctrl-C again to stop now."
+
+
 def terminal(log_format: str) -> TextIO | None:
     """Return standard output or error, whichever is a terminal; None if the log there is JSON."""
     if log_format == "json" and sys.stderr.isatty():

@@ -17,7 +17,7 @@ from pydantic import SecretStr
 from slotkeeper.api.head import MASK, masked, tells_secret
 from slotkeeper.app import ListenError, serve
 from slotkeeper.bench.models import MissingExtraError, Tiny, build
-from slotkeeper.cli.starting import greeter
+from slotkeeper.cli.starting import greeter, patience_of
 from slotkeeper.cli.terminal import complain
 from slotkeeper.config import UsageError
 from slotkeeper.engine.answers import Health
@@ -98,7 +98,8 @@ def up(
     try:
         known = {EngineId(base): plan.flags}
         beside = partial(_supervise, plan)
-        run_loop(serve(front, known, beside=beside, listening=greeter(front)))
+        listening, waiting = greeter(front), patience_of(front)
+        run_loop(serve(front, known, beside=beside, listening=listening, waiting=waiting))
     except EngineDiedError as died:
         complain("up", died)
         return 1

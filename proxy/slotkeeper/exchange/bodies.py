@@ -3,13 +3,14 @@
 A client that reads slowly, or not at all, would hold a slot: the engine would wait for us, and we for the
 client. So we read ahead into the write buffer of the client's connection, and the slot is free when the
 engine has finished. A client whose buffer is full has some seconds to read a block of it; then its connection
-is reset.
+is reset. While other requests wait for a slot, a client that reads nothing for a few seconds is cut off even
+before its buffer is full.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Self
@@ -25,6 +26,8 @@ from slotkeeper.observe.metrics import ConnectionCut, Metrics
 RETRY_AFTER: Final = 5  # seconds
 SLOWEST: Final = 16 * 1024  # bytes per second, the slowest upload of a large body
 BLOCK: Final = 256 * 1024  # bytes by which a buffer grows
+CROWDED_SECONDS: Final = 5.0  # without a byte read, while other requests wait for a slot
+LOOK_SECONDS: Final = 0.5  # between two looks at a client that does not read
 FRAMING: Final = 32  # bytes around a chunk, at most
 
 log = get_logger(__name__)
@@ -146,18 +149,33 @@ class Stalled(ConnectionResetError):  # noqa: N818 - handled like a client that 
 class Outlet(Loan):
     """Writes one answer to its client, which has `seconds` to read a part of a full buffer."""
 
-    def __init__(self, ahead: Budget, request: web.BaseRequest, response: web.StreamResponse) -> None:
+    def __init__(
+        self,
+        ahead: Budget,
+        request: web.BaseRequest,
+        response: web.StreamResponse,
+        *,
+        crowded: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`crowded`: whether other requests wait for the slot that this answer holds."""
         super().__init__(ahead)
         self._request = request
         self._response = response
+        self._crowded = crowded
         self._high = CHUNK  # bytes in the connection's buffer above which a write waits
+        self._looking: asyncio.Handle | None = None  # the next look at a client that must read
+        self._left = 0  # bytes that were unread after the last write
+        self._read_at = asyncio.get_running_loop().time()  # when the client was last seen to have read
 
     async def write(self, data: bytes) -> None:
         """Write `data` as soon as the buffer has room. Raises GONE errors, including Stalled."""
+        if self._holds_up():
+            raise self._cut_off(self._left)
         if self._request.protocol.writing_paused or not self._fits(len(data)):
             await self._in_time(self._response.write(data))
         else:
             await self._response.write(data)
+        self._left = self._unread()
 
     async def end(self) -> None:
         """End the answer. Waits while the client keeps reading; the slot is already free."""
@@ -188,6 +206,13 @@ class Outlet(Loan):
                 if self._unread() >= unread:
                     raise self._cut_off(unread) from None
 
+    def _holds_up(self) -> bool:
+        """Whether the client has read nothing for CROWDED_SECONDS while other requests wait for its slot."""
+        unread, now = self._unread(), asyncio.get_running_loop().time()
+        if not unread or unread < self._left:
+            self._left, self._read_at = unread, now
+        return now - self._read_at > CROWDED_SECONDS and self._crowded()
+
     def _fits(self, size: int) -> bool:
         """Whether the buffer has room for `size` bytes, after it has grown if needed and possible."""
         lacking = self._unread() + size + FRAMING - self._high
@@ -206,10 +231,27 @@ class Outlet(Loan):
 
     async def _in_time(self, writing: Awaitable[None]) -> None:
         try:
-            async with asyncio.timeout(self._budget.seconds):
+            async with asyncio.timeout(self._budget.seconds) as limit:
+                # once `writing` has put its bytes into the buffer
+                self._looking = asyncio.get_running_loop().call_soon(self._begin_looking, limit)
                 await writing
         except TimeoutError:
             raise self._cut_off(self._unread()) from None
+        finally:
+            if self._looking is not None:
+                self._looking.cancel()
+
+    def _begin_looking(self, limit: asyncio.Timeout) -> None:
+        self._left = self._unread()
+        self._look(limit)
+
+    def _look(self, limit: asyncio.Timeout) -> None:
+        """End the wait if the client holds up other requests; else look again."""
+        loop = asyncio.get_running_loop()
+        if self._holds_up():
+            limit.reschedule(loop.time())
+        else:
+            self._looking = loop.call_later(LOOK_SECONDS, self._look, limit)
 
     def _cut_off(self, unread: int) -> Stalled:
         """Reset the connection of a client that does not read, and return the error to raise."""

@@ -21,6 +21,7 @@ from typing import Any, Final, cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Handler
 
 from slotkeeper.observe.log import Seldom, get_logger
 from slotkeeper.observe.metrics import ConnectionCut, Metrics
@@ -134,13 +135,16 @@ class Connections:
         head_seconds: float,
         trusted: Sequence[Network] = (),
         tls: ssl.SSLContext | None = None,
+        replaces: bool = False,
     ) -> None:
         """Set the limits: `most` connections in all, `of_one` from one address.
 
         `head_seconds` is the deadline for the first request's head. The limit `of_one` does not apply to
         `trusted` proxies, which speak for many clients. With `tls` a connection counts from before its
-        handshake, and so does its deadline.
+        handshake, and so does its deadline. If it `replaces`, a new connection is never refused at a limit:
+        the connection that has been idle for longest is closed for it. That needs the middleware `attend`.
         """
+        self._replaces = replaces
         self._tls = tls
         self._handshakes = Tasks(lambda error: log.error("connection_failed", exc_info=error))
         self._metrics = metrics
@@ -176,9 +180,24 @@ class Connections:
         if connection is not None:
             connection.begun = True
 
+    @web.middleware
+    async def attend(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Note the time of each request, so that `_make_room` finds connections that are idle."""
+        connection = self._open.get(request.protocol)
+        if connection is None:  # it has just been closed
+            return await handler(request)
+        connection.begun = connection.busy = True
+        try:
+            return await handler(request)
+        finally:
+            connection.busy, connection.since = False, asyncio.get_running_loop().time()
+
     def admit(self, connection: _Connection) -> None:
         """Admit a new connection, or abort it if a limit is reached."""
         refused = self._refused(connection.address)
+        if refused is not None and self._replaces:
+            self._make_room(connection.address if refused is ConnectionCut.ADDRESS else None)
+            refused = None
         if refused is not None or self._handlers is None:
             self.cut(connection, refused or ConnectionCut.FULL)
             return
@@ -195,7 +214,7 @@ class Connections:
             self.cut(connection, ConnectionCut.FULL)
             return
         connection.next_handler = handler
-        shaking = self._handshakes.start(self._secure(connection, plug, self._tls))
+        connection.shaking = shaking = self._handshakes.start(self._secure(connection, plug, self._tls))
         shaking.add_done_callback(lambda _: self._shaken(connection, handler, plug))
 
     async def _secure(self, connection: _Connection, plug: socket.socket, tls: ssl.SSLContext) -> None:
@@ -222,6 +241,18 @@ class Connections:
         if self._by_address[address] >= self._of_one and not is_in(address, self._trusted):
             return ConnectionCut.ADDRESS
         return None
+
+    def _make_room(self, address: str | None) -> None:
+        """Close the connection that has been idle for longest; without an idle one, the oldest busy one.
+
+        With an `address`, one from there.
+        """
+        there = (item for item in self._open.items() if address in {None, item[1].address})
+        handler, connection = min(there, key=lambda item: (item[1].busy, item[1].since))
+        self.left(connection, handler)
+        if connection.shaking is not None:
+            connection.shaking.cancel()
+        self.cut(connection, ConnectionCut.REPLACED)
 
     def left(self, connection: _Connection, handler: asyncio.BaseProtocol) -> None:
         if self._open.pop(handler, None) is not None:
@@ -260,8 +291,10 @@ class _Connection(asyncio.Protocol):
         self.handler: web.RequestHandler | None = None
         self.transport: asyncio.Transport | None = None
         self.address = "?"
-        self.since = 0.0
+        self.since = 0.0  # loop time of its accept, or of the end of its last request (`attend`)
         self.begun = False
+        self.busy = False  # a request is being answered (`attend`)
+        self.shaking: asyncio.Task[None] | None = None  # its TLS handshake
         self.closing: float | None = None  # loop time at which it was first seen closing
         self.next_handler: web.RequestHandler | None = None  # the handler that waits for the handshake
 

@@ -78,6 +78,10 @@ class DataPort:
         self._draining = draining
         self._seldom = Seldom(log)
 
+    def __len__(self) -> int:
+        """Return the number of requests that are being answered."""
+        return len(self._running)
+
     def app(self) -> web.Application:
         app = web.Application(client_max_size=self._intake.each)
         app.router.add_route("*", "/{path:.*}", self.handle)
@@ -175,7 +179,7 @@ class DataPort:
 
     def _not_again(self, request: web.Request) -> None:
         """Refuse a request that has passed this sidecar before, in a loop. Raises UpstreamFault."""
-        if self._gate.upstream.name in names.hops(request.headers.getall(names.HOPS, [])):
+        if self._gate.upstream.name in names.hops(request.headers):
             raise UpstreamFault(
                 "this request has come through this sidecar before: its --upstream leads back to it; "
                 "point it at llama-server itself",

@@ -43,8 +43,12 @@ if TYPE_CHECKING:
 RETRY_AFTER: Final = 5  # seconds
 MIXED: Final = (
     "this route cannot be kept apart from requests of other keys or adapters now; try again, or use "
-    "/v1/chat/completions; "
-    "it needs a llama-server with --slot-save-path, and a sidecar with that folder as --slot-dir"
+    "/v1/chat/completions"
+)
+NEVER_APART: Final = (
+    "this route cannot be kept apart from requests of other keys or adapters here; use "
+    "/v1/chat/completions, or have the operator start llama-server with --slot-save-path and Slotkeeper "
+    "with that folder as --slot-dir"
 )
 ANYONE: Final = "~"  # the namespace of requests without a key, if the engine needs none
 DEATHS: Final = 3  # engines that ended while working on a request, after which it is not sent again
@@ -372,6 +376,9 @@ class Exchange:
         if not (one_of_many or forward.strict) or forward.isolated or not self._api.generates:
             return body
         if not self._api.pinnable:
+            traits = self._gate.driver.links[forward.engine].traits
+            if traits and not traits.slot_files:  # no slot can be erased there, so it would be refused again
+                raise ClientFault(NEVER_APART, status=403)
             raise UpstreamFault(MIXED, status=503, retry_after=RETRY_AFTER)
         return uncached(body)
 

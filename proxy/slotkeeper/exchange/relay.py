@@ -69,7 +69,7 @@ class Waiting:
         seconds: float,
         labels: Callable[[], Mapping[str, str]],
     ) -> None:
-        """`seconds` are between two comments; `labels` are our own headers, as far as they are known."""
+        """`seconds` are between two comments, 0: there are none; `labels` are our own headers, as known."""
         self._request = request
         self._request_id = request_id
         self._tasks = tasks
@@ -85,7 +85,7 @@ class Waiting:
 
         If comments of a request that is sent again still run, they continue until `stop`.
         """
-        if self._talking is not None:
+        if self._talking is not None or not self._seconds:
             return
         owner = asyncio.current_task()
         if owner is None:
@@ -232,7 +232,8 @@ class Relay:
         response = await waiting.accept(answer)
         if streams and not alone:
             waiting.start()
-        with Outlet(self._ahead, self._request, response) as out:
+        crowded = self._driver.placement.has_waiting
+        with Outlet(self._ahead, self._request, response, crowded=crowded) as out:
             try:
                 progress = form.progress if streams else None
                 await self._copied(answer, link, out.write, waiting.ends_with, progress, read=body)

@@ -89,6 +89,16 @@ NOT_SENT: Final = (
     names.PRIORITY,
     names.MAX_WAIT,
 )
+MOST_HEADERS: Final = 100  # that llama-server takes in one request (CPPHTTPLIB_HEADER_MAX_COUNT)
+ALWAYS_SENT: Final = 2  # Host and Connection, which aiohttp adds
+# Our own headers that are left out first if the client sends nearly as many as the engine takes.
+LESS_NEEDED: Final = (
+    "X-Forwarded-Host",
+    "X-Forwarded-Proto",
+    "X-Forwarded-For",
+    names.TRACE_PARENT,
+    names.REQUEST_ID,
+)
 GONE: Final = (ConnectionResetError, aiohttp.ClientConnectionResetError, BrokenPipeError)
 BROKEN: Final = (aiohttp.ClientError, TimeoutError, OSError)
 EVENT_STREAM: Final = "text/event-stream"
@@ -134,7 +144,7 @@ class Upstream:
             for name in names.AUTH:
                 headers.popall(name, None)
             headers.update(self._auth)
-        return headers
+        return fitting(headers, request)
 
     async def send(
         self,
@@ -155,7 +165,9 @@ class Upstream:
         headers = self.outgoing(request, body, request_id)
         if trace_parent is not None:
             headers[names.TRACE_PARENT] = trace_parent
-        return await self._sent(address.base, url, headers, method=request.method, body=body)
+        return await self._sent(
+            address.base, url, fitting(headers, request), method=request.method, body=body
+        )
 
     async def post(
         self, base: str, path: str, body: bytes, request: web.BaseRequest, request_id: str
@@ -181,7 +193,7 @@ class Upstream:
         body: bytes | None = None,
         limit: aiohttp.ClientTimeout = NO_LIMIT,
     ) -> aiohttp.ClientResponse:
-        headers[names.HOPS] = ", ".join([*names.hops(headers.popall(names.HOPS, [])), self.name])
+        _name_hop(headers, self.name)
         try:
             return await self._session.request(
                 method,
@@ -257,6 +269,8 @@ def outgoing(request: web.BaseRequest, body: bytes | None, request_id: str) -> C
     """Return the client's headers without hop-by-hop headers and ours, with X-Forwarded-* added."""
     headers = CIMultiDict(forwardable(request.headers.items(), drop=NOT_SENT))
     headers[names.REQUEST_ID] = request_id
+    if hops := names.hops(request.headers):
+        headers[names.HOPS] = ", ".join(hops)
     if body:
         headers["Content-Length"] = str(len(body))
     if request.remote:
@@ -265,6 +279,26 @@ def outgoing(request: web.BaseRequest, body: bytes | None, request_id: str) -> C
     headers.setdefault("X-Forwarded-Proto", request.scheme)
     headers.setdefault("X-Forwarded-Host", request.host)
     return headers
+
+
+def fitting(headers: CIMultiDict[str], request: web.BaseRequest) -> CIMultiDict[str]:
+    """Return the headers without those of ours that the engine would not take beside the client's own."""
+    for name in LESS_NEEDED:
+        if len(headers) < MOST_HEADERS - ALWAYS_SENT:
+            break
+        if name not in request.headers:
+            headers.popall(name, None)
+    return headers
+
+
+def _name_hop(headers: CIMultiDict[str], name: str) -> None:
+    """Add this sidecar to those on the way; without room for that header, to the Connection header."""
+    hops = [*names.hops(headers), name]
+    headers.popall(names.HOPS, None)
+    if len(headers) < MOST_HEADERS - ALWAYS_SENT:
+        headers[names.HOPS] = ", ".join(hops)
+    else:
+        headers["Connection"] = ", ".join(["close", *(names.HOP_PREFIX + hop for hop in hops)])
 
 
 def prepared(answer: aiohttp.ClientResponse, request_id: str) -> web.StreamResponse:

@@ -51,6 +51,7 @@ class ConnectionCut(StrEnum):
     STALLED = "stalled"  # the client did not read its answer
     FULL = "full"  # the limit of connections was reached
     ADDRESS = "address"  # the limit of connections from its address was reached
+    REPLACED = "replaced"  # on the admin port: it was idle, and a new one came when the limit was reached
     HEAD = "head"  # the client did not send the request's head in time
     BODY = "body"  # the client did not send the announced body in time
     CLOSING = "closing"  # the client did not read the end of its answer

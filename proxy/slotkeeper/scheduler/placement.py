@@ -207,6 +207,10 @@ class Placement:
         state = self._state
         return any(priority.divisible(p) for r in state.hinted if (p := state.requests.get(r)))
 
+    def has_waiting(self) -> bool:
+        """Whether any request is queued for a slot."""
+        return len(self._state.queue) > 0
+
     def waiting_of(self, client: ClientId) -> int:
         """Return how many requests of this client are queued."""
         return self._state.queue.of(client)

@@ -73,6 +73,13 @@ async def test_a_failed_write_to_a_client_ends_its_request(tasks):
     assert not len(tasks)
 
 
+async def test_without_a_time_between_comments_there_are_none(tasks):
+    waits = Waiting(None, "id", tasks, seconds=0, labels=dict)
+    waits.start()
+    assert not len(tasks)
+    waits.stop()
+
+
 async def test_a_request_that_is_already_being_cancelled_is_left_to_its_cleanup(tasks):
     gone, cleaned = Response(takes=1), asyncio.Event()
 
