@@ -1,10 +1,10 @@
-"""A stand-in for llama-swap: it answers as its source of 2026 says, and is not the program itself.
+"""A stand-in for llama-swap: it answers as the program does, commit 0bdb3720 of August 2026.
 
 `SwapLike` starts and stops the servers of its models by functions of the test: real engines (`served_by`), or
-servers within the test. The source was read in the repository mostlygeek/llama-swap: internal/server
-(server.go, api.go, apigroup.go, auth.go), internal/router (base.go, group.go, scheduler/fifo.go),
-internal/swaputil and internal/process/process_command.go. `legacy` answers as proxy/proxymanager.go of 2025
-does, before it had events. Left out are filters, peers, selectors, profiles and the matrix.
+servers within the test. `engine/test_swap_like.py` compares its answers and events with those of the program
+where that is on the PATH. `legacy` answers as proxy/proxymanager.go of 2025 does by its source, before it had
+events. Left out are filters, peers, selectors, profiles and the matrix. A load takes less time than the
+program's, which looks at a server's /health after 0.25 seconds, and then each second.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import asyncio
 import shlex
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +24,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from slotkeeper.engine.launch import EngineBinary
-from slotkeeper.engine.process import EngineProcess
+from slotkeeper.engine.process import EngineDiedError, EngineProcess
 from slotkeeper.runtime.tasks import Tasks
 
 BY_BODY: Final = (
@@ -34,6 +34,14 @@ BY_BODY: Final = (
 HOP_BY_HOP: Final = frozenset({"connection", "content-length", "host", "keep-alive", "transfer-encoding"})
 HEALTH_SECONDS: Final = 0.05  # between two questions; those of the program are a second apart
 LIMIT: Final = 10  # requests to one model at once
+EXITED: Final = "upstream command exited prematurely"
+UNLOADED: Final = "group: model unloaded"  # what a load in progress fails with if its model is unloaded
+CODES: Final = {  # of an error by its status: the type and the code
+    401: ("authentication_error", "unauthorized"),
+    404: ("invalid_request_error", "not_found"),
+    429: ("rate_limit_error", "concurrency_limit"),
+    503: ("server_error", "service_unavailable"),
+}
 LOG: Final = "a line of the log\n" * 8000  # the first event is longer than a line that aiohttp reads at once
 
 
@@ -85,6 +93,7 @@ class SwapLike:
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     _ears: set[asyncio.Queue[dict[str, Any]]] = field(default_factory=set)
     _bugs: list[BaseException] = field(default_factory=list)
+    _unloads: int = 0  # unloads in progress; nothing else begins meanwhile
 
     def __post_init__(self) -> None:
         self._tasks = Tasks(self._bugs.append)
@@ -102,13 +111,17 @@ class SwapLike:
         app.router.add_get("/health", self._health)
         app.router.add_get("/running", self._running)
         app.router.add_get("/v1/models", self._listed)
+        app.router.add_get("/models", self._listed)
         app.router.add_get("/unload", self._unloaded)
+        app.router.add_post("/api/models/unload", self._unloaded)
         app.router.add_post("/api/models/unload/{model:.*}", self._unloaded)
         if not self.legacy:
             app.router.add_get("/api/events", self._events)
         for path in BY_BODY:
             app.router.add_post(path, self._by_body)
+        app.router.add_get("/props", self._by_query)
         app.router.add_route("*", "/upstream/{path:.*}", self._by_path)
+        app.router.add_route("*", "/{path:.*}", self._unknown)
         return app
 
     async def close(self) -> None:
@@ -135,9 +148,15 @@ class SwapLike:
     def _error(self, status: int, message: str) -> web.Response:
         if self.legacy:
             return web.Response(status=status, text=message)
-        return web.json_response(
-            {"src": "llama-swap", "error": {"message": message, "param": None}}, status=status
-        )
+        kind, code = CODES.get(status, ("server_error", "internal_error"))
+        error = {"message": message, "type": kind, "param": None, "code": code}
+        headers = {"Retry-After": "1"} if status == 429 else {}
+        return web.json_response({"src": "llama-swap", "error": error}, status=status, headers=headers)
+
+    async def _unknown(self, request: web.Request) -> web.Response:
+        allowed = request.method != "POST" or request.path != "/unload"
+        text = "404 page not found\n" if allowed else "Method Not Allowed\n"
+        return web.Response(status=404 if allowed else 405, text=text)
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(text="OK")
@@ -145,40 +164,63 @@ class SwapLike:
     async def _running(self, _: web.Request) -> web.Response:
         shown = ("ready",) if self.legacy else ("starting", "ready", "stopping")
         running = [
-            {"model": name, "state": process.state, "cmd": self.models[name].cmd, "proxy": process.url}
+            {
+                "model": name,
+                "state": process.state,
+                "cmd": self.models[name].cmd,
+                "proxy": process.url,
+                "ttl": self.models[name].ttl,
+                "name": "",
+                "description": "",
+            }
             for name, process in sorted(self._processes.items())
             if process.state in shown
         ]
         return web.json_response({"running": running})
 
     async def _listed(self, _: web.Request) -> web.Response:
-        listed = {name: model for name, model in self.models.items() if not model.unlisted}
-        aliases = {alias for model in listed.values() for alias in model.aliases if self.lists_aliases}
-        entries = [
-            {"id": name, "object": "model", "owned_by": "llama-swap"}
-            for name in sorted(listed.keys() | aliases)
-        ]
-        return web.json_response({"object": "list", "data": entries})
+        entries = []
+        for name, model in self.models.items():
+            if not model.unlisted:
+                about = {"type": "model", **({"aliases": model.aliases} if model.aliases else {})}
+                aliases = model.aliases if self.lists_aliases else ()
+                entries.append(self._entry(name, name, about))
+                entries += [self._entry(name, each, {"type": "alias", "modelID": name}) for each in aliases]
+        return web.json_response(
+            {"object": "list", "data": sorted(entries, key=lambda entry: str(entry["id"]))}
+        )
+
+    def _entry(self, model: str, name: str, about: Mapping[str, Any]) -> dict[str, Any]:
+        entry = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "llama-swap"}
+        if self.legacy:
+            return entry
+        status = "unloaded" if self.state(model) == "stopped" else "loaded"
+        return {**entry, "meta": {"llamaswap": about}, "status": {"value": status}}
 
     def _told(self) -> dict[str, Any]:
         models = [
             {
                 "id": name,
+                "name": "",
+                "description": "",
                 "state": self.state(name),
                 "unlisted": model.unlisted,
                 "peerID": "",
-                "aliases": list(model.aliases),
+                **({"aliases": list(model.aliases)} if model.aliases else {}),
             }
             for name, model in sorted(self.models.items())
         ]
-        return {"type": "modelStatus", "data": orjson.dumps(models).decode()}
+        return _event("modelStatus", models)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        queue.put_nowait({"type": "logData", "data": LOG})
+        queue.put_nowait(_event("logData", {"source": "proxy", "data": LOG}))
         queue.put_nowait(self._told())
+        queue.put_nowait(_event("uiConfig", {}))
+        queue.put_nowait(_event("profileChanged", {"active": None}))
+        queue.put_nowait(_event("inflight", {"operation": "snapshot"}))
         self._ears.add(queue)
         try:
             while True:
@@ -188,11 +230,22 @@ class SwapLike:
             self._ears.discard(queue)
 
     async def _unloaded(self, request: web.Request) -> web.Response:
-        named = request.match_info.get("model", "")
-        for name in [self._real(named)] if named else list(self.models):
-            if name is None:
-                return self._error(404, "model not found")
-            await self._stop(name)
+        """Stop models, and cut their running answers. As in the program, nothing else begins meanwhile."""
+        named = request.match_info.get("model")
+        names = [*self.models] if named is None else [name for name in [self._real(named)] if name]
+        if not names:
+            return self._error(404, "model not found")
+        self._unloads += 1
+        try:
+            for name in names:
+                if name in self._swaps:
+                    self._failures[name] = RuntimeError(UNLOADED)
+                await self._stop(name)
+        finally:
+            self._unloads -= 1
+            await self._tell()
+        if request.path == "/api/models/unload":
+            return web.json_response({"msg": "ok"})
         return web.Response(text="OK")
 
     # -- requests to models ------------------------------------------------------------------------
@@ -212,10 +265,18 @@ class SwapLike:
             )
         return await self._served(request, model, request.raw_path)
 
+    async def _by_query(self, request: web.Request) -> web.StreamResponse:
+        model = self._real(request.query.get("model", ""))
+        if model is None:
+            return self._error(404, "no model id could be identified")
+        return await self._served(request, model, request.raw_path)
+
     async def _by_path(self, request: web.Request) -> web.StreamResponse:
         words = request.match_info["path"].split("/")
         for end in range(1, len(words) + 1):
             if (model := self._real("/".join(words[:end]))) is not None:
+                if end == len(words):
+                    raise web.HTTPMovedPermanently(f"{request.path}/")
                 query = f"?{request.query_string}" if request.query_string else ""
                 return await self._served(request, model, "/" + "/".join(words[end:]) + query)
         return self._error(404, "model not found")
@@ -224,8 +285,10 @@ class SwapLike:
         process = self._processes[model]
         try:
             await self._ready(model, request.path)
-        except Exception as error:  # noqa: BLE001 - as its source does
+        except Exception as error:  # noqa: BLE001 - as the program does
             return self._error(500, f"unspecific error: {error}")
+        if not process.url:
+            return self._error(503, f"[{model}] process is not ready")
         if process.busy >= LIMIT:
             return self._error(429, "Too many requests")
         process.busy += 1
@@ -248,12 +311,11 @@ class SwapLike:
             kept = {name: value for name, value in answer.headers.items() if name.lower() not in HOP_BY_HOP}
             response = web.StreamResponse(status=answer.status, headers=kept)
             await response.prepare(request)
-            try:
+            # The program ends an answer whose server has ended as if it were whole.
+            with suppress(aiohttp.ClientError, OSError):
                 async for chunk in answer.content.iter_any():
                     await response.write(chunk)
-            except (aiohttp.ClientError, OSError):
-                if request.transport:
-                    request.transport.abort()
+            answer.close()
             return response
 
     # -- swaps -------------------------------------------------------------------------------------
@@ -287,7 +349,7 @@ class SwapLike:
                         raise error
                     continue
                 leaves = self._leaves(model)
-                free = not self._collides(model, leaves)
+                free = not self._collides(model, leaves) and not self._unloads
                 if self.state(model) == "ready" and not leaves and free:
                     return
                 if free and not any(self._processes[name].busy for name in leaves):
@@ -307,7 +369,7 @@ class SwapLike:
             process.used_at = time.monotonic()
             await self._is(model, "ready")
         except Exception as error:  # noqa: BLE001 - told to the clients
-            self._failures[model] = error
+            self._failures.setdefault(model, error)
             await self._is(model, "stopped")
         finally:
             self._swaps.pop(model, None)
@@ -327,6 +389,7 @@ class SwapLike:
             self.stops.append(model)
             await self._is(model, "stopping")
             await self.models[model].stop()
+            self._processes[model].url = ""
             await self._is(model, "stopped")
 
     async def _is(self, model: str, state: str) -> None:
@@ -338,6 +401,10 @@ class SwapLike:
     async def _tell(self) -> None:
         async with self._changed:
             self._changed.notify_all()
+
+
+def _event(kind: str, data: Any) -> dict[str, Any]:
+    return {"type": kind, "data": orjson.dumps(data).decode()}
 
 
 @asynccontextmanager
@@ -385,7 +452,10 @@ def served_by(
         process = EngineProcess(binary, args, base=base, log=log)
         running.append(process)
         process.start()
-        await process.wait_ready()
+        try:
+            await process.wait_ready()
+        except EngineDiedError as error:
+            raise RuntimeError(EXITED) from error
         if proxy:
             await _healthy(proxy)
         return proxy or base

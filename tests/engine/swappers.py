@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shlex
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -32,6 +33,7 @@ MODELS: Final = {"coder": Tiny.DENSE, "writer": Tiny.HYBRID}
 TURNS: Final = 10
 MORE: Final = 1.05  # times the oracle may be computed
 LOOK_SECONDS: Final = 0.05
+LOGGED: Final = re.compile(r'"[A-Z]+ (/[^ "]*) HTTP')  # the path of a request, in the program's log
 TOGETHER: Final = SwapGroup(members=tuple(MODELS), swap=False, exclusive=False)
 ALONE: Final = SwapGroup(members=tuple(MODELS))
 
@@ -72,6 +74,36 @@ async def saved_turn(
     pytest.fail(f"in {ATTEMPTS} attempts the model ended before its state was saved")
 
 
+async def _answers(client: httpx.AsyncClient) -> bool:
+    try:
+        await client.get("/health")
+    except httpx.TransportError:
+        return False
+    return True
+
+
+@dataclass
+class Program:
+    """A process of llama-swap. `words` start it; it can be started again at the same address."""
+
+    words: Sequence[str]
+    log: Path
+    base: str
+    process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        with self.log.open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(*self.words, stdout=log, stderr=log)
+        async with asyncio.timeout(PATIENCE), fresh_client(self.base) as client:
+            while not await _answers(client):
+                await asyncio.sleep(LOOK_SECONDS)
+
+    async def stop(self) -> None:
+        if self.process:
+            self.process.terminate()
+            await self.process.wait()
+
+
 @dataclass(frozen=True)
 class Gateway:
     """What answers at `base`, and the folder of the engines' slot files."""
@@ -79,6 +111,14 @@ class Gateway:
     base: str
     slots: Path
     stand_in: SwapLike | None = None  # None: it is the program
+    program: Program | None = None
+
+    def asked(self) -> list[str]:
+        """Return the paths of all requests that it has got, or by its log has answered; the oldest first."""
+        if self.stand_in:
+            return list(self.stand_in.paths)
+        assert self.program
+        return LOGGED.findall(self.program.log.read_text())
 
     async def running(self) -> Mapping[str, str]:
         """Return the state of each model that is not stopped. This loads none."""
@@ -126,8 +166,8 @@ async def gateway(
             commands.add(name, file, slots)
     others = {name: server for name, server in more.items() if isinstance(server, Swapped)}
     group = SwapGroup(members=(*group.members, *more), swap=group.swap, exclusive=group.exclusive)
-    async with started(kind, commands, group, ttl, others) as (base, stand_in):
-        yield Gateway(base, slots, stand_in)
+    async with started(kind, commands, group, ttl, others) as there:
+        yield there
 
 
 @asynccontextmanager
@@ -137,14 +177,15 @@ async def started(
     group: SwapGroup = ALONE,
     ttl: int = 0,
     others: Mapping[str, Swapped] | None = None,
-) -> AsyncIterator[tuple[str, SwapLike | None]]:
-    """Run a gateway; yield its URL, and the stand-in if it is that."""
+) -> AsyncIterator[Gateway]:
+    """Run a gateway of this kind."""
+    slots = commands.folder / "slots"
     if kind == STAND_IN:
         async with _imitated(commands, group, ttl, others or {}) as (base, stand_in):
-            yield base, stand_in
+            yield Gateway(base, slots, stand_in)
     else:
-        async with _program(commands, group, ttl) as base:
-            yield base, None
+        async with _program(commands, group, ttl) as program:
+            yield Gateway(program.base, slots, program=program)
 
 
 @asynccontextmanager
@@ -168,7 +209,7 @@ async def _imitated(
 
 
 @asynccontextmanager
-async def _program(commands: Commands, group: SwapGroup, ttl: int) -> AsyncIterator[str]:
+async def _program(commands: Commands, group: SwapGroup, ttl: int) -> AsyncIterator[Program]:
     binary = find_engine(commands.build)
     models = {
         name: {
@@ -185,21 +226,13 @@ async def _program(commands: Commands, group: SwapGroup, ttl: int) -> AsyncItera
     config = commands.folder / "config.yaml"
     config.write_bytes(orjson.dumps({"models": models, "groups": groups}))  # JSON is YAML
     listen = f"127.0.0.1:{free_port()}"
-    with (commands.folder / "llama-swap.log").open("wb") as log:
-        words = (PROGRAM, "--config", str(config), "--listen", listen)
-        process = await asyncio.create_subprocess_exec(*words, stdout=log, stderr=log)
+    words = (PROGRAM, "--config", str(config), "--listen", listen)
+    program = Program(words, commands.folder / "llama-swap.log", f"http://{listen}")
     try:
-        async with asyncio.timeout(PATIENCE), fresh_client(f"http://{listen}") as client:
-            while True:
-                try:
-                    await client.get("/health")
-                    break
-                except httpx.TransportError:
-                    await asyncio.sleep(LOOK_SECONDS)
-        yield f"http://{listen}"
+        await program.start()
+        yield program
     finally:
-        process.terminate()
-        await process.wait()
+        await program.stop()
 
 
 @asynccontextmanager

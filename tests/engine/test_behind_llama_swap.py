@@ -77,8 +77,8 @@ async def test_twenty_swaps_compute_no_more_tokens_than_models_that_stay_loaded(
             sidecars.append(sidecar)
             proxies[base], hooks[base] = lab.url_of(sidecar), hook(base, sidecar)
         commands.proxies, commands.hooks = proxies, hooks
-        base, _ = await stack.enter_async_context(started(kind, commands))
-        client = await stack.enter_async_context(httpx.AsyncClient(base_url=base, timeout=PATIENCE))
+        there = await stack.enter_async_context(started(kind, commands))
+        client = await stack.enter_async_context(httpx.AsyncClient(base_url=there.base, timeout=PATIENCE))
         for _ in range(TURNS // 2):
             for talk in found:
                 await talk.turn(client)
