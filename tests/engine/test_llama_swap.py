@@ -7,6 +7,7 @@ says, and in front of the program itself if `llama-swap` is on PATH (never in CI
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from io import StringIO
 from pathlib import Path
@@ -34,12 +35,17 @@ from engine.swappers import (
     turn_that_reuses,
     wanted,
 )
+from patience import PATIENCE
 from slotkeeper.bench import lab
 from slotkeeper.cli.doctor import doctor
+from slotkeeper.runtime import router_link
 from swap_like import Swapped
 
 IDLE_SECONDS: Final = 2.0  # in which a sidecar that looks each second would have loaded a model
 TTL: Final = 3  # seconds
+REST_SECONDS: Final = 4.0
+LOOKS: Final = frozenset({"/health", "/running", "/v1/models"})
+LOOKS_IN_SWAP: Final = 20  # 8 to 11 on a quiet machine; each of four changes of a state is worth two
 
 
 @pytest.fixture(params=[STAND_IN, PROGRAM])
@@ -115,6 +121,38 @@ async def test_nothing_of_the_sidecar_loads_an_unloaded_model(kind: str, build: 
         await asyncio.sleep(IDLE_SECONDS)
         assert await there.running() == {}
         await turn_that_reuses(talk, client)
+
+
+async def test_at_rest_and_in_a_swap_it_is_asked_little(kind: str, build: str, tmp_path: Path) -> None:
+    """It logs every request. Its events say when a state has changed, so only then its states are read."""
+    async with gateway(kind, build, tmp_path) as there, keeping(there) as (sidecar, client):
+
+        def looks() -> int:
+            return sum(path in LOOKS for path in there.asked())
+
+        await Talk("coder", "a").turn(client)
+        await lab.rested(sidecar)
+        before, began = looks(), time.monotonic()
+        await asyncio.sleep(REST_SECONDS)
+        at_rest = looks() - before
+        assert at_rest <= 1 + (time.monotonic() - began) / router_link.QUIET
+        before, began = looks(), time.monotonic()
+        await Talk("writer", "a").turn(client)
+        assert looks() - before <= LOOKS_IN_SWAP + (time.monotonic() - began) / router_link.CALM
+
+
+async def test_a_restart_during_a_load_is_waited_for(kind: str, build: str, tmp_path: Path) -> None:
+    """Also with requests for the model that was being loaded: it is not the model's fault."""
+    async with gateway(kind, build, tmp_path) as there, keeping(there) as (_, client):
+        if there.program is None:
+            pytest.skip("the stand-in cannot be restarted; tests/unit/runtime/test_router_link.py does that")
+        async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
+            turn = group.create_task(Talk("writer", "a").turn(client))
+            while (await there.running()).get("writer") != "starting":
+                await asyncio.sleep(0.01)
+            await there.program.stop()
+            await there.program.start()
+        assert turn.result().headers["X-Slotkeeper-Decision"] != "fail_open"
 
 
 async def test_an_idle_model_is_unloaded_by_its_ttl_and_its_state_is_reused(

@@ -304,6 +304,17 @@ def test_a_request_waits_for_a_lost_router_as_for_any_engine():
     assert play << knows("r1", SHORT) >> goes("r1", engine="a")
 
 
+def test_a_model_that_was_given_up_is_tried_again_once_its_router_was_lost():
+    """It was loaded, but not probed in time; that must not refuse requests that wait for the router."""
+    play = routed(limits=Limits(engine_wait=60))
+    assert play << lists("a")
+    assert play << arrives("r1", model="a")
+    assert play << swap_fails("a", broken=True) >> unpinned("r1", Reason.FAIL_OPEN, engine="a")
+    assert play << ModelsListed(at=0.0, router=EngineId("e0"), models=())
+    assert play << arrives("r2", model="a")
+    assert play << lists() >> loads("a")
+
+
 @pytest.mark.parametrize("slotless", [False, True])
 def test_a_request_for_an_engine_that_does_not_return_fails_open(slotless):
     play = routed("a", limits=Limits(engine_wait=60))

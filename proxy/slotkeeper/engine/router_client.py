@@ -50,6 +50,8 @@ class RouterClient(ControlClient):
 
     swaps: ClassVar[bool] = False  # whether it is llama-swap, which chooses the models to unload itself
     asked: ClassVar[frozenset[ModelStatus]] = ASKED  # states in which a model may be probed
+    told = False  # whether an open stream of events reports every change, so that looks between are needless
+    ends = 0  # how many streams of events have ended, for example because the router has ended
 
     async def listing(self, *, headers: Headers | None = None) -> Listing:
         """Return the models. Raises EngineError, EngineGoneError."""
@@ -75,9 +77,12 @@ class RouterClient(ControlClient):
         Raises EngineError, EngineGoneError.
         """
         async with self._http.ask("GET", "/models/sse", limits=EVENTS, headers=headers) as response:
-            async for line in response.content:
-                if line.startswith(b"data:"):
-                    changed()
+            try:
+                async for line in response.content:
+                    if line.startswith(b"data:"):
+                        changed()
+            finally:
+                self.ends += 1
 
 
 def entry_of(said: Mapping[str, Any]) -> ModelEntry:

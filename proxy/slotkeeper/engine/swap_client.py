@@ -5,6 +5,7 @@ By its source, from the versions with `/running` to the newest one of 2026. What
 * `/running` lists models that are ready; newer versions also those that start or stop.
 * `/v1/models` lists other things as models: aliases, models of peers, selectors, profiles. `/api/events`
   reports aliases, all models, and every change of a state at once. Older versions have no such route.
+  Its stream ends when llama-swap ends or reads its configuration again.
 * A request for a model makes llama-swap unload others first, as its groups or its matrix say; the rest stay.
   It waits until their running answers have ended. No route shows which models a load would unload.
 * Every request to /upstream/MODEL/ loads that model, and restarts its `ttl`. Nothing prevents that.
@@ -31,6 +32,9 @@ from slotkeeper.scheduler.router import ModelStatus
 from slotkeeper.scheduler.types import ModelName
 
 LOAD: Final = CallLimits(CallKind.TASK, None)  # answered when the model is loaded: minutes for a large one
+FAILED: Final = frozenset({500, 502, 503})  # its answers if a model could not be loaded
+# In its words for a load that was ended from outside: another client unloaded the model, or llama-swap ends.
+ENDED: Final = ("model unloaded", "aborted", "shutdown", "shutting down", "context canceled")
 LONGEST: Final = 1 << 20  # bytes of one event that is read; longer ones are log texts
 PROGRAM: Final = "llama-server"  # a file's name may go on after it, for example with a version
 LIBRARY: Final = "slotkeeper.engine.xllama"  # the packaged library build
@@ -62,20 +66,24 @@ class SwapClient(RouterClient):
 
     def __init__(self, base: str, *, api_key: str | None = None) -> None:
         super().__init__(base, api_key=api_key)
-        self._told: dict[str, _Told] = {}  # by events
+        self._told: dict[str, _Told] = {}  # by events, the last ones of an ended stream too
         self._starts: dict[str, int] = {}  # how often a model was seen to become ready
         self._ready: set[str] = set()
         self._others: set[str] = set()  # listed by an old version like models, but each loads another model
 
     async def listing(self, *, headers: Headers | None = None) -> Listing:
-        """Return the models. Raises EngineError, EngineGoneError."""
+        """Return the models. Raises EngineError, EngineGoneError.
+
+        While events report the models' names, only their states are asked for: llama-swap logs each request.
+        """
         running = running_in(await self._http.json("GET", RUNNING, limits=QUICK, headers=headers))
-        listed = await self._http.json("GET", "/v1/models", limits=QUICK, headers=headers)
         if running is None:
             raise EngineError(200, f"{RUNNING}: not llama-swap", foreign=True)
-        named = _named(listed)
+        named = dict[str, Mapping[str, Any]]()
+        if not self.told:
+            named = _named(await self._http.json("GET", "/v1/models", limits=QUICK, headers=headers))
+            self._others &= named.keys()
         self._see({name for name, one in running.items() if one.get("state") == READY})
-        self._others &= named.keys()
         names = sorted((self._models(named) | running.keys() | self._told.keys()) - self._others)
         self._starts = {name: starts for name, starts in self._starts.items() if name in names}
         return Listing(
@@ -107,12 +115,20 @@ class SwapClient(RouterClient):
     async def load(self, model: ModelName, *, headers: Headers | None = None) -> None:
         """Load a model by a harmless request to it; returns when it is ready or could not be loaded.
 
-        The listing tells which. Raises EngineGoneError.
+        The listing tells which. Raises EngineGoneError, and EngineError if the load was refused or was ended
+        from outside: it may succeed if it is tried again.
         """
         path = EngineAddress(self.base, model, swaps=True).passed_on("/health", held=True)
-        with suppress(EngineError):
+        try:
             async with self._http.ask("GET", path, limits=LOAD, headers=headers) as response:
                 await response.read()
+        except EngineError as error:
+            if error.status not in FAILED or any(word in error.message for word in ENDED):
+                raise
+            return
+        if self.told:
+            return
+        with suppress(EngineError):
             running = running_in(await self._http.json("GET", RUNNING, limits=QUICK, headers=headers)) or {}
             if model not in running and model not in self._told and model not in self._starts:
                 self._others.add(model)
@@ -123,9 +139,14 @@ class SwapClient(RouterClient):
         Raises EngineError, EngineGoneError; also if this version has no such stream.
         """
         async with self._http.ask("GET", "/api/events", limits=EVENTS, headers=headers) as response:
-            async for data in _events(response.content.iter_any()):
-                if self._hear(data):
-                    changed()
+            try:
+                async for data in _events(response.content.iter_any()):
+                    if self._hear(data):
+                        self.told = True
+                        changed()
+            finally:
+                self.told = False
+                self.ends += 1
 
     def _hear(self, data: bytes) -> bool:
         """Read an event. Returns whether it reports the models' states."""

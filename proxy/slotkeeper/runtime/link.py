@@ -64,6 +64,7 @@ class EngineLink(KnownEngine):
         self.draining = False  # no request may begin there
         self.assembles = True  # whole answers can be made of its streams, as far as we know
         self.routes = False  # it is a router, or was one when it last answered
+        self.told = False  # the router's open stream of events shows that it is there: looks are needless
         self._listed = True
         self.frozen_after = frozen_after
         self.replace: Callable[[], None] | None = None  # ends its process; `up` then starts another
@@ -202,13 +203,15 @@ class EngineLink(KnownEngine):
     def _rest(self) -> float | None:
         """Seconds until the next look; None: not before `kick` is called."""
         calm = self.health in {Health.OK, Health.SILENT} or self.health.routes or self.health.wrong
-        if not self.listed:
+        if not self.listed or self.told:
             return None
         return min(CALM, self.frozen_after) if calm else EAGER
 
     @property
     def _needs_no_look(self) -> bool:
         """Whether the listing of llama-swap is enough: a look would keep an idle model from its `ttl`."""
+        if self.told:
+            return True
         known = (self.up and self.listed) or self.foreign
         return self.address.swaps and known and not self._kicked and not self.busy
 

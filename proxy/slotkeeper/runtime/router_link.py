@@ -29,6 +29,7 @@ from slotkeeper.scheduler.types import EngineId, ModelName
 
 CALM: Final = 1.0  # seconds between looks at the listing; a look wakes no model
 EAGER: Final = 0.1  # seconds between looks during a swap of ours
+QUIET: Final = 10.0  # seconds between looks while events report every change: llama-swap logs each look
 MOMENT: Final = 0.01  # seconds between looks at whether calls have ended
 BEGINS: Final = 2.0  # seconds within which the listing shows a load that was accepted
 PROBED: Final = 30.0  # seconds to probe a loaded model; after that it serves unpinned
@@ -75,6 +76,7 @@ class RouterLink:
         self._posted: ModelsListed | None = None
         self._since: dict[EngineId, float] = {}  # when a model that is not probed yet was loaded
         self._swaps = 0
+        self._losses = 0  # how often the router did not answer
         self._kick = asyncio.Event()
         self._looked = asyncio.Event()
 
@@ -100,13 +102,23 @@ class RouterLink:
             while await self._look():
                 self._wake()
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(EAGER if self._swaps or not self.reached else CALM):
+                    async with asyncio.timeout(self._rest):
                         await self._kick.wait()
                 self._kick.clear()
         finally:
             ear.cancel()
+            self._tell_front(told=False)
         self._gone()
         self._take(UNLISTED)
+
+    @property
+    def _rest(self) -> float:
+        """Seconds until the next look, unless there is an event."""
+        if not self.reached:
+            return EAGER
+        if self.client.told:
+            return CALM if self._swaps or self._since else QUIET
+        return EAGER if self._swaps else CALM
 
     async def _look(self) -> bool:
         """Read the listing. Returns whether the server may still be a router."""
@@ -117,7 +129,14 @@ class RouterLink:
         except EngineError as error:
             if error.foreign:
                 return False
+        self._tell_front(told=self.reached and self.client.told)
         return True
+
+    def _tell_front(self, *, told: bool) -> None:
+        """Say whether events show that the router is there, so that looks at its /health are needless."""
+        before, self.front.told = self.front.told, told and self.front.health.routes
+        if before and not told:
+            self.front.kick()
 
     def _gone(self) -> None:
         """Mark the router as not answering: its models are lost, but their names are remembered."""
@@ -125,6 +144,8 @@ class RouterLink:
             return
         log.warning("router_lost", engine=self.front.engine)
         self.reached = False
+        self._losses += 1
+        self._since.clear()
         for link in self._links.values():
             link.part(self._lost)
         self._tell()
@@ -225,17 +246,19 @@ class RouterLink:
         self._post(SwapFailed(at=time.monotonic(), engine=link.engine, broken=broken))
 
     async def _load(self, link: EngineLink, aside: Sequence[EngineLink]) -> bool:
-        model, begun = link.address.model, time.monotonic()
+        model, begun, before = link.address.model, time.monotonic(), self._interruptions
         async with self._parted(*aside):
             await self._tolerating(RUNS, self.client.load(model, headers=self.front.auth))
             seen = self.client.swaps  # llama-swap answers only when the load has ended
             for _ in range(2 * seen):  # the first look may have begun before the answer
                 await self.next_look()
         loaded = await self._is_loaded(model, seen=seen)
+        link.kick()
         while loaded and not (link.up or link.foreign) and self._status(model) is ModelStatus.LOADED:
-            link.kick()  # `_check_probed` ends the scheduler's wait if the probe never succeeds
-            await self.next_look()
+            await self._moment()  # `_check_probed` ends the scheduler's wait if the probe never succeeds
             loaded = await self._is_loaded(model, seen=True)
+        if not loaded and self._interruptions != before:
+            raise EngineGoneError("the router was lost during the load")
         if not loaded:
             log.warning("model_not_loaded", engine=link.engine)
             self._metrics.loaded(model, None)
@@ -244,6 +267,11 @@ class RouterLink:
         self._metrics.loaded(model, seconds)
         log.info("model_loaded", engine=link.engine, seconds=round(seconds, 3))
         return True
+
+    @property
+    def _interruptions(self) -> int:
+        """How often the router was lost or restarted, perhaps between two looks: then it lost its models."""
+        return self._losses + self.client.ends
 
     async def _is_loaded(self, model: ModelName, *, seen: bool) -> bool:
         """Wait until the router has loaded a model, or has given up. `seen`: its load has begun.
@@ -258,9 +286,15 @@ class RouterLink:
             late = looks > 1 and time.monotonic() - accepted > BEGINS
             if status is ModelStatus.UNLOADED and (seen or late):
                 return False
-            await self.next_look()
+            await self._looked.wait()
             looks += 1
         return True
+
+    async def _moment(self) -> None:
+        """Wait until the listing has been read again, at most for EAGER seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(EAGER):
+                await self._looked.wait()
 
     async def _unload(self, link: EngineLink) -> bool:
         """Unload a model after our calls to it: they would hang until the router kills the process."""
@@ -268,7 +302,7 @@ class RouterLink:
         async with self._parted(link):
             await self._tolerating(STOPPED, self.client.unload(model, headers=self.front.auth))
             while self._status(model) is not ModelStatus.UNLOADED:
-                await self.next_look()
+                await self._looked.wait()
         log.info("model_unloaded", engine=link.engine, seconds=round(time.monotonic() - begun, 3))
         return True
 

@@ -94,6 +94,7 @@ class Router:
         """Record that the router does not answer: all its models count as unloaded."""
         unloaded = {e: replace(view, status=ModelStatus.UNLOADED) for e, view in self.models.items()}
         self.models, self.lost_until = unloaded, until
+        self.failed.clear()  # no model is loaded there now, so a try costs none its place
         self.over()
 
     def serves(self, now: float) -> float | None:

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
@@ -188,6 +189,45 @@ async def test_a_model_that_cannot_be_loaded_stays_unloaded(make):
     scene.servers.fails = True
     await scene.client.load(CODER)
     assert (await scene.entry(CODER)).status is ModelStatus.UNLOADED
+
+
+async def test_a_load_that_another_client_ends_can_be_tried_again(make):
+    scene = await make()
+    scene.servers.hold = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        loading = group.create_task(_refusal(scene.client.load(CODER)))
+        while scene.gateway.state(CODER) != "starting":
+            await asyncio.sleep(0.01)
+        async with aiohttp.ClientSession() as session:
+            unloading = group.create_task(_posted(session, f"{scene.base}/api/models/unload/{CODER}"))
+            await asyncio.sleep(0.05)
+            scene.servers.fails = True
+            scene.servers.hold.set()
+            await unloading
+    assert "model unloaded" in loading.result().message
+
+
+async def _refusal(asked: Awaitable[None]) -> EngineError:
+    with pytest.raises(EngineError) as refused:
+        await asked
+    return refused.value
+
+
+async def _posted(session: aiohttp.ClientSession, url: str) -> None:
+    async with session.post(url) as answer:
+        assert answer.status == 200
+
+
+async def test_while_it_reports_events_only_states_are_asked_for(make):
+    scene = await make()
+    async with heard(scene):
+        del scene.gateway.paths[:]
+        names = [entry.name for entry in (await scene.client.listing()).models]
+        assert (names, scene.gateway.paths) == ([CODER, WRITER], ["/running"])
+    del scene.gateway.paths[:]
+    await scene.client.listing()
+    assert scene.gateway.paths == ["/running", "/v1/models"]
+    assert scene.client.ends == 1
 
 
 async def test_a_gateway_that_is_gone_cannot_load():

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from patience import PATIENCE
-from slotkeeper.engine.answers import EngineError, EngineGoneError
+from slotkeeper.engine.answers import EngineError, EngineGoneError, Health
 from slotkeeper.engine.router_client import Listing, ModelEntry, RouterClient
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime import router_link
@@ -34,6 +34,9 @@ class FakeRouter(RouterClient):
         super().__init__(BASE)
         self.models = {entry.name: entry for entry in MODELS}
         self.trouble: Exception | None = None  # raised by any call
+        self.tells = False
+        self.cut = asyncio.Event()
+        self.looks = 0
         self.loads: Callable[[ModelName], None] = lambda model: self.becomes(model, ModelStatus.LOADED)
         self.unloads: Callable[[ModelName], None] = lambda model: self.becomes(model, ModelStatus.UNLOADED)
 
@@ -42,6 +45,7 @@ class FakeRouter(RouterClient):
         self.models[name] = replace(self.models[name], status=status, port=port)
 
     async def listing(self, **_: Any) -> Listing:
+        self.looks += 1
         if self.trouble:
             raise self.trouble
         return Listing(models=tuple(self.models.values()), most=1)
@@ -53,7 +57,13 @@ class FakeRouter(RouterClient):
         self.unloads(model)
 
     async def events(self, changed: Callable[[], object], **_: Any) -> None:
-        await asyncio.Event().wait()
+        """Open a stream that `cut` ends. With `tells`, it reports every change."""
+        self.told = self.tells
+        changed()
+        await self.cut.wait()
+        self.cut.clear()
+        self.told = False
+        self.ends += 1
 
 
 class Line(StubLink):
@@ -266,6 +276,52 @@ async def test_a_router_lost_during_a_load_does_not_make_the_model_broken(scene)
     await scene.comes(lambda: line.listed)
     scene.fake.trouble = EngineGoneError("gone")
     assert not (await scene.failed()).broken
+
+
+async def test_a_router_restarted_between_two_looks_does_not_make_the_model_broken(scene):
+    """Its stream of events has ended, and the new process has not loaded the model."""
+    line = await scene.listed()
+    scene.fake.loads = lambda model: scene.fake.becomes(model, ModelStatus.LOADING)
+    scene.router.load(line)
+    await scene.comes(lambda: line.listed)
+    scene.fake.cut.set()
+    await scene.comes(lambda: scene.fake.ends == 1)
+    scene.fake.becomes("coder", ModelStatus.UNLOADED)
+    assert not (await scene.failed()).broken
+
+
+async def test_time_without_the_router_does_not_count_as_time_of_a_probe(scene, monkeypatch):
+    line = await scene.listed()
+    line.probes = False
+    monkeypatch.setattr(router_link, "PROBED", 0.5)
+    scene.fake.becomes("coder", ModelStatus.LOADED)
+    await scene.comes(lambda: line.listed)
+    scene.fake.trouble = EngineGoneError("gone")
+    await asyncio.sleep(0.6)
+    scene.fake.trouble = None
+    await scene.comes(lambda: line.listed)
+    line.probes = True
+    line.kick()
+    await asyncio.sleep(0.1)
+    assert not any(isinstance(event, SwapFailed) for event in scene.said)
+
+
+async def test_while_events_report_every_change_the_listing_is_read_only_at_an_event(scene):
+    await scene.listed()
+    scene.router.front.health = Health.SWAPPER
+    scene.fake.tells = True
+    scene.fake.cut.set()  # the next stream tells
+    await scene.comes(lambda: scene.router.front.told)
+    await asyncio.sleep(0.1)
+    before = scene.fake.looks
+    await asyncio.sleep(0.2)  # ten looks without such a stream
+    assert scene.fake.looks == before
+    scene.fake.tells = False
+    kicks = scene.router.front.kicks
+    scene.fake.cut.set()
+    await scene.comes(lambda: scene.fake.looks > before + 5)
+    assert not scene.router.front.told
+    assert scene.router.front.kicks > kicks
 
 
 async def test_an_unload_waits_for_all_running_answers(scene):
