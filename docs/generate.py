@@ -17,6 +17,7 @@ import re
 import sys
 import tokenize
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
@@ -28,9 +29,19 @@ from benchmarks.tables import MEASURED, code, table
 from slotkeeper.conversation.divergence import CAUSES
 from slotkeeper.conversation.likeness import RequestKind
 from slotkeeper.conversation.rules.apply import RULES
-from slotkeeper.observe.gauges import EngineFigures, EngineSeen, EngineState, SlotFigures
+from slotkeeper.observe.gauges import EngineFigures, EngineSeen, SlotFigures
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.request_record import ClientFigures
+from slotkeeper.observe.states import (
+    ENGINE_TEXTS,
+    SERVICE_TEXTS,
+    STEP_TEXTS,
+    WAIT_TEXTS,
+    Doing,
+    EngineState,
+    Moment,
+    request_text,
+)
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.types import EngineId, Reason
 from slotkeeper.settings import SECRETS, Settings
@@ -86,6 +97,37 @@ def reasons() -> str:
     return table(
         ("decision", "why"), ((code(reason.value), _linked(texts[reason.name])) for reason in Reason)
     )
+
+
+def engine_states() -> str:
+    head = ("state of an engine", "what `top`, the page and the log say")
+    return table(head, ((code(state.value), text) for state, text in ENGINE_TEXTS.items()))
+
+
+def services() -> str:
+    head = ("requests", "what `top` and the page say")
+    return table(head, ((code(each.value), text or "(nothing)") for each, text in SERVICE_TEXTS.items()))
+
+
+def request_states() -> str:
+    """Each state of a request, and for the queue each thing that it may wait for."""
+    return table(("request", "what `top`, the page and `why` say"), _request_states())
+
+
+def _request_states() -> Iterator[Sequence[str]]:
+    for doing in Doing:
+        moments = [Moment(doing=doing)]
+        if doing is Doing.QUEUED:
+            moments = [Moment(doing=doing, place=1, wait=wait) for wait in WAIT_TEXTS]
+        elif doing is Doing.PREPARING:
+            moments += [Moment(doing=doing, step=step) for step in STEP_TEXTS]
+        elif doing is Doing.PREFILL:
+            part = Moment(doing=doing, computed=420, to_compute=1000, seconds_left=12.3)
+            whole = Moment(doing=doing, computed=1000, to_compute=1000)
+            for known in (part, whole):
+                moments += [known, replace(known, estimated=True)]
+        for moment in moments:
+            yield code(doing.value), request_text(moment)
 
 
 def kinds() -> str:
@@ -155,6 +197,11 @@ def _labels(live: Metrics) -> dict[str, dict[str, set[str]]]:
 
 BLOCKS: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
     "docs/configuration.md": {"settings": settings},
+    "docs/dashboard.md": {
+        "engine-states": engine_states,
+        "services": services,
+        "request-states": request_states,
+    },
     "docs/reference.md": {"reasons": reasons, "metrics": metrics},
     "docs/rules.md": {"kinds": kinds, "causes": causes, "rules": rules},
     **MEASURED,

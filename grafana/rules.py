@@ -62,6 +62,11 @@ class Alert:
         return f"{RUNBOOKS}#{self.name.lower()}"
 
 
+def _in_state(*states: str) -> str:
+    """Return the series of engines that are in one of these states; it lasts when one follows another."""
+    return f"sum by (job, instance, engine) ({LONG.series('engine_state', state='~' + '|'.join(states))})"
+
+
 ALERTS: Final = (
     Alert(
         name="SlotkeeperDown",
@@ -74,12 +79,21 @@ ALERTS: Final = (
     ),
     Alert(
         name="SlotkeeperEngineDown",
-        measure=LONG.series("engine_state", state="down"),
+        measure=_in_state("down", "awaited", "frozen", "foreign", "loop"),
         over="==",
         threshold=1,
         hold="2m",
         severity="critical",
         summary="The engine {{ $labels.engine }} does not answer.",
+    ),
+    Alert(
+        name="SlotkeeperSlotsUnknown",
+        measure=_in_state("key_refused", "no_slots", "unprobed"),
+        over="==",
+        threshold=1,
+        hold="10m",
+        severity="warning",
+        summary="The engine {{ $labels.engine }} answers but does not show its slots, so none is chosen.",
     ),
     Alert(
         name="SlotkeeperEngineFailing",

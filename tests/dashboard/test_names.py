@@ -88,7 +88,7 @@ async def test_the_page_shows_an_alarm_for_an_engine_that_is_down(browser: Brows
             await looker.page.goto(looker.base)
             alarm = looker.page.locator("#alarms")
             await expect(alarm).to_contain_text(f"{absent} does not answer, for ")
-            await expect(alarm).to_contain_text("No engine is up")
+            await expect(alarm).to_contain_text("No engine is up: requests fail until one is.")
             await expect(
                 looker.page.locator(".engine", has_text=absent.removeprefix("http://"))
             ).to_contain_text("down")
@@ -118,8 +118,8 @@ async def test_a_queued_request_shows_its_place_in_the_queue(browser: Browser, e
             crowd.create_task(load(number))
         try:
             found = looker.page.locator("#running li")
-            await expect(found.filter(has_text="queued, place 1")).to_have_count(1)
-            await expect(found.filter(has_text="queued, place 2")).to_have_count(1)
+            await expect(found.filter(has_text="queued, place 1: all slots are busy (")).to_have_count(1)
+            await expect(found.filter(has_text="queued, place 2: all slots are busy (")).to_have_count(1)
         finally:
             seen.set()
         await expect(looker.page.get_by_role("region", name="Running now")).not_to_be_visible()
@@ -161,7 +161,15 @@ async def test_a_queued_request_is_in_the_lane_of_its_own_conversation(browser: 
 @pytest.mark.parametrize("viewport", [PHONE, None])
 async def test_a_running_prefill_shows_its_progress(browser: Browser, busy: Sidecar, viewport: Any):
     """A prefill that lasts as long as this test runs: the rest is the sidecar's own answer."""
-    now = {"doing": "prefill", "place": None, "percent": 42, "seconds_left": 12.3, "estimated": False}
+    text = "prefill 42 %, 12.3 s left"
+    now = {
+        "doing": "prefill",
+        "text": text,
+        "place": None,
+        "percent": 42,
+        "seconds_left": 12.3,
+        "estimated": False,
+    }
 
     async def long_prefill(route: Route) -> None:
         answer = await route.fetch()
@@ -192,14 +200,14 @@ async def test_a_running_prefill_shows_its_progress(browser: Browser, busy: Side
 @pytest.mark.parametrize(
     ("changed", "shown"),
     [
-        ({"failing": True}, "ok, requests fail"),
-        ({"draining": True}, "ok, draining"),
-        ({"draining": True, "drained": True}, "ok, drained"),
+        ({"state": "failing", "state_text": "answers, but requests fail there"}, "failing"),
+        ({"state": "draining"}, "draining"),
+        ({"state": "drained"}, "drained"),
     ],
     ids=["failing", "draining", "drained"],
 )
 async def test_the_page_shows_whether_an_engine_fails_or_is_drained(
-    browser: Browser, busy: Sidecar, changed: dict[str, bool], shown: str
+    browser: Browser, busy: Sidecar, changed: dict[str, str], shown: str
 ):
     """The test changes one field of the sidecar's answer; the rest is unchanged."""
 
@@ -214,7 +222,7 @@ async def test_the_page_shows_whether_an_engine_fails_or_is_drained(
         await looker.open()
         told = looker.page.locator(".engine h3 .state").first
         await expect(told).to_have_text(shown)
-        await expect(told).to_have_attribute("data-state", "down" if "failing" in changed else "up")
+        await expect(told).to_have_attribute("data-state", "down" if shown == "failing" else "up")
         assert looker.complaints == []
 
 
@@ -226,10 +234,10 @@ async def test_an_unloaded_model_is_shown_without_an_alarm(browser: Browser, tmp
             await looker.open()
             engines = looker.page.locator(".engine")
             await expect(engines).to_have_count(2)
-            await expect(engines.nth(0)).to_contain_text("ok127.0.0.1")
+            await expect(engines.nth(0)).to_contain_text("up127.0.0.1")
             await expect(engines.nth(0)).to_contain_text("#coder")
             await expect(engines.nth(0).locator(".slot")).to_have_count(2)
-            await expect(engines.nth(1)).to_contain_text("not loaded")
+            await expect(engines.nth(1)).to_contain_text("unloaded")
             await expect(engines.nth(1).locator(".slot")).to_have_count(0)
             await expect(looker.page.locator("#alarms li")).to_have_count(0)
             assert looker.complaints == []

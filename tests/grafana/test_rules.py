@@ -73,9 +73,12 @@ def requests(ok: int, gone: int, broken: int) -> Series:
 SCENES: Final = {
     "SlotkeeperDown": Scene(fires={"up": 0}, quiet={"up": 1}, gauges=True),
     "SlotkeeperEngineDown": Scene(
-        fires=states(down=1, up=0),
-        quiet=states(down=0, up=0, drained=1),  # which may well be down
+        fires=states(down=0, awaited=1, frozen=0, up=0),
+        quiet=states(down=0, awaited=0, up=0, drained=1, loading=1),  # a drained one may well be down
         gauges=True,
+    ),
+    "SlotkeeperSlotsUnknown": Scene(
+        fires=states(no_slots=1, up=0), quiet=states(no_slots=0, probing=1), gauges=True
     ),
     "SlotkeeperEngineFailing": Scene(
         fires=states(failing=1, up=0), quiet=states(failing=0, up=1), gauges=True

@@ -19,8 +19,9 @@ from prometheus_client.aiohttp import make_aiohttp_handler
 
 from slotkeeper.admin.guard import PROBES, Guard, answer, field_of, private, refused
 from slotkeeper.admin.state_routes import EngineRoutes, RequestRoutes, StateRoutes
-from slotkeeper.engine.answers import SAID, Health
+from slotkeeper.engine.answers import Health
 from slotkeeper.observe.metrics import Metrics
+from slotkeeper.observe.states import ENGINE_TEXTS
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.slot_files import Snapshots
 from slotkeeper.scheduler.costs import Limits
@@ -347,8 +348,9 @@ class AdminPort:
 
     def _engines(self) -> str:
         """Return each engine's state; addresses only if every client of this port may see everything."""
-        links = self._driver.links.values()
-        return ", ".join(f"{'one' if self._token else link.engine} {SAID[link.health]}" for link in links)
+        links, state = self._driver.links.values(), self._driver.membership.state
+        texts = {link.engine: ENGINE_TEXTS[state(link, self._driver.placement)] for link in links}
+        return ", ".join(f"{'one' if self._token else engine} {text}" for engine, text in texts.items())
 
     async def _ready(self, _: web.Request) -> web.Response:
         if self._state.draining:

@@ -22,23 +22,23 @@ from slotkeeper.observe.accounts import asked_by, detail, summary, time_of
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.request_record import (
     RUNNING,
-    Doing,
     History,
-    Moment,
     PromptDivergence,
     Record,
+    RequestStage,
     prefilling,
 )
 from slotkeeper.observe.sentences import FEW
+from slotkeeper.observe.states import ENGINE_TEXTS, Doing, Moment, service_text
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.costs import Limits
-from slotkeeper.scheduler.effects import Prefill
+from slotkeeper.scheduler.effects import Keep, Load, Prefill, Step, Wipe
 from slotkeeper.scheduler.engine_model import FlagSeen, Memory
-from slotkeeper.scheduler.pending import Pending, Stage
+from slotkeeper.scheduler.pending import Pending, Stage, Wait
 from slotkeeper.scheduler.slot_contents import SlotContents, Tier
 from slotkeeper.scheduler.table import EngineTable
-from slotkeeper.scheduler.types import RequestId
+from slotkeeper.scheduler.types import RequestId, id_of
 from slotkeeper.values import Address
 
 NOTHING_KNOWN: Final[dict[str, Any]] = {
@@ -94,6 +94,7 @@ class StateRoutes:
     def __init__(self, driver: Driver, history: History, limits: Limits, *, why_text: bool) -> None:
         self._driver = driver
         self._history = history
+        self._engine_wait = limits.engine_wait
         self._budgets = {Tier.HOT: limits.hot_bytes, Tier.COLD: limits.cold_bytes}
         self._why_text = why_text
         self._began = time.monotonic()
@@ -114,6 +115,7 @@ class StateRoutes:
                 "uptime_seconds": round(time.monotonic() - self._began, 1),
                 "tasks": len(asyncio.all_tasks()),
                 "queued": placement.queued,
+                "service": self._service(),
                 "data_port": self._data_port(),
                 "running": self._running(),
                 "clients": [client.shown(now) for client in self._driver.journal.clients],
@@ -141,9 +143,18 @@ class StateRoutes:
             "everywhere": reached != self.data_port,
         }
 
+    def _service(self) -> Document:
+        """Return what happens to a request that arrives now."""
+        found = self._driver.membership.service(self._driver.placement)
+        return {"state": found.value, "text": service_text(found, self._engine_wait)}
+
     def _last_in_slots(self) -> Latest:
-        """Return the newest recorded request of each slot."""
-        return {(record.engine, record.slot): record for record in reversed(tuple(self._driver.journal))}
+        """Return the request of each slot: the one at work there, else the newest recorded one."""
+        latest: Latest = {(one.engine, one.slot): one for one in reversed(tuple(self._driver.journal))}
+        for record in self._driver.journal.running():
+            if (place := place_of(self._driver, record)) != (None, None):
+                latest[place] = record
+        return latest
 
     def _tiers(self) -> list[Document]:
         if self._driver.snapshots is None:
@@ -165,8 +176,7 @@ class StateRoutes:
         found = [
             {
                 **asked_by(record),
-                "engine": record.engine,
-                "slot": record.slot,
+                **dict(zip(("engine", "slot"), place_of(self._driver, record), strict=True)),
                 "seconds": round(self._driver.now() - record.at, 1),
                 "now": moment.shown(),
                 **time_of(record, self._driver.now()),
@@ -184,6 +194,8 @@ class StateRoutes:
             **membership(self._driver, link),
             "up": bool(table and table.up),
             "health": link.health.value,
+            "state": (state := self._driver.membership.state(link, self._driver.placement)).value,
+            "state_text": ENGINE_TEXTS[state],
             "down_seconds": None if link.down_since is None else round(max(0.0, now - link.down_since), 1),
             "build": link.build,
         }
@@ -310,17 +322,50 @@ def moment_of(driver: Driver, record: Record, places: dict[RequestId, int]) -> M
     return None if ended else replace(_progress(driver, record, places), priority=record.priority)
 
 
+def place_of(driver: Driver, record: Record) -> tuple[str | None, int | None]:
+    """Return the engine and the slot where a request is or was at work; None for what is not known."""
+    pending = driver.placement.pending(record.key) if record.outcome == RUNNING else None
+    if pending is None or pending.plan is None or pending.stage is Stage.QUEUED:
+        return record.engine, record.slot
+    slot = pending.slot
+    if slot is None and pending.plan.pinned:
+        slot = pending.plan.slot
+    return pending.plan.table.engine, slot
+
+
 def _progress(driver: Driver, record: Record, places: dict[RequestId, int]) -> Moment:
     pending = driver.placement.pending(record.key)
     if record.first_token is not None or record.status is not None:
         return Moment(doing=Doing.GENERATING)
-    if pending is None or pending.stage is Stage.QUEUED:
-        return Moment(doing=Doing.QUEUED, place=places.get(record.key))
+    if pending is None and record.work is None:
+        served = driver.engines.front(driver.engines.model_of(record.model)).ready
+        return Moment(doing=Doing.READING) if served else Moment(doing=Doing.QUEUED, wait=Wait.ENGINE)
+    if pending is not None and pending.stage is Stage.QUEUED:
+        return _queued(driver, record, places)
     work = record.work
-    if work is None or (pending.stage is Stage.PREPARING and not _plants(pending)):
-        return Moment(doing=Doing.PREPARING)
-    prompt = None if pending.prompt is None else len(pending.prompt)
+    if work is None or (pending and pending.stage is Stage.PREPARING and not _plants(pending)):
+        step = pending.step if pending and pending.plan and pending.steps_left else None
+        return Moment(doing=Doing.PREPARING, step=_STEPS.get(type(step)) if step else None)
+    prompt = None if pending is None or pending.prompt is None else len(pending.prompt)
     return prefilling(record, work, prompt, driver.now())
+
+
+def _queued(driver: Driver, record: Record, places: dict[RequestId, int]) -> Moment:
+    waiting = driver.placement.waiting(record.key)
+    return Moment(
+        doing=Doing.QUEUED,
+        place=places.get(record.key),
+        wait=waiting.wait if waiting else None,
+        behind=tuple(map(id_of, waiting.behind)) if waiting else (),
+    )
+
+
+_STEPS: Final[dict[type[Step], RequestStage]] = {
+    Prefill: RequestStage.PLANT,
+    Keep: RequestStage.SAVE,
+    Load: RequestStage.RESTORE,
+    Wipe: RequestStage.ERASE,
+}
 
 
 def _plants(pending: Pending) -> bool:

@@ -18,9 +18,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from slotkeeper.observe.request_record import RUNNING, Doing
+from slotkeeper.observe.request_record import RUNNING
 from slotkeeper.observe.standard_error import StandardError
-from slotkeeper.scheduler.types import Priority
 
 PIPED: Final = 160  # columns if standard output is no terminal
 
@@ -219,24 +218,7 @@ def shortened(name: str, width: int) -> str:
 
 def activity(now: Row | None) -> str:
     """Return what a request does now, from the admin port's `now`; "" if it has ended."""
-    if now is None:
-        return ""
-    match now["doing"]:
-        case Doing.QUEUED:
-            urgency = "" if now["priority"] == Priority.NORMAL else f" ({now['priority']})"
-            return f"queued{urgency}, place {now['place']}" if now["place"] else "waits for an engine"
-        case Doing.PREFILL:
-            return prefill(now)
-        case _:
-            return str(now["doing"])
-
-
-def prefill(now: Row) -> str:
-    if now["percent"] is None:
-        return "prefill"
-    about = "about " if now["estimated"] else ""
-    left = f", {seconds(now['seconds_left'])} left" if now["seconds_left"] is not None else ""
-    return f"prefill {about}{now['percent']} %{left}"
+    return "" if now is None else str(now["text"])
 
 
 # -- a table of requests ---------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ from slotkeeper.cli.terminal import (
     sparkline,
     tokens,
 )
-from slotkeeper.engine.answers import Health
+from slotkeeper.observe.states import EngineState, Service
 from slotkeeper.scheduler.figures import hit_rate
 
 Document = dict[str, Any]
@@ -49,10 +49,11 @@ BAR: Final = 16
 NARROW_BAR: Final = 8
 WIDE: Final = 72  # columns of a terminal on which bars are long
 NARROW: Final = 20  # cells of the sparkline's label
-STATES: Final = {
-    "down": "does not answer",
-    "loading": "is loading its model",
-    "sleeping": "sleeps, and wakes with the next request",
+COLOURS_OF_STATES: Final = {  # all others are red
+    EngineState.UNLOADED: "dim",
+    **dict.fromkeys((EngineState.SLEEPING, EngineState.PROBING, EngineState.LOADING), "yellow"),
+    **dict.fromkeys((EngineState.AWAITED, EngineState.DRAINING, EngineState.DRAINED), "bold yellow"),
+    **dict.fromkeys((EngineState.SILENT, EngineState.NO_SLOTS), "bold yellow"),
 }
 COLOURS: Final = {"idle": "dim", "running": "green", "launched": "green", "tended": "cyan"}
 
@@ -72,7 +73,7 @@ def screen(seen: ScreenState, where: str, width: int, trouble: str = "") -> Grou
     parts: list[RenderableType] = [headline(state, where)]
     if trouble:
         parts.append(Text(trouble, "bold red"))
-    parts += alarms(state["engines"])
+    parts += alarms(state)
     parts += [totals(state, width), history(state["history"], seen.at, width)]
     for engine in state["engines"]:
         parts += [Text(), *slots(engine, width)]
@@ -93,26 +94,24 @@ def headline(state: Document, where: str) -> Text:
     return text.append(", draining", "bold yellow") if state["draining"] else text
 
 
-def _unloaded(engine: Document) -> bool:
-    """Whether the engine's router has unloaded its model, and loads it again for a request."""
-    return bool(engine["health"] == Health.UNLOADED)
+QUIET_STATES: Final = frozenset(
+    {EngineState.UP, EngineState.UNLOADED, EngineState.DRAINING, EngineState.DRAINED}
+)
 
 
-def _serves(engine: Document) -> bool:
-    return engine["up"] or _unloaded(engine)
-
-
-def alarms(engines: Sequence[Document]) -> Iterator[Text]:
-    """Yield one line for each engine that does not answer."""
-    for engine in engines:
-        if _serves(engine):
+def alarms(state: Document) -> Iterator[Text]:
+    """Yield a line for each engine that users should know about, and what happens to requests."""
+    for engine in state["engines"]:
+        if engine["state"] in QUIET_STATES:
             continue
         since = engine["down_seconds"]
-        state = STATES.get(engine["health"], f"cannot be probed ({engine['health']}): its log says why")
-        text = f"{engine['engine']} {state}" + (f", for {span(since)}" if since is not None else "")
-        yield Text(text, "bold red")
-    if engines and not any(map(_serves, engines)):
-        yield Text("No engine is up: requests fail until one is.", "bold red")
+        text = f"{engine['engine']} {engine['state_text']}" + (
+            f", for {span(since)}" if since is not None else ""
+        )
+        yield Text(text, COLOURS_OF_STATES.get(engine["state"], "bold red"))
+    service = state["service"]
+    if service["text"]:
+        yield Text(service["text"], "bold red" if service["state"] == Service.FAILS else "bold yellow")
 
 
 def totals(state: Document, width: int) -> Table:
@@ -143,16 +142,12 @@ def slots(engine: Document, width: int) -> Iterator[RenderableType]:
     facts = [engine["build"], engine["memory"], f"{tokens(round(speed))} tokens/s" if speed else ""]
     facts += [f"{label} {value}" for label, value in engine["labels"].items()]
     name = Text.assemble((engine["engine"], "bold"), *(f", {word}" for word in facts if word))
-    if _unloaded(engine):
-        name.append(", not loaded", "dim")
-    elif not engine["up"]:
-        name.append(f", down ({engine['health']})", "bold red")
-    if engine["failing"]:
-        name.append(", requests fail", "bold red")
-    if engine["draining"]:
-        name.append(", drained" if engine["drained"] else ", draining", "bold yellow")
+    if engine["state"] != EngineState.UP:
+        name.append(
+            f", {engine['state'].replace('_', ' ')}", COLOURS_OF_STATES.get(engine["state"], "bold red")
+        )
     yield name
-    if _unloaded(engine):
+    if not engine["up"]:
         return
     rows = [slot | {"context_tokens": engine["context_tokens"]} for slot in engine["slots"]]
     if rows:

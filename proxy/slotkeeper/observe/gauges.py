@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from slotkeeper.observe.states import EngineState
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.slot_contents import Tier
 from slotkeeper.scheduler.table import SlotState
@@ -37,18 +37,6 @@ class SlotFigures(Collector):
         waiting = GaugeMetricFamily("slotkeeper_queued_requests", "Requests waiting for a slot.")
         waiting.add_metric([], self._placement().queued)
         yield waiting
-
-
-class EngineState(StrEnum):
-    """The state of an engine for requests. The first state that applies counts."""
-
-    DRAINED = "drained"  # drained by its operator, and idle; it may be down
-    UNLOADED = "unloaded"  # a model that its router has not loaded
-    DOWN = "down"  # it does not answer, still loads its model, or cannot be probed
-    DRAINING = "draining"  # drained by its operator: no request begins there, running answers end
-    SLEEPING = "sleeping"  # the next request wakes it
-    FAILING = "failing"  # it answers, but requests fail there: its circuit breaker is open
-    UP = "up"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,53 +25,11 @@ from slotkeeper.conversation.likeness import RequestKind
 from slotkeeper.conversation.naming import UNKNOWN, Name
 from slotkeeper.conversation.rules.apply import ShownChange
 from slotkeeper.conversation.rules.base import RuleName
+from slotkeeper.observe.states import Doing, Moment
 from slotkeeper.scheduler.effects import Pooled, Ranked
 from slotkeeper.scheduler.figures import Lost, Sums, Usage, of_request
 from slotkeeper.scheduler.pending import Weighed
 from slotkeeper.scheduler.types import Priority, Reason, RequestId
-
-MOST: Final = 99  # highest percentage before the first token
-
-
-class Doing(StrEnum):
-    """The current stage of a request."""
-
-    QUEUED = "queued"  # in our queue
-    PREPARING = "preparing"  # its slot is saved or restored
-    PREFILL = "prefill"  # the engine computes its prompt
-    GENERATING = "generating"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
-    """The current progress of a request: its place in the queue, or how far its prompt is computed."""
-
-    doing: Doing
-    place: int | None = None  # in the queue; 1 is the next
-    priority: Priority = Priority.NORMAL
-    computed: int | None = None  # tokens computed so far
-    to_compute: int | None = None
-    seconds_left: float | None = None
-    estimated: bool = False  # by the learned rate: the engine reports no progress on this route
-
-    @property
-    def percent(self) -> int | None:
-        if not self.to_compute or self.computed is None:
-            return None
-        return max(0, min(MOST, int(100 * self.computed / self.to_compute)))
-
-    def shown(self) -> dict[str, Any]:
-        left = self.seconds_left
-        return {
-            "doing": self.doing.value,
-            "place": self.place,
-            "priority": self.priority.value,
-            "percent": self.percent,
-            "computed_tokens": self.computed,
-            "to_compute_tokens": self.to_compute,
-            "seconds_left": None if left is None else round(left, 1),
-            "estimated": self.estimated,
-        }
 
 
 def prefilling(record: Record, work: Work, prompt: int | None, now: float) -> Moment:
@@ -86,7 +44,7 @@ def prefilling(record: Record, work: Work, prompt: int | None, now: float) -> Mo
     seen = work.planted + work.planting
     computed = seen if work.planting else max(seen, int((now - work.begun) * rate))
     computed = min(computed, to_compute)
-    left = (to_compute - computed) / rate if rate else None
+    left = (to_compute - computed) / rate if rate and computed < to_compute else None
     return Moment(
         doing=Doing.PREFILL,
         computed=computed,
@@ -97,7 +55,7 @@ def prefilling(record: Record, work: Work, prompt: int | None, now: float) -> Mo
 
 
 def _by_progress(work: Work, now: float) -> Moment:
-    """Return the progress that the engine reports.
+    """Return the progress that the engine reports; no time left if that cannot be said any more.
 
     Tokens planted for the request count as computed, not as reused.
     """
@@ -108,12 +66,12 @@ def _by_progress(work: Work, now: float) -> Moment:
     rate = computed / progress.seconds if progress.seconds > 0 else 0.0
     left = (progress.total - progress.processed) / rate if rate > 0 else None
     if left is not None:
-        left = max(0.0, left - (now - work.progress_at))
+        left -= now - work.progress_at  # the engine reports once for each batch
     return Moment(
         doing=Doing.PREFILL,
         computed=min(work.planted, progress.reused) + computed,
         to_compute=min(work.planted, progress.reused) + progress.total - progress.reused,
-        seconds_left=left,
+        seconds_left=left if left is None or left > 0 else None,  # the batch takes longer than the last one
     )
 
 

@@ -12,6 +12,7 @@ from slotkeeper.engine.answers import SAID, EngineError, EngineGoneError, Health
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.http import EngineAddress
 from slotkeeper.observe.log import get_logger
+from slotkeeper.observe.states import ENGINE_TEXTS, EngineSigns, EngineState, engine_state
 from slotkeeper.runtime.known_engine import KnownEngine
 from slotkeeper.scheduler.types import EngineId, SlotId
 
@@ -79,6 +80,8 @@ class EngineLink(KnownEngine):
         self._looked = asyncio.Event()  # set after the present or next look
         self._refusals = 0
         self._trouble = ""
+        self._refusal: int | None = None  # the status with which it refused the last probe
+        self._told = EngineState.DOWN  # the state that was logged last
         self._doubt = False
         self.up = False  # probed: requests may be placed; until then they pass through unchanged
         self.probed = 0  # tokens that the probe computed and that are not counted yet
@@ -89,6 +92,26 @@ class EngineLink(KnownEngine):
         """Whether the engine was lost and will certainly be back: it loads, sleeps, or `up` starts it."""
         there = self.health in {Health.LOADING, Health.SLEEPING}
         return self.returns and (there or self.routes or self.replace is not None)
+
+    def signs(self, *, expected: bool, drained: bool = False, failing: bool = False) -> EngineSigns:
+        """Return what is known of its state. `expected`: requests wait for it, because it was lost."""
+        return EngineSigns(
+            health=self.health,
+            up=self.up,
+            frozen=self.pulse.frozen,
+            expected=expected,
+            refusal=self._refusal,
+            draining=self.draining,
+            drained=drained,
+            failing=failing,
+        )
+
+    def _tell_state(self) -> None:
+        """Log its state if that has changed."""
+        state = engine_state(self.signs(expected=self.returns))
+        if state is not self._told and state is not EngineState.UNLOADED:  # a router lists many models
+            self._told = state
+            log.info("engine_state", engine=self.engine, state=state.value, meaning=ENGINE_TEXTS[state])
 
     @property
     def ready(self) -> bool:
@@ -184,6 +207,7 @@ class EngineLink(KnownEngine):
                     on_router(self)
             except Exception as error:  # noqa: BLE001 - an unexpected answer must not end the watch
                 self._not_probed(str(error))
+            self._tell_state()
             if not self._kick.is_set() and not self._slow:  # else `doubt` may have been called meanwhile
                 self._doubt = False
             self._looked.set()
@@ -249,12 +273,13 @@ class EngineLink(KnownEngine):
             try:
                 await self._probe()
             except (EngineError, EngineGoneError) as error:
+                self._refusal = error.status if isinstance(error, EngineError) else None
                 self._not_probed(str(error))
                 if self.returns and isinstance(error, EngineError):  # it is back, but cannot be probed
                     self.returns = False
                     on_lost(self)
                 return
-            self.up, self._refusals, self._trouble = True, 0, ""
+            self.up, self._refusals, self._trouble, self._refusal = True, 0, "", None
             on_up(self)
 
     def _is(self, health: Health) -> None:
@@ -314,6 +339,7 @@ class EngineLink(KnownEngine):
     def _lost(self, *, returns: bool) -> None:
         self.up, self.returns = False, returns
         self.losses += 1
+        self._refusal = None
         self.tokenizer = None  # the next process may serve another model
 
     def _not_probed(self, trouble: str) -> None:

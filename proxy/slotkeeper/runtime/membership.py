@@ -10,9 +10,10 @@ from typing import Final
 from slotkeeper.engine.answers import Health
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.http import EngineAddress
-from slotkeeper.observe.gauges import EngineSeen, EngineState
+from slotkeeper.observe.gauges import EngineSeen
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
+from slotkeeper.observe.states import EngineState, Service, engine_state, service
 from slotkeeper.runtime.engines import Engines, LinkMaker
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.tasks import Tasks
@@ -87,8 +88,24 @@ class Membership:
         """Yield the state of each engine, for a scrape of the metrics."""
         for link in self._engines.links.values():
             answers = link.up or link.health is Health.SLEEPING or link.health.routes
-            state = _state(link, placement, answers=answers)
+            state = self.state(link, placement)
             yield EngineSeen(engine=link.engine, state=state, answers=answers, losses=link.losses)
+
+    def state(self, link: EngineLink, placement: Placement) -> EngineState:
+        """Return the state of an engine as users see it."""
+        table = placement.tables.get(link.engine)
+        back_by = placement.back_by(time.monotonic(), link.address.model)
+        signs = link.signs(
+            expected=link.returns and (link.coming or back_by is not None),
+            drained=placement.drained(link.engine),
+            failing=table is not None and table.failing,
+        )
+        return engine_state(signs)
+
+    def service(self, placement: Placement) -> Service:
+        """Return what happens to a request that arrives now."""
+        states = [self.state(link, placement) for link in self._engines.links.values()]
+        return service(states, waits=self._engines.expects())
 
     def asked(self) -> Iterator[Event]:
         """Return an event for each draining engine, for a new scheduler."""
@@ -161,16 +178,3 @@ class Membership:
     @staticmethod
     def _asked(link: EngineLink) -> DrainAsked:
         return DrainAsked(at=time.monotonic(), engine=link.engine, drain=link.draining)
-
-
-def _state(link: EngineLink, placement: Placement, *, answers: bool) -> EngineState:
-    table = placement.tables.get(link.engine)
-    states = {
-        EngineState.DRAINED: placement.drained(link.engine),
-        EngineState.UNLOADED: link.health is Health.UNLOADED,
-        EngineState.DOWN: not answers,
-        EngineState.DRAINING: link.draining,
-        EngineState.SLEEPING: link.health is Health.SLEEPING,
-        EngineState.FAILING: table is not None and table.up and table.failing,
-    }
-    return next((state for state in EngineState if states.get(state)), EngineState.UP)

@@ -13,7 +13,7 @@ from slotkeeper.scheduler.choice import blind, changed_by_messages, cheapest, co
 from slotkeeper.scheduler.effects import Effect, Observe, PoolAct, Pooled
 from slotkeeper.scheduler.events import Arrived, Rendered
 from slotkeeper.scheduler.launching import begin, forward, held_back, requeue
-from slotkeeper.scheduler.pending import Form, Pending, Plan, Stage, Weighed, priced_late
+from slotkeeper.scheduler.pending import Form, Pending, Plan, Stage, Wait, Waiting, Weighed, priced_late
 from slotkeeper.scheduler.prices import computed
 from slotkeeper.scheduler.state import CurrentScene, State
 from slotkeeper.scheduler.table import EngineTable, SlotState
@@ -398,3 +398,41 @@ def _send_steered(state: State, now: float) -> Iterator[Effect]:
                 closed.append(owned[0])
     for table in closed:
         table.awaited = True
+
+
+# -- for observers: what a queued request waits for ----------------------------------------------------------
+
+
+def waiting(state: State, pending: Pending) -> Waiting | None:
+    """Return what a request waits for; None if it is not queued."""
+    if pending.stage is not Stage.QUEUED:
+        return None
+    tables = state.open_for(pending.arrived.model)
+    if not tables:
+        return Waiting(_without_engine(state, pending.arrived.model))
+    if pending.stands_behind is not None:
+        return Waiting(Wait.PRIORITY, (pending.stands_behind,))
+    at_work = _at_work(state, tables)
+    if pending.short_since is not None:
+        return Waiting(Wait.CELLS, at_work)
+    if not any(table.idle for table in tables):
+        return Waiting(Wait.SLOTS if at_work else Wait.IDLE_WORK, at_work)
+    if all(table.unseen or table.unsettled or table.orphans for table in tables):
+        return Waiting(Wait.LOOK)
+    if not pending.rendered:
+        return Waiting(Wait.TOKENS)
+    if pending.waits_for is not None:
+        return Waiting(Wait.BEST_SLOT, _at_work(state, [pending.waits_for]))
+    return Waiting(Wait.TURN)
+
+
+def _without_engine(state: State, model: ModelName) -> Wait:
+    if state.up_for(model):
+        return Wait.DRAINED
+    return Wait.MODEL if model else Wait.ENGINE
+
+
+def _at_work(state: State, tables: Sequence[EngineTable]) -> tuple[RequestId, ...]:
+    """Return the clients' requests that run on these engines."""
+    sent = [request for table in tables for request in (*table.owners, *table.unsettled)]
+    return tuple(dict.fromkeys(request for request in sent if request in state.requests))

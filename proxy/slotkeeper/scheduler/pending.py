@@ -138,6 +138,30 @@ class Stage(StrEnum):
     ENDED = "ended"  # the answer has ended; the report waits for the tokens
 
 
+class Wait(StrEnum):
+    """What a queued request waits for. Observers show it; no decision depends on it."""
+
+    ENGINE = "engine"  # no engine is up
+    MODEL = "model"  # its router has not loaded its model
+    DRAINED = "drained"  # all its engines are drained, or their models are being unloaded
+    PRIORITY = "priority"  # more urgent requests are at work
+    CELLS = "cells"  # cells of a shared KV buffer are missing
+    SLOTS = "slots"  # all slots are busy
+    IDLE_WORK = "idle_work"  # all slots are busy, and only with idle work
+    BEST_SLOT = "best_slot"  # there is a free slot, but waiting for another one is cheaper
+    LOOK = "look"  # it is not known which slots are free, until GET /slots was read
+    TOKENS = "tokens"  # its tokens are being counted
+    TURN = "turn"  # requests before it have not begun
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What a queued request waits for, and the requests that it waits for."""
+
+    wait: Wait
+    behind: tuple[RequestId, ...] = ()
+
+
 @dataclass(slots=True)
 class Pending:
     """A request that was not reported yet: what is known of it, and how far it has come."""

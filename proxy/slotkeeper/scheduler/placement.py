@@ -80,7 +80,7 @@ from slotkeeper.scheduler.events import (
     TimerFired,
 )
 from slotkeeper.scheduler.outcomes import close_ended
-from slotkeeper.scheduler.pending import Pending, Plan, Stage
+from slotkeeper.scheduler.pending import Pending, Plan, Stage, Waiting
 from slotkeeper.scheduler.prices import share_guesses
 from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.retention import Wanted
@@ -275,6 +275,11 @@ class Placement:
     def unsaved(self, now: float) -> bool:
         """Whether anything remains to be saved before the sidecar stops."""
         return chores.left(self._state, now)
+
+    def waiting(self, request: RequestId) -> Waiting | None:
+        """Return what a queued request waits for; None if it is not queued."""
+        pending = self._state.requests.get(request)
+        return arrivals.waiting(self._state, pending) if pending else None
 
     def pending(self, request: RequestId) -> Pending | None:
         """Return a request that has not ended."""

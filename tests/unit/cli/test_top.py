@@ -13,6 +13,7 @@ from patience import PATIENCE
 from slotkeeper.cli.main import main
 from slotkeeper.cli.top import HISTORY, ScreenState, history, screen, top
 from slotkeeper.observe.accounts import summary
+from slotkeeper.observe.states import ENGINE_TEXTS, EngineState, Service, service_text
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.scheduler.figures import Sums
 from unit.looking import CAME, ENGINE, Document, admin, ended, lost, rewritten, state
@@ -83,24 +84,28 @@ def test_each_slot_shows_its_fill_level_and_its_conversation():
     assert line(out, "1") == ["1", "running", "················", "0", "%", "0", "-", "-", "0", "-", "-"]
 
 
-def test_an_engine_that_is_down_is_reported_and_an_unmeasured_engine_shows_no_speed():
-    out = drawn(
-        engines=[
-            engine(up=False, health="down", down_seconds=190.0, slots=[], prefill_tokens_per_second=None)
-        ]
-    )
-    assert f"{ENGINE}, b11549, hybrid, down (down)" in out
+def stated(state: EngineState, **given) -> Document:
+    return engine(up=state is EngineState.UP, state=state.value, state_text=ENGINE_TEXTS[state], **given)
+
+
+@pytest.mark.parametrize("found", Service)
+def test_an_engine_that_is_down_is_reported_with_what_happens_to_requests(found):
+    down = stated(EngineState.DOWN, down_seconds=190.0, slots=[], prefill_tokens_per_second=None)
+    text = service_text(found, 60)
+    out = drawn(engines=[down], service={"state": found.value, "text": text})
+    assert f"{ENGINE}, b11549, hybrid, down" in out.splitlines()
     assert f"{ENGINE} does not answer, for 3 min" in out
-    assert "No engine is up" in out
+    assert text in " ".join(out.split())
+    assert ("requests fail" in out) == (found is Service.FAILS)
     assert "0 of 1" in out
     assert "tokens/s" not in out
     assert "812 tokens/s" in drawn()
 
 
 def test_an_unloaded_model_of_a_router_is_not_an_error():
-    model = engine(engine=f"{ENGINE}#coder", up=False, health="unloaded", down_seconds=None)
+    model = stated(EngineState.UNLOADED) | {"engine": f"{ENGINE}#coder", "down_seconds": None}
     out = drawn(engines=[model])
-    assert f"{ENGINE}#coder, b11549, hybrid, 812 tokens/s, not loaded" in out
+    assert f"{ENGINE}#coder, b11549, hybrid, 812 tokens/s, unloaded" in out
     assert "does not answer" not in out
     assert "No engine is up" not in out
 
@@ -120,7 +125,8 @@ def test_tiers_show_their_use_and_budget_and_an_absent_tier_is_left_out():
 
 @pytest.mark.parametrize(("drained", "word"), [(False, "draining"), (True, "drained")])
 def test_a_draining_engine_shows_its_state_and_labels(drained, word):
-    out = drawn(engines=[engine(engine="cuda", draining=True, drained=drained, labels={"card": "4090"})])
+    found = {"engine": "cuda", "state": word, "draining": True, "drained": drained}
+    out = drawn(engines=[engine(**found, labels={"card": "4090"})])
     (line,) = (line for line in out.splitlines() if line.startswith("cuda"))
     assert "card 4090" in line
     assert line.endswith(f", {word}")

@@ -14,9 +14,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from slotkeeper import __version__
 from slotkeeper.api.head import Api
-from slotkeeper.observe.gauges import EngineFigures, EngineSeen, EngineState, SlotFigures
+from slotkeeper.observe.gauges import EngineFigures, EngineSeen, SlotFigures
 from slotkeeper.observe.metrics import OUTCOMES, Fallback, Metrics
 from slotkeeper.observe.request_record import ClientFigures, Clients, Spent
+from slotkeeper.observe.states import EngineState
 from slotkeeper.scheduler.effects import Purpose, Report
 from slotkeeper.scheduler.figures import Loss, Lost, Usage
 from slotkeeper.scheduler.placement import Placement

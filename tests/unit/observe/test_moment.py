@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from slotkeeper.api.answer import Progress
-from slotkeeper.observe.request_record import MOST, Decision, Doing, Option, Record, Work, prefilling
+from slotkeeper.observe.request_record import Decision, Option, Record, Work, prefilling
+from slotkeeper.observe.states import MOST, Doing, request_text
 from slotkeeper.scheduler.types import Reason
 
 
@@ -35,7 +36,19 @@ def test_progress_of_the_engine_is_shown_unchanged():
 
 def test_the_remaining_time_decreases_between_two_progress_events():
     assert prefilling(record(), so_far(2000), 5000, now=14.0).seconds_left == pytest.approx(2.0)
-    assert prefilling(record(), so_far(2000), 5000, now=99.0).seconds_left == 0.0
+
+
+def test_an_exceeded_estimate_leaves_no_remaining_time_instead_of_zero():
+    assert prefilling(record(), so_far(2000), 5000, now=99.0).seconds_left is None
+    moment = prefilling(record(), Work(begun=0.0), 5000, now=10_000.0)
+    assert (moment.percent, moment.seconds_left) == (None, None)
+    assert request_text(moment) == "prefill, longer than estimated"
+
+
+def test_a_computed_prompt_waits_for_its_first_token():
+    moment = prefilling(record(), so_far(5000), 5000, now=10.0)
+    assert (moment.percent, moment.seconds_left) == (MOST, None)
+    assert request_text(moment) == "prefill done, first token not sampled yet"
 
 
 def test_tokens_planted_for_the_request_count_as_computed_and_not_as_reused():
@@ -58,11 +71,6 @@ def test_progress_is_estimated_if_the_engine_reports_none():
     moment = prefilling(record(), Work(begun=0.0), 5000, now=10.0)
     assert (moment.computed, moment.to_compute, moment.percent, moment.estimated) == (1000, 4000, 25, True)
     assert moment.seconds_left == pytest.approx(30.0)
-
-
-def test_a_prefill_is_below_100_percent_until_the_first_token():
-    assert prefilling(record(), Work(begun=0.0), 5000, now=10_000.0).percent == MOST
-    assert prefilling(record(), so_far(5000), 5000, now=10.0).percent == MOST
 
 
 @pytest.mark.parametrize(("prompt", "reuse"), [(None, 10), (500, None)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slotkeeper.engine.answers import Health
-from slotkeeper.observe.gauges import EngineState
+from slotkeeper.observe.states import EngineState
 from unit.runtime.stubs import ENGINE, settled
 
 
@@ -60,7 +60,7 @@ async def test_a_draining_engine_with_running_answers_is_shown_as_draining(drive
     ("health", "state"),
     [
         (Health.DOWN, EngineState.DOWN),
-        (Health.LOADING, EngineState.DOWN),
+        (Health.LOADING, EngineState.LOADING),
         (Health.SLEEPING, EngineState.SLEEPING),
         (Health.ROUTER, EngineState.UP),
         (Health.UNLOADED, EngineState.UNLOADED),
@@ -69,5 +69,5 @@ async def test_a_draining_engine_with_running_answers_is_shown_as_draining(drive
 async def test_an_engine_that_is_not_probed_has_the_state_that_it_answers(link, seen, figure, health, state):
     link.up, link.health = False, health
     assert seen() is state
-    expected = {EngineState.DOWN: 0, EngineState.UNLOADED: None}
+    expected = {EngineState.DOWN: 0, EngineState.LOADING: 0, EngineState.UNLOADED: None}
     assert figure("up") == expected.get(state, 1)

@@ -1,27 +1,25 @@
-/** Alarms at the top of the page: engines that do not answer. */
+/** Alarms at the top of the page: engines that are not up, and what happens to requests meanwhile. */
 
-import { el, keyed, say } from "./dom.js";
+import { el, keyed, put, say } from "./dom.js";
 import { span } from "./format.js";
 
-const STATES = {
-  down: "does not answer",
-  loading: "is loading its model",
-  sleeping: "sleeps, and wakes with the next request",
-};
+// States that need no alarm: the slots' card shows them.
+const QUIET = new Set(["up", "unloaded", "draining", "drained"]);
+// States that end by themselves, or with the next request.
+const PASSING = new Set(["loading", "sleeping", "awaited", "probing", "wakes", "waits"]);
 
-/** @param {Element} list @returns {(engines: object[]) => void} */
+/** @param {Element} list @returns {(state: object) => void} */
 export function alarms(list) {
-  return (engines) => {
-    const down = engines.filter((engine) => !engine.up && engine.health !== "unloaded");
-    const lines = down.map((engine) => ({ key: engine.engine, text: describe(engine) }));
-    if (down.length > 0 && down.length === engines.length) {
-      lines.push({ key: "", text: "No engine is up: requests fail until one is." });
-    }
+  return ({ engines, service }) => {
+    const lines = engines
+      .filter(({ state }) => !QUIET.has(state))
+      .map((engine) => ({ key: engine.engine, state: engine.state, text: describe(engine) }));
+    if (service.text) lines.push({ key: "", state: service.state, text: service.text });
+    put(list, { "data-passing": lines.every(({ state }) => PASSING.has(state)) });
     keyed(list, lines, ({ key }) => key, () => el("li"), (node, { text }) => say(node, text));
   };
 }
 
-function describe({ engine, health, down_seconds: since }) {
-  const state = STATES[health] ?? `cannot be probed (${health}): the log says why`;
-  return `${engine} ${state}${since == null ? "" : `, for ${span(since)}`}`;
+function describe({ engine, state_text: text, down_seconds: since }) {
+  return `${engine} ${text}${since == null ? "" : `, for ${span(since)}`}`;
 }

@@ -81,14 +81,6 @@ export function span(time) {
   return whole < 86_400 ? `${Math.floor(whole / 3600)} h` : `${Math.floor(whole / 86_400)} d`;
 }
 
-/** What a request that has not ended is doing, from the API's field `now`. */
-export function doing({ doing: what, place, priority, percent: done, seconds_left: left, estimated }) {
-  const urgency = priority === "normal" ? "" : ` (${priority})`;
-  if (what === "queued") return place ? `queued${urgency}, place ${place}` : "waits for an engine";
-  if (what !== "prefill" || done == null) return what;
-  return `prefill ${estimated ? "about " : ""}${done} %${left == null ? "" : `, ${seconds(left)} left`}`;
-}
-
 /** A value of the API's enums in plain words: tool_round_trip → tool round trip. */
 export function words(value) {
   return value == null ? NONE : value.replaceAll("_", " ");

@@ -18,6 +18,15 @@ import { welcome } from "./welcome.js";
 import { why } from "./why.js";
 
 const KEPT = 100; // requests to ask for
+// Beside the title: what happens to a request that arrives now.
+const SERVICES = {
+  placed: "Live",
+  wakes: "Live, engine asleep",
+  passed: "Live, slots unknown",
+  waits: "Requests wait",
+  held: "Drained",
+  fails: "No engine is up",
+};
 
 theme(byId("theme"));
 const showFigures = figures(byId("figures"));
@@ -32,12 +41,14 @@ const showRequests = requests(byId("requests"));
 const lookAgain = why();
 const connection = byId("connection");
 let drawn = null; // the state that the tree shows
+let service = null; // what happens to requests that arrive now
 
 async function look() {
   const [state, { requests: found }] = await Promise.all([ask("/api/state"), ask(`/api/requests?limit=${KEPT}`)]);
   say(byId("vitals"), vitals(state));
   showFigures(state);
-  showAlarms(state.engines);
+  showAlarms(state);
+  service = state.service.state;
   showSlots(state.engines);
   showRunning(state.running, serverNow());
   showClients(state.clients);
@@ -66,8 +77,8 @@ function vitals({ version, uptime_seconds: uptime, queued, draining }) {
 function showConnection(failed) {
   if (failed instanceof Unauthorized) openDoor();
   const state = failed === null ? "live" : failed instanceof Unauthorized ? "locked" : "lost";
-  const words = { live: "Live", locked: "Token needed", lost: "Connection lost, trying again" };
-  put(connection, { "data-state": state });
+  const words = { live: SERVICES[service], locked: "Token needed", lost: "Connection lost, trying again" };
+  put(connection, { "data-state": state, "data-service": state === "live" ? service : null });
   say(connection, words[state]);
   put(document.body, { "data-lost": state === "lost" ? "" : null });
 }

@@ -1,7 +1,7 @@
 /** The table of recent requests. */
 
 import { byId, el, keyed, put, say } from "./dom.js";
-import { conversation, doing, exact, seconds, time, words } from "./format.js";
+import { conversation, exact, seconds, time, words } from "./format.js";
 import { FEW, shareBar, showShares } from "./shares.js";
 
 const ROWS = 25;
@@ -57,7 +57,7 @@ function show(row, request, clock) {
   showShares(bar.firstElementChild, request);
   say(computed, exact(request.computed));
   say(first, seconds(request.first_token_seconds));
-  say(why, running ? (request.now ? doing(request.now) : "running") : ended(request));
+  say(why, running ? (request.now?.text ?? "running") : ended(request));
 }
 
 function placeOf({ slot, decision }) {

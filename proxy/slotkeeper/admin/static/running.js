@@ -1,7 +1,7 @@
 /** Running requests: their place in the queue, or how much of their prompt is computed. */
 
 import { el, keyed, part, put, say } from "./dom.js";
-import { conversation, doing, seconds } from "./format.js";
+import { conversation, seconds } from "./format.js";
 
 /** @param {Element} list inside a card @returns {(running: object[], now: number) => void} `now` in ms */
 export function running(list) {
@@ -24,11 +24,11 @@ function show(node, request, now) {
   const [link, what] = head.children;
   const name = conversation(request, now);
   say(link, name);
-  say(what, doing(request.now));
+  say(what, request.now.text);
   const done = request.now.percent;
   bar.hidden = done == null;
   part(bar.firstElementChild, (done ?? 0) / 100);
-  put(bar, { "aria-label": `Prefill of ${name}`, "aria-valuenow": done, "aria-valuetext": doing(request.now) });
+  put(bar, { "aria-label": `Prefill of ${name}`, "aria-valuenow": done, "aria-valuetext": request.now.text });
   const where = request.slot == null ? null : `slot ${request.slot}`;
   say(foot, [request.model, where, `since ${seconds(request.seconds)}`].filter(Boolean).join(" · "));
 }

@@ -3,6 +3,9 @@
 import { el, keyed, part, put, say } from "./dom.js";
 import { age, conversation, exact, plural, tokens, words } from "./format.js";
 
+// How the states of an engine are marked; every other state is marked as down.
+const LOOKS = { up: "up", silent: "up", draining: "up", drained: "up", unloaded: "idle", sleeping: "idle" };
+
 /** @param {Element} parent @returns {(engines: object[]) => void} */
 export function slots(parent) {
   return (engines) => keyed(parent, engines, (engine) => engine.engine, makeEngine, showEngine);
@@ -22,11 +25,8 @@ function makeEngine() {
 function showEngine(node, engine) {
   const [title, facts, pool, list] = node.children;
   const [state, address] = title.children;
-  const unloaded = engine.health === "unloaded"; // the router loads it for the next request
-  put(state, { "data-state": engine.up && !engine.failing ? "up" : unloaded ? "idle" : "down" });
-  const word = engine.up ? engine.health : unloaded ? "not loaded" : "down";
-  const drain = engine.draining ? (engine.drained ? "drained" : "draining") : null;
-  say(state, [word, engine.failing ? "requests fail" : null, drain].filter(Boolean).join(", "));
+  put(state, { "data-state": LOOKS[engine.state] ?? "down", title: engine.state_text });
+  say(state, words(engine.state));
   say(address, engine.engine.replace(/^https?:\/\//, ""));
   const speed = engine.prefill_tokens_per_second;
   const kept = engine.ram_cache_entries_tokens.length;
@@ -45,7 +45,7 @@ function showEngine(node, engine) {
       .join(" · "),
   );
   showPool(pool, engine.pool);
-  keyed(list, unloaded ? [] : engine.slots, (slot) => slot.slot, makeSlot, (item, slot) => showSlot(item, slot, engine));
+  keyed(list, engine.up ? engine.slots : [], (slot) => slot.slot, makeSlot, (item, slot) => showSlot(item, slot, engine));
 }
 
 /** Show how many cells of a shared KV buffer are taken by its slots or promised to them. */
