@@ -24,6 +24,7 @@ from slotkeeper.bench.target import counted
 from slotkeeper.engine.launch import free_port
 
 CONFIGS: Final = ROOT / "deploy" / "fleet"
+NGINX_LISTEN: Final = "listen 8000;"
 SBIN: Final = "/usr/sbin"  # Debian installs both there, where only root's PATH has them
 MODEL: Final = "tiny"  # SMG sends a request only to engines whose /v1/models lists its model
 SESSION: Final = "X-Session-Id"
@@ -147,22 +148,26 @@ def haproxy(sidecars: Sequence[str], folder: Path) -> Iterator[str]:
 
 
 def nginx_words(sidecars: Sequence[str], folder: Path, listen: str) -> list[str]:
-    """Return the arguments for nginx: our configuration unchanged, in an http block for our folder only."""
+    """Return the arguments for nginx: our configuration on another port, in an http block of its own."""
     servers = "".join(f"server {address} max_fails=1 fail_timeout=5s;\n" for address in sidecars)
-    (folder / "upstream.conf").write_text(
+    (folder / "conf.d").mkdir()
+    (folder / "conf.d" / "sidecars.conf").write_text(
         f"upstream sidecars {{ hash $conversation consistent;\n{servers}keepalive 32; }}\n", "utf-8"
     )
-    (folder / "listen.conf").write_text(f"listen {listen};\n", "utf-8")
-    shutil.copy(CONFIGS / "nginx.conf", folder / "fleet.conf")
+    ours = (CONFIGS / "nginx.conf").read_text("utf-8")
+    assert ours.count(NGINX_LISTEN) == 1
+    moved = ours.replace(NGINX_LISTEN, f"listen {listen};")
+    (folder / "conf.d" / "slotkeeper.conf").write_text(moved, "utf-8")
     temporary = "".join(
         f"{kind}_temp_path {folder}/{kind};\n"
         for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
     user = "user root;\n" if os.geteuid() == 0 else ""  # other users cannot read the folder
+    http = f"access_log off;\n{temporary}include conf.d/*.conf;"
     (config := folder / "nginx.conf").write_text(
         f"daemon off;\n{user}worker_processes 1;\npid {folder}/nginx.pid;\n"
         f"error_log {folder}/error.log warn;\n"
-        f"events {{ worker_connections 512; }}\nhttp {{ access_log off;\n{temporary}include fleet.conf; }}\n",
+        f"events {{ worker_connections 512; }}\nhttp {{ {http} }}\n",
         "utf-8",
     )
     return [found("nginx"), "-p", str(folder), "-e", str(folder / "error.log"), "-c", str(config)]
