@@ -1,4 +1,4 @@
-"""Write the dashboard and the rules: `python -m grafana [--check]`.
+"""Write the dashboard and the rules, also those of the Prometheus operator: `python -m grafana [--check]`.
 
 With `--check` nothing is written, and the exit code is 1 if a file is out of date.
 """
@@ -27,6 +27,7 @@ FILES: Final[Mapping[str, Callable[[], str]]] = {
     "dashboards/slotkeeper.json": board.written,
     "prometheus/recording.yaml": lambda: _yaml(rules.recording()),
     "prometheus/alerts.yaml": lambda: _yaml(rules.alerts()),
+    "../deploy/k8s/components/prometheus/prometheusrule.yaml": lambda: _yaml(rules.for_operator()),
 }
 
 

@@ -201,6 +201,16 @@ def alerts() -> dict[str, Any]:
     return {"groups": [{"name": "slotkeeper-alerts", "rules": [_rule(alert) for alert in ALERTS]}]}
 
 
+def for_operator() -> dict[str, Any]:
+    """Return the same groups as one object for the Prometheus operator."""
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": JOB, "labels": {"app.kubernetes.io/name": JOB}},
+        "spec": {"groups": [*recording()["groups"], *alerts()["groups"]]},
+    }
+
+
 def _rule(alert: Alert) -> dict[str, Any]:
     return {
         "alert": alert.name,

@@ -17,7 +17,7 @@ from programs import program
 
 K8S: Final = ROOT / "deploy" / "k8s"
 NAME: Final = "slotkeeper"
-OVERLAYS: Final = ("overlays/cpu", "overlays/cuda", "overlays/rocm")
+OVERLAYS: Final = ("overlays/cpu", "overlays/cuda", "overlays/rocm", "overlays/vulkan")
 INSTALLATIONS: Final = (*OVERLAYS, "example")
 # The entrypoints of the images, without the arguments that the manifests give.
 ENTRYPOINTS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -103,8 +103,8 @@ def expanded(word: str, env: Mapping[str, str]) -> str:
 
 
 @cache
-def rendered(installation: str) -> Manifests:
-    """Render an installation with kubectl, as a user does."""
+def rendered(installation: str | Path) -> Manifests:
+    """Render an installation, or the kustomization in another folder, with kubectl, as a user does."""
     words = (program("kubectl"), "kustomize", str(K8S / installation))
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

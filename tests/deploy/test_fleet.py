@@ -76,6 +76,10 @@ def test_every_selector_matches_the_pods_of_one_app(fleet):
             f"policy {name}": (policy(fleet, name)["podSelector"]["matchLabels"], name)
             for name in ("slotkeeper", *APPS)
         },
+        "policy of the store": (
+            policy(fleet, "slotkeeper-store")["podSelector"]["matchLabels"],
+            "slotkeeper",
+        ),
     }
     for what, (selector, app) in selectors.items():
         assert [name for name in labels if selects(selector, labels[name])] == [app], what

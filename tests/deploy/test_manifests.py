@@ -21,7 +21,7 @@ from slotkeeper.values import Address
 
 NATIVE_SIDECARS = "1.29"  # the first release in which they are on by default
 ENGINE_END = 30  # seconds from SIGTERM to the end of an idle engine, with a large margin
-MONITOR = "ServiceMonitor"  # the operator's own kind, for which no schema is at hand
+MONITOR, RULES = "ServiceMonitor", "PrometheusRule"  # the operator's own kinds: no schema is at hand
 VERSIONS = (NATIVE_SIDECARS, kubernetes_validate.latest_version())
 
 
@@ -47,7 +47,7 @@ def tag(manifests: Manifests, container: str) -> str:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_object_is_valid(manifests: Manifests, version: str):
     for each in manifests.objects:
-        if each["kind"] != MONITOR:
+        if each["kind"] not in {MONITOR, RULES}:
             kubernetes_validate.validate(each, version, strict=True)
 
 
@@ -127,6 +127,15 @@ def test_the_service_monitor_finds_the_admin_port_once_and_has_its_token():
     credentials = endpoint["authorization"]["credentials"]
     assert credentials["name"] == manifests.volumes()["admin"]["secret"]["secretName"]
     assert setting(manifests, "admin_token_file").rpartition("/")[2] == credentials["key"]
+
+
+def test_the_operator_gets_the_rules_of_prometheus():
+    """Recording rules and alerts as one object, as Prometheus reads them from its files."""
+    rules = rendered("example").one(RULES)
+    assert rules["apiVersion"] == "monitoring.coreos.com/v1"
+    files = (ROOT / "grafana" / "prometheus" / f"{name}.yaml" for name in ("recording", "alerts"))
+    groups = [group for file in files for group in yaml.safe_load(file.read_text("utf-8"))["groups"]]
+    assert rules["spec"] == {"groups": groups}
 
 
 # -- with Slotkeeper -----------------------------------------------------------------------------------
@@ -217,6 +226,21 @@ def test_images_have_this_version_and_the_build_of_compose(manifests: Manifests)
     )
     assert entrypoint
     assert yaml.safe_load(entrypoint[1]) == list(ENTRYPOINTS["slotkeeper"])
+
+
+GPUS = ("overlays/rocm", "overlays/vulkan")  # those whose devices belong to groups of the node
+
+
+def test_images_and_devices_of_an_overlay_are_those_of_its_compose_file():
+    for overlay in OVERLAYS:
+        name = overlay.rpartition("/")[2]
+        manifests = rendered(overlay)
+        file = ROOT / "docker" / ("compose.yaml" if name == "cpu" else f"compose.{name}.yaml")
+        image = yaml.safe_load(file.read_text("utf-8"))["services"]["engine"]["image"]
+        assert manifests.container("engine")["image"] == re.sub(r"\$\{LLAMA_BUILD:-(b\d+)}", r"\1", image)
+        limits = manifests.container("engine")["resources"].get("limits", {})
+        assert bool(limits) == (name != "cpu"), overlay
+        assert ("supplementalGroups" in manifests.pod["securityContext"]) == (overlay in GPUS)
 
 
 # -- with the documents --------------------------------------------------------------------------------

@@ -28,17 +28,18 @@ def test_generated_files_equal_the_code():
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_stale_file_is_detected_and_repaired(name, tmp_path, capsys):
+    folder = tmp_path / "grafana"
     for each in FILES:
-        (tmp_path / each).parent.mkdir(exist_ok=True)
-        shutil.copy(HERE / each, tmp_path / each)
-    stale = tmp_path / name
+        (folder / each).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(HERE / each, folder / each)
+    stale = folder / name
     stale.write_text(stale.read_text("utf-8").replace("slotkeeper_", "slotkipper_"), "utf-8")
 
-    assert main(["--check"], tmp_path) == 1
+    assert main(["--check"], folder) == 1
     assert name in capsys.readouterr().err
     assert "slotkipper_" in stale.read_text("utf-8")
 
-    assert main([], tmp_path) == 0
+    assert main([], folder) == 0
     assert stale.read_text("utf-8") == (HERE / name).read_text("utf-8")
 
 
