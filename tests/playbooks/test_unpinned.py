@@ -1,6 +1,7 @@
 """Requests whose slot the sidecar cannot choose: bypass, n > 1, /v1/messages, embeddings."""
 
 from collections import deque
+from math import inf
 
 import pytest
 
@@ -353,7 +354,7 @@ def test_a_ram_cache_that_fails_twice_is_no_longer_expected():
     conversation(play, "r1", system + A, 0)
     for n in (2, 3):
         request, prompt = f"r{n}", system + Tokens(range(n * 1000, n * 1000 + 900))
-        play.table.shadow.slots[1] = None
+        play.table.shadow.slots[1], play.table.ram_missed = None, inf
         assert play << arrives(request) << knows(request, prompt) >> plants(request, 1, Purpose.TOUCH)
         assert play << planted(request) >> goes(request, slot=1, reason=Reason.RAM_CACHE)
         play << ends(request, len(prompt), 0) >> reports(request, predicted=2000, usage__cached=0)
@@ -361,6 +362,19 @@ def test_a_ram_cache_that_fails_twice_is_no_longer_expected():
             play >> learns(name="ram_cache", value=False, how=Known.UNFOUND)
         assert play << sees()
     assert not play.table.traits.ram_cache
+
+
+def test_after_a_miss_a_state_as_long_is_sought_in_the_ram_cache_only_if_half_of_it_still_pays():
+    system = Tokens(range(50_000, 52_000))
+    play = Play(ram_cache=True, memory="dense")
+    conversation(play, "r1", system + A, 0)
+    play.table.shadow.slots[1] = None
+    assert play << arrives("r2") << knows("r2", system + B) >> plants("r2", 1, Purpose.TOUCH)
+    assert play << planted("r2") >> goes("r2", slot=1, reason=Reason.RAM_CACHE)
+    play << ends("r2", 3000, 0) >> reports("r2", predicted=2000, usage__cached=0)
+    assert play << sees()
+    play.table.shadow.slots[1] = None
+    assert play << arrives("r3") << knows("r3", system + A + B) >> goes("r3", slot=0, reason=Reason.PREFIX)
 
 
 def test_the_tasks_of_a_request_for_several_answers_are_not_mistaken_for_another_request():

@@ -237,6 +237,7 @@ class EngineFlags:
             unified=self.unified or self.auto_slots,
         )
         known = replace(known, pool_cells=self.n_ctx if self.unified_per_slot else 0)
+        known = replace(known, ram_bytes=max(0, self.cache_ram) << 20 if not self.disk_cache else 0)
         if self.disk_cache:
             known = replace(known, disk_cache=Shown.FLAGS.value)
         return replace(known, speculative=self.spec_type not in {"", "none"} or bool(self.draft_model))

@@ -23,6 +23,9 @@ REMEMBERED: Final = 15  # measurements kept
 UNLIKE: Final = 1.25  # the larger of two files must be this many times as large to separate the two times
 PAIRS: Final = 3  # pairs of such files that are needed to separate the two times
 MEASURED: Final = 3  # measurements needed before an engine's speed is compared with another's
+NEARLY_EQUAL: Final = (
+    1e-3  # files of more similar form do not tell the bytes of tokens and of checkpoints apart
+)
 LEAST_PATIENCE: Final = 1.0  # seconds: a shorter wait depends more on chance than on the cold tier
 
 
@@ -77,6 +80,47 @@ class Speed:
         self._seen.append(speed)
         if self.known:
             self.low, self.middle, self.high = quantiles(self._seen, n=4, method="inclusive")
+
+
+@dataclass(slots=True)
+class StateSize:
+    """The bytes of a state, fitted to the files that an engine wrote.
+
+    Each token counts, and a constant for the state itself and for each checkpoint (recurrent layers, window).
+
+    An entry of the engine's RAM cache is as large as a file with the same checkpoints (engine.md 4).
+    """
+
+    tokens_squared: float = 0.0  # sums over all files, of products
+    mixed: float = 0.0  # tokens x constants
+    constants_squared: float = 0.0
+    tokens_bytes: float = 0.0
+    constants_bytes: float = 0.0
+
+    def saw(self, tokens: int, checkpoints: int, size: int) -> None:
+        """Take in a file of `size` bytes."""
+        constants = 1 + checkpoints
+        self.tokens_squared += tokens * tokens
+        self.mixed += tokens * constants
+        self.constants_squared += constants * constants
+        self.tokens_bytes += tokens * size
+        self.constants_bytes += constants * size
+
+    def of(self, tokens: int, checkpoints: int) -> int:
+        """Return the estimated bytes; 0 before the first file."""
+        each, constant = self._fitted()
+        return int(each * tokens + constant * (1 + checkpoints))
+
+    def _fitted(self) -> tuple[float, float]:
+        """Return bytes for each token and for each constant: least squares, none of them negative."""
+        whole = self.tokens_squared * self.constants_squared
+        different = whole - self.mixed**2
+        if different > whole * NEARLY_EQUAL:
+            each = self.tokens_bytes * self.constants_squared - self.constants_bytes * self.mixed
+            constant = self.constants_bytes * self.tokens_squared - self.tokens_bytes * self.mixed
+            if each >= 0 and constant >= 0:
+                return each / different, constant / different
+        return (self.tokens_bytes / self.tokens_squared if self.tokens_squared else 0.0), 0.0
 
 
 @dataclass(slots=True)

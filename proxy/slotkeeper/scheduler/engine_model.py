@@ -66,6 +66,9 @@ class FlagSeen:
     how: Known
 
 
+STOCK_RAM_BYTES: Final = 8192 << 20  # of the RAM prompt cache, by default
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTraits:
     """The facts of one engine. The defaults are those of a stock llama-server (engine.md 0, 11)."""
@@ -82,6 +85,7 @@ class EngineTraits:
     eager_thinning: bool = True  # b10434 thins checkpoints at every task, later builds when full (T7)
     similarity: float = 0.1  # --slot-prompt-similarity
     ram_cache: bool = True  # --cache-ram is not 0
+    ram_bytes: int = STOCK_RAM_BYTES  # size of that cache; 0: it has no limit
     idle_copy: bool = True  # --cache-idle-slots
     # What shows that its RAM cache continues on disk, and survives the process; empty: nothing does.
     disk_cache: str = ""

@@ -72,6 +72,8 @@ class Doubts:
         if cached == predicted:
             self.used, self.missed = max(self.used, behind), 0
             return traits
+        if not cached and not self.used and behind == 1:
+            return self._count_missed(traits)  # perhaps it keeps none at all
         if behind <= max(1, self.used) or (cached and cached not in listed):
             return traits  # a list that is too short does not explain this
         return self._count_missed(traits, behind - 1)
@@ -91,13 +93,13 @@ class Doubts:
     def _count_missed(self, traits: EngineTraits, cap: int = 0) -> EngineTraits:
         """Count a checkpoint that was gone. After STRIKES of them, the list's limit is lowered.
 
-        The new limit is `cap`, or `used` if that is higher.
+        The new limit is `cap`, or `used` if that is higher; 0 if no checkpoint was ever seen.
         """
         self.missed += 1
         if self.missed < STRIKES:
             return traits
         self.missed = 0
-        return traits.learned(Known.MISSED, checkpoint_cap=max(1, self.used, cap))
+        return traits.learned(Known.MISSED, checkpoint_cap=max(self.used, cap))
 
 
 def _kept(traits: EngineTraits) -> EngineTraits:

@@ -44,6 +44,8 @@ from slotkeeper.scheduler.types import EngineId, SlotId
 # conversation. The contents of a slot are certain, because the task that makes the engine search copies them
 # first.
 RAM_DOUBT: Final = 0.03
+# Share of what the RAM cache promises, after it lacked a state that was no longer: it is probably too small.
+RAM_MISSED: Final = 0.5
 IN_RAM: Final = 0.1  # share of a loss that remains if the RAM cache has a copy, which it may drop
 # Share of a loss that remains if the messages continue after other tools. If the request is a sub-agent's,
 # the main agent will need its state again; if the conversation got another tool, it will not. We cannot tell.
@@ -70,6 +72,8 @@ def price_of(table: EngineTable, reuse_plan: ReusePlan, want: Want) -> float:
     if moved and not any(h and _same(h, moved) for h in table.shadow.slots):
         lost += _missed(moved, want)  # a loaded entry leaves the RAM cache
         lost += RAM_DOUBT * reuse_plan.reuse if table.traits.speculative else 0.0
+    if moved and moved.total >= table.ram_missed:
+        lost += RAM_MISSED * reuse_plan.reuse
     return len(want.prompt) - reuse_plan.reuse + lost
 
 
@@ -91,7 +95,8 @@ def _loss(table: EngineTable, reuse_plan: ReusePlan, want: Want) -> float:
     missed = _missed(victim, want)
     if succeeds(want.hash_chain, victim):
         missed *= OTHER_HEAD
-    if reuse_plan.parked or table.shadow.elsewhere(victim, reuse_plan.slot):
+    kept = reuse_plan.parked or table.shadow.elsewhere(victim, reuse_plan.slot)
+    if kept and not table.shadow.exceeds_ram(victim):
         return missed * IN_RAM
     return min(missed, file_price(table, victim, want.catalog) * victim.chance(want.now))
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from slotkeeper.scheduler.adapters import namespace_in, set_in
+from slotkeeper.scheduler.costs import StateSize
 from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Known, after_prefill, generous
 from slotkeeper.scheduler.slot_contents import (
     KEEP,
@@ -64,6 +65,7 @@ class EngineShadow:
         self.mixed = False  # whether states of several sets of adapters may be in the engine
         # With which adapters a slot's last task ran; "": it never had one, None: that is not known.
         self.task_adapters: list[str | None] = [""] * traits.n_slots
+        self.sizes = StateSize()
 
     def __repr__(self) -> str:
         contents = " ".join(str(h.total) if h else "-" for h in self.slots)
@@ -85,11 +87,11 @@ class EngineShadow:
         ram, own = list(self.ram), self.slots[slot]
         parked = parks(own, self.traits)
         if own and parked:
-            publish(ram, own, self.traits)
+            self._publish(ram, own)
         if self.traits.ram_cache and self.traits.idle_copy:
             for other in idle:
                 if other != slot and (contents := self.slots[other]):
-                    publish(ram, contents, self.traits)
+                    self._publish(ram, contents)
         touched_slot = SlotContents(tokens=prompt.cut(0, 0), opaque=1)
         return replace(self._plan_reuse(touched_slot, ram, slot, prompt), touched=True, parked=parked)
 
@@ -169,7 +171,7 @@ class EngineShadow:
         """Record that a task starts in `reuse_plan.slot`: the RAM cache and the other idle slots change."""
         contents = self.slots[reuse_plan.slot]
         if reuse_plan.parked and contents:
-            publish(self.ram, contents, self.traits)
+            self._publish(self.ram, contents)
         if reuse_plan.source is Source.RAM and reuse_plan.base in self.ram:
             if not self.traits.disk_cache:  # there the file stays
                 self.ram.remove(reuse_plan.base)
@@ -182,7 +184,7 @@ class EngineShadow:
         """Record that a one-token task ran in `slot`."""
         contents = self.slots[slot]
         if contents and parks(contents, self.traits):
-            publish(self.ram, contents, self.traits)
+            self._publish(self.ram, contents)
         self.slots[slot] = SlotContents(opaque=1)
         self._copy_idle(slot, idle)
 
@@ -309,6 +311,25 @@ class EngineShadow:
             self.slots = [contents and contents.relisted(traits) for contents in self.slots]
             self.ram = [contents.relisted(traits) for contents in self.ram]
 
+    def size_of(self, contents: SlotContents) -> int:
+        """Return the estimated bytes of this state in the RAM cache; 0: unknown."""
+        return self.sizes.of(contents.total, len(contents.checkpoints))
+
+    def exceeds_ram(self, contents: SlotContents) -> bool:
+        """Whether the state is larger than the RAM cache, so that the next entry drives it out."""
+        return 0 < self.traits.ram_bytes < self.size_of(contents)
+
+    def _publish(self, ram: list[SlotContents], contents: SlotContents) -> None:
+        """Copy a state into the RAM cache, which then drops its oldest entries down to its limit, but one."""
+        publish(ram, contents, self.traits)
+        sizes = [self.size_of(entry) for entry in ram] if self.traits.ram_bytes else []
+        over = sum(sizes) - self.traits.ram_bytes
+        while over > 0 and len(sizes) > 1:
+            over -= sizes.pop(0)
+            del ram[0]
+            if ram is self.ram:
+                self._copied.clear()
+
     def forget_ram(self) -> None:
         """Forget the RAM cache: it did not hold what we believed."""
         self.ram.clear()
@@ -323,7 +344,7 @@ class EngineShadow:
     def moved(self, slot: SlotId) -> None:
         """Record that the engine moved an idle slot's contents to its RAM cache."""
         if contents := self.slots[slot]:
-            publish(self.ram, contents, self.traits)
+            self._publish(self.ram, contents)
         self.slots[slot] = None
 
     def distrust_ram(self) -> None:
@@ -392,7 +413,7 @@ class EngineShadow:
             contents = self.slots[other]
             if contents and other != running:
                 if self._copied.get(other) is not contents:
-                    publish(self.ram, contents, self.traits)
+                    self._publish(self.ram, contents)
                     self._copied[other] = contents
                 if self.traits.unified:
                     self.slots[other] = None

@@ -107,6 +107,7 @@ class EngineTable:
     proven: bool = False  # whether idle slots were seen to keep their contents (T6)
     look_again: bool = False  # a prediction was wrong: poll again
     ram_misses: int = 0  # expected loads from the RAM cache that did not happen, in a row
+    ram_missed: float = inf  # tokens of the shortest state that was missing, since a longer one was found
     settled: dict[SlotId, SlotContents] = field(default_factory=dict)  # states that need no (further) save
     put_off: set[SlotId] = field(default_factory=set)  # slots settled only while the engine is crowded
     loaded: set[SlotId] = field(default_factory=set)  # a file was restored there, and no task ran since
@@ -137,6 +138,7 @@ class EngineTable:
         before, self.shadow = self.shadow, EngineShadow(traits)
         if traits.disk_cache and traits.fingerprint == before.traits.fingerprint:
             self.shadow.ram, self.shadow.mixed = before.ram, before.mixed
+        self.shadow.sizes, self.ram_missed = before.sizes, inf
         self.rates.take_token_bytes(traits.token_bytes)
         self.states = [SlotState.IDLE] * traits.n_slots
         self.idle = self.in_state(SlotState.IDLE)
@@ -381,6 +383,7 @@ class EngineTable:
     def learn_files(self, snapshot: Snapshot) -> None:
         """Learn from a file of a slot that must have had checkpoints whether this build writes them."""
         traits = self.traits
+        self.shadow.sizes.saw(len(snapshot.tokens), len(snapshot.checkpoints), snapshot.size)
         if traits.files_carry is None and not traits.cuttable and len(snapshot.tokens) > traits.n_ubatch:
             self.shadow.traits = replace(traits, files_carry=bool(snapshot.checkpoints))
 
@@ -389,9 +392,13 @@ class EngineTable:
         if traits is not self.traits:
             self.shadow.learn(traits)
 
-    def ram_loaded(self, *, hit: bool) -> None:
-        """Record whether the RAM cache held what we expected."""
+    def ram_loaded(self, *, tokens: int, hit: bool) -> None:
+        """Record whether the RAM cache held a state of this many tokens, as we expected."""
         self.ram_misses = 0 if hit else self.ram_misses + 1
+        if hit and tokens >= self.ram_missed:
+            self.ram_missed = inf
+        elif not hit:
+            self.ram_missed = min(self.ram_missed, tokens)
         if self.ram_misses >= RAM_STRIKES:
             self.shadow.distrust_ram()
         elif not hit:

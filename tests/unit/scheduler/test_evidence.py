@@ -204,3 +204,19 @@ def test_a_file_with_unexpected_checkpoints_proves_nothing():
     for _ in range(3):
         assert doubts.by_file(NEWER, HELD, [150, 250]) is NEWER
         assert doubts.by_file(TOLD, HELD, [100 * n for n in range(1, 50)]) is TOLD
+
+
+def test_an_engine_that_keeps_no_checkpoints_is_recognised_at_the_second_observation():
+    doubts, traits = Doubts(), STOCK
+    state = SlotContents(tokens=Tokens(range(900)), checkpoints=(Checkpoint(896, 1),))
+    for cap in (STOCK.checkpoint_cap, 0):
+        traits = doubts.by_reuse(traits, state, predicted=896, cached=0)
+        assert traits.checkpoint_cap == cap
+
+
+def test_a_missing_checkpoint_does_not_mean_that_there_are_none_if_one_was_used_before():
+    doubts, traits = Doubts(used=1), STOCK
+    state = SlotContents(tokens=Tokens(range(900)), checkpoints=(Checkpoint(896, 1),))
+    for _ in range(3):
+        traits = doubts.by_reuse(traits, state, predicted=896, cached=0)
+    assert traits.checkpoint_cap == STOCK.checkpoint_cap

@@ -351,3 +351,41 @@ def test_contents_kept_elsewhere_are_found():
 
 def test_the_repr_shows_slots_and_cache():
     assert repr(shadow(A, None, ram=[C])) == "<EngineShadow dense slots [1000 -] ram [1500]>"
+
+
+# -- the limit of the RAM cache ------------------------------------------------------------------------
+
+
+def test_the_oldest_entries_leave_a_ram_cache_that_is_full_but_the_last_one_stays():
+    engine = shadow(A, C, E, ram_bytes=2_000_000)
+    engine.sizes.saw(tokens=1000, checkpoints=0, size=1_000_000)
+    for slot in (0, 1):
+        engine.moved(slot)
+    assert in_ram(engine) == [C]  # 1.0 and 1.5 MB together exceed 2 MB
+    engine.moved(2)
+    assert in_ram(engine) == [C, E]
+    assert not engine.exceeds_ram(state(C))
+    assert engine.exceeds_ram(state(C + A))
+    whole = shadow(C + A, ram_bytes=2_000_000)
+    whole.sizes.saw(tokens=1000, checkpoints=0, size=1_000_000)
+    whole.moved(0)
+    assert in_ram(whole) == [C + A]  # one entry stays, whatever its size
+
+
+@pytest.mark.parametrize("traits", [{"ram_bytes": 0}, {"ram_bytes": 1}])
+def test_without_a_limit_or_a_known_size_no_entry_is_believed_to_leave(traits):
+    engine = shadow(A, C, **traits)
+    if not traits["ram_bytes"]:
+        engine.sizes.saw(tokens=1000, checkpoints=0, size=1_000_000)
+    for slot in (0, 1):
+        engine.moved(slot)
+    assert in_ram(engine) == [A, C]
+
+
+def test_checkpoints_count_in_the_size_of_an_entry():
+    engine = shadow(A, ram_bytes=10_000)
+    engine.sizes.saw(tokens=1000, checkpoints=1, size=1000 * 2 + 2 * 3000)
+    engine.sizes.saw(tokens=200, checkpoints=3, size=200 * 2 + 4 * 3000)
+    marks = tuple(Checkpoint(at, 1) for at in (100, 200))
+    assert engine.size_of(state(A)) == pytest.approx(5_000, rel=0.01)
+    assert engine.size_of(state(A, checkpoints=marks)) == pytest.approx(11_000, rel=0.01)

@@ -1,6 +1,7 @@
 """Observations of GET /slots, merged into the scheduler's model of the slots."""
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 
@@ -355,9 +356,18 @@ def test_unpinned_requests_need_room_and_no_pinned_request_being_sent():
 
 def test_two_misses_in_a_row_end_the_trust_in_the_prompt_cache():
     engine = table(A)
-    engine.ram_loaded(hit=False)
-    engine.ram_loaded(hit=True)
-    engine.ram_loaded(hit=False)
+    engine.ram_loaded(tokens=1000, hit=False)
+    engine.ram_loaded(tokens=1000, hit=True)
+    engine.ram_loaded(tokens=1000, hit=False)
     assert engine.traits.ram_cache
-    engine.ram_loaded(hit=False)
+    engine.ram_loaded(tokens=1000, hit=False)
     assert not engine.traits.ram_cache
+
+
+def test_a_miss_casts_doubt_on_states_as_long_until_one_of_them_is_found():
+    engine = table(A)
+    engine.ram_loaded(tokens=1000, hit=False)
+    engine.ram_loaded(tokens=900, hit=True)
+    assert engine.ram_missed == 1000
+    engine.ram_loaded(tokens=1000, hit=True)
+    assert engine.ram_missed == inf
