@@ -186,6 +186,7 @@ class Sidecar:
             self._ahead,
             self._aside,
             trusted,
+            settings.drain_timeout,
             recorder=self._recorder,
             spans=self._spans,
         )

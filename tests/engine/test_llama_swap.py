@@ -100,6 +100,31 @@ async def test_a_request_for_another_model_does_not_break_a_running_stream(
         await there.comes_to("writer")
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/unload"), ("POST", "/api/models/unload"), ("POST", "/api/models/unload/gpt-x")],
+)
+async def test_an_unload_by_a_client_breaks_no_answer_and_loses_no_state(
+    kind: str, build: str, tmp_path: Path, method: str, path: str
+) -> None:
+    """llama-swap itself ends running answers as if they were whole. Saves in pauses are off here."""
+    async with gateway(kind, build, tmp_path) as there, keeping(there, save_pause=600) as (_, client):
+        talk = Talk("coder", "a")
+        await talk.turn(client)
+        body = {"model": "coder", "messages": [{"role": "user", "content": "count"}], "max_tokens": 400}
+        whole = {**body, "stream": True, "ignore_eos": True, "temperature": 0}
+        async with client.stream("POST", "/v1/chat/completions", json=whole) as stream:
+            lines = stream.aiter_lines()
+            assert (await anext(lines)).startswith("data: ")
+            rest, answer = await asyncio.gather(_whole(lines), client.request(method, path))
+        assert rest[-1] == "data: [DONE]"
+        assert orjson.loads(rest[-2][6:])["timings"]["predicted_n"] == body["max_tokens"]
+        assert answer.status_code == 200
+        await there.comes_to()
+        answer = await turn_that_reuses(talk, client)
+        assert answer.headers["X-Slotkeeper-Decision"] == "snapshot"
+
+
 async def _whole(lines: AsyncIterator[str]) -> list[str]:
     return [line async for line in lines if line]
 

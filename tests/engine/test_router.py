@@ -243,3 +243,45 @@ async def test_doctor_probes_loaded_models_and_loads_none(tmp_path: Path) -> Non
         assert "2 of 8192 tokens" in said
         assert "It is unloaded" in said.partition(f"{started.base}#writer")[2]
         assert await status(started.base, "writer") is ModelStatus.UNLOADED
+
+
+async def test_an_unload_by_a_client_breaks_no_answer_and_loses_no_state(tmp_path: Path) -> None:
+    """The router itself cuts running answers. Saves in pauses are off here."""
+    async with (
+        router(tmp_path) as started,
+        lab.keeping(started, save_pause=600) as sidecar,
+        client_of(sidecar) as client,
+    ):
+        talk = Talk("coder", "a")
+        await talk.turn(client)
+        body = {"model": "coder", "messages": [{"role": "user", "content": "count"}], "max_tokens": 400}
+        whole = {**body, "stream": True, "ignore_eos": True, "temperature": 0}
+        unload = client.post("/models/unload", json={"model": ALIAS})
+        async with client.stream("POST", "/v1/chat/completions", json=whole) as stream:
+            lines = stream.aiter_lines()
+            assert (await anext(lines)).startswith("data: ")
+            rest, answer = await asyncio.gather(_rest(lines), unload)
+        assert rest[-1] == "data: [DONE]"
+        assert orjson.loads(rest[-2][6:])["timings"]["predicted_n"] == body["max_tokens"]
+        assert (answer.status_code, answer.json()) == (200, {"success": True})
+        await comes_to(started.base, "coder", ModelStatus.UNLOADED)
+        answer = await turn_that_reuses(talk, client)
+        assert answer.headers["X-Slotkeeper-Decision"] == "snapshot"
+
+
+async def test_a_load_by_a_client_is_a_swap_of_ours(tmp_path: Path) -> None:
+    """The router itself would evict the other model and its unsaved state. Saves in pauses are off here."""
+    async with (
+        router(tmp_path) as started,
+        lab.keeping(started, save_pause=600) as sidecar,
+        client_of(sidecar) as client,
+    ):
+        talk = Talk("coder", "a")
+        await talk.turn(client)
+        answer = await client.post("/models/load", json={"model": "writer"})
+        assert (answer.status_code, answer.json()) == (200, {"success": True})
+        await comes_to(started.base, "writer", ModelStatus.LOADED)
+        again = await client.post("/models/load", json={"model": "writer"})
+        assert (again.status_code, again.json()["error"]["message"]) == (400, "model is already running")
+        answer = await turn_that_reuses(talk, client)
+        assert answer.headers["X-Slotkeeper-Decision"] == "snapshot"

@@ -31,6 +31,7 @@ class Api(StrEnum):
     MESSAGES = "messages"  # Anthropic's
     TASK = "task"  # uses a slot that cannot be chosen
     CONTROL = "control"  # save, restore or erase a slot
+    MODELS = "models"  # load or unload models of a router or of llama-swap
     OTHER = "other"
 
     @property
@@ -72,6 +73,17 @@ _ROUTES: Final[dict[str, Api]] = {
 }
 
 
+LOAD_MODEL: Final = "/models/load"  # of llama-server's router; the body names the model, as to unload one
+UNLOAD_ALL: Final = frozenset({"/unload", "/api/models/unload"})  # of llama-swap
+UNLOAD_ONE: Final = "/api/models/unload/"  # of llama-swap; the model's name follows
+_OF_MODELS: Final = frozenset(
+    {
+        *(("GET", "/unload"), ("HEAD", "/unload"), ("POST", "/api/models/unload")),
+        *(("POST", LOAD_MODEL), ("POST", "/models/unload")),
+    }
+)
+
+
 def classify(method: str, path: str, prefix: str = "") -> Api:
     """Return the API of `path` (without its query); `prefix` is the engine's --api-prefix.
 
@@ -79,13 +91,15 @@ def classify(method: str, path: str, prefix: str = "") -> Api:
     make no difference: the engine decodes a path before it looks it up. The engine decodes more than we do;
     see `request.plain`.
     """
-    if method != "POST":
-        return Api.OTHER
     if "%" in path:
         path = unquote(path)
     if not path.startswith(prefix):
         return Api.OTHER
     path = path[len(prefix) :]
+    if (method, path) in _OF_MODELS or (method == "POST" and path.startswith(UNLOAD_ONE)):
+        return Api.MODELS
+    if method != "POST":
+        return Api.OTHER
     head, _, slot = path.rpartition("/")
     if head == "/slots" and "/" not in slot:
         return Api.CONTROL
@@ -118,7 +132,7 @@ def is_for_clients(api: Api, method: str, path: str, prefix: str = "") -> bool:
     All other routes are for operators: slots, metrics, adapters, the web UI, resumed streams. Paths are not
     decoded, so a path with escapes is for operators too.
     """
-    if api in {Api.OTHER, Api.CONTROL}:
+    if api in {Api.OTHER, Api.CONTROL, Api.MODELS}:
         return ("GET" if method == "HEAD" else method, path.removeprefix(prefix)) in _OF_CLIENTS
     return True
 

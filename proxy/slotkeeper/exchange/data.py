@@ -14,7 +14,17 @@ from aiohttp import HttpVersion11, web
 from slotkeeper.api import errors
 from slotkeeper.api import head as names
 from slotkeeper.api.errors import ClientFault, Fault, OurFault, UpstreamFault
-from slotkeeper.api.head import Api, Secrets, classify, is_open, request_id, takes_form
+from slotkeeper.api.head import (
+    LOAD_MODEL,
+    UNLOAD_ALL,
+    UNLOAD_ONE,
+    Api,
+    Secrets,
+    classify,
+    is_open,
+    request_id,
+    takes_form,
+)
 from slotkeeper.api.request import NotPlain, named_model, plain
 from slotkeeper.engine.client import LOOP_STATUS
 from slotkeeper.exchange.bodies import Body, Budget, Outlet
@@ -31,7 +41,10 @@ from slotkeeper.scheduler.types import ModelName, RequestId
 READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # these start no work in the engine
 BODY_LEFT: Final = frozenset({408, 413, 429})  # more of the body may still arrive
 TAKES_SLOT: Final = frozenset({Api.TASK, *(api for api in Api if api.generates)})
-JUDGED: Final = TAKES_SLOT | {Api.CONTROL}  # the engine must know the key of a client that calls these
+JUDGED: Final = TAKES_SLOT | {
+    Api.CONTROL,
+    Api.MODELS,
+}  # the engine must know the key of a client that calls these
 ON_THEIR_WAY: Final = 10.0  # seconds in which tasks that were sent before a change of adapters must begin
 PAUSE: Final = 0.01  # seconds between checks of these tasks
 
@@ -49,6 +62,13 @@ def _known_as(request: web.Request) -> str:
 def _is_lora(path: str, prefix: str) -> bool:
     """Whether a POST there changes the engine's LoRA adapters for all requests."""
     return unquote(path).removeprefix(prefix) == "/lora-adapters"
+
+
+def _unloaded_by(path: str, body: bytes | None) -> str | None:
+    """Return the name of the model that a request loads or unloads; None: all models of llama-swap."""
+    if path in UNLOAD_ALL:
+        return None
+    return path.removeprefix(UNLOAD_ONE) if path.startswith(UNLOAD_ONE) else named_model(body or b"") or ""
 
 
 def _model_in(request: web.BaseRequest, body: bytes | None) -> str | None:
@@ -133,9 +153,11 @@ class DataPort:
                 given = (self._gate, request, api, body or b"", known_as)
                 form = takes_form(path)
                 return await Exchange(*given, judged=judged, arrived=arrived, form=form, model=model).run()
+            self._known(api, judged)
             if api is Api.CONTROL:
-                let_in = judged is KeyCheck.LET_IN
-                return await self._acted(request, body or b"", known_as, model, let_in=let_in)
+                return await self._acted(request, body or b"", known_as, model)
+            if api is Api.MODELS:
+                return await self._model_changed(request, body, known_as, unquote(route))
             link = await self._serving(request, body, model)
             changes = request.method == "POST" and _is_lora(route, self._prefix)
             return await self._through(request, api, body, known_as, link, changes=changes)
@@ -151,6 +173,16 @@ class DataPort:
         if api not in JUDGED:
             return KeyCheck.LET_IN
         return await self._gate.door.judge(request, since=arrived, later=api in TAKES_SLOT)
+
+    @staticmethod
+    def _known(api: Api, judged: Judged) -> None:
+        """Raise UpstreamFault if a request acts on slots or models and no engine has judged its key."""
+        if api in {Api.CONTROL, Api.MODELS} and judged is not KeyCheck.LET_IN:
+            raise UpstreamFault(
+                "no engine can check the key for this now; try again when llama-server is up",
+                status=503,
+                retry_after=1,
+            )
 
     def _broken(self, request: web.Request, api: Api, known_as: str) -> web.StreamResponse:
         """Answer after an unexpected error of our own."""
@@ -251,15 +283,35 @@ class DataPort:
         self._gate.metrics.requests.labels(route=api.value, outcome=outcome).inc()
         return response
 
-    async def _acted(
-        self, request: web.Request, body: bytes, known_as: str, model: ModelName, *, let_in: bool
+    async def _model_changed(
+        self, request: web.Request, body: bytes | None, known_as: str, path: str
     ) -> web.StreamResponse:
-        if not let_in:
-            raise UpstreamFault(
-                "no engine can check the key for this now; try again when llama-server is up",
-                status=503,
-                retry_after=1,
-            )
+        """Load or unload a router's model for a client, as in a swap of our own.
+
+        Running answers end first, and the contents of slots are saved: a router and llama-swap wait for
+        neither. A model of llama-server's router is loaded by us, so that it evicts none on its own.
+        """
+        path = path.removeprefix(self._prefix)
+        named, engines = _unloaded_by(path, body), self._gate.driver.engines
+        model = engines.model_of(named)
+        router = engines.router_with(model, swaps=path in UNLOAD_ALL or path.startswith(UNLOAD_ONE))
+        front = router.front if router else engines.front()
+        if router is None or (named is not None and not model):
+            return await self._passed_on(request, Api.MODELS, body, known_as, front)
+        links = [link for link in router.loaded() if not model or link.address.model == model]
+        if path == LOAD_MODEL and not links and (await self._serving(request, body, model)).up:
+            return web.json_response({"success": True}, headers={names.REQUEST_ID: known_as})
+        if path == LOAD_MODEL or not links:
+            return await self._passed_on(request, Api.MODELS, body, known_as, front)
+        log.info("models_unloaded_by_client", request_id=known_as, engine=[link.engine for link in links])
+        async with self._gate.driver.membership.unloading(links, self._gate.drain_timeout):
+            response = await self._passed_on(request, Api.MODELS, body, known_as, front)
+            await router.unloaded(links)
+        return response
+
+    async def _acted(
+        self, request: web.Request, body: bytes, known_as: str, model: ModelName
+    ) -> web.StreamResponse:
         caller = self._gate.door.caller(request)
         response = await self._gate.actions.answer(request, body, known_as, caller.line, model)
         outcome = errors.outcome_by(response.status)

@@ -73,6 +73,7 @@ class Gate:
     ahead: Budget
     aside: Aside
     trusted: tuple[Network, ...]  # proxies in front
+    drain_timeout: float  # seconds that running answers get before a client's request unloads their model
     recorder: Recorder | None = None
     spans: Spans | None = None
 

@@ -233,6 +233,13 @@ class Engines:
         """Return the router of this model. Raises KeyError if the router is gone."""
         return self.routers[EngineId(EngineAddress.of(engine).base)]
 
+    def router_with(self, model: ModelName, *, swaps: bool) -> RouterLink | None:
+        """Return the router that has this model; without a model, the first one that is (not) llama-swap."""
+        for router in self.routers.values():
+            if router.client.swaps is swaps and (not model or router.model_of(model)):
+                return router
+        return None
+
     def _there(self, link: EngineLink) -> bool:
         """Whether requests can be placed: the engine is ready, or it is a router whose models are known."""
         router = self.routers.get(link.engine)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
 from slotkeeper.engine.answers import Health
@@ -53,6 +55,8 @@ class Membership:
         self._tasks = tasks
         self._post = post
         self._new_link = new_link
+        self._aside = Counter[EngineId]()  # models that clients unload, and by how many requests
+        self._at_rest: dict[EngineId, asyncio.Event] = {}  # set when nothing runs there any more
         self._going: set[EngineId] = set()  # drained because the settings no longer name them
 
     def find(self, word: str) -> EngineLink | None:
@@ -81,8 +85,45 @@ class Membership:
         """Handle that nothing runs on a draining engine: remove it if the settings no longer name it."""
         link = self._engines.links.get(engine)
         log.info("engine_drained", engine=engine)
+        if rests := self._at_rest.get(engine):
+            rests.set()
         if link is not None and engine in self._going:
             self._tasks.start(self._remove(link))
+
+    @asynccontextmanager
+    async def unloading(self, links: Sequence[EngineLink], seconds: float) -> AsyncIterator[None]:
+        """Let nothing begin on these models in this block, in which a client's request unloads them.
+
+        The block begins when nothing runs there and their slots are saved, but after at most `seconds`.
+        """
+        for link in links:
+            self._aside[link.engine] += 1
+            self._at_rest.setdefault(link.engine, asyncio.Event())
+            self._post(DrainAsked(at=time.monotonic(), engine=link.engine, drain=True))
+        try:
+            async with self._resting(links, seconds):
+                yield
+        finally:
+            for link in links:
+                self._aside[link.engine] -= 1
+                if not self._aside[link.engine]:
+                    del self._aside[link.engine], self._at_rest[link.engine]
+                    self._post(DrainAsked(at=time.monotonic(), engine=link.engine, drain=False))
+
+    @asynccontextmanager
+    async def _resting(self, links: Sequence[EngineLink], seconds: float) -> AsyncIterator[None]:
+        """Run a block in which nothing of ours is sent to these models, if they rest within `seconds`."""
+        async with AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(seconds):
+                    for link in links:
+                        await self._at_rest[link.engine].wait()
+                    for link in links:
+                        router = self._engines.router_of(link.engine)
+                        await stack.enter_async_context(router.parted(link))
+            except TimeoutError:
+                log.warning("model_unloaded_in_use", engine=[link.engine for link in links])
+            yield
 
     def seen(self, placement: Placement) -> Iterator[EngineSeen]:
         """Yield the state of each engine, for a scrape of the metrics."""
@@ -109,7 +150,8 @@ class Membership:
 
     def asked(self) -> Iterator[Event]:
         """Return an event for each draining engine, for a new scheduler."""
-        return (self._asked(link) for link in self._engines.upstreams if link.draining)
+        yield from (self._asked(link) for link in self._engines.upstreams if link.draining)
+        yield from (DrainAsked(at=time.monotonic(), engine=engine, drain=True) for engine in self._aside)
 
     def change(self, upstreams: Sequence[NamedUpstream]) -> None:
         """Use exactly these engines from now on. Raises UpstreamsError, without any change, if it cannot."""

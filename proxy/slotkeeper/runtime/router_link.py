@@ -247,7 +247,7 @@ class RouterLink:
 
     async def _load(self, link: EngineLink, aside: Sequence[EngineLink]) -> bool:
         model, begun, before = link.address.model, time.monotonic(), self._interruptions
-        async with self._parted(*aside):
+        async with self.parted(*aside):
             await self._tolerating(RUNS, self.client.load(model, headers=self.front.auth))
             seen = self.client.swaps  # llama-swap answers only when the load has ended
             for _ in range(2 * seen):  # the first look may have begun before the answer
@@ -299,7 +299,7 @@ class RouterLink:
     async def _unload(self, link: EngineLink) -> bool:
         """Unload a model after our calls to it: they would hang until the router kills the process."""
         model, begun = link.address.model, time.monotonic()
-        async with self._parted(link):
+        async with self.parted(link):
             await self._tolerating(STOPPED, self.client.unload(model, headers=self.front.auth))
             while self._status(model) is not ModelStatus.UNLOADED:
                 await self._looked.wait()
@@ -307,7 +307,7 @@ class RouterLink:
         return True
 
     @asynccontextmanager
-    async def _parted(self, *links: EngineLink) -> AsyncIterator[None]:
+    async def parted(self, *links: EngineLink) -> AsyncIterator[None]:
         """Send nothing to these models in this block, which begins when all calls to them have ended."""
         engines = {link.engine for link in links}
         self._unloading |= engines
@@ -320,6 +320,21 @@ class RouterLink:
         finally:
             self._unloading -= engines
             self._kick.set()
+
+    async def unloaded(self, links: Iterable[EngineLink]) -> None:
+        """Wait until the listing shows that these models are unloaded, at most BEGINS seconds."""
+        models = [link.address.model for link in links]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(BEGINS):
+                await self.next_look()
+                await self.next_look()  # the first look may have begun before the unload
+                while any(self._status(model) is not ModelStatus.UNLOADED for model in models):
+                    await self.next_look()
+
+    def loaded(self) -> list[EngineLink]:
+        """Return the links to the models that are loaded, or about to be."""
+        taken = [entry.name for entry in self.listing.models if entry.status is not ModelStatus.UNLOADED]
+        return [link for link in self._links.values() if self.reached and link.address.model in taken]
 
     async def next_look(self) -> None:
         """Wait until the listing has been read again."""
