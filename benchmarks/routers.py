@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
+import orjson
 
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny, build
@@ -20,6 +22,7 @@ from slotkeeper.scheduler.router import ModelStatus
 from slotkeeper.scheduler.types import ModelName
 
 BUILD: Final = "b10434"  # the newer build is a library without router mode
+LIBRARY_BUILD: Final = "b11549"  # for llama-swap, which starts any server
 MODELS: Final = {"coder": Tiny.DENSE, "writer": Tiny.HYBRID}
 ALIAS: Final = "gpt-x"  # alias of the first model
 CONTEXT: Final = 16384
@@ -64,6 +67,68 @@ async def router(folder: Path, *args: str, most: int = 1, **more: str) -> AsyncI
     flags = [*router_flags(folder, most=most, **more), *args]
     async with lab.restartable(find_engine(BUILD), flags, folder / "router.log") as started:
         yield started
+
+
+# -- llama-swap ------------------------------------------------------------------------------------------
+
+PROGRAM: Final = "llama-swap"  # must be on PATH
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaSwap:
+    """The program at `base`. Its models save their slots in `slots`."""
+
+    base: str
+    slots: Path
+
+
+@asynccontextmanager
+async def llama_swap(
+    folder: Path, *, together: bool = False, cache_mib: int = 0, build_name: str = LIBRARY_BUILD
+) -> AsyncIterator[LlamaSwap]:
+    """Run llama-swap with the models, of which one is loaded at a time, or all `together`."""
+    slots, binary, models = folder / "slots", find_engine(build_name), dict[str, Any]()
+    slots.mkdir(exist_ok=True)
+    for name, tiny in MODELS.items():
+        flags = lab.stock_flags(binary, build(tiny), slots, context_tokens=CONTEXT // 2)
+        port = flags[flags.index("--port") + 1]
+        models[name] = {
+            "cmd": shlex.join(binary.command([*flags, "--cache-ram", str(cache_mib)])),
+            "proxy": f"http://127.0.0.1:{port}",
+            "env": [f"{key}={value}" for key, value in binary.settings.items()],
+        }
+    groups = {"all": {"swap": not together, "exclusive": not together, "members": [*models]}}
+    config, listen = folder / "llama-swap.yaml", f"127.0.0.1:{free_port()}"
+    config.write_bytes(orjson.dumps({"models": models, "groups": groups}))  # JSON is YAML
+    words = (PROGRAM, "--config", str(config), "--listen", listen)
+    with (folder / "llama-swap.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(*words, stdout=log, stderr=log)
+    try:
+        async with asyncio.timeout(PATIENCE), fresh_client(f"http://{listen}") as client:
+            while not await _answers(client):  # noqa: ASYNC110 - there is no event
+                await asyncio.sleep(LOOK_SECONDS)
+        yield LlamaSwap(f"http://{listen}", slots)
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def _answers(client: httpx.AsyncClient) -> bool:
+    try:
+        await client.get("/health")
+    except httpx.TransportError:
+        return False
+    return True
+
+
+async def resident_in_llama_swap(folder: Path, turns: int) -> Sequence[Talk]:
+    """Play the same conversations with all models loaded, each conversation in its own slot."""
+    found = talks()
+    async with llama_swap(folder, together=True) as started, fresh_client(started.base) as client:
+        for _ in range(turns):
+            for n, talk in enumerate(found):
+                await talk.turn(client, id_slot=n // len(MODELS))
+    return found
 
 
 async def status(base: str, model: str) -> ModelStatus:

@@ -1,9 +1,10 @@
 """Two models that alternate behind a router, two agents on each: the cost of each swap.
 
-`python -m benchmarks.swaps [--turns 5]`. One model is loaded at a time and each turn is a swap: on stock, and
-through the sidecar. The oracle is what the same conversations cost where all models stay loaded, each
-conversation in its own slot. Tokens are the engine's figures for requests and for the sidecar's own prefills.
-In the second row all agents run at once, and none waits for another.
+`python -m benchmarks.swaps [--turns 5] [--llama-swap]`. The router is llama-server, or llama-swap, if that is
+on PATH. One model is loaded at a time and each turn is a swap: on stock, and through the sidecar. The oracle
+is what the same conversations cost where all models stay loaded, each conversation in its own slot. Tokens
+are the engine's figures for requests and for the sidecar's own prefills. In the second row all agents run at
+once, and none waits for another.
 """
 
 from __future__ import annotations
@@ -24,10 +25,13 @@ from benchmarks.figures import console, keep
 from benchmarks.routers import (
     BUILD,
     CONTROL_SECONDS,
+    LIBRARY_BUILD,
     NoAnswerError,
     Talk,
     fresh_client,
+    llama_swap,
     resident,
+    resident_in_llama_swap,
     router,
     talks,
 )
@@ -95,6 +99,20 @@ async def ours(folder: Path, played: Played, turns: int) -> Result:
         return await _measured(lab.url_of(sidecar), played, turns, sidecar)
 
 
+async def stock_llama_swap(folder: Path, played: Played, turns: int) -> Result:
+    async with llama_swap(folder) as started:
+        return await _measured(started.base, played, turns)
+
+
+async def ours_and_llama_swap(folder: Path, played: Played, turns: int) -> Result:
+    keeps = {"save_pause": lab.PAUSE_SECONDS}
+    async with (
+        llama_swap(folder) as started,
+        lab.in_front_of(started.base, slot_dir=started.slots, **keeps) as sidecar,
+    ):
+        return await _measured(lab.url_of(sidecar), played, turns, sidecar)
+
+
 async def _measured(base: str, played: Played, turns: int, sidecar: Sidecar | None = None) -> Result:
     found, began = talks(), time.monotonic()
     async with fresh_client(base, seconds=CONTROL_SECONDS) as client:
@@ -108,7 +126,7 @@ async def _measured(base: str, played: Played, turns: int, sidecar: Sidecar | No
     )
 
 
-async def compared(turns: int) -> list[dict[str, Any]]:
+async def compared(turns: int, *, swapper: bool = False) -> list[dict[str, Any]]:
     rows = []
     with TemporaryDirectory() as home:
 
@@ -116,10 +134,12 @@ async def compared(turns: int) -> list[dict[str, Any]]:
             (made := Path(home) / name).mkdir()
             return made
 
-        oracle = sum(talk.computed for talk in await resident(folder("resident"), turns))
+        stays = resident_in_llama_swap if swapper else resident
+        oracle = sum(talk.computed for talk in await stays(folder("resident"), turns))
         for name, played in (("in turn", in_turn), ("at once", at_once)):
             ways = {
-                way: await run(folder(f"{played.__name__}-{way}"), played, turns) for way, run in WAYS.items()
+                way: await run(folder(f"{played.__name__}-{way}"), played, turns)
+                for way, run in (OF_LLAMA_SWAP if swapper else WAYS).items()
             }
             shown = {way: found.shown() for way, found in ways.items()}
             rows.append({"agents": name, "oracle": oracle, **shown})
@@ -127,6 +147,7 @@ async def compared(turns: int) -> list[dict[str, Any]]:
 
 
 WAYS = {"stock": stock, "sidecar": ours}
+OF_LLAMA_SWAP = {"stock": stock_llama_swap, "sidecar": ours_and_llama_swap}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -134,10 +155,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--turns", type=int, default=5, help="turns of each conversation (default: %(default)s)"
     )
-    turns = parser.parse_args(arguments).turns
+    parser.add_argument("--llama-swap", action="store_true", help="with llama-swap instead of a router")
+    args = parser.parse_args(arguments)
+    turns, build = args.turns, f"llama-swap, {LIBRARY_BUILD}" if args.llama_swap else BUILD
     configure("error", "console")
-    rows = asyncio.run(compared(turns))
-    shown = Table(title=f"two models, one loaded at a time, {BUILD}, {turns} turns of four agents")
+    rows = asyncio.run(compared(turns, swapper=args.llama_swap))
+    shown = Table(title=f"two models, one loaded at a time, {build}, {turns} turns of four agents")
     for name in ("agents", "oracle", "way", "computed", "of the oracle", "answers", "errors", "seconds"):
         shown.add_column(name, justify="right")
     for row in rows:
@@ -147,7 +170,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             last = (str(found[name]) for name in ("answers", "errors", "seconds"))
             shown.add_row(row["agents"], str(oracle), way, str(found["computed"]), ratio, *last)
     console.print(shown)
-    keep("swaps", rows)
+    if not args.llama_swap:
+        keep("swaps", rows)
     return 0
 
 
