@@ -105,10 +105,9 @@ async def stock_llama_swap(folder: Path, played: Played, turns: int) -> Result:
 
 
 async def ours_and_llama_swap(folder: Path, played: Played, turns: int) -> Result:
-    keeps = {"save_pause": lab.PAUSE_SECONDS}
     async with (
         llama_swap(folder) as started,
-        lab.in_front_of(started.base, slot_dir=started.slots, **keeps) as sidecar,
+        lab.in_front_of(started.base, slot_dir=started.slots, save_pause=lab.PAUSE_SECONDS) as sidecar,
     ):
         return await _measured(lab.url_of(sidecar), played, turns, sidecar)
 

@@ -27,6 +27,7 @@ CONNECT_SECONDS: Final = 5.0
 BRIEF_SECONDS: Final = 5.0
 KEEP_SECONDS: Final = 4.0  # llama-server closes an idle connection after 5
 NO_ROUTE: Final = frozenset({404, 405, 410, 501})
+NOT_REACHED: Final = 502  # llama-swap's answer if the model's server closes the connection
 
 Headers = Mapping[str, str]
 
@@ -277,7 +278,7 @@ class EngineHttp:
         try:
             async with (
                 self._connected(limits.kind) as (session, kept),
-                await _sent(send, session, kept=kept) as response,
+                await self._heard(send, session, kept=kept, method=method, kind=limits.kind) as response,
             ):
                 if response.status != 200:
                     raise _refusal(response.status, await response.read())
@@ -286,6 +287,23 @@ class EngineHttp:
             raise EngineSilentError(f"{url}: {error!r}") from error
         except (aiohttp.ClientError, OSError) as error:
             raise EngineGoneError(f"{url}: {error!r}") from error
+
+    async def _heard(
+        self, send: Send, session: aiohttp.ClientSession, *, kept: bool, method: str, kind: CallKind
+    ) -> aiohttp.ClientResponse:
+        """Send a call. A POST that llama-swap answers with 502 got no answer from the model's server.
+
+        llama-swap keeps connections to that server, which closes them at any time. It sends only a GET again.
+        We send a POST again if it changes nothing. Raises aiohttp.ServerDisconnectedError.
+        """
+        again = 1 + (kind is not CallKind.TASK)
+        while again:
+            response = await _sent(send, session, kept=kept)
+            if response.status != NOT_REACHED or method != "POST" or not self.address.swaps:
+                return response
+            response.close()
+            again -= 1
+        raise aiohttp.ServerDisconnectedError("llama-swap got no answer from the model's server")
 
     def _with_credential(self, headers: Headers) -> Headers:
         """Add our own key, unless the headers hold a credential."""

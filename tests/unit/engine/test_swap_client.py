@@ -20,7 +20,7 @@ from slotkeeper.engine.http import EngineAddress
 from slotkeeper.engine.router_client import ModelEntry
 from slotkeeper.engine.swap_client import LONGEST, SwapClient, flags_in
 from slotkeeper.scheduler.router import ModelStatus
-from slotkeeper.scheduler.types import ModelName
+from slotkeeper.scheduler.types import ModelName, SlotId
 from swap_like import SwapGroup, SwapLike, Swapped, answering, serving
 
 CODER, WRITER = ModelName("coder"), ModelName("lab/writer")
@@ -37,6 +37,7 @@ class Servers:
     props: Any = field(default_factory=lambda: dict(PROPS))
     hold: asyncio.Event | None = None
     fails: bool = False
+    drops: int = 0  # requests that it does not answer
     seen: list[str] = field(default_factory=list)
 
     async def start(self) -> str:
@@ -51,6 +52,11 @@ class Servers:
 
     async def answer(self, request: web.Request) -> web.Response:
         self.seen.append(request.raw_path)
+        if self.drops and request.transport:
+            self.drops -= 1
+            request.transport.abort()
+        if request.path == "/tokenize":
+            return web.json_response({"tokens": [1]})
         if request.path == "/props":
             return web.json_response(self.props, status=404 if "detail" in self.props else 200)
         return web.json_response({"status": "ok"})
@@ -397,6 +403,19 @@ async def test_a_model_of_another_server_is_foreign(make, props):
     await scene.client.load(CODER)
     async with scene.model(CODER) as client:
         assert await client.health() is Health.FOREIGN
+
+
+async def test_a_call_that_the_models_server_did_not_answer_is_sent_again_unless_it_is_a_task(make):
+    """llama-swap answers 502 if its connection, which it had kept, is closed by the server."""
+    scene = await make()
+    await scene.client.load(CODER)
+    async with scene.model(CODER) as model:
+        scene.servers.drops = 1
+        assert await model.tokenize("text", add_special=True, parse_special=True) == [1]
+        scene.servers.drops, scene.servers.seen = 1, []
+        with pytest.raises(EngineGoneError, match="no answer"):
+            await model.save(SlotId(0), "file")
+        assert len(scene.servers.seen) == 1
 
 
 async def test_a_barred_model_gets_no_call(make):
