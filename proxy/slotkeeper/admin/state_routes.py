@@ -225,16 +225,20 @@ class StateRoutes:
     def _held(
         self, table: EngineTable, contents: SlotContents | None, last: Record | None, now: float
     ) -> Document:
-        if contents is None:
-            return EMPTY_SLOT
-        covered = self._driver.placement.catalog.covers(contents, table.traits)
-        return {
-            "held_tokens": contents.total,
-            "checkpoints": [checkpoint.at for checkpoint in contents.checkpoints],
+        named = {
             "request": last.request_id if last else None,
             "conversation": last.conversation if last else None,
             "name": str(last.name) if last else None,
             "about": (last.name.words or None) if last else None,
+        }
+        if contents is None:
+            at_work = last is not None and last.outcome == RUNNING
+            return EMPTY_SLOT | (named if at_work else {})
+        covered = self._driver.placement.catalog.covers(contents, table.traits)
+        return {
+            "held_tokens": contents.total,
+            "checkpoints": [checkpoint.at for checkpoint in contents.checkpoints],
+            **named,
             "idle_seconds": round(max(0.0, now - contents.used), 1),
             "saved": covered * 2 > contents.total,
         }

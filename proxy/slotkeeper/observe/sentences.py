@@ -17,11 +17,27 @@ from slotkeeper.observe.request_record import (
     PromptDivergence,
     Record,
     RequestStage,
+    Spent,
 )
+from slotkeeper.observe.states import duration
 from slotkeeper.scheduler.effects import PoolAct, Purpose, Ranked, SaveMoment
 from slotkeeper.scheduler.figures import Loss
 from slotkeeper.scheduler.types import Priority, PriorityAct, Reason, id_of
 
+BRIEF: Final = 0.01  # seconds: shorter stages are not named
+LONG: Final = 1.0  # seconds of a stage that a list names
+SPENT_TEXTS: Final[Mapping[Spent, str]] = MappingProxyType(
+    {
+        Spent.READ: "reading it and counting its tokens",
+        Spent.ENGINE: "until an engine was up",
+        Spent.SWAP: "until its model was loaded",
+        Spent.QUEUE: "in the queue for a slot",
+        Spent.PREPARE: "preparing its slot",
+        Spent.RESTORE: "restoring a snapshot",
+        Spent.PREFILL: "in prefill",
+        Spent.ANSWER: "in its answer",
+    }
+)
 FEW: Final = 16  # tokens that need no explanation: the beginning of a reply, or the last token of a prompt
 
 PLACES: Final[Mapping[Section, str]] = MappingProxyType(
@@ -50,7 +66,10 @@ PLACED: Final[Mapping[Reason, str]] = MappingProxyType(
         Reason.BRIEF: "it is so short that the slot which loses least is best",
         Reason.UNRENDERED: "its tokens were not known, so the slot that loses least was taken",
         Reason.SLOTLESS: "it takes no slot, and waited for its model to be loaded",
-        Reason.BYPASS: "the client asked to bypass Slotkeeper",
+        Reason.BYPASS: (
+            "it went past Slotkeeper, because its client asked for that, "
+            "or because no engine had said that it accepts its key"
+        ),
         Reason.FAIL_OPEN: "Slotkeeper failed, so it went through unchanged; the log says how",
     }
 )
@@ -115,6 +134,7 @@ def sentences(record: Record, taker: Record | None = None) -> list[str]:
         return ["It has not ended yet.", *_placed(record.decision), *_acts(record)]
     return [
         *_computed(record),
+        *_waited(record),
         *_parted(record.divergence),
         *_lost(record, taker),
         *_weighed(record),
@@ -124,7 +144,14 @@ def sentences(record: Record, taker: Record | None = None) -> list[str]:
 
 
 def verdict(record: Record) -> str:
-    """Return what was computed twice and why, in a few words for a line of a list; "" if unknown."""
+    """Return what was computed twice and what made it wait, in a few words for a line of a list.
+
+    It is "" if the former is unknown and the latter is nothing.
+    """
+    return "; ".join(filter(None, (_repeated(record), _delayed(record))))
+
+
+def _repeated(record: Record) -> str:
     if record.repeated <= FEW:
         known = record.usage is not None and record.oracle is not None
         return "nothing twice" if known else ""
@@ -161,6 +188,34 @@ def _computed(record: Record) -> Iterator[str]:
         yield f"The engine reused {usage.cached:,} tokens; {record.predicted:,} were predicted."
     if record.repeated <= FEW and record.oracle is not None:
         yield "Nothing was computed twice."
+
+
+def _before_first_token(record: Record) -> list[tuple[Spent, float]]:
+    """Return the stages before the first token that took long enough to be named, the longest first.
+
+    Empty while the request has not ended.
+    """
+    if record.doing is not None:
+        return []
+    spent = record.spent(record.at + (record.seconds or 0.0))
+    named = ((stage, took) for stage, took in spent.items() if stage is not Spent.ANSWER and took >= BRIEF)
+    return sorted(named, key=lambda each: -each[1])
+
+
+def _waited(record: Record) -> Iterator[str]:
+    """Yield a sentence that says for what the request waited, the longest first."""
+    if record.first_token is None or not (stages := _before_first_token(record)):
+        return
+    parts = ", ".join(f"{duration(took)} {SPENT_TEXTS[stage]}" for stage, took in stages)
+    yield f"It waited {duration(record.first_token)} for its first token: {parts}."
+
+
+def _delayed(record: Record) -> str:
+    """Return the stage, other than its prefill, that took most of a long wait; "" if there is none."""
+    stages = _before_first_token(record)
+    if not stages or stages[0][1] < LONG or stages[0][0] is Spent.PREFILL:
+        return ""
+    return f"waited {duration(stages[0][1])} {SPENT_TEXTS[stages[0][0]]}"
 
 
 def _parted(divergence: PromptDivergence | None) -> Iterator[str]:

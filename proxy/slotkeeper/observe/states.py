@@ -51,7 +51,7 @@ ENGINE_TEXTS: Final[Mapping[EngineState, str]] = MappingProxyType(
         EngineState.UNLOADED: "is not loaded: its router loads it for the next request",
         EngineState.FOREIGN: SAID[Health.FOREIGN],
         EngineState.LOOP: SAID[Health.LOOP],
-        EngineState.FROZEN: "is frozen: it accepts connections but has answered nothing for long",
+        EngineState.FROZEN: "is frozen: it accepts connections and answers nothing",
         EngineState.LOADING: SAID[Health.LOADING],
         EngineState.SLEEPING: "sleeps: the next request wakes it",
         EngineState.AWAITED: "does not answer, and is expected back",
@@ -183,7 +183,7 @@ def service(states: Collection[EngineState], *, waits: bool) -> Service:
 
 def service_text(found: Service, wait: float) -> str:
     """Return the sentence; `wait`: --engine-wait in seconds."""
-    return SERVICE_TEXTS[found].format(wait=_duration(wait))
+    return SERVICE_TEXTS[found].format(wait=duration(wait))
 
 
 # -- requests ----------------------------------------------------------------------------------------------
@@ -314,11 +314,11 @@ def _prefill(moment: Moment) -> str:
     if moment.percent is None:
         return "prefill"
     about = "about " if moment.estimated else ""
-    left = "" if moment.seconds_left is None else f", {_duration(moment.seconds_left)} left"
+    left = "" if moment.seconds_left is None else f", {duration(moment.seconds_left)} left"
     return f"prefill {about}{moment.percent} %{left}"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """Return a duration as text: 340 ms, 12.3 s, 4 min."""
     if seconds < 1:
         return f"{seconds * 1e3:.0f} ms"

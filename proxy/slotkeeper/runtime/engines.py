@@ -106,6 +106,7 @@ class Engines:
     def _watched(self, link: EngineLink) -> None:
         hearers = self._hearers
         link.images.pictures = self.pictures
+        link.awaited = lambda: self._back_by(link.address.model) is not None
         watch = link.watch(hearers.on_up, hearers.on_lost, self._router_found)
         self._tasks_of[link.engine] = [self._tasks.start(watch)]
 

@@ -68,6 +68,7 @@ class EngineLink(KnownEngine):
         self.told = False  # the router's open stream of events shows that it is there: looks are needless
         self._listed = True
         self.frozen_after = frozen_after
+        self.awaited: Callable[[], bool] = lambda: False  # whether requests still wait for it after its loss
         self.replace: Callable[[], None] | None = None  # ends its process; `up` then starts another
         self._silences = 0  # unanswered looks in a row
         self.health = Health.DOWN
@@ -93,13 +94,13 @@ class EngineLink(KnownEngine):
         there = self.health in {Health.LOADING, Health.SLEEPING}
         return self.returns and (there or self.routes or self.replace is not None)
 
-    def signs(self, *, expected: bool, drained: bool = False, failing: bool = False) -> EngineSigns:
-        """Return what is known of its state. `expected`: requests wait for it, because it was lost."""
+    def signs(self, *, drained: bool = False, failing: bool = False) -> EngineSigns:
+        """Return what is known of its state."""
         return EngineSigns(
             health=self.health,
             up=self.up,
             frozen=self.pulse.frozen,
-            expected=expected,
+            expected=self.returns and (self.coming or self.awaited()),
             refusal=self._refusal,
             draining=self.draining,
             drained=drained,
@@ -108,7 +109,7 @@ class EngineLink(KnownEngine):
 
     def _tell_state(self) -> None:
         """Log its state if that has changed."""
-        state = engine_state(self.signs(expected=self.returns))
+        state = engine_state(self.signs())
         if state is not self._told and state is not EngineState.UNLOADED:  # a router lists many models
             self._told = state
             log.info("engine_state", engine=self.engine, state=state.value, meaning=ENGINE_TEXTS[state])

@@ -135,13 +135,8 @@ class Membership:
     def state(self, link: EngineLink, placement: Placement) -> EngineState:
         """Return the state of an engine as users see it."""
         table = placement.tables.get(link.engine)
-        back_by = placement.back_by(time.monotonic(), link.address.model)
-        signs = link.signs(
-            expected=link.returns and (link.coming or back_by is not None),
-            drained=placement.drained(link.engine),
-            failing=table is not None and table.failing,
-        )
-        return engine_state(signs)
+        failing = table is not None and table.failing
+        return engine_state(link.signs(drained=placement.drained(link.engine), failing=failing))
 
     def service(self, placement: Placement) -> Service:
         """Return what happens to a request that arrives now."""

@@ -11,7 +11,7 @@ from slotkeeper.conversation.layout import Section
 from slotkeeper.conversation.rules.apply import ShownChange
 from slotkeeper.conversation.rules.base import Mode, RuleName
 from slotkeeper.observe.accounts import detail
-from slotkeeper.observe.request_record import Decision, Option, PromptDivergence, Record
+from slotkeeper.observe.request_record import Decision, Option, PromptDivergence, Record, RequestStage, Spent
 from slotkeeper.observe.sentences import (
     FEW,
     LOST,
@@ -19,6 +19,7 @@ from slotkeeper.observe.sentences import (
     PLACES,
     POOLED,
     RANKED,
+    SPENT_TEXTS,
     STEPS,
     place,
     sentences,
@@ -282,3 +283,31 @@ def test_the_priority_header_hides_acts_that_concern_other_namespaces():
     came = record(priority=Priority.LOW, ranked=[ranked(PriorityAct.GAVE_WAY)] * 2)
     assert urgency(came, namespaced=False) == "low; gave_way"
     assert urgency(came, namespaced=True) == "low"
+
+
+# -- time ------------------------------------------------------------------------------------------------
+
+
+def spent(**seconds: float) -> Record:
+    """Return the record of an answered request that spent so many seconds in each stage, in this order."""
+    came, at = answered(oracle=1100, first_token=sum(seconds.values())), 1000.0
+    for stage, took in seconds.items():
+        came.add(RequestStage(stage), at, at + took)
+        at += took
+    came.doing = None
+    return came
+
+
+def test_what_a_request_waited_for_is_said_longest_first():
+    text = said(spent(parse=0.02, queue=11.0, restore=0.3, forward=1.5))
+    assert (
+        "It waited 12.8 s for its first token: 11.0 s in the queue for a slot, 1.5 s in prefill, "
+        "300 ms restoring a snapshot, 20 ms reading it and counting its tokens."
+    ) in text
+
+
+def test_a_long_wait_in_a_full_queue_is_not_just_nothing_twice():
+    assert verdict(spent(queue=7.0, forward=1.0)) == "nothing twice; waited 7.0 s in the queue for a slot"
+    assert verdict(spent(engine=9.0, forward=1.0)) == "nothing twice; waited 9.0 s until an engine was up"
+    assert verdict(spent(queue=0.2, forward=9.0)) == "nothing twice"
+    assert set(SPENT_TEXTS) == set(Spent)

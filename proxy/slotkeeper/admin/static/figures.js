@@ -1,7 +1,7 @@
 /** The figures at the top, each with a sparkline of the last half hour. */
 
 import { el, put, say, svg } from "./dom.js";
-import { exact, percent, ratio, seconds, tokens } from "./format.js";
+import { exact, NONE, percent, ratio, seconds, tokens, words } from "./format.js";
 import { shareBar, showShares } from "./shares.js";
 
 const WIDTH = 160;
@@ -20,12 +20,30 @@ const BUCKET = 10; // seconds of one point
  * @property {number} [mark] a perfect value, drawn as a horizontal line
  */
 
+/** What the ratio leaves out is said with its number: what is unknown is not perfect. */
+function waitedNote({ total, requests, unknown_requests: count, unknown }) {
+  if (count) {
+    const why = Object.keys(unknown ?? {}).map((name) => UNKNOWN[name] ?? words(name));
+    return `unknown for ${exact(count)} of ${exact(requests)} requests: ${why.join(", ")}`;
+  }
+  return `1.00 is perfect; ${ratio(total)} in total, with idle work (prefill amplification)`;
+}
+
+/** Why it is unknown what a perfect cache would have computed. */
+const UNKNOWN = {
+  no_slots: "the engine has no --slots",
+  no_key: "the engine refuses our key",
+  no_engine: "no engine was up",
+  no_tokens: "their tokens could not be found",
+  no_count: "the engine gave no count",
+};
+
 /** @type {Figure[]} */
 const FIGURES = [
   {
     name: "Waited, against the least possible",
     value: ({ waited }) => ratio(waited),
-    note: ({ total }) => `1.00 is perfect; ${ratio(total)} in total, with idle work (prefill amplification)`,
+    note: waitedNote,
     course: (history) => history.map(({ waited }) => waited),
     written: ratio,
     range: [0.8, 1.5],
@@ -41,7 +59,7 @@ const FIGURES = [
   },
   {
     name: "Waiting saved",
-    value: (totals) => seconds(totals.saved_seconds),
+    value: (totals) => (totals.requests ? seconds(totals.saved_seconds) : NONE),
     note: (totals) => `in ${exact(totals.requests)} requests, less what the steps before them took`,
     course: (history) => {
       let sum = 0;
@@ -93,7 +111,7 @@ function drawCourse({ course, written, range, mark: perfect, name }, history, { 
   const y = (value) => HEIGHT - EDGE - ((value - low) / (high - low)) * (HEIGHT - 2 * EDGE);
   put(line, { points: points.map((p) => `${x(p.at).toFixed(1)},${y(p.value).toFixed(1)}`).join(" ") });
   put(mark, perfect === undefined ? { visibility: "hidden" } : { y1: y(perfect), y2: y(perfect) });
-  const last = points.at(-1);
+  const last = points.length > 1 ? points.at(-1) : null; // one point is no course
   put(dot, last ? { d: `M${x(last.at)} ${y(last.value)}h0` } : { d: null });
   put(chart, { "aria-label": `${name}: ${inWords(points, written)}` });
 }

@@ -3,6 +3,7 @@
 import { byId, el, keyed, put, say } from "./dom.js";
 import { conversation, exact, seconds, time, words } from "./format.js";
 import { FEW, shareBar, showShares } from "./shares.js";
+import { showStages, stageBar } from "./stages.js";
 
 const ROWS = 25;
 
@@ -40,12 +41,13 @@ function make(request) {
     cell("Reused and computed", shareBar()),
     number("Computed"),
     number("First token"),
+    cell("Time", stageBar()),
     cell("Why"),
   );
 }
 
 function show(row, request, clock) {
-  const [, name, kind, slot, prompt, bar, computed, first, why] = row.children;
+  const [, name, kind, slot, prompt, bar, computed, first, stages, why] = row.children;
   const running = request.outcome === "running";
   put(row, { "data-running": running ? "" : null, "data-repeated": request.repeated > FEW ? "" : null });
   const called = conversation(request, clock);
@@ -57,6 +59,7 @@ function show(row, request, clock) {
   showShares(bar.firstElementChild, request);
   say(computed, exact(request.computed));
   say(first, seconds(request.first_token_seconds));
+  showStages(stages.firstElementChild, request.stages);
   say(why, running ? (request.now?.text ?? "running") : ended(request));
 }
 

@@ -78,7 +78,7 @@ function showSlot(node, slot, engine) {
   say(name, `Slot ${slot.slot}`);
   say(state, slot.state);
   put(state, { "data-state": slot.state });
-  say(holds, slot.held_tokens ? conversation(slot) : "empty");
+  say(holds, slot.held_tokens || slot.request ? conversation(slot) : "empty");
   showGauge(gauge, slot, engine.context_tokens);
   const [amount, marks, link] = foot.children;
   say(amount, `${exact(slot.held_tokens)} of ${tokens(engine.context_tokens)}`);

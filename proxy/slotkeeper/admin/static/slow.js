@@ -1,0 +1,45 @@
+/** What is slow: the time to first token of the last requests, and the slowest five of them with the reason. */
+
+import { byId, el, keyed, say } from "./dom.js";
+import { conversation, NONE, seconds } from "./format.js";
+import { longest, showStages, stageBar } from "./stages.js";
+
+const SHOWN = 5;
+
+/** @param {Element} list inside a card @returns {(requests: object[], now: number) => void} `now` in ms */
+export function slow(list) {
+  const card = list.closest(".card");
+  return (requests, now) => {
+    const timed = requests.map((request) => ({ request, wait: firstToken(request) })).filter(({ wait }) => wait > 0);
+    timed.sort((one, other) => other.wait - one.wait);
+    card.hidden = timed.length === 0;
+    const middle = timed[Math.floor(timed.length / 2)]?.wait;
+    say(byId("first-token"), middle == null ? NONE : seconds(middle));
+    say(byId("first-token-note"), `median of the last ${timed.length}; slowest ${seconds(timed[0]?.wait)}`);
+    const slowest = timed.slice(0, SHOWN);
+    const whole = slowest[0]?.wait;
+    keyed(list, slowest, ({ request }) => `${request.id} ${request.came}`, make, (node, each) => show(node, each, whole, now));
+  };
+}
+
+/** The time to the first token; of a request that has none yet, the time so far. */
+function firstToken({ first_token_seconds: first, stages, outcome }) {
+  if (first != null) return first;
+  return outcome === "running" ? Object.values(stages ?? {}).reduce((sum, time) => sum + time, 0) : null;
+}
+
+function make({ request }) {
+  const link = el("a", { href: `#request=${encodeURIComponent(request.id)}` });
+  return el("li", {}, el("p", { class: "line" }, link, el("span")), stageBar(), el("p", { class: "quiet" }));
+}
+
+function show(node, { request, wait }, whole, now) {
+  const [head, bar, foot] = node.children;
+  const [link, time] = head.children;
+  const { answer, ...before } = request.stages ?? {}; // the bar ends at the first token
+  say(link, conversation(request, now));
+  say(time, request.outcome === "running" && request.first_token_seconds == null ? `${seconds(wait)} so far` : seconds(wait));
+  showStages(bar, before, whole);
+  const parts = longest(before).map(([name, took]) => `${name} ${seconds(took)}`);
+  say(foot, [request.now?.text, parts.join(", ")].filter(Boolean).join(" · "));
+}
