@@ -331,6 +331,7 @@ SESSION_HEADERS: Final = (
     "session_id",
     "x-session-affinity",
     "x-affinity",
+    "x-claude-code-session-id",
 )
 _KEYS: Final = ("conversation", "conversation_id", "thread_id", "session_id", "chat_id", "prompt_cache_key")
 _TABLES: Final = ("client_metadata", "", "metadata")  # "": the body itself
