@@ -149,7 +149,7 @@ class Settings(BaseSettings):
         description=(
             "seconds of silence after which a streaming client gets an SSE comment, while its request "
             "waits for a slot, is prepared, or is in prefill; 0: no comments, for clients that cannot read "
-            "them (docs/agents.md)"
+            "them (`slotkeeper docs agents`)"
         ),
     )
     rules: Annotated[tuple[str, ...], NoDecode] = Field(

@@ -133,4 +133,4 @@ def test_the_report_says_whether_the_server_alone_is_enough_for_this_engine(trai
     )
     (need,) = (finding for finding in found if finding.trap == "need")
     assert sentence in need.what
-    assert "docs/when-you-need-it.md" in need.do
+    assert "slotkeeper docs when-you-need-it" in need.do

@@ -79,6 +79,7 @@ def test_flags_set_the_traits_of_the_engine():
     assert traits == EngineTraits(
         n_slots=9,
         ram_cache=False,
+        ram_bytes=0,
         idle_copy=False,
         similarity=0.5,
         checkpoint_cap=7,
