@@ -72,9 +72,27 @@ WRONG_TOKENS: Final = "64.0"  # a prediction is wrong if it is off by more; the 
 def computed_per_oracle(scope: Scope, purpose: str = WAITED) -> str:
     """Return the waited ratio, or with `TOTAL` the total.
 
-    1 is a perfect cache. Idle work and rules can bring it below 1.
+    1 is a perfect cache. Idle work and rules can bring it below 1. Requests whose oracle is unknown are left
+    out. Idle work belongs to no request, so the total says nothing about a short time: use an hour or more.
     """
-    return ratio(scope.rate("prefill_tokens_total", purpose=purpose), scope.rate("oracle_tokens_total"))
+    return ratio(f"({_weighed(scope, purpose)})", scope.rate("oracle_tokens_total"))
+
+
+def beyond_oracle(scope: Scope) -> str:
+    """Return the waited ratio without tokens that the client itself wanted computed: a bypass is no fault."""
+    bypassed = scope.rate("lost_tokens_total", reason="bypassed")
+    return ratio(f"({_weighed(scope, WAITED)} - {bypassed})", scope.rate("oracle_tokens_total"))
+
+
+def _weighed(scope: Scope, purpose: str) -> str:
+    """Return the computed tokens per second, without those for requests whose oracle is unknown."""
+    return f"{scope.rate('prefill_tokens_total', purpose=purpose)} - {scope.rate('unknown_tokens_total')}"
+
+
+def computed_again(scope: Scope) -> str:
+    """Return the tokens per second that were computed again: lost by the cache, or by a client's change."""
+    lost = scope.rate("lost_tokens_total", reason="!~bypassed")
+    return f"{scope.rate('repeated_tokens_total')} + {lost}"
 
 
 def saved_seconds(scope: Scope) -> str:
@@ -86,6 +104,12 @@ def saved_seconds(scope: Scope) -> str:
 def hit_ratio(scope: Scope) -> str:
     """Return reused prompt tokens divided by all prompt tokens."""
     return ratio(scope.rate("prompt_tokens_total", source="cached"), scope.rate("prompt_tokens_total"))
+
+
+def wrong_count(scope: Scope) -> str:
+    """Return how many predictions were wrong."""
+    error = "prediction_error_tokens"
+    return f"{scope.increase(f'{error}_count')} - {scope.increase(f'{error}_bucket', le=WRONG_TOKENS)}"
 
 
 def wrong_predictions(scope: Scope) -> str:

@@ -96,7 +96,7 @@ def tokens() -> list[Panel]:
             "Good is 1.0 to 1.1 for waited. The total may be higher: no client waits for idle work.",
             {
                 "waited": computed_per_oracle(NOW),
-                "total": computed_per_oracle(NOW, TOTAL),
+                "total, over the whole time range before": computed_per_oracle(ALL, TOTAL),
             },
             limit=1.3,
         ),
@@ -125,6 +125,14 @@ def tokens() -> list[Panel]:
             {"{{cause}}": f"{NOW.rate('repeated_tokens_total', 'cause')} > 0"},
             unit=TOKENS,
             width=HALF,
+            stacked=True,
+        ),
+        lines(
+            "Requests in no ratio, by reason",
+            "What a perfect cache would have computed for these is unknown: waited and total leave them out. "
+            "Good is 0. `no_slots`: start the engine with --slots. `no_key`: it refuses our key.",
+            {"{{reason}}": NOW.increase("unknown_requests_total", "reason")},
+            width=COLUMNS,
             stacked=True,
         ),
     ]

@@ -6,7 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from grafana.promql import TOTAL, WAITED, Scope, computed_per_oracle, hit_ratio, ratio, wrong_predictions
+from grafana.promql import (
+    TOTAL,
+    WAITED,
+    Scope,
+    beyond_oracle,
+    computed_again,
+    computed_per_oracle,
+    hit_ratio,
+    ratio,
+    wrong_count,
+    wrong_predictions,
+)
 from slotkeeper.store.trouble import FOLDER, USUAL
 
 RUNBOOKS: Final = "docs/alerts.md"
@@ -15,9 +26,14 @@ JOB: Final = "slotkeeper"  # the job name in prometheus.yaml
 BUSY: Final = 10
 SHORT: Final = Scope(matchers="", by=("job", "instance"), window="5m")
 LONG: Final = Scope(matchers="", by=("job", "instance"), window="15m")
+HOUR: Final = Scope(matchers="", by=("job", "instance"), window="1h")
+FEW: Final = 3  # wrong predictions in a quarter of an hour that are no alarm, with whatever share
 
 COMPUTED_PER_ORACLE: Final = "instance:slotkeeper_computed_per_oracle:ratio_rate15m"
-TOTAL_PER_ORACLE: Final = "instance:slotkeeper_total_per_oracle:ratio_rate15m"
+TOTAL_PER_ORACLE: Final = "instance:slotkeeper_total_per_oracle:ratio_rate1h"
+BEYOND_ORACLE: Final = "instance:slotkeeper_computed_beyond_oracle:ratio_rate15m"
+AGAIN: Final = "instance:slotkeeper_computed_again_tokens:rate15m"
+UNKNOWN: Final = "instance:slotkeeper_unknown_per_request:ratio_rate15m"
 COMPUTED: Final = "instance:slotkeeper_computed_tokens:rate15m"
 HITS: Final = "instance:slotkeeper_cached_per_prompt:ratio_rate15m"
 WRONG: Final = "instance:slotkeeper_predictions_wrong:ratio_rate15m"
@@ -27,7 +43,10 @@ LATENCY: Final = "instance:slotkeeper_time_to_first_token_seconds:p95_rate5m"
 
 RECORDINGS: Final[Mapping[str, str]] = {
     COMPUTED_PER_ORACLE: computed_per_oracle(LONG),
-    TOTAL_PER_ORACLE: computed_per_oracle(LONG, TOTAL),
+    TOTAL_PER_ORACLE: computed_per_oracle(HOUR, TOTAL),
+    BEYOND_ORACLE: beyond_oracle(LONG),
+    AGAIN: computed_again(LONG),
+    UNKNOWN: ratio(LONG.rate("unknown_requests_total"), LONG.rate("requests_total")),
     COMPUTED: LONG.rate("prefill_tokens_total", purpose=WAITED),
     HITS: hit_ratio(LONG),
     WRONG: wrong_predictions(LONG),
@@ -124,7 +143,7 @@ ALERTS: Final = (
     ),
     Alert(
         name="SlotkeeperComputesTwice",
-        measure=COMPUTED_PER_ORACLE,
+        measure=BEYOND_ORACLE,
         over=">",
         threshold=1.3,
         hold="15m",
@@ -140,7 +159,7 @@ ALERTS: Final = (
         hold="30m",
         severity="warning",
         summary="Only {{ $value | humanizePercentage }} of all prompt tokens were reused.",
-        meanwhile=f"{COMPUTED} > {BUSY}",
+        meanwhile=f"{AGAIN} > {BUSY}",  # prompts that are all new are no fault
     ),
     Alert(
         name="SlotkeeperPredictsWrong",
@@ -150,6 +169,7 @@ ALERTS: Final = (
         hold="15m",
         severity="warning",
         summary="{{ $value | humanizePercentage }} of all answers reused other tokens than predicted.",
+        meanwhile=f"{wrong_count(LONG)} > {FEW}",
     ),
     Alert(
         name="SlotkeeperCountsDiffer",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -14,7 +15,8 @@ from benchmarks.rewriters import REWRITERS
 from benchmarks.sessions import user
 from rich.console import Console
 
-from slotkeeper.app import Sidecar
+from chaos.raw import until
+from slotkeeper.app import Sidecar, running
 from slotkeeper.bench import lab
 from slotkeeper.bench.demo import prose, system, title
 from slotkeeper.bench.measure import Sample, Totals, totals
@@ -24,6 +26,8 @@ from slotkeeper.cli.terminal import tokens
 from slotkeeper.cli.top import top
 from slotkeeper.conversation.rules.base import RuleName
 from slotkeeper.observe.metrics import Metrics
+from slotkeeper.scheduler.figures import Unknown
+from slotkeeper.settings import Settings
 
 pytestmark = pytest.mark.alternating
 
@@ -163,6 +167,63 @@ async def test_new_prompts_are_no_hits_and_save_no_time(model, build, tmp_path, 
     assert views.state["client"] + views.state["plant"] >= views.state["oracle"]
 
 
+async def test_without_the_engines_slots_the_ratios_are_unknown_and_not_perfect(build, tmp_path):
+    """Prompts A, B, A, B, A: how much of that a perfect cache computes is not known, so no ratio is shown."""
+
+    def hidden(*args: Any, **more: Any) -> list[str]:
+        return [*(word for word in lab.stock_flags(*args, **more) if word != "--slots"), "--no-slots"]
+
+    ours: Document = {"listen": lab.ANY_PORT, "admin_listen": lab.ANY_PORT, "drain_delay": 0}
+    async with (
+        lab.tiny_engine(Tiny.HYBRID, build, tmp_path, context_tokens=CONTEXT, recipe=hidden) as engine,
+        running(Settings(upstream=(engine.base,), read_flags=False, **ours)) as sidecar,
+        aiohttp.ClientSession(lab.url_of(sidecar)) as client,
+    ):
+        link = next(iter(sidecar.driver.links.values()))
+        await until(lambda: link.unknown is Unknown.NO_SLOTS, "the engine refuses GET /slots")
+        for shot in [*new(2), *new(2), *new(1)]:
+            async with client.post(CHAT, json=shot.body) as answer:
+                assert answer.status == 200
+        async with aiohttp.ClientSession(f"http://{sidecar.addresses[1]}") as admin:
+            async with admin.get("/api/state") as answer:
+                state = (await answer.json())["totals"]
+            async with admin.get("/api/requests") as answer:
+                why = (await answer.json())["requests"]
+        metrics = counted(sidecar.driver.metrics)
+        value = sidecar.driver.metrics.registry.get_sample_value
+        assert value("slotkeeper_unknown_requests_total", {"reason": "no_slots"}) == 5
+    assert (state["requests"], state["waited"], state["total"]) == (5, None, None)
+    assert (state["unknown"], state["unknown_requests"]) == ({"no_slots": 5}, 5)
+    assert state["unknown_tokens"] == state["client"] + state["plant"] > 0
+    assert metrics["oracle"] == state["oracle"] == 0
+    assert {one["oracle_unknown"] for one in why} == {"no_slots"}
+
+
+async def test_waited_does_not_rise_while_a_long_prompt_is_planted(build, tmp_path, capsys):
+    """Its plants and its oracle are counted at the same moment, in sums and in metrics."""
+    async with session(Tiny.HYBRID, build, tmp_path) as played:
+        first, second = list(new(2))
+        played.samples.append((await played.target.fire(first)).sample)
+        await lab.rested(played.sidecar)
+        metrics = played.sidecar.driver.metrics
+        before, seen, most = metrics.history.totals.waited, [], 0
+        async with asyncio.TaskGroup() as group:
+            sent = group.create_task(played.target.fire(second))
+            while not sent.done():
+                await asyncio.sleep(0.01)
+                now = counted(metrics)
+                seen.append((now["client"] + now["plant"]) / now["oracle"])
+                most = max(
+                    most,
+                    *(
+                        record.work.planted + record.work.planting if record.work else 0
+                        for record in played.sidecar.driver.journal
+                    ),
+                )
+        assert most > 0, "nothing was planted"
+        assert max(seen) == pytest.approx(before, rel=0.02)
+
+
 CONVERSATION: Final = [system(prose(9000, 5)), user(1)]
 
 
@@ -227,6 +288,8 @@ async def test_all_views_of_a_session_agree_with_each_other_and_with_the_engine(
 
     # The engine's own counter, to the token.
     assert views.engine == state["client"] + state["plant"] + state["idle"] + state["probe"]
-    assert state["waited"] == pytest.approx((state["client"] + state["plant"]) / state["oracle"], abs=1e-4)
+    weighed = state["client"] + state["plant"] - state["unknown_tokens"]
+    assert state["waited"] == pytest.approx(weighed / state["oracle"], abs=1e-4)
+    assert state["unknown_requests"] == sum(one["oracle_unknown"] is not None for one in views.why)
     for name in ("reused", "computed", "idle"):
         assert tokens(state[name]) in views.top

@@ -12,9 +12,14 @@ import pytest
 import yaml
 from docs.generate import heading_anchors
 from grafana.__main__ import HERE
-from grafana.rules import ALERTS, JOB, RUNBOOKS
+from grafana.rules import ALERTS, BEYOND_ORACLE, COMPUTED_PER_ORACLE, JOB, QUEUE, RUNBOOKS
 
+from playbooks.playbook import ends, filled, knows, starts
 from programs import program
+from slotkeeper.observe.metrics import Metrics
+from slotkeeper.scheduler.effects import Forward, Plant, Report
+from slotkeeper.scheduler.tokens import Boundary, BoundaryKind, Tokens
+from unit.observe.watched import WatchedPlay
 
 ROOT: Final = HERE.parent
 RULES: Final = (HERE / "prometheus/recording.yaml", HERE / "prometheus/alerts.yaml")
@@ -38,6 +43,10 @@ def tokens(client: int, plant: int, oracle: int, cached: int) -> Series:
         'prefill_tokens_total{purpose="plant"}': plant,
         'prefill_tokens_total{purpose="idle"}': 100_000,  # no client waits for these
         "oracle_tokens_total": oracle,
+        'unknown_tokens_total{reason="no_slots"}': 0,
+        'lost_tokens_total{reason="bypassed"}': 0,
+        'lost_tokens_total{reason="overwritten"}': max(0, client + plant - oracle),
+        'repeated_tokens_total{cause="date"}': 0,
         'prompt_tokens_total{source="computed"}': client,
         'prompt_tokens_total{source="cached"}': cached,
     }
@@ -89,7 +98,10 @@ SCENES: Final = {
         fires=tokens(1000, 1000, 1000, 9000),  # because of plants for clients
         quiet=tokens(1100, 100, 1000, 9000),
     ),
-    "SlotkeeperNothingCached": Scene(fires=tokens(1000, 0, 1000, 10), quiet=tokens(1000, 0, 1000, 500)),
+    "SlotkeeperNothingCached": Scene(
+        fires={**tokens(1000, 0, 1000, 10), 'repeated_tokens_total{cause="date"}': 900},
+        quiet=tokens(1000, 0, 1000, 10),  # all prompts are new
+    ),
     "SlotkeeperPredictsWrong": Scene(fires=predicted(90, 10), quiet=predicted(99, 1)),
     "SlotkeeperCountsDiffer": Scene(fires={"inexact_prompts_total": 1}, quiet={"inexact_prompts_total": 0}),
     "SlotkeeperFailsOpen": Scene(
@@ -181,6 +193,141 @@ def test_an_alert_that_does_not_fire_is_detected(tmp_path):
 def test_little_traffic_does_not_fire_an_alert(tmp_path):
     """One unusual request in a quiet hour says nothing about the cache."""
     assert outcome(tmp_path, [firing(tokens(100, 0, 10, 0), [], gauges=False)]) == ""
+
+
+def test_requests_whose_oracle_is_unknown_do_not_fire_an_alert(tmp_path):
+    unknown = {
+        **tokens(11_000, 0, 1000, 10),
+        'unknown_tokens_total{reason="no_slots"}': 10_000,
+        'lost_tokens_total{reason="overwritten"}': 0,
+    }
+    assert outcome(tmp_path, [firing(unknown, [], gauges=False)]) == ""
+
+
+def test_clients_that_bypass_the_cache_do_not_fire_an_alert(tmp_path):
+    bypassed = {
+        **tokens(11_000, 0, 1000, 10),
+        'lost_tokens_total{reason="bypassed"}': 10_000,
+        'lost_tokens_total{reason="overwritten"}': 0,
+    }
+    assert outcome(tmp_path, [firing(bypassed, [], gauges=False)]) == ""
+
+
+def test_one_wrong_prediction_in_few_requests_does_not_fire_an_alert(tmp_path):
+    """One request in three minutes, and each fourth of them is wrong."""
+    error = "slotkeeper_prediction_error_tokens"
+    minutes = range(MINUTES + 1)
+    made = {"bucket": [m // 3 - m // 12 for m in minutes], "count": [m // 3 for m in minutes]}
+    scene = firing({}, [], gauges=False) | {
+        "input_series": [
+            {
+                "series": f'{error}_{part}{{job="{JOB}",instance="i"{extra}}}',
+                "values": " ".join(map(str, made[part])),
+            }
+            for part, extra in (("bucket", ',le="64.0"'), ("count", ""))
+        ]
+    }
+    assert outcome(tmp_path, [scene]) == ""
+
+
+# -- an hour of one slow client ----------------------------------------------------------------------------
+
+RATE: Final = 60.0  # prefill tokens per second
+ANSWER: Final = 20.0  # seconds
+BATCH: Final = 512  # tokens between two reports of progress
+HEAD: Final = 9000  # tokens before the first message
+
+
+class SlowHour(WatchedPlay):
+    """Our own scheduler, journal and metrics in simulated time, with a scrape every minute.
+
+    One client sends a request after the other. Each takes minutes, although both slots are free.
+    """
+
+    def __init__(self) -> None:
+        self.metrics = Metrics()
+        self.scrapes: list[dict[str, float]] = []
+        super().__init__(n_slots=2, eager_thinning=False)
+        self.began = self.clock
+        self._scrape()
+
+    def later(self, seconds: float) -> SlowHour:
+        end = self.clock + seconds
+        while (due := self.began + 60 * len(self.scrapes)) <= end:
+            self.clock = due
+            self._scrape()
+        self.clock = end
+        return self
+
+    def _scrape(self) -> None:
+        seen = {"up": 1.0}
+        for family in self.metrics.registry.collect():
+            for sample in family.samples:
+                labels = ",".join(f'{name}="{value}"' for name, value in sample.labels.items())
+                seen[f"{sample.name}{{{labels}}}"] = sample.value
+        self.scrapes.append(seen)
+
+    def ask(self, number: int) -> None:
+        """Serve one request as an engine of RATE would."""
+        prompt = Tokens(range(100_000 * number, 100_000 * number + HEAD + 3000))
+        request = f"r{number}"
+        came = self.comes(request)
+        _ = self << knows(request, prompt, Boundary(HEAD, BoundaryKind.HEAD))
+        while isinstance(step := self.effects.popleft(), Plant):
+            self.step = step
+            self._plant(step)
+        assert isinstance(step, Forward)
+        cached = self.pending(request).predicted or 0
+        self.later((len(prompt) - cached) / RATE) << starts(request)
+        came.first_token = self.clock - came.at
+        spent = (len(prompt) - cached) / RATE
+        _ = self.later(ANSWER) << ends(request, len(prompt), cached, prefill_seconds=spent)
+        report = self.effects.popleft()
+        assert isinstance(report, Report)
+        self.metrics.report(report)
+        self.metrics.ended(came.spent(self.clock), request)
+        self.metrics.first_token_after(came.first_token, request)
+        self.metrics.requests.labels(route="chat", outcome="ok").inc()
+
+    def _plant(self, plant: Plant) -> None:
+        shadow = self.table.shadow
+        computed = len(plant.tokens) - shadow.plan_reuse(plant.place.slot, plant.tokens).reuse
+        for _ in range(0, computed, BATCH):
+            self.later(BATCH / RATE)
+            self.metrics.planted(plant.purpose, min(BATCH, computed), plant.request)
+        _ = self << filled(computed, seconds=computed / RATE)
+
+    def series(self) -> list[dict[str, str]]:
+        """Return what Prometheus has seen, as promtool reads it."""
+        made = []
+        for name in self.scrapes[0]:
+            metric, _, labels = name.removesuffix("}").partition("{")
+            series = f'{metric}{{job="{JOB}",instance="i"{"," if labels else ""}{labels}}}'
+            values = " ".join(f"{scrape[name]:g}" for scrape in self.scrapes)
+            made.append({"series": series, "values": values})
+        return made
+
+
+def test_no_alert_is_even_pending_in_an_hour_of_one_slow_client(tmp_path):
+    hour, number = SlowHour(), 0
+    while len(hour.scrapes) <= MINUTES:
+        number += 1
+        hour.ask(number)
+    value = hour.metrics.registry.get_sample_value
+    assert value("slotkeeper_prefill_tokens_total", {"purpose": "plant"}) > 9000 * (number - 1)
+    assert number > 10, "a client that waits for minutes"
+    never = (
+        "count_over_time(ALERTS[1h])",
+        f"max_over_time({COMPUTED_PER_ORACLE}[1h]) > 1.05",
+        f"max_over_time({BEYOND_ORACLE}[1h]) > 1.05",
+        f"max_over_time({QUEUE}[1h]) > 1",
+    )
+    seen = {
+        "interval": "1m",
+        "input_series": hour.series(),
+        "promql_expr_test": [{"expr": expr, "eval_time": f"{MINUTES}m", "exp_samples": []} for expr in never],
+    }
+    assert outcome(tmp_path, [seen]) == ""
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)

@@ -442,7 +442,7 @@ class PlacementMachine(RuleBasedStateMachine):
             case Planted(request=request, computed=int(computed)) if self.heard(request):
                 purpose = self.purposes[request]
                 self.work["idle" if purpose.idle else "plant"] += computed
-                self.metrics.planted(purpose, computed)
+                self.metrics.planted(purpose, computed, request)
             case _:
                 pass
 

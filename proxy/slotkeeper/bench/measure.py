@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from slotkeeper.scheduler.figures import Sums, Usage
+from slotkeeper.scheduler.figures import Counted, Sums, Unknown, Usage
 from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.tokens import Tokens
 
@@ -107,17 +107,10 @@ def totals(samples: Iterable[Sample]) -> Totals:
     sums, uncounted = Sums(), 0
     for sample in everything:
         uncounted += sample.failure is None and (sample.usage is None or sample.oracle is None)
-        if sample.failure is None and (usage := sample.usage):
-            sums.add(
-                requests=1,
-                prompt_tokens=usage.prompt,
-                reused=usage.reused,
-                computed=usage.computed,
-                client=usage.evaluated,
-                plant=usage.planted,
-                idle=sample.idle or 0,
-                oracle=usage.computed if sample.oracle is None else sample.oracle,
-            )
+        if sample.failure is None and sample.usage:
+            unknown = Unknown.NO_TOKENS if sample.oracle is None else None
+            sums.count(Counted(usage=sample.usage, oracle=sample.oracle, unknown=unknown))
+            sums.add(idle=sample.idle or 0)
     answered = [sample for sample in everything if not sample.failure]
     waits = [s.first_token_seconds for s in answered if s.first_token_seconds is not None]
     stalls = [s.stall_seconds for s in answered if s.stall_seconds is not None]
@@ -240,7 +233,7 @@ def notes(samples: Samples) -> Iterator[str]:
             yield f"[red]{summary.failed} of {summary.requests} requests failed[/red] at {server}:"
             yield from _failures(found)
         if summary.uncounted:
-            yield f"{summary.uncounted} answers of {server} have no oracle: all their tokens count as new."
+            yield f"{summary.uncounted} answers of {server} have no oracle: they are in no ratio."
         if not summary.idle_known:
             yield (
                 f"{server} does not report all tokens that its engine computes: no total. Start the engine "

@@ -34,7 +34,7 @@ from slotkeeper.bench.timed_engine import EngineRates, traits_of
 from slotkeeper.scheduler.costs import GIB, Limits
 from slotkeeper.scheduler.effects import Report
 from slotkeeper.scheduler.engine_model import Memory
-from slotkeeper.scheduler.figures import Sums, of_request, oracle
+from slotkeeper.scheduler.figures import Counted, Sums, oracle
 from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.tokens import WIDTH, Tokens
 
@@ -298,10 +298,14 @@ class Simulation:
             raise AssertionError("a simulated engine always reports figures")
         outcome.known += known
         outcome.first.append(asked.first - asked.asked_at)
-        outcome.sums.add(
-            **of_request(usage, oracle(usage, known), report.reused_seconds, report.step_seconds),
-            client=usage.evaluated,
-            plant=usage.planted,
+        outcome.sums.count(
+            Counted(
+                usage=usage,
+                oracle=oracle(usage, known),
+                unknown=None,
+                reused_seconds=report.reused_seconds,
+                step_seconds=report.step_seconds,
+            )
         )
 
 

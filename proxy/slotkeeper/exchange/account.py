@@ -33,7 +33,7 @@ from slotkeeper.runtime.rewriting import Rewriting
 from slotkeeper.runtime.tasks import Runner, here
 from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.events import Finished, Gone, Rendered
-from slotkeeper.scheduler.figures import usage_of
+from slotkeeper.scheduler.figures import Unknown, usage_of
 from slotkeeper.scheduler.tokens import Boundary, Tokens
 from slotkeeper.scheduler.types import NO_ROUTER, Reason, RequestHints, RequestId
 
@@ -219,7 +219,7 @@ class Account:
         self.record.renders = started
         found: list[Found] = [NOT_FOUND, NOT_FOUND]
         driver.engines.pictures.keep(ask.images)
-        asks = [ask, *filter(None, (self.rewritten,))]
+        asks, unknown = [ask, *filter(None, (self.rewritten,))], Unknown.NO_TOKENS
         try:
             while (link := await driver.engines.serving(self.model, lambda: self._open)).ready:
                 try:
@@ -229,6 +229,8 @@ class Account:
                 except EngineGoneError:
                     if not await driver.engines.comes_back(link):
                         raise
+            else:
+                unknown = link.unknown
         except render.FAILURES as error:
             log.info("not_rendered", request_id=self.id, error=sayable(error))
             self._metrics.fallback("render")
@@ -248,6 +250,7 @@ class Account:
                     boundaries=boundaries,
                     rewritten=rewritten,
                     rewritten_boundaries=others,
+                    unknown=unknown,
                 )
             )
         self._metrics.spent("render", driver.now() - started)

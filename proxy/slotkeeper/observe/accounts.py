@@ -41,6 +41,7 @@ def summary(record: Record) -> Document:
         "prompt_tokens": record.prompt_tokens,
         **_counts(record.usage),
         "oracle": record.oracle,
+        "oracle_unknown": record.unknown.value if record.unknown else None,
         "predicted": record.predicted,
         "generated": record.generated,
         "repeated": record.repeated,

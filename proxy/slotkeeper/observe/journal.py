@@ -415,7 +415,7 @@ def _reported(record: Record, report: Report) -> None:
     record.usage, record.lost = report.usage, report.lost
     if record.prompt_tokens is None and report.usage:  # broken off: what the engine processed
         record.prompt_tokens = report.usage.prompt
-    record.predicted, record.oracle = report.predicted, report.oracle
+    record.predicted, record.oracle, record.unknown = report.predicted, report.oracle, report.unknown
     record.reused_seconds, record.step_seconds = report.reused_seconds, report.step_seconds
 
 
@@ -434,6 +434,7 @@ def _decided(live: _Live, pending: Pending | None, begun: float, now: float) -> 
         chosen=option(plan),
         beaten=tuple(map(option, plan.beaten)),
         rate=plan.table.rates.prefill,
+        measured=plan.table.rates.shown is not None,
         held=held.total if held else 0,
         common=held.tokens.lcp(pending.prompt) if held and pending.prompt is not None else None,
     )

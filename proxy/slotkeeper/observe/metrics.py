@@ -23,8 +23,17 @@ from slotkeeper.observe.request_record import History, Spent
 from slotkeeper.observe.standard_error import DROPPED
 from slotkeeper.scheduler.effects import Forward, Poison, PoolAct, Purpose, Report
 from slotkeeper.scheduler.engine_model import FLAGS, Known
-from slotkeeper.scheduler.figures import Loss, of_request
-from slotkeeper.scheduler.types import Crowded, EngineId, ModelName, Priority, PriorityAct, Reason, id_of
+from slotkeeper.scheduler.figures import Loss, Unknown
+from slotkeeper.scheduler.types import (
+    Crowded,
+    EngineId,
+    ModelName,
+    Priority,
+    PriorityAct,
+    Reason,
+    RequestId,
+    id_of,
+)
 from slotkeeper.store.trouble import OPERATIONS
 
 Fallback = Literal[
@@ -83,6 +92,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.history = History()
+        self._planted: dict[RequestId, int] = {}  # by plants for requests that have not ended
         self._about_requests()
         self._about_tokens()
         self._about_engines()
@@ -147,7 +157,18 @@ class Metrics:
             "prefill_tokens_total", "Prompt tokens that the engine computed, by purpose.", "purpose"
         )
         self.oracle_tokens = self._counter(
-            "oracle_tokens_total", "Prompt tokens that a perfect cache would have computed."
+            "oracle_tokens_total",
+            "Prompt tokens that a perfect cache would have computed, if known.",
+        )
+        self.unknown_requests = self._counter(
+            "unknown_requests_total",
+            "Requests in no ratio to the oracle, by why their oracle is unknown.",
+            "reason",
+        )
+        self.unknown_tokens = self._counter(
+            "unknown_tokens_total",
+            "Prompt tokens computed for these requests: part of the purposes client and plant.",
+            "reason",
         )
         self.prepared_tokens = self._counter(
             "prepared_tokens_total", "Cached prompt tokens that were computed in idle time."
@@ -212,7 +233,8 @@ class Metrics:
         )
         self.model_tokens = self._counter(
             "model_prompt_tokens_total",
-            "Prompt tokens for each model of a router: reused, computed, and the least possible.",
+            "Prompt tokens for each model of a router: reused, computed and the least possible; or computed "
+            "while the least is unknown.",
             "model",
             "source",
         )
@@ -270,8 +292,24 @@ class Metrics:
         if forward.waited is not None:
             self.priority_wait.labels(priority=forward.priority.value).observe(forward.waited)
 
-    def planted(self, purpose: Purpose, computed: int) -> None:
-        self._prefilled("idle" if purpose.idle else "plant", computed)
+    def planted(self, purpose: Purpose, computed: int, request: RequestId) -> None:
+        """Count tokens of our own prefill: idle work at once, a plant together with its request."""
+        if purpose.idle:
+            self._prefilled("idle", computed)
+        else:
+            self._planted[request] = self._planted.get(request, 0) + computed
+
+    def forgotten(self, request: RequestId) -> None:
+        """Count what was planted for a request that is over without figures of the engine."""
+        if tokens := self._planted.pop(request, 0):
+            self._prefilled("plant", tokens)
+            self._left_out(Unknown.NO_COUNT, tokens)
+            self.history.add(requests=1)
+            self.history.leave_out(Unknown.NO_COUNT, tokens)
+
+    def _left_out(self, why: Unknown, tokens: int) -> None:
+        self.unknown_requests.labels(reason=why.value).inc()
+        self.unknown_tokens.labels(reason=why.value).inc(tokens)
 
     def probed(self, computed: int) -> None:
         """Count tokens that an engine computed for our probes of its properties."""
@@ -338,21 +376,26 @@ class Metrics:
 
     def report(self, report: Report) -> None:
         """Count one answered request by the engine's figures."""
-        usage = report.usage
-        if usage is None:
+        usage, counted = report.usage, report.counted
+        if usage is None or counted is None:
+            self.forgotten(report.request)
             return
+        self._planted.pop(report.request, None)  # its plants are part of the report
         known_as = exemplar(id_of(report.request))
-        figures = of_request(usage, report.oracle, report.reused_seconds, report.step_seconds)
-        self._prefilled("client", usage.evaluated)
-        self.history.add(**figures)
+        self.history.count(counted)
+        self.prefill_tokens.labels(purpose="client").inc(usage.evaluated)
+        self.prefill_tokens.labels(purpose="plant").inc(usage.planted)
+        if report.unknown is not None:
+            self._left_out(report.unknown, usage.work)
         self.prompt_tokens.labels(source="cached").inc(usage.reused)
         self.prompt_tokens.labels(source="computed").inc(usage.computed, known_as)
         self.prepared_tokens.inc(usage.prepared)
-        self.oracle_tokens.inc(figures["oracle"])
+        self.oracle_tokens.inc(report.oracle or 0)
         if report.model:  # a name of the router's list, so the label is bounded
-            for source, count in (("cached", usage.reused), ("computed", usage.computed)):
+            computed = "computed" if report.unknown is None else "unknown"
+            of_model = (("cached", usage.reused), (computed, usage.computed), ("oracle", report.oracle or 0))
+            for source, count in of_model:
                 self.model_tokens.labels(model=report.model, source=source).inc(count)
-            self.model_tokens.labels(model=report.model, source="oracle").inc(figures["oracle"])
         self.saved_seconds.inc(report.reused_seconds or 0.0)
         self.step_seconds.inc(report.step_seconds)
         if report.predicted is not None:
@@ -369,6 +412,8 @@ class Metrics:
             (self.prompt_tokens, ("cached", "computed")),
             (self.prefill_tokens, ("client", "plant", "idle", "probe")),
             (self.lost_tokens, Loss),
+            (self.unknown_requests, Unknown),
+            (self.unknown_tokens, Unknown),
             (self.repeated, Cause),
             (self.fallbacks, get_args(Fallback)),
             (self.refusals, Doubt),

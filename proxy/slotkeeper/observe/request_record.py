@@ -27,30 +27,32 @@ from slotkeeper.conversation.rules.apply import ShownChange
 from slotkeeper.conversation.rules.base import RuleName
 from slotkeeper.observe.states import Doing, Moment
 from slotkeeper.scheduler.effects import Pooled, Ranked
-from slotkeeper.scheduler.figures import Lost, Sums, Usage, of_request
+from slotkeeper.scheduler.figures import Counted, Lost, Sums, Unknown, Usage
 from slotkeeper.scheduler.pending import Weighed
 from slotkeeper.scheduler.types import Priority, Reason, RequestId
 
 
 def prefilling(record: Record, work: Work, prompt: int | None, now: float) -> Moment:
-    """Return the progress of a prefill of `prompt` tokens (None: unknown), `now` on the driver's clock."""
+    """Return the progress of a prefill of `prompt` tokens (None: unknown), `now` on the driver's clock.
+
+    What the engine does not report is estimated by its measured rate. If the prefill takes longer than that,
+    its progress is unknown.
+    """
     if work.progress is not None:
         return _by_progress(work, now)
     decision = record.decision
     reuse = decision.chosen.reuse if decision else None
     if decision is None or prompt is None or reuse is None:
         return Moment(doing=Doing.PREFILL)
-    to_compute, rate = max(1, prompt - reuse), decision.rate
-    seen = work.planted + work.planting
-    computed = seen if work.planting else max(seen, int((now - work.begun) * rate))
+    to_compute, rate = max(1, prompt - reuse), decision.rate if decision.measured else 0.0
+    seen, estimated = work.planted + work.planting, not work.planting
+    if estimated and not rate:
+        return Moment(doing=Doing.PREFILL, to_compute=to_compute)
+    computed = max(seen, int((now - work.begun) * rate)) if estimated else seen
     computed = min(computed, to_compute)
     left = (to_compute - computed) / rate if rate and computed < to_compute else None
     return Moment(
-        doing=Doing.PREFILL,
-        computed=computed,
-        to_compute=to_compute,
-        seconds_left=left,
-        estimated=not work.planting,
+        doing=Doing.PREFILL, computed=computed, to_compute=to_compute, seconds_left=left, estimated=estimated
     )
 
 
@@ -165,6 +167,7 @@ class Decision:
     chosen: Option
     beaten: tuple[Option, ...] = ()  # cheapest first; empty if nothing else was examined
     rate: float = 0.0  # prefill tokens per second
+    measured: bool = True  # the rate; false: it is a guess, because the engine has computed too little
     held: int = 0  # tokens in the state that the request continues
     common: int | None = None  # tokens that this state and the prompt have in common
 
@@ -229,6 +232,7 @@ class Record:
     generated: int | None = None
     predicted: int | None = None
     oracle: int | None = None
+    unknown: Unknown | None = None  # why there is no oracle, once it has ended
     lost: Lost | None = None
     reused_seconds: float | None = None  # of prefill that reuse saved
     step_seconds: float = 0.0  # of waiting for restores, erasures, touches and steers
@@ -381,7 +385,15 @@ class Clients:
             name = (OTHER, OTHER)
         client = self._clients.setdefault(name, Client(*name, seen=record.at))
         client.seen = max(client.seen, record.at)
-        client.sums.add(**of_request(record.usage, record.oracle, record.reused_seconds, record.step_seconds))
+        client.sums.count(
+            Counted(
+                usage=record.usage,
+                oracle=record.oracle,
+                unknown=record.unknown,
+                reused_seconds=record.reused_seconds,
+                step_seconds=record.step_seconds,
+            )
+        )
 
 
 class ClientFigures(Collector):
@@ -438,11 +450,25 @@ class History:
 
     def add(self, **figures: float) -> None:
         """Add figures by their names in `Sums`."""
+        for sums in self._now():
+            sums.add(**figures)
+
+    def count(self, request: Counted) -> None:
+        """Add one answered request."""
+        for sums in self._now():
+            sums.count(request)
+
+    def leave_out(self, why: Unknown, tokens: int) -> None:
+        """Keep tokens out of the ratios."""
+        for sums in self._now():
+            sums.leave_out(why, tokens)
+
+    def _now(self) -> tuple[Sums, Sums]:
+        """Return the sums that anything that happens now belongs to."""
         at = self._clock() // BUCKET * BUCKET
         if not self._buckets or self._buckets[-1].at < at:
             self._buckets.append(_Bucket(at))
-        self._buckets[-1].sums.add(**figures)
-        self.totals.add(**figures)
+        return self._buckets[-1].sums, self.totals
 
     def shown(self) -> Iterator[dict[str, Any]]:
         """Yield the buckets, oldest first, without empty ones and those older than half an hour."""

@@ -271,7 +271,7 @@ class Moment:
             "behind": list(self.behind),
             "step": self.step,
             "percent": self.percent,
-            "computed_tokens": self.computed,
+            "computed_tokens": None if self.late else self.computed,
             "to_compute_tokens": self.to_compute,
             "seconds_left": None if left is None else round(left, 1),
             "estimated": self.estimated,

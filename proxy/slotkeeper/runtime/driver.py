@@ -280,6 +280,9 @@ class Driver:
                 self.tasks.start(self._renew_later(wait))
             return
         self._carry_out(event, effects, begun)
+        request = getattr(event, "request", None)
+        if request is not None and self.placement.pending(request) is None:
+            self.metrics.forgotten(request)
 
     def _carry_out(self, event: Event, effects: list[Effect], begun: float) -> None:
         self.note(self.journal.saw, event, effects, begun, self.now(), self.placement.pending)

@@ -148,7 +148,7 @@ class EffectRunner:
 
         def count(reached: int, cached: int) -> None:  # called during the plant: a stopped one counts too
             nonlocal counted
-            self._metrics.planted(plant.purpose, reached - cached - counted)
+            self._metrics.planted(plant.purpose, reached - cached - counted, plant.request)
             counted = reached - cached
             if plant.request in self._plants:
                 self._reached[plant.request] = reached, cached

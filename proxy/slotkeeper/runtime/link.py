@@ -14,6 +14,7 @@ from slotkeeper.engine.http import EngineAddress
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.states import ENGINE_TEXTS, EngineSigns, EngineState, engine_state
 from slotkeeper.runtime.known_engine import KnownEngine
+from slotkeeper.scheduler.figures import Unknown
 from slotkeeper.scheduler.types import EngineId, SlotId
 
 CALM: Final = 1.0  # seconds between looks at /health; neither it nor /props wakes a sleeping engine
@@ -23,6 +24,8 @@ FROZEN: Final = 30.0  # seconds without any answer or token, until an engine cou
 LONGEST_LOOK: Final = 5.0  # seconds to wait for an answer of /health
 THAW: Final = 1.0  # seconds in which an engine that was frozen reads what was sent to it meanwhile
 UNAUTHORIZED: Final = 401
+# By the status of a refusal in a probe: without --slots, GET /slots is 501 (docs/engine.md).
+HIDDEN: Final[Mapping[int, Unknown]] = {UNAUTHORIZED: Unknown.NO_KEY, 501: Unknown.NO_SLOTS}
 THERE: Final = frozenset({Health.OK, Health.SLEEPING, Health.ROUTER, Health.SWAPPER, Health.UNLOADED})
 OF_UNLOADED: Final = frozenset({400, 500})  # a router's status if a model was or is being unloaded
 OF_SWAPPED: Final = frozenset({500, 502, 503})  # llama-swap's
@@ -106,6 +109,11 @@ class EngineLink(KnownEngine):
             drained=drained,
             failing=failing,
         )
+
+    @property
+    def unknown(self) -> Unknown:
+        """Why nothing is known of its slots while it is not up."""
+        return HIDDEN.get(self._refusal or 0, Unknown.NO_ENGINE)
 
     def _tell_state(self) -> None:
         """Log its state if that has changed."""

@@ -54,7 +54,7 @@ def rendered(state: State, event: Rendered) -> None:
     if pending is None or pending.rendered:
         return
     event = spaces.rendered_within(event, pending.arrived.space)
-    pending.rendered = True
+    pending.rendered, pending.unknown = True, event.unknown
     pending.waits_in = None
     own = Form(pending.arrived.hash_chain, event.prompt, event.boundaries)
     if pending.other is not None:

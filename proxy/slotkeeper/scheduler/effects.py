@@ -11,7 +11,7 @@ from math import inf
 
 from slotkeeper.scheduler.adapters import Scales
 from slotkeeper.scheduler.engine_model import Known
-from slotkeeper.scheduler.figures import Lost, Usage
+from slotkeeper.scheduler.figures import Counted, Lost, Unknown, Usage
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import (
@@ -283,6 +283,20 @@ class Report:
     reused_seconds: float | None = None  # estimated prefill time of the reused tokens
     step_seconds: float = 0.0  # time that the request waited for restores, touches, erasures and steers
     model: ModelName = NO_ROUTER
+    unknown: Unknown | None = None  # why there is no oracle
+
+    @property
+    def counted(self) -> Counted | None:
+        """What the request adds to sums; None without the engine's figures."""
+        if self.usage is None:
+            return None
+        return Counted(
+            usage=self.usage,
+            oracle=self.oracle,
+            unknown=self.unknown,
+            reused_seconds=self.reused_seconds,
+            step_seconds=self.step_seconds,
+        )
 
 
 Effect = (

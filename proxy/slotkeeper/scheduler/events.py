@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from slotkeeper.scheduler.adapters import Adapter, Scales, space_of
 from slotkeeper.scheduler.engine_model import EngineTraits
+from slotkeeper.scheduler.figures import Unknown
 from slotkeeper.scheduler.router import ModelView
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
 from slotkeeper.scheduler.tokens import Boundary, Tokens
@@ -66,7 +67,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendered:
-    """The exact prompt of a request; None if it cannot be known."""
+    """The exact prompt of a request; None if it cannot be known, for the reason `unknown`."""
 
     at: float
     request: RequestId
@@ -74,6 +75,7 @@ class Rendered:
     boundaries: tuple[Boundary, ...] = ()
     rewritten: Tokens | None = None  # the prompt after the rules
     rewritten_boundaries: tuple[Boundary, ...] = ()
+    unknown: Unknown = Unknown.NO_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,12 +12,16 @@ prompt's length; tokens beyond that count only as engine work. Engine work is co
 plant, idle, probe.
 
 The oracle is the prompt less the longest beginning that it shares with an earlier prompt. The cache lost the
-tokens that were computed beyond it; `Loss` says how.
+tokens that were computed beyond it; `Loss` says how. If a request's oracle is unknown, its tokens are in
+neither side of a ratio, and `Unknown` says why.
+
+A request's own tokens, its plants and its oracle are counted at the same moment: when it has ended.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
@@ -79,6 +83,16 @@ def oracle(usage: Usage, known: int) -> int:
     return max(min(1, usage.computed), usage.prompt - max(known, usage.reused - usage.prepared))
 
 
+class Unknown(StrEnum):
+    """Why it is unknown what a perfect cache would have computed for a request."""
+
+    NO_SLOTS = "no_slots"  # the engine does not show its slots: it has no --slots
+    NO_KEY = "no_key"  # the engine refuses our key, so nothing of it can be seen
+    NO_ENGINE = "no_engine"  # no engine was up, or it had just been lost
+    NO_TOKENS = "no_tokens"  # the tokens of its prompt could not be found
+    NO_COUNT = "no_count"  # it ended without the engine's figures, after plants for it
+
+
 def hit_rate(reused: int, prompt: int) -> float | None:
     """Return reused / prompt tokens; None if there was no prompt."""
     return reused / prompt if prompt else None
@@ -87,6 +101,17 @@ def hit_rate(reused: int, prompt: int) -> float | None:
 def ratio(computed: int, least: int) -> float | None:
     """Return the tokens computed for each token that a perfect cache computes; None if that is 0."""
     return computed / least if least else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """The figures of one answered request, for sums. Either `oracle` or `unknown` is None."""
+
+    usage: Usage
+    oracle: int | None
+    unknown: Unknown | None
+    reused_seconds: float | None = None
+    step_seconds: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,7 +123,7 @@ class Sums:
     reused: int = 0
     prepared: int = 0  # reused tokens that were computed in idle time
     computed: int = 0
-    oracle: int = 0  # for a request whose oracle is unknown, its computed tokens
+    oracle: int = 0  # of the requests whose oracle is known
     client: int = 0  # evaluated by requests themselves
     plant: int = 0  # evaluated for requests before they went to a slot
     idle: int = 0  # evaluated in idle time
@@ -106,6 +131,12 @@ class Sums:
     repeated: int = 0  # computed again: lost by the cache, or unchanged text behind a client's change
     reused_seconds: float = 0.0  # of prefill that the reused tokens would have taken
     step_seconds: float = 0.0  # of restores, touches, erasures and steers before requests
+    unknown_tokens: int = 0  # of `client` and `plant`: for requests whose oracle is unknown
+    unknown: Mapping[Unknown, int] = field(default_factory=dict)  # the number of these requests
+
+    @property
+    def unknown_requests(self) -> int:
+        return sum(self.unknown.values())
 
     @property
     def hit_rate(self) -> float | None:
@@ -114,12 +145,12 @@ class Sums:
     @property
     def waited(self) -> float | None:
         """Tokens that clients waited for, per token that a perfect cache would have computed."""
-        return ratio(self.client + self.plant, self.oracle)
+        return ratio(self.client + self.plant - self.unknown_tokens, self.oracle)
 
     @property
     def total(self) -> float | None:
         """The same including idle work: prefill amplification."""
-        return ratio(self.client + self.plant + self.idle, self.oracle)
+        return ratio(self.client + self.plant - self.unknown_tokens + self.idle, self.oracle)
 
     @property
     def engine(self) -> int:
@@ -136,6 +167,29 @@ class Sums:
         for name, value in figures.items():
             setattr(self, name, getattr(self, name) + value)
 
+    def leave_out(self, why: Unknown, tokens: int, requests: int = 1) -> None:
+        """Keep tokens that are in `client` or `plant` out of the ratios: the oracle of these is unknown."""
+        self.unknown_tokens += tokens
+        self.unknown = {**self.unknown, why: self.unknown.get(why, 0) + requests}
+
+    def count(self, request: Counted) -> None:
+        """Add one answered request."""
+        usage, unknown = request.usage, request.unknown
+        self.add(
+            requests=1,
+            prompt_tokens=usage.prompt,
+            reused=usage.reused,
+            prepared=usage.prepared,
+            computed=usage.computed,
+            client=usage.evaluated,
+            plant=usage.planted,
+            oracle=request.oracle or 0,
+            reused_seconds=request.reused_seconds or 0.0,
+            step_seconds=request.step_seconds,
+        )
+        if unknown is not None:
+            self.leave_out(unknown, usage.work)
+
     def shown(self) -> dict[str, Any]:
         """Return the sums and the figures derived from them, for JSON."""
         return asdict(self) | {
@@ -143,25 +197,11 @@ class Sums:
             "step_seconds": round(self.step_seconds, 3),
             "saved_seconds": round(self.saved_seconds, 3),
             "hit_rate": _rounded(self.hit_rate),
+            "unknown": {why.value: count for why, count in self.unknown.items()},
+            "unknown_requests": self.unknown_requests,
             "waited": _rounded(self.waited),
             "total": _rounded(self.total),
         }
-
-
-def of_request(
-    usage: Usage, oracle: int | None, reused_seconds: float | None, step_seconds: float
-) -> dict[str, float]:
-    """Return the amounts that one answered request adds to the sums, by field name."""
-    return {
-        "requests": 1,
-        "prompt_tokens": usage.prompt,
-        "reused": usage.reused,
-        "prepared": usage.prepared,
-        "computed": usage.computed,
-        "oracle": usage.computed if oracle is None else oracle,
-        "reused_seconds": reused_seconds or 0.0,
-        "step_seconds": step_seconds,
-    }
 
 
 def _rounded(value: float | None) -> float | None:

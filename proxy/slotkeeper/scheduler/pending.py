@@ -17,7 +17,7 @@ from typing import Final
 from slotkeeper.scheduler.effects import Load, Report, Step, Wipe
 from slotkeeper.scheduler.engine_model import user_starts
 from slotkeeper.scheduler.events import Arrived, Finished, Gone, Rendered
-from slotkeeper.scheduler.figures import Answered, Loss, Lost, Usage, lost, oracle, usage_of
+from slotkeeper.scheduler.figures import Answered, Loss, Lost, Unknown, Usage, lost, oracle, usage_of
 from slotkeeper.scheduler.prompt_tree import Branch, PromptTree
 from slotkeeper.scheduler.shadow import ReusePlan, Source
 from slotkeeper.scheduler.slot_contents import SlotContents, reuse
@@ -170,6 +170,7 @@ class Pending:
     stage: Stage = Stage.QUEUED
     prompt: Tokens | None = None
     rendered: bool = False  # whether the renderer has answered, even with "cannot be rendered"
+    unknown: Unknown = Unknown.NO_TOKENS  # why, if it has answered so
     plan: Plan | None = None
     slot: SlotId | None = None  # the slot in which it runs, once known
     base: SlotContents | None = None  # the slot's contents when the request began
@@ -295,9 +296,10 @@ class Pending:
         )
 
     def _report(self, usage: Usage | None, exact: bool | None) -> Report:
-        known = usage is not None and self.prompt is not None
-        least = oracle(usage, min(self.structure.known, usage.prompt)) if usage and known else None
-        plan = self.plan
+        plan, unknown = self.plan, self._unknown()
+        least = None
+        if usage is not None and unknown is None:
+            least = oracle(usage, min(self.structure.known, usage.prompt))
         unplanned = Reason.BYPASS if self.arrived.bypass else Reason.FAIL_OPEN
         return Report(
             request=self.arrived.request,
@@ -311,7 +313,14 @@ class Pending:
             lost=self._lost(usage, plan, least) if plan else None,
             reused_seconds=_seconds(usage, plan) if plan else None,
             step_seconds=self.step_seconds,
+            unknown=unknown,
         )
+
+    def _unknown(self) -> Unknown | None:
+        """Return why the oracle is unknown: without its tokens, or without an engine that we look into."""
+        if self.prompt is None:
+            return self.unknown
+        return None if self.plan else Unknown.NO_ENGINE
 
     def _lost(self, usage: Usage | None, plan: Plan, least: int | None) -> Lost | None:
         """Return the tokens lost beyond the oracle, and why.

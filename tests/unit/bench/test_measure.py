@@ -76,10 +76,11 @@ def test_waited_seconds_are_the_sum_of_all_waits_and_a_stall_is_the_longest_gap_
     assert totals([counted()]).stall_seconds is None
 
 
-def test_the_tokens_of_an_answer_without_an_oracle_count_as_necessary():
-    """The metrics count it in the same way."""
+def test_an_answer_without_an_oracle_is_in_no_ratio():
+    """The metrics leave it out in the same way."""
     found = totals([counted(computed=40, oracle=20), counted(prompt=2000, computed=1000, oracle=None)])
-    assert (found.computed, found.oracle, found.uncounted) == (1040, 1020, 1)
+    assert (found.computed, found.oracle, found.uncounted) == (1040, 20, 1)
+    assert found.sums.waited == 2.0
 
 
 def test_planted_tokens_count_as_waiting_and_idle_tokens_only_in_the_total():

@@ -19,7 +19,7 @@ from slotkeeper.observe.metrics import OUTCOMES, Fallback, Metrics
 from slotkeeper.observe.request_record import ClientFigures, Clients, Spent
 from slotkeeper.observe.states import EngineState
 from slotkeeper.scheduler.effects import Purpose, Report
-from slotkeeper.scheduler.figures import Loss, Lost, Usage
+from slotkeeper.scheduler.figures import Loss, Lost, Unknown, Usage
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.table import SlotState
 from slotkeeper.scheduler.types import EngineId, ModelName, Reason, RequestId
@@ -37,6 +37,8 @@ PROMISED: Final[dict[str, set[str]]] = {
     "slotkeeper_time_to_first_token_seconds": set(),
     "slotkeeper_overhead_seconds": {"stage"},
     "slotkeeper_queue_wait_seconds": set(),
+    "slotkeeper_unknown_requests_total": {"reason"},
+    "slotkeeper_unknown_tokens_total": {"reason"},
     "slotkeeper_stage_seconds": {"stage"},
     "slotkeeper_slots": {"state"},
     "slotkeeper_snapshots": set(),
@@ -213,7 +215,8 @@ def test_counting_creates_no_new_series(metrics):
     metrics.first_token_after(1, "r")
     metrics.snapshot_operation("save", "ok", 0.1)
     metrics.snapshot_operation("restore", "refused")
-    metrics.planted(Purpose.PLANT, 50)
+    metrics.planted(Purpose.PLANT, 50, REPORT.request)
+    metrics.forgotten(REPORT.request)
     assert series() == before
 
 
@@ -242,9 +245,24 @@ def test_an_answer_without_figures_counts_nothing(metrics):
     assert generate_latest(metrics.registry) == before
 
 
-def test_a_report_without_known_tokens_counts_its_computed_tokens_as_the_oracle(metrics):
-    metrics.report(replace(REPORT, oracle=None, predicted=None, exact=None))
-    assert value(metrics, "oracle_tokens_total") == 100
+def test_a_request_whose_oracle_is_unknown_is_in_neither_sum_and_its_number_is_shown(metrics):
+    metrics.report(REPORT)
+    blind = replace(REPORT, oracle=None, predicted=None, exact=None, unknown=Unknown.NO_SLOTS)
+    metrics.report(replace(blind, usage=Usage(prompt=5000, cached=0, planted=40)))
+    assert value(metrics, "oracle_tokens_total") == 80
+    assert value(metrics, "prefill_tokens_total", purpose="client") == 5100
+    assert value(metrics, "prefill_tokens_total", purpose="plant") == 40
+    assert value(metrics, "unknown_requests_total", reason="no_slots") == 1
+    assert value(metrics, "unknown_tokens_total", reason="no_slots") == 5040
+    sums = metrics.history.totals
+    assert (sums.waited, sums.total, sums.unknown_requests) == (100 / 80, 100 / 80, 1)
+    assert sums.shown()["unknown"] == {"no_slots": 1}
+
+
+def test_a_report_without_known_tokens_is_counted_by_the_engines_figures(metrics):
+    metrics.report(replace(REPORT, oracle=None, predicted=None, exact=None, unknown=Unknown.NO_TOKENS))
+    assert value(metrics, "oracle_tokens_total") == 0
+    assert metrics.history.totals.waited is None
     assert value(metrics, "prediction_error_tokens_count") == 0
     assert value(metrics, "inexact_prompts_total") == 0
     assert value(metrics, "prompt_tokens_total", source="computed") == 100
@@ -258,14 +276,15 @@ def test_only_a_wrong_token_count_makes_a_prompt_inexact(metrics, exact, counted
 
 @pytest.mark.parametrize("purpose", Purpose)
 def test_prefills_of_the_sidecar_are_never_counted_as_those_of_a_client(metrics, purpose):
-    metrics.planted(purpose, 50)
+    metrics.planted(purpose, 50, REPORT.request)
+    metrics.forgotten(REPORT.request)
     assert value(metrics, "prefill_tokens_total", purpose="idle" if purpose.idle else "plant") == 50
     assert value(metrics, "prefill_tokens_total", purpose="client") == 0
     assert value(metrics, "prompt_tokens_total", source="computed") == 0
 
 
 def test_tokens_planted_for_a_request_are_not_counted_as_reused(metrics):
-    metrics.planted(Purpose.PLANT, 850)
+    metrics.planted(Purpose.PLANT, 850, REPORT.request)
     metrics.report(replace(REPORT, usage=Usage(prompt=1000, cached=900, planted=850, prepared=20)))
     assert value(metrics, "prompt_tokens_total", source="cached") == 50
     assert value(metrics, "prompt_tokens_total", source="computed") == 950
@@ -273,6 +292,30 @@ def test_tokens_planted_for_a_request_are_not_counted_as_reused(metrics):
     assert value(metrics, "prefill_tokens_total", purpose="client") == 100
     assert value(metrics, "prefill_tokens_total", purpose="plant") == 850
     assert (metrics.history.totals.waited, metrics.history.totals.hit_rate) == (950 / 80, 0.05)
+
+
+def test_a_plant_is_counted_at_the_same_moment_as_the_oracle_of_its_request(metrics):
+    """During a long prefill, waited must not rise and fall again when its request ends."""
+    metrics.report(REPORT)
+    for _ in range(10):
+        metrics.planted(Purpose.PLANT, 512, RequestId("8:next"))
+        assert value(metrics, "prefill_tokens_total", purpose="plant") == 0
+        assert metrics.history.totals.waited == 100 / 80
+    usage = Usage(prompt=6000, cached=5120, planted=5120)
+    metrics.report(replace(REPORT, request=RequestId("8:next"), usage=usage, oracle=6000))
+    metrics.forgotten(RequestId("8:next"))
+    assert value(metrics, "prefill_tokens_total", purpose="plant") == 5120
+    assert metrics.history.totals.waited == 6100 / 6080
+
+
+def test_plants_of_a_request_that_ends_without_figures_are_in_no_ratio(metrics):
+    metrics.report(REPORT)
+    metrics.planted(Purpose.PLANT, 512, RequestId("8:next"))
+    metrics.report(replace(REPORT, request=RequestId("8:next"), usage=None, oracle=None))
+    assert value(metrics, "prefill_tokens_total", purpose="plant") == 512
+    assert value(metrics, "unknown_tokens_total", reason="no_count") == 512
+    sums = metrics.history.totals
+    assert (sums.engine, sums.waited, sums.requests, sums.unknown_requests) == (612, 100 / 80, 2, 1)
 
 
 def test_tokens_computed_by_probes_are_counted_neither_for_clients_nor_as_idle_work(metrics):

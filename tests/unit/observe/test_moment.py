@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from slotkeeper.api.answer import Progress
@@ -73,6 +75,16 @@ def test_progress_is_estimated_if_the_engine_reports_none():
     assert moment.seconds_left == pytest.approx(30.0)
 
 
+def test_a_rate_that_was_never_measured_gives_no_estimate():
+    guessed = record()
+    assert guessed.decision is not None
+    guessed.decision = replace(guessed.decision, measured=False)
+    moment = prefilling(guessed, Work(begun=0.0), 5000, now=1.0)
+    assert (moment.percent, moment.seconds_left, moment.to_compute) == (None, None, 4000)
+    planting = prefilling(guessed, Work(begun=0.0, planting=1000), 5000, now=1.0)
+    assert (planting.percent, planting.seconds_left) == (25, None)
+
+
 @pytest.mark.parametrize(("prompt", "reuse"), [(None, 10), (500, None)])
 def test_without_a_known_prompt_or_reuse_there_is_no_progress(prompt, reuse):
     moment = prefilling(record(reuse), Work(begun=0.0), prompt, now=10.0)
@@ -81,4 +93,4 @@ def test_without_a_known_prompt_or_reuse_there_is_no_progress(prompt, reuse):
 
 def test_an_engine_of_unknown_speed_gives_no_remaining_time():
     moment = prefilling(record(rate=0.0), Work(begun=0.0), 5000, now=10.0)
-    assert (moment.percent, moment.seconds_left) == (0, None)
+    assert (moment.percent, moment.seconds_left) == (None, None)

@@ -92,6 +92,8 @@ async def test_a_prefill_is_counted_as_a_whole_and_only_once():
     (event,) = said
     assert isinstance(event, Planted)
     assert event.computed == len(FILE.tokens)
+    metrics.forgotten(OWNER)  # its request is over
+    metrics.forgotten(OWNER)
     counted = metrics.registry.get_sample_value("slotkeeper_prefill_tokens_total", {"purpose": "plant"})
     assert counted == len(FILE.tokens)
 
