@@ -2,16 +2,20 @@
 
 `python -m benchmarks.heavy_bodies [--megabytes 60] [--cases "one chat"]`
 
-A sidecar with its default limits runs in its own process in front of a real engine with 65,536 tokens of
-context for each slot. While each case is sent, `/livez` is requested on a new connection every 20 ms, and the
-memory (RSS) of the process and its children is read every 10 ms. The first row is the same without a body.
+A sidecar with its default limits runs in its own process, in front of a real engine with 65,536 tokens of
+context for each slot. While each case is sent, a process of its own requests `/livez` on a new connection
+every 20 ms, and the memory (RSS) of the sidecar and its children is read every 10 ms. "idle" is the same
+before the body.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import socket
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
@@ -27,6 +31,7 @@ from benchmarks.figures import console, keep
 from benchmarks.raw import post
 from benchmarks.stage import QUIET, Served, engine_for, served
 
+PROGRAM: Final = "benchmarks.heavy_bodies"
 CHAT: Final = "/v1/chat/completions"
 PROBE_PAUSE_SECONDS: Final = 0.02
 MEMORY_PAUSE_SECONDS: Final = 0.01
@@ -94,23 +99,36 @@ class Seen:
     most: int = 0  # bytes of memory
     running: bool = True
 
-    async def probe(self, admin: str) -> None:
-        host, _, port = admin.removeprefix("http://").rpartition(":")
-        while self.running:
-            sent = time.perf_counter()
-            reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-            if b" 200 " not in await reader.read():
-                raise RuntimeError("/livez did not answer 200")
-            writer.close()
-            self.latest = max(self.latest, time.perf_counter() - sent)
-            self.probes += 1
-            await asyncio.sleep(PROBE_PAUSE_SECONDS)
-
     async def weigh(self, process: psutil.Process) -> None:
         while self.running:
             self.most = max(self.most, memory(process))
             await asyncio.sleep(MEMORY_PAUSE_SECONDS)
+
+
+def probe(admin: str) -> None:
+    """Request `/livez` until standard input ends; then print the number of probes and the slowest one.
+
+    It runs in a process of its own: the one that sends the bodies is busy itself.
+    """
+    host, _, port = admin.removeprefix("http://").rpartition(":")
+    ended, probes, latest = threading.Event(), 0, 0.0
+
+    def wait() -> None:
+        sys.stdin.read()
+        ended.set()
+
+    threading.Thread(target=wait, daemon=True).start()
+    sys.stdout.write("it begins\n")
+    sys.stdout.flush()
+    while not ended.wait(PROBE_PAUSE_SECONDS):
+        sent = time.perf_counter()
+        with socket.create_connection((host, int(port))) as plug:
+            plug.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            if b" 200 " not in plug.recv(4096):
+                raise RuntimeError("/livez did not answer 200")
+        latest = max(latest, time.perf_counter() - sent)
+        probes += 1
+    sys.stdout.write(f"{probes} {latest}")
 
 
 def memory(process: psutil.Process) -> int:
@@ -124,11 +142,18 @@ def memory(process: psutil.Process) -> int:
 
 async def watched(sidecar: Served, work: Awaitable[Any]) -> tuple[Any, Seen]:
     seen, process = Seen(), psutil.Process(sidecar.pid)
+    words, pipe = (sys.executable, "-m", PROGRAM, "--probe", sidecar.admin), asyncio.subprocess.PIPE
+    prober = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe)
+    if prober.stdout is None:
+        raise AssertionError("it is a pipe")
+    await prober.stdout.readline()  # it probes
     async with asyncio.TaskGroup() as group:
-        group.create_task(seen.probe(sidecar.admin))
         group.create_task(seen.weigh(process))
         result = await work
         seen.running = False
+    said, _ = await prober.communicate(b"")
+    probes, latest = said.split()
+    seen.probes, seen.latest = int(probes), float(latest)
     return result, seen
 
 
@@ -187,7 +212,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.heavy_bodies")
     parser.add_argument("--megabytes", type=int, default=60, help="size of each body")
     parser.add_argument("--cases", nargs="*", default=[], metavar="NAME", help=f"of: {', '.join(CASES)}")
+    parser.add_argument("--probe", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.probe:
+        probe(args.probe)
+        return
     found = asyncio.run(measure(args.megabytes * 1_000_000, args.cases))
     table = Table(title=f"Bodies of {args.megabytes} MB")
     for column in ("case", "answer", "seconds", "/livez, idle", "/livez, worst", "peak", "3 s later"):

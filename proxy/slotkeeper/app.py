@@ -17,6 +17,7 @@ from slotkeeper.composition import (
     KEEPALIVE_SECONDS,
     cold_room,
     connections_of,
+    intake_of,
     limits_in,
     spans_to,
     store_in,
@@ -45,6 +46,7 @@ from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.recording import Recorder
 from slotkeeper.runtime.driver import Driver
+from slotkeeper.runtime.heavy import Weigher
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.membership import link_to
 from slotkeeper.runtime.rewriting import Rewriting
@@ -116,12 +118,7 @@ class Sidecar:
             metrics=self.metrics,
         )
         self._aside = Aside()
-        self._intake = Budget(
-            each=int(settings.max_body_bytes),
-            total=int(settings.all_bodies_bytes),
-            seconds=settings.body_timeout,
-            metrics=self.metrics,
-        )
+        self._intake = intake_of(settings, self.metrics)
         self._tls = Tls(settings.tls_cert, settings.tls_key) if settings.tls_cert else None
         self._connections = connections_of(settings, self.metrics, self._tls)
         self._upstream: Upstream | None = None
@@ -185,6 +182,7 @@ class Sidecar:
             settings.keep_alive,
             self._ahead,
             self._aside,
+            Weigher(),
             trusted,
             settings.drain_timeout,
             recorder=self._recorder,

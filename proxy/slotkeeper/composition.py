@@ -9,10 +9,13 @@ from ipaddress import ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from slotkeeper.api.request import HEAVY
 from slotkeeper.config import UsageError
+from slotkeeper.exchange.bodies import Budget
 from slotkeeper.exchange.connections import Connections, Network, Tls, raise_descriptors, room_for
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics, SharedPart
+from slotkeeper.runtime.heavy import COPIES
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.settings import Settings
 from slotkeeper.store.store import Store
@@ -49,6 +52,13 @@ def limits_in(settings: Settings) -> Limits:
 
 def trusted_in(settings: Settings) -> tuple[Network, ...]:
     return tuple(ip_network(text, strict=False) for text in settings.trusted_proxies)
+
+
+def intake_of(settings: Settings, metrics: Metrics) -> Budget:
+    """Return the memory for bodies of requests, with a reserve for reading a heavy one."""
+    each, total = int(settings.max_body_bytes), int(settings.all_bodies_bytes)
+    reserve = min(COPIES * each, total // 2) if min(each, total // 2) > HEAVY else 0
+    return Budget(each=each, total=total, seconds=settings.body_timeout, metrics=metrics, reserve=reserve)
 
 
 def connections_of(

@@ -20,11 +20,15 @@ from chaos.raw import dial, until
 from patience import PATIENCE
 from slotkeeper.api import request
 from slotkeeper.api.head import Api
-from slotkeeper.api.request import BRACES, LARGE, MOST_DEEP, MOST_MESSAGES
+from slotkeeper.api.request import BRACES, HEAVY, LARGE, MOST_DEEP, MOST_MESSAGES, PromptSize, size_of
 from slotkeeper.app import Sidecar, running
+from slotkeeper.engine.answers import EngineError
+from slotkeeper.engine.client import EngineClient
 from slotkeeper.exchange import account
 from slotkeeper.runtime import link
 from slotkeeper.runtime.tasks import Aside
+from slotkeeper.vocab.gguf import read_vocabulary
+from slotkeeper.vocab.tokenizer import Tokenizer
 
 CHAT = PATHS[Api.CHAT]
 EMPTY_LISTS = b'{"messages":[' + b"[]," * 6_700_000 + b"[]]}"  # 20 MB
@@ -193,3 +197,140 @@ async def test_the_event_loops_work_grows_far_less_than_a_body(fake, monkeypatch
         await ready(sidecar)
         smaller = await calls(sidecar, LARGE + 6)
         assert await calls(sidecar, 4 * LARGE) < 3 * smaller
+
+
+# -- bodies that cannot fit the context: refused before anything is done for them ---------------------------
+
+WORDS_OF_TEXT = "lorem ipsum dolor sit amet consectetur\n"
+SMALL_CONTEXT = ["-np", "2", "-c", "4096", "-t", "1"]  # 2048 tokens a slot
+
+
+def long_body(api: Api, size: int) -> dict[str, Any]:
+    text = WORDS_OF_TEXT * (size // len(WORDS_OF_TEXT))
+    if api in {Api.COMPLETION, Api.COMPLETIONS}:
+        return {"prompt": text}
+    name = "input" if api is Api.RESPONSES else "messages"
+    return {name: [{"role": "user", "content": text}], "max_tokens": 1}
+
+
+@pytest.mark.parametrize("size", [2**20, HEAVY + 2**16], ids=["large", "heavy"])
+async def test_a_prompt_that_cannot_fit_the_context_gets_the_engines_error_without_being_tokenized(
+    engine_factory, build, monkeypatch, size
+):
+    """The engine's own error is that for a shorter prompt, which only tokenizing shows to be too long."""
+    engine = engine_factory("tiny-dense", build, args=SMALL_CONTEXT)
+
+    def tokenized(*_: object) -> None:
+        raise AssertionError("it was tokenized")
+
+    async with running(settings(engine.base, drain_timeout=1.0)) as sidecar:
+        await ready(sidecar)
+        for api in (Api.CHAT, Api.MESSAGES, Api.RESPONSES, Api.COMPLETION, Api.COMPLETIONS):
+            shown = []
+            for length in (60_000, size):
+                if length == size:
+                    monkeypatch.setattr(Tokenizer, "tokenize", tokenized)
+                async with dial(sidecar.addresses[0]) as wire:
+                    await wire.post(PATHS[api], long_body(api, length))
+                    head = await wire.head()
+                    error = orjson.loads(await wire.body(head))["error"]
+                shown.append(
+                    (head.status, "exceeds the available context size (2048 tokens)" in error["message"])
+                )
+                assert length != size or api is Api.MESSAGES or error["type"] == "exceed_context_size_error"
+                monkeypatch.undo()
+            assert shown == [(400, True)] * 2
+            if api is Api.MESSAGES:
+                assert error["type"] == "invalid_request_error"
+                assert error["message"].startswith("prompt is too long: ")
+            else:
+                assert 2048 < error["n_prompt_tokens"] <= size // 3
+        await until(lambda: sidecar._intake.free == sidecar._intake.total, "its room was given back")
+
+
+def test_what_a_template_may_leave_out_is_not_counted():
+    """Replies, reasoning, tools, blanks and media: the prompt may be shorter by them."""
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 4000}}
+    said = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": " \n\thello  you\r\n"}, picture]},
+        {"role": "assistant", "content": "x" * 1000, "reasoning_content": "y" * 1000},
+        {"role": "tool", "content": "four"},
+    ]
+    tools = [{"type": "function", "function": {"name": "z" * 1000}}]
+    assert size_of(Api.CHAT, {"messages": said, "tools": tools}).characters == len("bebriefhelloyoufour")
+    assert size_of(Api.CHAT, {"messages": said, "chat_template": "{{ 1 }}"}).characters == 0
+    assert size_of(Api.COMPLETION, {"prompt": [1, 2, "ab c"]}) == PromptSize(2, 3, 4)
+    assert size_of(Api.COMPLETION, {"prompt": ["several", "prompts"]}) == PromptSize()
+
+
+async def test_the_longest_token_is_the_longest_of_the_engines_vocabulary(engine_factory, build):
+    engine = engine_factory("tiny-dense", build)
+    vocabulary = read_vocabulary(engine.model)
+    async with EngineClient(engine.base) as client:
+        assert await client.longest_token() == max(len(token) for token in vocabulary.tokens)
+
+
+async def test_a_heavy_body_is_read_outside_this_process_and_killed_when_its_client_leaves(
+    fake, sidecar, data, monkeypatch
+):
+    """A heavy body that may fit is forwarded as it came."""
+    body = request_body(Api.CHAT, stream=False, text=" " * (HEAVY + 1))
+    monkeypatch.setattr(request, "load", lambda *_: pytest.fail("it was parsed in this process"))
+    async with dial(data) as wire:
+        await wire.post(CHAT, body)
+        head = await wire.head()
+        assert (head.status, "choices" in orjson.loads(await wire.body(head))) == (200, True)
+    assert len(fake.ran) == 1
+    own = psutil.Process()
+    async with dial(data) as wire:
+        await wire.post(CHAT, body)
+        await until(lambda: any("slotkeeper.runtime.heavy" in words(one) for one in own.children()))
+    await until(lambda: not any("slotkeeper.runtime.heavy" in words(one) for one in own.children()))
+    await until(lambda: sidecar._intake.free == sidecar._intake.total, "its room was given back")
+
+
+def words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+async def test_a_client_that_leaves_ends_the_rendering_of_its_prompt(fake, sidecar, data, monkeypatch):
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def for_ever(*_: object, **__: object) -> str:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return ""
+
+    monkeypatch.setattr(EngineClient, "apply_template", for_ever)
+    async with dial(data) as wire:
+        await wire.post(CHAT, request_body(Api.CHAT, stream=True, text="x" * LARGE))
+        await begun.wait()
+    async with asyncio.timeout(PATIENCE):
+        await ended.wait()
+
+
+async def test_the_memory_for_parsing_counts_against_the_budget(fake, monkeypatch):
+    """A large body takes four times its size; one that no room is left for gets 429."""
+    body = orjson.dumps(request_body(Api.CHAT, stream=False, text="x" * LARGE))
+    for room, status in ((4 * len(body), 200), (4 * len(body) - 1, 429)):
+        small = settings(fake.base, all_bodies_bytes=room, drain_timeout=1.0)
+        async with running(small) as sidecar, dial(sidecar.addresses[0]) as wire:
+            await ready(sidecar)
+            await wire.post(CHAT, body)
+            assert (await wire.head()).status == status
+
+
+async def test_the_ids_of_a_long_answer_are_read_piece_by_piece_up_to_a_limit(fake):
+    async with EngineClient(fake.base) as client:
+        text = "some words " * 40_000
+        ids = await client.tokenize(text, add_special=False, parse_special=True)
+        assert list(await client.tokenize_long(text, add_special=False, parse_special=True)) == ids
+        with pytest.raises(EngineError, match="more than"):
+            await client.tokenize_long(text, add_special=False, parse_special=True, most=len(ids) // 2)

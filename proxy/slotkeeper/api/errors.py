@@ -79,6 +79,18 @@ class OurFault(Fault):
     """The sidecar itself failed: 500."""
 
 
+def too_long(api: Api, tokens: int, context: int) -> ClientFault:
+    """Return llama-server's error for a prompt of at least so many `tokens`, which exceed the context.
+
+    Agents compact their conversation when they read it. For Anthropic's API it begins as Anthropic's does.
+    """
+    said = f"request (at least {tokens} tokens) exceeds the available context size ({context} tokens)"
+    if api is Api.MESSAGES:
+        said = f"prompt is too long: {tokens} tokens > {context} maximum; {said}"
+    more = {"n_prompt_tokens": tokens, "n_ctx": context}
+    return ClientFault(f"{said}, try increasing it", type="exceed_context_size_error", more=more)
+
+
 def retold(status: int, body: bytes) -> Fault:
     """Convert the engine's error answer to a fault with the same content, to send it as a stream event."""
     family = ClientFault if status < 500 else UpstreamFault

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum
 from math import isfinite
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
@@ -35,7 +35,7 @@ from slotkeeper.api.errors import ClientFault
 from slotkeeper.api.head import Api
 from slotkeeper.api.openai import split
 from slotkeeper.api.pictures import Picture, with_names
-from slotkeeper.conversation.layout import Layout
+from slotkeeper.conversation.layout import Layout, Role
 from slotkeeper.scheduler.adapters import Scales, scales_in
 from slotkeeper.scheduler.types import NO_HINTS, RequestHints
 
@@ -47,6 +47,47 @@ MOST_VALUES: Final = 2_000_000  # commas and brackets; no model's prompt has so 
 MOST_MESSAGES: Final = 20_000
 MOST_DEEP: Final = 512  # nested lists and objects; no client nests a tool's schema deeper than 20
 _LISTS: Final = ("messages", "input", "tools", "system")
+
+
+HEAVY: Final = 8 * 2**20  # bytes; parsing a larger body here would stop the event loop for too long
+BLANKS: Final = " \n\r\t"  # templates trim these
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSize:
+    """What of a body certainly reaches its prompt: token ids, and characters other than blanks."""
+
+    ids: int = 0
+    characters: int = 0
+    text: int = 0  # characters of all texts of a chat, or of a raw prompt
+
+    def tokens(self, longest: int) -> int:
+        """Return the least number of tokens, if no token of the vocabulary has more characters."""
+        return self.ids + -(-self.characters // longest)
+
+
+def size_of(api: Api, doc: Doc) -> PromptSize:
+    """Return the size of a body's prompt. Media, tools and the model's own replies are not counted.
+
+    A template may leave out replies, or the reasoning in them.
+    """
+    if api in {Api.COMPLETION, Api.COMPLETIONS}:
+        prompts = split(doc.get("prompt"))
+        parts = prompts if len(prompts) == 1 else []
+        parts = parts[0] if parts and isinstance(parts[0], list) else parts
+        texts = [part for part in parts if isinstance(part, str)]
+        return PromptSize(len(parts) - len(texts), sum(map(_visible, texts)), sum(map(len, texts)))
+    layout = None if "chat_template" in doc else lay_out(api, doc)
+    if layout is None:
+        return PromptSize()
+    given = [text.text for message in layout.messages for text in message.texts]
+    sure = (m.texts for m in layout.messages if m.role is not Role.ASSISTANT)
+    characters = sum(_visible(text.text) for texts in sure for text in texts)
+    return PromptSize(characters=characters, text=sum(map(len, given)))
+
+
+def _visible(text: str) -> int:
+    return len(text) - sum(map(text.count, BLANKS))
 
 
 def is_large(body: bytes) -> bool:
@@ -89,10 +130,18 @@ def check_lists(doc: Doc) -> None:
 
 _BOM: Final = b"\xef\xbb\xbf"  # the engine skips one at the start
 _INT32: Final = 2**31
-_ABSENT: Final = object()
 _PLAIN: Final = re.compile(r"(?:/(?:[\w.~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})*)+", re.ASCII)
 _CONTROL: Final = re.compile(rb"[\x00-\x1f\x7f]")
 _DOTS: Final = frozenset({b".", b".."})
+
+
+class Absent(Enum):
+    """The value of a field that a body does not have. An enum stays the same in another process."""
+
+    ABSENT = "absent"
+
+
+_ABSENT: Final = Absent.ABSENT
 
 
 class Doubt(StrEnum):
@@ -132,16 +181,21 @@ class Claim:
 UNNAMED: Final = Claim(named=_ABSENT, id_slot=None, copies=1)
 
 
+def check_encoding(encoding: str) -> None:
+    """Raise NotPlain for a Content-Encoding that would have to be decoded."""
+    if encoding.strip().lower() not in {"", "identity"}:
+        raise NotPlain(
+            Doubt.ENCODING, f"Content-Encoding {encoding[:40]!r} is not supported; send the body unencoded"
+        )
+
+
 def load(body: bytes, encoding: str = "") -> Doc:
     """Return the object in `body`, which has this Content-Encoding. Raises NotPlain.
 
     Of two equal keys the last counts, however they are escaped, as in the engine. The engine accepts two
     things that this does not: a NUL byte after the document, and nesting deeper than 1024.
     """
-    if encoding.strip().lower() not in {"", "identity"}:
-        raise NotPlain(
-            Doubt.ENCODING, f"Content-Encoding {encoding[:40]!r} is not supported; send the body unencoded"
-        )
+    check_encoding(encoding)
     try:
         doc = orjson.loads(body.removeprefix(_BOM))
     except orjson.JSONDecodeError as error:

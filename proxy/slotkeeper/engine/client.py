@@ -5,6 +5,7 @@ This module makes no decisions. `http` sends the calls; client requests are forw
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Self
 
@@ -56,6 +57,8 @@ __all__ = [
 
 # These routes never enter the engine's task queue (engine.md 1.4, 1.7).
 QUICK: Final = CallLimits(CallKind.BRIEF, BRIEF_SECONDS)
+EXACT_VOCABULARIES: Final = frozenset({1, 2})  # llama_vocab_type: SPM and BPE
+PIECES_AT_ONCE: Final = 10_000  # ids; an answer of 300 KB
 TEXT: Final = CallLimits(CallKind.TEXT, 60.0)  # megabytes to tokenize
 # The rest of a batch, then 8 GB to a disk at 20 MB per second: an engine that takes longer is stuck.
 LONG: Final = CallLimits(CallKind.TASK, 600.0)
@@ -243,6 +246,36 @@ class EngineClient(ControlClient):
         body = {"content": content, "add_special": add_special, "parse_special": parse_special}
         answer = await self._http.json("POST", "/tokenize", limits=TEXT, headers=headers, body=body)
         return list(answer["tokens"])
+
+    async def tokenize_long(
+        self,
+        content: str | Sequence[str | int],
+        *,
+        add_special: bool,
+        parse_special: bool,
+        headers: Headers | None = None,
+        most: int | None = None,
+    ) -> array[int]:
+        """Return what `tokenize` returns, for texts of any length; EngineError for more than `most` ids."""
+        body = {"content": content, "add_special": add_special, "parse_special": parse_special}
+        return await self._http.ids("/tokenize", limits=TEXT, headers=headers, body=body, most=most)
+
+    async def longest_token(self, *, headers: Headers | None = None) -> int | None:
+        """Return the most characters that one token of the vocabulary stands for; None if there is no limit.
+
+        Only for tokenizers that give a token for every character: others leave characters out, or give one
+        token for a whole unknown word.
+        """
+        meta = (await self.models(headers=headers)).get("meta") or {}
+        if meta.get("vocab_type") not in EXACT_VOCABULARIES or not meta.get("n_vocab"):
+            return None
+        longest = 1
+        for start in range(0, int(meta["n_vocab"]), PIECES_AT_ONCE):
+            ids = list(range(start, min(start + PIECES_AT_ONCE, int(meta["n_vocab"]))))
+            body = {"content": ids, "with_pieces": True}
+            answer = await self._http.json("POST", "/tokenize", limits=TEXT, headers=headers, body=body)
+            longest = max(longest, *(len(token["piece"]) for token in answer["tokens"]))
+        return longest
 
     async def detokenize(self, ids: Sequence[int], *, headers: Headers | None = None) -> str:
         """Return the text of these tokens."""

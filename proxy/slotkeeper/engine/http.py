@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
@@ -222,6 +223,37 @@ class EngineHttp:
         except orjson.JSONDecodeError as error:
             raise EngineError(response.status, f"{path}: not JSON", foreign=True) from error
 
+    async def ids(
+        self,
+        path: str,
+        *,
+        limits: CallLimits,
+        headers: Headers | None,
+        body: Mapping[str, Any],
+        most: int | None,
+    ) -> array[int]:
+        """Return the numbers of the one list that the engine answers; other arguments as for `ask`.
+
+        They are read piece by piece: a whole answer of megabytes would stop the event loop, and take ten
+        times its size as Python's integers. Raises as `ask` does, and EngineError for more than `most`.
+        """
+        found, rest, ended = array("i"), b"", b""
+        async with self.ask("POST", path, limits=limits, headers=headers, body=body) as response:
+            async for piece in response.content.iter_any():
+                self.pulse.answered()
+                rest = (rest + piece).rpartition(b"[")[2]
+                rest, ended, _ = rest.partition(b"]")
+                whole, comma, left = rest.rpartition(b",")
+                if comma:
+                    found.extend(_numbers(path, whole))
+                    rest = left
+                if ended:
+                    break
+                if most is not None and len(found) > most:
+                    raise EngineError(response.status, f"{path}: more than {most} tokens")
+        found.extend(_numbers(path, rest))
+        return found
+
     @asynccontextmanager
     async def ask(
         self,
@@ -339,6 +371,14 @@ class EngineHttp:
                 headers={"Content-Type": "application/json"},
             )
         return self._sessions[kind]
+
+
+def _numbers(path: str, text: bytes) -> list[int]:
+    """Return numbers that are separated by commas. Raises EngineError for anything else."""
+    try:
+        return list(orjson.loads(b"[" + text + b"]"))
+    except orjson.JSONDecodeError as error:
+        raise EngineError(200, f"{path}: not a list of numbers", foreign=True) from error
 
 
 async def _sent(send: Send, session: aiohttp.ClientSession, *, kept: bool) -> aiohttp.ClientResponse:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Final
 
 import orjson
@@ -16,9 +17,21 @@ from slotkeeper.api import agent_hints
 from slotkeeper.api.answer import Answer, ProgressFilter
 from slotkeeper.api.answer_builder import Figures
 from slotkeeper.api.document import Doc, NotOurs
-from slotkeeper.api.errors import Fault, outcome_by
+from slotkeeper.api.errors import Fault, outcome_by, too_long
 from slotkeeper.api.head import Api, Secrets
-from slotkeeper.api.request import UNNAMED, Ask, Claim, check_lists, model_of, read, understood
+from slotkeeper.api.request import (
+    LARGE,
+    UNNAMED,
+    Ask,
+    Claim,
+    PromptSize,
+    check_lists,
+    is_large,
+    model_of,
+    read,
+    size_of,
+    understood,
+)
 from slotkeeper.conversation.likeness import asks_aside
 from slotkeeper.conversation.naming import Naming
 from slotkeeper.engine.answers import EngineGoneError
@@ -27,6 +40,7 @@ from slotkeeper.observe.log import get_logger, sayable
 from slotkeeper.observe.request_record import BRIEFEST_WAIT, Record, RequestStage
 from slotkeeper.runtime import render
 from slotkeeper.runtime.driver import LATEST, Driver
+from slotkeeper.runtime.heavy import Weighed, Weigher
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.render import boundaries_of
 from slotkeeper.runtime.rewriting import Rewriting
@@ -35,7 +49,7 @@ from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.events import Finished, Gone, Rendered
 from slotkeeper.scheduler.figures import Unknown, usage_of
 from slotkeeper.scheduler.tokens import Boundary, Tokens
-from slotkeeper.scheduler.types import NO_ROUTER, Reason, RequestHints, RequestId
+from slotkeeper.scheduler.types import NO_ROUTER, ModelName, Reason, RequestHints, RequestId
 
 # On other routes a different count may come from our conversion of the body.
 OUR_TOKENIZER: Final = frozenset({Api.CHAT, Api.COMPLETION, Api.COMPLETIONS})
@@ -78,6 +92,7 @@ class Account:
         self._secrets = secrets
         self._explaining: Explaining | None = None
         self._open = False  # the driver waits for its end
+        self._rendering: asyncio.Task[None] | None = None
         self._unrendered: Ask | None = None  # the driver expects its tokens, but rendering has not begun
         self.id = request_id
         self.key = RequestId("")
@@ -121,19 +136,47 @@ class Account:
         self.parsed = True
         return doc
 
+    async def weigh(self, body: bytes, encoding: str, weigher: Weigher, model: ModelName) -> Weighed:
+        """Have another process read a heavy body, and take its claim. Raises what `understand` raises.
+
+        It also raises ClientFault for a prompt that fits no engine's context. So does `parse`.
+        """
+        self.record.body_bytes, self._received = len(body), body
+        weighed = await weigher(self._api, body, encoding)
+        self.claim, self.parsed = weighed.claim, True
+        self.record.model = None if self._secrets.stand_in(weighed.model or "") else weighed.model
+        await self._check_length(weighed.size, model)
+        return weighed
+
+    async def _check_length(self, size: PromptSize, model: ModelName) -> None:
+        """Raise ClientFault for a prompt that fits no engine's context, before anything is done for it."""
+        engines = self._driver.engines
+        model = model or engines.model_of(self.claim.model)
+        found = await engines.least_too_long(size, model, self._auth)
+        if found is not None:
+            raise too_long(self._api, *found)
+
     async def parse(
-        self, body: bytes, rewriting: Rewriting | None = None, *, encoding: str = "", run: Runner = here
+        self,
+        body: bytes,
+        rewriting: Rewriting | None = None,
+        *,
+        encoding: str = "",
+        run: Runner = here,
+        model: ModelName = NO_ROUTER,
     ) -> None:
-        """Call `understand`, and apply the rules. Raises what `understand` raises.
+        """Call `understand`, and apply the rules. Raises what `understand` raises, and `too_long`.
 
         A request whose prompt we cannot make is forwarded: the engine's error explains it better.
         """
         self._name.update(None)
         doc, taken = await self.understand(body, encoding, run=run), None
+        if is_large(body):
+            await self._check_length(await run(size_of, self._api, doc), model)
         try:
             check_lists(doc)
-            model = model_of(doc)
-            self.record.model = None if model and self._secrets.stand_in(model) else model
+            named = model_of(doc)
+            self.record.model = None if named and self._secrets.stand_in(named) else named
             if rewriting:
                 context = self._driver.context(self.claim.model)
                 self._explaining = Explaining(rewriting, self._metrics, self.record, context)
@@ -211,7 +254,7 @@ class Account:
     def render(self) -> None:
         """Start rendering in the background, once for each key."""
         if self._unrendered is not None:
-            self._driver.tasks.start(self._render(self._unrendered))
+            self._rendering = self._driver.tasks.start(self._render(self._unrendered))
             self._unrendered = None
 
     async def _render(self, ask: Ask) -> None:
@@ -257,8 +300,10 @@ class Account:
 
     async def _found(self, link: EngineLink, ask: Ask) -> Found:
         """Return the prompt's tokens and its boundaries. Raises what `render` raises."""
-        prompt = await render.prompt_of(link, ask, self._auth)
-        return (prompt, () if prompt is None else await boundaries_of(link, ask, prompt, self._auth))
+        large = self.record.body_bytes > LARGE
+        async with self._driver.large_renders if large else nullcontext():
+            prompt = await render.prompt_of(link, ask, self._auth)
+            return (prompt, () if prompt is None else await boundaries_of(link, ask, prompt, self._auth))
 
     @property
     def rules(self) -> list[str]:
@@ -316,7 +361,8 @@ class Account:
             self.cost += planted + max(0, (reached or 0) - cached) + self.listener.events
             driver.effect_runner.forget(self.key)
             driver.post(Gone(at=driver.now(), request=self.key, reached=reached, cached=cached))
-            driver.engines.changed()  # its tokens are not needed any more
+            if self._rendering is not None:  # its tokens are not needed any more
+                self._rendering.cancel()
 
     def _reached(self) -> tuple[int | None, int]:
         """Return the tokens reached by the prefill and those cached, by the engine's last report."""

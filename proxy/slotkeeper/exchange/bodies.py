@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from io import BytesIO
 from types import TracebackType
 from typing import Final, Self
 
@@ -19,12 +20,14 @@ from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from slotkeeper.api.errors import ClientFault
+from slotkeeper.api.request import LARGE
 from slotkeeper.exchange.upstream import CHUNK, abort
 from slotkeeper.observe.log import Seldom, get_logger
 from slotkeeper.observe.metrics import ConnectionCut, Metrics
 
 RETRY_AFTER: Final = 5  # seconds
 SLOWEST: Final = 16 * 1024  # bytes per second, the slowest upload of a large body
+PARSED: Final = 3  # times a body's size that its document, rendered text and tokens take
 BLOCK: Final = 256 * 1024  # bytes by which a buffer grows
 CROWDED_SECONDS: Final = 5.0  # without a byte read, while other requests wait for a slot
 LOOK_SECONDS: Final = 0.5  # between two looks at a client that does not read
@@ -41,6 +44,7 @@ class Budget:
     total: int
     seconds: float
     metrics: Metrics
+    reserve: int = 0  # for reading one heavy body in another process (`runtime.heavy`)
     free: int = field(init=False)
     _seldom: Seldom = field(init=False, default_factory=lambda: Seldom(log))
 
@@ -90,7 +94,7 @@ class Body(Loan):
         if not request.body_exists:
             return None
         self._check(request.content_length or 0)
-        if self._budget.free <= 0:
+        if self._budget.free <= self._budget.reserve:
             raise self._full()
         if request.content.is_eof():  # a small body arrived with the head
             whole = await request.content.read()
@@ -99,13 +103,13 @@ class Body(Loan):
         return await self._read(request)
 
     async def _read(self, request: web.BaseRequest) -> bytes:
-        whole = bytearray()
+        whole = BytesIO()  # its bytes are not copied once more, as those of a bytearray would be
         until = asyncio.get_running_loop().time() + self._budget.seconds
         try:
             async with asyncio.timeout_at(until) as limit:
                 while piece := await request.content.readany():
                     self._add(len(piece))
-                    whole += piece
+                    whole.write(piece)
                     limit.reschedule(until + self._taken / SLOWEST)
         except TimeoutError as error:
             self._budget.metrics.cut(ConnectionCut.BODY)
@@ -116,11 +120,19 @@ class Body(Loan):
             ) from error
         except (web.RequestPayloadError, HttpProcessingError) as error:
             raise ClientFault("the body is not framed as HTTP requires") from error
-        return bytes(whole)
+        return whole.getvalue()
+
+    def extend(self) -> None:
+        """Take the memory for parsing and rendering a large body. Raises ClientFault if it is too little."""
+        if self._taken > LARGE:
+            wanted = PARSED * self._taken
+            if wanted > self._budget.free - self._budget.reserve:
+                raise self._full()
+            self.take(wanted)
 
     def _add(self, size: int) -> None:
         self._check(self._taken + size)
-        if size > self._budget.free:
+        if size > self._budget.free - self._budget.reserve:
             raise self._full()
         self.take(size)
 

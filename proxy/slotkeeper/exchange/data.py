@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -25,7 +25,7 @@ from slotkeeper.api.head import (
     request_id,
     takes_form,
 )
-from slotkeeper.api.request import NotPlain, named_model, plain
+from slotkeeper.api.request import HEAVY, NotPlain, named_model, plain
 from slotkeeper.engine.client import LOOP_STATUS
 from slotkeeper.exchange.bodies import Body, Budget, Outlet
 from slotkeeper.exchange.connections import Connections
@@ -69,11 +69,6 @@ def _unloaded_by(path: str, body: bytes | None) -> str | None:
     if path in UNLOAD_ALL:
         return None
     return path.removeprefix(UNLOAD_ONE) if path.startswith(UNLOAD_ONE) else named_model(body or b"") or ""
-
-
-def _model_in(request: web.BaseRequest, body: bytes | None) -> str | None:
-    """Return the model that a request names, as a router reads it: in a POST's body or a GET's query."""
-    return request.query.get("model") if request.method in READS else named_model(body or b"")
 
 
 class DataPort:
@@ -152,7 +147,10 @@ class DataPort:
             if takes_slot:
                 given = (self._gate, request, api, body or b"", known_as)
                 form = takes_form(path)
-                return await Exchange(*given, judged=judged, arrived=arrived, form=form, model=model).run()
+                exchange = Exchange(
+                    *given, judged=judged, arrived=arrived, incoming=incoming, form=form, model=model
+                )
+                return await exchange.run()
             self._known(api, judged)
             if api is Api.CONTROL:
                 return await self._acted(request, body or b"", known_as, model)
@@ -230,7 +228,8 @@ class DataPort:
         the router would load it and evict another.
         """
         driver = self._gate.driver
-        model = model or driver.engines.model_of(_model_in(request, body))
+        if driver.engines.routers and not model:
+            model = driver.engines.model_of(await self._model_in(request, body))
         if not model:
             return driver.engines.front()
         key = RequestId(f"{next(driver.numbers)}:slotless")
@@ -243,6 +242,17 @@ class DataPort:
             driver.post(Gone(at=driver.now(), request=key))
             raise
         return driver.links[forward.engine]
+
+    async def _model_in(self, request: web.BaseRequest, body: bytes | None) -> str | None:
+        """Return the model that a request names, as a router reads it: in a POST's body or a GET's query."""
+        if request.method in READS:
+            return request.query.get("model")
+        if not body or len(body) <= HEAVY:
+            return named_model(body or b"")
+        with suppress(NotPlain):
+            named = (await self._gate.weigher(Api.OTHER, body)).claim.model
+            return named if isinstance(named, str) else None
+        return None
 
     async def _through(
         self,

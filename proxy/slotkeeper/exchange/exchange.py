@@ -13,11 +13,11 @@ from slotkeeper.api import head as names
 from slotkeeper.api.errors import ClientFault, Fault, UpstreamFault
 from slotkeeper.api.head import Api, Secrets
 from slotkeeper.api.head import request_id as safe_id
-from slotkeeper.api.request import NotPlain, is_large, placed, uncached
+from slotkeeper.api.request import HEAVY, NotPlain, is_large, placed, uncached
 from slotkeeper.conversation.naming import Naming
 from slotkeeper.exchange.account import Account
 from slotkeeper.exchange.answer_filters import NotAssembled, OutOfCells, form_for, gate_for
-from slotkeeper.exchange.bodies import Budget
+from slotkeeper.exchange.bodies import Body, Budget
 from slotkeeper.exchange.connections import Network
 from slotkeeper.exchange.door import Door, KeyCheck, Refusal, program_of
 from slotkeeper.exchange.engine_failures import FailedRequest, is_failure, judge
@@ -30,6 +30,7 @@ from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.recording import Recorder
 from slotkeeper.observe.sentences import urgency
 from slotkeeper.runtime.driver import Driver
+from slotkeeper.runtime.heavy import Weigher
 from slotkeeper.runtime.rewriting import Rewriting
 from slotkeeper.runtime.tasks import Aside, here
 from slotkeeper.scheduler.effects import Forward
@@ -72,6 +73,7 @@ class Gate:
     keep_alive: float  # seconds between comments to a client that waits for a stream
     ahead: Budget
     aside: Aside
+    weigher: Weigher
     trusted: tuple[Network, ...]  # proxies in front
     drain_timeout: float  # seconds that running answers get before a client's request unloads their model
     recorder: Recorder | None = None
@@ -91,16 +93,18 @@ class Exchange:
         *,
         judged: KeyCheck,
         arrived: float,
+        incoming: Body,
         form: bool = False,
         model: ModelName = NO_ROUTER,
     ) -> None:
         """If no engine could judge the credential, the request passes through without any work for it.
 
-        A wait for an engine counts from `arrived`, in seconds. `form`: the body is a form with a file, not
-        JSON. `model` is the one that the path names.
+        A wait for an engine counts from `arrived`, in seconds. `incoming` is the memory of the body. `form`:
+        the body is a form with a file, not JSON. `model` is the one that the path names.
         """
         self._gate = gate
         self._judged = judged
+        self._incoming = incoming
         self._let_in = judged is not KeyCheck.UNSURE
         self._waits_since = arrived
         self._request = request
@@ -180,10 +184,16 @@ class Exchange:
     async def _understand(self) -> None:
         """Parse the body. Raises ClientFault if the engine might read it differently, or for large values."""
         run = self._gate.aside if is_large(self._body) else here
-        encoding = ",".join(self._request.headers.getall("Content-Encoding", []))
+        encoding, model = ",".join(self._request.headers.getall("Content-Encoding", [])), self._model
         try:
+            if len(self._body) > HEAVY:
+                weighed = await self._account.weigh(self._body, encoding, self._gate.weigher, model)
+                if not self._api.generates or weighed.size.text > HEAVY:
+                    return  # forwarded with its claim: rendering so much text would stop the event loop
             if self._api.generates and self._let_in:
-                await self._account.parse(self._body, self._rewriting(), encoding=encoding, run=run)
+                given = self._body, self._rewriting()
+                self._incoming.extend()
+                await self._account.parse(*given, encoding=encoding, run=run, model=model)
             else:
                 await self._account.understand(self._body, encoding, run=run)
         except NotPlain as why:

@@ -62,6 +62,7 @@ log = get_logger(__name__)
 
 SWEEP_PATIENCE: Final = 10.0  # seconds: a slow disk must not keep the sidecar from serving
 MOMENT: Final = 0.1  # seconds, at most, between checks whether a request runs
+LARGE_RENDERS: Final = 2  # large prompts that are rendered at once: each takes some times its size
 LATEST: Final = 1.0  # seconds that small but necessary work waits for an idle moment
 
 
@@ -111,6 +112,7 @@ class Driver:
         )
         self.next_turns = NextTurns()
         self.numbers = count(1)  # numbers of requests: a client may send one id twice
+        self.large_renders = asyncio.Semaphore(LARGE_RENDERS)
         self.learning: set[RequestId] = set()  # requests whose replies are being rendered
         self._renewal = Renewal(self.engines, self.membership, metrics, self._limits)
         self.placement = self._renewal.new_placement()

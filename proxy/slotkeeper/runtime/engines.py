@@ -12,6 +12,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from slotkeeper.api.errors import ClientFault
+from slotkeeper.api.request import PromptSize
 from slotkeeper.engine.answers import EngineError, EngineGoneError, Health
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.http import UPSTREAM, EngineAddress
@@ -27,6 +28,8 @@ from slotkeeper.scheduler.events import Event
 from slotkeeper.scheduler.types import NO_ROUTER, EngineId, ModelName
 
 PATIENCE: Final = 3.0  # seconds that a request waits for an engine's probe, which takes 0.2 seconds
+
+SHORT_TOKEN: Final = 16  # characters; a text that has more for each token of the context is looked at closer
 
 LONGEST_NAME: Final = 100  # characters of a model's name in an error text
 WORDS: Final = 8  # between slashes, in a model's name: a path of thousands would take a tenth of a second
@@ -220,6 +223,24 @@ class Engines:
     def of(self, model: ModelName) -> list[EngineLink]:
         """Return the links to the engines of a router's model; with NO_ROUTER the same as `upstreams`."""
         return [link for link in self.links.values() if link.address.model == model]
+
+    async def least_too_long(
+        self, size: PromptSize, model: ModelName, auth: Mapping[str, str]
+    ) -> tuple[int, int] | None:
+        """Return the least tokens of a prompt and the largest context, if it fits no engine of the model.
+
+        None: it may fit one, for all that is known without tokenizing it.
+        """
+        links = self.of(model)
+        contexts = [link.traits.n_ctx if link.ready and link.traits else 0 for link in links]
+        context = max(contexts, default=0)
+        if not all(contexts) or size.tokens(SHORT_TOKEN) <= context:
+            return None
+        longest = [await link.longest_token(auth) for link in links]
+        if not all(longest):
+            return None
+        least = size.tokens(max(filter(None, longest)))
+        return (least, context) if least > context else None
 
     def front(self, model: ModelName = NO_ROUTER) -> EngineLink:
         """Return the first ready engine of this model, else its first engine, else the first of all.

@@ -76,6 +76,8 @@ class KnownEngine:
         self._may_read = may_read
         self._tokenizers = Tokenizers(self.tokenize)
         self._keeping = asyncio.Lock()
+        self._measuring = asyncio.Lock()
+        self._longest: tuple[Tokenizer | None, int | None] | None = None  # of the tokenizer's vocabulary
 
     async def read(self, *, may_compute: bool) -> Reading:
         """Probe the engine, and remember the result. Raises what `read_traits` raises."""
@@ -147,10 +149,27 @@ class KnownEngine:
 
     async def tokenize(
         self, content: str | list[int | str], *, add_special: bool, parse_special: bool
-    ) -> list[int]:
-        return await self.client.tokenize(
-            content, add_special=add_special, parse_special=parse_special, headers=_LENT.get() or self.auth
+    ) -> Sequence[int]:
+        """Return token ids. Raises EngineError for more than fit the context: such a prompt is refused."""
+        return await self.client.tokenize_long(
+            content,
+            add_special=add_special,
+            parse_special=parse_special,
+            headers=_LENT.get() or self.auth,
+            most=self.traits.n_ctx or None if self.traits else None,
         )
+
+    async def longest_token(self, auth: Mapping[str, str]) -> int | None:
+        """Return the most characters of a token, asked once for a tokenizer; None: unknown, or no limit."""
+        async with self._measuring:
+            if self._longest is None or self._longest[0] is not self.tokenizer:
+                try:
+                    longest = await self.client.longest_token(headers=auth or self.auth)
+                except (EngineError, EngineGoneError, KeyError, TypeError) as error:
+                    log.info("vocabulary_not_read", engine=self.engine, error=str(error))
+                    return None
+                self._longest = (self.tokenizer, longest)
+            return self._longest[1]
 
     async def render_chat(self, chat: Doc, auth: Mapping[str, str]) -> Tokens:
         """Return the exact prompt of a chat body (engine.md 1.4).

@@ -42,7 +42,7 @@ class TokenizeCall(Protocol):
 
     async def __call__(
         self, content: str | list[int | str], *, add_special: bool, parse_special: bool
-    ) -> list[int]: ...
+    ) -> Sequence[int]: ...
 
 
 class TokenizeError(RuntimeError):
@@ -81,7 +81,7 @@ async def learn_affixes(ask: TokenizeCall) -> tuple[Tokens, Tokens]:
     raise TokenizeError("add_special changes the tokens of the text itself")
 
 
-async def tokens_of(ids: list[int]) -> Tokens:
+async def tokens_of(ids: Sequence[int]) -> Tokens:
     """Pack the ids of an answer; many ids in a thread, not to block the event loop."""
     return Tokens(ids) if len(ids) < THREAD_IDS else await asyncio.to_thread(Tokens, ids)
 
