@@ -103,7 +103,7 @@ async def _examine(
         return 0
     if usable:
         unfit += [*about_files(reading, flags), *about_room(usable, reading)]
-    findings = _examined(reading, seen, unfit if slot_dir else None)
+    findings = _examined(reading, seen, unfit if slot_dir else None, routed=bool(address.model))
     console.print(_traits(reading, client.computed))
     console.print(_findings(findings))
     return int(_fails(findings))
@@ -169,7 +169,9 @@ def written_per_second(folder: Path) -> float:
         path.unlink(missing_ok=True)
 
 
-def _examined(reading: Reading, seen: Probe, in_files: list[Finding] | None) -> list[Finding]:
+def _examined(
+    reading: Reading, seen: Probe, in_files: list[Finding] | None, *, routed: bool
+) -> list[Finding]:
     return examine(
         reading.traits,
         reading.flags,
@@ -178,6 +180,7 @@ def _examined(reading: Reading, seen: Probe, in_files: list[Finding] | None) -> 
         metrics_ok=seen.metrics_ok,
         slot_save=seen.slot_save,
         files=in_files,
+        routed=routed,
     )
 
 

@@ -90,10 +90,12 @@ def examine(
     metrics_ok: bool,
     slot_save: SaveSupport,
     files: Iterable[Finding] | None = None,
+    routed: bool = False,
 ) -> list[Finding]:
     """Return all findings, the worst first; an OK if nothing needs to change.
 
-    `files`: the findings of a check of slot files, None if there was no check.
+    `files`: the findings of a check of slot files, None if there was no check. `routed`: it is a model of a
+    router or of llama-swap, whose process ends at each swap.
     """
     found = [
         *about_routes(props, flags, slots_ok, metrics_ok),
@@ -101,7 +103,7 @@ def examine(
         *about_slots(traits, flags),
         *about_checkpoints(traits, flags),
         *about_window(traits),
-        *about_caches(traits, flags),
+        *about_caches(traits, flags, routed=routed),
         *about_sleep(props, flags),
         *about_need(traits, flags),
     ]
@@ -226,10 +228,15 @@ def about_window(traits: EngineTraits) -> Iterator[Finding]:
         yield Finding(trap="memory", severity=Severity.NOTE, what=what, do=do)
 
 
-def about_caches(traits: EngineTraits, flags: EngineFlags | None) -> Iterator[Finding]:
+def about_caches(
+    traits: EngineTraits, flags: EngineFlags | None, *, routed: bool = False
+) -> Iterator[Finding]:
     if traits.disk_cache:
         yield about_disk_cache(traits)
-    if not traits.ram_cache:
+    if routed and traits.ram_cache and not traits.disk_cache:
+        what = "The RAM prompt cache is lost at every swap, and takes memory that other models need."
+        yield Finding(trap="ram-cache", severity=Severity.NOTE, what=what, do="Add --cache-ram 0.")
+    if not routed and not traits.ram_cache:
         what = "No RAM prompt cache: an overwritten prompt is lost unless Slotkeeper has saved it."
         yield Finding(trap="ram-cache", severity=Severity.NOTE, what=what, do="Remove --cache-ram 0.")
     if traits.ram_cache and traits.similarity > 0 and flags and flags.host not in {"127.0.0.1", "localhost"}:

@@ -57,6 +57,24 @@ def test_a_trait_that_costs_tokens_is_reported(change, trap, severity):
     assert (trap, severity) in traps(replace(GOOD, **change))
 
 
+@pytest.mark.parametrize(
+    ("routed", "cached", "advice"),
+    [
+        (False, False, "Remove --cache-ram 0."),
+        (False, True, None),
+        (True, True, "Add --cache-ram 0."),
+        (True, False, None),
+    ],
+)
+def test_a_ram_cache_is_advised_except_for_the_models_of_a_router(routed, cached, advice):
+    """As docs/models.md advises: each swap loses that cache."""
+    traits = replace(GOOD, ram_cache=cached, idle_copy=False)
+    found = examine(
+        traits, None, PROPS, slots_ok=True, metrics_ok=True, slot_save=SaveSupport.YES, routed=routed
+    )
+    assert next((one.do for one in found if one.trap == "ram-cache"), None) == advice
+
+
 def test_a_dense_model_needs_no_checkpoints():
     dense = replace(GOOD, memory=Memory.DENSE, checkpoint_cap=0, eager_thinning=True, user_start=())
     assert traps(dense) == {("flags", Severity.OK)}
