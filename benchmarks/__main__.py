@@ -5,6 +5,7 @@ from __future__ import annotations
 from benchmarks import (
     append_turn,
     boundaries,
+    cases,
     crowd,
     demo,
     engines,
@@ -54,6 +55,7 @@ PROGRAMS = (
     boundaries,
     when_needed,
     crowd,
+    cases,
     found_flags,
 )
 

@@ -1,7 +1,8 @@
 """Tokens: workloads of public bug reports about prefix caches, rebuilt small: stock, and through the sidecar.
 
-`engine` is all that the engine computed, by its own counter: plants, probes and idle work included. `limit`
-is the highest permitted share of what stock computed in the same run; no case may exceed stock by over 1 %.
+Shown is all that the engine computed, by its own counter: plants, probes and idle work included. No case may
+exceed stock by more than 1 %. `limit` is the highest permitted share of stock on the newer build, as the
+older one writes no checkpoints to files. "memories fixed" needs rules that are not there yet.
 
 `python -m benchmarks.cases [--build b11549] [--cases recap ...]`
 """
@@ -331,11 +332,12 @@ async def rag_wrapper(player: Player) -> None:
 async def common_head(player: Player) -> None:
     """Two chats with a common system prompt share one slot."""
     head = Writer(18).system(340)
-    for turns in zip(
-        *(Writer(180 + seed).chat(4, head=1, words=60, reply=4) for seed in range(2)), strict=True
-    ):
-        for messages in turns:
-            await player.ask([head, *messages[1:]])
+    writers = [Writer(181), Writer(182)]
+    histories = [[head, write.user(105)] for write in writers]
+    for _ in range(4):
+        for write, history in zip(writers, histories, strict=True):
+            await player.ask(history)
+            history += [said("assistant", write.prose(4)), write.user(17)]
 
 
 async def batch_sweep(player: Player) -> None:
@@ -419,15 +421,16 @@ async def run(cases: Sequence[Case], build: str) -> list[Doc]:
         ours, too = await measure(case, build, ours=True)
         rows.append(
             {"build": build, "case": case.name, "stock": stock, "ours": ours, "limit": case.limit}
-            | {"failures": [*failed, *too], "kept": keeps(case, stock, ours)}
+            | {"failures": [*failed, *too], "kept": keeps(case, build, stock, ours)}
         )
         console.print(f"[dim]{rows[-1]}[/dim]", highlight=False)
     return rows
 
 
-def keeps(case: Case, stock: int, ours: int) -> bool:
-    """Whether the case stays within its limit, and within 1 % of stock."""
-    return ours <= stock * AT_MOST and ours / stock <= round(case.limit, 2) + AT_MOST - 1
+def keeps(case: Case, build: str, stock: int, ours: int) -> bool:
+    """Whether the case stays within 1 % of stock, and within its limit if slot files carry checkpoints."""
+    least = case.limit + AT_MOST - 1 if build == BUILDS[-1] else AT_MOST
+    return ours <= stock * min(AT_MOST, least)
 
 
 def table(rows: Sequence[Doc]) -> Table:

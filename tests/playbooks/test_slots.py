@@ -3,6 +3,7 @@
 import pytest
 
 from playbooks.playbook import (
+    NEW_FILES,
     Play,
     acts,
     arrives,
@@ -12,9 +13,13 @@ from playbooks.playbook import (
     knows,
     leaves,
     look_failed,
+    one_turn,
     replies,
     reports,
+    restores,
     sees,
+    snapshot,
+    snapshots_changed,
     starts,
     unpinned,
 )
@@ -22,7 +27,7 @@ from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.events import Arrived
 from slotkeeper.scheduler.table import LINGER
 from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.types import Reason
+from slotkeeper.scheduler.types import Reason, SlotId
 
 A, B, C = (Tokens(range(n, n + 100)) for n in (1000, 2000, 3000))
 MORE = Tokens(range(50))
@@ -252,3 +257,42 @@ def test_failing_observations_are_retried_at_growing_intervals():
         assert play << look_failed()
     assert play.delays == sorted(play.delays)
     assert play.delays[-1] >= 1.0
+
+
+# -- slots that another program erased -------------------------------------------------------------------
+
+LONG = Tokens(range(5000))
+
+
+@pytest.mark.parametrize("erased", [False, True])
+def test_after_some_seconds_a_long_state_is_seen_before_it_is_counted_on(erased):
+    play = Play(n_slots=1, memory="dense", **NEW_FILES)
+    assert one_turn(play, "r1", LONG, slot=0)
+    play.table.settled[SlotId(0)] = play.table.shadow.slots[0]  # it was saved
+    assert play << snapshots_changed(snapshot("s1", LONG))
+    assert play.later(3) << arrives("r2") << knows("r2", LONG + A)
+    assert play.looking
+    play << sees(contents={0: 0 if erased else len(LONG)})
+    if erased:
+        assert play >> restores(0, "s1")
+    else:
+        assert play >> goes("r2", slot=0, reason=Reason.PREFIX)
+
+
+def test_a_short_or_recent_state_needs_no_poll():
+    for prompt, pause in ((A, 3), (LONG, 1)):
+        play = Play(n_slots=1, memory="dense")
+        assert one_turn(play, "r1", prompt, slot=0)
+        assert one_turn(play.later(pause), "r2", prompt + B, slot=0, cached=len(prompt))
+        assert not play.looking
+
+
+def test_a_request_does_not_wait_for_a_poll_that_fails_or_for_one_beside_a_running_answer():
+    play = Play(n_slots=2, memory="dense")
+    assert one_turn(play, "r1", LONG, slot=0)
+    assert play << arrives("r2") << knows("r2", C) >> goes("r2", slot=1) << starts("r2")
+    assert play.later(3) << arrives("r3") << knows("r3", LONG + A) >> goes("r3", slot=0)
+    assert play << ends("r3", len(LONG + A), len(LONG)) >> reports("r3")
+    assert play << ends("r2", len(C), 0) >> reports("r2")
+    assert play.later(3) << arrives("r4") << knows("r4", LONG + A + B)
+    assert play << look_failed() >> goes("r4", slot=0)

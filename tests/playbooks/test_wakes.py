@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from playbooks.playbook import NEW_FILES, Play, arrives, ends, knows, saved, starts
+from playbooks.playbook import NEW_FILES, Play, arrives, ends, knows, saved, sees, starts
 from slotkeeper.scheduler.effects import Save
 from slotkeeper.scheduler.tokens import Tokens
 
@@ -38,6 +38,8 @@ def test_timers_that_were_overtaken_do_not_accumulate():
 
 def starts_running(play: Play, request: str, prompt: Tokens) -> None:
     play << arrives(request) << knows(request, prompt)
+    if play.looking:  # nothing ran for some seconds
+        play << sees()
     answer_effects(play)
     play << starts(request)
 

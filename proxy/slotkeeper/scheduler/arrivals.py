@@ -107,6 +107,8 @@ def _serve(state: State, now: float) -> Iterator[Effect]:
         pending, begun = state.requests[request], False
         if not scene.keeps_waiting(pending):
             model = pending.arrived.model
+            if any(table.outdated(now) for table in state.open_for(model)):
+                continue  # GET /slots is being read
             if not state.open_for(model) or _is_cut_short(state, left_waiting[model]):
                 continue
             begun = yield from _begins(state, pending, scene, now)

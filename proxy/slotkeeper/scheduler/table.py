@@ -25,6 +25,7 @@ LULL: Final = 1.0  # seconds without a client's task, after which the engine no 
 SHARED_FOR: Final = 60.0  # seconds for which we expect more tasks of another client, once one was seen
 LINGER: Final = 0.1  # seconds in which a task may still begin after its client disconnected (engine.md 7)
 STALE: Final = 0.05  # seconds: an older poll of a shared engine does not prove that a slot is free
+UNSEEN_FOR: Final = 2.0  # seconds after which another program may have erased an idle slot
 ADAPTERS_STALE: Final = 1.0  # seconds: another client of the engine may change its adapters unseen
 RAM_STRIKES: Final = 2  # failed loads in a row after which we no longer rely on the engine's RAM cache
 QUICK_LOOKS: Final = 6  # polls within 0.2 s, enough for a slot that is being released
@@ -190,6 +191,21 @@ class EngineTable:
         known = not self.unseen and not self.unsettled and not self.orphans
         return self.up and known and fresh and not (self.awaited or self.leaving) and self.adapters_known(now)
 
+    def outdated(self, now: float) -> bool:
+        """Whether GET /slots must be read before we count on what idle slots hold.
+
+        Other programs erase idle slots, and an engine may fall asleep. So a poll is needed if the last one is
+        some seconds old and more than a batch is at stake. Beside running requests a poll could wait for a
+        batch, and an engine that does not answer is not asked again.
+        """
+        if now - self.observed_at <= UNSEEN_FOR or self.failures or not self.quiet or not self.up:
+            return False
+        return any(
+            contents.total > self.traits.n_batch and now - self.changed[slot] > UNSEEN_FOR
+            for slot in self.idle
+            if (contents := self.shadow.slots[slot])
+        )
+
     def open_for_unpinned(self, now: float) -> bool:
         """Whether an unpinned task may be sent. The engine may put it into any slot that it thinks free."""
         return self.open_for_pins(now) and not self.pin_on_its_way(now)
@@ -312,6 +328,8 @@ class EngineTable:
         if self.unsettled or self.orphans or (waiting and SlotState.LAUNCHED in self.states):
             slowest = SILENCE if SlotState.DRAINING in self.states else 0.5
             return min(slowest, 0.004 * 1.5 ** min(self.patience, 20))
+        if waiting and self.outdated(now):
+            return 0.0
         if self.look_again:
             return 0.01
         if SlotState.DRAINING in self.states:
