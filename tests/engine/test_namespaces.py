@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any, Final
 
@@ -248,3 +249,59 @@ async def test_a_file_is_restored_only_for_the_key_whose_prompt_it_holds(engine_
             if talk is talks[0]:  # the others begin as its own first one does
                 assert (reused(answer), answer.headers["x-slotkeeper-decision"]) == (0, "cold")
         assert reused(await ann.post("/v1/chat/completions", json=talks[0])) > 500
+
+
+CHAT_ID: Final = {"X-Conversation-Id": "chat"}
+ENDLESS: Final = {"prompt": "A story.", "n_predict": 20_000, "ignore_eos": True, "stream": True}
+
+
+async def left(client_: httpx.AsyncClient, body: dict[str, Any]) -> None:
+    """Start a resumable stream and leave it after its first event."""
+    async with client_.stream("POST", "/completion", json=body, headers=CHAT_ID) as answer:
+        assert answer.status_code == 200
+        async for _ in answer.aiter_bytes():
+            return
+
+
+async def looked_up(client_: httpx.AsyncClient) -> list[tuple[str, bool]]:
+    answer = await client_.post("/v1/streams/lookup", json={"conversation_ids": ["chat"]})
+    assert answer.status_code == 200, answer.text
+    return [(row["conversation_id"], row["is_done"]) for row in answer.json()]
+
+
+async def test_a_resumable_stream_is_read_and_stopped_only_by_its_own_namespace(engine_factory, build):
+    engine = engine_factory("tiny-dense", build, args=["--api-key", "ann,bob", "--cache-ram", "0"])
+    async with probed(before(engine)) as sidecar, client(sidecar, ANN) as ann, client(sidecar, BOB) as bob:
+        await left(ann, ENDLESS)
+        assert await looked_up(ann) == [("chat", False)]
+        assert await looked_up(bob) == []
+        assert (await bob.get("/v1/stream?conv_id=chat")).status_code == 404
+        assert (await bob.delete("/v1/stream?conv_id=chat")).status_code == 204
+        short = await bob.post("/completion", json={"prompt": "A.", "n_predict": 2}, headers=CHAT_ID)
+        assert short.status_code == 200
+        assert await looked_up(ann) == [("chat", False)]
+        async with ann.stream("GET", "/v1/stream?conv_id=chat&from=0") as again:
+            assert again.status_code == 200
+            async for piece in again.aiter_bytes():
+                assert piece.startswith(b"data: ")
+                break
+        assert (await ann.delete("/v1/stream?conv_id=chat")).status_code == 204
+        assert await looked_up(ann) == []
+
+
+async def test_a_resumed_stream_that_is_stopped_does_not_look_whole(engine_factory, build):
+    engine = engine_factory("tiny-dense", build, args=["--api-key", "ann,bob", "--cache-ram", "0"])
+    async with probed(before(engine)) as sidecar, client(sidecar, ANN) as ann:
+        await left(ann, ENDLESS)
+        async with ann.stream("GET", "/v1/stream?conv_id=chat&from=0") as again:
+            pieces = again.aiter_bytes()
+            await anext(pieces)
+            assert (await ann.delete("/v1/stream?conv_id=chat")).status_code == 204
+            with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):
+                async for _ in pieces:
+                    pass
+        await left(ann, {**ENDLESS, "n_predict": 20})
+        async with asyncio.timeout(PATIENCE):
+            while await looked_up(ann) != [("chat", True)]:
+                await asyncio.sleep(0.02)
+        assert b'"stop":true' in (await ann.get("/v1/stream?conv_id=chat&from=0")).content

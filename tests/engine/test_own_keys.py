@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +14,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from chaos.raw import until
+from chaos.raw import dial, until
 from engine.test_keys import ASKS, STRANGERS, before, sidecar_headers, tokens_and_slots
 from patience import PATIENCE
 from slotkeeper.api.head import DECISION
@@ -66,8 +66,21 @@ def refusals(sidecar: Sidecar, reason: Crowded) -> float | None:
 
 
 def idle(sidecar: Sidecar) -> bool:
-    """Whether no request of alice runs."""
-    return sidecar._keys is not None and sidecar._keys._used["alice"].running == 0
+    """Whether no request of alice runs, and the engine works for none whose client has left."""
+    used = sidecar._keys._used["alice"] if sidecar._keys else None
+    return used is not None and used.running == used.leaving == 0
+
+
+async def until_async(still: Callable[[], Awaitable[object]], why: str) -> None:
+    """Wait until `still` returns something false."""
+    async with asyncio.timeout(PATIENCE):
+        while await still():
+            await asyncio.sleep(0.01)
+    assert why
+
+
+async def at_rest(engine: Any) -> bool:
+    return await busy(engine) == 0
 
 
 async def test_a_listed_key_is_served_and_the_engine_gets_its_own_key(engine_factory, build, tmp_path):
@@ -186,6 +199,134 @@ async def test_a_key_over_its_number_of_queued_requests_gets_429(engine, tmp_pat
                 assert second.status_code == 429
                 assert refusals(sidecar, Crowded.KEY_QUEUED) == 1
             assert (await waits).status_code == 200
+
+
+async def busy(engine: Any) -> int:
+    """Return how many slots the engine works in, by its own listing."""
+    async with httpx.AsyncClient(base_url=engine.base, timeout=PATIENCE) as stock:
+        return sum(slot["is_processing"] for slot in (await stock.get("/slots", headers=ENGINES)).json())
+
+
+async def generated(engine: Any) -> list[int]:
+    """Return the tokens that each slot's task has generated."""
+    async with httpx.AsyncClient(base_url=engine.base, timeout=PATIENCE) as stock:
+        slots = (await stock.get("/slots", headers=ENGINES)).json()
+        return [slot["next_token"][0]["n_decoded"] if slot.get("next_token") else 0 for slot in slots]
+
+
+async def first_event(client: httpx.AsyncClient, body: dict[str, Any], **headers: str) -> int:
+    """Start a stream, read of it until its first event and leave. Returns the status."""
+    async with client.stream("POST", "/completion", json=body, headers=headers) as answer:
+        async for _ in answer.aiter_bytes():
+            break
+        return answer.status_code
+
+
+async def test_a_key_cannot_keep_more_slots_than_its_requests_by_leaving_resumable_streams(
+    engine_factory, build, tmp_path
+):
+    """Each stream with a fresh X-Conversation-Id, which the engine would continue without its client."""
+    engine = engine_factory("tiny-dense", build, args=["-np", "3"])
+    async with in_front(engine, tmp_path, "concurrent = 1") as sidecar, client_of(sidecar, ALICE) as client:
+        for n in range(4):
+            ask = {**LONG, "prompt": f"Story {n}."}
+            status = await first_event(client, ask, **{"X-Conversation-Id": f"chat-{n}"})
+            assert status in {200, 429}
+            assert await busy(engine) <= 1
+        await until_async(lambda: busy(engine), "the engine works for no client that left")
+        assert idle(sidecar)
+
+
+async def test_a_request_counts_until_the_engine_has_released_its_slot(engine, tmp_path, monkeypatch):
+    """The engine notices late that its client has left."""
+    monkeypatch.setattr("slotkeeper.exchange.keys.RELEASE_SECONDS", 0.0)
+    async with in_front(engine, tmp_path, "concurrent = 1") as sidecar, client_of(sidecar, ALICE) as client:
+        placement, keys = sidecar.driver.placement, sidecar._keys
+        assert keys is not None
+        ask = {**LONG, "stream": False}
+        gone = asyncio.ensure_future(client.post("/completion", json=ask))  # noqa: TID251
+        await until_async(lambda: at_rest(engine), "it runs")
+        gone.cancel()
+        await until(lambda: keys._used["alice"].leaving == 1, "its client has left")
+        assert (await client.post("/completion", json=ASK)).status_code == 429
+        await until(lambda: keys._used["alice"].leaving == 0, "the engine has released its slot")
+        assert "draining" not in repr(list(placement.tables.values()))
+        assert (await client.post("/completion", json=ASK)).status_code == 200
+
+
+async def test_tokens_of_an_answer_that_is_not_streamed_count_although_its_client_left(engine, tmp_path):
+    limits = "tokens_per_minute = 60"
+    async with in_front(engine, tmp_path, limits) as sidecar, client_of(sidecar, ALICE) as client:
+        ask = {**LONG, "stream": False}
+        gone = asyncio.ensure_future(client.post("/completion", json=ask))  # noqa: TID251
+
+        async def few() -> bool:
+            return max(await generated(engine)) < 100
+
+        await until_async(few, "a hundred tokens were generated")
+        gone.cancel()
+        await until(lambda: idle(sidecar), "the engine has released its slot")
+        assert (await client.post("/completion", json=ASK)).status_code == 429
+
+
+async def test_a_stream_cannot_be_cut_by_another_key_with_the_same_conversation_id(
+    engine_factory, build, tmp_path
+):
+    """On any route: the engine ends a stream as soon as a request with its id arrives."""
+    engine = engine_factory("tiny-dense", build)
+    mine = {"X-Conversation-Id": "chat"}
+    many = {**LONG, "n_predict": 400}
+    async with in_front(engine, tmp_path) as sidecar:
+        async with client_of(sidecar, ALICE) as client, client_of(sidecar, ROOT) as other:
+            async with client.stream("POST", "/completion", json=many, headers=mine) as answer:
+                pieces = answer.aiter_bytes()
+                heard = await anext(pieces)
+                for path, ask in (("/completion", ASK), ("/tokenize", {"content": "a"})):
+                    assert (await other.post(path, json=ask, headers=mine)).status_code == 200
+                assert (await other.delete("/v1/stream?conv_id=chat")).status_code in {204, 404}
+                heard += b"".join([piece async for piece in pieces])
+    assert b'"stop":true' in heard
+    assert b'"tokens_predicted":400' in heard
+
+
+COSTLY: Final[dict[str, dict[str, Any]]] = {
+    "/tokenize": {"content": "a"},
+    "/detokenize": {"tokens": [1]},
+    "/apply-template": {"messages": [{"role": "user", "content": "a"}]},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "a"}]},
+    "/v1/chat/completions/input_tokens": {"messages": [{"role": "user", "content": "a"}]},
+    "/v1/responses/input_tokens": {"input": "a"},
+    "/v1/embeddings": {"input": "a"},
+    "/embedding": {"content": "a"},
+    "/v1/rerank": {"query": "a", "documents": ["b"]},
+    "/infill": {"input_prefix": "a", "input_suffix": "b"},
+    "/v1/completions": {"prompt": "a"},
+    "/v1/responses": {"input": "a"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
+}
+
+
+@pytest.mark.parametrize("limit", ["concurrent = 1", "tokens_per_minute = 1"])
+async def test_the_limits_of_a_key_hold_on_every_route_that_costs_work(engine, tmp_path, limit):
+    """Before the body is read: it may be large."""
+    async with in_front(engine, tmp_path, limit) as sidecar, client_of(sidecar, ALICE) as client:
+        if limit == "tokens_per_minute = 1":
+            assert (await client.post("/completion", json=ASK)).status_code == 200
+        async with client.stream("POST", "/completion", json=LONG):
+            for path, ask in COSTLY.items():
+                answer = await client.post(path, json=ask)
+                assert answer.status_code == 429, path
+                assert int(answer.headers["Retry-After"]) > 0, path
+                assert answer.json()["error"]["type"] == "rate_limit_error", path
+                shape = {"type", "message"} if path.startswith("/v1/messages") else {"code", "param"}
+                assert shape <= set(answer.json()["error"]), path
+            for path in ("/v1/models", "/props", "/health"):
+                assert (await client.get(path)).status_code == 200, path
+        async with dial(sidecar.addresses[0]) as wire:
+            head = "POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n"
+            if limit != "concurrent = 1":
+                await wire.send(f"{head}Authorization: {ALICE['Authorization']}\r\n\r\n".encode())
+                assert (await wire.head()).status == 429
 
 
 @pytest.mark.parametrize("most", ["high", "normal", "low"])

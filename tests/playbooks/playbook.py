@@ -25,7 +25,8 @@ The words, with the class that each stands for:
     time                `play.later(seconds)` · `play.wakes()`: wait until the next timer fires
 
 Requests of GET /slots are not written down: `play.looking` has the engines that must be asked. Timers are
-not, either: `play.alarms` has their times. Every event advances the time by a hundredth of a second.
+not, either: `play.alarms` has their times. `play.released` has the requests whose clients left (Released).
+Every event advances the time by a hundredth of a second.
 
 A file has 64 KiB for each token, so at the rates of a new engine a token costs 0.131 tokens of prefill to
 save and 0.065 to restore.
@@ -55,6 +56,7 @@ from slotkeeper.scheduler.effects import (
     Purpose,
     Ranked,
     Refuse,
+    Released,
     Report,
     Restore,
     Save,
@@ -133,6 +135,7 @@ class Play:
         self.looking: set[str] = set()
         self.delays: list[float] = []
         self.alarms: list[float] = []  # times of the timers that were set
+        self.released: list[Released] = []  # requests that left, once the engine works for them no more
         self.step: Step | None = None  # the last step that was expected
         for name in self.names if up else ():
             assert self << engine_up(name) << sees(engine=name)
@@ -153,6 +156,8 @@ class Play:
             if isinstance(effect, Observe):
                 self.looking.add(effect.engine)
                 self.delays.append(effect.delay)
+            elif isinstance(effect, Released):
+                self.released.append(effect)
             elif isinstance(effect, SetTimer):
                 self.alarms.append(self.clock + effect.delay)
             else:

@@ -8,6 +8,8 @@ from playbooks.playbook import (
     acts,
     arrives,
     ends,
+    engine_lost,
+    engine_up,
     fails,
     goes,
     knows,
@@ -27,7 +29,7 @@ from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.events import Arrived
 from slotkeeper.scheduler.table import LINGER
 from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.types import Reason, SlotId
+from slotkeeper.scheduler.types import Reason, RequestId, SlotId
 
 A, B, C = (Tokens(range(n, n + 100)) for n in (1000, 2000, 3000))
 MORE = Tokens(range(50))
@@ -212,6 +214,48 @@ def test_a_resumable_stream_keeps_its_slot_after_its_client_leaves():
     assert play.states == ["foreign"]
     assert play << arrives("r2") << knows("r2", A + MORE) << sees(0)
     assert play << sees(contents={0: 130}) >> goes("r2", slot=0)
+
+
+def released(play: Play) -> list[tuple[str, int | None]]:
+    return [(str(one.request), one.held) for one in play.released]
+
+
+@pytest.mark.parametrize("resumable", [False, True])
+def test_a_request_whose_client_left_is_released_when_the_engine_frees_its_slot(resumable):
+    play = Play(n_slots=1)
+    play << arrives("r1", resumable=resumable) << knows("r1", A) >> goes("r1", slot=0) << starts("r1")
+    play << leaves("r1") << sees(0)
+    assert play.placement.works_for(RequestId("r1"))
+    assert released(play) == []
+    play << sees(contents={0: 150})
+    assert not play.placement.works_for(RequestId("r1"))
+    assert released(play) == [("r1", 150)]
+
+
+def test_an_unpinned_request_whose_client_left_is_released_when_its_slot_is_free():
+    play = Play(n_slots=2)
+    play << arrives("r1", copies=2) << knows("r1", None) >> unpinned("r1", Reason.UNPINNABLE)
+    play << leaves("r1") << sees(0, 1)
+    assert play.placement.works_for(RequestId("r1"))
+    play << sees()
+    assert [request for request, _ in released(play)] == ["r1"]
+
+
+def test_a_request_that_waits_is_not_at_work_after_its_client_left():
+    play = Play(n_slots=1)
+    play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << arrives("r2") << knows("r2", A)
+    play << leaves("r2")
+    assert not play.placement.works_for(RequestId("r2"))
+    assert released(play) == []
+
+
+@pytest.mark.parametrize("end", [engine_lost(), engine_up()])
+def test_an_engine_that_ends_works_for_no_client_that_left(end):
+    play = Play(n_slots=2)
+    play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << leaves("r1")
+    play << arrives("r2", copies=2) << knows("r2", None) << end
+    assert not play.placement.works_for(RequestId("r1"))
+    assert released(play) == [("r1", None)]
 
 
 def test_two_hundred_requests_on_two_slots_are_served_in_fair_order():

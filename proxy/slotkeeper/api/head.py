@@ -263,6 +263,7 @@ CONVERSATION: Final = "X-Slotkeeper-Conversation"  # what the client, or our ans
 BYPASS: Final = "X-Slotkeeper-Bypass"  # "1": forward unchanged and unpinned
 PRIORITY: Final = "X-Slotkeeper-Priority"  # high, normal or low; our answer adds what was done about it
 MAX_WAIT: Final = "X-Slotkeeper-Max-Wait"  # seconds in which the request must begin, else 503
+STREAM_ID: Final = "X-Conversation-Id"  # llama-server's: the stream continues without its client
 HOPS: Final = "X-Slotkeeper-Hops"  # the sidecars that forwarded the request, to detect a loop
 
 AUTH: Final = ("Authorization", "X-Api-Key")  # the headers that llama-server reads, in its order

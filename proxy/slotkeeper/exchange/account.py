@@ -110,6 +110,8 @@ class Account:
         self.key_name: str | None = None  # the name of the client's key in --keys-file
         self.model = NO_ROUTER  # the model of a router that must serve it
         self.cost = 0  # tokens computed and generated for it
+        self.left = False  # its client left, or its answer broke off, before it had ended
+        self._counted = 0  # tokens of its slot that were cached, or are in `cost`, at that time
         self.progress: ProgressFilter | None = None  # the prefill's progress, if we asked for it
         self.record = Record(
             request_id=request_id,
@@ -322,7 +324,7 @@ class Account:
         self._weighed()
         self.cost += planted + (figures.prompt_tokens or 0) - (figures.cached or 0) + (figures.generated or 0)
         self.outcome = outcome_by(status)
-        self._open = False
+        self._open = self.left = False
         driver.effect_runner.forget(self.key)
         self._note(figures, planted, status)
         driver.post(
@@ -354,15 +356,25 @@ class Account:
     def gone(self) -> None:
         """Report that the client left or the answer broke off, unless the end is reported already."""
         if self._open:
-            self._open, driver = False, self._driver
+            self._open, self.left, driver = False, True, self._driver
             reached, cached = self._reached()
             pending = driver.placement.pending(self.key)
             planted = driver.effect_runner.computed(self.key) + (pending.planted if pending else 0)
-            self.cost += planted + max(0, (reached or 0) - cached) + self.listener.events
+            own = max(0, (reached or 0) - cached) + self.listener.events
+            self.cost += planted + own
+            predicted = pending.predicted if pending else None
+            self._counted = own + ((predicted or 0) if reached is None else cached)
             driver.effect_runner.forget(self.key)
             driver.post(Gone(at=driver.now(), request=self.key, reached=reached, cached=cached))
             if self._rendering is not None:  # its tokens are not needed any more
                 self._rendering.cancel()
+
+    def cost_of_rest(self, held: int | None) -> int:
+        """Return the tokens that the engine computed and generated for this request after its client left.
+
+        `held`: tokens in its slot when the engine released it; None: unknown, which counts as none.
+        """
+        return max(0, (held or 0) - self._counted)
 
     def _reached(self) -> tuple[int | None, int]:
         """Return the tokens reached by the prefill and those cached, by the engine's last report."""

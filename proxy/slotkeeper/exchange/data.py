@@ -6,10 +6,11 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext, suppress
+from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import unquote
 
-from aiohttp import HttpVersion11, web
+from aiohttp import ClientResponse, HttpVersion11, web
 
 from slotkeeper.api import errors
 from slotkeeper.api import head as names
@@ -29,16 +30,27 @@ from slotkeeper.api.request import HEAVY, NotPlain, named_model, plain
 from slotkeeper.engine.client import LOOP_STATUS
 from slotkeeper.exchange.bodies import Body, Budget, Outlet
 from slotkeeper.exchange.connections import Connections
-from slotkeeper.exchange.door import Judged, KeyCheck, Refusal
+from slotkeeper.exchange.door import READS, Judged, KeyCheck, Refusal
 from slotkeeper.exchange.exchange import Exchange, Gate
-from slotkeeper.exchange.upstream import GONE, abort, answering, copy, prepared, target
+from slotkeeper.exchange.streams import LastEvent, Lookup, is_stream_route, within
+from slotkeeper.exchange.upstream import (
+    GONE,
+    UpstreamAnswer,
+    abort,
+    answering,
+    copy,
+    flows,
+    prepared,
+    target,
+)
 from slotkeeper.observe.log import Seldom, get_logger
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.events import AdaptersChange, Arrived, Gone
 from slotkeeper.scheduler.types import ModelName, RequestId
 
-READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # these start no work in the engine
+COUNTS_MESSAGES: Final = "/v1/messages/"  # Anthropic's API has one more route, which takes no slot
+NO_STREAMS: Final = "this key has no resumable streams: it has limits, which hold for clients that stay"
 BODY_LEFT: Final = frozenset({408, 413, 429})  # more of the body may still arrive
 TAKES_SLOT: Final = frozenset({Api.TASK, *(api for api in Api if api.generates)})
 JUDGED: Final = TAKES_SLOT | {
@@ -57,6 +69,14 @@ def _known_as(request: web.Request) -> str:
     if given is not None and Secrets.of(request.headers, request.query_string).stand_in(given):
         given = None
     return request_id(given, lambda: uuid.uuid4().hex)
+
+
+def _unchecked() -> UpstreamFault:
+    return UpstreamFault(
+        "no engine can check the key for this now; try again when llama-server is up",
+        status=503,
+        retry_after=1,
+    )
 
 
 def _is_lora(path: str, prefix: str) -> bool:
@@ -140,25 +160,28 @@ class DataPort:
             self._gate.door.admit(request, api, path)
             self._not_draining(request, path)
             takes_slot, arrived = api in TAKES_SLOT, self._gate.driver.now()
-            judged = await self._judged(request, api, arrived)
+            streams = is_stream_route(route, self._prefix) and request.method != "OPTIONS"
+            judged = await self._judged(request, api, arrived, always=streams)
             if isinstance(judged, Refusal):
                 return self._refused(api, judged, known_as)
-            body = await incoming.read()
-            if takes_slot:
-                given = (self._gate, request, api, body or b"", known_as)
-                form = takes_form(path)
-                exchange = Exchange(
-                    *given, judged=judged, arrived=arrived, incoming=incoming, form=form, model=model
+            async with self._gate.door.counted(request, api) as counted:
+                body = await incoming.read()
+                if takes_slot:
+                    given = (self._gate, request, api, body or b"", known_as)
+                    exchange = Exchange(
+                        *given,
+                        judged=judged,
+                        arrived=arrived,
+                        incoming=incoming,
+                        counted=counted,
+                        form=takes_form(path),
+                        model=model,
+                    )
+                    return await exchange.run()
+                called = (request, api, body, known_as)
+                return await self._without_slot(
+                    *called, model=model, route=route, judged=judged, streams=streams
                 )
-                return await exchange.run()
-            self._known(api, judged)
-            if api is Api.CONTROL:
-                return await self._acted(request, body or b"", known_as, model)
-            if api is Api.MODELS:
-                return await self._model_changed(request, body, known_as, unquote(route))
-            link = await self._serving(request, body, model)
-            changes = request.method == "POST" and _is_lora(route, self._prefix)
-            return await self._through(request, api, body, known_as, link, changes=changes)
         except Fault as fault:
             return self._failed(request, api, fault, known_as)
         except GONE:
@@ -167,8 +190,33 @@ class DataPort:
             log.exception("exchange_failed", request_id=known_as)
             return self._broken(request, api, known_as)
 
-    async def _judged(self, request: web.Request, api: Api, arrived: float) -> Judged:
-        if api not in JUDGED:
+    async def _without_slot(
+        self,
+        request: web.Request,
+        api: Api,
+        body: bytes | None,
+        known_as: str,
+        *,
+        model: ModelName,
+        route: str,
+        judged: KeyCheck,
+        streams: bool,
+    ) -> web.StreamResponse:
+        """Answer a request that takes no slot of its own; `streams`: it is about resumable streams."""
+        self._known(api, judged)
+        if api is Api.CONTROL:
+            return await self._acted(request, body or b"", known_as, model)
+        if api is Api.MODELS:
+            return await self._model_changed(request, body, known_as, unquote(route))
+        link = await self._serving(request, body, model)
+        if streams:
+            let_in = judged is KeyCheck.LET_IN
+            return await self._streamed(request, body, known_as, link, let_in=let_in)
+        changes = request.method == "POST" and _is_lora(route, self._prefix)
+        return await self._through(request, api, body, known_as, link, changes=changes)
+
+    async def _judged(self, request: web.Request, api: Api, arrived: float, *, always: bool) -> Judged:
+        if api not in JUDGED and not always:
             return KeyCheck.LET_IN
         return await self._gate.door.judge(request, since=arrived, later=api in TAKES_SLOT)
 
@@ -176,11 +224,7 @@ class DataPort:
     def _known(api: Api, judged: Judged) -> None:
         """Raise UpstreamFault if a request acts on slots or models and no engine has judged its key."""
         if api in {Api.CONTROL, Api.MODELS} and judged is not KeyCheck.LET_IN:
-            raise UpstreamFault(
-                "no engine can check the key for this now; try again when llama-server is up",
-                status=503,
-                retry_after=1,
-            )
+            raise _unchecked()
 
     def _broken(self, request: web.Request, api: Api, known_as: str) -> web.StreamResponse:
         """Answer after an unexpected error of our own."""
@@ -268,23 +312,72 @@ class DataPort:
         async with _changing_adapters(self._gate.driver, link) if changes else nullcontext():
             return await self._passed_on(request, api, body, known_as, link)
 
-    async def _passed_on(
-        self, request: web.Request, api: Api, body: bytes | None, known_as: str, link: EngineLink
+    async def _streamed(
+        self, request: web.Request, body: bytes | None, known_as: str, link: EngineLink, *, let_in: bool
     ) -> web.StreamResponse:
+        """Read, look up or stop resumable streams of the client's own namespace."""
+        space = self._gate.door.stream_space(request, let_in=let_in)
+        if space is None:
+            raise ClientFault(NO_STREAMS, status=404) if let_in else _unchecked()
+        if not space:
+            return await self._passed_on(request, Api.OTHER, body, known_as, link)
+        if request.method != "POST":
+            path = within(space, target(request))
+            return await self._passed_on(request, Api.OTHER, None, known_as, link, path=path)
+        try:
+            lookup = Lookup(space, body or b"")
+        except NotPlain as why:
+            raise ClientFault(why.message) from why
+        async with answering(link), await self._sent(request, lookup.body, known_as, link) as sent:
+            answer = await UpstreamAnswer.of(sent)
+        self._gate.metrics.requests.labels(
+            route=Api.OTHER.value, outcome=errors.outcome_by(answer.status)
+        ).inc()
+        if answer.status == 200:
+            answer = replace(answer, body=lookup.answer(answer.body))
+        return answer.response(known_as)
+
+    async def _sent(
+        self,
+        request: web.Request,
+        body: bytes | None,
+        known_as: str,
+        link: EngineLink,
+        path: str | None = None,
+    ) -> ClientResponse:
+        """Send a request without a slot. Raises UpstreamFault."""
+        ids = self._gate.door.stream_ids(request, let_in=False)
         try:
             async with answering(link):
-                answer = await self._gate.upstream.send(link.address, request, body, known_as)
+                return await self._gate.upstream.send(
+                    link.address, request, body, known_as, stream_ids=ids, path=path
+                )
         except UpstreamFault:
             link.kick()
             raise
-        async with answer:
+
+    async def _passed_on(
+        self,
+        request: web.Request,
+        api: Api,
+        body: bytes | None,
+        known_as: str,
+        link: EngineLink,
+        *,
+        path: str | None = None,
+    ) -> web.StreamResponse:
+        """Copy the engine's answer. With a `path` of our own it is a resumed stream, which must be whole."""
+        last = LastEvent()
+        async with await self._sent(request, body, known_as, link, path) as answer:
             response = prepared(answer, known_as)
             await response.prepare(request)
             outcome = errors.outcome_by(answer.status)
             try:
                 with Outlet(self._gate.ahead, request, response) as out:
                     async with answering(link):
-                        await copy(answer, out.write, lambda _: None)
+                        await copy(answer, out.write, last.read if path else lambda _: None)
+                    if path and flows(answer) and answer.status < 400 and not last.ends:
+                        raise UpstreamFault("the resumed stream ends without its last event")  # noqa: TRY301
                     await out.end()
             except UpstreamFault as fault:
                 log.warning("answer_broke_off", request_id=known_as, error=fault.message)
@@ -341,7 +434,7 @@ class DataPort:
             headers["Retry-After"] = str(fault.retry_after)
         response = web.Response(
             status=fault.status,
-            body=errors.body(fault, api),
+            body=errors.body(fault, Api.MESSAGES if COUNTS_MESSAGES in request.path else api),
             content_type="application/json",
             headers=headers,
         )

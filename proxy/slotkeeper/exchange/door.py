@@ -11,7 +11,8 @@ from __future__ import annotations
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
@@ -25,7 +26,8 @@ from slotkeeper.api.head import AUTH, Api, is_for_clients, is_open
 from slotkeeper.engine.answers import Health
 from slotkeeper.engine.http import RUNNING
 from slotkeeper.exchange.connections import Network, asker
-from slotkeeper.exchange.keys import Key, OwnKeys
+from slotkeeper.exchange.keys import Counted, CrowdedFault, Key, OwnKeys
+from slotkeeper.exchange.streams import digests, given_ids
 from slotkeeper.exchange.upstream import Upstream, UpstreamAnswer
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
@@ -33,6 +35,7 @@ from slotkeeper.scheduler.types import ClientId, EngineId
 
 SHOWN: Final = (*AUTH, "Cookie")  # the engine's headers, and that of a gateway in front of it
 OURS_SHOWN: Final = ("Cookie",)  # with --keys-file: the engine gets our key for all clients
+READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # these start no work in the engine
 REFUSES: Final = frozenset({401, 403})
 LASTS: Final = 60.0  # seconds: a gateway in front of the engine may revoke a key
 REFUSAL_LASTS: Final = 5.0  # seconds
@@ -48,6 +51,7 @@ OWN_REFUSED: Final = (
     "the engine refuses the key of the sidecar itself; its operator has to set --engine-api-key to a key of "
     "llama-server's --api-key"
 )
+ANYONE: Final = "~"  # the namespace of requests without a key, if the engine needs none
 _NAMESPACES: Final = b"namespaces of slotkeeper"  # separates this use of the folder's secret from others
 
 
@@ -126,6 +130,28 @@ class Door:
         namespace = key.namespace if self._namespaces else ""
         request[_CALLER] = Caller(_line(f"name {key.name}"), namespace, key)
 
+    @asynccontextmanager
+    async def counted(self, request: web.BaseRequest, api: Api) -> AsyncIterator[Counted | None]:
+        """Count a request for its key while the block runs; None if it has no key, or costs no work.
+
+        It counts before its body is read, on every route. Raises CrowdedFault at a limit of the key.
+        """
+        key = self.caller(request).key
+        if self.keys is None or key is None or request.method in READS:
+            yield None
+            return
+        try:
+            counted = await self.keys.admit(key)
+        except CrowdedFault as fault:
+            metrics = self._driver.metrics
+            metrics.crowded.labels(reason=fault.reason.value).inc()
+            metrics.requests.labels(route=api.value, outcome="client_error").inc()
+            raise
+        try:
+            yield counted
+        finally:
+            counted.close()
+
     def lent(self, request: web.BaseRequest) -> dict[str, str]:
         """Return the client's credential for our own calls for this request; none with --keys-file."""
         return {} if self.keys else credentials(request.headers)
@@ -154,6 +180,26 @@ class Door:
     def caller(self, request: web.BaseRequest) -> Caller:
         """Return whose request this is; by its address alone if no engine has verified its key."""
         return request.get(_CALLER) or Caller(_line(asker(request, self._trusted)))
+
+    def stream_space(self, request: web.BaseRequest, *, let_in: bool) -> str | None:
+        """Return the namespace of this client's resumable streams; None: it has none.
+
+        "": the ids of all clients are passed on as they came, as nothing keeps the clients apart. A client of
+        --keys-file that may not use the routes of resumable streams, or whose key has limits, has none.
+        """
+        if self.keys:
+            key = self.caller(request).key
+            return key.namespace if key and key.operator and not key.limited else None
+        if not self._namespaces:
+            return ""
+        return (self.caller(request).namespace or ANYONE) if let_in else None
+
+    def stream_ids(self, request: web.BaseRequest, *, let_in: bool) -> tuple[str, ...]:
+        """Return the values of X-Conversation-Id that the engine gets for this request."""
+        given, space = given_ids(request.headers), self.stream_space(request, let_in=let_in)
+        if space is None:
+            return ()
+        return digests(space, given[:1]) if space else given
 
     @property
     def namespaces(self) -> bool:

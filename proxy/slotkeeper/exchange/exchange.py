@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
@@ -19,9 +20,9 @@ from slotkeeper.exchange.account import Account
 from slotkeeper.exchange.answer_filters import NotAssembled, OutOfCells, form_for, gate_for
 from slotkeeper.exchange.bodies import Body, Budget
 from slotkeeper.exchange.connections import Network
-from slotkeeper.exchange.door import Door, KeyCheck, Refusal, program_of
+from slotkeeper.exchange.door import ANYONE, Door, KeyCheck, Refusal, program_of
 from slotkeeper.exchange.engine_failures import FailedRequest, is_failure, judge
-from slotkeeper.exchange.keys import CROWDED, CrowdedFault, Used
+from slotkeeper.exchange.keys import CROWDED, Counted, CrowdedFault
 from slotkeeper.exchange.relay import Relay, Waiting
 from slotkeeper.exchange.slot_actions import SlotActions
 from slotkeeper.exchange.upstream import GONE, NotSent, Upstream, answering
@@ -51,7 +52,6 @@ NEVER_APART: Final = (
     "/v1/chat/completions, or have the operator start llama-server with --slot-save-path and Slotkeeper "
     "with that folder as --slot-dir"
 )
-ANYONE: Final = "~"  # the namespace of requests without a key, if the engine needs none
 DEATHS: Final = 3  # engines that ended while working on a request, after which it is not sent again
 AT_WORK: Final = 0.01  # seconds after which the engine works on a request that was sent
 BRIEF_BYTES: Final = 512  # bytes of a body: less JSON and model name, about a hundred tokens
@@ -94,13 +94,15 @@ class Exchange:
         judged: KeyCheck,
         arrived: float,
         incoming: Body,
+        counted: Counted | None = None,
         form: bool = False,
         model: ModelName = NO_ROUTER,
     ) -> None:
         """If no engine could judge the credential, the request passes through without any work for it.
 
-        A wait for an engine counts from `arrived`, in seconds. `incoming` is the memory of the body. `form`:
-        the body is a form with a file, not JSON. `model` is the one that the path names.
+        A wait for an engine counts from `arrived`, in seconds. `incoming` is the memory of the body.
+        `counted` counts the request for its key. `form`: the body is a form with a file, not JSON. `model` is
+        the one that the path names.
         """
         self._gate = gate
         self._judged = judged
@@ -113,7 +115,7 @@ class Exchange:
         self._form = form
         self._model = model
         self._caller = gate.door.caller(request)
-        self._used: Used | None = None  # the use of its key, with --keys-file
+        self._counted = counted
         self._namespace = self._caller.namespace or (ANYONE if gate.door.namespaces and self._let_in else "")
         secrets = Secrets.of(request.headers, request.query_string)
         known = secrets.without(request.headers)  # without credentials in a session's name or the like
@@ -128,6 +130,7 @@ class Exchange:
             conversation=safe_id(known.get(names.CONVERSATION), str) or None,
             names=gate.names,
         )
+        self._account.key_name = self._caller.key.name if self._caller.key else None
         self._trace = gate.spans.begin(request.headers) if gate.spans else None
         self._body_out = body  # the form that is sent
         self._forward: Forward | None = None  # the decision, once it is made
@@ -140,7 +143,7 @@ class Exchange:
     async def run(self) -> web.StreamResponse:
         account = self._account
         try:
-            self._begin()
+            agent_hints.check(self._request.headers)
             if not self._form:
                 await self._understand()
             if self._hears_comments():
@@ -164,22 +167,14 @@ class Exchange:
             if self._trace:
                 self._trace.end(account.record)
 
-    def _begin(self) -> None:
-        """Count the request for its key. Raises CrowdedFault at a limit, ClientFault for bad hints."""
-        agent_hints.check(self._request.headers)
-        keys, key = self._gate.door.keys, self._caller.key
-        if keys and key:
-            self._account.key_name = key.name
-            try:
-                self._used = keys.begin(key)
-            except CrowdedFault as fault:
-                self._gate.metrics.crowded.labels(reason=fault.reason.value).inc()
-                raise
-
     def _end(self) -> None:
-        keys, key = self._gate.door.keys, self._caller.key
-        if keys and key and self._used:
-            keys.end(key, self._used, self._account.cost)
+        """Charge the key for the request. It counts on if its client left while an engine works for it."""
+        account, counted = self._account, self._counted
+        if counted is None:
+            return
+        counted.cost = account.cost
+        if account.left and self._forward is not None:
+            counted.stays(partial(self._gate.driver.when_released, account.key), account.cost_of_rest)
 
     async def _understand(self) -> None:
         """Parse the body. Raises ClientFault if the engine might read it differently, or for large values."""
@@ -319,7 +314,7 @@ class Exchange:
             brief=self._api.pinnable and len(self._body) <= BRIEF_BYTES and not (other or divided),
             lora=account.claim.lora,
             uncached=ask is not None and not ask.cache_prompt,
-            resumable="X-Conversation-Id" in headers,
+            resumable=bool(self._stream_ids()),
             bypass=headers.get(names.BYPASS) == "1" or not self._let_in,
             kind=account.record.client,
             answer_limit=account.claim.most,
@@ -361,7 +356,13 @@ class Exchange:
             async with answering(link):
                 held = forward.reason is not Reason.FAIL_OPEN
                 answer = await self._gate.upstream.send(
-                    link.address, self._request, form.body, self._account.id, trace_parent=parent, held=held
+                    link.address,
+                    self._request,
+                    form.body,
+                    self._account.id,
+                    trace_parent=parent,
+                    held=held,
+                    stream_ids=self._stream_ids(),
                 )
         except UpstreamFault:
             driver.failed(link, broken=True)
@@ -392,6 +393,9 @@ class Exchange:
                 raise ClientFault(NEVER_APART, status=403)
             raise UpstreamFault(MIXED, status=503, retry_after=RETRY_AFTER)
         return uncached(body)
+
+    def _stream_ids(self) -> tuple[str, ...]:
+        return self._gate.door.stream_ids(self._request, let_in=self._let_in)
 
     def _planted(self, pending: Pending | None) -> int:
         """Return the planted tokens; not parked ones, which would show how busy other namespaces are."""

@@ -6,6 +6,7 @@ reveals nothing about them, and no key is kept in memory. A key's usage survives
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import os
 import re
@@ -15,7 +16,7 @@ import stat
 import time
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b, sha256
 from math import ceil
 from pathlib import Path
@@ -31,6 +32,7 @@ LARGEST: Final = 2**20  # bytes of the file
 SHORTEST: Final = 16  # characters of a key, so that it cannot be found by trying
 MINUTE: Final = 60.0
 RETRY_AFTER: Final = 2  # seconds until one of several requests may have ended
+RELEASE_SECONDS: Final = 5.0  # for which a request waits until engines release slots whose clients left
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 PREFIX: Final = "sk-slotkeeper-"  # secret scanners recognise our keys by it
 
@@ -68,6 +70,11 @@ class Key:
     queued: int | None = None  # requests that wait for a slot at once
     tokens_per_minute: int | None = None  # tokens computed or generated
     priority: Priority = Priority.HIGH  # a more urgent request counts as this
+
+    @property
+    def limited(self) -> bool:
+        limits = (self.concurrent, self.queued, self.tokens_per_minute)
+        return any(limit is not None for limit in limits)
 
 
 class KeyList:
@@ -117,7 +124,9 @@ class KeyList:
 class Used:
     """The usage of one key."""
 
-    running: int = 0  # requests
+    running: int = 0  # requests of clients that wait or read
+    leaving: int = 0  # requests whose clients left, and for which an engine still works
+    room: asyncio.Event = field(default_factory=asyncio.Event)  # set when `leaving` falls
     owed: float = 0.0  # tokens used; each minute subtracts tokens_per_minute from it
     at: float = 0.0  # seconds on the caller's clock: when `owed` was last brought up to date
 
@@ -158,22 +167,40 @@ class OwnKeys:
         """Read the file again. Raises KeysError; then the keys stay as they were."""
         self._list = KeyList.read(self.path)
         now = self._list.names
-        self._used = {name: used for name, used in self._used.items() if name in now or used.running}
+        self._used = {
+            name: used for name, used in self._used.items() if name in now or used.running or used.leaving
+        }
         log.info("keys_read", file=str(self.path), keys=len(self._list))
 
     def find(self, given: str) -> Key | None:
         return self._list.find(given)
 
+    async def admit(self, key: Key) -> Counted:
+        """Count a new request of this key; the result must be closed. Raises CrowdedFault at a limit.
+
+        If only requests whose clients have left are in its way, it waits for the engine to release one: an
+        engine notices within about a second that a client has left (engine.md T10).
+        """
+        used = self.begin(key)
+        try:
+            async with asyncio.timeout(RELEASE_SECONDS):
+                while key.concurrent is not None and used.running + used.leaving > key.concurrent:
+                    used.room.clear()
+                    await used.room.wait()
+        except TimeoutError:
+            used.running -= 1
+            raise _too_many(key) from None
+        except asyncio.CancelledError:
+            used.running -= 1
+            raise
+        return Counted(self, key, used)
+
     def begin(self, key: Key) -> Used:
         """Count a new request of this key; `end` must follow. Raises CrowdedFault if its limits forbid it."""
         used = self._used.setdefault(key.name, Used(at=self._now()))
         match used.crowded(key, self._now()):
-            case Crowded.KEY_CONCURRENT as reason:
-                raise CrowdedFault(
-                    reason,
-                    f"this key may have {key.concurrent} requests at once; try again when one has ended",
-                    RETRY_AFTER,
-                )
+            case Crowded.KEY_CONCURRENT:
+                raise _too_many(key)
             case Crowded.KEY_TOKENS as reason:
                 raise CrowdedFault(
                     reason,
@@ -186,8 +213,43 @@ class OwnKeys:
     def end(self, key: Key, used: Used, tokens: int) -> None:
         """Count the end of a request for which the engine computed and generated `tokens`."""
         used.running -= 1
+        self.charge(key, used, tokens)
+
+    def charge(self, key: Key, used: Used, tokens: int) -> None:
+        """Count tokens that the engine computed and generated for a key."""
         used.owes(key, self._now())
         used.owed += tokens
+
+
+class Counted:
+    """One request of a key. It counts until its answer has ended, or an engine has released its slot."""
+
+    def __init__(self, keys: OwnKeys, key: Key, used: Used) -> None:
+        self._keys, self._key, self._used = keys, key, used
+        self._waits: Callable[[Callable[[int | None], None]], None] | None = None
+        self._rest: Callable[[int | None], int] = lambda _: 0
+        self.cost = 0  # tokens computed and generated for it, as far as they are known
+
+    def stays(
+        self, waits: Callable[[Callable[[int | None], None]], None], rest: Callable[[int | None], int]
+    ) -> None:
+        """Count the request beyond `close`, because its client left while an engine works for it.
+
+        `waits` calls its argument when the engine has released the slot, with the tokens that the slot held
+        then. `rest` returns how many of these are not in `cost`.
+        """
+        self._waits, self._rest = waits, rest
+
+    def close(self) -> None:
+        self._keys.end(self._key, self._used, self.cost)
+        if self._waits is not None:
+            self._used.leaving += 1
+            self._waits(self._released)
+
+    def _released(self, held: int | None) -> None:
+        self._used.leaving -= 1
+        self._used.room.set()
+        self._keys.charge(self._key, self._used, self._rest(held))
 
 
 CROWDED: Final = {
@@ -205,6 +267,14 @@ class CrowdedFault(ClientFault):
     def __init__(self, reason: Crowded, message: str, retry_after: int) -> None:
         super().__init__(message, retry_after=retry_after)
         self.reason = reason
+
+
+def _too_many(key: Key) -> CrowdedFault:
+    return CrowdedFault(
+        Crowded.KEY_CONCURRENT,
+        f"this key may have {key.concurrent} requests at once; try again when one has ended",
+        RETRY_AFTER,
+    )
 
 
 def new_key(name: str) -> tuple[str, str]:

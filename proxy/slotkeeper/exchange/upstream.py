@@ -13,7 +13,7 @@ import os
 import re
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from io import BytesIO
@@ -84,6 +84,7 @@ NOT_SENT: Final = (
     "host",
     "content-length",
     "expect",
+    names.STREAM_ID,  # `send` adds what the engine gets of it
     names.BYPASS,
     names.CONVERSATION,
     names.PRIORITY,
@@ -155,14 +156,20 @@ class Upstream:
         *,
         trace_parent: str | None = None,
         held: bool = True,
+        stream_ids: Iterable[str] = (),
+        path: str | None = None,
     ) -> aiohttp.ClientResponse:
         """Forward a request. Raises UpstreamFault if the engine cannot be reached or closes the connection.
 
         `trace_parent` names our own span; without it the client's header is forwarded. `held`: a router must
-        not load a model for the request.
+        not load a model for the request. `stream_ids`: the values of X-Conversation-Id. `path`, with a query,
+        takes the place of the client's.
         """
-        url = URL(address.base + address.passed_on(target(request), held=held), encoded=True)
+        wanted = target(request) if path is None else path
+        url = URL(address.base + address.passed_on(wanted, held=held), encoded=True)
         headers = self.outgoing(request, body, request_id)
+        for stream_id in stream_ids:
+            headers.add(names.STREAM_ID, stream_id)
         if trace_parent is not None:
             headers[names.TRACE_PARENT] = trace_parent
         return await self._sent(

@@ -39,6 +39,7 @@ from slotkeeper.scheduler.effects import (
     Pooled,
     Ranked,
     Refuse,
+    Released,
     Report,
 )
 from slotkeeper.scheduler.engine_model import FLAGS
@@ -122,6 +123,7 @@ class Driver:
             ClientFigures(self.journal.clients),
         )
         self.reports: Callable[[Report], None] = metrics.report
+        self._leaving: dict[RequestId, Callable[[int | None], None]] = {}  # see `when_released`
         self._events: deque[Event | None] = deque()  # None: a renewal is due
         self._busy = False
         self._grants: dict[RequestId, asyncio.Future[Forward]] = {}
@@ -231,6 +233,20 @@ class Driver:
         self.post(arrived)
         return grant
 
+    def when_released(self, request: RequestId, call: Callable[[int | None], None]) -> None:
+        """Call `call` when no engine works any more for a request whose client left, perhaps at once.
+
+        It gets the tokens that the request's slot held then; None: unknown.
+        """
+        if self.placement.works_for(request):
+            self._leaving[request] = call
+        else:
+            call(None)
+
+    def _let_go_of(self, request: RequestId, held: int | None) -> None:
+        if call := self._leaving.pop(request, None):
+            call(held)
+
     def post(self, event: Event) -> None:
         """Give one event to the scheduler and perform the effects. Never raises."""
         self._take(event)
@@ -310,6 +326,8 @@ class Driver:
                 self.reports(effect)
             case Learned():
                 self._learned(effect)
+            case Released():
+                self._let_go_of(effect.request, effect.held)
             case Poisoned() | Pooled() | Ranked():
                 self.effect_runner.note(effect)
                 if isinstance(effect, Ranked) and effect.act is PriorityAct.EXPIRED:
@@ -358,6 +376,8 @@ class Driver:
 
     def _release_all(self, cause: Event) -> None:
         """Let all requests through unpinned that wait for a scheduler which is no longer used."""
+        for left in tuple(self._leaving):
+            self._let_go_of(left, None)
         waiting, self._grants = self._grants, {}
         engine, released = self.engines.front().engine, list[Effect]()
         for request, grant in waiting.items():

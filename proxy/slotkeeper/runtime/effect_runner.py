@@ -35,6 +35,7 @@ from slotkeeper.scheduler.effects import (
     Prove,
     Ranked,
     Refuse,
+    Released,
     Report,
     Restore,
     Save,
@@ -105,7 +106,17 @@ class EffectRunner:
                 self._tasks.start(self._ask_adapters(effect))
             case LoadModel() | UnloadModel():
                 self._swap(effect)
-            case Forward() | Drained() | Refuse() | Report() | Learned() | Poisoned() | Pooled() | Ranked():
+            case (
+                Forward()
+                | Drained()
+                | Refuse()
+                | Report()
+                | Released()
+                | Learned()
+                | Poisoned()
+                | Pooled()
+                | Ranked()
+            ):
                 raise AssertionError(f"{type(effect).__name__} is for the driver itself")
 
     def let_go(self, request: RequestId) -> tuple[int, int] | None:

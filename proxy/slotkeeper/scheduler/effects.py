@@ -236,6 +236,14 @@ class Learned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Released:
+    """The engine no longer works for a request whose client left: its slot is free, or it never began."""
+
+    request: RequestId
+    held: int | None  # tokens in its slot then, by the engine's count; None: unknown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Poisoned:
     """An engine reports more reuse than is possible: the contents of its slot must not be used again."""
 
@@ -321,6 +329,7 @@ Effect = (
     | Poisoned
     | Pooled
     | Report
+    | Released
 )
 
 

@@ -269,6 +269,8 @@ def engines_named(state: State, event: EnginesNamed) -> None:
             table = state.tables.pop(name, None)
             state.drained.pop(name, None)
             if table:
+                table.forget_left()
+                state.freed += table.freed
                 _forget_prompts(state, table.model)
     state.mark_leaving()
 

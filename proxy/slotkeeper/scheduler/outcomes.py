@@ -316,6 +316,7 @@ def _leave(pending: Pending, table: EngineTable, slot: SlotId, now: float) -> No
             table.loaded.add(slot)
     # A resumable stream continues without its client (engine.md 7): we do not wait for its end.
     table.leave(slot, now, SlotState.FOREIGN if pending.arrived.resumable else SlotState.DRAINING)
+    table.left[slot] = pending.arrived.request
 
 
 def _on_its_way(table: EngineTable, slot: SlotId, step: Step, now: float) -> SlotContents | None:

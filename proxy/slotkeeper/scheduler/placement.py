@@ -184,7 +184,7 @@ class Placement:
         self._state.at = event.at
         before = {engine: table.traits for engine, table in self._state.tables.items()}
         effects = [*self._take(event), *arrivals.settle(self._state, event.at)]
-        return [*effects, *learned(self._state, before)]
+        return [*effects, *learned(self._state, before), *self._state.released()]
 
     # -- for observers ---------------------------------------------------------------------------
 
@@ -253,6 +253,10 @@ class Placement:
             for t in tables
             for contents in t.shadow.slots
         )
+
+    def works_for(self, request: RequestId) -> bool:
+        """Whether an engine may still work for a request whose client left; `Released` follows then."""
+        return any(table.works_for(request) for table in self._state.tables.values())
 
     def pool_of(self, table: EngineTable) -> dict[str, int] | None:
         """Return the cells of an engine's shared KV buffer, and those in use; None if none is shared."""

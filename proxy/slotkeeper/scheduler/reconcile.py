@@ -46,6 +46,7 @@ def _merge(table: EngineTable, view: SlotView, now: float) -> None:
             table.move(slot, SlotState.RUNNING, table.owners[slot], now)
     elif state in (SlotState.DRAINING, SlotState.FOREIGN):
         _correct(table, view, now)
+        table.frees(slot, view.held)
         table.move(slot, SlotState.IDLE, None, now)
     elif state is SlotState.IDLE and not table.orphans:
         _correct(table, view, now)
@@ -79,6 +80,7 @@ def _whose(table: EngineTable, seen: Observed, settled: dict[RequestId, SlotId])
             copies = orphan.slots - 1
             table.shadow.slots[slot] = None
             table.move(slot, SlotState.DRAINING, None, seen.at)
+            table.left[slot] = orphan.request
         else:
             table.is_shared(seen.at)
             table.shadow.slots[slot] = None
@@ -162,7 +164,7 @@ def _adopt(table: EngineTable, seen: Observed, settled: dict[RequestId, SlotId])
         return
     free = _thought_idle(table, seen, busy=False)
     for orphan in due:
-        table.orphans.remove(orphan)
+        table.ended(orphan)
         newest = max(_fitting(free, orphan.total), key=_age, default=None)
         if newest:
             settled[orphan.request] = newest.slot

@@ -16,6 +16,7 @@ from slotkeeper.scheduler.adapters import set_of
 from slotkeeper.scheduler.bounds import PriceBounds
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.costs import HourlyBudget, Limits
+from slotkeeper.scheduler.effects import Released
 from slotkeeper.scheduler.engine_model import unmarked
 from slotkeeper.scheduler.events import Arrived
 from slotkeeper.scheduler.pending import Pending, Scene, Stage
@@ -168,6 +169,7 @@ class State:
     catalog: Catalog = field(default_factory=Catalog)
     bounds: PriceBounds = field(default_factory=PriceBounds)
     tables: dict[EngineId, EngineTable] = field(default_factory=dict)
+    freed: list[Released] = field(default_factory=list)  # by engines that are no longer ours
     requests: dict[RequestId, Pending] = field(default_factory=dict)
     queue: FairQueue = field(default_factory=FairQueue)
     bypassing: list[RequestId] = field(default_factory=list)  # waiting until all pinned tasks have begun
@@ -301,6 +303,12 @@ class State:
     def waiting_requests(self) -> Iterator[RequestId]:
         """Yield all requests that wait for an engine, in the order in which they are served."""
         return chain(self.slotless, self.bypassing, self.queue)
+
+    def released(self) -> Iterator[Released]:
+        """Yield the requests without a client for which no engine works any more, once each."""
+        for freed in (self.freed, *(table.freed for table in self.tables.values())):
+            yield from freed
+            freed.clear()
 
     def forget(self, request: RequestId) -> None:
         """Remove a request that was not served, from every queue."""

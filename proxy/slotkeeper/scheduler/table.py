@@ -13,6 +13,7 @@ from math import inf
 from typing import Final
 
 from slotkeeper.scheduler.costs import WORTH_A_FILE, Breaker, EngineWork, Expected, Rates
+from slotkeeper.scheduler.effects import Released
 from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.scheduler.evidence import Doubts
 from slotkeeper.scheduler.shadow import EngineShadow
@@ -96,6 +97,8 @@ class EngineTable:
     maintenance: dict[SlotId, Maintenance] = field(default_factory=dict)  # of slots in this state
     unsettled: dict[RequestId, Sent] = field(default_factory=dict)  # unpinned, not yet seen
     orphans: list[Orphan] = field(default_factory=list)
+    left: dict[SlotId, RequestId] = field(default_factory=dict)  # slots of requests whose clients left
+    freed: list[Released] = field(default_factory=list)  # of these, the ones to be reported
     awaited: bool = False  # a request waits for tasks on their way there to begin; later requests wait too
     shared_until: float = 0.0  # until when tasks of other clients are expected
     moves: int = 0  # how often any slot has changed its state
@@ -147,6 +150,7 @@ class EngineTable:
         self.changed = [now] * traits.n_slots
         self.begun = [now] * traits.n_slots
         self.unsettled.clear()
+        self.forget_left()
         self.orphans.clear()
         self.work.served.clear()
         self.maintenance.clear()
@@ -363,6 +367,8 @@ class EngineTable:
             self.active_at = now
         if state is not SlotState.MAINTENANCE:
             self.maintenance.pop(slot, None)
+        if state not in (SlotState.DRAINING, SlotState.FOREIGN):
+            self.frees(slot, None)
         self.states[slot] = state
         self.idle = self.in_state(SlotState.IDLE)
         self.owners[slot] = owner
@@ -377,6 +383,29 @@ class EngineTable:
     def is_shared(self, now: float) -> None:
         """Record that another client uses this engine."""
         self.shared_until, self.private = now + SHARED_FOR, False
+
+    def frees(self, slot: SlotId, held: int | None) -> None:
+        """Report that a slot is free which a request kept after its client had left. `held` is in tokens."""
+        if (request := self.left.pop(slot, None)) is not None:
+            self.freed.append(Released(request=request, held=held))
+
+    def ended(self, orphan: Orphan) -> None:
+        """Drop an orphan whose task has ended, or never began."""
+        self.orphans.remove(orphan)
+        if orphan.total is None:
+            self.freed.append(Released(request=orphan.request, held=None))
+
+    def forget_left(self) -> None:
+        """Report that the engine works for no client that has left: it has ended, or is no longer ours."""
+        for slot in tuple(self.left):
+            self.frees(slot, None)
+        for orphan in tuple(self.orphans):
+            self.ended(orphan)
+
+    def works_for(self, request: RequestId) -> bool:
+        """Whether the engine may still work for a request whose client left."""
+        unseen = any(one.request == request and one.total is None for one in self.orphans)
+        return unseen or request in self.left.values()
 
     def leave(self, slot: SlotId, now: float, state: SlotState = SlotState.DRAINING) -> None:
         """Give up a slot. A task that was not seen to begin may still be on its way to it."""
