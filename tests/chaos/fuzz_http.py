@@ -24,7 +24,7 @@ from typing import Final
 import orjson
 from rich.console import Console
 
-from chaos.fake_answers import PATHS, answer_body, answer_events, request_body
+from chaos.fake_answers import END, PATHS, answer_body, answer_events, request_body
 from chaos.fake_engine import FakeEngine, Fault
 from chaos.raw import Wire, dial, until
 from slotkeeper.api.head import Api
@@ -105,6 +105,7 @@ class Framing:
         odd = chance.random() < 0.15
         if odd:
             head += chance.choice(ODD_HEADERS)
+        odd = odd or not _has_its_end(api, body, stream=stream)  # such an answer may be cut, and need not be
         match chance.randrange(3):
             case 0:
                 sent = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
@@ -161,6 +162,17 @@ class Framing:
             size = chance.choice((b"%x", b"%X", b"000%x")) % len(piece)
             sent += size + chance.choice((b"", b"", b";a=b", b';a="b"')) + b"\r\n" + piece + b"\r\n"
         return sent + b"0\r\n" + chance.choice((b"", b"", b"X-Trailer: 1\r\n")) + b"\r\n"
+
+
+def _has_its_end(api: Api, body: bytes, *, stream: bool) -> bool:
+    """Whether an answer has its last event, or an error, or is JSON."""
+    if stream:
+        return END[api] in body or b'"error"' in body
+    try:
+        orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return False
+    return True
 
 
 @dataclass
