@@ -81,6 +81,8 @@ async def test_twenty_swaps_compute_no_more_tokens_than_models_that_stay_loaded(
         client = await stack.enter_async_context(httpx.AsyncClient(base_url=there.base, timeout=PATIENCE))
         for _ in range(TURNS // 2):
             for talk in found:
-                await talk.turn(client)
+                before = talk.computed
+                answer = await talk.turn(client)  # the first request after a load
+                assert answer.headers["X-Slotkeeper-Decision"] == ("snapshot" if before else "cold")
         spent = sum(computed([], sidecar) for sidecar in sidecars)
         assert computed(found) + spent <= MORE * oracle
