@@ -187,7 +187,7 @@ ALERTS: Final = (
         threshold=3,
         hold="",
         severity="warning",
-        summary="Requests are sent on unchanged: {{ $labels.reason }} failed in the last 15 minutes.",
+        summary="Requests are sent on unchanged: {{ $labels.reason }}, in the last 15 minutes.",
     ),
     Alert(
         name="SlotkeeperSlotFolder",

@@ -123,8 +123,8 @@ class Settings(BaseSettings):
         default=60.0,
         ge=0,
         description=(
-            "seconds that requests wait for an engine that has ended; when it is back they are sent (again), "
-            "unless their answer had begun; 0: answer them with an error at once"
+            "seconds that requests wait for an engine that is probed or has ended; when it is back they are "
+            "sent (again), unless their answer had begun; 0: answer them with an error at once"
         ),
     )
     swap_wait: float = Field(
@@ -163,8 +163,8 @@ class Settings(BaseSettings):
     probe: bool = Field(
         default=True,
         description=(
-            "test an unused engine with a few hundred tokens, to learn what its slot files carry and which "
-            "flags it has; else that is learnt later, from snapshots and answers"
+            "test an unused engine whose flags cannot be read with 32 tokens, to learn whether it makes "
+            "checkpoints and which slot files fit it; else that is learnt later, from answers"
         ),
     )
     read_flags: bool = Field(

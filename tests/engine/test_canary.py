@@ -6,7 +6,6 @@ import asyncio
 import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from slotkeeper.bench.models import Tiny
 from slotkeeper.engine import fingerprint
 from slotkeeper.engine.answers import NoFilesError, Why
 from slotkeeper.engine.client import EngineClient
-from slotkeeper.engine.file_canary import CANARY_TOKENS, ProbeResult, probe_files
+from slotkeeper.engine.file_canary import ProbeResult, probe_files
 from slotkeeper.engine.launch import EngineKind
 from slotkeeper.engine.traits import Reading, read_traits
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory
@@ -78,15 +77,14 @@ async def test_the_probe_finds_all_properties_of_the_files_of_an_unused_engine(e
     assert reading.no_files is None
     assert reading.traits.snapshots
     assert (reading.traits.state_version, reading.traits.files_carry) == (VERSIONS[build], carries)
-    assert bool(reading.files.layout) is carries, "only a file with tokens has a layout"
     assert states(engine) == [(False, 0)] * 2
     assert [path.name for path in engine.slot_dir.iterdir()] == [fingerprint.FILE]
 
 
-async def test_the_probe_leaves_the_checkpoints_of_a_new_build_unknown_if_it_may_not_compute(engine):
+async def test_the_files_version_shows_whether_they_have_checkpoints(engine):
     before = evaluated(engine)
     reading = await look(engine)
-    assert reading.traits.files_carry is (None if engine.build == EngineKind.XLLAMACPP else False)
+    assert reading.traits.files_carry is (engine.build == EngineKind.XLLAMACPP)
     assert evaluated(engine) == before
     assert reading.traits.snapshots
 
@@ -99,30 +97,12 @@ async def test_an_engine_that_makes_no_checkpoints_writes_none_to_its_files(
     assert reading.traits.files_carry is False
 
 
-async def test_the_probe_sees_checkpoints_in_files_despite_a_large_batch(engine_factory):
-    engine = engine_factory(Tiny.HYBRID, EngineKind.XLLAMACPP, args=["-ub", "4096", "-b", "4096"])
-    assert (await look(engine, may_compute=True)).traits.files_carry is True
-
-
-async def test_a_stored_probe_result_is_used_only_for_the_same_engine(engine_factory, build):
-    engine = engine_factory(Tiny.HYBRID, build)
-    known = await probe(engine, may_compute=True)
-    assert known.files_carry is (build == EngineKind.XLLAMACPP)
-    assert evaluated(engine) == (CANARY_TOKENS if known.files_carry else 0)
-    await prefill(engine, 1, 40)
-    before = evaluated(engine)
-    there = await probe(engine, known=known, may_compute=True)
-    elsewhere = await probe(engine, known=replace(known, engine="another"), may_compute=True)
-    assert (there.files_carry, evaluated(engine)) == (known.files_carry, before)
-    assert elsewhere.files_carry is (None if build == EngineKind.XLLAMACPP else False)
-
-
 async def test_the_probe_does_not_change_a_used_engine_and_finds_its_checkpoints(engine_factory, build):
     engine = engine_factory(Tiny.HYBRID, build)
     await prefill(engine, 0, 40)
     await prefill(engine, 1, 30)
     before = states(engine)
-    found = await probe(engine, may_compute=True)
+    found = await probe(engine)
     assert (found.state_version, evaluated(engine)) == (VERSIONS[build], 40 + 30)
     assert found.files_carry is (build == EngineKind.XLLAMACPP)
     assert found.layout
@@ -159,9 +139,8 @@ async def test_the_probe_finds_whether_text_follows_images_if_files_have_no_chec
 async def test_the_probe_saves_the_emptiest_slot_of_a_used_engine(engine_factory, build):
     engine = engine_factory(Tiny.HYBRID, build)
     await prefill(engine, 0, 40)
-    found = await probe(engine, may_compute=True)
+    found = await probe(engine)
     assert found.layout == "", "the saved slot was not the unused one"
-    assert found.files_carry is (None if build == EngineKind.XLLAMACPP else False)
 
 
 async def test_the_probe_is_refused_if_all_slots_of_the_engine_are_busy(engine_factory, build):
@@ -189,7 +168,7 @@ async def test_the_probe_does_not_change_an_answer_that_begins_at_the_same_time(
     for slot in (0, 1):
         async with EngineClient(engine.base) as client:
             await client.erase(SlotId(slot))
-    beside, found = await asyncio.gather(text(), probe(engine, may_compute=True))
+    beside, found = await asyncio.gather(text(), probe(engine))
     assert beside == alone
     assert found.state_version == VERSIONS[build]
 

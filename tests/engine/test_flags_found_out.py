@@ -1,4 +1,4 @@
-"""Finding out the flags of an engine on both builds, by probing it once."""
+"""What the probe of an engine finds and costs, on both builds, with readable and unreadable flags."""
 
 from __future__ import annotations
 
@@ -8,27 +8,17 @@ from engine.conftest import evaluated
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
-from slotkeeper.engine import canary
-from slotkeeper.engine.canary import FEW
+from slotkeeper.engine.canary import TOKENS
 from slotkeeper.engine.client import EngineClient
-from slotkeeper.engine.launch import EngineKind, find_engine
+from slotkeeper.engine.launch import find_engine
 from slotkeeper.engine.traits import Reading, read_traits
 from slotkeeper.scheduler.engine_model import Known
 from slotkeeper.scheduler.types import SlotId
 
 pytestmark = pytest.mark.alternating
 
-MOST = 250  # tokens that the probes may compute
-MOST_WINDOWED = 360  # with a sliding window
-SHORT = 150  # without its longest part
 EVERY_MEMORY = [Tiny.DENSE, Tiny.SWA, Tiny.HYBRID, Tiny.HYBRID_MTP, Tiny.RECURRENT]
 WITH_CHECKPOINTS = [tiny for tiny in EVERY_MEMORY if tiny is not Tiny.DENSE]
-
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch) -> None:
-    """Wait longer: on a busy machine an engine is slow without having slow flags."""
-    monkeypatch.setattr(canary, "PATIENCE", 600.0)
 
 
 async def look(engine, **more) -> Reading:
@@ -44,84 +34,64 @@ def found(reading: Reading) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("model", WITH_CHECKPOINTS)
-@pytest.mark.parametrize("step", [0, 8192])
-async def test_the_probe_finds_whether_checkpoints_outlive_the_next_task(engine_factory, build, model, step):
-    args = [] if model is not Tiny.HYBRID_MTP else ["--spec-type", "draft-mtp"]
-    reading = await look(engine_factory(model, build, args=[*args, "-cms", str(step)]))
-    told = found(reading)
-    told.pop("checkpoint_cap", None)
-    if build == EngineKind.SKULK:
-        assert told == {"checkpoint_min_step": step, "ram_cache": True}
-    else:  # they do in any case
-        assert told == {"ram_cache": True}
+@pytest.mark.parametrize("files", [True, False], ids=["slot folder", "no slot folder"])
+@pytest.mark.parametrize("cap", [0, 32])
+async def test_the_probe_finds_that_an_engine_makes_no_checkpoints(engine_factory, build, model, files, cap):
+    engine = engine_factory(model, build, args=["-ctxcp", str(cap)])
+    reading = await look(engine, slot_dir=engine.slot_dir if files else None)
+    assert found(reading) == ({} if cap else {"checkpoint_cap": 0})
+    assert evaluated(engine) == TOKENS
 
 
 @pytest.mark.parametrize("model", EVERY_MEMORY)
-async def test_the_probe_finds_that_an_engine_has_no_ram_cache(engine_factory, build, model):
-    reading = await look(engine_factory(model, build, args=["-cram", "0", "-cms", "0"]))
-    assert found(reading)["ram_cache"] is False
-
-
-@pytest.mark.parametrize(("cap", "believed"), [("0", 0), ("3", FEW)])
-async def test_the_probe_finds_that_an_engine_keeps_few_checkpoints(engine_factory, build, cap, believed):
-    reading = await look(engine_factory(Tiny.HYBRID, build, args=["-ctxcp", cap, "-cms", "0"]))
-    assert found(reading)["checkpoint_cap"] == believed
-
-
-@pytest.mark.parametrize("model", [Tiny.HYBRID, Tiny.RECURRENT, Tiny.SWA])
-@pytest.mark.parametrize("cap", [32, 64])
-@pytest.mark.parametrize("step", ["0", "8192"])
-async def test_the_probe_finds_that_an_engine_keeps_the_advised_number_of_checkpoints(
-    engine_factory, build, model, cap, step
-):
-    if build == EngineKind.SKULK and step != "0":
-        pytest.skip("there the list is never full")
-    reading = await look(engine_factory(model, build, args=["-cms", step, "-ctxcp", str(cap)]))
-    assert found(reading)["checkpoint_cap"] == cap
-
-
-async def test_the_probe_skips_its_longest_part_on_a_slow_engine(engine_factory, build, monkeypatch):
-    """The part that needs many prompts is skipped and proves nothing; the rest is found out."""
-    monkeypatch.setattr(canary, "PATIENCE", 0.0)
-    engine = engine_factory(Tiny.HYBRID, build, args=["-cms", "0", "-ctxcp", "64"])
-    reading = await look(engine)
-    told = found(reading)
-    assert "checkpoint_cap" not in told
-    assert told["ram_cache"] is True
-    assert evaluated(engine) < SHORT
-
-
-@pytest.mark.parametrize(
-    "args", [["-np", "1"], ["-np", "-1", "-c", "262144"], ["-sps", "0.9"], ["-sps", "0"]]
-)
-async def test_the_probe_concludes_nothing_wrong_however_the_engine_chooses_slots(
-    engine_factory, build, args
-):
-    reading = await look(engine_factory(Tiny.HYBRID, build, args=[*args, "-cms", "0"]))
-    told = found(reading)
-    assert told.get("ram_cache") in {None, True}
-    assert told.get("checkpoint_min_step") in ({None, 0} if build == EngineKind.SKULK else {None})
-    assert told.get("checkpoint_cap") in {None, 32}
-
-
-@pytest.mark.parametrize("model", [Tiny.DENSE, Tiny.SWA, Tiny.HYBRID])
-async def test_the_probes_cost_is_bounded_and_reported_and_slots_are_empty_afterwards(
-    engine_factory, build, model
+@pytest.mark.parametrize("files", [True, False], ids=["slot folder", "no slot folder"])
+async def test_an_engine_whose_flags_can_be_read_computes_nothing_for_the_probe(
+    engine_factory, build, model, files
 ):
     engine = engine_factory(model, build)
     async with EngineClient(engine.base) as client:
-        await read_traits(client, may_compute=True)
-        assert 0 < client.computed <= (MOST_WINDOWED if model is Tiny.SWA else MOST)
-        assert client.computed == evaluated(engine)
-        assert not any(slot.busy or slot.held for slot in await client.slots())
+        reading = await read_traits(
+            client, may_compute=True, may_read=True, slot_dir=engine.slot_dir if files else None
+        )
+    assert set(reading.traits.knowledge.values()) == {Known.FLAGS}
+    assert reading.traits.snapshots is files
+    assert evaluated(engine) == client.computed == 0
 
 
-async def test_with_a_slot_folder_the_tokens_of_every_probe_are_counted(engine_factory, build):
+async def test_a_dense_model_is_tried_only_for_slot_files(engine_factory, build):
+    engine = engine_factory(Tiny.DENSE, build)
+    await look(engine)
+    assert evaluated(engine) == 0
+    assert (await look(engine, slot_dir=engine.slot_dir)).voice
+    assert evaluated(engine) == TOKENS
+
+
+async def test_a_probe_that_a_request_waits_for_leaves_out_what_no_wrong_answer_depends_on(
+    engine_factory, build
+):
     engine = engine_factory(Tiny.HYBRID, build)
+    assert found(await look(engine, hurried=lambda: True)) == {}
+    assert evaluated(engine) == 0
+    hurried = await look(engine, slot_dir=engine.slot_dir, hurried=lambda: True)
+    assert hurried.voice, "which files fit depends on it"
+
+
+async def test_a_second_start_on_the_same_process_computes_nothing(engine_factory, build):
+    engine = engine_factory(Tiny.HYBRID, build)
+    first = await look(engine, slot_dir=engine.slot_dir)
+    before = evaluated(engine)
+    again = await look(engine, slot_dir=engine.slot_dir)
+    assert again.traits.fingerprint == first.traits.fingerprint
+    assert evaluated(engine) == before == TOKENS
+
+
+@pytest.mark.parametrize("model", EVERY_MEMORY)
+async def test_the_probes_cost_is_reported_and_slots_are_empty_afterwards(engine_factory, build, model):
+    engine = engine_factory(model, build)
     async with EngineClient(engine.base) as client:
-        reading = await read_traits(client, may_compute=True, slot_dir=engine.slot_dir)
-        assert reading.voice
-        assert client.computed == evaluated(engine)
+        await read_traits(client, may_compute=True, slot_dir=engine.slot_dir)
+        assert client.computed == evaluated(engine) == TOKENS
+        assert not any(slot.busy or slot.held for slot in await client.slots())
 
 
 async def test_a_used_engine_is_not_probed_for_flags(engine_factory, build):

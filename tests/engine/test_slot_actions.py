@@ -56,7 +56,7 @@ async def test_a_client_can_neither_write_nor_read_the_sidecars_files(engine_fac
         was = contents(engine.slot_dir)
         kept = store.listing()[0].id
         names = ["slotkeeper.sqlite", "Slotkeeper.SQLITE", "\u017flotkeeper.sqlite", "slotkeeper.lock"]
-        names += [f"{kept}.json", f"{kept}.slot", "slotkeeper-engines.json"]
+        names += [f"{kept}.json", f"{kept}.slot"]
         for action in ("save", "restore"):
             for name in names:
                 answer = await client.post(f"/slots/0?action={action}", json={"filename": name})

@@ -12,8 +12,6 @@ from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.cli.snapshots import folder, running, snapshots
-from slotkeeper.engine.launch import EngineKind
-from slotkeeper.runtime.known_engine import FILE
 
 STORY = "The lighthouse keeper counts the ships that pass by night. " * 30
 CHAT = {"messages": [{"role": "user", "content": STORY}], "max_tokens": 8, "temperature": 0}
@@ -83,17 +81,3 @@ async def test_a_folder_is_listed_alike_after_its_sidecar_has_ended(build, tmp_p
         del one["engines"], one["name"]  # a folder has no such facts
     assert before["snapshots"]
     assert (code, after["snapshots"]) == (0, before["snapshots"])
-
-
-async def test_a_stored_probe_result_is_used_if_no_probe_is_possible(build, tmp_path):
-    """A second sidecar in front of an engine that is in use: one slot is still empty and proves nothing."""
-    carries = {EngineKind.SKULK: False, EngineKind.XLLAMACPP: True}[EngineKind(build)]
-    async with lab.tiny_engine(Tiny.HYBRID, build, tmp_path) as engine:
-        async with lab.keeping(engine) as first:
-            assert first.driver.engines.front().traits.files_carry is carries
-            await say(first)
-        async with lab.keeping(engine) as second:
-            assert second.driver.engines.front().traits.files_carry is carries
-        (engine.flags.slot_save_path / FILE).unlink()
-        async with lab.keeping(engine) as third:
-            assert third.driver.engines.front().traits.files_carry is (None if carries else False)

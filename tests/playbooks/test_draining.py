@@ -140,7 +140,7 @@ def test_a_new_engine_gets_requests_and_a_removed_engine_is_forgotten():
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", engine="e2")
     assert play << ends("r1", 1000) >> reports("r1")
     assert play << engine_lost("e2")
-    assert play << arrives("r2") >> unpinned("r2", Reason.FAIL_OPEN, engine="e2")
+    assert play << arrives("r2") >> unpinned("r2", Reason.NO_ENGINE, engine="e2")
 
 
 def test_no_engine_is_reported_as_drained_without_a_drain_request():

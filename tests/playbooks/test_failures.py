@@ -117,9 +117,9 @@ def test_a_queued_request_whose_client_leaves_is_forgotten():
 
 def test_without_an_engine_all_requests_go_to_the_first_engine():
     play = Play(engines=2, up=False)
-    assert play << arrives("r1") >> unpinned("r1", Reason.FAIL_OPEN, engine="e0")
+    assert play << arrives("r1") >> unpinned("r1", Reason.NO_ENGINE, engine="e0")
     assert play << arrives("r2", bypass=True) >> unpinned("r2", Reason.BYPASS, engine="e0")
-    assert play << knows("r1", A) << ends("r1", 1000) >> reports("r1", reason=Reason.FAIL_OPEN)
+    assert play << knows("r1", A) << ends("r1", 1000) >> reports("r1", reason=Reason.NO_ENGINE)
     assert play << knows("r2", A) << ends("r2", 1000) >> reports("r2", reason=Reason.BYPASS)
     assert not play.placement._state.requests
 
@@ -145,17 +145,17 @@ def test_an_engine_that_other_clients_may_use_is_checked_before_each_pin():
 
 def test_a_request_that_was_sent_before_the_engine_was_up_may_be_in_any_slot():
     play = Play(up=False)
-    assert play << arrives("r1", rendered=False) >> unpinned("r1", Reason.FAIL_OPEN)
+    assert play << arrives("r1", rendered=False) >> unpinned("r1", Reason.NO_ENGINE)
     assert play << engine_up() << arrives("r2") << knows("r2", A) << sees()
     assert play.placement.queued == 1
     assert play << sees(1) >> goes("r2", slot=0)
-    assert play << ends("r1", 50) >> reports("r1", slot=1, reason=Reason.FAIL_OPEN)
+    assert play << ends("r1", 50) >> reports("r1", slot=1, reason=Reason.NO_ENGINE)
 
 
 def test_after_a_crash_all_slots_are_empty_and_queued_requests_are_sent():
     play = Play(n_slots=1)
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << starts("r1")
-    assert play << arrives("r2") << engine_lost() >> unpinned("r2", Reason.FAIL_OPEN)
+    assert play << arrives("r2") << engine_lost() >> unpinned("r2", Reason.NO_ENGINE)
     assert play << leaves("r1") << leaves("r2")
     assert (
         play
@@ -228,7 +228,7 @@ def test_a_plant_of_a_lost_engine_does_not_reserve_a_slot():
 
 def test_a_request_fails_open_if_its_engine_is_lost_during_its_plant():
     play = planting()
-    assert play << engine_lost() << planted("r2", None) >> unpinned("r2", Reason.FAIL_OPEN)
+    assert play << engine_lost() << planted("r2", None) >> unpinned("r2", Reason.NO_ENGINE)
 
 
 # -- several engines -------------------------------------------------------------------------------------

@@ -203,7 +203,7 @@ def test_a_queued_slot_action_whose_client_leaves_is_not_sent():
 
 def test_a_slot_action_fails_open_if_no_engine_is_up():
     play = Play(up=False)
-    assert play << action("a") >> goes("a", slot=None, reason=Reason.FAIL_OPEN) << acts("a", 0)
+    assert play << action("a") >> goes("a", slot=None, reason=Reason.NO_ENGINE) << acts("a", 0)
     assert play.rests()
 
 

@@ -258,7 +258,7 @@ def test_a_loaded_model_that_cannot_be_probed_is_used_without_pinning():
     play = routed()
     assert play << lists("a")
     assert play << arrives("r1", model="a")
-    assert play << swap_fails("a", broken=True) >> unpinned("r1", Reason.FAIL_OPEN, engine="a")
+    assert play << swap_fails("a", broken=True) >> unpinned("r1", Reason.NOT_PROBED, engine="a")
 
 
 def test_a_request_that_uses_no_slot_waits_for_its_model_as_well():
@@ -291,7 +291,7 @@ def test_idle_work_ends_for_a_swap():
 
 def test_a_request_for_a_model_of_no_router_goes_to_the_first_engine():
     play = routed("a")
-    assert play << arrives("r1", model="zzz") >> unpinned("r1", Reason.FAIL_OPEN, engine="e0")
+    assert play << arrives("r1", model="zzz") >> unpinned("r1", Reason.NO_ENGINE, engine="e0")
 
 
 def test_a_request_waits_for_a_lost_router_as_for_any_engine():
@@ -321,7 +321,7 @@ def test_a_request_for_an_engine_that_does_not_return_fails_open(slotless):
     assert play << engine_lost("a")
     assert play << ModelsListed(at=0.0, router=EngineId("e0"), models=())
     assert play << arrives("r1", model="a", slotless=slotless)
-    assert next_decision(play) >> unpinned("r1", Reason.FAIL_OPEN, engine="a")
+    assert next_decision(play) >> unpinned("r1", Reason.NO_ENGINE, engine="a")
 
 
 def test_a_model_that_the_router_no_longer_lists_is_forgotten():

@@ -263,7 +263,7 @@ def test_a_steered_request_whose_engine_is_lost_fails_open():
     steered(play)
     assert play << sees(1) << arrives("r3") << knows("r3", A) >> goes("r3", slot=0)
     assert play << planted("r2", 996)  # waits for r3
-    assert play << engine_lost() >> unpinned("r2", Reason.FAIL_OPEN)
+    assert play << engine_lost() >> unpinned("r2", Reason.NO_ENGINE)
     assert not play.placement._state.steered
 
 

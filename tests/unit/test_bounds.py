@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -27,8 +27,6 @@ from slotkeeper.observe.journal import FOLLOWED, MOST, UNDER_WAY, Journal, Owner
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.request_record import BUCKET, BUCKETS, ClientFigures, Clients, History, Spent
 from slotkeeper.observe.request_record import NAMED_CLIENTS as CLIENTS
-from slotkeeper.runtime.known_engine import MOST as ENGINES
-from slotkeeper.runtime.known_engine import learnt
 from slotkeeper.runtime.render import Recent
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.scheduler import outcomes
@@ -313,13 +311,6 @@ def newest_entries() -> tuple[int, int]:
     return len(recent), 10
 
 
-def engines_in_memory() -> tuple[int, int]:
-    known: Mapping[str, bool] = {}
-    for n in range(10 * ENGINES):
-        known = learnt(known, f"{n}", carry=True)
-    return len(known), ENGINES
-
-
 def events_of_a_stream() -> tuple[int, int]:
     splitter = SseSplitter(limit=1000)
     for _ in range(100):
@@ -390,7 +381,6 @@ FILLED: Final[tuple[Callable[[], tuple[int, int]], ...]] = (
     journal,
     owners_of_files,
     newest_entries,
-    engines_in_memory,
     events_of_a_stream,
     series_of_metrics,
 )

@@ -19,7 +19,6 @@ from prometheus_client.aiohttp import make_aiohttp_handler
 
 from slotkeeper.admin.guard import PROBES, Guard, answer, field_of, private, refused
 from slotkeeper.admin.state_routes import EngineRoutes, RequestRoutes, StateRoutes
-from slotkeeper.engine.answers import Health
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.states import ENGINE_TEXTS
 from slotkeeper.runtime.driver import Driver
@@ -355,9 +354,7 @@ class AdminPort:
     async def _ready(self, _: web.Request) -> web.Response:
         if self._state.draining:
             return web.Response(status=503, text="draining\n")
-        # An engine that we cannot probe (--no-slots, a key that we lack) is also served, but unpinned.
-        if not any(link.health is Health.OK or link.health.routes for link in self._driver.links.values()):
-            return web.Response(status=503, text=f"no engine is up: {self._engines()}\n")
-        if all(link.draining for link in self._driver.engines.upstreams):
-            return web.Response(status=503, text="all engines are drained\n")
-        return web.Response(text="ready\n")
+        ready, said = self._driver.engines.readiness()
+        if not ready and not self._driver.engines.drained:
+            said = f"{said}: {self._engines()}"
+        return web.Response(status=200 if ready else 503, text=f"{said}\n")

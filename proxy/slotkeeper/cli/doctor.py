@@ -17,11 +17,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from slotkeeper.engine.answers import SAID, EngineError, EngineGoneError, Health, NoFilesError, Odds
-from slotkeeper.engine.canary import TEXT
+from slotkeeper.engine.canary import LIKELIEST, TEXT
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.file_canary import swept, unused
 from slotkeeper.engine.findings import Finding, Probe, Severity, about_files, examine, probe
-from slotkeeper.engine.fingerprint import LIKELIEST, TOLERANCE, Identity
+from slotkeeper.engine.fingerprint import TOLERANCE, Identity
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.http import EngineAddress
 from slotkeeper.engine.router_client import RouterClient
@@ -42,7 +42,7 @@ CHUNK: Final = 1 << 20
 async def doctor(upstream: str, api_key: str | None, console: Console, slot_dir: Path | None = None) -> int:
     """Print the findings. Returns 1 when there is a FAIL, or no engine to examine.
 
-    It prefills a few hundred tokens in an unused engine. With a folder it also tests
+    It prefills 32 tokens in an unused engine whose flags cannot be read. With a folder it also tests
     snapshots: it saves an idle slot's state, and measures how quickly the folder can be written.
     On a router, or on llama-swap, it examines each loaded model.
     """

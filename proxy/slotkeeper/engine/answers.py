@@ -159,6 +159,7 @@ class Guess:
     odds: Odds
     held: int  # tokens in the slot afterwards
     slot: SlotId
+    cuts: tuple[int, ...] | None = None  # where batches ended, in tokens of the prompt; None: not reported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

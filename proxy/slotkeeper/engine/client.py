@@ -6,7 +6,7 @@ This module makes no decisions. `http` sends the calls; client requests are forw
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Final, Self
 
 import orjson
@@ -20,7 +20,6 @@ from slotkeeper.engine.answers import (
     Guess,
     Health,
     MediaPrompt,
-    Odds,
     PrefillResult,
     RestoreResult,
     SaveResult,
@@ -302,19 +301,13 @@ class EngineClient(ControlClient):
         prompt = ids.body if isinstance(ids, MediaPrompt) else list(ids)
         body = {"prompt": prompt, "id_slot": slot, **PREFILL, **lora_field(lora)}
         last, ends = dict[str, Any](), list[int]()
-        async with self._http.ask(
-            "POST", "/completion", limits=PATIENT, headers=headers, body=body
-        ) as response:
-            async for line in response.content:
-                self._http.pulse.answered()
-                if line.startswith(b"data: {"):
-                    last = orjson.loads(line[6:])
-                    if said := last.get("prompt_progress"):
-                        ends.append(said["processed"])
-                        if progress:
-                            progress(said["processed"], said["cache"])
+        async for last in self._streamed(body, headers):
+            if said := last.get("prompt_progress"):
+                ends.append(said["processed"])
+                if progress:
+                    progress(said["processed"], said["cache"])
         if "timings/prompt_n" not in last:  # the key is the path, not a nested object
-            raise EngineError(response.status, message_in(orjson.dumps(last)))
+            raise EngineError(200, message_in(orjson.dumps(last)))
         self.computed += last["timings/prompt_n"]
         return PrefillResult(
             computed=last["timings/prompt_n"],
@@ -325,29 +318,49 @@ class EngineClient(ControlClient):
             cuts=tuple(end for end in ends if last["timings/cache_n"] < end < len(ids)) if ends else None,
         )
 
+    async def _streamed(
+        self, body: Mapping[str, Any], headers: Headers | None
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Yield the data of each event of a streamed completion."""
+        async with self._http.ask(
+            "POST", "/completion", limits=PATIENT, headers=headers, body=body
+        ) as response:
+            async for line in response.content:
+                self._http.pulse.answered()
+                if line.startswith(b"data: {"):
+                    yield orjson.loads(line[6:])
+
     async def guess(
         self, ids: Sequence[int], most: int, *, headers: Headers | None = None, lora: Scales | None = None
     ) -> Guess:
-        """Return the `most` likeliest tokens after a prompt. The engine chooses the slot."""
-        asked = {"n_predict": 1, "cache_prompt": True, **lora_field(lora)}
-        steps, answer = await self._likeliest(ids, most, headers, **asked)
-        odds = tuple(odd for step in steps for odd in step)
-        return Guess(odds=odds, held=answer["tokens_cached"], slot=SlotId(answer["id_slot"]))
+        """Return the `most` likeliest tokens after a prompt. The engine chooses the slot.
+
+        The answer is a stream, because only streams report where batches ended.
+        """
+        fields = {"n_predict": 1, "cache_prompt": True, "n_probs": most, "temperature": 0}
+        body = {"prompt": list(ids), **fields, "stream": True, "return_progress": True, **lora_field(lora)}
+        last, ends, steps = dict[str, Any](), list[int](), list[dict[str, Any]]()
+        async for said in self._streamed(body, headers):
+            last = said
+            steps += said.get("completion_probabilities", ())
+            if progress := said.get("prompt_progress"):
+                ends.append(progress["processed"])
+        if "timings" not in last:
+            raise EngineError(200, message_in(orjson.dumps(last)))
+        cached = last["timings"]["cache_n"]
+        self.computed += last["timings"]["prompt_n"]
+        odds = tuple((t["id"], t["logprob"]) for step in steps for t in step["top_logprobs"])
+        cuts = tuple(end for end in ends if cached < end < len(ids)) if ends else None
+        return Guess(odds=odds, held=last["tokens_cached"], slot=SlotId(last["id_slot"]), cuts=cuts)
 
     async def continued(self, ids: Sequence[int], tokens: int, most: int) -> Continuation:
         """Return the `most` likeliest tokens at each of `tokens` steps. The engine chooses the slot."""
-        steps, answer = await self._likeliest(ids, most, None, n_predict=tokens, ignore_eos=True)
-        return Continuation(steps=steps, held=answer["tokens_cached"], slot=SlotId(answer["id_slot"]))
-
-    async def _likeliest(
-        self, ids: Sequence[int], most: int, headers: Headers | None, **asked: Any
-    ) -> tuple[tuple[Odds, ...], dict[str, Any]]:
-        """Return the `most` likeliest tokens of each step with their logprobs, and the whole answer."""
-        body = {"prompt": list(ids), "n_probs": most, "temperature": 0, **asked}
-        doc = await self._http.json("POST", "/completion", limits=LONG, headers=headers, body=body)
+        asked = {"n_predict": tokens, "ignore_eos": True, "n_probs": most, "temperature": 0}
+        doc = await self._http.json("POST", "/completion", limits=LONG, body={"prompt": list(ids), **asked})
         self.computed += doc["timings"]["prompt_n"]
         places = doc.get("completion_probabilities", ())
-        return tuple(tuple((t["id"], t["logprob"]) for t in place["top_logprobs"]) for place in places), doc
+        steps = tuple(tuple((t["id"], t["logprob"]) for t in place["top_logprobs"]) for place in places)
+        return Continuation(steps=steps, held=doc["tokens_cached"], slot=SlotId(doc["id_slot"]))
 
     async def save(self, slot: SlotId, filename: str, *, headers: Headers | None = None) -> SaveResult:
         """Write an idle slot's state to a file in the engine's own folder (engine.md 2)."""

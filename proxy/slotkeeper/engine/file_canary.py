@@ -19,21 +19,18 @@ from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.http import Headers
 from slotkeeper.engine.slotfile import Damage, SlotFile
 from slotkeeper.engine.slotfile_reader import read
-from slotkeeper.scheduler.engine_model import EngineTraits
+from slotkeeper.scheduler.engine_model import EngineTraits, keeps_checkpoints
 from slotkeeper.scheduler.types import SlotId, SlotView
 
 # -- slot files, by letting it write one -----------------------------------------------------------------
-# First we save the state of an idle slot, which changes nothing. This shows whether we see the engine's
-# folder, and the version of its files. If this does not show whether files carry checkpoints, and the engine
-# is unused, we try a canary: a few tokens in one slot, which we save and erase again.
+# We save the state of an idle slot, which changes nothing. This shows whether we see the engine's folder, and
+# the version of its files, which says whether they have checkpoints.
 
 ANY: Final = SlotId(-1)  # the engine's choice (engine.md T8)
-CANARY_TOKENS: Final = 16  # 5 leave a checkpoint with any batch size; a large model on a CPU is slow
-CANARY_TEXT: Final = " ".join(map(str, range(CANARY_TOKENS)))  # at least one token for each number
 # Enough for a large batch on a slow machine. If a task takes the slot first, the engine saves it when that
 # task ends (engine.md 2.3).
 SAVE_SECONDS: Final = 120.0
-APPENDING: Final = 4  # the first version whose files may carry checkpoints (engine.md 2.2)
+APPENDING: Final = 4  # the first version whose files carry checkpoints (engine.md 2.2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,30 +59,19 @@ class ProbeResult:
 
 
 async def probe_files(
-    client: EngineClient,
-    folder: Path,
-    traits: EngineTraits,
-    engine: str,
-    *,
-    may_compute: bool = False,
-    known: ProbeResult | None = None,
-    headers: Headers | None = None,
+    client: EngineClient, folder: Path, traits: EngineTraits, engine: str, *, headers: Headers | None = None
 ) -> ProbeResult:
     """Find out the format of an engine's slot files. It must be awake, and no pinned request may run there.
 
-    1. Dense memory has no checkpoints, and older versions of the file have no place for them.
-    2. If the saved slot has checkpoints, its file holds them.
-    3. Otherwise a canary shows it, if `may_compute` is true and no slot was used yet.
-    4. Otherwise the result of an earlier probe of the same engine counts.
-    5. Otherwise it stays unknown until the first snapshot is saved.
+    1. An engine that makes no checkpoints writes none, and older versions of the file have no place for them.
+    2. All builds of the newer version append them. The first long snapshot of an engine that does not
+       corrects this (`EngineTable.learn_files`).
 
     Args:
         client: the client of that engine.
         folder: the engine's --slot-save-path, as this machine sees it.
-        traits: the engine's traits; only the kind of memory is used.
+        traits: the engine's traits; only its memory and its checkpoints are used.
         engine: the engine's `Identity.digest`.
-        may_compute: whether a canary is allowed.
-        known: the result of an earlier probe, of this engine or of another.
         headers: credentials, if not the client's own.
 
     Raises:
@@ -99,28 +85,15 @@ async def probe_files(
             raise NoFilesError(Why.NO_FOLDER, str(folder))
         slot = quietest(await client.slots(headers=headers))
         file = await saved(client, folder, slot, headers)
-        result = ProbeResult(engine=engine, state_version=file.version, layout=file.layout)
-        if traits.cuttable or file.version < APPENDING:  # (1)
-            return replace(result, files_carry=False)
-        if file.records:  # (2)
-            return replace(result, files_carry=True)
-        if may_compute and await unused(client, headers):  # (3)
-            file = await canary(client, folder, headers)
-            return replace(result, files_carry=bool(file.records), layout=file.layout)
-        if known and known.files_carry is not None and same(known, result):  # (4)
-            return replace(result, files_carry=known.files_carry)
     except EngineError as error:
         raise NoFilesError(Why.REFUSED, str(error)) from error
-    return result  # (5)
+    carry = keeps_checkpoints(traits) and file.version >= APPENDING  # (1) (2)
+    return ProbeResult(engine=engine, state_version=file.version, files_carry=carry, layout=file.layout)
 
 
 async def unused(client: EngineClient, headers: Headers | None) -> bool:
     """Whether every slot is idle and empty, so that a prompt of ours overwrites nothing."""
     return not any(slot.busy or slot.held for slot in await client.slots(headers=headers))
-
-
-def same(known: ProbeResult, now: ProbeResult) -> bool:
-    return (known.engine, known.state_version) == (now.engine, now.state_version)
 
 
 def quietest(views: tuple[SlotView, ...]) -> SlotId:
@@ -129,20 +102,6 @@ def quietest(views: tuple[SlotView, ...]) -> SlotId:
     if not idle:
         raise NoFilesError(Why.BUSY)
     return min(idle, key=lambda slot: slot.held or 0).slot
-
-
-async def canary(client: EngineClient, folder: Path, headers: Headers | None) -> SlotFile:
-    """Prefill a few tokens, save the slot's state and erase it again; return the file.
-
-    The engine chooses the slot: an unpinned task never meets a running answer (engine.md T1).
-    """
-    ids = await client.tokenize(CANARY_TEXT, add_special=False, parse_special=False, headers=headers)
-    ids = ids[:CANARY_TOKENS]
-    slot = (await client.prefill(ids, ANY, headers=headers)).slot
-    try:
-        return await saved(client, folder, slot, headers)
-    finally:
-        await swept(client, slot, len(ids), headers)
 
 
 async def swept(client: EngineClient, slot: SlotId, held: int, headers: Headers | None) -> None:

@@ -15,7 +15,7 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from secrets import token_hex
@@ -23,13 +23,12 @@ from typing import Any, Final
 
 import orjson
 
-from slotkeeper.engine.answers import EngineError, Odds
-from slotkeeper.engine.canary import TEXT
+from slotkeeper.engine.answers import Odds
+from slotkeeper.engine.canary import TOKENS, Tried, try_out
 from slotkeeper.engine.client import EngineClient
-from slotkeeper.engine.file_canary import swept, unused
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.http import Headers
-from slotkeeper.scheduler.adapters import BASE, Adapter, scales_of, single
+from slotkeeper.scheduler.adapters import Adapter, single
 from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.vocab.gguf import GgufHeader
 
@@ -253,9 +252,7 @@ def digest_of(*pieces: bytes) -> str:
 
 FILE: Final = "slotkeeper-voices.json"
 MOST: Final = 64  # fingerprints kept in the file; the oldest are dropped
-LIKELIEST: Final = 8
 TOLERANCE: Final = 0.05  # of a logprob: a graphics card may add up in another order from start to start
-TOKENS: Final = 128  # far enough for positions to matter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,6 +263,7 @@ class KnownFingerprint:
     engine: str  # Identity.digest: all other facts about the engine
     process: str  # the marker in /props that is new at each start (engine.md 1.7)
     odds: Odds
+    tokens: int = 128  # of the text before them; releases up to 0.7.0 did not write it
 
 
 async def voice_of(
@@ -277,8 +275,10 @@ async def voice_of(
     may_compute: bool,
     headers: Headers | None = None,
     adapters: Sequence[Adapter] = (),
-) -> str:
-    """Return the name of an engine's logprob fingerprint. No pinned request may run there meanwhile.
+) -> tuple[str, Tried | None]:
+    """Return the name of an engine's logprob fingerprint, and the trial that showed it, if there was one.
+
+    No pinned request may run there meanwhile.
 
     1. If the file lists this process, its name is there.
     2. Else, if no slot was used yet, compute the logprobs. Take the name of an equal entry, or add a new one.
@@ -290,33 +290,18 @@ async def voice_of(
     stored = await asyncio.to_thread(recalled, folder)
     for one in stored:
         if (one.engine, one.process) == (engine, process):  # (1)
-            return one.name
-    try:
-        odds = (
-            await listened(client, headers, adapters) if may_compute and await unused(client, headers) else ()
-        )
-    except EngineError:
-        odds = ()
-    if not odds:  # (3)
-        return next((one.name for one in reversed(stored) if one.engine == engine), "")
-    known = next((one for one in stored if one.engine == engine and alike(one.odds, odds)), None)  # (2)
-    now = known or KnownFingerprint(name=digest_of(orjson.dumps(odds)), engine=engine, process="", odds=odds)
+            return one.name, None
+    tried = await try_out(client, headers, adapters) if may_compute else None
+    if tried is None or not tried.odds:  # (3)
+        return next((one.name for one in reversed(stored) if one.engine == engine), ""), tried
+    same = (one for one in stored if (one.engine, one.tokens) == (engine, TOKENS))
+    known = next((one for one in same if alike(one.odds, tried.odds)), None)  # (2)
+    name = known.name if known else digest_of(orjson.dumps(tried.odds))
+    now = KnownFingerprint(name=name, engine=engine, process=process, odds=tried.odds, tokens=TOKENS)
     others = [one for one in stored if one != known]
     with contextlib.suppress(OSError):  # then the next start computes it again
-        await asyncio.to_thread(remembered, folder, [*others, replace(now, process=process)][-MOST:])
-    return now.name
-
-
-async def listened(client: EngineClient, headers: Headers | None, adapters: Sequence[Adapter] = ()) -> Odds:
-    """Return the logprobs of the likeliest tokens after the fixed text, and erase the slot again.
-
-    All LoRA adapters are off for this call, because their scales may change while the engine runs.
-    """
-    none = scales_of(adapters, BASE) if adapters else None
-    ids = await client.tokenize(TEXT, add_special=False, parse_special=False, headers=headers)
-    guess = await client.guess(ids[:TOKENS], LIKELIEST, headers=headers, lora=none)
-    await swept(client, guess.slot, guess.held, headers)
-    return guess.odds
+        await asyncio.to_thread(remembered, folder, [*others, now][-MOST:])
+    return now.name, tried
 
 
 def alike(one: Odds, other: Odds) -> bool:

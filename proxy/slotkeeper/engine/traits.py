@@ -6,14 +6,14 @@ The format of its slot files needs an experiment, which is in `file_canary`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from slotkeeper.engine import disk_cache, fingerprint
 from slotkeeper.engine.answers import EngineError, NoFilesError, Why, media_marker
-from slotkeeper.engine.canary import try_flags
+from slotkeeper.engine.canary import Tried, try_out
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.file_canary import ProbeResult, probe_files, probe_images
 from slotkeeper.engine.fingerprint import (
@@ -28,7 +28,7 @@ from slotkeeper.engine.flags import AUTO_SLOTS, EngineFlags, flags_behind
 from slotkeeper.engine.http import Headers
 from slotkeeper.engine.markers import family_of, learn_markers, user_openers
 from slotkeeper.scheduler.adapters import Adapter
-from slotkeeper.scheduler.engine_model import EngineTraits, Memory
+from slotkeeper.scheduler.engine_model import EngineTraits, Memory, keeps_checkpoints
 from slotkeeper.scheduler.types import SlotId
 from slotkeeper.vocab.gguf import GgufHeader, read_header
 
@@ -108,10 +108,12 @@ async def read_traits(
     may_compute: bool = False,
     may_read: bool = False,
     known: ProbeResult | None = None,
+    hurried: Callable[[], bool] = lambda: False,
 ) -> Reading:
     """Read the traits of an engine that is awake: `GET /slots` would wake a sleeping one.
 
-    `client.computed` counts the tokens that this computes.
+    If the flags are known or can be read, this computes nothing, but for an image. `client.computed` counts
+    the tokens that it computes.
 
     Args:
         client: the client of that engine.
@@ -120,9 +122,10 @@ async def read_traits(
         headers: credentials, if not the client's own.
         slot_dir: its --slot-save-path as this machine sees it; None = no snapshots, nothing is saved.
         may_compute: whether a canary is allowed in an unused engine.
-        may_read: whether to look for its command line among this machine's processes. The result changes
-            only the traits: which files fit depends on the same facts wherever the sidecar runs.
+        may_read: whether to look for its command line among this machine's processes.
         known: the `files` of an earlier reading, for an engine where a canary may not or cannot run.
+        hurried: whether a request waits for the result. Then experiments are left out, but not the
+            logprobs that tell which slot files fit: a wrong file gives wrong answers.
 
     Raises:
         EngineError: a refusal. Trouble with slot files only sets `Reading.no_files`.
@@ -131,51 +134,65 @@ async def read_traits(
     reading = replace(await read_answers(client, flags, headers), flags=flags)
     if flags is None and may_read:
         reading = await read_command_line(client.base, reading)
+    probe = _Probe(client, flags, headers, hurried, may_compute=may_compute)
     if slot_dir is not None:
         try:
-            reading = await _with_files(
-                client, reading, slot_dir, flags, known, may_compute=may_compute, headers=headers
-            )
+            reading = await probe.with_files(reading, slot_dir, known)
         except NoFilesError as error:
             notes = [*reading.notes, f"no snapshots: {error}"]
             reading = replace(reading, no_files=error, notes=notes)
-    if may_compute and reading.traits.guessed:
-        tried = await try_flags(client, reading.traits, headers)
-        reading = replace(reading, traits=tried.traits, left=tried.left)
+    elif reading.traits.checkpoints_in_doubt and may_compute and not hurried():
+        probe.tried = await try_out(client, headers, reading.traits.adapters)
+    if tried := probe.tried:
+        reading = replace(reading, traits=tried.traits_into(reading.traits), left=tried.left)
     started = flags.build if flags else 0
     build = fingerprint.in_words(reading.build, started, reading.model, reading.traits.state_version)
     return replace(reading, build=build, traits=replace(reading.traits, **(overrides or {})))
 
 
-async def _with_files(
-    client: EngineClient,
-    reading: Reading,
-    slot_dir: Path,
-    flags: EngineFlags | None,
-    known: ProbeResult | None,
-    *,
-    may_compute: bool,
-    headers: Headers | None,
-) -> Reading:
-    """Return the reading with the format of the slot files and the fingerprint. Raises NoFilesError."""
-    identity = await identify(client, reading, flags, headers)
-    digest = identity.digest
-    files = await probe_files(
-        client, slot_dir, reading.traits, digest, may_compute=may_compute, known=known, headers=headers
-    )
-    marker = media_marker(reading.props)
-    files = await probe_images(
-        client, slot_dir, reading.traits, files, marker, may_compute=may_compute, known=known, headers=headers
-    )
-    voice = ""
-    if flags is None:
-        process = str(reading.props.get("media_marker", ""))
-        adapters = reading.traits.adapters
-        voice = await voice_of(
-            client, slot_dir, digest, process, may_compute=may_compute, headers=headers, adapters=adapters
-        )
-    traits = files.traits_into(reading.traits, identity.fingerprint(files.state_version, voice))
-    return replace(reading, traits=traits, files=files, voice=voice)
+class _Probe:
+    """The part of a reading that may compute something."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        given: EngineFlags | None,
+        headers: Headers | None,
+        hurried: Callable[[], bool],
+        *,
+        may_compute: bool,
+    ) -> None:
+        self._client = client
+        self._given = given
+        self._headers = headers
+        self._hurried = hurried
+        self._may_compute = may_compute
+        self.tried: Tried | None = None  # the trial of an engine whose flags are unknown
+
+    async def with_files(self, reading: Reading, slot_dir: Path, known: ProbeResult | None) -> Reading:
+        """Return the reading with the format of the slot files and the fingerprint. Raises NoFilesError."""
+        client, headers, traits = self._client, self._headers, reading.traits
+        # If the model's file cannot be read here, only logprobs tell two trainings of it apart.
+        flags = self._given or (reading.flags if reading.header else None)
+        identity = await identify(client, reading, flags, headers)
+        digest, voice = identity.digest, ""
+        files = await probe_files(client, slot_dir, traits, digest, headers=headers)
+        if flags is None:
+            process = str(reading.props.get("media_marker", ""))
+            voice, self.tried = await voice_of(
+                *(client, slot_dir, digest, process),
+                may_compute=self._may_compute,
+                headers=headers,
+                adapters=traits.adapters,
+            )
+            if self.tried is not None:
+                traits = self.tried.traits_into(traits)
+                files = replace(files, files_carry=files.files_carry and keeps_checkpoints(traits))
+        may_compute = self._may_compute and not self._hurried()
+        about = (client, slot_dir, traits, files, media_marker(reading.props))
+        files = await probe_images(*about, may_compute=may_compute, known=known, headers=headers)
+        traits = files.traits_into(traits, identity.fingerprint(files.state_version, voice))
+        return replace(reading, traits=traits, files=files, voice=voice)
 
 
 async def read_answers(client: EngineClient, flags: EngineFlags | None, headers: Headers | None) -> Reading:

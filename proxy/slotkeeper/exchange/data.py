@@ -45,6 +45,7 @@ from slotkeeper.exchange.upstream import (
 )
 from slotkeeper.observe.log import Seldom, get_logger
 from slotkeeper.runtime.driver import Driver
+from slotkeeper.runtime.engines import BEING_PROBED
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.events import AdaptersChange, Arrived, Gone
 from slotkeeper.scheduler.types import ModelName, RequestId
@@ -158,7 +159,7 @@ class DataPort:
             api = classify(request.method, route, self._prefix)
             self._not_again(request)
             self._gate.door.admit(request, api, path)
-            self._not_draining(request, path)
+            self._check_health(request, path)
             takes_slot, arrived = api in TAKES_SLOT, self._gate.driver.now()
             streams = is_stream_route(route, self._prefix) and request.method != "OPTIONS"
             judged = await self._judged(request, api, arrived, always=streams)
@@ -260,10 +261,17 @@ class DataPort:
                 status=LOOP_STATUS,
             )
 
-    def _not_draining(self, request: web.Request, path: str) -> None:
-        """Fail health checks while draining; requests that still arrive are served. Raises UpstreamFault."""
-        if self._draining() and request.method != "OPTIONS" and is_open(request.method, path, self._prefix):
+    def _check_health(self, request: web.Request, path: str) -> None:
+        """Fail health checks while draining, and until the engine is probed. Raises UpstreamFault.
+
+        Requests that arrive are served: after the probe. Before the engine answers, its own answer says so.
+        """
+        if request.method == "OPTIONS" or not is_open(request.method, path, self._prefix):
+            return
+        if self._draining():
             raise UpstreamFault("draining: this sidecar is about to end", status=503)
+        if self._gate.driver.engines.readiness() == (False, BEING_PROBED):
+            raise UpstreamFault(BEING_PROBED, status=503)
 
     async def _serving(self, request: web.Request, body: bytes | None, model: ModelName) -> EngineLink:
         """Return the engine for a request without a slot: the first one that is ready.

@@ -37,7 +37,15 @@ from slotkeeper.runtime.tasks import Aside, here
 from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.events import Arrived, Started
 from slotkeeper.scheduler.pending import Pending
-from slotkeeper.scheduler.types import NO_ROUTER, Crowded, EngineId, ModelName, Reason, RequestHints
+from slotkeeper.scheduler.types import (
+    NO_ROUTER,
+    WITHOUT_PLACE,
+    Crowded,
+    EngineId,
+    ModelName,
+    Reason,
+    RequestHints,
+)
 
 if TYPE_CHECKING:
     from slotkeeper.observe.spans import Spans  # of an extra
@@ -294,7 +302,7 @@ class Exchange:
             raise CrowdedFault(crowded, CROWDED[crowded], RETRY_AFTER)
 
     def _arrival(self, hints: RequestHints, *, renders: bool) -> Arrived:
-        account, headers, key = self._account, self._request.headers, self._caller.key
+        account, key = self._account, self._caller.key
         ask, other, divided = account.own, account.rewritten, self._gate.driver.placement.divided
         return Arrived(
             at=self._gate.driver.now(),
@@ -315,13 +323,26 @@ class Exchange:
             lora=account.claim.lora,
             uncached=ask is not None and not ask.cache_prompt,
             resumable=bool(self._stream_ids()),
-            bypass=headers.get(names.BYPASS) == "1" or not self._let_in,
+            bypass=self._bypasses,
+            unplaced=self._obstacle(),
             kind=account.record.client,
             answer_limit=account.claim.most,
             size=len(self._body),
             outgrown=self._outgrown,
             hints=hints.limited(key.priority) if key else hints,
         )
+
+    @property
+    def _bypasses(self) -> bool:
+        """Whether it passes straight through: its client asked for that, or its key could not be checked."""
+        return self._request.headers.get(names.BYPASS) == "1" or not self._let_in
+
+    def _obstacle(self) -> Reason | None:
+        """Return why it cannot be placed now although its client did not ask for a bypass."""
+        if self._request.headers.get(names.BYPASS) == "1":
+            return None
+        obstacle = self._gate.driver.engines.obstacle(self._account.model)
+        return obstacle or (None if self._let_in else Reason.KEY_UNCHECKED)
 
     async def _again(self, engine: EngineId, losses: int, fault: UpstreamFault) -> bool:
         """Whether to send the request again: another engine can take it, or this one is expected back.
@@ -354,7 +375,7 @@ class Exchange:
         try:
             parent = self._trace.trace_parent if self._trace else None
             async with answering(link):
-                held = forward.reason is not Reason.FAIL_OPEN
+                held = self._bypasses or forward.reason not in WITHOUT_PLACE
                 answer = await self._gate.upstream.send(
                     link.address,
                     self._request,

@@ -25,6 +25,7 @@ from slotkeeper.scheduler.effects import Forward, Poison, PoolAct, Purpose, Repo
 from slotkeeper.scheduler.engine_model import FLAGS, Known
 from slotkeeper.scheduler.figures import Loss, Unknown
 from slotkeeper.scheduler.types import (
+    WITHOUT_PLACE,
     Crowded,
     EngineId,
     ModelName,
@@ -36,7 +37,8 @@ from slotkeeper.scheduler.types import (
 )
 from slotkeeper.store.trouble import OPERATIONS
 
-Fallback = Literal[
+# Parts of Slotkeeper that fail open. A request that got no place is counted by its reason.
+Part = Literal[
     "assemble",
     "effect",
     "exchange",
@@ -271,7 +273,9 @@ class Metrics:
 
     def _about_itself(self) -> None:
         self.fallbacks = self._counter(
-            "fallbacks_total", "Times that a part of Slotkeeper failed open.", "reason"
+            "fallbacks_total",
+            "Times that a part of Slotkeeper failed open, and requests that got no place.",
+            "reason",
         )
         self.registry.register(DROPPED)
         Info("slotkeeper_build", "The sidecar's own version.", registry=self.registry).info(
@@ -343,7 +347,7 @@ class Metrics:
     def first_token_after(self, seconds: float, request_id: str) -> None:
         self.first_token.observe(seconds, exemplar(request_id))
 
-    def fallback(self, reason: Fallback) -> None:
+    def fallback(self, reason: Part | Reason) -> None:
         self.fallbacks.labels(reason=reason).inc()
 
     def cut(self, reason: ConnectionCut) -> None:
@@ -415,7 +419,7 @@ class Metrics:
             (self.unknown_requests, Unknown),
             (self.unknown_tokens, Unknown),
             (self.repeated, Cause),
-            (self.fallbacks, get_args(Fallback)),
+            (self.fallbacks, (*get_args(Part), *sorted(WITHOUT_PLACE))),
             (self.refusals, Doubt),
             (self.poisoned, Poison),
             (self.pool_acts, PoolAct),

@@ -71,6 +71,11 @@ PLACED: Final[Mapping[Reason, str]] = MappingProxyType(
             "or because no engine had said that it accepts its key"
         ),
         Reason.FAIL_OPEN: "Slotkeeper failed, so it went through unchanged; the log says how",
+        Reason.NO_ENGINE: "no engine was up, and none was expected back",
+        Reason.NOT_PROBED: "the engine could not be probed in time, so it went through unchanged",
+        Reason.SLOTS_HIDDEN: "the engine does not show its slots; start it with --slots",
+        Reason.KEY_REFUSED: "the engine refuses the sidecar's key; set --engine-api-key to one of its keys",
+        Reason.KEY_UNCHECKED: "no engine could say whether it accepts the client's key",
     }
 )
 STEPS: Final[Mapping[str, str]] = MappingProxyType(

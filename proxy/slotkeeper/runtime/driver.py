@@ -54,7 +54,7 @@ from slotkeeper.scheduler.events import (
     SnapshotsChanged,
 )
 from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.types import EngineId, PriorityAct, Reason, RequestId
+from slotkeeper.scheduler.types import WITHOUT_PLACE, EngineId, PriorityAct, Reason, RequestId, id_of
 from slotkeeper.store.store import Store
 
 P = ParamSpec("P")
@@ -230,6 +230,8 @@ class Driver:
         """
         grant: asyncio.Future[Forward] = asyncio.get_running_loop().create_future()
         self._grants[arrived.request] = grant
+        if self._renewal.pending and not arrived.bypass:
+            arrived = replace(arrived, unplaced=arrived.unplaced or Reason.FAIL_OPEN)
         self.post(arrived)
         return grant
 
@@ -317,6 +319,7 @@ class Driver:
                 grant = self._grants.pop(effect.request, None)
                 if grant and not grant.done():
                     grant.set_result(effect)
+                self._went_unplaced(effect)
                 self.metrics.forwarded(effect)
             case Drained():
                 self.membership.drained(effect.engine)
@@ -334,6 +337,13 @@ class Driver:
                     self._refuse(effect)
             case _:
                 self.effect_runner.perform(effect)
+
+    def _went_unplaced(self, forward: Forward) -> None:
+        """Log and count a request that got no place although its client did not ask for that."""
+        if forward.reason in WITHOUT_PLACE:
+            asked, reason = id_of(forward.request), forward.reason.value
+            log.warning("request_not_placed", request_id=asked, engine=forward.engine, reason=reason)
+            self.metrics.fallback(forward.reason)
 
     def _refuse(self, effect: Refuse | Ranked) -> None:
         grant = self._grants.pop(effect.request, None)
@@ -385,6 +395,7 @@ class Driver:
                 go = Forward(request=request, engine=engine, slot=None, reason=Reason.FAIL_OPEN)
                 grant.set_result(go)
                 released.append(go)
+                self._went_unplaced(go)
                 self.metrics.decision(Reason.FAIL_OPEN)
         self.note(self.journal.saw, cause, released, cause.at, self.now(), self.placement.pending)
 

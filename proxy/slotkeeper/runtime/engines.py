@@ -25,9 +25,11 @@ from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.router_link import RouterLink
 from slotkeeper.runtime.tasks import Tasks, lifeline
 from slotkeeper.scheduler.events import Event
-from slotkeeper.scheduler.types import NO_ROUTER, EngineId, ModelName
+from slotkeeper.scheduler.types import NO_ROUTER, EngineId, ModelName, Reason
 
-PATIENCE: Final = 3.0  # seconds that a request waits for an engine's probe, which takes 0.2 seconds
+LEAST_WAIT: Final = 3.0  # seconds that a request waits for a probe, also with a shorter `wait`
+BEING_PROBED: Final = "the engine is being probed"
+LISTING_SECONDS: Final = 3.0  # that a request waits for new listings of routers
 
 SHORT_TOKEN: Final = 16  # characters; a text that has more for each token of the context is looked at closer
 
@@ -202,7 +204,7 @@ class Engines:
         if not isinstance(named, str) or self.model_of(named):
             return self.model_of(named)
         with suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(LISTING_SECONDS):
                 await asyncio.gather(*(router.next_look() for router in self.routers.values()))
         return self.model_of(named)
 
@@ -268,6 +270,29 @@ class Engines:
         followed = router is not None and router.reached
         return link.ready or (link.health.routes and (followed or self._new_link is None))
 
+    @property
+    def drained(self) -> bool:
+        """Whether no engine takes requests, because their operator has drained all of them."""
+        return all(link.draining for link in self.upstreams)
+
+    def readiness(self) -> tuple[bool, str]:
+        """Return whether this sidecar can serve now, and a sentence.
+
+        A sleeping engine counts as ready, because only a request wakes it. So does an engine on which nothing
+        can ever be placed as it is: its requests go through as they come.
+        """
+        links = self.upstreams
+        if self.drained:
+            return False, "all engines are drained"
+        if any(self._there(link) for link in links):
+            return True, "ready"
+        if any(link.health is Health.SLEEPING for link in links):
+            return True, "asleep: the next request wakes it"
+        answering = [link for link in links if link.health is Health.OK]
+        if any(link.obstacle is not Reason.NOT_PROBED for link in answering):
+            return True, "ready, but requests go through unplaced: the log says why (engine_probe_failed)"
+        return False, BEING_PROBED if answering else "no engine is up"
+
     # -- waiting -----------------------------------------------------------------------------------
 
     def changed(self) -> None:
@@ -282,17 +307,20 @@ class Engines:
         return link
 
     async def awake(self, since: float, model: ModelName = NO_ROUTER, latest: float = inf) -> None:
-        """Wait, up to PATIENCE seconds, until an engine is ready and no engine may have restarted unnoticed.
+        """Wait until an engine is ready and no engine may have restarted unnoticed.
 
-        For an engine that has ended and is expected back the wait is longer, counted from `since`. For a
-        router's model that is not loaded, the request waits in the scheduler instead. No wait is longer
-        than until `latest`.
+        That is: while an engine is probed, or has ended and is expected back; at most `wait` seconds from
+        `since`, and until `latest`. Experiments of a probe in progress are left out. For a router's model
+        that is not loaded, the request waits in the scheduler instead.
         """
+        for link in self.of(model):
+            link.hurry()
         doubtful = [link for link in self.of(model) if link.doubtful]
         if self._there(self.front(model)) and not doubtful:
             return
         if not all(link.pulse.frozen for link in self.links.values()):
-            await self._probed(doubtful, model)
+            until = max(since + self._wait, time.monotonic() + LEAST_WAIT)
+            await self._probed(doubtful, model, min(until, latest))
         if not model:
             await self._returned(since, latest)
 
@@ -315,13 +343,28 @@ class Engines:
             self._roused.discard(link.engine)
             link.kick()
 
-    async def _probed(self, doubtful: list[EngineLink], model: ModelName) -> None:
-        starting = [] if model else self.upstreams
-        with suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE):
+    async def _probed(self, doubtful: list[EngineLink], model: ModelName, until: float) -> None:
+        """Wait for the looks in progress, probes included, until one engine is ready."""
+        looks = set[asyncio.Task[None]]()
+        try:
+            async with asyncio.timeout(max(0.0, until - time.monotonic())):
                 await asyncio.gather(*(link.settle() for link in doubtful))
-                if not self._there(self.front(model)):
-                    await asyncio.gather(*(link.wake() for link in starting))
+                if not model:
+                    looks = {self._tasks.start(link.wake()) for link in self.upstreams}
+                while looks and not self._there(self.front(model)):
+                    _, looks = await asyncio.wait(looks, return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            pass
+        finally:
+            for look in looks:
+                look.cancel()
+
+    def obstacle(self, model: ModelName) -> Reason | None:
+        """Return why no engine of this model can place a request now; None if one can."""
+        link = self.front(model)
+        if self._there(link):
+            return None
+        return link.obstacle if link.health is Health.OK else Reason.NO_ENGINE
 
     def expects(self) -> bool:
         """Whether no engine is ready and one that has ended should be back soon."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -79,7 +79,7 @@ class KnownEngine:
         self._measuring = asyncio.Lock()
         self._longest: tuple[Tokenizer | None, int | None] | None = None  # of the tokenizer's vocabulary
 
-    async def read(self, *, may_compute: bool) -> Reading:
+    async def read(self, *, may_compute: bool, hurried: Callable[[], bool] = lambda: False) -> Reading:
         """Probe the engine, and remember the result. Raises what `read_traits` raises."""
         reading = await read_traits(
             self.client,
@@ -89,9 +89,10 @@ class KnownEngine:
             may_compute=may_compute,
             may_read=self._may_read,
             known=self.files,
+            hurried=hurried,
         )
         folder, self.build = self.slot_dir, reading.build
-        self.traits = await completed(folder, reading.traits) if folder else reading.traits
+        self.traits = reading.traits
         if folder and self.traits.guessed:
             self.traits = await with_flags(folder, self.process, self.traits)
         self.files = reading.files or self.files
@@ -217,11 +218,8 @@ def _lending(auth: Mapping[str, str]) -> Iterator[None]:
 
 
 # -- knowledge that outlives a process -------------------------------------------------------------------
-# Whether files carry checkpoints is learnt from a canary, which is impossible in an engine that is in use
-# (engine.md 2.2). The finding holds for every engine with the same fingerprint. The files' layout is not
-# written: a wrong layout would make every save look torn, and a guessed fingerprint may give a wrong one.
-#
-# Flags cannot be probed in an engine that is in use either; but the same process has the same flags.
+# Flags cannot be probed in an engine that is in use; but the same process has the same flags. The layout of
+# its files is not written: a wrong layout would make every save look torn.
 
 SAID: Final = ("chat_template", "bos_token", "eos_token")  # fields of GET /props
 
@@ -254,77 +252,10 @@ class Tokenizers:
         return tokenizer
 
 
-# -- whether files carry checkpoints, by fingerprint -----------------------------------------------------
-
-FILE: Final = "slotkeeper-engines.json"
-MOST: Final = 64  # engines; the oldest are forgotten
-LARGEST: Final = 64 << 10  # bytes; no file of ours is larger
-
-Carrying = Mapping[str, bool]  # fingerprint -> whether its files carry checkpoints, the newest last
-
-
-# -- pure ----------------------------------------------------------------------------------------------
-
-
-def decode(data: bytes) -> Carrying:
-    """Read what `encode` wrote; empty for any other data."""
-    try:
-        found = orjson.loads(data)
-    except orjson.JSONDecodeError:
-        return {}
-    if not isinstance(found, dict) or any(type(carry) is not bool for carry in found.values()):
-        return {}
-    return dict(list(found.items())[-MOST:])
-
-
-def encode(known: Carrying) -> bytes:
-    return orjson.dumps(known, option=orjson.OPT_INDENT_2)
-
-
-def learnt(known: Carrying, fingerprint: str, *, carry: bool) -> Carrying:
-    """Return the mapping with this fingerprint added as the newest."""
-    others = [item for item in known.items() if item[0] != fingerprint]
-    return dict([*others, (fingerprint, carry)][-MOST:])
-
-
-# -- beside the slot files -----------------------------------------------------------------------------
-
-
-async def completed(folder: Path, traits: EngineTraits) -> EngineTraits:
-    """Complete the traits by whether files carry checkpoints: read that if it is unknown, else write it.
-
-    If the folder cannot be read or written, it stays unknown, or the next process does not know it.
-    """
-    if not traits.fingerprint:
-        return traits
-    known = await asyncio.to_thread(recalled, folder)
-    before = known.get(traits.fingerprint)
-    if traits.files_carry is None:
-        return replace(traits, files_carry=before)
-    if traits.files_carry is not before:
-        now = learnt(known, traits.fingerprint, carry=traits.files_carry)
-        with contextlib.suppress(OSError):
-            await asyncio.to_thread(remember, folder, now)
-    return traits
-
-
-def recalled(folder: Path) -> Carrying:
-    """Read the file; empty if it cannot be read or is not ours. Blocks."""
-    try:
-        with files.open_ours(folder / FILE) as file:
-            return decode(file.read(LARGEST))
-    except OSError:
-        return {}
-
-
-def remember(folder: Path, known: Carrying) -> None:
-    """Write the file, by a temporary name that the store removes after a crash. Blocks. Raises OSError."""
-    files.write_small(folder / FILE, folder / files.new_temporary(time.time()), encode(known))
-
-
 # -- flags of one process --------------------------------------------------------------------------------
 
 FLAGS_FILE: Final = "slotkeeper-flags.json"
+LARGEST: Final = 64 << 10  # bytes; the file is not larger
 MOST_PROCESSES: Final = 16  # the oldest are forgotten
 
 Found = Mapping[str, tuple[bool | int | float, Known]]  # by the name of the field

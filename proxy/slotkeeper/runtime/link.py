@@ -15,7 +15,7 @@ from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.states import ENGINE_TEXTS, EngineSigns, EngineState, engine_state
 from slotkeeper.runtime.known_engine import KnownEngine
 from slotkeeper.scheduler.figures import Unknown
-from slotkeeper.scheduler.types import EngineId, SlotId
+from slotkeeper.scheduler.types import EngineId, Reason, SlotId
 
 CALM: Final = 1.0  # seconds between looks at /health; neither it nor /props wakes a sleeping engine
 EAGER: Final = 0.1  # seconds between looks while the engine does not answer
@@ -24,12 +24,20 @@ FROZEN: Final = 30.0  # seconds without any answer or token, until an engine cou
 LONGEST_LOOK: Final = 5.0  # seconds to wait for an answer of /health
 THAW: Final = 1.0  # seconds in which an engine that was frozen reads what was sent to it meanwhile
 UNAUTHORIZED: Final = 401
-# By the status of a refusal in a probe: without --slots, GET /slots is 501 (docs/engine.md).
-HIDDEN: Final[Mapping[int, Unknown]] = {UNAUTHORIZED: Unknown.NO_KEY, 501: Unknown.NO_SLOTS}
+NO_SUCH_FEATURE: Final = 501  # status of GET /slots without --slots (docs/engine.md)
+# Why nothing is known of its slots, by the status with which the engine refuses a call of the probe.
+HIDDEN: Final[Mapping[int, Unknown]] = {UNAUTHORIZED: Unknown.NO_KEY, NO_SUCH_FEATURE: Unknown.NO_SLOTS}
 THERE: Final = frozenset({Health.OK, Health.SLEEPING, Health.ROUTER, Health.SWAPPER, Health.UNLOADED})
 OF_UNLOADED: Final = frozenset({400, 500})  # a router's status if a model was or is being unloaded
 OF_SWAPPED: Final = frozenset({500, 502, 503})  # llama-swap's
 REFUSALS: Final = 3  # failures of GET /slots in a row: without it free slots are unknown
+
+# Why nothing can be placed, by the status with which the engine refuses a call of the probe.
+OBSTACLES: Final = {
+    UNAUTHORIZED: Reason.KEY_REFUSED,
+    403: Reason.KEY_REFUSED,
+    NO_SUCH_FEATURE: Reason.SLOTS_HIDDEN,
+}
 
 log = get_logger(__name__)
 
@@ -87,6 +95,8 @@ class EngineLink(KnownEngine):
         self._refusal: int | None = None  # the status with which it refused the last probe
         self._told = EngineState.DOWN  # the state that was logged last
         self._doubt = False
+        self.probing = False  # a probe is in progress
+        self._hurried = False  # a request waits for the probe
         self.up = False  # probed: requests may be placed; until then they pass through unchanged
         self.probed = 0  # tokens that the probe computed and that are not counted yet
         self.fresh = False  # all slots were unused when it was probed
@@ -109,6 +119,11 @@ class EngineLink(KnownEngine):
             drained=drained,
             failing=failing,
         )
+
+    @property
+    def obstacle(self) -> Reason:
+        """Why no request can be placed while it answers but is not up."""
+        return OBSTACLES.get(self._refusal or 0, Reason.NOT_PROBED)
 
     @property
     def unknown(self) -> Unknown:
@@ -159,7 +174,12 @@ class EngineLink(KnownEngine):
 
     async def wake(self) -> None:
         """Look at once and wait: else an engine that has just started would serve requests unpinned."""
+        self.hurry()
         await self._turns_out(lambda: self.ready)
+
+    def hurry(self) -> None:
+        """Have the probe leave out experiments, because a request waits for it."""
+        self._hurried = not self.ready
 
     async def was_lost(self, losses: int) -> bool:
         """Look at once after a failed connection. Returns whether it is lost, or was since `losses`."""
@@ -279,9 +299,8 @@ class EngineLink(KnownEngine):
         if self.health.wrong:
             self._not_probed(f"{self.engine} {SAID[self.health]}")
         if self.health is Health.OK and not self.up:
-            try:
-                await self._probe()
-            except (EngineError, EngineGoneError) as error:
+            error = await self._watched_probe(on_lost)
+            if error is not None:
                 self._refusal = error.status if isinstance(error, EngineError) else None
                 self._not_probed(str(error))
                 if self.returns and isinstance(error, EngineError):  # it is back, but cannot be probed
@@ -290,6 +309,36 @@ class EngineLink(KnownEngine):
                 return
             self.up, self._refusals, self._trouble, self._refusal = True, 0, "", None
             on_up(self)
+
+    async def _watched_probe(
+        self, on_lost: Callable[[EngineLink], None]
+    ) -> EngineError | EngineGoneError | None:
+        """Probe the engine; return why that failed. If the engine freezes, the probe ends."""
+        failed: EngineError | EngineGoneError | None = None
+        self.probing = True
+        try:
+            async with asyncio.TaskGroup() as group:
+                beat = group.create_task(self._beat(on_lost))
+                try:
+                    await self._probe()
+                except (EngineError, EngineGoneError) as error:
+                    failed = error
+                finally:
+                    beat.cancel()
+        finally:
+            self.probing = self._hurried = False
+        return failed
+
+    async def _beat(self, on_lost: Callable[[EngineLink], None]) -> None:
+        """Ask for the engine's health during a probe: a slow engine answers, a frozen one does not."""
+        limit = min(LONGEST_LOOK, self.frozen_after / 2)
+        while True:
+            await asyncio.sleep(limit)
+            if await self.client.health(headers=self.auth, seconds=limit) is Health.SILENT:
+                self._silent(on_lost)
+            else:
+                self._silences = 0
+                self.pulse.answered()
 
     def _is(self, health: Health) -> None:
         """Record the result of a look at /health."""
@@ -364,6 +413,7 @@ class EngineLink(KnownEngine):
             return False
         log.warning("engine_hides_its_slots", engine=self.engine)
         self._lost(returns=False)
+        self._refusal = NO_SUCH_FEATURE
         self.kick()
         return True
 
@@ -382,7 +432,7 @@ class EngineLink(KnownEngine):
     async def _probe(self) -> None:
         before = self.client.computed
         try:
-            reading = await self.read(may_compute=self.may_compute)
+            reading = await self.read(may_compute=self.may_compute, hurried=lambda: self._hurried)
         finally:
             self.probed += self.client.computed - before
         self.fresh = await self._unused(reading.left)

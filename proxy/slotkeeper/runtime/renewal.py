@@ -51,6 +51,11 @@ class Renewal:
         log.error("placement_failed", request_id=asker(event), cause=type(event).__name__, exc_info=error)
         self._metrics.fallback("placement")
 
+    @property
+    def pending(self) -> bool:
+        """Whether the present scheduler is not told of the engines yet."""
+        return self._pending
+
     def keep(self, catalog: Iterable[Snapshot]) -> None:
         """Keep the snapshots of a scheduler that is replaced."""
         self._snapshots |= {snapshot.id: snapshot for snapshot in catalog}

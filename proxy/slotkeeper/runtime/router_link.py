@@ -32,7 +32,7 @@ EAGER: Final = 0.1  # seconds between looks during a swap of ours
 QUIET: Final = 10.0  # seconds between looks while events report every change: llama-swap logs each look
 MOMENT: Final = 0.01  # seconds between looks at whether calls have ended
 BEGINS: Final = 2.0  # seconds within which the listing shows a load that was accepted
-PROBED: Final = 30.0  # seconds to probe a loaded model; after that it serves unpinned
+PROBED: Final = 30.0  # seconds in which a loaded model is probed again if that fails; then it serves unpinned
 AGAIN: Final = 1.0  # seconds to wait after a swap that the router refused
 RUNS: Final = "already running"  # in the router's error text
 STOPPED: Final = "not running"  # in the router's error text
@@ -202,7 +202,7 @@ class RouterLink:
         known = link.up or link.foreign
         if known or not link.listed or entry.status is not ModelStatus.LOADED:
             self._since.pop(engine, None)
-        elif now - self._since.setdefault(engine, now) > PROBED:
+        elif now - self._since.setdefault(engine, now) > PROBED and not link.probing:
             del self._since[engine]
             log.warning("model_not_probed", engine=engine)
             self._post(SwapFailed(at=now, engine=engine, broken=True))
@@ -255,6 +255,7 @@ class RouterLink:
         loaded = await self._is_loaded(model, seen=seen)
         link.kick()
         while loaded and not (link.up or link.foreign) and self._status(model) is ModelStatus.LOADED:
+            link.hurry()  # a request waits for the load
             await self._moment()  # `_check_probed` ends the scheduler's wait if the probe never succeeds
             loaded = await self._is_loaded(model, seen=True)
         if not loaded and self._interruptions != before:

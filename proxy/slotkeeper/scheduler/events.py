@@ -17,6 +17,7 @@ from slotkeeper.scheduler.types import (
     EngineId,
     Loading,
     ModelName,
+    Reason,
     RequestHints,
     RequestId,
     SlotView,
@@ -48,6 +49,7 @@ class Arrived:
     action: bool = False  # not a task: the client's own save, restore or erase of `id_slot`
     resumable: bool = False  # X-Conversation-Id: the engine continues after a disconnect
     bypass: bool = False
+    unplaced: Reason | None = None  # why no engine could place it on arrival; None: one could, or may soon
     slotless: bool = False  # takes no slot: only needs its model to be loaded
     kind: str = ""  # of client: the program and its user, whose answers have similar lengths
     answer_limit: int | None = None  # most tokens of the answer, as set by the client
@@ -59,6 +61,11 @@ class Arrived:
     def space(self) -> str:
         """Within which states are shared: its namespace's, and its adapters'."""
         return space_of(self.namespace, self.adapters)
+
+    @property
+    def without_plan(self) -> Reason:
+        """Why it goes out without a place, if it does."""
+        return self.unplaced or (Reason.BYPASS if self.bypass else Reason.NO_ENGINE)
 
     @property
     def to_be_pinned(self) -> bool:

@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from slotkeeper.scheduler.slot_contents import SlotContents
 from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.types import Reason
+from slotkeeper.scheduler.types import WITHOUT_PLACE, Reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +217,7 @@ UNPLACED: Final = frozenset(
         Reason.BRIEF,
         Reason.CLIENT_CHOSE,
         Reason.ENGINE_CHOSE,
-        Reason.FAIL_OPEN,
+        *WITHOUT_PLACE,
     }
 )
 

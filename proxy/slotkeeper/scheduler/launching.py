@@ -213,7 +213,7 @@ def bypass(state: State, now: float) -> Iterator[Effect]:
         if (tables or state.back_by(now, model) is not None) and not ready:
             continue
         state.bypassing.remove(request)
-        yield from _sent(state, state.requests[request], ready, Reason.BYPASS, now)
+        yield from _sent(state, state.requests[request], ready, now)
 
 
 def held_back(state: State) -> set[ModelName]:
@@ -235,13 +235,11 @@ def fail_open(state: State, now: float) -> Iterator[Effect]:
         if state.up_for(model) or state.back_by(now, model) is not None:
             continue
         state.queue.served(request)
-        yield from _sent(state, state.requests[request], [], Reason.FAIL_OPEN, now)
+        yield from _sent(state, state.requests[request], [], now)
 
 
-def _sent(
-    state: State, pending: Pending, ready: list[EngineTable], reason: Reason, now: float
-) -> Iterator[Effect]:
-    request = pending.arrived.request
+def _sent(state: State, pending: Pending, ready: list[EngineTable], now: float) -> Iterator[Effect]:
+    request, reason = pending.arrived.request, pending.arrived.without_plan
     pending.stage = Stage.RUNNING
     table = min(ready, key=lambda t: t.load, default=None)
     if table:

@@ -88,9 +88,10 @@ def send_slotless(state: State, now: float) -> Iterator[Effect]:
             state.forget(request)
             yield Forward(request=request, engine=tables[0].engine, slot=None, reason=Reason.SLOTLESS)
         elif not state.up_for(model) and state.back_by(now, model) is None:
+            reason = state.requests[request].arrived.without_plan
             state.forget(request)
             engine = state.fallback(model)
-            yield Forward(request=request, engine=engine, slot=None, reason=Reason.FAIL_OPEN)
+            yield Forward(request=request, engine=engine, slot=None, reason=reason)
 
 
 def due_at(state: State, now: float) -> float:
@@ -234,7 +235,7 @@ def _refused(state: State, router: Router, now: float) -> Iterator[Effect]:
         if engine is not None and router.given_up(engine, now):
             state.forget(request)
             if router.is_(engine, ModelStatus.LOADED):  # it serves requests, but we cannot read its facts
-                yield Forward(request=request, engine=engine, slot=None, reason=Reason.FAIL_OPEN)
+                yield Forward(request=request, engine=engine, slot=None, reason=Reason.NOT_PROBED)
             else:
                 yield Refuse(request=request, engine=engine)
 

@@ -300,11 +300,10 @@ class Pending:
         least = None
         if usage is not None and unknown is None:
             least = oracle(usage, min(self.structure.known, usage.prompt))
-        unplanned = Reason.BYPASS if self.arrived.bypass else Reason.FAIL_OPEN
         return Report(
             request=self.arrived.request,
             model=self.arrived.model,
-            reason=plan.reason if plan else unplanned,
+            reason=plan.reason if plan else self.arrived.without_plan,
             slot=self.slot,
             usage=usage,
             predicted=self.predicted,

@@ -88,7 +88,7 @@ from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.table import SHARED_FOR, EngineTable
 from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.types import NO_ROUTER, ClientId, Crowded, EngineId, ModelName, Reason, RequestId
+from slotkeeper.scheduler.types import NO_ROUTER, ClientId, Crowded, EngineId, ModelName, RequestId
 
 
 def engine_up(state: State, event: EngineUp) -> Iterator[Effect]:
@@ -121,8 +121,7 @@ def _still_out(state: State, table: EngineTable, now: float) -> None:
     for request, pending in state.requests.items():
         sent_open = pending.plan is None and table.engine == state.fallback(pending.arrived.model)
         if pending.stage is Stage.RUNNING and sent_open:
-            reason = Reason.BYPASS if pending.arrived.bypass else Reason.FAIL_OPEN
-            pending.plan = Plan(table=table, reason=reason, pinned=False)
+            pending.plan = Plan(table=table, reason=pending.arrived.without_plan, pinned=False)
         if pending.stage is Stage.RUNNING and pending.plan and pending.plan.table is table:
             pending.slot = None
             table.send(request, pending.arrived.copies, now)

@@ -14,7 +14,7 @@ from typing import Final
 
 from slotkeeper.scheduler.costs import WORTH_A_FILE, Breaker, EngineWork, Expected, Rates
 from slotkeeper.scheduler.effects import Released
-from slotkeeper.scheduler.engine_model import EngineTraits
+from slotkeeper.scheduler.engine_model import EngineTraits, keeps_checkpoints
 from slotkeeper.scheduler.evidence import Doubts
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId, succeeds
@@ -110,6 +110,7 @@ class EngineTable:
     failures: int = 0  # polls in a row that failed
     proven: bool = False  # whether idle slots were seen to keep their contents (T6)
     look_again: bool = False  # a prediction was wrong: poll again
+    files_seen: bool = False  # a file has shown whether this build writes checkpoints to its files
     ram_misses: int = 0  # expected loads from the RAM cache that did not happen, in a row
     ram_missed: float = inf  # tokens of the shortest state that was missing, since a longer one was found
     settled: dict[SlotId, SlotContents] = field(default_factory=dict)  # states that need no (further) save
@@ -428,10 +429,13 @@ class EngineTable:
             self.shadow.slots[slot] = SlotContents(opaque=contents.total, used=contents.used)
 
     def learn_files(self, snapshot: Snapshot) -> None:
-        """Learn from a file of a slot that must have had checkpoints whether this build writes them."""
+        """Learn from the first long file whether this build writes a slot's checkpoints."""
         traits = self.traits
         self.shadow.sizes.saw(len(snapshot.tokens), len(snapshot.checkpoints), snapshot.size)
-        if traits.files_carry is None and not traits.cuttable and len(snapshot.tokens) > traits.n_ubatch:
+        if self.files_seen or not keeps_checkpoints(traits) or len(snapshot.tokens) <= traits.n_ubatch:
+            return
+        self.files_seen = True
+        if traits.files_carry is not False:
             self.shadow.traits = replace(traits, files_carry=bool(snapshot.checkpoints))
 
     def learn(self, traits: EngineTraits) -> None:

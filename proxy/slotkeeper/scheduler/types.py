@@ -75,6 +75,24 @@ class Reason(StrEnum):
     SLOTLESS = "slotless"  # it takes no slot, and waited only for its model to be loaded
     BYPASS = "bypass"  # X-Slotkeeper-Bypass: 1
     FAIL_OPEN = "fail_open"  # Slotkeeper failed; the request went through unchanged
+    NO_ENGINE = "no_engine"  # no engine is up and none is expected: the client gets that engine's refusal
+    NOT_PROBED = "not_probed"  # the engine answers, but its probe had not succeeded in time
+    SLOTS_HIDDEN = "slots_hidden"  # the engine does not show its slots (--no-slots)
+    KEY_REFUSED = "key_refused"  # the engine refuses our key, or requires one that we do not have
+    KEY_UNCHECKED = "key_unchecked"  # no engine could say whether it accepts the client's key
+
+
+# The request went to the engine as it came, without a place, although its client did not ask for that.
+WITHOUT_PLACE: Final = frozenset(
+    {
+        Reason.FAIL_OPEN,
+        Reason.NO_ENGINE,
+        Reason.NOT_PROBED,
+        Reason.SLOTS_HIDDEN,
+        Reason.KEY_REFUSED,
+        Reason.KEY_UNCHECKED,
+    }
+)
 
 
 class Loading(StrEnum):

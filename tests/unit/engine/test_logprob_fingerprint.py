@@ -71,7 +71,7 @@ class Refuses(EngineClient):
 
 
 async def test_an_engine_without_logprobs_keeps_the_name_of_its_last_known_fingerprint(tmp_path):
-    assert (await voice_of(Refuses(), tmp_path, "e", "new", may_compute=True)) == ""
+    assert (await voice_of(Refuses(), tmp_path, "e", "new", may_compute=True)) == ("", None)
     remembered(tmp_path, [KNOWN, replace(KNOWN, name="newer"), replace(KNOWN, engine="other", name="x")])
-    assert (await voice_of(Refuses(), tmp_path, "e", "new", may_compute=True)) == "newer"
-    assert (await voice_of(Refuses(), tmp_path, "e", "new", may_compute=False)) == "newer"
+    assert (await voice_of(Refuses(), tmp_path, "e", "new", may_compute=True)) == ("newer", None)
+    assert (await voice_of(Refuses(), tmp_path, "e", "new", may_compute=False)) == ("newer", None)

@@ -41,9 +41,9 @@ def test_a_request_without_an_engine_fails_open_and_is_not_followed_further():
     play = WatchedPlay()
     assert play << engine_lost()
     came = play.comes("r1")
-    assert play >> unpinned("r1", Reason.FAIL_OPEN)
+    assert play >> unpinned("r1", Reason.NO_ENGINE)
     assert play << knows("r1", A) << ends("r1", 2000, 0) >> reports("r1", usage__computed=2000)
-    assert came.decision.chosen.reason is Reason.FAIL_OPEN
+    assert came.decision.chosen.reason is Reason.NO_ENGINE
     assert stages(came) == [
         RequestStage.ENGINE,
         RequestStage.FORWARD,
@@ -59,9 +59,9 @@ def test_a_request_that_fails_open_is_recorded_as_such_whatever_was_decided_befo
     assert play << snapshots_changed(snapshot("a", A, checkpoints=(1484, 1996)))
     came = play.comes("r1")
     assert play << knows("r1", A + X) >> restores(0, "a")
-    through = Forward(request=RequestId("r1"), engine=EngineId("e0"), slot=None, reason=Reason.FAIL_OPEN)
+    through = Forward(request=RequestId("r1"), engine=EngineId("e0"), slot=None, reason=Reason.NO_ENGINE)
     play.journal.saw(arrives("r2"), [through], play.clock + 1, play.clock + 1, lambda _: None)
-    assert came.decision.chosen.reason is Reason.FAIL_OPEN
+    assert came.decision.chosen.reason is Reason.NO_ENGINE
     assert stages(came) == [RequestStage.QUEUE, RequestStage.DECIDE, RequestStage.RESTORE]
     play.later(2)
     play.journal.saw(ends("r1"), [], play.clock, play.clock, lambda _: None)

@@ -15,14 +15,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from slotkeeper import __version__
 from slotkeeper.api.head import Api
 from slotkeeper.observe.gauges import EngineFigures, EngineSeen, SlotFigures
-from slotkeeper.observe.metrics import OUTCOMES, Fallback, Metrics
+from slotkeeper.observe.metrics import OUTCOMES, Metrics, Part
 from slotkeeper.observe.request_record import ClientFigures, Clients, Spent
 from slotkeeper.observe.states import EngineState
 from slotkeeper.scheduler.effects import Purpose, Report
 from slotkeeper.scheduler.figures import Loss, Lost, Unknown, Usage
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.table import SlotState
-from slotkeeper.scheduler.types import EngineId, ModelName, Reason, RequestId
+from slotkeeper.scheduler.types import WITHOUT_PLACE, EngineId, ModelName, Reason, RequestId
 from slotkeeper.store.trouble import OPERATIONS
 from unit.observe.watched import record
 
@@ -192,7 +192,7 @@ def test_series_exist_with_zero_before_anything_is_counted(metrics):
 
 
 def test_series_of_failures_exist_with_zero_before_any_failure(metrics):
-    for reason in get_args(Fallback):
+    for reason in (*get_args(Part), *WITHOUT_PLACE):
         assert value(metrics, "fallbacks_total", reason=reason) == 0
     for loss in Loss:
         assert value(metrics, "lost_tokens_total", reason=loss.value) == 0

@@ -224,7 +224,7 @@ async def test_a_failed_task_is_counted(driver):
 async def test_without_an_engine_a_request_fails_open_to_the_first_engine(driver):
     driver.post(EngineLost(at=driver.now(), engine=ENGINE))
     forward = await granted(admit(driver, "a"))
-    assert (forward.engine, forward.slot, forward.reason) == (ENGINE, None, Reason.FAIL_OPEN)
+    assert (forward.engine, forward.slot, forward.reason) == (ENGINE, None, Reason.NO_ENGINE)
 
 
 async def test_an_engine_that_comes_back_gives_its_new_slots(driver):

@@ -1,0 +1,313 @@
+"""The first seconds of an engine: a request that is sent when the sidecar's port opens, and its next turn.
+
+Each start has a fresh engine (alone, a router's model, or a model of the stand-in for llama-swap) and a fresh
+sidecar. The engine gets the processor for a fifth of the time until the first answer has come, as on a busy
+machine, so that its probe takes seconds. The same two turns go to a stock engine.
+
+`python -m benchmarks.first_seconds [--ways alone router ...] [--models tiny-hybrid ...] [--busy 2]`
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks.figures import console, keep
+from benchmarks.routers import MODELS, NoAnswerError, router_flags
+from slotkeeper.api.head import DECISION
+from slotkeeper.app import running
+from slotkeeper.bench import lab
+from slotkeeper.bench.models import Tiny, build
+from slotkeeper.engine.launch import EngineKind, find_engine
+from slotkeeper.observe.log import configure
+from slotkeeper.settings import Settings
+
+CHAT: Final = "/v1/chat/completions"
+MESSAGES: Final = "/v1/messages"
+STOPPED_SECONDS, RUNS_SECONDS = 0.12, 0.02  # of each period of a slow engine
+SECONDS: Final = 300.0  # until a request counts as failed
+WORDS: Final = 150  # in the first question
+MORE_WORDS: Final = 30  # in the second
+FEW: Final = (
+    48  # tokens of the second turn that may be computed again, beside its new message: a reply's form
+)
+CONTEXT: Final = 16384
+Row = dict[str, Any]
+
+
+class Way(StrEnum):
+    """What the sidecar's upstream is."""
+
+    ALONE = "alone"  # an engine whose flags cannot be read
+    READ = "read"  # an engine whose flags can be read
+    BARE = "bare"  # an engine whose flags cannot be read, and a sidecar without a slot folder
+    ROUTER = "router"  # llama-server's router
+    SWAP = "llama-swap"  # its stand-in
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """One start. `model` names a file; behind a router it is the name of the model."""
+
+    way: Way
+    model: str
+    path: str
+    kind: EngineKind = EngineKind.XLLAMACPP
+
+
+@dataclass(slots=True)
+class Talk:
+    """A conversation of two turns in the shape of one API."""
+
+    start: Start
+    messages: list[dict[str, str]] = field(default_factory=list)
+
+    def asks(self) -> dict[str, Any]:
+        turn = len(self.messages)
+        words = " ".join(f"{turn}w{n}" for n in range(MORE_WORDS if turn else WORDS))
+        self.messages.append({"role": "user", "content": words})
+        plain = {"temperature": 0, "max_tokens": 4, "chat_template_kwargs": {"plain": True}}
+        return {"model": self.start.model, "messages": self.messages, **plain}
+
+    def hears(self, doc: dict[str, Any]) -> None:
+        if self.start.path == MESSAGES:
+            text = "".join(block.get("text", "") for block in doc["content"])
+        else:
+            text = doc["choices"][0]["message"]["content"]
+        self.messages.append({"role": "assistant", "content": text or "yes"})
+
+
+async def turn(client: httpx.AsyncClient, talk: Talk) -> httpx.Response:
+    """Send the next turn. Raises NoAnswerError for an error."""
+    answer = await client.post(talk.start.path, json=talk.asks())
+    if answer.status_code != 200:
+        raise NoAnswerError(answer.text)
+    talk.hears(answer.json())
+    return answer
+
+
+# -- slow engines ----------------------------------------------------------------------------------------
+
+
+def engines_of(folder: Path) -> list[int]:
+    """Return the processes whose command line names this folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if str(folder).encode() in path.read_bytes() and int(path.parent.name) != os.getpid():
+                found.append(int(path.parent.name))
+    return found
+
+
+@asynccontextmanager
+async def slow(folder: Path) -> AsyncIterator[None]:
+    """Stop all engines of a folder again and again inside the block."""
+
+    async def cycle() -> None:
+        while True:
+            pids = engines_of(folder)
+            try:
+                send(pids, signal.SIGSTOP)
+                await asyncio.sleep(STOPPED_SECONDS)
+            finally:
+                send(pids, signal.SIGCONT)
+            await asyncio.sleep(RUNS_SECONDS)
+
+    task = asyncio.get_running_loop().create_task(cycle())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def send(pids: Sequence[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+@contextmanager
+def busy(loops: int) -> Iterator[None]:
+    """Keep processors busy inside the block."""
+    pids = [
+        os.posix_spawn(sys.executable, [sys.executable, "-c", "while True: pass"], {}) for _ in range(loops)
+    ]
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+# -- starts ----------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def upstream(start: Start, folder: Path) -> AsyncIterator[str]:
+    """Run what the sidecar's upstream is; yield its URL."""
+    from swap_like import SwapGroup, SwapLike, served_by, serving  # noqa: PLC0415 - of the tests
+
+    binary = find_engine(start.kind)
+    slots = folder / "slots"
+    slots.mkdir()
+    async with AsyncExitStack() as stack:
+        if start.way is Way.ROUTER:
+            flags = router_flags(folder)
+            engine = await stack.enter_async_context(lab.restartable(binary, flags, folder / "log"))
+            yield engine.base
+            return
+        if start.way is not Way.SWAP:
+            file = Path(start.model) if "/" in start.model else build(Tiny(start.model))
+            flags = lab.stock_flags(binary, file, slots, context_tokens=CONTEXT)
+            if start.model == Tiny.HYBRID_MTP:
+                flags += lab.DRAFTS
+            engine = await stack.enter_async_context(lab.restartable(binary, flags, folder / "log"))
+            yield engine.base
+            return
+        models = {}
+        for name, tiny in MODELS.items():
+            flags = lab.stock_flags(binary, build(tiny), slots, context_tokens=CONTEXT)
+            base = f"http://127.0.0.1:{flags[flags.index('--port') + 1]}"
+            models[name] = served_by(binary, flags, base, folder / f"{name}.log")
+        stand_in = SwapLike(models, groups=(SwapGroup(members=tuple(models)),))
+        yield await stack.enter_async_context(serving(stand_in))
+
+
+async def ours(start: Start, *, slowly: bool) -> Row:
+    """Send the two turns to a fresh sidecar, the first when its port opens."""
+    with tempfile.TemporaryDirectory(prefix="slotkeeper-first-") as name:
+        folder = Path(name)
+        async with AsyncExitStack() as stack:
+            base = await stack.enter_async_context(upstream(start, folder))
+            throttle = await stack.enter_async_context(AsyncExitStack())
+            if slowly:
+                await throttle.enter_async_context(slow(folder))
+            settings = Settings(
+                upstream=(base,),
+                listen=lab.ANY_PORT,
+                admin_listen=lab.ANY_PORT,
+                drain_delay=0,
+                drain_timeout=5,
+                read_flags=start.way is Way.READ,
+                slot_dir=None if start.way is Way.BARE else folder / "slots",
+                save_pause=lab.PAUSE_SECONDS,
+                idle_tokens=0,
+            )
+            sidecar = await stack.enter_async_context(running(settings))
+            began = time.monotonic()
+            client = httpx.AsyncClient(base_url=lab.url_of(sidecar), timeout=SECONDS)
+            await stack.enter_async_context(client)
+            talk = Talk(start)
+            first = await turn(client, talk)
+            took = time.monotonic() - began
+            await throttle.aclose()
+            await lab.ready(sidecar)
+
+            def spent() -> int:
+                value = sidecar.metrics.registry.get_sample_value
+                answers = value("slotkeeper_prompt_tokens_total", {"source": "computed"}) or 0
+                return int(answers)
+
+            await lab.rested(sidecar)
+            before = spent()
+            second = await turn(client, talk)
+            await lab.rested(sidecar)
+            probe = sidecar.metrics.registry.get_sample_value(lab.PREFILLED, {"purpose": "probe"})
+            return {
+                "decision": first.headers[DECISION],
+                "seconds": round(took, 2),
+                "probe": int(probe or 0),
+                "next_decision": second.headers[DECISION],
+                "computed": spent() - before,
+            }
+
+
+async def stock(start: Start) -> int | None:
+    """Return what the second turn costs an engine of its own."""
+    if start.way in {Way.ROUTER, Way.SWAP}:
+        start = Start(way=Way.ALONE, model=MODELS[start.model], path=start.path, kind=start.kind)
+    with tempfile.TemporaryDirectory(prefix="slotkeeper-first-") as name:
+        async with (
+            upstream(start, Path(name)) as base,
+            httpx.AsyncClient(base_url=base, timeout=SECONDS) as client,
+        ):
+            talk = Talk(start)
+            await turn(client, talk)
+            before = await lab.evaluated(base)
+            await turn(client, talk)
+            return await lab.evaluated(base) - before
+
+
+def starts(ways: Sequence[Way], models: Sequence[str]) -> Iterator[Start]:
+    """Yield the starts: each kind of memory by both APIs, and each model of the router and the stand-in."""
+    for way in ways:
+        for path in (CHAT, MESSAGES):
+            if way is Way.ROUTER:  # only this build's program is a router
+                yield from (Start(way=way, model=m, path=path, kind=EngineKind.SKULK) for m in MODELS)
+            elif way is Way.SWAP:
+                yield from (Start(way=way, model=model, path=path) for model in MODELS)
+            else:
+                yield from (Start(way=way, model=model, path=path) for model in models)
+
+
+def is_good(row: Row) -> bool:
+    """Whether the first request was placed, and the second turn reused it."""
+    return row["decision"] in PLACED and row["computed"] <= row["stock"] + FEW
+
+
+PLACED: Final = frozenset({"cold", "brief", "steered", "prefix", "ram_cache", "snapshot", "continues"})
+
+
+async def run(cases: Sequence[Start], *, slowly: bool) -> list[Row]:
+    rows = []
+    for start in track(cases, "starts", console=console, transient=True):
+        row: Row = {"way": start.way.value, "model": start.model, "path": start.path}
+        rows.append(row | await ours(start, slowly=slowly) | {"stock": await stock(start)})
+    return rows
+
+
+def table(rows: Sequence[Row]) -> Table:
+    columns = ("way", "model", "path", "decision", "seconds", "probe", "next_decision", "computed", "stock")
+    shown = Table(*columns, title="A request sent when the port opens, and prompt tokens of its next turn")
+    for row in rows:
+        shown.add_row(*(str(row[column]) for column in columns))
+    return shown
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Return 1 if a first request was not placed, or if its next turn did not reuse it."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.first_seconds", description=__doc__)
+    parser.add_argument("--ways", nargs="+", type=Way, default=list(Way))
+    parser.add_argument("--models", nargs="+", default=[tiny.value for tiny in Tiny], help="names, or files")
+    parser.add_argument(
+        "--busy", type=int, default=0, help="busy loops, in place of engines that are stopped"
+    )
+    chosen = parser.parse_args(arguments)
+    configure("error", "console")
+    sys.path.append("tests")
+    with busy(chosen.busy):
+        rows = asyncio.run(run(list(starts(chosen.ways, chosen.models)), slowly=not chosen.busy))
+    console.print(table(rows))
+    keep("first_seconds", rows)
+    return int(not all(map(is_good, rows)))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

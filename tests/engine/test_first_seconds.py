@@ -1,0 +1,193 @@
+"""A request sent when the sidecar's port opens waits for the probe and is placed; its next turn reuses it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from benchmarks.first_seconds import CHAT, MESSAGES, Start, Way, is_good, ours, stock
+
+from engine.test_engine_waits import WAITING, said, until
+from patience import PATIENCE
+from programs import needs_b10434
+from slotkeeper.api.head import DECISION
+from slotkeeper.app import Sidecar, running
+from slotkeeper.bench import lab
+from slotkeeper.bench.models import Tiny
+from slotkeeper.bench.models import build as build_model
+from slotkeeper.engine.launch import EngineKind, find_engine
+from slotkeeper.runtime.link import EngineLink
+from slotkeeper.scheduler.types import Reason
+from slotkeeper.settings import Settings
+
+KEY = "a key of this engine"
+
+
+@pytest.mark.parametrize(
+    ("way", "model", "path"),
+    [
+        (Way.ALONE, Tiny.DENSE, CHAT),
+        (Way.ALONE, Tiny.SWA, CHAT),
+        (Way.ALONE, Tiny.HYBRID, MESSAGES),
+        (Way.ALONE, Tiny.HYBRID_MTP, CHAT),
+        (Way.BARE, Tiny.RECURRENT, MESSAGES),
+        (Way.READ, Tiny.HYBRID, CHAT),
+        (Way.SWAP, "writer", CHAT),
+        (Way.SWAP, "coder", MESSAGES),
+        pytest.param(Way.ROUTER, "writer", CHAT, marks=needs_b10434),
+    ],
+)
+async def test_a_request_sent_when_the_port_opens_is_placed_and_reused(way, model, path):
+    kind = EngineKind.SKULK if way is Way.ROUTER else EngineKind.XLLAMACPP
+    start = Start(way=way, model=model, path=path, kind=kind)
+    row = await ours(start, slowly=True) | {"stock": await stock(start)}
+    assert is_good(row), row
+
+
+def settings_of(base: str, **more: Any) -> Settings:
+    plain: dict[str, Any] = {
+        "upstream": (base,),
+        "listen": lab.ANY_PORT,
+        "admin_listen": lab.ANY_PORT,
+        "read_flags": False,
+    }
+    return Settings(**(plain | {"drain_delay": 0, "drain_timeout": 1} | more))
+
+
+async def status_of(client: aiohttp.ClientSession, url: str) -> tuple[int, str]:
+    async with client.get(url) as answer:
+        return answer.status, await answer.text()
+
+
+def pause(engine: lab.Restartable, number: signal.Signals) -> None:
+    assert engine.process.pid is not None
+    os.kill(engine.process.pid, number)
+
+
+@asynccontextmanager
+async def held_in_its_probe(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, **more: Any
+) -> AsyncIterator[tuple[lab.Restartable, Sidecar, aiohttp.ClientSession, asyncio.Event]]:
+    """Run a sidecar whose probe stops before its last step until the event is set."""
+    goes_on, fitting = asyncio.Event(), EngineLink.fitting
+
+    async def waits(link, reading):
+        await goes_on.wait()
+        return await fitting(link, reading)
+
+    monkeypatch.setattr(EngineLink, "fitting", waits)
+    async with (
+        lab.tiny_engine(Tiny.HYBRID, EngineKind.XLLAMACPP, folder) as engine,
+        running(settings_of(engine.base, **more)) as sidecar,
+        aiohttp.ClientSession(lab.url_of(sidecar), timeout=aiohttp.ClientTimeout(PATIENCE)) as client,
+    ):
+        (link,) = sidecar.driver.links.values()
+        await until(lambda: link.probing)
+        yield engine, sidecar, client, goes_on
+
+
+async def test_while_the_engine_is_probed_nothing_is_ready_and_a_stream_gets_comments(tmp_path, monkeypatch):
+    async with held_in_its_probe(tmp_path, monkeypatch, keep_alive=0.1) as (_, sidecar, client, goes_on):
+        (link,) = sidecar.driver.links.values()
+        readyz = f"http://{sidecar.addresses[1]}/readyz"
+        value = sidecar.metrics.registry.get_sample_value
+        assert (await status_of(client, readyz))[0] == 503
+        assert (await status_of(client, "/health"))[0] == 503
+        assert value("slotkeeper_engine_up", {"engine": link.engine}) == 0
+        async with client.post(CHAT, json=said("Good day", stream=True)) as answer:
+            heard = bytearray()
+            while heard.count(WAITING) < 3:
+                heard += await answer.content.readany()
+            goes_on.set()
+            heard += await answer.read()
+        assert heard.endswith(b"data: [DONE]\n\n")
+        assert await status_of(client, readyz) == (200, "ready\n")
+        assert (await status_of(client, "/health"))[0] == 200
+        assert value("slotkeeper_engine_up", {"engine": link.engine}) == 1
+        assert not value("slotkeeper_decisions_total", {"reason": Reason.NOT_PROBED.value})
+
+
+async def test_a_request_that_has_waited_for_the_probe_long_enough_goes_out_with_that_reason(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("slotkeeper.runtime.engines.LEAST_WAIT", 0.1)
+    async with held_in_its_probe(tmp_path, monkeypatch, engine_wait=0.2) as (_, sidecar, client, _):
+        async with client.post(CHAT, json=said("Good day")) as answer:
+            assert (answer.status, answer.headers[DECISION]) == (200, Reason.NOT_PROBED)
+        value = sidecar.metrics.registry.get_sample_value
+        for name in ("decisions", "fallbacks"):
+            assert value(f"slotkeeper_{name}_total", {"reason": "not_probed"}) == 1
+
+
+async def test_an_engine_that_freezes_during_its_probe_gets_no_request_and_serves_when_it_continues(
+    tmp_path, monkeypatch
+):
+    frozen = {"engine_frozen_after": 1.0}
+    async with held_in_its_probe(tmp_path, monkeypatch, **frozen) as (engine, sidecar, client, goes_on):
+        (link,) = sidecar.driver.links.values()
+        pause(engine, signal.SIGSTOP)
+        try:
+            async with client.post(CHAT, json=said("Good day")) as answer:
+                assert answer.status == 504
+            assert link.pulse.frozen
+        finally:
+            pause(engine, signal.SIGCONT)
+            goes_on.set()
+        await lab.ready(sidecar)
+        async with client.post(CHAT, json=said("Good day")) as answer:
+            assert answer.status == 200
+            assert answer.headers[DECISION] not in {Reason.NOT_PROBED, Reason.NO_ENGINE}
+
+
+@pytest.mark.parametrize(
+    ("flags", "key", "reason"),
+    [
+        (("--no-slots",), None, Reason.SLOTS_HIDDEN),
+        (("--api-key", KEY), "another key", Reason.KEY_REFUSED),
+    ],
+)
+async def test_a_request_that_cannot_be_placed_has_one_reason_everywhere(tmp_path, flags, key, reason):
+    async with (
+        lab.tiny_engine(Tiny.HYBRID, EngineKind.XLLAMACPP, tmp_path, *flags) as engine,
+        running(settings_of(engine.base, engine_api_key=key)) as sidecar,
+        aiohttp.ClientSession(lab.url_of(sidecar)) as client,
+    ):
+        (link,) = sidecar.driver.links.values()
+        headers = {"Authorization": f"Bearer {KEY}"} if key else {}
+        async with client.post(CHAT, json=said("Good day"), headers=headers) as answer:
+            assert (answer.status, answer.headers[DECISION]) == (200, reason)
+            asked = answer.headers["X-Request-Id"]
+        await until(lambda: link.obstacle is reason)
+        value = sidecar.metrics.registry.get_sample_value
+        for name in ("decisions", "fallbacks"):
+            assert value(f"slotkeeper_{name}_total", {"reason": reason.value}) == 1
+        admin = f"http://{sidecar.addresses[1]}"
+        assert f'"{reason.value}"' in (await status_of(client, f"{admin}/api/requests/{asked}"))[1]
+        status, text = await status_of(client, f"{admin}/readyz")
+        assert (status, "unplaced" in text) == (200, True), "no other request could ever come"
+
+
+async def test_a_sleeping_engine_is_ready_and_a_request_wakes_it(tmp_path):
+    binary = find_engine(EngineKind.XLLAMACPP)
+    flags = [*lab.stock_flags(binary, build_model(Tiny.HYBRID), tmp_path), "--sleep-idle-seconds", "1"]
+    async with (
+        lab.engine(binary, flags, tmp_path / "log") as engine,
+        lab.in_front_of(engine.base) as sidecar,
+        aiohttp.ClientSession(lab.url_of(sidecar)) as client,
+    ):
+        readyz = f"http://{sidecar.addresses[1]}/readyz"
+        async with asyncio.timeout(PATIENCE):
+            while (said_now := await status_of(client, readyz)) == (200, "ready\n"):
+                await asyncio.sleep(0.1)
+        assert said_now == (200, "asleep: the next request wakes it\n")
+        assert (await status_of(client, "/health"))[0] == 200
+        async with client.post(CHAT, json=said("Good day")) as answer:
+            assert answer.status == 200
+            assert answer.headers[DECISION] not in {Reason.NO_ENGINE, Reason.NOT_PROBED}
