@@ -272,7 +272,9 @@ def is_good(row: Row) -> bool:
     return row["decision"] in PLACED and row["computed"] <= row["stock"] + FEW
 
 
-PLACED: Final = frozenset({"cold", "brief", "steered", "prefix", "ram_cache", "snapshot", "continues"})
+PLACED: Final = frozenset(
+    {"cold", "brief", "steered", "prefix", "ram_cache", "snapshot", "continues", "engine_chose"}
+)
 
 
 async def run(cases: Sequence[Start], *, slowly: bool) -> list[Row]:
