@@ -309,7 +309,7 @@ def test_a_model_that_was_given_up_is_tried_again_once_its_router_was_lost():
     play = routed(limits=Limits(engine_wait=60))
     assert play << lists("a")
     assert play << arrives("r1", model="a")
-    assert play << swap_fails("a", broken=True) >> unpinned("r1", Reason.FAIL_OPEN, engine="a")
+    assert play << swap_fails("a", broken=True) >> unpinned("r1", Reason.NOT_PROBED, engine="a")
     assert play << ModelsListed(at=0.0, router=EngineId("e0"), models=())
     assert play << arrives("r2", model="a")
     assert play << lists() >> loads("a")

@@ -1,7 +1,7 @@
 """Keeps resumable streams within the namespace of the client that started them.
 
 A request with X-Conversation-Id continues in the engine after its client has left, and its stream can be read
-(GET), looked up (POST) and stopped (DELETE) under that id (docs/engine.md, section 1.9). The engine knows no
+(GET), looked up (POST) and stopped (DELETE) under that id (docs/engine.md, section 7). The engine knows no
 owner of an id: any request with the same id, on any route, ends the stream that has it. So where clients have
 keys of ours or namespaces the engine gets a digest of namespace and id. Where a client could not resume its
 stream anyway, or where its key has limits, which must not outlive it, the engine gets no id: it then stops
