@@ -24,12 +24,17 @@ def _log() -> None:
 
 
 def settings(*upstream: str, **more: Any) -> Settings:
-    """Return settings with free ports, and without prefetching.
+    """Return settings with free ports, without prefetching, and without a probe that computes.
 
     A prefetch begins a quarter of a second after an answer. On a busy machine that is between two requests of
     a test: an engine then runs more than its clients sent, and the prefetch meets the fault for the next one.
     """
-    ours: dict[str, Any] = {"listen": "127.0.0.1:0", "admin_listen": "127.0.0.1:0", "idle_tokens": 0}
+    ours: dict[str, Any] = {
+        "listen": "127.0.0.1:0",
+        "admin_listen": "127.0.0.1:0",
+        "idle_tokens": 0,
+        "probe": False,
+    }
     return Settings(upstream=upstream, **(ours | more))
 
 

@@ -107,6 +107,7 @@ async def test_a_bug_in_the_journal_fails_no_answer_and_holds_no_slot(fake, side
 @pytest.mark.parametrize("cut", [1, 7, 4096])
 async def test_an_unreadable_stream_is_forwarded_unchanged(fake, data, cut):
     garbage = b"data: {not json\n\n\xff\xfe\x00data:\r\r\n: \n\ndata: [1,2\n\nevent: \xc3\n\ndata: 7\n\n" * 99
+    garbage += b"data: [DONE]\n\n"  # without it the stream has not ended, and is cut
     pieces = [garbage[at : at + cut] for at in range(0, len(garbage), cut)]
     chunks = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
     fake.script.append(Fault.CUSTOM)

