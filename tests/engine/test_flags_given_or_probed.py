@@ -22,8 +22,8 @@ pytestmark = pytest.mark.alternating
 # How much idle work is done depends on the machine.
 NO_PAUSES: dict[str, Any] = {"save_pause": 3600.0, "idle_tokens": 0}
 
-# The older build's --checkpoint-min-step shows only in answers, after some checkpoints were not planted. A trial
-# at the start would cost 50 tokens at each start of every such engine.
+# The older build's --checkpoint-min-step shows only in answers, when some checkpoints were not planted. A
+# trial at the start would cost 50 tokens at each start of every such engine.
 LEARNT_LATE = 0.45
 
 
