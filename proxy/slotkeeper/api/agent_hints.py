@@ -105,7 +105,7 @@ def _asked(headers: Mapping[str, str]) -> Priority | None:
     try:
         return Priority(value.strip().lower())
     except ValueError:
-        raise ClientFault(f"{PRIORITY} is {value[:40]!r}; say high, normal or low") from None
+        raise ClientFault(f"{PRIORITY} has another value: say high, normal or low") from None
 
 
 def _max_wait(headers: Mapping[str, str]) -> float | None:
@@ -118,7 +118,7 @@ def _max_wait(headers: Mapping[str, str]) -> float | None:
         seconds = -1.0
     if not 0 <= seconds <= LONGEST_WAIT:
         raise ClientFault(
-            f"{MAX_WAIT} is {value[:40]!r}; say a number of seconds, {LONGEST_WAIT:.0f} at most"
+            f"{MAX_WAIT} has another value: say a number of seconds, {LONGEST_WAIT:.0f} at most"
         )
     return seconds
 

@@ -151,10 +151,12 @@ MASK: Final = "***"
 _SCALAR: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[^\s"{}\[\],:]++', re.DOTALL)  # string or number in JSON
 _ESCAPES: Final = (rb"\u", rb"\/")  # a character that orjson writes otherwise is written with one of these
 # Keys of OpenAI, Anthropic, Hugging Face, GitHub, Slack; and signed tokens.
-_SHAPED: Final = re.compile(
-    r"\b(?:(?:sk|pk|hf|gh[oprsu]|github_pat|xox[a-z])[-_][\w-]{16,}|(?<![\w-])eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)",
-    re.ASCII,
+_KEY: Final = (
+    r"\b(?:(?:sk|pk|hf|gh[oprsu]|github_pat|xox[a-z])[-_][\w-]{16,}"
+    r"|(?<![\w-])eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
 )
+_SHAPED: Final = re.compile(_KEY, re.ASCII)
+_SHAPED_BYTES: Final = re.compile(_KEY.encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,10 +193,12 @@ class Secrets:
         return left
 
     def masked(self, data: bytes) -> bytes:
-        """Mask the request's own credentials in its body, except those shorter than LEAST.
+        """Mask the request's own credentials in its body, except those shorter than LEAST, and every key.
 
         `data` is valid JSON and stays so: a credential is masked within a string, and a number becomes one.
+        What looks like a key is in a string.
         """
+        data = _SHAPED_BYTES.sub(MASK.encode(), data)
         words = [word.encode(errors="replace").decode() for word in self.words if len(word) >= LEAST]
         forms = [*(orjson.dumps(word)[1:-1] for word in words), *_ESCAPES]
 

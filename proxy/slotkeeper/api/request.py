@@ -184,9 +184,7 @@ UNNAMED: Final = Claim(named=_ABSENT, id_slot=None, copies=1)
 def check_encoding(encoding: str) -> None:
     """Raise NotPlain for a Content-Encoding that would have to be decoded."""
     if encoding.strip().lower() not in {"", "identity"}:
-        raise NotPlain(
-            Doubt.ENCODING, f"Content-Encoding {encoding[:40]!r} is not supported; send the body unencoded"
-        )
+        raise NotPlain(Doubt.ENCODING, "this Content-Encoding is not supported; send the body unencoded")
 
 
 def load(body: bytes, encoding: str = "") -> Doc:

@@ -226,8 +226,16 @@ class Name:
     began: float | None = None  # seconds, of its first request
 
     def __str__(self) -> str:
-        who = self.agent if self.conversation is None else f"{self.agent} #{self.conversation}"
-        return f"{who}: {self.words}" if self.words else who
+        return f"{self._who}: {self.words}" if self.words else self._who
+
+    @property
+    def without_text(self) -> str:
+        """The name without words of a prompt or an answer, for the log."""
+        return f"{self._who}: {self.given}" if self.given else self._who
+
+    @property
+    def _who(self) -> str:
+        return self.agent if self.conversation is None else f"{self.agent} #{self.conversation}"
 
     @property
     def words(self) -> str:

@@ -453,7 +453,7 @@ class Account:
             complete=answer.complete,
             error=answer.error,
             **({"key_name": self.key_name} if self.key_name else {}),
-            name=str(self.record.name),
+            name=self.record.name.without_text,
             model=self.record.model,
             conversation=self.record.named or self.record.conversation,
             seconds=round(self._driver.now() - self.arrived, 4),

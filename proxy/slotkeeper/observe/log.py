@@ -1,4 +1,4 @@
-"""Log lines: JSON for machines, colours for people. They never contain text of a prompt."""
+"""Log lines: JSON for machines, colours for people. They contain no text of a prompt and no key."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import orjson
 import structlog
 from structlog.dev import ConsoleRenderer
 from structlog.processors import ExceptionRenderer, JSONRenderer
-from structlog.typing import ExcInfo, Processor
+from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
 
+from slotkeeper.api.head import masked
 from slotkeeper.engine.answers import EngineError, EngineGoneError
 from slotkeeper.observe.standard_error import StandardError
 
@@ -42,6 +43,7 @@ def configure(level: str, style: str) -> None:
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),
+        _without_keys,
     ]
     structlog.configure(
         processors=[*first, *renderers],
@@ -57,6 +59,14 @@ def configure(level: str, style: str) -> None:
         )
     )
     logging.basicConfig(handlers=[libraries], level=logging.WARNING)
+
+
+def _without_keys(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Mask what looks like a key in every field: a client can put one into any text that we repeat."""
+    for name, value in event.items():
+        if isinstance(value, str):
+            event[name] = masked(value)
+    return event
 
 
 def _json(event: Any, default: Callable[[Any], Any] | None = None, **_: object) -> str:

@@ -117,6 +117,13 @@ def test_a_priority_header_with_an_unknown_value_is_refused(value: str):
         assert fault.value.status == 400
 
 
+def test_a_refusal_does_not_repeat_the_headers_value():
+    for header in (PRIORITY, MAX_WAIT):
+        with pytest.raises(ClientFault) as fault:
+            check({header: "hunter2"})
+        assert "hunter2" not in fault.value.message
+
+
 @pytest.mark.parametrize("value", ["", "soon", "-1", "nan", "inf", str(LONGEST_WAIT + 1)])
 def test_a_max_wait_header_that_is_not_a_number_of_seconds_is_refused(value: str):
     for ask in (check, asked):

@@ -57,6 +57,7 @@ def test_a_name_has_the_agent_and_its_number_and_the_first_words_of_the_task():
     name = Clients(text=True).asks(task())
     assert str(name) == f"opencode #1: {FIRST}"
     assert (name.agent, name.conversation, name.words, name.began) == ("opencode", 1, FIRST, 1.0)
+    assert name.without_text == "opencode #1", "the log has no words of a prompt, also with --why-text"
 
 
 def test_a_name_contains_no_prompt_text_unless_text_may_be_kept():

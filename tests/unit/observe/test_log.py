@@ -51,6 +51,16 @@ def test_json_output_is_one_object_on_each_line_with_time_and_level(capsys):
     assert line["timestamp"].endswith("Z")
 
 
+@STYLES
+def test_no_field_shows_what_looks_like_a_key(capsys, style):
+    configure("info", style)
+    key = "sk-proj-0123456789abcdefghij"
+    get_logger("x").info("request_refused", error=f"model '{key}' not found", name=key)
+    said = capsys.readouterr().err
+    assert key not in said
+    assert "***" in said
+
+
 def test_console_output_is_text_and_not_json(capsys):
     configure("info", "console")
     get_logger("x").info("request", slot=1)

@@ -50,6 +50,26 @@ async def test_a_body_is_recorded_unchanged_on_one_line(room, body):
     assert path.read_bytes().count(b"\n") == 1
 
 
+KEY = "sk-proj-0123456789abcdefghij"  # no header of the request has it
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"api_key": KEY},
+        {"messages": [{"content": f"use {KEY} for it"}], "tools": [{"deep": {"env": [KEY]}}]},
+        {"tool_calls": [{"arguments": json.dumps({"key": KEY, "again": json.dumps({"key": KEY})})}]},
+        {KEY: f"ghp_{KEY}"},
+    ],
+    ids=["field", "text and tools", "JSON within JSON", "name"],
+)
+async def test_a_key_anywhere_in_a_body_is_masked(room, body):
+    sent = orjson.dumps(body)
+    entry = await recorded(room, sent)
+    assert KEY not in orjson.dumps(entry.body).decode()
+    assert entry.body == orjson.loads(sent.replace(KEY.encode(), b"***").replace(b"ghp_***", b"***"))
+
+
 @pytest.mark.parametrize("body", [b"", b"[1]", b"hello", b"\x1f\x8b\x08{}", b"null"])
 async def test_a_body_that_is_not_a_json_object_is_left_out(room, body):
     assert (await recorded(room, body)).body is None
