@@ -67,7 +67,9 @@ def test_a_log_in_a_file_is_json_and_the_terminal_shows_the_greeting(screen, tmp
     path = tmp_path / "log"
     with path.open("wb") as log:
         data, admin = start_and_end(stdout=screen.end, stderr=log)
-    assert screen.text().splitlines() == greeting(data, admin)
+    *said, stops = screen.text().splitlines()
+    assert said == greeting(data, admin)
+    assert stops.startswith("Stopping: ")
     assert {orjson.loads(line)["event"] for line in path.read_bytes().splitlines()} >= {"listening"}
 
 

@@ -14,7 +14,7 @@ from docs.generate import heading_anchors
 from grafana.__main__ import HERE
 from grafana.rules import ALERTS, BEYOND_ORACLE, COMPUTED_PER_ORACLE, JOB, QUEUE, RUNBOOKS
 
-from playbooks.playbook import ends, filled, knows, starts
+from playbooks.playbook import ends, filled, knows, sees, starts
 from programs import program
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.scheduler.effects import Forward, Plant, Report
@@ -273,6 +273,8 @@ class SlowHour(WatchedPlay):
         request = f"r{number}"
         came = self.comes(request)
         _ = self << knows(request, prompt, Boundary(HEAD, BoundaryKind.HEAD))
+        if self.looking:  # its slots were not seen for some time
+            _ = self << sees()
         while isinstance(step := self.effects.popleft(), Plant):
             self.step = step
             self._plant(step)
