@@ -77,6 +77,8 @@ class Session:
         await self.counter.read()
         await self.target.counter.read()
         await lab.restarted(self.engine, self.sidecar)
+        await self.counter.read()  # while it is lower than before, which shows the restart
+        await self.target.counter.read()
 
     async def leave(self, body: Document) -> None:
         """Send a request of a client that disconnects during the answer."""

@@ -90,8 +90,12 @@ def spent(started: Sidecar | None) -> Spent:
     """Return the sidecar's own prefills, by the engine's count, also cancelled ones; 0 without a sidecar."""
     if started is None:
         return Spent()
-    value = started.driver.metrics.registry.get_sample_value
-    return Spent(**{name: int(value(PREFILLED, {"purpose": name}) or 0) for name in ("plant", "idle")})
+    metrics = started.driver.metrics
+    counted = {
+        name: int(metrics.registry.get_sample_value(PREFILLED, {"purpose": name}) or 0)
+        for name in ("plant", "idle")
+    }
+    return Spent(plant=counted["plant"] + metrics.planting, idle=counted["idle"])
 
 
 async def evaluated(base: str) -> int:

@@ -175,7 +175,7 @@ def percentile(values: Iterable[float], percent: float) -> float | None:
 
 # -- tables ----------------------------------------------------------------------------------------------
 
-WIDTH: Final = 120  # columns if the output is no terminal: a table cut to 80 columns is useless
+WIDTH: Final = 140  # columns if the output is no terminal: a table cut to 80 columns is useless
 SHOWN_FAILURES: Final = 10
 CAPTION: Final = (
     "waited: tokens that clients waited for / oracle, the least that any cache must compute; "

@@ -303,6 +303,11 @@ class Metrics:
         else:
             self._planted[request] = self._planted.get(request, 0) + computed
 
+    @property
+    def planting(self) -> int:
+        """Tokens planted for requests that have not ended: they are in no counter yet."""
+        return sum(self._planted.values())
+
     def forgotten(self, request: RequestId) -> None:
         """Count what was planted for a request that is over without figures of the engine."""
         if tokens := self._planted.pop(request, 0):
