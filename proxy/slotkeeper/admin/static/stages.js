@@ -26,7 +26,7 @@ export function longest(stages) {
 
 /** Make a horizontal bar with a piece for each stage. */
 export function stageBar() {
-  return el("span", { class: "stages", role: "img" }, ...Object.keys(STAGES).map((stage) => el("span", { class: stage })));
+  return el("span", { class: "stages", role: "img" }, ...Object.keys(STAGES).map((stage) => el("span", { "data-stage": stage })));
 }
 
 /** Show a request's stages in such a bar, `whole` seconds wide; without it the request fills the bar. */
@@ -37,5 +37,5 @@ export function showStages(bar, stages = {}, whole = undefined) {
     .map(([stage, name]) => `${name} ${seconds(stages[stage])}`)
     .join(", ");
   put(bar, { "aria-label": text || "no time yet", title: text });
-  for (const piece of bar.children) part(piece, all > 0 ? (stages[piece.className] ?? 0) / all : 0);
+  for (const piece of bar.children) part(piece, all > 0 ? (stages[piece.dataset.stage] ?? 0) / all : 0);
 }
