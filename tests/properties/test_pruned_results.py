@@ -15,6 +15,7 @@ from slotkeeper.api.head import Api
 from slotkeeper.api.request import lay_out
 from slotkeeper.conversation.layout import Conversation, Who
 from slotkeeper.conversation.rules.base import Room, Scene
+from slotkeeper.conversation.rules.pruning import LEAST as SHORTEST_SUMMARIZED
 from slotkeeper.conversation.rules.pruning import PrunedResults, common
 
 Doc = dict[str, Any]
@@ -35,7 +36,8 @@ def cut(text: str) -> str:
 
 
 def summary(text: str) -> str:
-    return f"[read] read a file ({len(text)} chars)"
+    """Hermes leaves short results as they are: a line in place of one would be another text."""
+    return f"[read] read a file ({len(text)} chars)" if len(text) > SHORTEST_SUMMARIZED else text
 
 
 class PruningMachine(RuleBasedStateMachine):
