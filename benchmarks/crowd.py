@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any, Final
@@ -25,6 +24,7 @@ from typing import Any, Final
 from rich.progress import Progress
 from rich.table import Table
 
+from benchmarks.busy import busy_loops
 from benchmarks.crowd_agents import REQUESTS, Order, Replies, crowd
 from benchmarks.figures import BUILDS, console, keep
 from benchmarks.ways import Scene, Way, opened
@@ -40,7 +40,6 @@ BUSY: Final = (0, 2)  # busy loops beside the measurement
 MAIN: Final = (4, 50)  # conversations and gap of the cells with a target
 WAITED: Final = {"b10434": 1.10, "b11549": 1.05}  # targets
 TOTAL: Final = 1.20
-SPIN: Final = "while True: pass"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +92,7 @@ async def measure(
 ) -> Found:
     """Run one cell once. `seen` is called with each answer."""
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(loaded(cell.busy))
+        stack.enter_context(busy_loops(cell.busy))
         scene = await stack.enter_async_context(opened(Way.UP, cell.build, cell.model))
         target = await stack.enter_async_context(Target(scene.base))
         counter = await stack.enter_async_context(Counter([scene.engine.base]))
@@ -128,18 +127,6 @@ def _found(samples: Sequence[Sample], scene: Scene, counted: int) -> Found:
         idle=spent.idle,
         counted=counted,
     )
-
-
-@asynccontextmanager
-async def loaded(processes: int) -> AsyncIterator[None]:
-    """Run this many busy loops while the block runs."""
-    spinning = [await asyncio.create_subprocess_exec(sys.executable, "-c", SPIN) for _ in range(processes)]
-    try:
-        yield
-    finally:
-        for one in spinning:
-            one.kill()
-            await one.wait()
 
 
 def cells(chosen: argparse.Namespace) -> Iterator[Cell]:

@@ -1,10 +1,12 @@
 """The first seconds of an engine: a request that is sent when the sidecar's port opens, and its next turn.
 
 Each start has a fresh engine (alone, a router's model, or a model of the stand-in for llama-swap) and a fresh
-sidecar. The engine gets the processor for a fifth of the time until the first answer has come, as on a busy
-machine, so that its probe takes seconds. The same two turns go to a stock engine.
+sidecar, beside busy loops. The same two turns go to a stock engine. `--all` makes every start on both builds;
+without it, builds alternate. With `--stopped` the engine is stopped four fifths of the time until the first
+answer has come, so that its probe takes seconds even on a machine that is not busy.
 
-`python -m benchmarks.first_seconds [--ways alone router ...] [--models tiny-hybrid ...] [--busy 2]`
+`python -m benchmarks.first_seconds [--ways alone router ...] [--models tiny-hybrid ...] [--busy 2] [--all]
+[--stopped]`
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,24 +30,28 @@ import httpx
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.figures import console, keep
+from benchmarks.busy import busy_loops
+from benchmarks.figures import BUILDS, console, keep
 from benchmarks.routers import MODELS, NoAnswerError, router_flags
 from slotkeeper.api.head import DECISION
-from slotkeeper.app import running
+from slotkeeper.app import Sidecar, running
 from slotkeeper.bench import lab
-from slotkeeper.bench.models import Tiny, build
+from slotkeeper.bench.models import Fat, Tiny, build
 from slotkeeper.engine.launch import EngineKind, find_engine
 from slotkeeper.observe.log import configure
+from slotkeeper.scheduler.types import WITHOUT_PLACE, Reason
 from slotkeeper.settings import Settings
 
 CHAT: Final = "/v1/chat/completions"
 MESSAGES: Final = "/v1/messages"
+PROMPTS: Final = "slotkeeper_prompt_tokens_total"
 STOPPED_SECONDS, RUNS_SECONDS = 0.12, 0.02  # of each period of a slow engine
 SECONDS: Final = 300.0  # until a request counts as failed
 WORDS: Final = 150  # in the first question
+FAT_WORDS: Final = 70  # the same for fat models, which take seconds: above a brief request's length
 MORE_WORDS: Final = 30  # in the second
 FEW: Final = (
-    48  # tokens of the second turn that may be computed again, beside its new message: a reply's form
+    48  # tokens of the second turn that may be computed again beside its new message, or beyond stock
 )
 CONTEXT: Final = 16384
 Row = dict[str, Any]
@@ -79,7 +86,8 @@ class Talk:
 
     def asks(self) -> dict[str, Any]:
         turn = len(self.messages)
-        words = " ".join(f"{turn}w{n}" for n in range(MORE_WORDS if turn else WORDS))
+        first = FAT_WORDS if self.start.model in list(Fat) else WORDS
+        words = " ".join(f"{turn}w{n}" for n in range(MORE_WORDS if turn else first))
         self.messages.append({"role": "user", "content": words})
         plain = {"temperature": 0, "max_tokens": 4, "chat_template_kwargs": {"plain": True}}
         return {"model": self.start.model, "messages": self.messages, **plain}
@@ -142,20 +150,6 @@ def send(pids: Sequence[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-@contextmanager
-def busy(loops: int) -> Iterator[None]:
-    """Keep processors busy inside the block."""
-    pids = [
-        os.posix_spawn(sys.executable, [sys.executable, "-c", "while True: pass"], {}) for _ in range(loops)
-    ]
-    try:
-        yield
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-
-
 # -- starts ----------------------------------------------------------------------------------------------
 
 
@@ -174,9 +168,9 @@ async def upstream(start: Start, folder: Path) -> AsyncIterator[str]:
             yield engine.base
             return
         if start.way is not Way.SWAP:
-            file = Path(start.model) if "/" in start.model else build(Tiny(start.model))
-            flags = lab.stock_flags(binary, file, slots, context_tokens=CONTEXT)
-            if start.model == Tiny.HYBRID_MTP:
+            model = Tiny(start.model) if start.model in list(Tiny) else Fat(start.model)
+            flags = lab.stock_flags(binary, build(model), slots, context_tokens=CONTEXT)
+            if model in (Tiny.HYBRID_MTP, Fat.HYBRID_MTP):
                 flags += lab.DRAFTS
             engine = await stack.enter_async_context(lab.restartable(binary, flags, folder / "log"))
             yield engine.base
@@ -220,23 +214,27 @@ async def ours(start: Start, *, slowly: bool) -> Row:
             await throttle.aclose()
             await lab.ready(sidecar)
 
-            def spent() -> int:
-                value = sidecar.metrics.registry.get_sample_value
-                answers = value("slotkeeper_prompt_tokens_total", {"source": "computed"}) or 0
-                return int(answers)
-
             await lab.rested(sidecar)
-            before = spent()
+            before = counts(sidecar)
             second = await turn(client, talk)
             await lab.rested(sidecar)
+            after = counts(sidecar)
             probe = sidecar.metrics.registry.get_sample_value(lab.PREFILLED, {"purpose": "probe"})
             return {
                 "decision": first.headers[DECISION],
                 "seconds": round(took, 2),
                 "probe": int(probe or 0),
                 "next_decision": second.headers[DECISION],
-                "computed": spent() - before,
+                "new": sum(after) - 2 * sum(before),
+                "computed": after[1] - before[1],
             }
+
+
+def counts(sidecar: Sidecar) -> tuple[int, int]:
+    """Return the tokens of all prompts so far that were reused, and those that were computed."""
+    value = sidecar.metrics.registry.get_sample_value
+    cached, computed = (value(PROMPTS, {"source": source}) or 0 for source in ("cached", "computed"))
+    return int(cached), int(computed)
 
 
 async def stock(start: Start) -> int | None:
@@ -255,38 +253,41 @@ async def stock(start: Start) -> int | None:
             return await lab.evaluated(base) - before
 
 
-def starts(ways: Sequence[Way], models: Sequence[str]) -> Iterator[Start]:
-    """Yield the starts: each kind of memory by both APIs, and each model of the router and the stand-in."""
-    for way in ways:
-        for path in (CHAT, MESSAGES):
+def starts(ways: Sequence[Way], models: Sequence[str], *, every: bool) -> Iterator[Start]:
+    """Yield the starts: each kind of memory by both APIs, and each model of the router and the stand-in.
+
+    With `every`, each on both builds; else the builds alternate.
+    """
+    for way, (api, path) in product(ways, enumerate((CHAT, MESSAGES))):
+        for number, model in enumerate(MODELS if way in {Way.ROUTER, Way.SWAP} else models):
+            kinds = BUILDS if every else (BUILDS[(api + number) % 2],)
             if way is Way.ROUTER:  # only this build's program is a router
-                yield from (Start(way=way, model=m, path=path, kind=EngineKind.SKULK) for m in MODELS)
-            elif way is Way.SWAP:
-                yield from (Start(way=way, model=model, path=path) for model in MODELS)
-            else:
-                yield from (Start(way=way, model=model, path=path) for model in models)
+                kinds = (EngineKind.SKULK,)
+            yield from (Start(way=way, model=model, path=path, kind=EngineKind(kind)) for kind in kinds)
 
 
 def is_good(row: Row) -> bool:
-    """Whether the first request was placed, and the second turn reused it."""
-    return row["decision"] in PLACED and row["computed"] <= row["stock"] + FEW
-
-
-PLACED: Final = frozenset(
-    {"cold", "brief", "steered", "prefix", "ram_cache", "snapshot", "continues", "engine_chose"}
-)
+    """Whether the first request was placed, and the second turn reused it, as well as behind stock."""
+    placed = Reason(row["decision"]) not in WITHOUT_PLACE
+    return placed and row["computed"] <= min(row["new"], row["stock"]) + FEW
 
 
 async def run(cases: Sequence[Start], *, slowly: bool) -> list[Row]:
     rows = []
     for start in track(cases, "starts", console=console, transient=True):
-        row: Row = {"way": start.way.value, "model": start.model, "path": start.path}
+        row: Row = {
+            "way": start.way.value,
+            "build": start.kind.value,
+            "model": start.model,
+            "path": start.path,
+        }
         rows.append(row | await ours(start, slowly=slowly) | {"stock": await stock(start)})
     return rows
 
 
 def table(rows: Sequence[Row]) -> Table:
-    columns = ("way", "model", "path", "decision", "seconds", "probe", "next_decision", "computed", "stock")
+    told = ("way", "build", "model", "path", "decision", "seconds", "probe", "next_decision")
+    columns = (*told, "new", "computed", "stock")
     shown = Table(*columns, title="A request sent when the port opens, and prompt tokens of its next turn")
     for row in rows:
         shown.add_row(*(str(row[column]) for column in columns))
@@ -297,15 +298,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Return 1 if a first request was not placed, or if its next turn did not reuse it."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.first_seconds", description=__doc__)
     parser.add_argument("--ways", nargs="+", type=Way, default=list(Way))
-    parser.add_argument("--models", nargs="+", default=[tiny.value for tiny in Tiny], help="names, or files")
-    parser.add_argument(
-        "--busy", type=int, default=0, help="busy loops, in place of engines that are stopped"
-    )
+    parser.add_argument("--models", nargs="+", default=[tiny.value for tiny in Tiny])
+    parser.add_argument("--busy", type=int, default=2, help="busy loops")
+    parser.add_argument("--all", action="store_true", help="every start on both builds")
+    parser.add_argument("--stopped", action="store_true", help="stop engines again and again")
     chosen = parser.parse_args(arguments)
     configure("error", "console")
     sys.path.append("tests")
-    with busy(chosen.busy):
-        rows = asyncio.run(run(list(starts(chosen.ways, chosen.models)), slowly=not chosen.busy))
+    cases = list(starts(chosen.ways, chosen.models, every=chosen.all))
+    with busy_loops(chosen.busy):
+        rows = asyncio.run(run(cases, slowly=chosen.stopped))
     console.print(table(rows))
     keep("first_seconds", rows)
     return int(not all(map(is_good, rows)))

@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,6 +23,7 @@ from typing import Final
 
 from rich.table import Table
 
+from benchmarks.busy import busy_loops
 from benchmarks.figures import console, keep
 from benchmarks.stage import QUIET, served
 from slotkeeper.api.document import Doc
@@ -82,18 +81,6 @@ async def conversation(target: Target, turns: int, pause_seconds: float, seed: i
         samples.append(hit.sample)
         history.append(hit.reply)
     return samples
-
-
-@contextmanager
-def busy_loops(count: int) -> Iterator[None]:
-    """Keep `count` processor cores busy while the block runs."""
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for loop in loops:
-            loop.kill()
-            loop.wait()
 
 
 async def measured(model: Fat, pauses: Sequence[float], rounds: int, turns: int) -> list[Round]:

@@ -21,11 +21,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT))
+
+from benchmarks.busy import busy_loops  # noqa: E402 - found by the line above
+
 OPTIONAL = (
     "buildah",
     "chrom",
@@ -40,7 +42,6 @@ OPTIONAL = (
 SAID = re.compile(
     r"^(Using --randomly-seed=.*|(FAILED|ERROR) .*|=+ .*(passed|failed|error).* =+|make: .*)$", re.MULTILINE
 )
-BUSY = "while True: pass"
 
 
 def main() -> int:
@@ -52,7 +53,7 @@ def main() -> int:
     home = Path(tempfile.mkdtemp(prefix="rehearse-"))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the busy loops too
     red = 0
-    with busy(args.busy):
+    with busy_loops(args.busy):
         for number in range(1, args.times + 1):
             began = time.monotonic()
             code = rehearse(home / str(number), bare=args.bare)
@@ -96,18 +97,6 @@ def without_optional(folder: Path) -> str:
     python.unlink(missing_ok=True)
     python.symlink_to(Path(sys.executable).resolve())
     return str(folder)
-
-
-@contextmanager
-def busy(count: int) -> Iterator[None]:
-    # Each in its own session, as in another terminal: Linux divides the processor between sessions.
-    loops = [subprocess.Popen([sys.executable, "-c", BUSY], start_new_session=True) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for loop in loops:
-            loop.kill()
-            loop.wait()
 
 
 if __name__ == "__main__":
