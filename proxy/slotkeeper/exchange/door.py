@@ -36,6 +36,7 @@ from slotkeeper.scheduler.types import ClientId, EngineId
 SHOWN: Final = (*AUTH, "Cookie")  # the engine's headers, and that of a gateway in front of it
 OURS_SHOWN: Final = ("Cookie",)  # with --keys-file: the engine gets our key for all clients
 READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})  # these start no work in the engine
+ACCEPTS: Final = range(200, 300)
 REFUSES: Final = frozenset({401, 403})
 LASTS: Final = 60.0  # seconds: a gateway in front of the engine may revoke a key
 REFUSAL_LASTS: Final = 5.0  # seconds
@@ -303,10 +304,10 @@ class Door:
             link.kick()
             return KeyCheck.UNSURE
         async with answer:
-            if answer.status >= 500:  # it is loading, or a proxy in front cannot reach it
-                return KeyCheck.UNSURE
-            if answer.status not in REFUSES:
+            if answer.status in ACCEPTS:
                 return KeyCheck.LET_IN
+            if answer.status not in REFUSES:  # it is loading, or this is a gateway's answer
+                return KeyCheck.UNSURE
             try:
                 return await UpstreamAnswer.of(answer)
             except UpstreamFault:

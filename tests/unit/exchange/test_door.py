@@ -110,6 +110,27 @@ async def test_llama_swap_is_asked_on_its_own_route():
     assert isinstance(await engine.judge(BAD), Refusal)
 
 
+@pytest.mark.parametrize("status", [302, 400, 404, 405, 429, 503])
+async def test_an_answer_that_neither_accepts_nor_refuses_lets_nobody_in(status):
+    engine = Engine()
+    engine.status = status  # of a gateway in front of the engine, or of another server
+    for headers in ({}, GOOD, BAD):
+        assert await engine.judge(headers) is KeyCheck.UNSURE
+    assert engine.let == []
+    engine.status = 0
+    assert await engine.judge(GOOD) is KeyCheck.LET_IN
+    assert isinstance(await engine.judge(BAD), Refusal)
+
+
+@pytest.mark.parametrize("status", [302, 404, 429])
+async def test_a_known_key_stays_valid_when_the_engine_cannot_be_asked(status):
+    engine = Engine()
+    assert await engine.judge(GOOD) is KeyCheck.LET_IN
+    engine.status, engine.clock = status, engine.clock + LASTS
+    assert await engine.judge(GOOD) is KeyCheck.LET_IN
+    assert await engine.judge(BAD) is KeyCheck.UNSURE
+
+
 async def test_an_engine_without_a_key_is_asked_once():
     engine = Engine(key=None)
     for headers in ({}, GOOD, BAD) * 20:
