@@ -32,7 +32,7 @@ from rich.table import Table
 
 from benchmarks.busy import busy_loops
 from benchmarks.figures import BUILDS, console, keep
-from benchmarks.routers import MODELS, NoAnswerError, router_flags
+from benchmarks.routers import LOOK_SECONDS, MODELS, NoAnswerError, router_flags
 from slotkeeper.api.head import DECISION
 from slotkeeper.app import Sidecar, running
 from slotkeeper.bench import lab
@@ -214,11 +214,9 @@ async def ours(start: Start, *, slowly: bool) -> Row:
             await throttle.aclose()
             await lab.ready(sidecar)
 
-            await lab.rested(sidecar)
-            before = counts(sidecar)
+            before = await counted(sidecar, more_than=0)
             second = await turn(client, talk)
-            await lab.rested(sidecar)
-            after = counts(sidecar)
+            after = await counted(sidecar, more_than=sum(before))
             probe = sidecar.metrics.registry.get_sample_value(lab.PREFILLED, {"purpose": "probe"})
             return {
                 "decision": first.headers[DECISION],
@@ -228,6 +226,15 @@ async def ours(start: Start, *, slowly: bool) -> Row:
                 "new": sum(after) - 2 * sum(before),
                 "computed": after[1] - before[1],
             }
+
+
+async def counted(sidecar: Sidecar, *, more_than: int) -> tuple[int, int]:
+    """Wait until more tokens were reported and the sidecar is at rest, and return the counts."""
+    async with asyncio.timeout(SECONDS):
+        while sum(counts(sidecar)) <= more_than:  # noqa: ASYNC110 - there is no event
+            await asyncio.sleep(LOOK_SECONDS)
+        await lab.rested(sidecar)
+    return counts(sidecar)
 
 
 def counts(sidecar: Sidecar) -> tuple[int, int]:

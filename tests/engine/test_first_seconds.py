@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import httpx
 import pytest
-from benchmarks.first_seconds import CHAT, MESSAGES, Start, Way, is_good, ours, stock
+from benchmarks.first_seconds import CHAT, MESSAGES, Start, Talk, Way, is_good, ours, stock, turn
 
 from engine.test_engine_waits import WAITING, said, until
 from patience import PATIENCE
@@ -20,6 +21,7 @@ from programs import needs_b10434
 from slotkeeper.api.head import DECISION
 from slotkeeper.app import Sidecar, running
 from slotkeeper.bench import lab
+from slotkeeper.bench.demo import prose
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
 from slotkeeper.engine.launch import EngineKind, find_engine
@@ -73,7 +75,12 @@ def pause(engine: lab.Restartable, number: signal.Signals) -> None:
 
 @asynccontextmanager
 async def held_in_its_probe(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, **more: Any
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    tiny: Tiny = Tiny.HYBRID,
+    kind: str = EngineKind.XLLAMACPP,
+    **more: Any,
 ) -> AsyncIterator[tuple[lab.Restartable, Sidecar, aiohttp.ClientSession, asyncio.Event]]:
     """Run a sidecar whose probe stops before its last step until the event is set."""
     goes_on, fitting = asyncio.Event(), EngineLink.fitting
@@ -84,7 +91,7 @@ async def held_in_its_probe(
 
     monkeypatch.setattr(EngineLink, "fitting", waits)
     async with (
-        lab.tiny_engine(Tiny.HYBRID, EngineKind.XLLAMACPP, folder) as engine,
+        lab.tiny_engine(tiny, kind, folder) as engine,
         running(settings_of(engine.base, **more)) as sidecar,
         aiohttp.ClientSession(lab.url_of(sidecar), timeout=aiohttp.ClientTimeout(PATIENCE)) as client,
     ):
@@ -126,10 +133,54 @@ async def test_a_request_that_has_waited_for_the_probe_long_enough_goes_out_with
             assert value(f"slotkeeper_{name}_total", {"reason": "not_probed"}) == 1
 
 
+async def turns(base: str, path: str, *, before_last: Callable[[], Awaitable[None]]) -> list[str | None]:
+    """Play two conversations; return the decision on each request. Calls `before_last` before the last."""
+    talks = [Talk(Start(way=Way.ALONE, model="", path=path)) for _ in range(2)]
+    talks[1].messages.append({"role": "system", "content": prose(1200, 1)})
+    async with httpx.AsyncClient(base_url=base, timeout=PATIENCE) as client:
+        answers = [await turn(client, talks[0]), await turn(client, talks[1]), await turn(client, talks[0])]
+        await before_last()
+        answers.append(await turn(client, talks[0]))
+    return [answer.headers.get(DECISION) for answer in answers]
+
+
+@pytest.mark.alternating
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+@pytest.mark.parametrize("tiny", Tiny)
+async def test_a_turn_reuses_what_requests_computed_before_their_engine_was_known(
+    build, tmp_path, monkeypatch, path, tiny
+):
+    monkeypatch.setattr("slotkeeper.runtime.engines.LEAST_WAIT", 0.1)
+    computed = []
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "stock").mkdir()
+    more = {"tiny": tiny, "kind": build, "engine_wait": 0.2, "idle_tokens": 0}
+    async with held_in_its_probe(tmp_path / "ours", monkeypatch, **more) as (engine, sidecar, _, goes_on):
+
+        async def known() -> None:
+            goes_on.set()
+            await lab.ready(sidecar)
+            await lab.rested(sidecar)
+            computed.append(await lab.evaluated(engine.base))
+
+        decisions = await turns(lab.url_of(sidecar), path, before_last=known)
+        computed[0] = await lab.evaluated(engine.base) - computed[0]
+    assert decisions[:3] == [Reason.NOT_PROBED] * 3
+    assert decisions[3] in {Reason.CONTINUES, Reason.PREFIX, Reason.ENGINE_CHOSE}
+    async with lab.tiny_engine(tiny, build, tmp_path / "stock") as engine:
+
+        async def noted() -> None:
+            computed.append(await lab.evaluated(engine.base))
+
+        await turns(engine.base, path, before_last=noted)
+        computed[1] = await lab.evaluated(engine.base) - computed[1]
+    assert computed[0] <= computed[1], decisions
+
+
 async def test_an_engine_that_freezes_during_its_probe_gets_no_request_and_serves_when_it_continues(
     tmp_path, monkeypatch
 ):
-    frozen = {"engine_frozen_after": 1.0}
+    frozen: dict[str, Any] = {"engine_frozen_after": 1.0}
     async with held_in_its_probe(tmp_path, monkeypatch, **frozen) as (engine, sidecar, client, goes_on):
         (link,) = sidecar.driver.links.values()
         pause(engine, signal.SIGSTOP)

@@ -57,6 +57,7 @@ from slotkeeper.scheduler.effects import (
     Ranked,
     Refuse,
     Released,
+    Render,
     Report,
     Restore,
     Save,
@@ -432,6 +433,7 @@ def _expected(kind: type) -> Callable[..., Expected]:
 
 goes = _expected(Forward)
 reports = _expected(Report)
+renders = _expected(Render)
 
 
 def learns(name: str, value: float | bool, how: Known) -> Expected:

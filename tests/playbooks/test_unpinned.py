@@ -11,6 +11,7 @@ from playbooks.playbook import (
     arrives,
     ends,
     engine_lost,
+    engine_up,
     fails,
     goes,
     knows,
@@ -18,6 +19,8 @@ from playbooks.playbook import (
     leaves,
     planted,
     plants,
+    renders,
+    replies,
     reports,
     sees,
     starts,
@@ -26,7 +29,7 @@ from playbooks.playbook import (
 from slotkeeper.scheduler.effects import Erase, Forward, Plant, Purpose
 from slotkeeper.scheduler.engine_model import Known
 from slotkeeper.scheduler.events import Erased, Event
-from slotkeeper.scheduler.state import PASSES
+from slotkeeper.scheduler.state import EARLY, PASSES
 from slotkeeper.scheduler.table import LINGER
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import Reason
@@ -469,6 +472,92 @@ def test_a_prompt_that_waits_in_the_engine_may_begin_after_its_client_left():
     assert play.placement.queued == 1
     assert play << sees(0, 1)
     assert "idle" not in play.states
+
+
+# -- requests that were sent before their engine was known ---------------------------------------------
+
+
+def sent_open(play, request, tokens):
+    """An unprobed engine answers a request. Its tokens cannot be counted."""
+    play << arrives(request, hash_chain=(request.encode(),))
+    assert play >> unpinned(request, Reason.NO_ENGINE) << knows(request, None)
+    assert play << ends(request, tokens) >> reports(request, usage__prompt=tokens, oracle=None)
+
+
+def test_a_request_that_ended_before_its_engine_was_known_is_found_in_its_slot_and_rendered():
+    play = Play(up=False)
+    sent_open(play, "r1", 1000)
+    assert play << engine_up() >> renders("r1") << arrives("r2") << knows("r2", A + MORE)
+    assert play << sees(contents={1: 1000}) >> goes("r2", slot=0, reason=Reason.COLD)
+    assert play << knows("r1", A)  # no second report
+    assert play.table.shadow.slots[1].tokens == A
+    assert play << replies("r1", A + MORE.cut(0, 1))
+    assert play << arrives("r3") << knows("r3", A + MORE) >> goes("r3", slot=1, reason=Reason.PREFIX)
+
+
+def test_tokens_that_are_known_before_the_slot_is_seen_count_too():
+    play = Play(up=False)
+    sent_open(play, "r1", 1000)
+    assert play << engine_up() >> renders("r1") << knows("r1", A)
+    assert play << sees(contents={1: 1000})
+    assert play.table.shadow.slots[1].tokens == A
+    assert play.rests()
+
+
+def test_of_two_turns_in_one_slot_the_last_one_is_there():
+    play = Play(up=False)
+    sent_open(play, "r1", 1000)
+    sent_open(play, "r2", 1200)
+    assert play << engine_up() >> renders("r2") >> renders("r1")
+    assert play << sees(contents={0: 1200}) << knows("r1", A) << knows("r2", A + MORE)
+    assert play.table.shadow.slots[0].tokens == A + MORE
+    assert play.rests()
+
+
+def test_of_two_requests_of_the_same_length_the_last_one_has_the_newest_task():
+    play = Play(up=False)
+    sent_open(play, "r1", 1000)
+    sent_open(play, "r2", 1000)
+    assert play << engine_up() >> renders("r2") >> renders("r1")
+    assert play << sees(contents={0: 1000, 1: 1000}) << knows("r1", A) << knows("r2", B)
+    assert [held.tokens for held in play.table.shadow.slots] == [A, B]
+
+
+def test_a_request_whose_slot_was_overwritten_before_its_engine_was_known_is_forgotten():
+    play = Play(up=False)
+    sent_open(play, "r1", 1000)
+    assert play << engine_up() >> renders("r1") << knows("r1", A) << sees(contents={0: 77})
+    assert play.table.shadow.slots[0].tokens == Tokens()
+    assert play.rests()
+
+
+def test_a_request_that_runs_when_its_engine_is_known_is_rendered_then():
+    play = Play(up=False)
+    assert play << arrives("r1") >> unpinned("r1", Reason.NO_ENGINE) << knows("r1", None)
+    assert play << engine_up() >> renders("r1") << sees(1) << knows("r1", A)
+    assert play << ends("r1", 1000, 0) >> reports("r1", slot=1, exact=True)
+    assert play << sees(contents={1: 1000})
+    assert play.table.shadow.slots[1].tokens == A
+
+
+def test_an_error_or_an_embedding_leaves_nothing_to_find():
+    play = Play(up=False)
+    assert play << arrives("r1") >> unpinned("r1", Reason.NO_ENGINE) << knows("r1", None)
+    assert play << fails("r1") >> reports("r1")
+    play << arrives("r2", generates=False, pinnable=False, rendered=False)
+    assert play >> unpinned("r2", Reason.NO_ENGINE) << ends("r2", 100) >> reports("r2")
+    assert play << engine_up() << sees()
+    assert play.rests()
+
+
+def test_only_the_last_requests_are_kept_until_their_engine_is_known():
+    play = Play(up=False)
+    for number in range(EARLY + 2):
+        sent_open(play, f"r{number}", 100 + 10 * number)
+    play << engine_up()
+    for number in reversed(range(2, EARLY + 2)):
+        play >> renders(f"r{number}")
+    assert play
 
 
 # -- constant load of pinned requests ------------------------------------------------------------------

@@ -27,6 +27,7 @@ from slotkeeper.observe.journal import FOLLOWED, MOST, UNDER_WAY, Journal, Owner
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.request_record import BUCKET, BUCKETS, ClientFigures, Clients, History, Spent
 from slotkeeper.observe.request_record import NAMED_CLIENTS as CLIENTS
+from slotkeeper.runtime.late_renders import MOST_BYTES, LateRenders
 from slotkeeper.runtime.render import Recent
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.scheduler import outcomes
@@ -40,7 +41,7 @@ from slotkeeper.scheduler.idle_work import coldest
 from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.slot_contents import RAM_ENTRIES, SlotContents, Snapshot, SnapshotId, Tier, publish
-from slotkeeper.scheduler.state import ANSWERS, KINDS, Ahead, FairQueue, Outputs
+from slotkeeper.scheduler.state import ANSWERS, EARLY, KINDS, Ahead, FairQueue, Outputs
 from slotkeeper.scheduler.state import MOST as AHEAD
 from slotkeeper.scheduler.table import EngineTable
 from slotkeeper.scheduler.tokens import Tokens
@@ -351,9 +352,25 @@ def lengths_of_answers() -> tuple[int, int]:
     return sum(map(len, outputs._seen.values())), 3 * KINDS + ANSWERS
 
 
+def late_renders() -> tuple[int, int]:
+    """Requests that ended before their engine was known, with short bodies and with long ones."""
+
+    async def renders() -> None: ...
+
+    kept, most = LateRenders(Tasks(print), print), 0
+    for n in range(10 * EARLY):
+        kept.keep(RequestId(f"short {n}"), 100, renders)
+        most = max(most, len(kept))
+    for n in range(10 * EARLY):
+        kept.keep(RequestId(f"long {n}"), MOST_BYTES // 4, renders)
+        most = max(most, len(kept) + kept.size - MOST_BYTES)
+    return most, EARLY
+
+
 FILLED: Final[tuple[Callable[[], tuple[int, int]], ...]] = (
     states_computed_ahead,
     lengths_of_answers,
+    late_renders,
     agents,
     conversations_by_number,
     conversations_by_characters,

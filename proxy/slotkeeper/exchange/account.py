@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Final
 
 import orjson
@@ -93,6 +94,7 @@ class Account:
         self._explaining: Explaining | None = None
         self._open = False  # the driver waits for its end
         self._rendering: asyncio.Task[None] | None = None
+        self._answered: tuple[Answer, EngineLink] | None = None  # a complete answer with a reply
         self._unrendered: Ask | None = None  # the driver expects its tokens, but rendering has not begun
         self.id = request_id
         self.key = RequestId("")
@@ -259,6 +261,17 @@ class Account:
             self._rendering = self._driver.tasks.start(self._render(self._unrendered))
             self._unrendered = None
 
+    async def _render_late(self, ask: Ask) -> None:
+        """Render the request and its reply: the engine to which they went is known now."""
+        learning = self._driver.learning
+        learning.add(self.key)
+        try:
+            await self._render(ask)
+            if self._answered is not None:
+                await self._learn_reply(*self._answered, brief=False)
+        finally:
+            learning.discard(self.key)
+
     async def _render(self, ask: Ask) -> None:
         driver, started, key, rendered = self._driver, self._driver.now(), self.key, self.rendered
         self.record.renders = started
@@ -276,6 +289,8 @@ class Account:
                         raise
             else:
                 unknown = link.unknown
+                late = partial(self._render_late, ask)
+                driver.effect_runner.late_renders.keep(key, self.record.body_bytes, late)
         except render.FAILURES as error:
             log.info("not_rendered", request_id=self.id, error=sayable(error))
             self._metrics.fallback("render")
@@ -350,6 +365,7 @@ class Account:
         self._metrics.history.add(repeated=self.record.repeated)
         known = self.ask is not None and figures.generated and answer.complete and status < 400
         if known and answer.reply is not None:
+            self._answered = answer, link
             driver.learning.add(self.key)
             driver.tasks.start(self._learn_reply(answer, link, brief=forward.reason is Reason.BRIEF))
 

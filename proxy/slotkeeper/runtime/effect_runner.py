@@ -15,6 +15,7 @@ from slotkeeper.engine.http import EngineAddress
 from slotkeeper.observe.log import Seldom, get_logger, sayable
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.engines import Engines
+from slotkeeper.runtime.late_renders import LateRenders
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.slot_files import Snapshots
 from slotkeeper.runtime.tasks import Tasks
@@ -36,6 +37,7 @@ from slotkeeper.scheduler.effects import (
     Ranked,
     Refuse,
     Released,
+    Render,
     Report,
     Restore,
     Save,
@@ -83,6 +85,7 @@ class EffectRunner:
         self._snapshots = snapshots
         self._lost = lost
         self._progress = progress
+        self.late_renders = LateRenders(tasks, post)
         self._lent: dict[RequestId, Mapping[str, str]] = {}
         self._alarm: asyncio.Task[None] | None = None
         self._plants: dict[RequestId, asyncio.Task[None]] = {}
@@ -100,10 +103,10 @@ class EffectRunner:
                 self._tasks.start(self._keep_house(effect))
             case SetTimer():
                 self._set_alarm(effect)
-            case Observe():
-                self._tasks.start(self._observe(effect))
-            case AskAdapters():
-                self._tasks.start(self._ask_adapters(effect))
+            case Observe() | AskAdapters():
+                self._tasks.start(self._ask(effect))
+            case Render():
+                self.late_renders.start(effect.request)
             case LoadModel() | UnloadModel():
                 self._swap(effect)
             case (
@@ -118,6 +121,12 @@ class EffectRunner:
                 | Ranked()
             ):
                 raise AssertionError(f"{type(effect).__name__} is for the driver itself")
+
+    async def _ask(self, effect: Observe | AskAdapters) -> None:
+        if isinstance(effect, Observe):
+            await self._observe(effect)
+        else:
+            await self._ask_adapters(effect)
 
     def let_go(self, request: RequestId) -> tuple[int, int] | None:
         """Cancel the running plant of a request. File operations continue: the engine would not stop them.

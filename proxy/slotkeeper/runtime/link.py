@@ -435,10 +435,10 @@ class EngineLink(KnownEngine):
             reading = await self.read(may_compute=self.may_compute, hurried=lambda: self._hurried)
         finally:
             self.probed += self.client.computed - before
-        self.fresh = await self._unused(reading.left)
         self.tokenizer = await self.fitting(reading)
         ending = await self.render_text(str(reading.props.get("eos_token") or ""), {})
         self.end_of_turn = ending[0] if len(ending) == 1 else -1
+        self.fresh = await self._unused(reading.left)  # last: requests may have gone there during the probe
         log.info(
             "engine_up",
             engine=self.engine,

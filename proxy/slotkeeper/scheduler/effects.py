@@ -236,6 +236,13 @@ class Learned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Render:
+    """Find a request's tokens now: its engine was not known before. `Rendered` must follow in any case."""
+
+    request: RequestId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Released:
     """The engine no longer works for a request whose client left: its slot is free, or it never began."""
 
@@ -330,6 +337,7 @@ Effect = (
     | Pooled
     | Report
     | Released
+    | Render
 )
 
 

@@ -195,6 +195,11 @@ class Finished:
     prefill_seconds: float | None = None  # time that the engine took to compute the new part of the prompt
     failed: bool = False  # the engine ended it with an error
 
+    @property
+    def left(self) -> int:
+        """The tokens left in its slot: the prompt and all sampled tokens but the last; 0: it failed."""
+        return 0 if self.prompt_tokens is None else self.prompt_tokens + max(0, (self.generated or 0) - 1)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acted:

@@ -154,6 +154,8 @@ def close(state: State, pending: Pending) -> Iterator[Effect]:
     if report := pending.report():
         yield report
     del state.requests[request]
+    if pending.plan is None:
+        state.ended_early(pending)
 
 
 def close_ended(state: State) -> Iterator[Effect]:
@@ -207,10 +209,7 @@ def _end_unseen(pending: Pending, table: EngineTable, event: Finished) -> bool:
             table.disown()
         _release(pending, table, pending.slot, event, event.at, certain=True)
     else:
-        total = 0
-        if event.prompt_tokens is not None:
-            total = event.prompt_tokens + max(0, (event.generated or 0) - 1)
-        table.orphans.append(Orphan(event.request, total, event.at, sent.slots, sent.at))
+        table.orphans.append(Orphan(event.request, event.left, event.at, sent.slots, sent.at))
         over = [orphan for orphan in table.orphans if orphan.total is not None][:-UNSEEN]
         for orphan in over:  # other tasks have run in its slot since, so the slot cannot be determined
             table.orphans.remove(orphan)

@@ -200,6 +200,7 @@ class Pending:
     finished: Finished | None = None
     other: Form | None = None  # the form after the rules, until one of the two is chosen
     weighed: Weighed | None = None  # the decision between the two forms
+    reported: bool = False
 
     @property
     def step(self) -> Step:
@@ -261,8 +262,9 @@ class Pending:
     def report(self) -> Report | None:
         """Return the report, from the engine's own figures; None while one is missing."""
         done = self.finished
-        if done is None or not self.rendered:
+        if done is None or not self.rendered or self.reported:
             return None
+        self.reported = True
         usage = usage_of(done.prompt_tokens, done.cached, planted=self.planted, ahead_from=self.ahead_from)
         exact = None
         if self.prompt is not None and done.prompt_tokens is not None:

@@ -45,7 +45,7 @@ from slotkeeper.scheduler import (
 )
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.costs import Limits
-from slotkeeper.scheduler.effects import Effect, Learned
+from slotkeeper.scheduler.effects import Effect, Learned, Render
 from slotkeeper.scheduler.engine_model import EngineTraits, Known, cells_of, may_share
 from slotkeeper.scheduler.events import (
     Acted,
@@ -86,7 +86,7 @@ from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.retention import Wanted
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.state import State
-from slotkeeper.scheduler.table import SHARED_FOR, EngineTable
+from slotkeeper.scheduler.table import SHARED_FOR, EngineTable, Orphan
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import NO_ROUTER, ClientId, Crowded, EngineId, ModelName, RequestId
 
@@ -104,7 +104,6 @@ def engine_up(state: State, event: EngineUp) -> Iterator[Effect]:
     table.breaker.worked()
     table.unseen = True
     share_guesses(state.up_for(table.model))
-    _still_out(state, table, event.at)
     kept = bool(event.traits.disk_cache)  # by an earlier process, from which it may load
     table.private, table.unknown = event.fresh and not kept, 0
     table.shares = state.limits.shared_bytes is not None
@@ -113,18 +112,46 @@ def engine_up(state: State, event: EngineUp) -> Iterator[Effect]:
     if not event.fresh:
         table.shadow.task_adapters = [None] * event.traits.n_slots
         table.shared_until = event.at + SHARED_FOR
+    yield from _adopted(state, table, event.at)
     yield from close_ended(state)
 
 
-def _still_out(state: State, table: EngineTable, now: float) -> None:
-    """Count requests that were sent earlier as sent here: slots are uncertain until they end or are seen."""
+def _adopted(state: State, table: EngineTable, now: float) -> Iterator[Effect]:
+    """Take over the requests that were sent to this engine before it was known, and have them rendered."""
+    adopted = [*_still_out(state, table, now), *_ended_early(state, table, now)]
+    table.private = table.private and not adopted
+    for pending in adopted:
+        if pending.arrived.rendered and pending.prompt is None:
+            pending.rendered = False
+            yield Render(request=pending.arrived.request)
+
+
+def _still_out(state: State, table: EngineTable, now: float) -> Iterator[Pending]:
+    """Count requests that were sent earlier as sent here: slots are uncertain until they end or are seen.
+
+    Yields those that had no place before.
+    """
     for request, pending in state.requests.items():
         sent_open = pending.plan is None and table.engine == state.fallback(pending.arrived.model)
         if pending.stage is Stage.RUNNING and sent_open:
             pending.plan = Plan(table=table, reason=pending.arrived.without_plan, pinned=False)
+            yield pending
         if pending.stage is Stage.RUNNING and pending.plan and pending.plan.table is table:
             pending.slot = None
             table.send(request, pending.arrived.copies, now)
+
+
+def _ended_early(state: State, table: EngineTable, now: float) -> Iterator[Pending]:
+    """Look for the slots of requests that have ended, the last one first: it has the newest task."""
+    for pending in state.take_early(table.engine):
+        request, done = pending.arrived, pending.finished
+        if done is None or table.traits.adapters:  # under which adapters it ran is not known
+            continue
+        pending.plan = Plan(table=table, reason=request.without_plan, pinned=False)
+        state.requests[request.request] = pending
+        copies = min(request.copies, len(table.states))
+        table.orphans.append(Orphan(request.request, done.left, now, copies))
+        yield pending
 
 
 def files_found(state: State, event: FilesFound) -> None:

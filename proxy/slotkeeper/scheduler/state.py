@@ -157,6 +157,10 @@ class Outputs:
         return limit if request.answer_limit is not None else min(limit, UNKNOWN_OUTPUT)
 
 
+# -- requests that ended before their engine was known ---------------------------------------------------
+
+EARLY: Final = 16  # the last ones of all engines: the slots hold no more than these
+
 # -- the whole state -------------------------------------------------------------------------------------
 
 
@@ -171,6 +175,7 @@ class State:
     tables: dict[EngineId, EngineTable] = field(default_factory=dict)
     freed: list[Released] = field(default_factory=list)  # by engines that are no longer ours
     requests: dict[RequestId, Pending] = field(default_factory=dict)
+    early: deque[Pending] = field(default_factory=lambda: deque(maxlen=EARLY))  # see `ended_early`
     queue: FairQueue = field(default_factory=FairQueue)
     bypassing: list[RequestId] = field(default_factory=list)  # waiting until all pinned tasks have begun
     steered: list[RequestId] = field(default_factory=list)  # prompt is prefilled, request not yet sent
@@ -335,6 +340,17 @@ class State:
             )
             for table in self.up
         )
+
+    def ended_early(self, pending: Pending) -> None:
+        """Keep a request that went out and ended before its engine was known: a slot may hold its tokens."""
+        if pending.finished and pending.finished.left and pending.arrived.generates:
+            self.early.append(pending)
+
+    def take_early(self, engine: EngineId) -> list[Pending]:
+        """Remove and return those that ended at this engine before it was known, the last one first."""
+        there = [p for p in reversed(self.early) if self.fallback(p.arrived.model) == engine]
+        self.early = deque((p for p in self.early if p not in there), maxlen=EARLY)
+        return there
 
     def slot_of(self, pending: Pending) -> tuple[EngineTable, SlotId] | None:
         """Return the slot that a request still owns; None if it owns none, or if the engine was restarted."""
