@@ -254,8 +254,8 @@ def replies(request: str, tokens: Tokens) -> ReplyKnown:
     return ReplyKnown(at=0.0, request=RequestId(request), tokens=tokens)
 
 
-def follows(request: str, tokens: Tokens | None) -> NextKnown:
-    return NextKnown(at=0.0, request=RequestId(request), tokens=tokens)
+def follows(request: str, tokens: Tokens | None, *, chance: float = 1.0) -> NextKnown:
+    return NextKnown(at=0.0, request=RequestId(request), tokens=tokens, chance=chance)
 
 
 def planted(request: str, computed: int | None = 1, **more: Any) -> Planted:

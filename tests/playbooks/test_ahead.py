@@ -42,11 +42,11 @@ OTHER = Tokens(range(50_000, 51_000))
 AHEAD = Purpose.NEXT
 
 
-def answered(play, following=NEXT):
+def answered(play, following=NEXT, chance=1.0):
     """A turn has ended, its reply differs from the one that will be sent back, and the next turn is known."""
     assert play << arrives("r1", hash_chain=OUTLINE) << knows("r1", PROMPT) >> goes("r1", slot=0)
     assert play << ends("r1", 4000, 0, generated=150) >> reports("r1")
-    return play << follows("r1", following)
+    return play << follows("r1", following, chance=chance)
 
 
 def test_the_start_of_the_next_turn_is_computed_in_a_pause_and_reused_by_that_turn():
@@ -191,3 +191,23 @@ def test_a_branch_waits_for_the_slot_that_is_prepared_if_its_state_can_be_saved_
     assert play.states == ["tended", "idle"]  # in the other slot it would be computed whole
     assert play << filled(300) >> saves(0, SaveMoment.PARK, request="r2")
     assert play << saved("s1") >> goes("r2", slot=0)
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.5, 0.75], ids=["unlikely", "as likely as not", "likely"])
+def test_nothing_is_computed_ahead_that_the_next_turn_may_well_not_use(chance):
+    """The engine would compute more than without us: a user stops, or another text wraps the question."""
+    play = answered(Play(), chance=chance)
+    assert play.later(5) << sees()
+    assert play.states == ["idle", "idle"]
+
+
+def test_a_likely_next_turn_is_computed_ahead_if_that_saves_more_than_a_task_costs():
+    assert answered(Play(), chance=0.9).wakes() >> fills(0, AHEAD, tokens=NEXT)
+    batched = answered(Play(), following=PROMPT + HEADER)  # its few tokens go into the next turn's own batch
+    assert batched.later(5).states == ["idle", "idle"]
+
+
+@pytest.mark.parametrize("chance", [0.4, 0.5])
+def test_a_file_that_can_only_be_extended_is_prefetched_for_unless_predictions_failed(chance):
+    play = answered(Play(**OLD_FILES), chance=chance).wakes()
+    assert play >> (fills(0, AHEAD) if chance == 0.5 else saves(0, tokens=PROMPT))

@@ -430,7 +430,7 @@ class PlacementMachine(RuleBasedStateMachine):
             reply = self.prompts[request] + Tokens([9_999_999] * 4)
             self.post(ReplyKnown(at=self.clock, request=request, tokens=reply))
             following = self.prompts[request].cut(0, 150) + Tokens([8_888_888] * 150)  # thoughts stripped
-            self.post(NextKnown(at=self.clock, request=request, tokens=following))
+            self.post(NextKnown(at=self.clock, request=request, tokens=following, chance=1.0))
 
     def count(self, event: Event) -> None:
         """Count the tokens that engines evaluated and reported; the runtime counts the sidecar's prefills."""

@@ -81,6 +81,10 @@ class Habit:
     asks_before: bool = False  # the client sometimes puts a user's text before the results of tools
     asks_after: bool = False  # or after them
     puzzling: bool = False  # the last reply came back in a way that we do not know
+    # The chance that the next turn begins with the last reply, as predicted. An agent sends the result of a
+    # call; a user may also stop, ask again, or speak to a program that writes the history anew.
+    calls_return: float = 0.9
+    answers_return: float = 0.5
 
     def way(self, message: Doc) -> ReasoningForm | None:
         """Return what the client does with the reasoning in `message`."""
@@ -93,6 +97,14 @@ class Habit:
         """Whether the habit cannot predict, not even in two versions, how this reply comes back."""
         moved = bool(text(reply, "reasoning_content")) and self.way(reply) is ReasoningForm.INLINE
         return self.puzzling or (moved and self.wrapping(reply) is None)
+
+    def chance(self, reply: Doc) -> float:
+        """Return the chance that the next turn begins with this reply, as predicted."""
+        return self.calls_return if reply.get("tool_calls") else self.answers_return
+
+    def trusting(self, other: Habit) -> Habit:
+        """Return the habit with the chances of `other`."""
+        return replace(self, calls_return=other.calls_return, answers_return=other.answers_return)
 
     def having(self, message: Doc, way: ReasoningForm) -> Habit:
         """Return the habit with another form of reasoning for messages like this one."""
@@ -228,6 +240,9 @@ def thoughtless(messages: Sequence[Doc]) -> list[Doc]:
 
 # -- a client's habit, learned from its requests and our replies -----------------------------------------
 
+# A right prediction removes a quarter of the doubt, a wrong one half of the trust.
+TRUST: Final = 0.25
+DOUBT: Final = 0.5
 _WRAP_LIMIT: Final = 64  # characters that a client puts before and after reasoning, in all
 
 
@@ -293,6 +308,17 @@ def learnt(habit: Habit, reply: Doc, messages: Sequence[Doc], at: int, *, before
         if _comes_to(echoed(trial, reply)) == _comes_to(echo):
             return _completed(trial)
     return replace(habit, puzzling=True)
+
+
+def judged(habit: Habit, reply: Doc, *, returned: bool) -> Habit:
+    """Return the habit after the next turn began with `reply` as predicted, or did not."""
+    chance = habit.chance(reply)
+    chance = chance + (1.0 - chance) * TRUST if returned else chance * DOUBT
+    return (
+        replace(habit, calls_return=chance)
+        if reply.get("tool_calls")
+        else replace(habit, answers_return=chance)
+    )
 
 
 def _fitting(known: tuple[_Way, ...], ways: Iterable[_Way], fits: Callable[[_Way], bool]) -> tuple[_Way, ...]:

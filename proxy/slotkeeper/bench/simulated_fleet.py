@@ -284,7 +284,7 @@ class SimulatedSidecar:
             )
         )
         self._post(ReplyKnown(at=now, request=request, tokens=contents.tokens))
-        self._post(NextKnown(at=now, request=request, tokens=contents.tokens))
+        self._post(NextKnown(at=now, request=request, tokens=contents.tokens, chance=1.0))
         asked.ended()
 
     def _plant(self, effect: Plant) -> None:

@@ -125,7 +125,8 @@ async def learn(driver: Driver, link: EngineLink, answered: AnsweredRequest) -> 
     await _as_sampled(driver, link, answered)
     ahead = driver.looks_ahead and answered.ask.claim.hints.prefetch
     begins = await _as_sent_back(driver, link, answered) if ahead else None
-    driver.post(NextKnown(at=driver.now(), request=answered.request, tokens=begins))
+    chance = driver.next_turns.chance(answered.client, answered.ask.api, answered.reply)
+    driver.post(NextKnown(at=driver.now(), request=answered.request, tokens=begins, chance=chance))
 
 
 async def _as_sampled(driver: Driver, link: EngineLink, answered: AnsweredRequest) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from asyncio import gather
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Generic, TypeVar
 
 from slotkeeper.api.document import Doc, rows, text
@@ -19,6 +19,7 @@ from slotkeeper.api.echo import (
     Habit,
     gleaned,
     guesses,
+    judged,
     learnt,
     next_turns,
     returnable,
@@ -186,6 +187,7 @@ class Said:
     reply: Doc
     thoughts: int  # messages with reasoning in the request that this reply answered
     habit: Habit  # the client's habit in this conversation
+    judged: bool = False  # a later request showed whether it came back
 
 
 async def at_once() -> bool:
@@ -261,13 +263,36 @@ class NextTurns:
             if stored is not None and messages[at].get("role") == "assistant":
                 habit = learnt(stored.habit, stored.reply, messages, at, before=stored.thoughts)
                 break
-        habit = gleaned(habit, messages)
+        habit = gleaned(self._judged(habit, client, messages, digests), messages)
         self._habits.put((client, api), habit)
         if _size(reply) <= LARGEST:
             self._replies.put(
                 (client, digests[-1]), Said(reply=reply, thoughts=thoughts(messages), habit=habit)
             )
         return habit
+
+    def chance(self, client: str, api: Api, reply: Doc) -> float:
+        """Return the chance that this client's next turn begins with `reply` as predicted."""
+        return (self._habits.get((client, api)) or usual(api)).chance(reply)
+
+    def _judged(self, habit: Habit, client: str, messages: Sequence[Doc], digests: Sequence[bytes]) -> Habit:
+        """Return the habit with what these messages say about the newest reply that they should contain.
+
+        A reply that is asked for again, or that another message follows, did not come back. The replies in a
+        history of which no message is known were not predicted either.
+        """
+        for at in range(len(messages), 0, -1):
+            key = client, digests[at - 1]
+            stored = self._replies.get(key)
+            if stored is None:
+                continue
+            if not stored.judged:
+                here = at < len(messages) and messages[at].get("role") == "assistant"
+                habit = judged(habit, stored.reply, returned=here and not habit.puzzling)
+                self._replies.put(key, replace(stored, judged=True, habit=stored.habit.trusting(habit)))
+            return habit
+        foreign = [message for message in messages if message.get("role") == "assistant"]
+        return judged(habit, foreign[-1], returned=False) if foreign else habit
 
 
 async def _shared(link: EngineLink, chat: Doc, reply: Doc, habit: Habit, auth: Mapping[str, str]) -> Tokens:

@@ -250,6 +250,7 @@ class NextKnown:
     at: float
     request: RequestId
     tokens: Tokens | None  # None: unknown
+    chance: float  # that the next turn begins so
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

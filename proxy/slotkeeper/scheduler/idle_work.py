@@ -38,6 +38,7 @@ from slotkeeper.scheduler.engine_model import (
     user_starts,
     wipes,
 )
+from slotkeeper.scheduler.planting import PRICE
 from slotkeeper.scheduler.prices import blind_price, parked_price, restore_price
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, Tier, goes_on_from, reuse
 from slotkeeper.scheduler.state import State
@@ -50,6 +51,10 @@ BOUNDARIES: Final = 8  # boundaries of one slot that get a file, at most
 COMPUTED: Final = 2048  # most tokens to compute for one of them, and for the restore step with a draft model
 ASKED: Final = 0.1  # chance that a prompt diverges at, inside or after the last user message
 EARLIER: Final = 0.02  # chance that it diverges before that
+EVEN: Final = 0.5  # chance
+# A token that no request uses counts so many times a token that a client need not wait for: the engine
+# computes no more than it would without us.
+FOR_NOTHING: Final = 3.0
 
 
 def unsaved(contents: SlotContents, traits: EngineTraits, catalog: Catalog) -> bool:
@@ -62,7 +67,8 @@ def prefetch_plan(
 ) -> tuple[Load | None, Prefill, int] | None:
     """Return the steps to what the next turn begins with, and the tokens to compute.
 
-    None if that beginning or the length of the slot is not known, or if the slot holds just that beginning.
+    None if that beginning or the length of the slot is not known, if the slot holds just that beginning, or
+    if the next turn is not likely enough to begin so.
     The first step is a restore, if that leaves fewer tokens to compute than the slot does.
     """
     following = contents.following
@@ -71,9 +77,19 @@ def prefetch_plan(
     here = reuse(contents, following, table.traits)
     best = catalog.best(following, table.traits, lambda s: here + restore_price(table, s))
     goal = Prefill(following, Purpose.NEXT)
-    if best:
-        return Load(best[0]), goal, len(following) - best[1]
-    return None, goal, len(following) - here
+    first, computes = (Load(best[0]), len(following) - best[1]) if best else (None, len(following) - here)
+    return (first, goal, computes) if _pays_ahead(contents, computes, table.traits) else None
+
+
+def _pays_ahead(contents: SlotContents, computes: int, traits: EngineTraits) -> bool:
+    """Whether the next turn probably uses a prefetch, and saves by it more than a task costs.
+
+    A file that can only be extended is of use only if it ends where the next turn goes on.
+    """
+    if traits.snapshots and traits.files_only_extend:
+        return contents.likely >= EVEN
+    lost = 1.0 - contents.likely
+    return (contents.likely - FOR_NOTHING * lost) * computes > PRICE
 
 
 def cut_back(contents: SlotContents, table: EngineTable, catalog: Catalog) -> Prefill | None:

@@ -344,10 +344,10 @@ def reply_known(state: State, event: ReplyKnown) -> None:
 def next_known(state: State, event: NextKnown) -> None:
     for table in state.tables.values():
         for slot, contents in _left_by(event.request, table):
-            table.shadow.slots[slot] = contents.followed_by(event.tokens)
+            table.shadow.slots[slot] = contents.followed_by(event.tokens, event.chance)
     for chore in state.chores.values():
         if chore.home and chore.home.request == event.request:
-            chore.home = chore.home.followed_by(event.tokens)
+            chore.home = chore.home.followed_by(event.tokens, event.chance)
 
 
 def observed(state: State, event: Observed) -> Iterator[Effect]:

@@ -79,6 +79,7 @@ class SlotContents:
     floor: int = 0  # --swa-full: below it the window is missing, although the engine assumes it (T9)
     hash_chain: tuple[bytes, ...] = ()  # the messages, as chained digests
     following: Tokens | None = None  # the beginning of the next turn's prompt
+    likely: float = 0.0  # the chance that the next turn begins so
     sure: bool = False  # the next turn's prompt is known to begin with exactly these contents
     foreseen: bool = False  # nothing more will be learned about how the next turn begins
     given_up: int = 0  # tokens of its own that were given up for `following`
@@ -102,13 +103,14 @@ class SlotContents:
         known = tokens.cut(0, self.total).within(self.tokens.space)
         return replace(self, tokens=known, opaque=self.total - len(known))
 
-    def followed_by(self, tokens: Tokens | None) -> SlotContents:
+    def followed_by(self, tokens: Tokens | None, chance: float) -> SlotContents:
         """Return the same state with the beginning of the next turn; None: it stays unknown."""
         if tokens is None:
             return replace(self, foreseen=True)
         tokens = tokens.within(self.tokens.space)
         there = tokens == self.tokens and not self.opaque
-        return replace(self, following=None if there else tokens, sure=there, foreseen=True)
+        following = None if there else tokens
+        return replace(self, following=following, likely=chance, sure=there, foreseen=True)
 
     def seen_as(self, tokens: Tokens, checkpoints: Sequence[int] | None) -> SlotContents:
         """Return the same state as its file shows it; `checkpoints` is None if files carry none."""

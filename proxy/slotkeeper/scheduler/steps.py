@@ -109,12 +109,12 @@ class Chore:
         """
         contents, home = self.contents, self.home
         if contents and home and contents.request in {None, self.id} and contents.tokens == home.tokens:
-            self._claim(contents, home, following=home.following, sure=home.sure)
+            self._claim(contents, home, following=home.following, likely=home.likely, sure=home.sure)
 
     def left_back(self) -> None:
         """Assign the slot to its conversation again after a cut back to where the next turn continues."""
         if (contents := self.contents) and (home := self.home):
-            self._claim(contents, home, following=home.following)
+            self._claim(contents, home, following=home.following, likely=home.likely)
 
     def arrived(self) -> None:
         """Assign the slot to its conversation again, now that it holds the beginning of the next turn."""

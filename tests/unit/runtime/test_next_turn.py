@@ -194,3 +194,59 @@ def test_a_key_that_is_put_again_becomes_the_newest():
         recent.put(key, value)
     assert [recent.get(key) for key in "abc"] == [3, None, 4]
     assert len(recent) == 2
+
+
+PLAIN = drops(ANSWER)
+MORE = {"role": "user", "content": "More."}
+
+
+def chance(turns: NextTurns, reply: Message = PLAIN) -> float:
+    return turns.chance("a", Api.CHAT, reply)
+
+
+async def test_each_reply_that_comes_back_makes_the_next_prediction_more_likely(turns):
+    talk, history, chances = Program(turns, Template()), [*ASKED], []
+    for turn in range(6):
+        await talk.said(history, PLAIN)
+        chances.append(chance(turns))
+        history += [PLAIN, {**NEXT, "content": f"And {turn}?"}]
+    assert chances[0] == 0.5
+    assert chances == sorted(set(chances))
+    assert 0.8 < chances[-1] < 1.0
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        [*ASKED],  # the user has it answered again
+        [*ASKED, MORE],  # and leaves the answer out
+        [*ASKED, {**PLAIN, "content": "Rewritten."}, MORE],
+        [
+            {"role": "user", "content": "Look, with what was found."},
+            PLAIN,
+            MORE,
+        ],  # the question is wrapped anew
+    ],
+    ids=["again", "left out", "rewritten", "wrapped"],
+)
+async def test_a_reply_that_does_not_come_back_makes_the_next_prediction_less_likely(turns, then):
+    talk = Program(turns, Template())
+    await talk.said(ASKED, PLAIN)
+    await talk.said(then, {**PLAIN, "content": "Again."})
+    assert chance(turns) == 0.25
+
+
+async def test_a_reply_is_judged_once_however_many_requests_contain_it(turns):
+    talk = Program(turns, Template())
+    await talk.said(ASKED, PLAIN)
+    for question in ("And now?", "A title, please.", "Follow-up questions, please."):
+        await talk.said([*ASKED, PLAIN, {**NEXT, "content": question}], {**PLAIN, "content": question})
+    assert chance(turns) == 0.625
+
+
+async def test_the_result_of_a_call_is_likely_from_the_start_and_judged_apart(turns):
+    talk = Program(turns, Template())
+    await talk.said(ASKED, CALL)
+    assert chance(turns, CALL) == 0.9
+    await talk.said([*ASKED, MORE], PLAIN)
+    assert (chance(turns, CALL), chance(turns)) == (0.45, 0.5)
