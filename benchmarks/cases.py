@@ -2,7 +2,7 @@
 
 Shown is all that the engine computed, by its own counter: plants, probes and idle work included. No case may
 exceed stock by more than 1 %. `limit` is the highest permitted share of stock on the newer build, as the
-older one writes no checkpoints to files. "memories fixed" needs rules that are not there yet.
+older one writes no checkpoints to files.
 
 `python -m benchmarks.cases [--build b11549] [--cases recap ...]`
 """
@@ -126,8 +126,9 @@ def said(role: str, content: str) -> Doc:
 class Player:
     """A client of the server at `base`, in front of or identical with the engine at `engine`."""
 
-    def __init__(self, base: str, engine: str, pause: float) -> None:
-        self.base, self.engine, self.pause = base, engine, pause
+    def __init__(self, base: str, engine: str, rest: Callable[[], Awaitable[None]]) -> None:
+        """`rest` waits after each answer."""
+        self.base, self.engine, self.rest = base, engine, rest
         self.failures: list[str] = []
         self._http = httpx.AsyncClient(timeout=NO_LIMIT, headers={"Connection": "close"})
         self._counter = Counter([engine])
@@ -145,7 +146,7 @@ class Player:
     async def ask(self, messages: Sequence[Doc], *, max_tokens: int = 8, **fields: Any) -> str:
         """Send one chat request, wait for its answer, and pause. Returns the answer's text."""
         text = "".join([part async for part in self.parts(messages, max_tokens=max_tokens, **fields)])
-        await asyncio.sleep(self.pause)
+        await self.rest()
         return text
 
     async def parts(
@@ -232,7 +233,7 @@ async def abort_and_retry(player: Player) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(0.1):
                 await player.ask(messages)
-        await asyncio.sleep(player.pause)
+        await player.rest()
     await player.ask(messages)
 
 
@@ -304,7 +305,7 @@ async def interrupted(player: Player) -> None:
         if number % 2 == 0 and text:
             history.append(said("assistant", text))
         history.append(said("user", f"No, do it so: {write.prose(60)}"))
-        await asyncio.sleep(player.pause)
+        await player.rest()
     await player.ask(history)
 
 
@@ -370,7 +371,7 @@ CASES: Final = (
          play=effort_picker),
     Case(name="no checkpoints", about="two edits; no checkpoints, flags unknown",
          flags=(*ONE, "--cache-ram", "0", "--ctx-checkpoints", "0"), limit=0.35, play=two_edits,
-         settings={"read_flags": False, "probe": False}),
+         settings={"read_flags": False}),
     Case(name="interrupted", about="an answer stopped midway, another message", flags=ONE, limit=1.02,
          play=interrupted),
     Case(name="erased", about="another program erases idle slots", flags=ONE, limit=0.2, play=foreign_erase),
@@ -387,27 +388,37 @@ CASES: Final = (
 
 
 @asynccontextmanager
-async def _server(case: Case, engine: lab.Restartable, *, ours: bool) -> AsyncIterator[Player]:
+async def _server(case: Case, engine: lab.Restartable, *, ours: bool, rested: bool) -> AsyncIterator[Player]:
     """Yield a client of the engine, or of a sidecar with default settings in front of it."""
+
+    async def pause() -> None:
+        await asyncio.sleep(case.pause)
+
     if not ours:
-        async with Player(engine.base, engine.base, case.pause) as player:
+        async with Player(engine.base, engine.base, pause) as player:
             yield player
         return
     own = {"slot_dir": engine.flags.slot_save_path, "read_flags": True, **case.settings}
-    async with (
-        Player("", engine.base, case.pause) as player,
-        lab.in_front_of(engine.base, **own) as sidecar,
-    ):
-        player.base = lab.url_of(sidecar)
+    async with Player("", engine.base, pause) as player, lab.in_front_of(engine.base, **own) as sidecar:
+
+        async def rest() -> None:
+            await lab.rested(sidecar)
+
+        player.base, player.rest = lab.url_of(sidecar), rest if rested else pause
         yield player
 
 
-async def measure(case: Case, build: str, model: Tiny = Tiny.HYBRID, *, ours: bool) -> tuple[int, list[str]]:
-    """Run one case on a fresh engine. Returns the tokens that the engine computed, and failed requests."""
+async def measure(
+    case: Case, build: str, model: Tiny = Tiny.HYBRID, *, ours: bool, rested: bool = False
+) -> tuple[int, list[str]]:
+    """Run one case on a fresh engine. Returns the tokens that the engine computed, and failed requests.
+
+    `rested`: the sidecar's clients do not wait for a time, but until all idle work is done.
+    """
     with tempfile.TemporaryDirectory(prefix="slotkeeper-") as name:
         async with (
             lab.tiny_engine(model, build, Path(name), *case.flags) as engine,
-            _server(case, engine, ours=ours) as player,
+            _server(case, engine, ours=ours, rested=rested) as player,
         ):
             await case.play(player)
             await asyncio.sleep(REST)
@@ -429,8 +440,7 @@ async def run(cases: Sequence[Case], build: str) -> list[Doc]:
 
 def keeps(case: Case, build: str, stock: int, ours: int) -> bool:
     """Whether the case stays within 1 % of stock, and within its limit if slot files carry checkpoints."""
-    least = case.limit + AT_MOST - 1 if build == BUILDS[-1] else AT_MOST
-    return ours <= stock * min(AT_MOST, least)
+    return ours <= stock * (min(AT_MOST, case.limit) if build == BUILDS[-1] else AT_MOST)
 
 
 def table(rows: Sequence[Doc]) -> Table:

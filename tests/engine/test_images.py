@@ -255,9 +255,24 @@ async def test_two_conversations_share_the_prefix_with_the_image(build, pair, tm
         await client.expect_same_answers()
 
 
+async def send_replies_back(client: Viewer) -> None:
+    """Play a chat after which the next turn of this client is predicted with confidence."""
+    chat = []
+    for turn in range(6):
+        chat.append({"role": "user", "content": f"Tell me more about the garden, part {turn}."})
+        body = {"messages": chat, "max_tokens": 8, "chat_template_kwargs": {"enable_thinking": False}}
+        async with client.session.post("/v1/chat/completions", json=body) as response:
+            chat.append(
+                {"role": "assistant", "content": (await response.json())["choices"][0]["message"]["content"]}
+            )
+        await lab.rested(client.sidecar)
+
+
 async def test_the_next_turn_is_prefetched_in_idle_time(build, tmp_path):
     """The template strips reasoning of earlier turns, so that the slot has to go back behind the image."""
     async with engine_with("hybrid", build, tmp_path) as engine, viewing(engine) as client:
+        await send_replies_back(client)
+        before = lab.spent(client.sidecar).idle
         first = {"role": "user", "content": [image(A), words(QUESTIONS[0])]}
         body = {
             "messages": [{"role": "system", "content": SYSTEM}, first],
@@ -268,7 +283,7 @@ async def test_the_next_turn_is_prefetched_in_idle_time(build, tmp_path):
             reply = (await response.json())["choices"][0]["message"]
         assert reply["content"]
         await lab.rested(client.sidecar)
-        assert lab.spent(client.sidecar).idle > 0
+        assert lab.spent(client.sidecar).idle > before
         chat = [first, {"role": "assistant", "content": reply["content"]}]
         asked = await client.ask(words(QUESTIONS[1]), before=chat)
         assert asked.computed <= await client.tokens_behind(asked.body, len(chat)) + MORE

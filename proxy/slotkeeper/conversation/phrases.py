@@ -167,6 +167,7 @@ FORMS: Final = (
     _block(FactKind.REMINDER, "system-reminder"),
     _block(FactKind.ENVIRONMENT, "environment_context"),  # codex
     _block(FactKind.ENVIRONMENT, "environment_details"),  # roo, older cline
+    _block(FactKind.MEMORY_FILE, "memory_context"),  # Open WebUI
     _block(FactKind.COUNTDOWN, "system_warning"),
     _block(FactKind.COUNTDOWN, "budget:token_budget"),
     _form(FactKind.COUNTDOWN, "# Context Window Usage", r"# Context Window Usage\n(?P<value>[^\n]*)"),

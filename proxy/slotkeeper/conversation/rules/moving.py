@@ -273,7 +273,8 @@ class MemoryFile(Moving):
     kind = FactKind.MEMORY_FILE
     about = (
         "AGENTS.md, CLAUDE.md, and similar files are part of the system text. A line added to the file "
-        "changes everything behind it when the conversation is resumed."
+        "changes everything behind it when the conversation is resumed. Open WebUI writes the memories that "
+        "it recalls for each question there (memory_context)."
     )
     safe = (
         "The system text keeps the first version of the file. The newest message gives the current file in "

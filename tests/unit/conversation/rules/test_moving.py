@@ -306,6 +306,19 @@ def test_a_token_count_in_an_earlier_message_keeps_its_first_value():
     assert noted(newest(after)) == ("<system_warning>Token usage: 9/200; 150 remaining</system_warning>",)
 
 
+def test_the_memories_that_a_program_recalls_for_each_question_are_told_at_the_end():
+    def recalled(*memories: str) -> str:
+        return "\n".join(("You help.", "<memory_context>", *memories, "</memory_context>"))
+
+    session = Session([MemoryFile()])
+    session.send(chat(recalled("- has a cat")))
+    after = session.send(chat(recalled("- lives in Bern"), *turn("Next."))).doc
+    assert after["messages"][0]["content"] == recalled("- has a cat")
+    (note,) = noted(newest(after))
+    assert "- lives in Bern" in note
+    assert "- has a cat" not in note
+
+
 # -- what is not edited ------------------------------------------------------------------------------------
 
 
