@@ -65,6 +65,13 @@ def ids(size: int) -> bytes:
     return orjson.dumps({"prompt": [1234] * min(size // 5, 1_999_000), "n_predict": 1})
 
 
+def picture(size: int) -> bytes:
+    """Return a chat of one image."""
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{'QUJD' * (size // 4)}"}}
+    told = {"type": "text", "text": "What is this?"}
+    return orjson.dumps({"messages": [{"role": "user", "content": [told, image]}]})
+
+
 def text(size: int, name: str) -> bytes:
     return orjson.dumps({name: LINE * (size // len(LINE))})
 
@@ -84,6 +91,8 @@ CASES: Final[Mapping[str, Case]] = {
     "one chat, an eighth of the size": Case(path=CHAT, make=lambda size: chat(size // 8)),
     "eight chats, whose clients leave": Case(path=CHAT, make=chat, clients=AT_ONCE, leave=True),
     "eight chats": Case(path=CHAT, make=chat, clients=AT_ONCE),
+    "one chat of an image": Case(path=CHAT, make=picture),
+    "eight chats of an image": Case(path=CHAT, make=picture, clients=AT_ONCE),
     "a completion of token ids": Case(path="/completion", make=ids),
     "embeddings": Case(path="/v1/embeddings", make=lambda size: text(size, "input")),
     "/tokenize": Case(path="/tokenize", make=lambda size: text(size, "content")),

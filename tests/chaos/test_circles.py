@@ -11,13 +11,14 @@ import pytest
 from chaos.conftest import ready, settings
 from chaos.fake_answers import PATHS, request_body
 from chaos.fake_engine import FakeEngine
-from chaos.raw import until
+from chaos.raw import dial, until
 from patience import PATIENCE
 from slotkeeper.api import head as names
 from slotkeeper.api.head import Api
 from slotkeeper.app import Sidecar, running
 from slotkeeper.engine.answers import Health
 from slotkeeper.engine.launch import free_port
+from slotkeeper.exchange.upstream import MOST_HEADERS
 
 
 def health(sidecar: Sidecar) -> Health:
@@ -61,6 +62,18 @@ async def test_every_other_route_gets_508_too(circle):
     async with httpx.AsyncClient(base_url=f"http://{circle[0].addresses[0]}", timeout=PATIENCE) as client:
         for answer in [await client.get("/health"), await client.get("/"), await client.post("/tokenize")]:
             assert answer.status_code == 508
+
+
+@pytest.mark.parametrize("path", [PATHS[Api.CHAT], "/tokenize"])
+async def test_a_request_without_room_for_a_header_of_ours_goes_in_no_circle(path, circle):
+    """The headers of such a request do not say which sidecars it has passed."""
+    body = orjson.dumps(request_body(Api.CHAT, stream=False))
+    own = {"Host": "x", "Content-Length": str(len(body))}
+    own |= {f"X-Own-{n}": "v" for n in range(MOST_HEADERS - len(own))}
+    head = "".join(f"{name}: {value}\r\n" for name, value in own.items())
+    async with dial(circle[0].addresses[0]) as wire:
+        await wire.send(f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + body)
+        assert (await wire.head()).status == 508
 
 
 async def test_readyz_reports_that_the_upstream_leads_back_to_the_sidecar(circle):

@@ -35,6 +35,7 @@ from slotkeeper.exchange.exchange import Exchange, Gate
 from slotkeeper.exchange.streams import LastEvent, Lookup, is_stream_route, within
 from slotkeeper.exchange.upstream import (
     GONE,
+    IN_A_CIRCLE,
     UpstreamAnswer,
     abort,
     answering,
@@ -255,11 +256,7 @@ class DataPort:
     def _not_again(self, request: web.Request) -> None:
         """Refuse a request that has passed this sidecar before, in a loop. Raises UpstreamFault."""
         if self._gate.upstream.name in names.hops(request.headers):
-            raise UpstreamFault(
-                "this request has come through this sidecar before: its --upstream leads back to it; "
-                "point it at llama-server itself",
-                status=LOOP_STATUS,
-            )
+            raise UpstreamFault(IN_A_CIRCLE, status=LOOP_STATUS)
 
     def _check_health(self, request: web.Request, path: str) -> None:
         """Fail health checks while draining, and until the engine is probed. Raises UpstreamFault.

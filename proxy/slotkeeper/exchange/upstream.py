@@ -27,7 +27,8 @@ from yarl import URL
 from slotkeeper.api import head as names
 from slotkeeper.api.errors import ClientFault, UpstreamFault
 from slotkeeper.api.head import forwardable
-from slotkeeper.engine.answers import EngineFrozenError
+from slotkeeper.engine.answers import EngineFrozenError, Health
+from slotkeeper.engine.client import LOOP_STATUS
 from slotkeeper.engine.http import EngineAddress
 from slotkeeper.runtime.link import EngineLink
 
@@ -36,6 +37,14 @@ PIECE: Final = 64 * 1024
 
 class Connector(aiohttp.TCPConnector):
     """Makes connections that deliver all received bytes before they report that they are lost."""
+
+    @property
+    def force_close(self) -> bool:
+        """Keep aiohttp from adding a Connection header, for which there may be no room: `_name_hop` adds it.
+
+        The connections are closed after one request all the same.
+        """
+        return False
 
     async def connect(self, *args: Any, **kwargs: Any) -> aiohttp.connector.Connection:
         connection = await super().connect(*args, **kwargs)
@@ -91,7 +100,8 @@ NOT_SENT: Final = (
     names.MAX_WAIT,
 )
 MOST_HEADERS: Final = 100  # that llama-server takes in one request (CPPHTTPLIB_HEADER_MAX_COUNT)
-ALWAYS_SENT: Final = 2  # Host and Connection, which aiohttp adds
+ALWAYS_SENT: Final = 1  # Host, which aiohttp adds
+OF_HOP: Final = (names.HOPS, "Connection")  # added to each request, if there is room
 # Our own headers that are left out first if the client sends nearly as many as the engine takes.
 LESS_NEEDED: Final = (
     "X-Forwarded-Host",
@@ -104,6 +114,12 @@ GONE: Final = (ConnectionResetError, aiohttp.ClientConnectionResetError, BrokenP
 BROKEN: Final = (aiohttp.ClientError, TimeoutError, OSError)
 EVENT_STREAM: Final = "text/event-stream"
 RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: close with RST
+
+
+IN_A_CIRCLE: Final = (
+    "this request has come through this sidecar before: its --upstream leads back to it; "
+    "point it at llama-server itself"
+)
 
 
 class NotSent(UpstreamFault):
@@ -237,7 +253,12 @@ def _why_not(base: str, error: OSError) -> str:
 
 @asynccontextmanager
 async def answering(link: EngineLink) -> AsyncIterator[None]:
-    """Run a block that waits for an engine. Raises UpstreamFault (504) if the engine is frozen."""
+    """Run a block that waits for an engine. Raises UpstreamFault (504) if the engine is frozen.
+
+    Also (508) if there is no engine but this sidecar itself, because a request may have no room for our name.
+    """
+    if link.health is Health.LOOP:
+        raise UpstreamFault(IN_A_CIRCLE, status=LOOP_STATUS)
     try:
         async with link.pulse.answer():
             yield
@@ -291,20 +312,31 @@ def outgoing(request: web.BaseRequest, body: bytes | None, request_id: str) -> C
 def fitting(headers: CIMultiDict[str], request: web.BaseRequest) -> CIMultiDict[str]:
     """Return the headers without those of ours that the engine would not take beside the client's own."""
     for name in LESS_NEEDED:
-        if len(headers) < MOST_HEADERS - ALWAYS_SENT:
+        if _room(headers) > len(OF_HOP):
             break
         if name not in request.headers:
             headers.popall(name, None)
     return headers
 
 
+def _room(headers: CIMultiDict[str]) -> int:
+    """Return how many more headers the engine takes in a request with these."""
+    return MOST_HEADERS - ALWAYS_SENT - len(headers)
+
+
 def _name_hop(headers: CIMultiDict[str], name: str) -> None:
-    """Add this sidecar to those on the way; without room for that header, to the Connection header."""
+    """Add this sidecar to those on the way; without room for that header, to the Connection header.
+
+    The client may leave no room for either. Such a request goes no further in a circle either: each sidecar
+    in it sees by its own requests that its engine is none (`Health.LOOP`).
+    """
     hops = [*names.hops(headers), name]
-    headers.popall(names.HOPS, None)
-    if len(headers) < MOST_HEADERS - ALWAYS_SENT:
+    for each in OF_HOP:
+        headers.popall(each, None)
+    if _room(headers) >= len(OF_HOP):
         headers[names.HOPS] = ", ".join(hops)
-    else:
+        headers["Connection"] = "close"
+    elif _room(headers):
         headers["Connection"] = ", ".join(["close", *(names.HOP_PREFIX + hop for hop in hops)])
 
 
