@@ -17,10 +17,11 @@ from structlog.testing import capture_logs
 from chaos.raw import dial, until
 from engine.test_keys import ASKS, STRANGERS, before, sidecar_headers, tokens_and_slots
 from patience import PATIENCE
+from programs import needs_b10434
 from slotkeeper.api.head import DECISION
 from slotkeeper.app import Sidecar, running, serve
 from slotkeeper.bench.lab import ready, url_of
-from slotkeeper.engine.launch import free_port
+from slotkeeper.engine.launch import EngineKind, free_port
 from slotkeeper.scheduler.types import Crowded, Reason
 from slotkeeper.settings import Settings
 
@@ -392,3 +393,95 @@ async def test_a_warning_is_logged_for_namespaces_without_a_slot_folder(
         async with running(settings):
             pass
     assert ("namespaces_without_files" in {line["event"] for line in log}) == warned
+
+
+def owed(sidecar: Sidecar) -> float:
+    """Return the tokens that alice's requests have cost so far."""
+    return sidecar._keys._used["alice"].owed if sidecar._keys else 0.0
+
+
+WORDS: Final = [f"{word} heron stood in the reeds" for word in ("One", "Another", "No")]
+SEVERAL: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "embeddings": ("/v1/embeddings", {"input": WORDS}),
+    "native embeddings": ("/embedding", {"content": WORDS}),
+    "native embeddings, named input": ("/embeddings", {"input": WORDS[0]}),
+    "a ranking": ("/v1/rerank", {"query": "a bird", "documents": WORDS}),
+    "a ranking without usage": ("/reranking", {"query": "a bird", "texts": WORDS}),
+    "several prompts": ("/completion", {"prompt": WORDS, "n_predict": 3}),
+    "several prompts, OpenAI's": ("/v1/completions", {"prompt": WORDS, "max_tokens": 3}),
+    "several answers": ("/completion", {"prompt": WORDS[0], "n": 2, "n_predict": 3}),
+    "several answers of a chat": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": WORDS[0]}], "n": 2, "max_tokens": 3},
+    ),
+}
+
+
+async def work_of(engine: Any) -> int:
+    """Return how many tokens an engine has computed and generated since its start."""
+    async with httpx.AsyncClient(timeout=PATIENCE) as client:
+        lines = (await client.get(f"{engine.base}/metrics")).text.splitlines()
+    counts = ("llamacpp:prompt_tokens_total ", "llamacpp:tokens_predicted_total ")
+    return sum(int(float(line.rpartition(" ")[2])) for line in lines if line.startswith(counts))
+
+
+async def cost(engine: Any, path: str, ask: dict[str, Any]) -> int:
+    """Return what a request costs the engine, without a sidecar.
+
+    Its counters leave out embeddings and rankings, so that is what it says for them in OpenAI's answer.
+    """
+    async with httpx.AsyncClient(base_url=engine.base, timeout=PATIENCE) as client:
+        if "embed" in path:
+            said = await client.post("/v1/embeddings", json={"input": ask.get("input", ask.get("content"))})
+        elif "rank" in path:
+            rows = ask.get("documents", ask.get("texts"))
+            said = await client.post("/v1/rerank", json={"query": ask["query"], "documents": rows})
+        else:
+            was = await work_of(engine)
+            await client.post(path, json=ask)
+            return await work_of(engine) - was
+    return int(said.json()["usage"]["prompt_tokens"])
+
+
+async def check_charge(engine: Any, folder: Path, path: str, ask: dict[str, Any]) -> None:
+    async with in_front(engine, folder, "tokens_per_minute = 600", probe=False) as sidecar:
+        async with client_of(sidecar, ALICE) as client:
+            assert (await client.post(path, json=ask)).status_code == 200
+        await until(lambda: idle(sidecar), "it has ended")
+        charged = owed(sidecar)
+        assert charged == await cost(engine, path, ask) > 4
+
+
+@pytest.mark.parametrize("case", [case for case in SEVERAL if case.startswith("several")])
+async def test_every_prompt_and_answer_of_a_request_is_charged(engine_factory, build, tmp_path, case):
+    """The engine's figures in its answer are those of one prompt and one answer."""
+    path, ask = SEVERAL[case]
+    ask = {**ask, "ignore_eos": True, "cache_prompt": False}
+    await check_charge(engine_factory("tiny-dense", build), tmp_path, path, ask)
+
+
+@needs_b10434  # the other build has no --pooling and no --rerank
+@pytest.mark.parametrize("case", [case for case in SEVERAL if not case.startswith("several")])
+async def test_embeddings_and_rankings_are_charged_although_their_answer_has_no_figures(
+    engine_factory, tmp_path, case
+):
+    path, ask = SEVERAL[case]
+    flags = ["--rerank"] if "rank" in path else ["--embeddings", "--pooling", "mean"]
+    engine = engine_factory("tiny-dense", EngineKind.SKULK, args=flags)
+    await check_charge(engine, tmp_path, path, ask)
+
+
+async def not_begun(engine: Any, sidecar: Sidecar) -> bool:
+    return not (idle(sidecar) or await busy(engine))
+
+
+async def test_embeddings_are_charged_although_their_client_leaves(engine_factory, build, tmp_path):
+    engine = engine_factory("tiny-dense", build, args=["--embeddings"])
+    ask = {"content": [f"{number} " + WORDS[0] * 4 for number in range(50)]}
+    async with in_front(engine, tmp_path, "tokens_per_minute = 60") as sidecar:
+        async with dial(sidecar.addresses[0]) as wire:
+            await wire.post("/embedding", ask, ALICE)
+            await until(lambda: sidecar._keys and sidecar._keys._used, "it is with the sidecar")
+            await until_async(lambda: not_begun(engine, sidecar), "the engine computes it, or has done so")
+        await until(lambda: idle(sidecar) and owed(sidecar), "it has ended")
+        assert owed(sidecar) >= 50 * 4 * 5 - 60  # it can use some of the next minute meanwhile

@@ -235,7 +235,7 @@ def prompt_shape(doc: Doc) -> Shape:
     prompts = split(doc["prompt"])
     if len(prompts) != 1:
         return Shape()
-    prompt, media = _single(prompts[0])
+    prompt, media = single(prompts[0])
     return Shape(prompt=prompt, media=media)
 
 
@@ -256,8 +256,11 @@ def split(prompt: Any) -> list[Any]:
     return prompt
 
 
-def _single(prompt: Any) -> tuple[Prompt | None, bool]:
-    """Return the prompt and whether it carries media. It is text, ids, a mix, or an object with a text."""
+def single(prompt: Any) -> tuple[Prompt | None, bool]:
+    """Return the prompt and whether it carries media. It is text, ids, a mix, or an object with a text.
+
+    Raises NotOurs for anything else.
+    """
     if isinstance(prompt, dict):
         media = bool(prompt.get("multimodal_data"))
         inner = prompt.get("prompt_string")

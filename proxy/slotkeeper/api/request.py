@@ -299,13 +299,37 @@ def _count(prompt: Any) -> int:
     return max(1, len(split(prompt)))
 
 
+_RANKED: Final = ("documents", "texts")  # fields of the documents of a ranking
+
+
 def _tasks(doc: Doc) -> int:
     """Return the number of tasks: one per input of embeddings, one per document of rankings.
 
     The number may be too high, but never too low.
     """
-    ranked = (len(rows) for key in ("documents", "texts") if isinstance(rows := doc.get(key), list))
+    ranked = (len(rows) for key in _RANKED if isinstance(rows := doc.get(key), list))
     return max(_count(doc.get("input")), _count(doc.get("content")), *ranked)
+
+
+def inputs_of(api: Api, doc: Doc) -> list[Prompt]:
+    """Return the prompts that an engine computes for one request: the inputs of embeddings, several prompts.
+
+    Of a ranking each document and the query. Empty if they cannot be read, or if a completion has one prompt.
+    """
+    query, rows = doc.get("query"), next(filter(None, map(doc.get, _RANKED)), None)
+    given: list[Any] = []
+    if api is not Api.TASK:
+        prompts = split(doc.get("prompt"))
+        given = prompts if len(prompts) > 1 else []
+    elif isinstance(rows, list):
+        given = [part for row in rows for part in (query, row)]
+    else:
+        given = split(doc.get("input", doc.get("content")))
+    try:
+        found = [openai.single(one)[0] for one in given]
+    except NotOurs:
+        return []
+    return [prompt for prompt in found if prompt is not None]
 
 
 def _first(body: bytes, field: bytes) -> bytes:

@@ -17,16 +17,18 @@ import orjson
 from slotkeeper.api import agent_hints
 from slotkeeper.api.answer import Answer, ProgressFilter
 from slotkeeper.api.answer_builder import Figures
-from slotkeeper.api.document import Doc, NotOurs
+from slotkeeper.api.document import Doc, NotOurs, Prompt
 from slotkeeper.api.errors import Fault, outcome_by, too_long
 from slotkeeper.api.head import Api, Secrets
 from slotkeeper.api.request import (
+    HEAVY,
     LARGE,
     UNNAMED,
     Ask,
     Claim,
     PromptSize,
     check_lists,
+    inputs_of,
     is_large,
     model_of,
     read,
@@ -57,6 +59,7 @@ OUR_TOKENIZER: Final = frozenset({Api.CHAT, Api.COMPLETION, Api.COMPLETIONS})
 
 Found = tuple[Tokens | None, tuple[Boundary, ...]]
 NOT_FOUND: Final[Found] = (None, ())
+BYTES_OF_A_TOKEN: Final = 4  # about, of a body whose tokens are not counted
 NO_SECRETS: Final = Secrets(frozenset())
 
 log = get_logger(__name__)
@@ -112,6 +115,9 @@ class Account:
         self.key_name: str | None = None  # the name of the client's key in --keys-file
         self.model = NO_ROUTER  # the model of a router that must serve it
         self.cost = 0  # tokens computed and generated for it
+        self.limited = False  # whether the tokens of its key are limited
+        self._inputs: list[Prompt] = []  # the prompts of a request with several, for a limited key
+        self._computes: int | None = None  # their tokens, if they are counted
         self.left = False  # its client left, or its answer broke off, before it had ended
         self._counted = 0  # tokens of its slot that were cached, or are in `cost`, at that time
         self.progress: ProgressFilter | None = None  # the prefill's progress, if we asked for it
@@ -137,6 +143,8 @@ class Account:
         """
         self.record.body_bytes, self._received = len(body), body
         doc, self.claim = await run(understood, self._api, body, encoding)
+        if self.limited:
+            self._inputs = await run(inputs_of, self._api, doc)
         self.parsed = True
         return doc
 
@@ -327,6 +335,34 @@ class Account:
         """The names of the rules that changed the body that is sent."""
         return self._explaining.rules if self._explaining and self._changed else []
 
+    # -- several prompts: the engine's figures are those of one, or there are none ------------------
+
+    async def count_inputs(self, link: EngineLink) -> None:
+        """Count the tokens of embeddings, rankings and several prompts for a limited key, before they run."""
+        heavy = self.record.body_bytes > HEAVY and self.claim.copies > 1  # not parsed here
+        if not self.limited or not (self._inputs or heavy or self._api is Api.TASK):
+            return
+        count, tokenizer = 0, link.tokenizer
+        try:
+            for prompt in self._inputs:
+                if tokenizer is None:
+                    break
+                count += len(await tokenizer.tokenize_prompt(prompt))
+                await asyncio.sleep(0)  # there may be thousands
+        except render.FAILURES as error:
+            log.info("not_rendered", request_id=self.id, error=sayable(error))
+        self._computes = count or self.record.body_bytes // BYTES_OF_A_TOKEN
+
+    def _work(self, figures: Figures) -> int:
+        """Return the tokens that an engine computed and generated for an answer with these figures.
+
+        All answers of one request count as long as the one of the figures.
+        """
+        computed = (figures.prompt_tokens or 0) - (figures.cached or 0)
+        if self._computes is not None and not (self._api is Api.TASK and computed):
+            computed = self._computes
+        return computed + (figures.generated or 0) * max(1, self.claim.copies)
+
     # -- the end -----------------------------------------------------------------------------------
 
     def finished(self, forward: Forward, link: EngineLink, status: int) -> None:
@@ -337,7 +373,7 @@ class Account:
         pending = driver.placement.pending(self.key)
         planted = pending.planted if pending else 0
         self._weighed()
-        self.cost += planted + (figures.prompt_tokens or 0) - (figures.cached or 0) + (figures.generated or 0)
+        self.cost += planted + (self._work(figures) if status < 400 else 0)
         self.outcome = outcome_by(status)
         self._open = self.left = False
         driver.effect_runner.forget(self.key)
@@ -376,7 +412,7 @@ class Account:
             reached, cached = self._reached()
             pending = driver.placement.pending(self.key)
             planted = driver.effect_runner.computed(self.key) + (pending.planted if pending else 0)
-            own = max(0, (reached or 0) - cached) + self.listener.events
+            own = max(0, (reached or 0) - cached, self._computes or 0) + self.listener.events
             self.cost += planted + own
             predicted = pending.predicted if pending else None
             self._counted = own + ((predicted or 0) if reached is None else cached)

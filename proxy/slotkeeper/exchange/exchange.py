@@ -138,7 +138,9 @@ class Exchange:
             conversation=safe_id(known.get(names.CONVERSATION), str) or None,
             names=gate.names,
         )
-        self._account.key_name = self._caller.key.name if self._caller.key else None
+        if key := self._caller.key:
+            self._account.key_name = key.name
+            self._account.limited = key.tokens_per_minute is not None and not form
         self._trace = gate.spans.begin(request.headers) if gate.spans else None
         self._body_out = body  # the form that is sent
         self._forward: Forward | None = None  # the decision, once it is made
@@ -275,6 +277,7 @@ class Exchange:
         if not arrival.brief:
             account.render()
         forward = await driver.admit(arrival)
+        await account.count_inputs(driver.links[forward.engine])
         self._body_out = account.goes(forward) if self._api.generates and self._let_in else self._body
         asyncio.get_running_loop().call_later(AT_WORK, self._settle)
         if forward.reason is not Reason.BRIEF:  # a brief request is rendered after its answer
