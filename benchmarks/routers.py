@@ -74,18 +74,50 @@ async def router(folder: Path, *args: str, most: int = 1, **more: str) -> AsyncI
 PROGRAM: Final = "llama-swap"  # must be on PATH
 
 
-@dataclass(frozen=True, slots=True)
-class LlamaSwap:
-    """The program at `base`. Its models save their slots in `slots`."""
+@dataclass
+class Program:
+    """A process of llama-swap. `words` start it; it can be started again at the same address.
 
+    Its models save their slots in `slots`.
+    """
+
+    words: Sequence[str]
+    log: Path
     base: str
     slots: Path
+    process: asyncio.subprocess.Process | None = None
+
+    @classmethod
+    @asynccontextmanager
+    async def of(cls, folder: Path, config: Mapping[str, Any]) -> AsyncIterator[Program]:
+        """Run the program with this configuration, which it reads from a file in `folder`."""
+        file, listen = folder / "llama-swap.yaml", f"127.0.0.1:{free_port()}"
+        file.write_bytes(orjson.dumps(config))  # JSON is YAML
+        words = (PROGRAM, "--config", str(file), "--listen", listen)
+        program = cls(words, folder / "llama-swap.log", f"http://{listen}", folder / "slots")
+        try:
+            await program.start()
+            yield program
+        finally:
+            await program.stop()
+
+    async def start(self) -> None:
+        with self.log.open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(*self.words, stdout=log, stderr=log)
+        async with asyncio.timeout(PATIENCE), fresh_client(self.base) as client:
+            while not await _answers(client):  # noqa: ASYNC110 - there is no event
+                await asyncio.sleep(LOOK_SECONDS)
+
+    async def stop(self) -> None:
+        if self.process:
+            self.process.terminate()
+            await self.process.wait()
 
 
 @asynccontextmanager
 async def llama_swap(
     folder: Path, *, together: bool = False, cache_mib: int = 0, build_name: str = LIBRARY_BUILD
-) -> AsyncIterator[LlamaSwap]:
+) -> AsyncIterator[Program]:
     """Run llama-swap with the models, of which one is loaded at a time, or all `together`."""
     slots, binary, models = folder / "slots", find_engine(build_name), dict[str, Any]()
     slots.mkdir(exist_ok=True)
@@ -98,19 +130,8 @@ async def llama_swap(
             "env": [f"{key}={value}" for key, value in binary.settings.items()],
         }
     groups = {"all": {"swap": not together, "exclusive": not together, "members": [*models]}}
-    config, listen = folder / "llama-swap.yaml", f"127.0.0.1:{free_port()}"
-    config.write_bytes(orjson.dumps({"models": models, "groups": groups}))  # JSON is YAML
-    words = (PROGRAM, "--config", str(config), "--listen", listen)
-    with (folder / "llama-swap.log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec(*words, stdout=log, stderr=log)
-    try:
-        async with asyncio.timeout(PATIENCE), fresh_client(f"http://{listen}") as client:
-            while not await _answers(client):  # noqa: ASYNC110 - there is no event
-                await asyncio.sleep(LOOK_SECONDS)
-        yield LlamaSwap(f"http://{listen}", slots)
-    finally:
-        process.terminate()
-        await process.wait()
+    async with Program.of(folder, {"models": models, "groups": groups}) as program:
+        yield program
 
 
 async def _answers(client: httpx.AsyncClient) -> bool:
@@ -181,6 +202,7 @@ class Talk:
     messages: list[Mapping[str, Any]] = field(default_factory=list)
     computed: int = 0  # prompt tokens, by the engine's own figures
     answers: list[str] = field(default_factory=list)
+    path: str = "/v1/chat/completions"
 
     def asks(self) -> list[Mapping[str, Any]]:
         """Return the messages of its next turn."""
@@ -193,7 +215,7 @@ class Talk:
     async def turn(self, client: httpx.AsyncClient, **more: Any) -> httpx.Response:
         """Send one turn. Raises NoAnswerError for every answer that is not complete."""
         body = {"model": self.model, "messages": self.asks(), "max_tokens": 4, "temperature": 0, **more}
-        response = await client.post("/v1/chat/completions", json=body)
+        response = await client.post(self.path, json=body)
         if response.status_code != 200:
             raise NoAnswerError(response.text)
         said = response.json()

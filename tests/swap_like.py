@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from email import message_from_bytes
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +32,8 @@ BY_BODY: Final = (
     *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/messages", "/v1/responses"),
     *("/v1/messages/count_tokens", "/v1/rerank", "/completion", "/infill"),
 )
+VERSIONLESS: Final = ("/v/chat/completions", "/v/completions", "/v/messages", "/v/responses")
+BY_FORM: Final = ("/v1/audio/transcriptions", "/v1/images/edits")
 HOP_BY_HOP: Final = frozenset({"connection", "content-length", "host", "keep-alive", "transfer-encoding"})
 HEALTH_SECONDS: Final = 0.05  # between two questions; those of the program are a second apart
 LIMIT: Final = 10  # requests to one model at once
@@ -119,6 +122,10 @@ class SwapLike:
             app.router.add_get("/api/events", self._events)
         for path in BY_BODY:
             app.router.add_post(path, self._by_body)
+        for path in VERSIONLESS:
+            app.router.add_post(path, self._by_body)
+        for path in BY_FORM:
+            app.router.add_post(path, self._by_form)
         app.router.add_get("/props", self._by_query)
         app.router.add_route("*", "/upstream/{path:.*}", self._by_path)
         app.router.add_route("*", "/{path:.*}", self._unknown)
@@ -258,12 +265,22 @@ class SwapLike:
             named = str(orjson.loads(await request.read()).get("model") or "")
         except orjson.JSONDecodeError:
             named = ""
+        return await self._named(request, named)
+
+    async def _by_form(self, request: web.Request) -> web.StreamResponse:
+        head = f"Content-Type: {request.headers.get('Content-Type', '')}\r\n\r\n"
+        for part in message_from_bytes(head.encode() + await request.read()).walk():
+            if part.get_param("name", header="content-disposition") == "model":
+                return await self._named(request, str(part.get_payload()))
+        return await self._named(request, "")
+
+    async def _named(self, request: web.Request, named: str) -> web.StreamResponse:
         model = self._real(named)
         if model is None:
             return self._error(
                 404, "no router for requested model" if named else "no model id could be identified"
             )
-        return await self._served(request, model, request.raw_path)
+        return await self._served(request, model, _unversioned(request.raw_path))
 
     async def _by_query(self, request: web.Request) -> web.StreamResponse:
         model = self._real(request.query.get("model", ""))
@@ -401,6 +418,10 @@ class SwapLike:
     async def _tell(self) -> None:
         async with self._changed:
             self._changed.notify_all()
+
+
+def _unversioned(path: str) -> str:
+    return path.removeprefix("/v") if path.startswith("/v/") else path
 
 
 def _event(kind: str, data: Any) -> dict[str, Any]:

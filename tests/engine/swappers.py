@@ -14,25 +14,20 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
-import orjson
 import pytest
-from benchmarks.routers import ALIAS, Talk, fresh_client, talks
+from benchmarks.routers import ALIAS, LOOK_SECONDS, MODELS, PROGRAM, Program, Talk, fresh_client, talks
 
 from patience import PATIENCE
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
-from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
-from slotkeeper.engine.launch import find_engine, free_port
+from slotkeeper.engine.launch import find_engine
 from swap_like import SwapGroup, SwapLike, Swapped, served_by, serving
 
 ATTEMPTS: Final = 5  # turns, until one is saved before its model is unloaded or sleeps
 STAND_IN: Final = "stand-in"
-PROGRAM: Final = "llama-swap"
-MODELS: Final = {"coder": Tiny.DENSE, "writer": Tiny.HYBRID}
 TURNS: Final = 10
 MORE: Final = 1.05  # times the oracle may be computed
-LOOK_SECONDS: Final = 0.05
 LOGGED: Final = re.compile(r'"[A-Z]+ (/[^ "]*) HTTP')  # the path of a request, in the program's log
 TOGETHER: Final = SwapGroup(members=tuple(MODELS), swap=False, exclusive=False)
 ALONE: Final = SwapGroup(members=tuple(MODELS))
@@ -72,36 +67,6 @@ async def saved_turn(
         if saved:
             return talk
     pytest.fail(f"in {ATTEMPTS} attempts the model ended before its state was saved")
-
-
-async def _answers(client: httpx.AsyncClient) -> bool:
-    try:
-        await client.get("/health")
-    except httpx.TransportError:
-        return False
-    return True
-
-
-@dataclass
-class Program:
-    """A process of llama-swap. `words` start it; it can be started again at the same address."""
-
-    words: Sequence[str]
-    log: Path
-    base: str
-    process: asyncio.subprocess.Process | None = None
-
-    async def start(self) -> None:
-        with self.log.open("ab") as log:
-            self.process = await asyncio.create_subprocess_exec(*self.words, stdout=log, stderr=log)
-        async with asyncio.timeout(PATIENCE), fresh_client(self.base) as client:
-            while not await _answers(client):
-                await asyncio.sleep(LOOK_SECONDS)
-
-    async def stop(self) -> None:
-        if self.process:
-            self.process.terminate()
-            await self.process.wait()
 
 
 @dataclass(frozen=True)
@@ -223,16 +188,8 @@ async def _program(commands: Commands, group: SwapGroup, ttl: int) -> AsyncItera
         for name, flags in commands.models.items()
     }
     groups = {"all": {"swap": group.swap, "exclusive": group.exclusive, "members": list(group.members)}}
-    config = commands.folder / "config.yaml"
-    config.write_bytes(orjson.dumps({"models": models, "groups": groups}))  # JSON is YAML
-    listen = f"127.0.0.1:{free_port()}"
-    words = (PROGRAM, "--config", str(config), "--listen", listen)
-    program = Program(words, commands.folder / "llama-swap.log", f"http://{listen}")
-    try:
-        await program.start()
+    async with Program.of(commands.folder, {"models": models, "groups": groups}) as program:
         yield program
-    finally:
-        await program.stop()
 
 
 @asynccontextmanager

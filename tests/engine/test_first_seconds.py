@@ -12,6 +12,7 @@ from typing import Any
 
 import aiohttp
 import httpx
+import orjson
 import pytest
 from benchmarks.first_seconds import CHAT, MESSAGES, Start, Talk, Way, is_good, ours, stock, turn
 
@@ -225,8 +226,9 @@ async def test_a_request_that_cannot_be_placed_has_one_reason_everywhere(tmp_pat
         assert (status, "unplaced" in text) == (200, True), "no other request could ever come"
 
 
-async def test_a_sleeping_engine_is_ready_and_a_request_wakes_it(tmp_path):
-    binary = find_engine(EngineKind.XLLAMACPP)
+async def test_a_sleeping_engine_is_ready_and_a_request_wakes_it(build, tmp_path):
+    """`/readyz` and `/health` say so, and wake nothing."""
+    binary = find_engine(build)
     flags = [*lab.stock_flags(binary, build_model(Tiny.HYBRID), tmp_path), "--sleep-idle-seconds", "1"]
     async with (
         lab.engine(binary, flags, tmp_path / "log") as engine,
@@ -239,6 +241,8 @@ async def test_a_sleeping_engine_is_ready_and_a_request_wakes_it(tmp_path):
                 await asyncio.sleep(0.1)
         assert said_now == (200, "asleep: the next request wakes it\n")
         assert (await status_of(client, "/health"))[0] == 200
+        assert (await status_of(client, readyz)) == said_now
+        assert orjson.loads((await status_of(client, f"{engine.base}/props"))[1])["is_sleeping"]
         async with client.post(CHAT, json=said("Good day")) as answer:
             assert answer.status == 200
             assert answer.headers[DECISION] not in {Reason.NO_ENGINE, Reason.NOT_PROBED}

@@ -250,6 +250,52 @@ async def test_a_request_that_uses_no_slot_goes_to_its_model(kind: str, build: s
             await there.comes_to(model)
 
 
+@pytest.mark.parametrize("path", ["/v1/audio/transcriptions", "/v1/images/edits"])
+async def test_a_form_goes_to_the_model_that_it_names_and_loses_no_state_of_another(
+    kind: str, build: str, tmp_path: Path, path: str
+) -> None:
+    """These engines refuse both forms. Saves in pauses are off here: only a swap of ours saves."""
+    form = {"data": {"model": "writer"}, "files": {"file": ("a.wav", b"RIFF\r\n\r\nname=model")}}
+    async with gateway(kind, build, tmp_path) as there, keeping(there, save_pause=600) as (_, client):
+        talk = Talk("coder", "a")
+        await talk.turn(client)
+        ours = await client.post(path, **form)
+        await there.comes_to("writer")
+        async with fresh_client(there.base) as direct:
+            theirs = await direct.post(path, **form)
+        assert (ours.status_code, ours.json()) == (theirs.status_code, theirs.json())
+        answer = await turn_that_reuses(talk, client)
+        assert answer.headers["X-Slotkeeper-Decision"] == "snapshot"
+
+
+async def test_a_turn_on_a_route_without_a_version_is_placed_where_its_conversation_is(
+    kind: str, build: str, tmp_path: Path
+) -> None:
+    """llama-swap passes /v/chat/completions on as /chat/completions."""
+    async with gateway(kind, build, tmp_path) as there, keeping(there, save_pause=600) as (_, client):
+        talk = Talk("coder", "a", path="/v/chat/completions")
+        slot = (await talk.turn(client)).headers["X-Slotkeeper-Slot"]
+        await Talk("coder", "b").turn(client)
+        answer = await turn_that_reuses(talk, client)
+        assert answer.headers["X-Slotkeeper-Slot"] == slot
+        assert "/v/chat/completions" in there.asked()
+        await Talk("writer", "c", path="/v/chat/completions").turn(client)  # a swap, as on any other route
+        assert (await talk.turn(client)).headers["X-Slotkeeper-Decision"] == "snapshot"
+
+
+async def test_a_listing_with_reload_changes_nothing(kind: str, build: str, tmp_path: Path) -> None:
+    """It is llama-server's router that reads its presets again for it."""
+    async with gateway(kind, build, tmp_path) as there, keeping(there) as (_, client):
+        await Talk("coder", "a").turn(client)
+        for path in ("/models?reload=1", "/v1/models?reload=1"):
+            ours = await client.get(path)
+            async with fresh_client(there.base) as direct:
+                theirs = await direct.get(path)
+            listed = [[one["id"] for one in answer.json()["data"]] for answer in (ours, theirs)]
+            assert listed == [[*MODELS]] * 2
+        await there.comes_to("coder")
+
+
 async def test_requests_to_a_model_of_another_server_pass_unpinned(build: str, tmp_path: Path) -> None:
     """Such as vLLM; only the stand-in can run a server of the test."""
     said = {"choices": [{"message": {"role": "assistant", "content": "hello"}}]}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -27,11 +27,12 @@ from benchmarks.routers import (
 )
 from rich.console import Console
 
-from engine.swappers import saved_turn, turn_that_reuses
+from engine.swappers import computed, saved_turn, turn_that_reuses
 from patience import PATIENCE
 from programs import needs_b10434
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
+from slotkeeper.bench.models import Tiny, build
 from slotkeeper.cli.doctor import doctor
 from slotkeeper.scheduler.router import ModelStatus
 
@@ -48,10 +49,17 @@ def client_of(sidecar: Sidecar) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=lab.url_of(sidecar), timeout=PATIENCE)
 
 
-def computed(found: Sequence[Talk], sidecar: Sidecar | None = None) -> int:
-    """Return the tokens by the engine's figures, and those of the sidecar's own prefills."""
-    ours = lab.spent(sidecar)
-    return sum(talk.computed for talk in found) + ours.plant + ours.idle
+@asynccontextmanager
+async def unsaved(folder: Path, **settings: float) -> AsyncIterator[tuple[str, Talk, httpx.AsyncClient]]:
+    """Run a sidecar without saves in pauses; yield the URL of its router, a conversation, and a client."""
+    async with (
+        router(folder) as started,
+        lab.keeping(started, save_pause=600, **settings) as sidecar,
+        client_of(sidecar) as client,
+    ):
+        talk = Talk("coder", "a")
+        await talk.turn(client)
+        yield started.base, talk, client
 
 
 async def _rest(lines: AsyncIterator[str]) -> list[str]:
@@ -246,14 +254,8 @@ async def test_doctor_probes_loaded_models_and_loads_none(tmp_path: Path) -> Non
 
 
 async def test_an_unload_by_a_client_breaks_no_answer_and_loses_no_state(tmp_path: Path) -> None:
-    """The router itself cuts running answers. Saves in pauses are off here."""
-    async with (
-        router(tmp_path) as started,
-        lab.keeping(started, save_pause=600) as sidecar,
-        client_of(sidecar) as client,
-    ):
-        talk = Talk("coder", "a")
-        await talk.turn(client)
+    """The router itself cuts running answers."""
+    async with unsaved(tmp_path) as (base, talk, client):
         body = {"model": "coder", "messages": [{"role": "user", "content": "count"}], "max_tokens": 400}
         whole = {**body, "stream": True, "ignore_eos": True, "temperature": 0}
         unload = client.post("/models/unload", json={"model": ALIAS})
@@ -264,24 +266,52 @@ async def test_an_unload_by_a_client_breaks_no_answer_and_loses_no_state(tmp_pat
         assert rest[-1] == "data: [DONE]"
         assert orjson.loads(rest[-2][6:])["timings"]["predicted_n"] == body["max_tokens"]
         assert (answer.status_code, answer.json()) == (200, {"success": True})
-        await comes_to(started.base, "coder", ModelStatus.UNLOADED)
+        await comes_to(base, "coder", ModelStatus.UNLOADED)
         answer = await turn_that_reuses(talk, client)
         assert answer.headers["X-Slotkeeper-Decision"] == "snapshot"
 
 
 async def test_a_load_by_a_client_is_a_swap_of_ours(tmp_path: Path) -> None:
-    """The router itself would evict the other model and its unsaved state. Saves in pauses are off here."""
-    async with (
-        router(tmp_path) as started,
-        lab.keeping(started, save_pause=600) as sidecar,
-        client_of(sidecar) as client,
-    ):
-        talk = Talk("coder", "a")
-        await talk.turn(client)
+    """The router itself would evict the other model and its unsaved state."""
+    async with unsaved(tmp_path) as (base, talk, client):
         answer = await client.post("/models/load", json={"model": "writer"})
         assert (answer.status_code, answer.json()) == (200, {"success": True})
-        await comes_to(started.base, "writer", ModelStatus.LOADED)
+        await comes_to(base, "writer", ModelStatus.LOADED)
         again = await client.post("/models/load", json={"model": "writer"})
         assert (again.status_code, again.json()["error"]["message"]) == (400, "model is already running")
         answer = await turn_that_reuses(talk, client)
         assert answer.headers["X-Slotkeeper-Decision"] == "snapshot"
+
+
+async def test_a_reload_of_presets_loses_no_saved_state(tmp_path: Path) -> None:
+    """It unloads a model whose section changed, and the router does not say which ones before."""
+    async with router(tmp_path) as started, lab.keeping(started) as sidecar, client_of(sidecar) as client:
+        talk = Talk("coder", "a")
+        await talk.turn(client)
+        await lab.rested(sidecar)
+        presets = tmp_path / "models.ini"
+        more = f"n-predict = 4000\n[third]\nmodel = {build(Tiny.DENSE)}\n[writer]\n"
+        presets.write_text(presets.read_text().replace("[writer]\n", more))
+        listed = (await client.get("/models?reload=1")).json()["data"]
+        assert {entry["id"] for entry in listed} == {*MODELS, "third"}
+        await comes_to(started.base, "coder", ModelStatus.UNLOADED)
+        answer = await turn_that_reuses(talk, client)
+        assert answer.headers["X-Slotkeeper-Decision"] == "snapshot"
+        await Talk("third", "b").turn(client)
+
+
+async def test_an_unload_by_a_client_waits_for_an_answer_no_longer_than_the_drain_timeout(
+    tmp_path: Path,
+) -> None:
+    """The router then cuts that answer; the client sees an error, not a whole answer."""
+    async with unsaved(tmp_path, drain_timeout=0.1) as (base, _, client):
+        body = {"model": "coder", "messages": [{"role": "user", "content": "count"}], "max_tokens": 12000}
+        endless = {**body, "stream": True, "ignore_eos": True}
+        unload = client.post("/models/unload", json={"model": "coder"})
+        async with client.stream("POST", "/v1/chat/completions", json=endless) as stream:
+            lines = stream.aiter_lines()
+            assert (await anext(lines)).startswith("data: ")
+            rest, answer = await asyncio.gather(_rest(lines), unload)
+        assert answer.status_code == 200
+        assert '"error"' in rest[-1]
+        await comes_to(base, "coder", ModelStatus.UNLOADED)

@@ -43,12 +43,21 @@ NO_AUTOLOAD: Final = "autoload=false"
 _MARK: Final = "#"  # no base URL has a fragment
 UPSTREAM: Final = "/upstream/"
 RUNNING: Final = "/running"  # llama-swap's own route for the states of its models; loads none
+# llama-swap's routes without a version: it passes /v/PATH on as /PATH.
+VERSIONLESS: Final = frozenset(
+    {
+        *("/v/chat/completions", "/v/completions", "/v/embeddings", "/v/messages", "/v/responses"),
+        *("/v/messages/count_tokens", "/v/rerank", "/v/reranking"),
+    }
+)
 # Routes that llama-swap passes on by the model in the body, after its filters for that model.
-BY_BODY: Final = frozenset(
+BY_BODY: Final = VERSIONLESS | frozenset(
     {
         *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/messages", "/v1/responses"),
         *("/v1/messages/count_tokens", "/v1/rerank", "/v1/reranking", "/rerank", "/reranking"),
-        *("/completion", "/infill", "/v1/audio/speech", "/v1/audio/transcriptions", "/v1/models"),
+        *("/completion", "/infill", "/v1/audio/speech", "/v1/audio/transcriptions", "/v1/audio/voices"),
+        *("/v1/images/generations", "/v1/images/edits", "/sdapi/v1/txt2img", "/sdapi/v1/img2img"),
+        *("/audioapi/v1/tasks/run", "/v1/models"),
     }
 )
 

@@ -12,10 +12,11 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from slotkeeper.api.errors import ClientFault
+from slotkeeper.api.form import named_in_form
 from slotkeeper.api.request import PromptSize
 from slotkeeper.engine.answers import EngineError, EngineGoneError, Health
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.engine.http import UPSTREAM, EngineAddress
+from slotkeeper.engine.http import UPSTREAM, VERSIONLESS, EngineAddress
 from slotkeeper.engine.router_client import ModelEntry, RouterClient
 from slotkeeper.engine.swap_client import SwapClient
 from slotkeeper.observe.log import get_logger
@@ -191,13 +192,23 @@ class Engines:
     def route_at(self, path: str) -> tuple[ModelName, str]:
         """Return the model of llama-swap that a raw path names, and the path at that model's own server.
 
-        That is /upstream/MODEL/PATH; of any other path it returns NO_ROUTER and the path itself.
+        That is /upstream/MODEL/PATH. /v/PATH names no model, and is PATH there. Of any other path it returns
+        NO_ROUTER and the path itself.
         """
+        if path in VERSIONLESS and self.router_with(NO_ROUTER, swaps=True):
+            return NO_ROUTER, path.removeprefix("/v")
         words = path.removeprefix(UPSTREAM).split("/") if path.startswith(UPSTREAM) else []
         for end in range(min(len(words), WORDS), 0, -1):  # a name may contain slashes
             if model := self.model_of(unquote("/".join(words[:end]))):
                 return model, "/".join(["", *words[end:]])
         return NO_ROUTER, path
+
+    def model_of_form(self, content_type: str, form: bytes) -> ModelName:
+        """Return the model of llama-swap that a form names. llama-server's router reads no forms."""
+        if self.router_with(NO_ROUTER, swaps=True) is None:
+            return NO_ROUTER
+        model = self.model_of(named_in_form(content_type, form))
+        return model if self.router_with(model, swaps=True) else NO_ROUTER
 
     async def newest_model_of(self, named: Any) -> ModelName:
         """Return the same as `model_of`, but look for an unknown name in new listings."""

@@ -271,6 +271,23 @@ async def test_a_path_names_a_model_whose_name_may_have_slashes():
         ]
 
 
+async def test_a_path_without_a_version_is_that_path_at_the_server_of_its_model(scene):
+    paths = ("/v/chat/completions", "/v/x", "/v1/chat/completions")
+    assert [scene.engines.route_at(path) for path in paths] == [
+        ("", "/chat/completions"),
+        ("", "/v/x"),
+        ("", "/v1/chat/completions"),
+    ]
+
+
+async def test_a_form_names_a_model(scene):
+    part = b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\n%s\r\n--x--'
+    found = [
+        scene.engines.model_of_form("multipart/form-data; boundary=x", part % name) for name in (b"a", b"z")
+    ]
+    assert found == ["a", ""]
+
+
 async def test_the_flags_of_an_entry_reach_the_link_of_the_model(scene):
     router = scene.engines.routers[EngineId(scene.base)]
     assert isinstance(router.listing.models[0], ModelEntry)
