@@ -11,12 +11,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from benchmarks.routers import talks
+from benchmarks.routers import MODELS, PROGRAM, talks
 
 from engine.swappers import (
-    MODELS,
     MORE,
-    PROGRAM,
     STAND_IN,
     TURNS,
     Commands,

@@ -17,13 +17,11 @@ import orjson
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from benchmarks.routers import ALIAS, Talk, fresh_client, talks
+from benchmarks.routers import ALIAS, MODELS, PROGRAM, Talk, fresh_client, talks
 from rich.console import Console
 
 from engine.swappers import (
-    MODELS,
     MORE,
-    PROGRAM,
     STAND_IN,
     TOGETHER,
     TURNS,
@@ -255,14 +253,14 @@ async def test_a_form_goes_to_the_model_that_it_names_and_loses_no_state_of_anot
     kind: str, build: str, tmp_path: Path, path: str
 ) -> None:
     """These engines refuse both forms. Saves in pauses are off here: only a swap of ours saves."""
-    form = {"data": {"model": "writer"}, "files": {"file": ("a.wav", b"RIFF\r\n\r\nname=model")}}
+    file = {"file": ("a.wav", b"RIFF\r\n\r\nname=model")}
     async with gateway(kind, build, tmp_path) as there, keeping(there, save_pause=600) as (_, client):
         talk = Talk("coder", "a")
         await talk.turn(client)
-        ours = await client.post(path, **form)
+        ours = await client.post(path, data={"model": "writer"}, files=file)
         await there.comes_to("writer")
         async with fresh_client(there.base) as direct:
-            theirs = await direct.post(path, **form)
+            theirs = await direct.post(path, data={"model": "writer"}, files=file)
         assert (ours.status_code, ours.json()) == (theirs.status_code, theirs.json())
         answer = await turn_that_reuses(talk, client)
         assert answer.headers["X-Slotkeeper-Decision"] == "snapshot"

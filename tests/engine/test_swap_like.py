@@ -9,8 +9,9 @@ from typing import Any, Final
 
 import httpx
 import orjson
+from benchmarks.routers import PROGRAM
 
-from engine.swappers import PROGRAM, STAND_IN, gateway, wanted
+from engine.swappers import STAND_IN, gateway, wanted
 from patience import PATIENCE
 
 CHAT: Final = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}
