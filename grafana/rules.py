@@ -18,6 +18,7 @@ from grafana.promql import (
     wrong_count,
     wrong_predictions,
 )
+from slotkeeper.scheduler.types import WITHOUT_PLACE, Reason
 from slotkeeper.store.trouble import FOLDER, USUAL
 
 RUNBOOKS: Final = "docs/alerts.md"
@@ -27,6 +28,8 @@ BUSY: Final = 10
 SHORT: Final = Scope(matchers="", by=("job", "instance"), window="5m")
 LONG: Final = Scope(matchers="", by=("job", "instance"), window="15m")
 HOUR: Final = Scope(matchers="", by=("job", "instance"), window="1h")
+# Why a request got no place that is the state of its engine: other alerts watch that.
+ENGINES: Final = WITHOUT_PLACE - {Reason.FAIL_OPEN}
 FEW: Final = 3  # wrong predictions in a quarter of an hour that are no alarm, with whatever share
 
 COMPUTED_PER_ORACLE: Final = "instance:slotkeeper_computed_per_oracle:ratio_rate15m"
@@ -182,12 +185,12 @@ ALERTS: Final = (
     ),
     Alert(
         name="SlotkeeperFailsOpen",
-        measure=LONG.increase("fallbacks_total", "reason"),
+        measure=LONG.increase("fallbacks_total", "reason", reason=f"!~{'|'.join(sorted(ENGINES))}"),
         over=">",
         threshold=3,
         hold="",
         severity="warning",
-        summary="Requests are sent on unchanged: {{ $labels.reason }}, in the last 15 minutes.",
+        summary="Slotkeeper failed and sent requests on unchanged: {{ $labels.reason }}, in 15 minutes.",
     ),
     Alert(
         name="SlotkeeperSlotFolder",

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from docs.generate import heading_anchors
 from grafana.__main__ import HERE
-from grafana.rules import ALERTS, BEYOND_ORACLE, COMPUTED_PER_ORACLE, JOB, QUEUE, RUNBOOKS
+from grafana.rules import ALERTS, BEYOND_ORACLE, COMPUTED_PER_ORACLE, ENGINES, JOB, QUEUE, RUNBOOKS
 
 from playbooks.playbook import ends, filled, knows, sees, starts
 from programs import program
@@ -105,7 +105,8 @@ SCENES: Final = {
     "SlotkeeperPredictsWrong": Scene(fires=predicted(90, 10), quiet=predicted(99, 1)),
     "SlotkeeperCountsDiffer": Scene(fires={"inexact_prompts_total": 1}, quiet={"inexact_prompts_total": 0}),
     "SlotkeeperFailsOpen": Scene(
-        fires={'fallbacks_total{reason="render"}': 1}, quiet={'fallbacks_total{reason="render"}': 0}
+        fires={'fallbacks_total{reason="fail_open"}': 1},
+        quiet={'fallbacks_total{reason="fail_open"}': 0},
     ),
     "SlotkeeperSlotFolder": Scene(
         fires={operation("open", "missing_folder"): 2}, quiet={operation("open", "ok"): 2}
@@ -211,6 +212,14 @@ def test_clients_that_bypass_the_cache_do_not_fire_an_alert(tmp_path):
         'lost_tokens_total{reason="overwritten"}': 0,
     }
     assert outcome(tmp_path, [firing(bypassed, [], gauges=False)]) == ""
+
+
+@pytest.mark.parametrize("reason", ["render", "plant", "placement", "fail_open", *sorted(ENGINES)])
+def test_only_our_own_faults_fire_the_alert_that_we_fail_open(tmp_path, reason):
+    """What no engine takes is told by the state of the engines."""
+    fires = ["SlotkeeperFailsOpen"] if reason not in ENGINES else []
+    scene = firing({f'fallbacks_total{{reason="{reason}"}}': 10}, fires, gauges=False)
+    assert outcome(tmp_path, [scene]) == ""
 
 
 def test_one_wrong_prediction_in_few_requests_does_not_fire_an_alert(tmp_path):

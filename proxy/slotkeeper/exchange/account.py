@@ -205,9 +205,12 @@ class Account:
         except Exception:
             log.exception("parse_failed", request_id=self.id)
             self._metrics.fallback("parse")
-        now = self._driver.now()
-        self._metrics.spent("parse", now - self.arrived)
-        self.record.passes(now, RequestStage.ENGINE)
+        self._metrics.spent("parse", self._driver.now() - self.arrived)
+
+    def waits(self) -> None:
+        """Note that the request is read: from now on it waits for an engine, until it is in the queue."""
+        if self.record.doing is RequestStage.PARSE:
+            self.record.passes(self._driver.now(), RequestStage.ENGINE)
 
     def hints(self, since: float) -> RequestHints:
         """Return how urgent the request is. `since`: when its wait began, in seconds. Raises ClientFault."""
@@ -301,7 +304,8 @@ class Account:
                 driver.effect_runner.late_renders.keep(key, self.record.body_bytes, late)
         except render.FAILURES as error:
             log.info("not_rendered", request_id=self.id, error=sayable(error))
-            self._metrics.fallback("render")
+            if isinstance(error, render.OURS):
+                self._metrics.fallback("render")
         finally:
             (own, boundaries), (rewritten, others) = found
             self._prompts = (own, rewritten)

@@ -50,6 +50,7 @@ from slotkeeper.vocab.tokenizer import TokenizeError
 
 # ValueError and TokenizeError: a prompt that the tokenizer refuses (invalid ids, several prompts).
 FAILURES: Final = (EngineError, EngineGoneError, TokenizeError, ValueError)
+OURS: Final = TokenizeError  # all others: content that the model cannot take, or an engine that is gone
 
 # A message that is put after a reply so that the template renders the reply as history. After a tool's answer
 # the template keeps the reasoning as it was sampled; after a user's message it may strip it.

@@ -13,12 +13,13 @@ from slotkeeper.api.answer import ProgressFilter
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import NotPlain
 from slotkeeper.conversation.naming import Name, Naming
-from slotkeeper.engine.answers import EngineGoneError
+from slotkeeper.engine.answers import EngineError, EngineGoneError
 from slotkeeper.exchange.account import Account
 from slotkeeper.observe.request_record import RequestStage
 from slotkeeper.scheduler.events import Event, Gone
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import RequestId
+from slotkeeper.vocab.tokenizer import TokenizeError
 from unit.runtime.conftest import driver, link
 from unit.runtime.stubs import fallbacks, settled
 
@@ -37,7 +38,9 @@ async def account(driver) -> Account:
 
 
 async def test_the_parsed_request_is_recorded_at_once(driver):
-    came = (await account(driver)).record
+    mine = await account(driver)
+    mine.waits()
+    came = mine.record
     assert (came.request_id, came.route, came.client, came.named) == ("r-1", "chat", "anna", "t")
     assert came.body_bytes == len(BODY)
     (parsed,) = came.spans
@@ -90,6 +93,26 @@ async def test_the_render_span_begins_when_the_rendering_begins(driver, link, sa
     (rendered,) = (span for span in mine.record.spans if span.stage is RequestStage.RENDER)
     assert rendered.begin >= began - mine.record.at
     assert rendered.tokens == (40 if isinstance(says, Tokens) else None)
+    mine.gone()
+    await settled()
+
+
+@pytest.mark.parametrize(
+    ("says", "counted"),
+    [
+        (EngineError(500, "this model takes no tools"), 0),
+        (EngineGoneError("gone"), 0),
+        (ValueError("not a token id"), 0),
+        (TokenizeError("no separators"), 1),
+    ],
+)
+async def test_content_that_a_model_cannot_take_is_no_fault_of_ours(driver, link, says, counted):
+    link.says = says
+    mine = await account(driver)
+    assert mine.open()
+    mine.render()
+    await mine.rendered.wait()
+    assert fallbacks(driver, "render") == counted
     mine.gone()
     await settled()
 
