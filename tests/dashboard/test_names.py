@@ -180,7 +180,8 @@ async def test_a_running_prefill_shows_its_progress(browser: Browser, busy: Side
             "name": "opencode #1: Ships",
             "about": "Ships",
         }
-        state["running"] = [one | {"model": "gemma", "slot": 1, "seconds": 9.0, "now": now}]
+        stages = {"stage": "prefill", "stages": {"prefill": 9.0}, "stages_text": "prefill 9.0 s"}
+        state["running"] = [one | stages | {"model": "gemma", "slot": 1, "seconds": 9.0, "now": now}]
         await route.fulfill(response=answer, json=state)
 
     async with reading(browser, admin_of(busy), **({"viewport": viewport} if viewport else {})) as looker:

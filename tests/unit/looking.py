@@ -114,7 +114,7 @@ def state(**given: Any) -> Document:
         "reused_seconds": 13.0,
         "step_seconds": 0.5,
     }
-    figures = Sums(**sums).shown()
+    figures = Sums(**sums).shown() | {"unknown_text": ""}
     idle = {
         "slot": 0,
         "state": "idle",

@@ -25,8 +25,9 @@ from slotkeeper.exchange.connections import Connections
 from slotkeeper.observe.gauges import SlotFigures
 from slotkeeper.observe.journal import FOLLOWED, MOST, UNDER_WAY, Journal, Owners
 from slotkeeper.observe.metrics import Metrics
-from slotkeeper.observe.request_record import BUCKET, BUCKETS, ClientFigures, Clients, History, Spent
+from slotkeeper.observe.request_record import BUCKET, BUCKETS, ClientFigures, Clients, History
 from slotkeeper.observe.request_record import NAMED_CLIENTS as CLIENTS
+from slotkeeper.observe.states import Spent
 from slotkeeper.runtime.late_renders import MOST_BYTES, LateRenders
 from slotkeeper.runtime.render import Recent
 from slotkeeper.runtime.tasks import Tasks

@@ -25,17 +25,15 @@ from slotkeeper.observe.request_record import (
     History,
     PromptDivergence,
     Record,
-    RequestStage,
-    prefilling,
+    moment,
 )
 from slotkeeper.observe.sentences import FEW
-from slotkeeper.observe.states import ENGINE_TEXTS, Doing, Moment, service_text
+from slotkeeper.observe.states import ENGINE_TEXTS, Doing, Moment, Spent, service_text, unknown_text
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.costs import Limits
-from slotkeeper.scheduler.effects import Keep, Load, Prefill, Step, Wipe
 from slotkeeper.scheduler.engine_model import FlagSeen, Memory
-from slotkeeper.scheduler.pending import Pending, Stage, Wait
+from slotkeeper.scheduler.pending import Stage, Wait
 from slotkeeper.scheduler.slot_contents import SlotContents, Tier
 from slotkeeper.scheduler.table import EngineTable
 from slotkeeper.scheduler.types import RequestId, id_of
@@ -107,7 +105,7 @@ class StateRoutes:
 
     async def _state(self, _: web.Request) -> web.Response:
         placement, now = self._driver.placement, self._driver.now()
-        latest = self._last_in_slots()
+        latest, totals = self._last_in_slots(), self._history.totals
         return answer(
             {
                 "version": __version__,
@@ -120,7 +118,7 @@ class StateRoutes:
                 "running": self._running(),
                 "clients": [client.shown(now) for client in self._driver.journal.clients],
                 "why_text": self._why_text,
-                "totals": self._history.totals.shown(),
+                "totals": {**totals.shown(), "unknown_text": unknown_text(totals)},
                 "history": list(self._history.shown()),
                 "tiers": self._tiers(),
                 "engines": [
@@ -339,41 +337,21 @@ def place_of(driver: Driver, record: Record) -> tuple[str | None, int | None]:
 
 def _progress(driver: Driver, record: Record, places: dict[RequestId, int]) -> Moment:
     pending = driver.placement.pending(record.key)
-    if record.first_token is not None or record.status is not None:
-        return Moment(doing=Doing.GENERATING)
-    if pending is None and record.work is None:
-        served = driver.engines.front(driver.engines.model_of(record.model)).ready
-        return Moment(doing=Doing.READING) if served else Moment(doing=Doing.QUEUED, wait=Wait.ENGINE)
-    if pending is not None and pending.stage is Stage.QUEUED:
-        return _queued(driver, record, places)
-    work = record.work
-    if work is None or (pending and pending.stage is Stage.PREPARING and not _plants(pending)):
-        step = pending.step if pending and pending.plan and pending.steps_left else None
-        return Moment(doing=Doing.PREPARING, step=_STEPS.get(type(step)) if step else None)
     prompt = None if pending is None or pending.prompt is None else len(pending.prompt)
-    return prefilling(record, work, prompt, driver.now())
-
-
-def _queued(driver: Driver, record: Record, places: dict[RequestId, int]) -> Moment:
+    found = moment(record, prompt, driver.now())
+    if found.doing is not Doing.QUEUED:
+        return found
     waiting = driver.placement.waiting(record.key)
-    return Moment(
-        doing=Doing.QUEUED,
+    return replace(
+        found,
         place=places.get(record.key),
-        wait=waiting.wait if waiting else None,
+        wait=waiting.wait if waiting else _UNPLACED.get(record.stage),
         behind=tuple(map(id_of, waiting.behind)) if waiting else (),
     )
 
 
-_STEPS: Final[dict[type[Step], RequestStage]] = {
-    Prefill: RequestStage.PLANT,
-    Keep: RequestStage.SAVE,
-    Load: RequestStage.RESTORE,
-    Wipe: RequestStage.ERASE,
-}
-
-
-def _plants(pending: Pending) -> bool:
-    return bool(pending.plan and pending.steps_left and isinstance(pending.step, Prefill))
+# What a request waits for that is not in the queue yet.
+_UNPLACED: Final[dict[Spent | None, Wait]] = {Spent.ENGINE: Wait.ENGINE, Spent.SWAP: Wait.MODEL}
 
 
 # -- routes ----------------------------------------------------------------------------------------------

@@ -44,6 +44,7 @@ from slotkeeper.scheduler.figures import hit_rate
 Document = dict[str, Any]
 
 HISTORY: Final = 1800.0  # seconds of history that the admin port keeps
+SLOW: Final = 3  # slowest requests that are shown
 SPARKS: Final = 60  # cells of the sparkline, if the terminal has room
 BAR: Final = 16
 NARROW_BAR: Final = 8
@@ -65,6 +66,7 @@ class ScreenState:
     state: Document  # the document of /api/state
     requests: Sequence[Document]  # summaries of requests, the newest first
     at: float  # seconds since the epoch
+    lines: int | None = None  # requests in the list; None: all
 
 
 def screen(seen: ScreenState, where: str, width: int, trouble: str = "") -> Group:
@@ -74,11 +76,13 @@ def screen(seen: ScreenState, where: str, width: int, trouble: str = "") -> Grou
     if trouble:
         parts.append(Text(trouble, "bold red"))
     parts += alarms(state)
-    parts += [totals(state, width), history(state["history"], seen.at, width)]
+    parts += [totals(state, width), *unknown(state), history(state["history"], seen.at, width)]
     for engine in state["engines"]:
         parts += [Text(), *slots(engine, width)]
     if state["running"]:
         parts += [Text(), running(state["running"], width, seen.at)]
+    if late := slowest(seen.requests):
+        parts += [Text(), fitted(SLOWEST, [_named(row, width, seen.at) for row in late], width)]
     if state["clients"]:
         parts += [Text(), fitted(CLIENTS, state["clients"], width)]
     tiers = [_drawn(tier, width) for tier in state["tiers"] if tier["budget_bytes"] or tier["snapshots"]]
@@ -121,6 +125,12 @@ def totals(state: Document, width: int) -> Table:
     return fitted(TOTALS, [sums], width)
 
 
+def unknown(state: Document) -> Iterator[Text]:
+    """Yield for how many requests the oracle is unknown, and why: what is unknown is not perfect."""
+    if text := state["totals"]["unknown_text"]:
+        yield Text(text, "yellow")
+
+
 def history(buckets: Iterable[Document], now: float, width: int) -> Text:
     """Return the hit rate of the last half hour as a sparkline; a dot for times without requests."""
     cells = min(SPARKS, max(width - NARROW, 1))
@@ -161,15 +171,22 @@ def _filled(slot: Row, width: int) -> Row:
 
 def running(rows: Sequence[Row], width: int, now: float) -> Table:
     """Return the table of unfinished requests and their progress."""
-    drawn = [
-        row
-        | {
-            "bar": bar(row["now"]["percent"] or 0, 100, _bar_cells(width)) if row["now"]["percent"] else "",
-            "shown_name": shortened(conversation_name(row, now), width),
-        }
-        for row in rows
-    ]
+    drawn = [_named(row, width, now) | {"bar": _progress(row["now"]["percent"], width)} for row in rows]
     return fitted(RUNNING, drawn, width)
+
+
+def _progress(share: int | None, width: int) -> str:
+    return bar(share, 100, _bar_cells(width)) if share else ""
+
+
+def slowest(rows: Sequence[Row]) -> list[Row]:
+    """Return the requests that waited, or still wait, longest for their first token."""
+    timed = [row for row in rows if row["to_first_token_seconds"]]
+    return sorted(timed, key=lambda row: -row["to_first_token_seconds"])[:SLOW]
+
+
+def _named(row: Row, width: int, now: float) -> Row:
+    return row | {"shown_name": shortened(conversation_name(row, now), width)}
 
 
 def _drawn(tier: Row, width: int) -> Row:
@@ -183,7 +200,7 @@ def _bar_cells(width: int) -> int:
 
 def _requests(seen: ScreenState, width: int) -> Iterator[RenderableType]:
     if seen.requests:
-        yield requests(seen.requests, width, seen.at)
+        yield requests(seen.requests[: seen.lines], width, seen.at)
         return
     yield Text("No request has come yet.", "dim")
     if port := seen.state["data_port"]:
@@ -196,16 +213,27 @@ def colour(slot: Row) -> str:
     return COLOURS.get(slot["state"], "yellow")
 
 
+def _first_token(row: Row) -> str:
+    """Return the time to the first token; "so far" if there is none yet."""
+    waits = row["first_token_seconds"] is None
+    return seconds(row["to_first_token_seconds"]) + (" so far" if waits else "")
+
+
 def _room(tier: Row) -> str:
     budget = tier["budget_bytes"]
     return size(tier["bytes"]) + (f" of {size(budget)}" if budget is not None else "")
+
+
+def _saved(sums: Row) -> str:
+    """Return the time saved; "unknown" if there were requests, but it is known for none of them."""
+    return "unknown" if sums["requests"] and sums["saved_seconds"] is None else seconds(sums["saved_seconds"])
 
 
 TOTALS: Final = (  # for both ratios, 1.00 is a perfect cache
     Column("waited", lambda sums: ratio(sums["waited"])),
     Column("total", lambda sums: ratio(sums["total"])),
     Column("hit rate", lambda sums: percent(sums["reused"], sums["prompt_tokens"])),
-    Column("time saved", lambda sums: seconds(sums["saved_seconds"])),
+    Column("time saved", _saved),
     Column("reused", lambda sums: tokens(sums["reused"]), keep=1),
     Column("computed", lambda sums: tokens(sums["computed"]), keep=1),
     Column("idle", lambda sums: tokens(sums["idle"]), keep=1),
@@ -232,7 +260,7 @@ CLIENTS: Final = (
     Column("prompt", lambda client: tokens(client["prompt_tokens"]), keep=3),
     Column("reused", lambda client: tokens(client["reused"]), keep=4),
     Column("computed", lambda client: tokens(client["computed"])),
-    Column("saved", lambda client: seconds(client["saved_seconds"]), keep=5),
+    Column("saved", _saved, keep=5),
     Column("last", lambda client: f"{span(client['idle_seconds'])} ago", keep=1, right=False),
 )
 RUNNING: Final = (
@@ -242,7 +270,14 @@ RUNNING: Final = (
     Column("slot", lambda row: UNKNOWN if row["slot"] is None else str(row["slot"]), keep=3),
     Column("for", lambda row: seconds(row["seconds"]), keep=2),
     Column("", lambda row: row["bar"], keep=1, right=False, style="cyan"),
+    Column("stages", lambda row: row["stages_text"], keep=4, right=False, style="dim"),
     Column("now", lambda row: activity(row["now"]), right=False),
+)
+SLOWEST: Final = (
+    Column("slowest", lambda row: short(row["id"]), right=False),
+    Column("conversation", lambda row: row["shown_name"], keep=5, right=False),
+    Column("first token", _first_token),
+    Column("stages", lambda row: row["stages_text"], right=False),
 )
 TIERS: Final = (
     Column("files", lambda tier: tier["tier"], right=False),
@@ -254,7 +289,8 @@ TIERS: Final = (
 
 # -- the command -----------------------------------------------------------------------------------------
 
-REQUESTS: Final = 10  # the latest ones; a terminal shows as many as it has lines
+REQUESTS: Final = 10  # in the list; a terminal shows as many as it has lines
+LATEST: Final = 100  # among which the slowest are found, as on the page
 
 Draw = Callable[[RenderableType], None]
 
@@ -292,8 +328,8 @@ async def look(port: AdminClient, out: Console) -> ScreenState:
     """Ask the sidecar for its state. Raises AskedError."""
     limit = max(REQUESTS, out.height) if out.is_terminal else REQUESTS
     state = await port.get("/api/state")
-    listed = await port.get("/api/requests", limit=limit)
-    return ScreenState(state=state, requests=listed["requests"], at=time.time())
+    listed = await port.get("/api/requests", limit=max(limit, LATEST))
+    return ScreenState(state=state, requests=listed["requests"], at=time.time(), lines=limit)
 
 
 async def _again(port: AdminClient, out: Console, draw: Draw, last: ScreenState) -> ScreenState:

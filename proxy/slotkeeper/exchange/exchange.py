@@ -264,6 +264,7 @@ class Exchange:
     async def _place(self) -> Forward:
         account, driver = self._account, self._gate.driver
         engines = driver.engines
+        account.waits()
         engines.rouse(account.model)
         hints = account.hints(self._waits_since)
         await engines.awake(self._waits_since, account.model, hints.start_by)

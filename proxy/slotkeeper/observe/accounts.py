@@ -12,9 +12,9 @@ from slotkeeper.observe.request_record import (
     PromptDivergence,
     Record,
     Span,
-    Spent,
 )
 from slotkeeper.observe.sentences import place, sentences, verdict
+from slotkeeper.observe.states import Spent, stages_text, wait_text
 from slotkeeper.scheduler.figures import Usage
 from slotkeeper.scheduler.pending import Weighed
 from slotkeeper.scheduler.types import id_of
@@ -75,6 +75,7 @@ def detail(record: Record, taker: Record | None = None) -> Document:
         "body_bytes": record.body_bytes,
         "explanation": sentences(record, taker),
         "timeline": [_span(span) for span in sorted(record.spans, key=lambda span: span.begin)],
+        "queued": _queued(record),
         "choice": _choice(record.decision) if record.decision else None,
         "parting": _divergence_at(record.divergence) if record.divergence else None,
         "lost_tokens": record.lost.tokens if record.lost else 0,
@@ -87,11 +88,26 @@ def detail(record: Record, taker: Record | None = None) -> Document:
 
 def time_of(record: Record, now: float) -> Document:
     """Return the stage of the request, and the seconds in each so far; `now` is on the driver's clock."""
-    spent = record.spent(now)
+    spent, waited = record.spent(now), record.to_first_token(now)
     return {
         "stage": record.stage.value if record.stage else None,
         "stages": {stage.value: round(spent[stage], 6) for stage in Spent if stage in spent},
+        "stages_text": stages_text(spent),
+        "to_first_token_seconds": None if waited is None else round(waited, 6),
     }
+
+
+def _queued(record: Record) -> list[Document]:
+    """Return what the request waited for in the queue, in the order in which that began."""
+    return [
+        {
+            "wait": wait.value,
+            "text": wait_text(wait, [*queued.behind]),
+            "seconds": round(queued.seconds, 6),
+            "behind": [*queued.behind],
+        }
+        for wait, queued in record.queued.items()
+    ]
 
 
 def asked_by(record: Record) -> Document:

@@ -20,6 +20,7 @@ from slotkeeper.observe.request_record import (
     Clients,
     Decision,
     Option,
+    Queued,
     Record,
     RequestStage,
     Work,
@@ -57,9 +58,9 @@ from slotkeeper.scheduler.events import (
     Saved,
     Started,
 )
-from slotkeeper.scheduler.pending import Pending, Plan
+from slotkeeper.scheduler.pending import Pending, Plan, Wait, Waiting
 from slotkeeper.scheduler.slot_contents import SlotContents, SnapshotId
-from slotkeeper.scheduler.types import NO_ROUTER, EngineId, ModelName, Place, RequestId
+from slotkeeper.scheduler.types import NO_ROUTER, EngineId, ModelName, Place, RequestId, id_of
 
 MOST: Final = 4096  # snapshots whose owners are remembered
 UNDER_WAY: Final = 256  # unfinished saves whose owners are remembered
@@ -146,13 +147,16 @@ def _word(step: Step) -> str:
 FOLLOWED: Final = 4096  # most unfinished requests; more can only be requests that a bug lost
 SHORTEST: Final = 4  # least characters of an id's end that identify it
 
+LOOK_SECONDS: Final = 1.0  # between two looks at what all queued requests wait for
+
 Pendings = Callable[[RequestId], Pending | None]
+Waits = Callable[[RequestId], Waiting | None]
 
 
 class _Live:
-    """An unfinished request: its record, its current step, and when that began."""
+    """An unfinished request: its record, its current step, and what it waits for in the queue."""
 
-    __slots__ = ("answered", "base", "head", "model", "plan", "record", "sent", "step")
+    __slots__ = ("answered", "base", "head", "model", "plan", "record", "seen", "sent", "step", "wait")
 
     def __init__(self, record: Record) -> None:
         self.record = record
@@ -162,6 +166,8 @@ class _Live:
         self.plan: Plan | None = None
         self.base: SlotContents | None = None  # what its slot holds when it is sent there
         self.sent = self.answered = False
+        self.wait: Wait | None = None  # what it waits for in the queue
+        self.seen = 0.0  # when that was looked at last, on the driver's clock
 
 
 class Journal:
@@ -171,6 +177,7 @@ class Journal:
         self._records: deque[Record] = deque(maxlen=size)
         self._live: dict[RequestId, _Live] = {}
         self._up: dict[EngineId, ModelName] = {}  # the engines that are up, and their models
+        self._looked = 0.0  # when all queued requests were looked at, on the driver's clock
         self.owners = Owners()
         self.clients = Clients()
 
@@ -236,6 +243,16 @@ class Journal:
         if over or isinstance(event, Gone):
             self._live.pop(key, None)
 
+    def look(self, event: Event, effects: Iterable[Effect], at: float, waits: Waits) -> None:
+        """Note what requests wait for in the queue: those concerned, and now and then all of them."""
+        if at - self._looked >= LOOK_SECONDS or isinstance(event, EngineUp | EngineLost):
+            self._looked, concerned = at, set(self._live)
+        else:
+            concerned = {getattr(each, "request", NO_REQUEST) for each in (event, *effects)}
+        for key in concerned & self._live.keys():
+            live = self._live[key]
+            _waits(live, at, waits(key) if live.record.doing in WAITING else None)
+
     def running(self) -> Iterator[Record]:
         """Yield the unfinished requests, newest first, even those that the journal no longer holds."""
         records = {id(live.record): live.record for live in reversed(self._live.values())}
@@ -287,6 +304,16 @@ class Journal:
         return next((one for one in self if (one.engine, one.slot) == (place.engine, place.slot)), None)
 
 
+def _waits(live: _Live, at: float, waiting: Waiting | None) -> None:
+    """Note what the request has waited for until `at`, and what it waits for from now on; None: nothing."""
+    queued = live.record.queued
+    if live.wait is not None:
+        queued[live.wait].seconds += max(0.0, at - live.seen)
+    live.wait, live.seen = waiting.wait if waiting else None, at
+    if waiting is not None:
+        queued.setdefault(waiting.wait, Queued()).sees(map(id_of, waiting.behind))
+
+
 WAITING: Final = frozenset({RequestStage.ENGINE, RequestStage.SWAP, RequestStage.QUEUE})
 
 
@@ -332,6 +359,7 @@ def _step_ended(live: _Live, event: Planted | Saved | Restored | Erased) -> None
 
 def _left(live: _Live, at: float) -> None:
     """Add the time of a request that has broken off. It may be sent again, when an engine is back."""
+    _waits(live, at, None)
     if live.head is not None:
         _ran(live, live.head, _first_token(live.record, at), at)
     elif live.sent:
@@ -442,6 +470,7 @@ def _decided(live: _Live, pending: Pending | None, begun: float, now: float) -> 
 
 def _unplanned(live: _Live, effect: Forward, begun: float) -> None:
     """Note that the request is sent without a plan of ours, whatever was decided before."""
+    _waits(live, begun, None)
     _waited(live, begun)
     chosen = Option(reason=effect.reason, engine=effect.engine, slot=effect.slot, reuse=None, price=0.0)
     live.record.decision = Decision(chosen=chosen)

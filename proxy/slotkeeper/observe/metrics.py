@@ -19,8 +19,9 @@ from slotkeeper.api.head import Api
 from slotkeeper.api.request import Doubt
 from slotkeeper.conversation.divergence import Cause
 from slotkeeper.conversation.rules.base import RuleName
-from slotkeeper.observe.request_record import History, Spent
+from slotkeeper.observe.request_record import History
 from slotkeeper.observe.standard_error import DROPPED
+from slotkeeper.observe.states import Spent
 from slotkeeper.scheduler.effects import Forward, Poison, PoolAct, Purpose, Report
 from slotkeeper.scheduler.engine_model import FLAGS, Known
 from slotkeeper.scheduler.figures import Loss, Unknown

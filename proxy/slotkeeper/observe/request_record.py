@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -25,11 +26,24 @@ from slotkeeper.conversation.likeness import RequestKind
 from slotkeeper.conversation.naming import UNKNOWN, Name
 from slotkeeper.conversation.rules.apply import ShownChange
 from slotkeeper.conversation.rules.base import RuleName
-from slotkeeper.observe.states import Doing, Moment
+from slotkeeper.observe.states import DOING, Doing, Moment, Spent
 from slotkeeper.scheduler.effects import Pooled, Ranked
 from slotkeeper.scheduler.figures import Counted, Lost, Sums, Unknown, Usage
-from slotkeeper.scheduler.pending import Weighed
+from slotkeeper.scheduler.pending import Wait, Weighed
 from slotkeeper.scheduler.types import Priority, Reason, RequestId
+
+
+def moment(record: Record, prompt: int | None, now: float) -> Moment:
+    """Return the present state of a request by its stage, `now` on the driver's clock.
+
+    `prompt`: its tokens, None: unknown. What a queued request waits for is not in its record.
+    """
+    doing, step = DOING[record.stage or Spent.READ], record.doing
+    if record.work and doing is Doing.PREFILL:
+        return prefilling(record, record.work, prompt, now)
+    if record.work and step is RequestStage.PLANT:
+        return replace(prefilling(record, record.work, prompt, now), doing=doing, step=step.value)
+    return Moment(doing=doing, step=step.value if step and doing is Doing.PREPARING else None)
 
 
 def prefilling(record: Record, work: Work, prompt: int | None, now: float) -> Moment:
@@ -101,22 +115,6 @@ class RequestStage(StrEnum):
     GENERATE = "generate"  # until the end
 
 
-class Spent(StrEnum):
-    """On what the time of a request was spent. The stages follow each other, so they add up to its duration.
-
-    `why`, the page, `/api/requests` and the metric `slotkeeper_stage_seconds` use these values.
-    """
-
-    READ = "read"  # reading its body, applying rules, and finding its tokens before it is placed
-    ENGINE = "engine"  # waiting until an engine is up
-    SWAP = "swap"  # waiting until a router has loaded its model
-    QUEUE = "queue"  # waiting for a slot, in our queue
-    PREPARE = "prepare"  # plants, touches, steers, saves and erasures in its slot, before it is sent
-    RESTORE = "restore"  # loading a file into its slot
-    PREFILL = "prefill"  # from when it is sent until its first token
-    ANSWER = "answer"  # from the first token to the end
-
-
 SPENT_ON: Final[Mapping[RequestStage, Spent]] = MappingProxyType(
     {
         RequestStage.PARSE: Spent.READ,
@@ -133,6 +131,7 @@ SPENT_ON: Final[Mapping[RequestStage, Spent]] = MappingProxyType(
         RequestStage.GENERATE: Spent.ANSWER,
     }
 )
+MOST_BEHIND: Final = 32  # requests whose ids are kept for one thing that a request waits for
 BRIEFEST_WAIT: Final = 0.005  # seconds: a shorter gap between two stages is our own work
 
 
@@ -191,6 +190,21 @@ class PromptDivergence:
 
 
 @dataclass(slots=True)
+class Queued:
+    """How long a request waited in the queue for one thing, and for which requests."""
+
+    seconds: float = 0.0
+    behind: dict[str, None] = field(default_factory=dict)  # their ids, in the order in which they were seen
+
+    def sees(self, ids: Iterable[str]) -> None:
+        self.behind |= dict.fromkeys(islice((each for each in ids if each not in self.behind), self._room))
+
+    @property
+    def _room(self) -> int:
+        return MOST_BEHIND - len(self.behind)
+
+
+@dataclass(slots=True)
 class Work:
     """The progress of a request's prefill."""
 
@@ -221,6 +235,7 @@ class Record:
     doing: RequestStage | None = RequestStage.PARSE  # the stage that has not ended; None: the request has
     since: float = field(init=False)  # when that stage began, on the driver's clock
     renders: float | None = None  # since when its tokens are being found, on the driver's clock
+    queued: dict[Wait, Queued] = field(default_factory=dict)  # what it waited for in the queue
     decision: Decision | None = None
     divergence: PromptDivergence | None = None
     changes: tuple[ShownChange, ...] = ()
@@ -310,6 +325,12 @@ class Record:
         if self.doing is RequestStage.FORWARD and self.first_token is not None:
             return Spent.ANSWER
         return SPENT_ON[self.doing] if self.doing else None
+
+    def to_first_token(self, now: float) -> float | None:
+        """Return the seconds to the first token, so far if there is none; None if it ended without one."""
+        if self.first_token is not None or self.outcome != RUNNING:
+            return self.first_token
+        return now - self.at
 
     @property
     def handle(self) -> str:
@@ -423,7 +444,8 @@ class ClientFigures(Collector):
             requests.add_metric(labels, client.sums.requests)
             tokens.add_metric((*labels, "cached"), client.sums.reused)
             tokens.add_metric((*labels, "computed"), client.sums.computed)
-            saved.add_metric(labels, client.sums.saved_seconds)
+            if client.sums.saved_seconds is not None:
+                saved.add_metric(labels, client.sums.saved_seconds)
         yield from (requests, tokens, saved)
 
 

@@ -15,16 +15,15 @@ from slotkeeper.observe.request_record import (
     Decision,
     Option,
     PromptDivergence,
+    Queued,
     Record,
     RequestStage,
-    Spent,
 )
-from slotkeeper.observe.states import duration
+from slotkeeper.observe.states import BRIEF, Spent, duration, longest, wait_text
 from slotkeeper.scheduler.effects import PoolAct, Purpose, Ranked, SaveMoment
 from slotkeeper.scheduler.figures import Loss
 from slotkeeper.scheduler.types import Priority, PriorityAct, Reason, id_of
 
-BRIEF: Final = 0.01  # seconds: shorter stages are not named
 LONG: Final = 1.0  # seconds of a stage that a list names
 SPENT_TEXTS: Final[Mapping[Spent, str]] = MappingProxyType(
     {
@@ -140,6 +139,7 @@ def sentences(record: Record, taker: Record | None = None) -> list[str]:
     return [
         *_computed(record),
         *_waited(record),
+        *_behind(record),
         *_parted(record.divergence),
         *_lost(record, taker),
         *_weighed(record),
@@ -200,11 +200,13 @@ def _before_first_token(record: Record) -> list[tuple[Spent, float]]:
 
     Empty while the request has not ended.
     """
-    if record.doing is not None:
-        return []
-    spent = record.spent(record.at + (record.seconds or 0.0))
-    named = ((stage, took) for stage, took in spent.items() if stage is not Spent.ANSWER and took >= BRIEF)
-    return sorted(named, key=lambda each: -each[1])
+    return [] if record.doing is not None else longest(record.spent(record.at + (record.seconds or 0.0)))
+
+
+def _queue(record: Record) -> list[tuple[str, Queued]]:
+    """Return what the request waited for in the queue, the longest first, without what was brief."""
+    named = ((wait_text(wait, [*each.behind]), each) for wait, each in record.queued.items())
+    return sorted((each for each in named if each[1].seconds >= BRIEF), key=lambda each: -each[1].seconds)
 
 
 def _waited(record: Record) -> Iterator[str]:
@@ -215,12 +217,20 @@ def _waited(record: Record) -> Iterator[str]:
     yield f"It waited {duration(record.first_token)} for its first token: {parts}."
 
 
+def _behind(record: Record) -> Iterator[str]:
+    """Yield a sentence that says for what the request waited in the queue, and for which requests."""
+    if found := _queue(record):
+        yield f"In the queue: {'; '.join(f'{text}, {duration(each.seconds)}' for text, each in found)}."
+
+
 def _delayed(record: Record) -> str:
     """Return the stage, other than its prefill, that took most of a long wait; "" if there is none."""
     stages = _before_first_token(record)
     if not stages or stages[0][1] < LONG or stages[0][0] is Spent.PREFILL:
         return ""
-    return f"waited {duration(stages[0][1])} {SPENT_TEXTS[stages[0][0]]}"
+    (stage, took), found = stages[0], _queue(record)
+    why = f": {found[0][0]}" if stage is Spent.QUEUE and found else ""
+    return f"waited {duration(took)} {SPENT_TEXTS[stage]}{why}"
 
 
 def _parted(divergence: PromptDivergence | None) -> Iterator[str]:

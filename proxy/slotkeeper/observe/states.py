@@ -6,13 +6,14 @@ texts. This module is pure.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
 
 from slotkeeper.engine.answers import SAID, Health
+from slotkeeper.scheduler.figures import Sums, Unknown
 from slotkeeper.scheduler.pending import Wait
 from slotkeeper.scheduler.types import Priority
 
@@ -186,17 +187,100 @@ def service_text(found: Service, wait: float) -> str:
     return SERVICE_TEXTS[found].format(wait=duration(wait))
 
 
-# -- requests ----------------------------------------------------------------------------------------------
+# -- figures -----------------------------------------------------------------------------------------------
+
+# Why it is unknown what a perfect cache would have computed.
+UNKNOWN_TEXTS: Final[Mapping[Unknown, str]] = MappingProxyType(
+    {
+        Unknown.NO_SLOTS: "the engine has no --slots",
+        Unknown.NO_KEY: "the engine refuses our key",
+        Unknown.NO_ENGINE: "no engine was up",
+        Unknown.NO_TOKENS: "their tokens could not be found",
+        Unknown.NO_COUNT: "the engine gave no count",
+    }
+)
+
+
+def unknown_text(sums: Sums) -> str:
+    """Return for how many requests the oracle is unknown, and why; "" if it is known for all of them."""
+    if not sums.unknown:
+        return ""
+    why = ", ".join(UNKNOWN_TEXTS[each] for each in sums.unknown)
+    return f"unknown for {sums.unknown_requests:,} of {sums.requests:,} requests: {why}"
+
+
+# -- the stages of requests ----------------------------------------------------------------------------------
+
+
+class Spent(StrEnum):
+    """On what the time of a request was spent. The stages follow each other, so they add up to its duration.
+
+    `why`, `top`, the page, `/api/requests` and the metric `slotkeeper_stage_seconds` use these values.
+    """
+
+    READ = "read"  # reading its body, applying rules, and finding its tokens before it is placed
+    ENGINE = "engine"  # waiting until an engine is up
+    SWAP = "swap"  # waiting until a router has loaded its model
+    QUEUE = "queue"  # waiting for a slot, in our queue
+    PREPARE = "prepare"  # plants, touches, steers, saves and erasures in its slot, before it is sent
+    RESTORE = "restore"  # loading a file into its slot
+    PREFILL = "prefill"  # from when it is sent until its first token
+    ANSWER = "answer"  # from the first token to the end
+
+
+SPENT_NAMES: Final[Mapping[Spent, str]] = MappingProxyType(
+    {
+        Spent.READ: "reading",
+        Spent.ENGINE: "waiting for an engine",
+        Spent.SWAP: "waiting for its model",
+        Spent.QUEUE: "queue",
+        Spent.PREPARE: "preparing",
+        Spent.RESTORE: "restore",
+        Spent.PREFILL: "prefill",
+        Spent.ANSWER: "answer",
+    }
+)
+BRIEF: Final = 0.01  # seconds: shorter stages are not named
+
+
+def longest(spent: Mapping[Spent, float]) -> list[tuple[Spent, float]]:
+    """Return the stages before the first token that took long enough to be named, the longest first."""
+    before = ((stage, took) for stage, took in spent.items() if stage is not Spent.ANSWER)
+    return sorted(((stage, took) for stage, took in before if took >= BRIEF), key=lambda each: -each[1])
+
+
+def stages_text(spent: Mapping[Spent, float]) -> str:
+    """Return the stages before the first token, the longest first, and then the answer."""
+    answer = spent.get(Spent.ANSWER, 0.0)
+    named = [*longest(spent), *([(Spent.ANSWER, answer)] if answer >= BRIEF else [])]
+    return ", ".join(f"{SPENT_NAMES[stage]} {duration(took)}" for stage, took in named)
+
+
+# -- requests that have not ended ----------------------------------------------------------------------------
 
 
 class Doing(StrEnum):
-    """The state of a request that has not ended."""
+    """The state of a request that has not ended. It follows from its stage."""
 
     READING = "reading"  # its body is read, and its key is checked
-    QUEUED = "queued"  # in our queue, or it waits for an engine
+    QUEUED = "queued"  # in our queue, or it waits for an engine or its model
     PREPARING = "preparing"  # its slot is saved, restored, erased, or computed up to a boundary
     PREFILL = "prefill"  # the engine computes its prompt
     GENERATING = "generating"  # it is answered
+
+
+DOING: Final[Mapping[Spent, Doing]] = MappingProxyType(
+    {
+        Spent.READ: Doing.READING,
+        Spent.ENGINE: Doing.QUEUED,
+        Spent.SWAP: Doing.QUEUED,
+        Spent.QUEUE: Doing.QUEUED,
+        Spent.PREPARE: Doing.PREPARING,
+        Spent.RESTORE: Doing.PREPARING,
+        Spent.PREFILL: Doing.PREFILL,
+        Spent.ANSWER: Doing.GENERATING,
+    }
+)
 
 
 # What a queued request waits for.
@@ -286,7 +370,7 @@ def request_text(moment: Moment) -> str:
         case Doing.QUEUED:
             return _queued(moment)
         case Doing.PREPARING:
-            return STEP_TEXTS.get(moment.step or "", "preparing its slot")
+            return f"{STEP_TEXTS.get(moment.step or '', 'preparing its slot')}{_progress(moment)}"
         case Doing.PREFILL:
             return _prefill(moment)
         case Doing.GENERATING:
@@ -296,14 +380,15 @@ def request_text(moment: Moment) -> str:
 def _queued(moment: Moment) -> str:
     urgency = "" if moment.priority is Priority.NORMAL else f" ({moment.priority.value})"
     place = f", place {moment.place}" if moment.place else ""
-    why = f": {WAIT_TEXTS[moment.wait]}{_named(moment.behind)}" if moment.wait else ""
+    why = f": {wait_text(moment.wait, moment.behind)}" if moment.wait else ""
     return f"queued{urgency}{place}{why}"
 
 
-def _named(behind: tuple[str, ...]) -> str:
+def wait_text(wait: Wait, behind: Sequence[str]) -> str:
+    """Return for what a request waits, or waited, in the queue, and for which requests."""
     shown = ", ".join(each[-SHORT_ID:] for each in behind[:SHOWN_IDS])
     more = f" and {len(behind) - SHOWN_IDS} more" if len(behind) > SHOWN_IDS else ""
-    return f" ({shown}{more})" if shown else ""
+    return WAIT_TEXTS[wait] + (f" ({shown}{more})" if shown else "")
 
 
 def _prefill(moment: Moment) -> str:
@@ -311,11 +396,16 @@ def _prefill(moment: Moment) -> str:
         return "prefill done, first token not sampled yet"
     if moment.late:
         return "prefill, longer than estimated"
+    return f"prefill{_progress(moment)}"
+
+
+def _progress(moment: Moment) -> str:
+    """Return how much of the prompt is computed, to follow a word; "" if that is unknown."""
     if moment.percent is None:
-        return "prefill"
+        return ""
     about = "about " if moment.estimated else ""
     left = "" if moment.seconds_left is None else f", {duration(moment.seconds_left)} left"
-    return f"prefill {about}{moment.percent} %{left}"
+    return f" {about}{moment.percent} %{left}"
 
 
 def duration(seconds: float) -> str:

@@ -306,6 +306,7 @@ class Driver:
 
     def _carry_out(self, event: Event, effects: list[Effect], begun: float) -> None:
         self.note(self.journal.saw, event, effects, begun, self.now(), self.placement.pending)
+        self.note(self.journal.look, event, effects, begun, self.placement.waiting)
         for effect in effects:
             try:
                 self._perform(effect)

@@ -129,7 +129,7 @@ class Sums:
     idle: int = 0  # evaluated in idle time
     probe: int = 0  # evaluated to find out the engine's flags
     repeated: int = 0  # computed again: lost by the cache, or unchanged text behind a client's change
-    reused_seconds: float = 0.0  # of prefill that the reused tokens would have taken
+    reused_seconds: float | None = None  # of prefill that reuse saved; None: known for no request
     step_seconds: float = 0.0  # of restores, touches, erasures and steers before requests
     unknown_tokens: int = 0  # of `client` and `plant`: for requests whose oracle is unknown
     unknown: Mapping[Unknown, int] = field(default_factory=dict)  # the number of these requests
@@ -158,14 +158,14 @@ class Sums:
         return self.client + self.plant + self.idle + self.probe
 
     @property
-    def saved_seconds(self) -> float:
-        """Seconds saved; negative if the steps took longer than the prefill would have."""
-        return self.reused_seconds - self.step_seconds
+    def saved_seconds(self) -> float | None:
+        """Seconds saved; negative if the steps took longer than the prefill would have. None: unknown."""
+        return None if self.reused_seconds is None else self.reused_seconds - self.step_seconds
 
     def add(self, **figures: float) -> None:
         """Add each figure to the field of its name."""
         for name, value in figures.items():
-            setattr(self, name, getattr(self, name) + value)
+            setattr(self, name, (getattr(self, name) or 0) + value)
 
     def leave_out(self, why: Unknown, tokens: int, requests: int = 1) -> None:
         """Keep tokens that are in `client` or `plant` out of the ratios: the oracle of these is unknown."""
@@ -184,18 +184,19 @@ class Sums:
             client=usage.evaluated,
             plant=usage.planted,
             oracle=request.oracle or 0,
-            reused_seconds=request.reused_seconds or 0.0,
             step_seconds=request.step_seconds,
         )
+        if request.reused_seconds is not None:
+            self.add(reused_seconds=request.reused_seconds)
         if unknown is not None:
             self.leave_out(unknown, usage.work)
 
     def shown(self) -> dict[str, Any]:
         """Return the sums and the figures derived from them, for JSON."""
         return asdict(self) | {
-            "reused_seconds": round(self.reused_seconds, 3),
+            "reused_seconds": _rounded(self.reused_seconds, 3),
             "step_seconds": round(self.step_seconds, 3),
-            "saved_seconds": round(self.saved_seconds, 3),
+            "saved_seconds": _rounded(self.saved_seconds, 3),
             "hit_rate": _rounded(self.hit_rate),
             "unknown": {why.value: count for why, count in self.unknown.items()},
             "unknown_requests": self.unknown_requests,
@@ -204,8 +205,8 @@ class Sums:
         }
 
 
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
+def _rounded(value: float | None, digits: int = 4) -> float | None:
+    return None if value is None else round(value, digits)
 
 
 # -- tokens computed again -------------------------------------------------------------------------------

@@ -12,10 +12,17 @@ from rich.console import Console
 from patience import PATIENCE
 from slotkeeper.cli.main import main
 from slotkeeper.cli.top import HISTORY, ScreenState, history, screen, top
-from slotkeeper.observe.accounts import summary
-from slotkeeper.observe.states import ENGINE_TEXTS, EngineState, Service, service_text
+from slotkeeper.observe.accounts import summary, time_of
+from slotkeeper.observe.request_record import Record, RequestStage
+from slotkeeper.observe.states import (
+    ENGINE_TEXTS,
+    EngineState,
+    Service,
+    service_text,
+    unknown_text,
+)
 from slotkeeper.runtime.tasks import Tasks
-from slotkeeper.scheduler.figures import Sums
+from slotkeeper.scheduler.figures import Sums, Unknown
 from unit.looking import CAME, ENGINE, Document, admin, ended, lost, rewritten, state
 
 NO_SERVER = "http://127.0.0.1:1"
@@ -24,9 +31,14 @@ NO_SERVER = "http://127.0.0.1:1"
 def drawn(width: int = 100, trouble: str = "", requests=(), **given) -> str:
     """Return the screen as text, without the spaces at the ends of lines."""
     out = io.StringIO()
-    seen = ScreenState(state=state(**given), requests=[summary(one) for one in requests], at=CAME)
+    seen = ScreenState(state=state(**given), requests=[listed(one) for one in requests], at=CAME)
     Console(file=out, width=width).print(screen(seen, "127.0.0.1:9090", width, trouble))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+
+def listed(one: Record) -> Document:
+    """Return what `/api/requests` says of an ended request."""
+    return {"now": None, **time_of(one, CAME), **summary(one)}
 
 
 def line(out: str, start: str) -> list[str]:
@@ -66,8 +78,17 @@ def test_the_first_line_shows_the_totals_of_all_requests():
 
 
 def test_figures_without_requests_are_dashes():
-    out = drawn(totals=Sums().shown(), history=[])
+    out = drawn(totals=Sums().shown() | {"unknown_text": ""}, history=[])
     assert below(out, "waited")[:3] == ["-", "-", "-"]
+
+
+def test_what_is_unknown_is_said_with_its_number_and_its_reason():
+    sums = Sums(requests=1200)
+    sums.leave_out(Unknown.NO_SLOTS, 10, requests=1200)
+    out = drawn(120, totals=sums.shown() | {"unknown_text": unknown_text(sums)})
+    assert "unknown for 1,200 of 1,200 requests: the engine has no --slots" in out.splitlines()
+    assert below(out, "waited")[:4] == ["-", "-", "-", "unknown"]
+    assert "unknown" not in drawn()
 
 
 def test_lost_time_is_shown_as_negative():
@@ -108,6 +129,41 @@ def test_an_unloaded_model_of_a_router_is_not_an_error():
     assert f"{ENGINE}#coder, b11549, hybrid, 812 tokens/s, unloaded" in out
     assert "does not answer" not in out
     assert "No engine is up" not in out
+
+
+def slow(number: int, queue: float, prefill: float, answer: float = 1.0) -> Record:
+    """Return a request that spent so many seconds in these stages."""
+    found, at = ended(number, first_token=queue + prefill, seconds=queue + prefill + answer), 10.0
+    took = {RequestStage.QUEUE: queue, RequestStage.PREFILL: prefill, RequestStage.GENERATE: answer}
+    for stage, seconds in took.items():
+        found.add(stage, at, at := at + seconds)
+    found.doing = None
+    return found
+
+
+def test_the_slowest_requests_are_shown_with_their_stages():
+    out = drawn(
+        120, requests=[slow(1, 0, 0.5), slow(2, 7, 1), slow(3, 1, 2), slow(4, 0, 0.75), slow(5, 2, 12)]
+    )
+    at = next(at for at, text in enumerate(out.splitlines()) if text.startswith("slowest"))
+    assert [text.split("  ")[-1].strip() for text in out.splitlines()[at + 1 : at + 4]] == [
+        "prefill 12.0 s, queue 2.0 s, answer 1.0 s",
+        "queue 7.0 s, prefill 1.0 s, answer 1.0 s",
+        "prefill 2.0 s, queue 1.0 s, answer 1.0 s",
+    ]
+    assert out.splitlines()[at + 4] == ""
+
+
+def test_a_running_request_shows_its_stages_and_counts_as_slow():
+    waits = slow(2, 7, 0)
+    waits.outcome, waits.first_token, waits.seconds, waits.spans = "running", None, None, waits.spans[:1]
+    row = summary(waits) | time_of(waits, 17.0) | {"now": {"text": "queued, place 1", "percent": None}}
+    seen = ScreenState(state=state(running=[row | {"slot": None}]), requests=[row], at=CAME)
+    out = io.StringIO()
+    Console(file=out, width=160).print(screen(seen, "", 160))
+    words = [" ".join(text.split()) for text in out.getvalue().splitlines()]
+    assert any(text.endswith("queue 7.0 s queued, place 1") for text in words)
+    assert any(text.endswith("7.0 s so far queue 7.0 s") for text in words)
 
 
 def test_slots_of_an_engine_without_a_known_context_have_no_fill_level():
@@ -189,7 +245,7 @@ def test_buckets_without_tokens_are_not_drawn_as_misses():
 
 
 def documents() -> dict[str, Document]:
-    return {"/api/state": state(), "/api/requests": {"requests": [summary(ended())]}}
+    return {"/api/state": state(), "/api/requests": {"requests": [listed(ended())]}}
 
 
 async def test_once_prints_one_screen_of_plain_text():

@@ -14,6 +14,7 @@ from playbooks.playbook import (
     filled,
     goes,
     knows,
+    leaves,
     lists,
     loads,
     plants,
@@ -30,9 +31,11 @@ from playbooks.playbook import (
     unpinned,
     unsaved,
 )
-from slotkeeper.observe.request_record import Record, RequestStage, Spent
+from slotkeeper.observe.request_record import Record, RequestStage
+from slotkeeper.observe.states import Spent
 from slotkeeper.scheduler.effects import Purpose, SaveMoment
 from slotkeeper.scheduler.figures import Loss, Lost
+from slotkeeper.scheduler.pending import Wait
 from slotkeeper.scheduler.slot_contents import SnapshotId
 from slotkeeper.scheduler.tokens import Boundary, BoundaryKind, Tokens
 from slotkeeper.scheduler.types import Loading, Reason, RequestId
@@ -42,6 +45,7 @@ HEAD = Tokens(range(10_000, 11_000))
 ASKS = [Tokens(range(n, n + 1000)) for n in (30_000, 40_000)]
 A, B = (HEAD + ask for ask in ASKS)
 X = Tokens(range(70_000, 72_000))
+Y = Tokens(range(80_000, 82_000))
 MORE = Tokens(range(100))
 AT_HEAD = Boundary(1000, BoundaryKind.HEAD)
 
@@ -114,6 +118,34 @@ def test_a_queued_request_has_a_span_for_its_wait(play):
     assert play.later(5) << ends("r1", 2000, 0) >> reports("r1") >> goes("r3", slot=0)
     queue = next(span for span in third.spans if span.stage is RequestStage.QUEUE)
     assert queue.end - queue.begin > 5
+
+
+def test_what_a_request_waited_for_and_behind_whom_is_known_after_its_end(play):
+    for request, prompt in (("r1", A), ("r2", X)):
+        play.comes(request)
+        assert play << knows(request, prompt) >> goes(request)
+    third = play.comes("r3")
+    assert play << knows("r3", B)
+    fourth = play.comes("r4")
+    assert play << knows("r4", Y)
+    assert play.later(5) << ends("r1", 2000, 0) >> reports("r1") >> goes("r3", slot=0)
+    assert play.later(3) << ends("r2", 2000, 0) >> reports("r2") >> goes("r4", slot=1)
+    assert play << ends("r3", 2000, 0) >> reports("r3")
+    waited = third.queued[Wait.SLOTS]
+    assert (5 < waited.seconds < 5.5, [*waited.behind]) == (True, ["r1", "r2"])
+    waited = fourth.queued[Wait.SLOTS]
+    assert 8 < waited.seconds < 8.5
+    assert [*waited.behind] == ["r1", "r2", "r3"], "r3 took the slot of r1 before it"
+
+
+def test_the_wait_of_a_client_that_leaves_is_kept(play):
+    for request, prompt in (("r1", A), ("r2", X)):
+        play.comes(request)
+        assert play << knows(request, prompt) >> goes(request)
+    came = play.comes("r3")
+    assert play << knows("r3", B)
+    assert play.later(5) << leaves("r3")
+    assert came.queued[Wait.SLOTS].seconds > 5
 
 
 # -- on what its time was spent --------------------------------------------------------------------------

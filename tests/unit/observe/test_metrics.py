@@ -16,8 +16,8 @@ from slotkeeper import __version__
 from slotkeeper.api.head import Api
 from slotkeeper.observe.gauges import EngineFigures, EngineSeen, SlotFigures
 from slotkeeper.observe.metrics import OUTCOMES, Metrics, Part
-from slotkeeper.observe.request_record import ClientFigures, Clients, Spent
-from slotkeeper.observe.states import EngineState
+from slotkeeper.observe.request_record import ClientFigures, Clients
+from slotkeeper.observe.states import EngineState, Spent
 from slotkeeper.scheduler.effects import Purpose, Report
 from slotkeeper.scheduler.figures import Loss, Lost, Unknown, Usage
 from slotkeeper.scheduler.placement import Placement
@@ -109,7 +109,7 @@ def engines() -> list[EngineSeen]:
 def metrics(engines) -> Metrics:
     made = Metrics()
     clients = Clients()
-    clients.add(record(client="0123456789abcdef/0123", usage=REPORT.usage))
+    clients.add(record(client="0123456789abcdef/0123", usage=REPORT.usage, reused_seconds=1.0))
     made.watch(SlotFigures(lambda: Placement(ENGINE)), EngineFigures(lambda: engines), ClientFigures(clients))
     return made
 
@@ -440,3 +440,10 @@ def test_model_loads_are_counted_and_timed(metrics):
     assert value(metrics, "model_loads_total", model="coder", outcome="ok") == 1
     assert value(metrics, "model_loads_total", model="coder", outcome="failed") == 1
     assert value(metrics, "model_load_seconds_sum") == 1.5
+
+
+def test_a_client_whose_saved_time_is_unknown_has_no_figure_of_it():
+    clients = Clients()
+    clients.add(record(client="c", usage=REPORT.usage))
+    made = [each.name for each in ClientFigures(clients).collect() if each.samples]
+    assert made == ["slotkeeper_client_requests", "slotkeeper_client_prompt_tokens"]

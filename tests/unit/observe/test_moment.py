@@ -7,9 +7,20 @@ from dataclasses import replace
 import pytest
 
 from slotkeeper.api.answer import Progress
-from slotkeeper.observe.request_record import Decision, Option, Record, Work, prefilling
-from slotkeeper.observe.states import MOST, Doing, request_text
+from slotkeeper.observe.request_record import (
+    SPENT_ON,
+    Decision,
+    Option,
+    Record,
+    RequestStage,
+    Work,
+    moment,
+    prefilling,
+)
+from slotkeeper.observe.states import DOING, MOST, Doing, request_text
 from slotkeeper.scheduler.types import Reason
+
+PREFILLS = (RequestStage.FORWARD, RequestStage.PREFILL)
 
 
 def record(reuse: int | None = 1000, rate: float = 100.0) -> Record:
@@ -83,6 +94,17 @@ def test_a_rate_that_was_never_measured_gives_no_estimate():
     assert (moment.percent, moment.seconds_left, moment.to_compute) == (None, None, 4000)
     planting = prefilling(guessed, Work(begun=0.0, planting=1000), 5000, now=1.0)
     assert (planting.percent, planting.seconds_left) == (25, None)
+
+
+@pytest.mark.parametrize("stage", SPENT_ON)
+def test_what_a_request_does_follows_from_its_stage(stage):
+    came = record()
+    came.doing, came.work = stage, Work(begun=0.0, planting=1000)
+    found = moment(came, 5000, now=1.0)
+    assert came.stage is not None
+    assert found.doing is DOING[came.stage]
+    assert (found.percent is not None) == (stage in {RequestStage.PLANT, *PREFILLS})
+    assert (found.step is not None) == (found.doing is Doing.PREPARING)
 
 
 @pytest.mark.parametrize(("prompt", "reuse"), [(None, 10), (500, None)])

@@ -9,20 +9,27 @@ import pytest
 from slotkeeper.engine.answers import Health
 from slotkeeper.observe.request_record import RequestStage
 from slotkeeper.observe.states import (
+    DOING,
     ENGINE_TEXTS,
     SERVICE_TEXTS,
+    SPENT_NAMES,
     STEP_TEXTS,
+    UNKNOWN_TEXTS,
     WAIT_TEXTS,
     Doing,
     EngineSigns,
     EngineState,
     Moment,
     Service,
+    Spent,
     engine_state,
     request_text,
     service,
     service_text,
+    stages_text,
+    unknown_text,
 )
+from slotkeeper.scheduler.figures import Sums, Unknown
 from slotkeeper.scheduler.pending import Wait
 from slotkeeper.scheduler.types import Priority
 
@@ -37,7 +44,10 @@ def test_every_state_has_its_own_text():
         RequestStage.ERASE,
         RequestStage.PLANT,
     }
-    for texts in (ENGINE_TEXTS, SERVICE_TEXTS, WAIT_TEXTS, STEP_TEXTS):
+    assert (set(SPENT_NAMES), set(DOING)) == (set(Spent), set(Spent))
+    assert set(DOING.values()) == set(Doing)
+    assert set(UNKNOWN_TEXTS) == set(Unknown)
+    for texts in (ENGINE_TEXTS, SERVICE_TEXTS, WAIT_TEXTS, STEP_TEXTS, SPENT_NAMES, UNKNOWN_TEXTS):
         assert len(set(texts.values())) == len(texts)
 
 
@@ -94,6 +104,27 @@ def test_a_queued_request_says_for_what_and_whom_it_waits():
     assert request_text(moment) == "queued, place 2: all slots are busy (a-1, a-2, a-3 and 1 more)"
     moment = Moment(doing=Doing.QUEUED, place=1, priority=Priority.LOW)
     assert request_text(moment) == "queued (low), place 1"
+
+
+def test_a_plant_shows_how_much_of_the_prompt_is_computed():
+    moment = Moment(doing=Doing.PREPARING, step="plant", computed=420, to_compute=1000, seconds_left=12.3)
+    assert request_text(moment) == "computing up to a boundary 42 %, 12.3 s left"
+
+
+def test_stages_are_named_the_longest_first_and_the_answer_last():
+    spent = {Spent.READ: 0.001, Spent.QUEUE: 2.0, Spent.PREFILL: 3.5, Spent.ANSWER: 60.0}
+    assert stages_text(spent) == "prefill 3.5 s, queue 2.0 s, answer 60.0 s"
+    assert stages_text({Spent.READ: 0.001}) == ""
+
+
+def test_what_is_unknown_has_a_number_and_each_reason():
+    sums = Sums(requests=5)
+    assert unknown_text(sums) == ""
+    sums.leave_out(Unknown.NO_SLOTS, 10, requests=2)
+    sums.leave_out(Unknown.NO_TOKENS, 10)
+    assert unknown_text(sums) == (
+        "unknown for 3 of 5 requests: the engine has no --slots, their tokens could not be found"
+    )
 
 
 def test_every_moment_has_a_text():

@@ -11,7 +11,15 @@ from slotkeeper.conversation.layout import Section
 from slotkeeper.conversation.rules.apply import ShownChange
 from slotkeeper.conversation.rules.base import Mode, RuleName
 from slotkeeper.observe.accounts import detail
-from slotkeeper.observe.request_record import Decision, Option, PromptDivergence, Record, RequestStage, Spent
+from slotkeeper.observe.request_record import (
+    MOST_BEHIND,
+    Decision,
+    Option,
+    PromptDivergence,
+    Queued,
+    Record,
+    RequestStage,
+)
 from slotkeeper.observe.sentences import (
     FEW,
     LOST,
@@ -26,8 +34,10 @@ from slotkeeper.observe.sentences import (
     urgency,
     verdict,
 )
+from slotkeeper.observe.states import Spent
 from slotkeeper.scheduler.effects import PoolAct, Pooled, Purpose, Ranked, SaveMoment
 from slotkeeper.scheduler.figures import Loss, Lost
+from slotkeeper.scheduler.pending import Wait
 from slotkeeper.scheduler.types import EngineId, Priority, PriorityAct, Reason, RequestId
 from unit.observe.watched import record
 
@@ -283,6 +293,28 @@ def test_the_priority_header_hides_acts_that_concern_other_namespaces():
     came = record(priority=Priority.LOW, ranked=[ranked(PriorityAct.GAVE_WAY)] * 2)
     assert urgency(came, namespaced=False) == "low; gave_way"
     assert urgency(came, namespaced=True) == "low"
+
+
+# -- the queue -----------------------------------------------------------------------------------------
+
+
+def test_a_request_that_waited_says_for_what_and_behind_whom_after_its_end():
+    came = spent(queue=15.9, prefill=1.0)
+    came.seconds = 16.9
+    came.queued[Wait.TOKENS] = Queued(seconds=0.2)
+    came.queued[Wait.SLOTS] = Queued(seconds=15.7, behind=dict.fromkeys(("a-1", "b-2", "c-3", "d-4")))
+    busy = "all slots are busy (a-1, b-2, c-3 and 1 more)"
+    assert f"In the queue: {busy}, 15.7 s; its tokens are counted, 200 ms." in sentences(came)
+    assert verdict(came).endswith(f"waited 15.9 s in the queue for a slot: {busy}")
+    listed = {"wait": "slots", "text": busy, "seconds": 15.7, "behind": ["a-1", "b-2", "c-3", "d-4"]}
+    assert detail(came)["queued"][1] == listed
+
+
+def test_the_number_of_kept_ids_is_bounded():
+    queued = Queued()
+    for number in range(3 * MOST_BEHIND):
+        queued.sees([f"r{number}", "again"])
+    assert len(queued.behind) == MOST_BEHIND
 
 
 # -- time ------------------------------------------------------------------------------------------------

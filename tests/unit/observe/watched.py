@@ -44,6 +44,7 @@ class WatchedPlay(Play):
             effects = on(event)
             begun = event.at + THOUGHT
             self.journal.saw(event, effects, begun, begun + THOUGHT, self.placement.pending)
+            self.journal.look(event, effects, begun, self.placement.waiting)
             return effects
 
         return watched

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slotkeeper.scheduler.engine_model import marked
-from slotkeeper.scheduler.figures import Sums, Usage, hit_rate, oracle, usage_of
+from slotkeeper.scheduler.figures import Counted, Sums, Usage, hit_rate, oracle, usage_of
 from slotkeeper.scheduler.state import MOST, Ahead
 from slotkeeper.scheduler.tokens import Tokens
 
@@ -69,6 +69,15 @@ def test_ratios_of_empty_sums_are_none():
 
 def test_saved_time_may_be_negative():
     assert Sums(reused_seconds=0.5, step_seconds=2.0).shown()["saved_seconds"] == -1.5
+
+
+def test_saved_time_is_unknown_until_it_is_known_of_a_request():
+    """Not 0.0: an engine whose speed is unknown may have saved much."""
+    sums, usage = Sums(), Usage(prompt=100, cached=90)
+    sums.count(Counted(usage=usage, oracle=10, unknown=None, step_seconds=0.5))
+    assert (sums.shown()["saved_seconds"], sums.shown()["reused_seconds"]) == (None, None)
+    sums.count(Counted(usage=usage, oracle=10, unknown=None, reused_seconds=2.0))
+    assert sums.shown()["saved_seconds"] == 1.5
 
 
 def test_a_state_computed_ahead_is_found_with_or_without_a_mark():

@@ -1,7 +1,7 @@
 /** The table of clients: requests, tokens and waiting time saved for each. */
 
 import { el, keyed, say } from "./dom.js";
-import { age, exact, seconds } from "./format.js";
+import { age, exact, timeSaved } from "./format.js";
 import { shareBar, showShares } from "./shares.js";
 
 /** @param {Element} body the body of a table inside a card @returns {(clients: object[]) => void} */
@@ -38,6 +38,6 @@ function show(row, client) {
   showShares(bar.firstElementChild, { ...client, repeated: 0 });
   say(reused, exact(client.reused));
   say(computed, exact(client.computed));
-  say(saved, seconds(client.saved_seconds));
+  say(saved, timeSaved(client));
   say(last, age(client.idle_seconds));
 }

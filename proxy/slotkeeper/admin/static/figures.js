@@ -1,7 +1,7 @@
 /** The figures at the top, each with a sparkline of the last half hour. */
 
 import { el, put, say, svg } from "./dom.js";
-import { exact, NONE, percent, ratio, seconds, tokens, words } from "./format.js";
+import { exact, percent, ratio, seconds, timeSaved, tokens } from "./format.js";
 import { shareBar, showShares } from "./shares.js";
 
 const WIDTH = 160;
@@ -21,22 +21,14 @@ const BUCKET = 10; // seconds of one point
  */
 
 /** What the ratio leaves out is said with its number: what is unknown is not perfect. */
-function waitedNote({ total, requests, unknown_requests: count, unknown }) {
-  if (count) {
-    const why = Object.keys(unknown ?? {}).map((name) => UNKNOWN[name] ?? words(name));
-    return `unknown for ${exact(count)} of ${exact(requests)} requests: ${why.join(", ")}`;
-  }
-  return `1.00 is perfect; ${ratio(total)} in total, with idle work (prefill amplification)`;
+function waitedNote({ total, unknown_text: unknown }) {
+  return unknown || `1.00 is perfect; ${ratio(total)} in total, with idle work (prefill amplification)`;
 }
 
-/** Why it is unknown what a perfect cache would have computed. */
-const UNKNOWN = {
-  no_slots: "the engine has no --slots",
-  no_key: "the engine refuses our key",
-  no_engine: "no engine was up",
-  no_tokens: "their tokens could not be found",
-  no_count: "the engine gave no count",
-};
+function savedNote({ requests, saved_seconds: saved }) {
+  if (requests && saved == null) return "no engine has shown its prefill speed";
+  return `in ${exact(requests)} requests, less what the steps before them took`;
+}
 
 /** @type {Figure[]} */
 const FIGURES = [
@@ -59,11 +51,11 @@ const FIGURES = [
   },
   {
     name: "Waiting saved",
-    value: (totals) => (totals.requests ? seconds(totals.saved_seconds) : NONE),
-    note: (totals) => `in ${exact(totals.requests)} requests, less what the steps before them took`,
+    value: timeSaved,
+    note: savedNote,
     course: (history) => {
       let sum = 0;
-      return history.map(({ saved_seconds: saved }) => (sum += saved));
+      return history.map(({ saved_seconds: saved }) => (saved == null ? null : (sum += saved)));
     },
     written: seconds,
     range: [0, 0.1],

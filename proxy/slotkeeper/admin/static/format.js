@@ -30,6 +30,11 @@ export function seconds(time) {
   return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
 }
 
+/** Time saved in sums of requests; "unknown" if there were requests, but it is known for none of them. */
+export function timeSaved({ requests, saved_seconds: time }) {
+  return requests && time == null ? "unknown" : seconds(time);
+}
+
 /** @param {number|null|undefined} time in seconds, coarse: 4 s ago */
 export function age(time) {
   if (time == null) return NONE;

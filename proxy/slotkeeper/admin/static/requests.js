@@ -59,7 +59,7 @@ function show(row, request, clock) {
   showShares(bar.firstElementChild, request);
   say(computed, exact(request.computed));
   say(first, seconds(request.first_token_seconds));
-  showStages(stages.firstElementChild, request.stages);
+  showStages(stages.firstElementChild, request);
   say(why, running ? (request.now?.text ?? "running") : ended(request));
 }
 

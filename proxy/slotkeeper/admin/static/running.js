@@ -30,7 +30,7 @@ function show(node, request, now) {
   bar.hidden = done == null;
   part(bar.firstElementChild, (done ?? 0) / 100);
   put(bar, { "aria-label": `Prefill of ${name}`, "aria-valuenow": done, "aria-valuetext": request.now.text });
-  showStages(stages, request.stages);
+  showStages(stages, request);
   const where = request.slot == null ? null : `slot ${request.slot}`;
   say(foot, [request.model, where, `since ${seconds(request.seconds)}`].filter(Boolean).join(" · "));
 }

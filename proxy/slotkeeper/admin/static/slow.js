@@ -2,7 +2,7 @@
 
 import { byId, el, keyed, say } from "./dom.js";
 import { conversation, NONE, seconds } from "./format.js";
-import { longest, showStages, stageBar } from "./stages.js";
+import { showStages, stageBar } from "./stages.js";
 
 const SHOWN = 5;
 
@@ -10,7 +10,7 @@ const SHOWN = 5;
 export function slow(list) {
   const card = list.closest(".card");
   return (requests, now) => {
-    const timed = requests.map((request) => ({ request, wait: firstToken(request) })).filter(({ wait }) => wait > 0);
+    const timed = requests.map((request) => ({ request, wait: request.to_first_token_seconds })).filter(({ wait }) => wait > 0);
     timed.sort((one, other) => other.wait - one.wait);
     card.hidden = timed.length === 0;
     const middle = timed[Math.floor(timed.length / 2)]?.wait;
@@ -22,12 +22,6 @@ export function slow(list) {
   };
 }
 
-/** The time to the first token; of a request that has none yet, the time so far. */
-function firstToken({ first_token_seconds: first, stages, outcome }) {
-  if (first != null) return first;
-  return outcome === "running" ? Object.values(stages ?? {}).reduce((sum, time) => sum + time, 0) : null;
-}
-
 function make({ request }) {
   const link = el("a", { href: `#request=${encodeURIComponent(request.id)}` });
   return el("li", {}, el("p", { class: "line" }, link, el("span")), stageBar(), el("p", { class: "quiet" }));
@@ -36,10 +30,9 @@ function make({ request }) {
 function show(node, { request, wait }, whole, now) {
   const [head, bar, foot] = node.children;
   const [link, time] = head.children;
-  const { answer, ...before } = request.stages ?? {}; // the bar ends at the first token
+  const { answer, ...stages } = request.stages; // the bar ends at the first token
   say(link, conversation(request, now));
-  say(time, request.outcome === "running" && request.first_token_seconds == null ? `${seconds(wait)} so far` : seconds(wait));
-  showStages(bar, before, whole);
-  const parts = longest(before).map(([name, took]) => `${name} ${seconds(took)}`);
-  say(foot, [request.now?.text, parts.join(", ")].filter(Boolean).join(" · "));
+  say(time, request.first_token_seconds == null ? `${seconds(wait)} so far` : seconds(wait));
+  showStages(bar, { ...request, stages }, whole);
+  say(foot, [request.now?.text, request.stages_text].filter(Boolean).join(" · "));
 }
