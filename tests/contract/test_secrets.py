@@ -1,14 +1,18 @@
-"""A key that a client sends in a wrong place is in no log, no record, no metric and no recording."""
+"""A key that a client sends in a wrong place is in no log, record, metric, recording, span, and no `why`."""
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
 import pytest
+from yarl import URL
 
 from chaos.conftest import ready, settings
+from collector import collecting
 from slotkeeper.app import running
 from slotkeeper.bench import lab
 from slotkeeper.observe.log import configure
@@ -24,6 +28,7 @@ PLACES: Final = (
     {"X-Session-Id": "{key}", "Thread-Id": "t-{key}"},
     {"X-Title": "{key}", "X-OpenWebUI-User-Id": "{key}"},
     {"Traceparent": "{key}", "Tracestate": "a={key}", "Origin": "http://{key}"},
+    {"Traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "Tracestate": "vendor={key}"},
 )
 SENT_AS: Final = {
     "own, by Authorization": ({"Authorization": f"Bearer {OWN}"}, "", OWN),
@@ -33,6 +38,7 @@ SENT_AS: Final = {
     "by nothing at all": ({}, "", SHAPED),
 }
 ROUTES: Final = ("/v1/chat/completions", "/v1/messages", "/tokenize", "/v1/models")
+READ_IN_TWO_WAYS: Final = "/v1//chat/{key}"  # the refusal of such a path quotes it
 
 
 def lines_in(folder: Path) -> list[bytes]:
@@ -47,21 +53,25 @@ async def test_a_clients_key_is_sent_to_the_engine_and_stored_nowhere(
     engine, traces = engine_factory("tiny-dense"), tmp_path / "traces"
     configure("debug", "json")
     shown = []
-    async with running(settings(engine.base, record=traces, drain_timeout=1.0)) as sidecar:
+    async with AsyncExitStack() as stack:
+        collector = await stack.enter_async_context(collecting())
+        watched = {"record": traces, "otlp_endpoint": collector.url, "why_text": True}
+        sidecar = await stack.enter_async_context(
+            running(settings(engine.base, drain_timeout=1.0, **watched))
+        )
         await ready(sidecar)
         data, admin = (f"http://{address}" for address in sidecar.addresses)
         async with aiohttp.ClientSession(headers=credentials) as client:
             for number, place in enumerate(PLACES):
                 headers = {name: value.format(key=key) for name, value in place.items()}
-                body = {
-                    "messages": [{"role": "user", "content": f"Task {number}."}],
-                    "max_tokens": 1,
-                    "model": key,
-                }
+                said = [f"Task {number}: {text}" for text in (f"the key is {key}.", "none.")]
+                body = {"max_tokens": 1, "model": key}
                 if key == OWN:  # another key in a body cannot be recognised
                     body |= {"user": key, "metadata": {"user_id": f"u_{key}", "session_id": key}}
-                for path in ROUTES:
-                    more: dict[str, Any] = {} if path == "/v1/models" else {"json": body | {"content": "a"}}
+                for path, text in product(ROUTES, said):  # the second text diverges from the first
+                    messages = [{"role": "user", "content": text}, {"role": "user", "content": "Begin."}]
+                    whole = body | {"content": "a", "messages": messages}
+                    more: dict[str, Any] = {} if path == "/v1/models" else {"json": whole}
                     method = "POST" if more else "GET"
                     async with client.request(method, data + path + query, headers=headers, **more) as answer:
                         assert answer.status == 200, await answer.text()
@@ -70,6 +80,9 @@ async def test_a_clients_key_is_sent_to_the_engine_and_stored_nowhere(
                         "POST", data + path + query, headers=headers, data=b"{"
                     ) as answer:
                         shown.append(answer.headers["X-Request-Id"])
+                where = URL(data + READ_IN_TWO_WAYS.format(key=key) + query, encoded=True)
+                async with client.post(where, headers=headers, data=b"{}") as answer:
+                    assert answer.status == 400
         await lab.rested(sidecar)
         async with aiohttp.ClientSession(admin) as operator:
             async with operator.get("/api/requests?limit=500") as answer:
@@ -90,9 +103,11 @@ async def test_a_clients_key_is_sent_to_the_engine_and_stored_nowhere(
     assert heard.count('"event":"request"') >= 2 * len(PLACES)
     assert [line for line in heard.splitlines() if key in line] == []
     assert [text for text in shown if key in text] == []
+    assert collector.spans
+    assert key.encode() not in collector.raw
     written = lines_in(traces)
     assert len(written) >= 2 * len(PLACES)
     if key == OWN:
         assert [line for line in written if key.encode() in line] == []
     else:
-        assert [line for line in written if key.encode() in line.partition(b'"body"')[0]] == []
+        assert [line for line in written if key.encode() in line] == []

@@ -17,6 +17,7 @@ from aiohttp import web
 
 from slotkeeper import __version__
 from slotkeeper.admin.guard import answer, field_of, number, refused
+from slotkeeper.api.head import masked
 from slotkeeper.engine.answers import EngineError, EngineGoneError
 from slotkeeper.observe.accounts import asked_by, detail, summary, time_of
 from slotkeeper.observe.log import get_logger
@@ -425,4 +426,4 @@ class RequestRoutes:
         except (EngineError, EngineGoneError) as error:
             log.debug("not_detokenized", request_id=record.request_id, error=type(error).__name__)
             return None
-        return {"lead": lead, "was": was, "now": now}
+        return {"lead": masked(lead), "was": masked(was), "now": masked(now)}

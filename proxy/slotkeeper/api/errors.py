@@ -50,6 +50,7 @@ class Fault(Exception):  # noqa: N818 (a family, not one error)
         type: str | None = None,  # noqa: A002 (its name in every API)
         retry_after: int | None = None,
         more: dict[str, Any] | None = None,
+        quotes: bool = False,  # the words are the engine's, which may quote a prompt or a key
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -58,6 +59,7 @@ class Fault(Exception):  # noqa: N818 (a family, not one error)
         self.type = type or _TYPES.get(self.status, fallback)
         self.retry_after = retry_after  # seconds
         self.more = more or {}  # further fields of the engine's own error
+        self.loggable = f"the engine answered {self.status}" if quotes else message
 
     def __repr__(self) -> str:
         return f"<{self.__class__.__name__} {self.status} {self.type}: {self.message}>"
@@ -92,7 +94,10 @@ def too_long(api: Api, tokens: int, context: int) -> ClientFault:
 
 
 def retold(status: int, body: bytes) -> Fault:
-    """Convert the engine's error answer to a fault with the same content, to send it as a stream event."""
+    """Convert the engine's error answer to a fault with the same content, to send it as a stream event.
+
+    Its words go only to the client of the request: they are about it, as without Slotkeeper.
+    """
     family = ClientFault if status < 500 else UpstreamFault
     error = _error_in(body)
     message, kind = error.pop("message", None), error.pop("type", None)
@@ -101,6 +106,7 @@ def retold(status: int, body: bytes) -> Fault:
         status=status,
         type=kind if isinstance(kind, str) else None,
         more=error,
+        quotes=True,
     )
 
 

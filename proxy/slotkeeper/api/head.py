@@ -179,6 +179,10 @@ class Secrets:
         own = any(word in (text if len(word) >= LEAST else whole) for word in self.words)
         return own or _SHAPED.search(text) is not None
 
+    def hidden(self, text: str) -> str:
+        """Return a text as it may be logged: masked as a whole if it contains a credential."""
+        return MASK if self.stand_in(text) else text
+
     def without(self, headers: Mapping[str, str]) -> Mapping[str, str]:
         """Drop the headers that hold a secret although their names do not suggest one.
 

@@ -192,6 +192,7 @@ class Conversation:
     aside: bool = False  # a side request (a title, a suggestion): only its own next request continues it
     line: int = 0  # id of one agent's line; a conversation with more tools gets a new line, but no new number
     rules: tuple[str, ...] = ()  # names of the rules that changed the last request
+    keyed: bool = False  # one of its requests held a key
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,6 +190,8 @@ class Account:
             named = model_of(doc)
             self.record.model = None if named and self._secrets.stand_in(named) else named
             if rewriting:
+                if rewriting.keeps_text:
+                    self.record.keyed = await run(self._secrets.masked, body) != body
                 context = self._driver.context(self.claim.model)
                 self._explaining = Explaining(rewriting, self._metrics, self.record, context)
                 taken = await self._explaining.take(self._api, doc, headers=self._headers, run=run)

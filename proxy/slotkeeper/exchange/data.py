@@ -433,11 +433,12 @@ class DataPort:
         return response
 
     def _failed(self, request: web.Request, api: Api, fault: Fault, known_as: str) -> web.StreamResponse:
+        said = Secrets.of(request.headers, request.query_string).hidden(fault.loggable)
         if isinstance(fault, ClientFault):
-            log.info("request_refused", request_id=known_as, status=fault.status, error=fault.message)
+            log.info("request_refused", request_id=known_as, status=fault.status, error=said)
         else:
             say = self._seldom if fault.status == LOOP_STATUS else log  # each sidecar asks every second
-            say.warning("request_failed", request_id=known_as, status=fault.status, error=fault.message)
+            say.warning("request_failed", request_id=known_as, status=fault.status, error=said)
         headers = {names.REQUEST_ID: known_as, "Server": "slotkeeper"}
         if origin := request.headers.get("Origin"):  # as the engine does: else a page cannot read the error
             headers["Access-Control-Allow-Origin"] = origin

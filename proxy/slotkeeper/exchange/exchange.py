@@ -125,7 +125,7 @@ class Exchange:
         self._caller = gate.door.caller(request)
         self._counted = counted
         self._namespace = self._caller.namespace or (ANYONE if gate.door.namespaces and self._let_in else "")
-        secrets = Secrets.of(request.headers, request.query_string)
+        self._secrets = secrets = Secrets.of(request.headers, request.query_string)
         known = secrets.without(request.headers)  # without credentials in a session's name or the like
         self._account = Account(
             gate.driver,
@@ -141,7 +141,7 @@ class Exchange:
         if key := self._caller.key:
             self._account.key_name = key.name
             self._account.limited = key.tokens_per_minute is not None and not form
-        self._trace = gate.spans.begin(request.headers) if gate.spans else None
+        self._trace = gate.spans.begin(known) if gate.spans else None
         self._body_out = body  # the form that is sent
         self._forward: Forward | None = None  # the decision, once it is made
         self._settled = False
@@ -167,7 +167,8 @@ class Exchange:
             if self._waiting.opened is None:
                 raise
             account.gone()
-            log.warning("request_failed", request_id=account.id, status=fault.status, error=fault.message)
+            said = self._secrets.hidden(fault.loggable)
+            log.warning("request_failed", request_id=account.id, status=fault.status, error=said)
             return await self._waiting.end(errors.sse(fault, self._api))
         finally:
             self._waiting.stop()
@@ -218,7 +219,7 @@ class Exchange:
                 if not await self._again(forward.engine, losses, fault):
                     raise
                 log.info(
-                    "sent_again", request_id=self._account.id, engine=forward.engine, error=fault.message
+                    "sent_again", request_id=self._account.id, engine=forward.engine, error=fault.loggable
                 )
                 self._gate.metrics.sent_again.inc()
             self._waits_since = self._gate.driver.now()

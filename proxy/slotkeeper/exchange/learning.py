@@ -207,6 +207,8 @@ class NameKeeper:
                     now=record.at,
                 )
             record.name.handle = record.name.handle or token_hex(HANDLE_BYTES)
+            if record.keyed:
+                record.name.task = record.name.title = ""
         except Exception:
             log.exception("not_named", request_id=record.request_id)
             self._metrics.fallback("explain")
@@ -249,6 +251,8 @@ class Explaining:
                 now=record.at,
                 context=self._context,
             )
+            if self.taken is not None:
+                self.taken.keyed = record.keyed
         except Exception:
             log.exception("rewrite_failed", request_id=record.request_id)
             self._metrics.fallback("rewrite")

@@ -223,7 +223,7 @@ def line(request: RecordedRequest, run: str) -> bytes:
         "t": round(request.at, 6),
         "client": product(headers.get("user-agent", "")) or request.client,
         "session": f"{run}-{session}" if isinstance(session, int) else _clean(session or ""),
-        "path": _clean(path),
+        "path": _clean(secrets.hidden(path)),
         "headers": headers,
     }
     if request.parsed or _is_object(request.body):

@@ -229,6 +229,7 @@ class Record:
     model: str | None = None  # as the client asked for it
     named: str | None = None  # what the client calls its conversation
     body_bytes: int = 0
+    keyed: bool = False  # its body holds a key, so that none of its words are kept for `why`
     conversation: int | None = None
     kind: RequestKind | None = None
     spans: list[Span] = field(default_factory=list)

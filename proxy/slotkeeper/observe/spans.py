@@ -33,7 +33,7 @@ from opentelemetry.trace import (
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from slotkeeper import __version__
-from slotkeeper.api.head import Api
+from slotkeeper.api.head import Api, masked
 from slotkeeper.observe.log import Seldom, get_logger
 from slotkeeper.observe.request_record import Record, Span
 
@@ -96,7 +96,7 @@ class Spans:
         return f"<Spans to {self._endpoint}>"
 
     def begin(self, headers: Mapping[str, str]) -> TraceContext:
-        """Return the trace context of a request with these headers.
+        """Return the trace context of a request with these headers, of which none may hold a secret.
 
         It belongs to the trace that `traceparent` and `tracestate` name, and is sampled if the caller's span
         is. Invalid headers count as missing.
@@ -242,12 +242,21 @@ def attributes(record: Record) -> dict[str, Value]:
         "slotkeeper.cause": record.divergence.cause.value if record.divergence else None,
         "slotkeeper.outcome": record.outcome,
     }
-    return {name: value for name, value in known.items() if value is not None}
+    return _told(known)
 
 
 def stage_attributes(span: Span) -> dict[str, Value]:
     known: dict[str, Value | None] = {"slotkeeper.tokens": span.tokens, "slotkeeper.note": span.note or None}
-    return {name: value for name, value in known.items() if value is not None}
+    return _told(known)
+
+
+def _told(known: Mapping[str, Value | None]) -> dict[str, Value]:
+    """Return the known values; what looks like a key is masked, as in the log."""
+    return {
+        name: masked(value) if isinstance(value, str) else value
+        for name, value in known.items()
+        if value is not None
+    }
 
 
 def failed(record: Record) -> bool:

@@ -195,6 +195,12 @@ class Taken:
     ahead: Mapping[bool, DivergenceReport] = field(default_factory=dict)  # reports made in advance, by form
     judged: DivergenceReport | None = None
     changes: tuple[ShownChange, ...] = ()
+    keyed: bool = False  # it holds a key: no excerpts are kept of it
+
+    @property
+    def quotable(self) -> bool:
+        """Whether excerpts of it, and of the request before it, hold no key."""
+        return not (self.keyed or (self.conversation is not None and self.conversation.keyed))
 
     @property
     def rewritten(self) -> Doc | None:
@@ -240,6 +246,11 @@ class Rewriting:
 
     def __repr__(self) -> str:
         return f"<Rewriting {self.conversations!r}>"
+
+    @property
+    def keeps_text(self) -> bool:
+        """Whether excerpts of prompts may be kept for `why`."""
+        return self._text
 
     async def take(
         self,
@@ -304,7 +315,7 @@ class Rewriting:
                 put_right: Action = "fixed" if taken.changed or taken.rewritten is None else "declined"
                 self._metrics.rewritten(done.rule, put_right if done.mode is Mode.FIX else "observed")
             declined = taken.rewritten is not None and not taken.changed
-            taken.changes = changes(taken.outcome.done, text=self._text, declined=declined)
+            taken.changes = changes(taken.outcome.done, text=self._text and taken.quotable, declined=declined)
         return taken.judged
 
     def answered(
@@ -335,7 +346,8 @@ class Rewriting:
             return reply_parted(judged, decision, figures.cached)
         self._metrics.lost(cost.why.cause, cost.tokens)
         report(cost, request_id=taken.request_id, fixed=fixed)
-        return prompt_divergence(cost, cost.why.cause, prompt, judged.parent, fixed=fixed, text=self._text)
+        text = self._text and taken.quotable
+        return prompt_divergence(cost, cost.why.cause, prompt, judged.parent, fixed=fixed, text=text)
 
     def _enter_all(self) -> None:
         """Enter new requests in their conversations, in order of arrival: the next one may continue them."""
@@ -352,6 +364,7 @@ class Rewriting:
                 now=taken.now,
                 rules=sent.fixed if taken.changed else (),
             )
+            taken.conversation.keyed |= taken.keyed
 
 
 # -- work that may run in a thread: it only reads, and makes new objects ------------------------------

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from slotkeeper.api.answer import SseSplitter
-from slotkeeper.api.errors import ClientFault, Fault, OurFault, UpstreamFault, body, sse
+from slotkeeper.api.errors import ClientFault, Fault, OurFault, UpstreamFault, body, retold, sse
 from slotkeeper.api.head import Api
 
 
@@ -58,3 +58,11 @@ def test_faults_show_their_family_and_status_and_message():
     fault = UpstreamFault("gone", retry_after=2)
     assert (str(fault), fault.retry_after) == ("gone", 2)
     assert repr(fault) == "<UpstreamFault 502 unavailable_error: gone>"
+
+
+def test_the_words_of_an_engines_error_reach_its_client_and_no_log():
+    """It may quote the prompt, and a gateway's refusal the key."""
+    said = json.dumps({"error": {"message": "Incorrect key: my-own-secret", "type": "t"}}).encode()
+    fault = retold(401, said)
+    assert b"my-own-secret" in sse(fault, Api.CHAT)
+    assert fault.loggable == "the engine answered 401"
