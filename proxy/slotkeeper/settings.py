@@ -163,8 +163,8 @@ class Settings(BaseSettings):
     probe: bool = Field(
         default=True,
         description=(
-            "test an unused engine whose flags cannot be read with 32 tokens, to learn whether it makes "
-            "checkpoints and which slot files fit it; else that is learnt later, from answers"
+            "test an unused engine whose flags cannot be read with 32 to 86 tokens, to learn whether it "
+            "makes and keeps checkpoints and which slot files fit it; else that is learnt later, from answers"
         ),
     )
     read_flags: bool = Field(

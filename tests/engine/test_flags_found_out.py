@@ -8,16 +8,19 @@ from engine.conftest import evaluated
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
-from slotkeeper.engine.canary import TOKENS
+from slotkeeper.engine.canary import GROWN, LAST, TOKENS
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.launch import find_engine
 from slotkeeper.engine.traits import Reading, read_traits
-from slotkeeper.scheduler.engine_model import Known
+from slotkeeper.scheduler.engine_model import TAIL, EngineTraits, Known
 from slotkeeper.scheduler.types import SlotId
 
 pytestmark = pytest.mark.alternating
 
 EVERY_MEMORY = [Tiny.DENSE, Tiny.SWA, Tiny.HYBRID, Tiny.HYBRID_MTP, Tiny.RECURRENT]
+GROWN_BY = GROWN[1] - GROWN[0]
+# Tokens of a trial with a sliding window, whose prompts go back to a checkpoint each time; others cost less
+TRIAL = 3 * (GROWN_BY + TAIL + 1) + LAST - TOKENS + TAIL + 1
 WITH_CHECKPOINTS = [tiny for tiny in EVERY_MEMORY if tiny is not Tiny.DENSE]
 
 
@@ -39,8 +42,40 @@ def found(reading: Reading) -> dict[str, object]:
 async def test_the_probe_finds_that_an_engine_makes_no_checkpoints(engine_factory, build, model, files, cap):
     engine = engine_factory(model, build, args=["-ctxcp", str(cap)])
     reading = await look(engine, slot_dir=engine.slot_dir if files else None)
-    assert found(reading) == ({} if cap else {"checkpoint_cap": 0})
-    assert evaluated(engine) == TOKENS
+    assert ("checkpoint_cap" in found(reading)) is (cap == 0)
+    if not cap:
+        assert (found(reading), evaluated(engine)) == ({"checkpoint_cap": 0}, TOKENS)
+
+
+@pytest.mark.parametrize("model", WITH_CHECKPOINTS)
+@pytest.mark.parametrize("files", [True, False], ids=["slot folder", "no slot folder"])
+@pytest.mark.parametrize("step", [None, 0, 16])
+async def test_the_probe_finds_whether_an_engine_drops_close_checkpoints(
+    engine_factory, build, model, files, step
+):
+    engine = engine_factory(model, build, args=[] if step is None else ["-cms", str(step)])
+    reading = await look(engine, slot_dir=engine.slot_dir if files else None)
+    if build == "b10434":
+        dropped = EngineTraits().checkpoint_min_step
+        assert found(reading) == {"checkpoint_min_step": 0 if step == 0 else dropped}
+        assert TOKENS < evaluated(engine) <= TOKENS + TRIAL
+    else:
+        assert (found(reading), evaluated(engine)) == ({}, TOKENS)
+
+
+async def test_a_request_that_arrives_ends_the_trial_of_checkpoints(engine_factory, build):
+    engine, asked = engine_factory(Tiny.HYBRID, build, args=["-cms", "0"]), 0
+
+    def arrives_at_the_third_question() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked >= 3
+
+    reading = await look(engine, slot_dir=engine.slot_dir, hurried=arrives_at_the_third_question)
+    assert found(reading) == {}
+    assert evaluated(engine) <= TOKENS + 2 * GROWN_BY
+    async with EngineClient(engine.base) as client:
+        assert not any(slot.busy or slot.held for slot in await client.slots())
 
 
 @pytest.mark.parametrize("model", EVERY_MEMORY)
@@ -82,7 +117,7 @@ async def test_a_second_start_on_the_same_process_computes_nothing(engine_factor
     before = evaluated(engine)
     again = await look(engine, slot_dir=engine.slot_dir)
     assert again.traits.fingerprint == first.traits.fingerprint
-    assert evaluated(engine) == before == TOKENS
+    assert evaluated(engine) == before
 
 
 @pytest.mark.parametrize("model", EVERY_MEMORY)
@@ -90,7 +125,7 @@ async def test_the_probes_cost_is_reported_and_slots_are_empty_afterwards(engine
     engine = engine_factory(model, build)
     async with EngineClient(engine.base) as client:
         await read_traits(client, may_compute=True, slot_dir=engine.slot_dir)
-        assert client.computed == evaluated(engine) == TOKENS
+        assert client.computed == evaluated(engine) <= TOKENS + TRIAL
         assert not any(slot.busy or slot.held for slot in await client.slots())
 
 

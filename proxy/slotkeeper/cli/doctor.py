@@ -42,7 +42,7 @@ CHUNK: Final = 1 << 20
 async def doctor(upstream: str, api_key: str | None, console: Console, slot_dir: Path | None = None) -> int:
     """Print the findings. Returns 1 when there is a FAIL, or no engine to examine.
 
-    It prefills 32 tokens in an unused engine whose flags cannot be read. With a folder it also tests
+    It prefills 32 to 86 tokens in an unused engine whose flags cannot be read. With a folder it also tests
     snapshots: it saves an idle slot's state, and measures how quickly the folder can be written.
     On a router, or on llama-swap, it examines each loaded model.
     """

@@ -1,4 +1,8 @@
-"""A short prompt to an unused engine whose flags cannot be read: does it make checkpoints, and its logprobs.
+"""Short prompts to an unused engine whose flags cannot be read: its logprobs, and how it treats checkpoints.
+
+The first prompt shows whether the engine makes checkpoints. On builds that drop close ones at every task
+(engine.md T7), unless --checkpoint-min-step is 0, four more show whether this engine does: without them a
+session of edits costs 1.4 times as many tokens until its answers show the flag.
 
 `file_canary` reads its slot files; `traits` reads what the engine's answers show. Everything else is learnt
 from the engine's answers (`scheduler/evidence`): experiments that show more cost more tokens than they save.
@@ -6,15 +10,15 @@ from the engine's answers (`scheduler/evidence`): experiments that show more cos
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from slotkeeper.engine.answers import EngineError, Odds
 from slotkeeper.engine.client import EngineClient
-from slotkeeper.engine.file_canary import swept, unused
+from slotkeeper.engine.file_canary import ANY, swept, unused
 from slotkeeper.engine.http import Headers
-from slotkeeper.scheduler.adapters import BASE, Adapter, scales_of
+from slotkeeper.scheduler.adapters import BASE, Adapter, Scales, scales_of
 from slotkeeper.scheduler.engine_model import TAIL, EngineTraits, Known, Memory
 from slotkeeper.scheduler.types import SlotId
 
@@ -32,6 +36,13 @@ TEXT: Final = (
 TOKENS: Final = 32
 LIKELIEST: Final = 8
 
+# Then prompts that each begin with the one before, so that the checkpoints of the second one are neither the
+# oldest nor of the last task: these are the ones that are dropped. (With a sliding window each prompt also
+# leaves a checkpoint where it begins, so it takes three.) The last one diverges right behind them.
+GROWN: Final = (40, 48, 56)  # tokens
+DIVERGES: Final = 38  # tokens
+LAST: Final = 42  # tokens
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
@@ -41,9 +52,13 @@ class Tried:
     cuts: tuple[int, ...] | None  # where batches ended, in tokens; None: not reported
     tokens: int
     left: Mapping[SlotId, int] = field(default_factory=dict)  # tokens of ours that could not be erased
+    thins: bool | None = None  # whether it drops close checkpoints at every task; None: not tried, or unclear
 
     def traits_into(self, traits: EngineTraits) -> EngineTraits:
         """Return the traits; the engine makes no checkpoints if no batch ended where it would make one."""
+        if self.thins is not None:
+            step = traits.checkpoint_min_step if self.thins else 0
+            return traits.learned(Known.CANARY, checkpoint_min_step=step)
         may_be_dense = traits.memory is Memory.UNKNOWN
         if self.cuts is None or traits.cuttable or may_be_dense or self.tokens - TAIL in self.cuts:
             return traits
@@ -51,9 +66,15 @@ class Tried:
 
 
 async def try_out(
-    client: EngineClient, headers: Headers | None = None, adapters: Sequence[Adapter] = ()
+    client: EngineClient,
+    headers: Headers | None = None,
+    adapters: Sequence[Adapter] = (),
+    *,
+    may_thin: Callable[[], bool] = lambda: False,
 ) -> Tried | None:
     """Send the text's first tokens to an unused engine, and erase the slot again; None if it is in use.
+
+    `may_thin` says, before each prompt, whether it may be tried out what becomes of checkpoints.
 
     The engine chooses the slot, so the prompt meets no running answer (engine.md T1). All LoRA adapters are
     off for this call, because their scales may change while the engine runs. Also returns None if the engine
@@ -64,14 +85,57 @@ async def try_out(
         if not await unused(client, headers):
             return None
         ids = await client.tokenize(TEXT, add_special=False, parse_special=False, headers=headers)
-        ids = ids[:TOKENS]
-        guess = await client.guess(ids, LIKELIEST, headers=headers, lora=none)
+        guess = await client.guess(ids[:TOKENS], LIKELIEST, headers=headers, lora=none)
     except EngineError:  # it refuses such prompts, or does not show its slots
         return None
-    left = {guess.slot: guess.held}
-    try:
-        await swept(client, guess.slot, guess.held, headers)
-        left = {}
-    except EngineError:  # without --slot-save-path nothing can be erased
-        pass
-    return Tried(odds=guess.odds, cuts=guess.cuts, tokens=len(ids), left=left)
+    trial = _Trial(client, headers, none, may_thin, slot=guess.slot, left={guess.slot: guess.held})
+    tokens = min(TOKENS, len(ids))
+    thins = await trial.thins(ids) if guess.cuts and tokens - TAIL in guess.cuts else None
+    await trial.sweep()
+    return Tried(odds=guess.odds, cuts=guess.cuts, tokens=tokens, left=trial.left, thins=thins)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """Prompts that follow the first one in its slot."""
+
+    client: EngineClient
+    headers: Headers | None
+    lora: Scales | None
+    may_go_on: Callable[[], bool]
+    slot: SlotId
+    left: dict[SlotId, int]  # tokens of ours in each slot
+
+    async def thins(self, ids: Sequence[int]) -> bool | None:
+        """Whether a checkpoint of the second prompt is gone when the last one needs it; None: unclear."""
+        others = [token for token in ids[GROWN[-1] :] if token != ids[DIVERGES]][: LAST - DIVERGES]
+        if len(others) < LAST - DIVERGES:
+            return None
+        for end in GROWN:
+            if not await self._reused(ids[:end]):
+                return None
+        reused = await self._reused([*ids[:DIVERGES], *others])
+        return reused < TOKENS if reused else None
+
+    async def _reused(self, ids: Sequence[int]) -> int:
+        """Prefill a prompt where the engine wants it, and return the tokens that it reused.
+
+        0 also if it was not sent, was refused, or went to another slot.
+        """
+        if not self.may_go_on():
+            return 0
+        try:
+            result = await self.client.prefill(ids, ANY, headers=self.headers, lora=self.lora)
+        except EngineError:
+            return 0
+        self.left[result.slot] = result.held
+        return result.cached if result.slot == self.slot else 0
+
+    async def sweep(self) -> None:
+        """Erase the slots that we used. Without --slot-save-path nothing can be erased."""
+        try:
+            for slot, held in tuple(self.left.items()):
+                await swept(self.client, slot, held, self.headers)
+                del self.left[slot]
+        except EngineError:
+            pass

@@ -14,7 +14,7 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -275,10 +275,11 @@ async def voice_of(
     may_compute: bool,
     headers: Headers | None = None,
     adapters: Sequence[Adapter] = (),
+    may_thin: Callable[[], bool] = lambda: False,
 ) -> tuple[str, Tried | None]:
     """Return the name of an engine's logprob fingerprint, and the trial that showed it, if there was one.
 
-    No pinned request may run there meanwhile.
+    No pinned request may run there meanwhile. `may_thin`: see `try_out`.
 
     1. If the file lists this process, its name is there.
     2. Else, if no slot was used yet, compute the logprobs. Take the name of an equal entry, or add a new one.
@@ -291,7 +292,7 @@ async def voice_of(
     for one in stored:
         if (one.engine, one.process) == (engine, process):  # (1)
             return one.name, None
-    tried = await try_out(client, headers, adapters) if may_compute else None
+    tried = await try_out(client, headers, adapters, may_thin=may_thin) if may_compute else None
     if tried is None or not tried.odds:  # (3)
         return next((one.name for one in reversed(stored) if one.engine == engine), ""), tried
     same = (one for one in stored if (one.engine, one.tokens) == (engine, TOKENS))

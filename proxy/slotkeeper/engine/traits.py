@@ -142,7 +142,8 @@ async def read_traits(
             notes = [*reading.notes, f"no snapshots: {error}"]
             reading = replace(reading, no_files=error, notes=notes)
     elif reading.traits.checkpoints_in_doubt and may_compute and not hurried():
-        probe.tried = await try_out(client, headers, reading.traits.adapters)
+        read = reading.traits
+        probe.tried = await try_out(client, headers, read.adapters, may_thin=lambda: probe.may_thin(read))
     if tried := probe.tried:
         reading = replace(reading, traits=tried.traits_into(reading.traits), left=tried.left)
     started = flags.build if flags else 0
@@ -169,6 +170,10 @@ class _Probe:
         self._may_compute = may_compute
         self.tried: Tried | None = None  # the trial of an engine whose flags are unknown
 
+    def may_thin(self, traits: EngineTraits) -> bool:
+        """Whether to try out now whether the engine drops checkpoints: if it may, and no request waits."""
+        return traits.checkpoints_in_doubt and traits.eager_thinning and not self._hurried()
+
     async def with_files(self, reading: Reading, slot_dir: Path, known: ProbeResult | None) -> Reading:
         """Return the reading with the format of the slot files and the fingerprint. Raises NoFilesError."""
         client, headers, traits = self._client, self._headers, reading.traits
@@ -184,6 +189,7 @@ class _Probe:
                 may_compute=self._may_compute,
                 headers=headers,
                 adapters=traits.adapters,
+                may_thin=lambda: self.may_thin(reading.traits),
             )
             if self.tried is not None:
                 traits = self.tried.traits_into(traits)
