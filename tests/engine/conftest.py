@@ -47,7 +47,7 @@ from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.launch import EngineKind, find_engine, free_port
 from slotkeeper.engine.process import EngineProcess
 from slotkeeper.exchange import relay
-from slotkeeper.scheduler.costs import LEAST_TOKENS, FileTimes, Rates
+from slotkeeper.scheduler.costs import LEAST_TOKENS, LinearTimes, Rates
 from slotkeeper.settings import Settings
 
 BUILDS: Final = tuple(
@@ -117,7 +117,7 @@ def guessed_prices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     replied = Rates.replied
     monkeypatch.setattr(Rates, "prefilled", measured_nothing)
     monkeypatch.setattr(Rates, "replied", lambda rates, tokens, _: replied(rates, tokens, 0.0))
-    monkeypatch.setattr(FileTimes, "took", lambda *_: None)
+    monkeypatch.setattr(LinearTimes, "took", lambda *_: None)
 
 
 def measured_nothing(rates: Rates, tokens: int, seconds: float | None) -> None:

@@ -1,5 +1,7 @@
 """An idle engine computes the next turn's beginning: when, at what price, and what interrupts it."""
 
+from dataclasses import replace
+
 import pytest
 
 from playbooks.playbook import (
@@ -28,6 +30,7 @@ from playbooks.playbook import (
 )
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Purpose, SaveMoment
+from slotkeeper.scheduler.events import TimerFired
 from slotkeeper.scheduler.table import LINGER
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import Reason
@@ -122,6 +125,72 @@ def test_a_request_waits_for_a_short_prefetch_and_stops_a_long_one():
     assert play.states == ["draining", "launched"]
     assert play.later(LINGER) << sees(1, contents={0: 2048})
     assert play.table.shadow.slots[0].tokens == far.cut(0, 2048)
+
+
+# -- a pass through the model takes time, whatever number of tokens it computes -------------------------
+
+NEVER_WORTH_IT = 1e6  # seconds of a pass: nothing is prefetched
+
+
+def conversation(pauses):
+    """Play turns of one conversation, each after its pause. The next turn begins with five more tokens."""
+    play, prompt = Play(), PROMPT
+    play.table.rates.prefilling.constant = NEVER_WORTH_IT
+    for number, pause in enumerate([0.0, *pauses]):
+        request, chain = f"r{number}", tuple(b"%d" % n for n in range(2 * number + 2))
+        arrival = arrives(request, hash_chain=chain)
+        assert play.later(pause) << arrival << knows(request, prompt) >> goes(request, slot=0)
+        cached = len(prompt) - 100 if number else 0
+        assert play << ends(request, len(prompt), cached) >> reports(request)
+        assert play << follows(request, prompt + HEADER)
+        prompt = prompt + HEADER + Tokens(range(30_000 + 200 * number, 30_100 + 200 * number))
+    return play
+
+
+@pytest.mark.parametrize(
+    ("usual_pause", "pass_seconds", "paused", "begins"),
+    [
+        (0.26, 0.0, 0.25, True),  # a pass costs nothing: at once
+        (0.26, 0.04, 0.25, False),  # its client would return during the pass
+        (0.26, 0.04, 0.43, True),  # it is later than usual
+        (1.5, 0.04, 0.25, True),  # it will return long after the pass
+    ],
+)
+def test_a_short_prefetch_begins_when_its_client_will_probably_not_return_during_the_pass(
+    usual_pause, pass_seconds, paused, begins
+):
+    play = conversation([usual_pause] * 4)
+    play.table.rates.prefilling.constant = pass_seconds
+    assert (play.later(paused) << TimerFired(at=0.0)).states == ["tended" if begins else "idle", "idle"]
+
+
+def test_while_no_pause_is_known_a_prefetch_begins_after_a_pause_as_long_as_itself():
+    play = answered(Play())
+    play.table.rates.prefilling.constant = 0.6
+    assert (play.later(0.6) << TimerFired(at=0.0)).states == ["idle", "idle"]
+    assert play.later(0.2) << TimerFired(at=0.0) >> fills(0, AHEAD)
+
+
+def test_the_pauses_of_other_clients_count_until_a_conversation_has_its_own():
+    play = answered(Play())
+    play.table.rates.prefilling.constant = 0.6
+    play.table.rates.pauses.extend([0.5] * 4)
+    assert (play.later(0.7) << TimerFired(at=0.0)).states == ["idle", "idle"]
+    assert play.later(0.1) << TimerFired(at=0.0) >> fills(0, AHEAD)
+
+
+def test_a_short_prefetch_that_was_put_off_sets_a_timer():
+    play = conversation([0.26] * 4)
+    play.table.rates.prefilling.constant = 0.04
+    assert play << TimerFired(at=0.0)
+    assert play.wakes() >> fills(0, AHEAD)
+
+
+def test_a_prefetch_of_more_tokens_than_a_pass_costs_is_not_put_off():
+    play = answered(Play())
+    play.table.rates.prefilling.constant = 0.05  # it saves 105 tokens, at a millisecond each
+    play.table.shadow.slots[0] = replace(play.table.shadow.slots[0], pauses=(0.3,) * 4)
+    assert play.later(Limits().pause) << TimerFired(at=0.0) >> fills(0, AHEAD)
 
 
 def prefetch_that_a_request_waits_for():

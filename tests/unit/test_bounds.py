@@ -34,7 +34,7 @@ from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.scheduler import outcomes
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.costs import REMEMBERED as TIMES
-from slotkeeper.scheduler.costs import FileTimes, Speed
+from slotkeeper.scheduler.costs import LinearTimes, Speed
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.events import SnapshotsChanged
 from slotkeeper.scheduler.figures import Usage
@@ -166,7 +166,7 @@ def queue() -> tuple[int, int]:
 
 
 def file_times() -> tuple[int, int]:
-    times = FileTimes(1e9)
+    times = LinearTimes(1e9)
     for n in range(10 * TIMES):
         times.took(1 << 20, 1.0 + n)
     return len(times._seen), TIMES

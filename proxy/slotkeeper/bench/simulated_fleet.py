@@ -18,7 +18,7 @@ from typing import Final
 from slotkeeper.bench.simulated_load import SimulatedTurn
 from slotkeeper.bench.timed_engine import FINGERPRINT, EngineRates, Ran, TimedEngine
 from slotkeeper.scheduler.catalog import NEVER, Catalog
-from slotkeeper.scheduler.costs import FileTimes, Limits
+from slotkeeper.scheduler.costs import Limits, LinearTimes
 from slotkeeper.scheduler.effects import (
     Effect,
     Erase,
@@ -183,7 +183,7 @@ class SimulatedSidecar:
             self._post(EngineUp(at=clock.now, engine=name, traits=traits))
         for name, table in self.placement.tables.items() if store else ():
             # known in the simulation, so not estimated
-            table.rates.bringing = FileTimes(self.engines[name].rates.network)
+            table.rates.bringing = LinearTimes(self.engines[name].rates.network)
 
     def __repr__(self) -> str:
         return f"<SimulatedSidecar {self._name}, {self.in_flight} in flight>"

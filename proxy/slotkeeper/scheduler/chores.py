@@ -82,6 +82,8 @@ def _first_due(state: State, table: EngineTable, now: float) -> tuple[Chore | No
         foreseen = contents.following is not None and not state.ends(table)
         ahead = foreseen and _at_rest(state, table)
         due = _due_at(state, table, contents, ahead=ahead, now=now)
+        if due == inf:  # its next turn is not worth a prefetch
+            ahead, due = False, _due(state, table, contents, now)
         if due > now:
             due_at = min(due, due_at)
         elif (chore := _chore(state, table, slot, contents, ahead=ahead, now=now)) is None:

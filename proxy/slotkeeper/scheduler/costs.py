@@ -30,35 +30,37 @@ LEAST_PATIENCE: Final = 1.0  # seconds: a shorter wait depends more on chance th
 
 
 @dataclass(slots=True)
-class FileTimes:
-    """The time that the engine takes to write or read a file: a constant part, and a part for each byte.
+class LinearTimes:
+    """The time of an operation on a number of bytes or tokens: a constant part, and a part for each of them.
 
     Both are medians of the last measurements and of our guess. So neither a slow first file, which needs more
     setup, nor one that was held up by other load decides the estimate.
     """
 
-    guess: float  # bytes per second, until something was measured
+    guess: float  # bytes or tokens per second, until something was measured
+    least: int = LEAST_BYTES  # smaller operations are not measured
+    call_seconds: float = CALL_SECONDS
     _seen: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
-    constant: float = 0.0  # seconds for any file, besides the call
-    each: float = field(init=False)  # seconds for each byte
+    constant: float = 0.0  # seconds for any size, besides the call
+    each: float = field(init=False)  # seconds for each byte or token
 
     def __post_init__(self) -> None:
         self.each = 1 / self.guess
 
     def seconds(self, size: int) -> float:
-        return CALL_SECONDS + self.constant + size * self.each
+        return self.call_seconds + self.constant + size * self.each
 
     def took(self, size: int, seconds: float) -> None:
-        if seconds <= 0 or size < LEAST_BYTES:
+        if seconds <= 0 or size < self.least:
             return
         self._seen.append((size, seconds))
         pairs = [sorted(pair) for pair in combinations(self._seen, 2)]
         slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairs if b[0] >= UNLIKE * a[0]]
         if len(slopes) >= PAIRS:
             self.each = max(0.0, median(slopes))
-            self.constant = max(0.0, median(time - self.each * bytes_ for bytes_, time in self._seen))
+            self.constant = max(0.0, median(time - self.each * size for size, time in self._seen))
         else:
-            self.each = median_low([1 / self.guess, *(time / bytes_ for bytes_, time in self._seen)])
+            self.each = median_low([1 / self.guess, *(time / size for size, time in self._seen)])
             self.constant = 0.0
 
 
@@ -132,14 +134,19 @@ class Rates:
     """
 
     prefill: float = 1000.0  # tokens per second
-    reading: FileTimes = field(default_factory=lambda: FileTimes(1e9))  # of a restore
-    writing: FileTimes = field(default_factory=lambda: FileTimes(5e8))  # of a save
+    # A prefill: its constant part is the time of a pass through the model, which reads all weights.
+    prefilling: LinearTimes = field(default_factory=lambda: LinearTimes(1000.0, least=1, call_seconds=0.0))
+    reading: LinearTimes = field(default_factory=lambda: LinearTimes(1e9))  # of a restore
+    writing: LinearTimes = field(default_factory=lambda: LinearTimes(5e8))  # of a save
     decode: float = 50.0  # tokens per second of one answer, while others run beside it
     reply: float = 200.0  # tokens of an answer
     prefills: Speed = field(default_factory=Speed)
     decodes: Speed = field(default_factory=Speed)
-    bringing: FileTimes = field(default_factory=lambda: FileTimes(2e8))  # from the cold tier to the hot one
+    bringing: LinearTimes = field(
+        default_factory=lambda: LinearTimes(2e8)
+    )  # from the cold tier to the hot one
     state: float = 65536.0  # bytes per token
+    pauses: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # seconds, of all clients
     measured: frozenset[str] = frozenset()
 
     def take_token_bytes(self, token_bytes: int) -> None:
@@ -147,7 +154,17 @@ class Rates:
         if token_bytes and "state" not in self.measured:
             self.state = float(token_bytes)
 
+    @property
+    def pass_seconds(self) -> float:
+        """The time of a pass through the model, whatever few tokens it computes; 0.0 until it is known.
+
+        A token of an answer takes at least one pass, unless a draft model foretells several.
+        """
+        return max(self.prefilling.constant, 1 / self.decode if "decode" in self.measured else 0.0)
+
     def prefilled(self, tokens: int, seconds: float | None) -> None:
+        if seconds:
+            self.prefilling.took(tokens, seconds)
         if seconds and tokens >= LEAST_TOKENS:
             self._learn("prefill", tokens / seconds)
             self.prefills.was(tokens / seconds)

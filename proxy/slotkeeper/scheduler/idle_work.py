@@ -24,11 +24,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import inf, log, log1p
 from typing import Final
 
 from slotkeeper.scheduler.adapters import set_in
 from slotkeeper.scheduler.catalog import NEVER, Catalog
-from slotkeeper.scheduler.costs import WORTH_A_FILE
+from slotkeeper.scheduler.costs import SHORTEST, WORTH_A_FILE
 from slotkeeper.scheduler.effects import Keep, Load, Prefill, Purpose, SaveMoment, Step, Wipe
 from slotkeeper.scheduler.engine_model import (
     EngineTraits,
@@ -370,6 +371,8 @@ def warming_step(end: Snapshot, catalog: Catalog, table: EngineTable) -> Step | 
 SHARE: Final = 20.0  # a pause must be this many times as long as the save, because a save stalls every slot
 CROWD_SHARE: Final = 2.0  # the same while crowded: the slot will soon be taken, and saved anyway
 LONGEST: Final = 60.0  # seconds after which a slot is saved even if other requests run
+JITTER: Final = 1.5  # a client may return as late as this many times its earlier pause
+LONGEST_PAUSE_SECONDS: Final = 600.0  # a client that was away for longer may as well not return
 CUTS: Final = 8.0  # the pause before a slot is cut back to save its boundaries is this many times as long
 
 
@@ -387,8 +390,41 @@ def pause(state: State, table: EngineTable, contents: SlotContents, now: float) 
 
 
 def patience(state: State, table: EngineTable, contents: SlotContents, now: float) -> float:
-    """Return the seconds that a conversation must pause before its next turn is prefetched."""
-    return min(state.limits.pause, pause(state, table, contents, now))
+    """Return the seconds that a conversation must pause before its next turn is prefetched; inf: never.
+
+    A prefetch of few tokens takes a whole pass through the model, and a client that returns meanwhile waits
+    for its end. So it begins after the pauses in which that would cost more than it saves. While no pause is
+    known, it begins when the pause has lasted as long as the prefetch takes.
+    """
+    soonest = min(state.limits.pause, pause(state, table, contents, now))
+    rates = table.rates
+    if not rates.pass_seconds or not (plan := prefetch_plan(contents, table, state.catalog)):
+        return soonest
+    restore, _, tokens = plan
+    saves = tokens * rates.prefilling.each
+    if restore:
+        saves += restore_price(table, restore.snapshot) / rates.prefill
+    takes = rates.pass_seconds + saves
+    if not (seen := contents.pauses or tuple(rates.pauses)):
+        return max(soonest, takes)
+    later = (JITTER * seconds for seconds in seen)
+    for begins in sorted({soonest, *(seconds for seconds in later if seconds > soonest)}):
+        if _expected_gain(seen, begins, takes, saves) > 0:
+            return begins
+    return inf
+
+
+def _expected_gain(pauses: Sequence[float], begins: float, takes: float, saves: float) -> float:
+    """Return the seconds that a prefetch which begins after `begins` seconds is expected to gain its client.
+
+    One pause is assumed besides those that were seen. Any order of magnitude up to LONGEST_PAUSE_SECONDS is
+    equally likely, and a client that returns during the prefetch does so in its middle.
+    """
+    begins = max(begins, SHORTEST)
+    soon = min(1.0, log1p(takes / begins) / max(SHORTEST, log(LONGEST_PAUSE_SECONDS / begins)))
+    returns = [seconds - begins for seconds in pauses if seconds >= begins]
+    gains = [saves - max(0.0, takes - after) for after in returns]
+    return (sum(gains) + saves - soon * takes / 2) / (len(gains) + 1)
 
 
 def rest_until(state: State, table: EngineTable, contents: SlotContents) -> float:

@@ -185,8 +185,11 @@ def _release(
         hash_chain=pending.arrived.hash_chain,
         request=event.request,
         now=now,
+        arrived_at=pending.arrived.at,
         space=pending.arrived.space,
     )
+    if contents.turns > 1:
+        table.rates.pauses.extend(contents.pauses[-1:])
     table.shadow.task_adapters[slot] = pending.arrived.adapters
     if pending.arrived.adapters == UNSURE:
         table.doubt(slot)

@@ -208,9 +208,10 @@ class EngineShadow:
         hash_chain: tuple[bytes, ...],
         request: RequestId | None,
         now: float,
+        arrived_at: float | None = None,
         space: str = "",
     ) -> SlotContents:
-        """Record that a task ended in `slot`.
+        """Record that a task ended in `slot`; `arrived_at`: its client's request arrived then.
 
         The slot holds the prompt and all sampled tokens but the last.
         """
@@ -236,6 +237,7 @@ class EngineShadow:
             request=request,
             turns=(base.turns if base and kept_most else 0) + 1,
             used=now,
+            pauses=base.pauses_until(arrived_at) if base and kept_most else (),
             rough=generated is None,
         )
         self.slots[slot] = contents
@@ -252,6 +254,7 @@ class EngineShadow:
             hash_chain=base.hash_chain if base else (),
             turns=base.turns if base else 1,
             used=base.used if base else 0.0,
+            pauses=base.pauses if base else (),
             from_file=bool(base and base.from_file and kept),
             rough=True,
         )

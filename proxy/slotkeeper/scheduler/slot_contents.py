@@ -62,6 +62,7 @@ class Snapshot:
 
 # -- the contents of one sequence state ------------------------------------------------------------------
 
+MAX_PAUSES: Final = 8  # of one conversation that are remembered
 RESTORED: Final = 0  # the task number of a restored checkpoint: no task of ours made it
 HALF_LIFE: Final = 900.0  # seconds after which an unused conversation is half as likely to return
 
@@ -86,6 +87,7 @@ class SlotContents:
     request: RequestId | None = None  # the request that wrote it last
     turns: int = 0  # how often it was continued
     used: float = 0.0  # seconds, the clock of the events
+    pauses: tuple[float, ...] = ()  # seconds between an answer and the next turn, the latest last
     from_file: bool = False  # restored from a file without checkpoints: no cut before that file's end
     rough: bool = False  # its exact length is not known: the engine's next count decides
 
@@ -97,6 +99,15 @@ class SlotContents:
         """Return the chance of being used again: more turns and more recent use make it more likely."""
         faded: float = 2.0 ** (-max(0.0, now - self.used) / HALF_LIFE)
         return self.turns / (self.turns + 1) * faded
+
+    def pauses_until(self, arrived_at: float | None) -> tuple[float, ...]:
+        """Return the pauses of a conversation whose next turn arrived then.
+
+        None: it is still expected. Work for a turn that has arrived is no pause either.
+        """
+        if arrived_at is None or arrived_at < self.used:
+            return self.pauses
+        return (*self.pauses, arrived_at - self.used)[-MAX_PAUSES:]
 
     def known_as(self, tokens: Tokens) -> SlotContents:
         """Return the same state with more of its ids known. Its length does not change."""

@@ -129,6 +129,7 @@ class Chore:
             hash_chain=home.hash_chain,
             turns=home.turns,
             used=home.used,
+            pauses=home.pauses,
             request=home.request,
             **known,
         )

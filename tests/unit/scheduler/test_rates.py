@@ -2,21 +2,21 @@
 
 import pytest
 
-from slotkeeper.scheduler.costs import CALL_SECONDS, FileTimes, Rates
+from slotkeeper.scheduler.costs import CALL_SECONDS, LinearTimes, Rates
 
 MB = 10**6
 
 
-def learned(*measured: tuple[float, float]) -> FileTimes:
+def learned(*measured: tuple[float, float]) -> LinearTimes:
     """Return times learned from files of this many megabytes that took this many milliseconds."""
-    times = FileTimes(5e8)
+    times = LinearTimes(5e8)
     for size, milliseconds in measured:
         times.took(int(size * MB), milliseconds / 1000)
     return times
 
 
 def test_before_the_first_measurement_the_time_is_a_guess():
-    assert FileTimes(5e8).seconds(100 * MB) == pytest.approx(CALL_SECONDS + 0.2)
+    assert LinearTimes(5e8).seconds(100 * MB) == pytest.approx(CALL_SECONDS + 0.2)
 
 
 def test_a_slow_first_file_does_not_decide_the_rate():
@@ -49,7 +49,7 @@ def test_times_are_never_negative():
 
 
 def test_measurements_without_information_are_ignored():
-    assert learned((0.001, 500), (1, 0)).seconds(MB) == FileTimes(5e8).seconds(MB)
+    assert learned((0.001, 500), (1, 0)).seconds(MB) == LinearTimes(5e8).seconds(MB)
 
 
 def test_costs_of_files_are_the_tokens_that_the_engine_could_compute_meanwhile():
