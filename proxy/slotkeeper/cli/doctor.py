@@ -24,9 +24,10 @@ from slotkeeper.engine.findings import Finding, Probe, Severity, about_files, ex
 from slotkeeper.engine.fingerprint import TOLERANCE, Identity
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.http import EngineAddress
+from slotkeeper.engine.memory import checkpoint_bytes, free_memory, state_bytes
 from slotkeeper.engine.router_client import RouterClient
 from slotkeeper.engine.swap_client import SwapClient
-from slotkeeper.engine.traits import Reading, identify, read_answers, read_traits, state_bytes
+from slotkeeper.engine.traits import Reading, identify, read_answers, read_traits
 from slotkeeper.scheduler.engine_model import Known
 from slotkeeper.scheduler.router import ModelStatus
 from slotkeeper.scheduler.slot_contents import Tier
@@ -181,6 +182,8 @@ def _examined(
         slot_save=seen.slot_save,
         files=in_files,
         routed=routed,
+        checkpoint_bytes=checkpoint_bytes(reading.header, reading.flags) if reading.header else 0,
+        free_bytes=free_memory() if reading.header else None,  # its model is on this machine
     )
 
 

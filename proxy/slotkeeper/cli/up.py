@@ -33,12 +33,13 @@ from slotkeeper.engine.launch import (
     private_folder,
     recommended,
 )
+from slotkeeper.engine.memory import MemoryPlan, free_memory, plan_memory
 from slotkeeper.engine.process import EngineDiedError, EngineProcess, Supervisor
 from slotkeeper.observe.log import get_logger
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.types import EngineId
 from slotkeeper.settings import Settings
-from slotkeeper.vocab.gguf import GgufError, read_header
+from slotkeeper.vocab.gguf import GgufError, GgufHeader, read_header
 
 MODEL_FLAGS: Final = {"-m", "--model", "-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "--models-dir"}
 LOG_NAME: Final = "llama-server.log"
@@ -119,15 +120,15 @@ def _plan(
 ) -> LaunchPlan:
     binary = find_engine(engine)
     words = list(extra)
-    trained = 0
     if not MODEL_FLAGS & {*given(words), *words}:
-        path = model or build(Tiny.HYBRID)
-        trained = _trained_context(path)
-        words = ["--model", str(path), *words]
+        words = ["--model", str(model or build(Tiny.HYBRID)), *words]
     elif model is not None:
         raise UsageError("the model is named twice: by --model and after --")
     folder = settings.slot_dir or _state_folder()
     environ = None if binary.kind is EngineKind.XLLAMACPP else os.environ  # the library reads no LLAMA_ARG_*
+    named = EngineFlags.parse(words, environ)
+    header = _header(named.model) if named.model else None
+    memory = _memory_plan(header, named, slots, context_tokens)
     args = [
         *recommended(
             binary.known,
@@ -136,9 +137,11 @@ def _plan(
             slot_dir=_slot_folder(settings.slot_dir or folder / "slots"),
             slots=slots,
             context_tokens=context_tokens,
-            trained_tokens=trained,
+            trained_tokens=header.context_length if header else 0,
             eager_thinning=binary.eager_thinning,
-            namespaces=_needs_namespaces(settings, EngineFlags.parse(words, environ)),
+            namespaces=_needs_namespaces(settings, named),
+            checkpoints=memory.checkpoints,
+            ram_cache_mib=memory.ram_cache_mib,
         ),
         *words,
     ]
@@ -178,15 +181,29 @@ def _slot_folder(path: Path) -> Path:
         raise UsageError(f"--slot-dir: {error}; give a folder that this user can write to") from None
 
 
-def _trained_context(path: Path) -> int:
-    """Return the model's context in tokens, 0 if unknown.
+def _memory_plan(
+    header: GgufHeader | None, named: EngineFlags, slots: int, context_tokens: int
+) -> MemoryPlan:
+    """Return how many checkpoints the engine may keep, and how large its RAM cache may be."""
+    if header is None or named.model is None:
+        return MemoryPlan()
+    count = slots if named.auto_slots else named.n_parallel or slots
+    return plan_memory(
+        header,
+        named,
+        model_bytes=named.model.stat().st_size,
+        slots=count,
+        cells=named.n_ctx or count * context_tokens,
+        free_bytes=free_memory(),
+    )
 
-    Raises UsageError if the file is missing or not GGUF.
-    """
+
+def _header(path: Path) -> GgufHeader:
+    """Return the facts about a model. Raises UsageError if the file is missing or not GGUF."""
     if not path.is_file():
         raise UsageError(f"--model: there is no file {path}")
     try:
-        return read_header(path).context_length
+        return read_header(path)
     except GgufError as error:
         raise UsageError(f"--model: {path} is not a GGUF file: {error}") from None
 

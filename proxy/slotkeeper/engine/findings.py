@@ -14,6 +14,7 @@ from slotkeeper.engine.answers import EngineError
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.flags import AUTO_SLOTS, EngineFlags
 from slotkeeper.engine.http import Headers
+from slotkeeper.engine.memory import MAX_CHECKPOINTS, affordable_checkpoints
 from slotkeeper.engine.traits import Reading
 from slotkeeper.scheduler.engine_model import EngineTraits, Known, Memory, cells_of
 
@@ -91,17 +92,29 @@ def examine(
     slot_save: SaveSupport,
     files: Iterable[Finding] | None = None,
     routed: bool = False,
+    checkpoint_bytes: int = 0,
+    free_bytes: int | None = None,
 ) -> list[Finding]:
     """Return all findings, the worst first; an OK if nothing needs to change.
 
-    `files`: the findings of a check of slot files, None if there was no check. `routed`: it is a model of a
-    router or of llama-swap, whose process ends at each swap.
+    Args:
+        traits: of the engine.
+        flags: its command line, if that is known.
+        props: its answer to GET /props.
+        slots_ok: whether GET /slots is on.
+        metrics_ok: whether GET /metrics is on.
+        slot_save: whether it saves slots.
+        files: the findings of a check of slot files; None if there was no check.
+        routed: it is a model of a router or of llama-swap, whose process ends at each swap.
+        checkpoint_bytes: the size of one checkpoint; 0 = unknown.
+        free_bytes: memory that its machine has left; None = unknown.
     """
+    room = CheckpointRoom(traits.checkpoint_cap, traits.n_slots, checkpoint_bytes, free_bytes)
     found = [
         *about_routes(props, flags, slots_ok, metrics_ok),
         *(about_saving(slot_save) if files is None else files),
         *about_slots(traits, flags),
-        *about_checkpoints(traits, flags),
+        *about_checkpoints(traits, flags, room),
         *about_window(traits),
         *about_caches(traits, flags, routed=routed),
         *about_sleep(props, flags),
@@ -183,10 +196,47 @@ def about_pool(traits: EngineTraits) -> Iterator[Finding]:
         yield Finding(trap="pool", severity=Severity.WARN, what=what, do=do)
 
 
-def about_checkpoints(traits: EngineTraits, flags: EngineFlags | None) -> Iterator[Finding]:
+@dataclass(frozen=True, slots=True)
+class CheckpointRoom:
+    """The memory that checkpoints take."""
+
+    cap: int  # of each slot, at most
+    slots: int
+    each_bytes: int  # 0: unknown
+    free_bytes: int | None  # of the machine; None: unknown
+
+    @property
+    def advised(self) -> int:
+        """How many each slot should keep."""
+        if self.free_bytes is None:
+            return MAX_CHECKPOINTS
+        return affordable_checkpoints(self.each_bytes, self.slots, self.free_bytes)
+
+    def need(self, checkpoints: int) -> int:
+        """Return the bytes of so many checkpoints in every slot."""
+        return checkpoints * self.slots * self.each_bytes
+
+    def sentence(self, checkpoints: int) -> str:
+        """Return how much memory so many checkpoints need; nothing if their size is not known."""
+        if not self.each_bytes:
+            return ""
+        free = "" if self.free_bytes is None else f" of {_gib(self.free_bytes)} that are free"
+        each = f"A checkpoint of this model has {self.each_bytes / (1 << 20):.1f} MiB"
+        return (
+            f" {each}: {checkpoints} in each of {self.slots} slots need {_gib(self.need(checkpoints))}{free}."
+        )
+
+
+def _gib(bytes_: int) -> str:
+    return f"{bytes_ / (1 << 30):.1f} GiB"
+
+
+def about_checkpoints(
+    traits: EngineTraits, flags: EngineFlags | None, room: CheckpointRoom
+) -> Iterator[Finding]:
     if traits.cuttable:
         return
-    yield from _about_checkpoint_cap(traits.checkpoint_cap)
+    yield from _about_checkpoint_cap(room)
     if traits.eager_thinning and traits.checkpoint_min_step > 0:
         unsure = traits.known("checkpoint_min_step") is Known.DEFAULT and not flags
         sure = " (unless it was started with -cms 0)" if unsure else ""
@@ -204,13 +254,19 @@ def about_checkpoints(traits: EngineTraits, flags: EngineFlags | None) -> Iterat
         yield Finding(trap="template", severity=Severity.NOTE, what=what)
 
 
-def _about_checkpoint_cap(cap: int) -> Iterator[Finding]:
-    if cap == 0:
+def _about_checkpoint_cap(room: CheckpointRoom) -> Iterator[Finding]:
+    if room.cap == 0:
         what = "No context checkpoints: with this model, every edit computes the whole prompt again."
         yield Finding(trap="checkpoints", severity=Severity.FAIL, what=what, do="Remove --ctx-checkpoints 0.")
-    elif cap < FEW_CHECKPOINTS:
-        what = f"{cap} context checkpoints per slot are used up after a few turns."
-        yield Finding(trap="checkpoints", severity=Severity.WARN, what=what, do="Add --ctx-checkpoints 64.")
+    elif room.cap > room.advised:
+        what = f"{room.cap} context checkpoints per slot may not fit.{room.sentence(room.cap)}"
+        do = f"Use --ctx-checkpoints {room.advised}, fewer slots, or a shorter context."
+        yield Finding(trap="checkpoints", severity=Severity.WARN, what=what, do=do)
+    elif room.cap < min(FEW_CHECKPOINTS, room.advised):
+        what = f"{room.cap} context checkpoints per slot are used up after a few turns."
+        what += room.sentence(room.advised)
+        do = f"Use --ctx-checkpoints {room.advised}."
+        yield Finding(trap="checkpoints", severity=Severity.WARN, what=what, do=do)
 
 
 def about_window(traits: EngineTraits) -> Iterator[Finding]:

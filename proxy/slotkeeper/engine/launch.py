@@ -24,6 +24,7 @@ from typing import Final
 
 from slotkeeper.engine import fingerprint, xllama
 from slotkeeper.engine.flags import given
+from slotkeeper.engine.memory import MAX_CHECKPOINTS
 
 # One slot for the conversation, one for the client's side requests (titles, summaries, a second agent), so
 # that a side request does not evict a long prompt. Every further slot costs its full KV cache.
@@ -32,9 +33,6 @@ SLOTS: Final = 2
 # An agent's system prompt and tools are 10,000 to 25,000 tokens, so a smaller context is useless;
 # a model with 128 KiB of KV per token needs 4 GiB per slot for it.
 CONTEXT_TOKENS: Final = 32768
-
-# Measured best on agent-like work; 32 entries fill in eleven turns (engine.md 11).
-CHECKPOINTS: Final = 64
 
 
 def recommended(
@@ -49,6 +47,8 @@ def recommended(
     trained_tokens: int = 0,
     eager_thinning: bool = False,
     namespaces: bool = False,
+    checkpoints: int = MAX_CHECKPOINTS,
+    ram_cache_mib: int | None = None,
 ) -> list[str]:
     """Return the arguments to put before `user`'s own: flags that the build knows and the user left open.
 
@@ -63,6 +63,8 @@ def recommended(
         trained_tokens: the model's own limit, 0 = unknown.
         eager_thinning: b10434-class builds drop close checkpoints at every task (engine.md T7).
         namespaces: keys are kept apart, so the RAM cache, which only compares prompts, is off.
+        checkpoints: of each slot; see `memory.affordable_checkpoints`.
+        ram_cache_mib: the limit of the engine's RAM cache; None = its default.
     """
     chosen = given(user)
     each = min(context_tokens, trained_tokens) if trained_tokens else context_tokens
@@ -75,12 +77,14 @@ def recommended(
         ("--slots",),
         ("--metrics",),
         ("--slot-save-path", str(slot_dir)),
-        ("--ctx-checkpoints", str(CHECKPOINTS)),
+        ("--ctx-checkpoints", str(checkpoints)),
     ]
     if eager_thinning:  # on later builds the default keeps the oldest checkpoint and 0 drops it
         flags.append(("--checkpoint-min-step", "0"))
     if namespaces:
-        flags.append(("--cache-ram", "0"))
+        ram_cache_mib = 0
+    if ram_cache_mib is not None:
+        flags.append(("--cache-ram", str(ram_cache_mib)))
     return [word for flag in flags if flag[0] in known and flag[0] not in chosen for word in flag]
 
 

@@ -6,7 +6,7 @@ The format of its slot files needs an experiment, which is in `file_canary`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -27,52 +27,11 @@ from slotkeeper.engine.fingerprint import (
 from slotkeeper.engine.flags import AUTO_SLOTS, EngineFlags, flags_behind
 from slotkeeper.engine.http import Headers
 from slotkeeper.engine.markers import family_of, learn_markers, user_openers
+from slotkeeper.engine.memory import token_bytes
 from slotkeeper.scheduler.adapters import Adapter
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory, keeps_checkpoints
 from slotkeeper.scheduler.types import SlotId
 from slotkeeper.vocab.gguf import GgufHeader, read_header
-
-# Bytes of 32 values, from ggml's block sizes; a type that is not listed counts as f16.
-BLOCK_BYTES: Final = {
-    "f32": 128, "f16": 64, "bf16": 64, "q8_0": 34, "q5_1": 24, "q5_0": 22, "q4_1": 20, "q4_0": 18,
-    "iq4_nl": 18,
-}  # fmt: skip
-CELL_BYTES: Final = 28  # bytes of a token beside keys and values: its cell (at most 24) and its id (4)
-
-
-def state_bytes(header: GgufHeader, n_ctx: int, flags: EngineFlags | None = None) -> int:
-    """Return an upper bound in bytes of a full slot's keys and values; 0 if the header lacks their widths.
-
-    Sliding layers count as full attention; recurrent states are not counted.
-    """
-    kinds = (flags.cache_type_k, flags.cache_type_v) if flags else ("f16", "f16")
-    key, value = (BLOCK_BYTES.get(kind, BLOCK_BYTES["f16"]) for kind in kinds)
-    wide = header.values.get(f"{header.architecture}.embedding_length")
-    each = wide // header.head_count if isinstance(wide, int) and header.head_count else 0
-    heads = sum(kv_heads(header))
-    width = number(header, "attention.key_length", each) * key
-    width += number(header, "attention.value_length", each) * value
-    return (heads * width // 32 + CELL_BYTES) * n_ctx if heads and width else 0
-
-
-def token_bytes(header: GgufHeader, flags: EngineFlags | None = None) -> int:
-    """Return an upper bound of the bytes that each further token adds to a state: at least its cell."""
-    return max(CELL_BYTES, state_bytes(header, 1, flags))
-
-
-def kv_heads(header: GgufHeader) -> Sequence[int]:
-    """Return the number of KV heads of each attention layer."""
-    given = header.values.get(f"{header.architecture}.attention.head_count_kv", header.head_count)
-    if isinstance(given, tuple):
-        return [count for count in given if isinstance(count, int)]
-    layers = header.block_count - header.nextn_predict_layers
-    return [given] * (layers // (header.full_attention_interval or 1)) if isinstance(given, int) else []
-
-
-def number(header: GgufHeader, key: str, otherwise: int) -> int:
-    found = header.values.get(f"{header.architecture}.{key}", otherwise)
-    return found if isinstance(found, int) else otherwise
-
 
 # -- reading all traits ----------------------------------------------------------------------------------
 
