@@ -129,11 +129,12 @@ def test_a_request_waits_for_a_short_prefetch_and_stops_a_long_one():
 
 # -- a pass through the model takes time, whatever number of tokens it computes -------------------------
 
+TAIL = Tokens(range(20_000, 20_040))
 NEVER_WORTH_IT = 1e6  # seconds of a pass: nothing is prefetched
 
 
 def conversation(pauses):
-    """Play turns of one conversation, each after its pause. The next turn begins with five more tokens."""
+    """Play turns of one conversation, each after its pause. The next turn begins with forty more tokens."""
     play, prompt = Play(), PROMPT
     play.table.rates.prefilling.constant = NEVER_WORTH_IT
     for number, pause in enumerate([0.0, *pauses]):
@@ -142,8 +143,8 @@ def conversation(pauses):
         assert play.later(pause) << arrival << knows(request, prompt) >> goes(request, slot=0)
         cached = len(prompt) - 100 if number else 0
         assert play << ends(request, len(prompt), cached) >> reports(request)
-        assert play << follows(request, prompt + HEADER)
-        prompt = prompt + HEADER + Tokens(range(30_000 + 200 * number, 30_100 + 200 * number))
+        assert play << follows(request, prompt + TAIL)
+        prompt = prompt + TAIL + Tokens(range(30_000 + 200 * number, 30_100 + 200 * number))
     return play
 
 

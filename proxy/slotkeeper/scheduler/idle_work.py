@@ -409,7 +409,7 @@ def patience(state: State, table: EngineTable, contents: SlotContents, now: floa
         return max(soonest, takes)
     later = (JITTER * seconds for seconds in seen)
     for begins in sorted({soonest, *(seconds for seconds in later if seconds > soonest)}):
-        if _expected_gain(seen, begins, takes, saves) > 0:
+        if _expected_gain(seen, begins, takes, contents.likely * saves) > 0:
             return begins
     return inf
 
