@@ -113,8 +113,15 @@ def test_a_container_has_what_its_control_group_leaves(tmp_path, monkeypatch):
 
 def findings(cap, **known):
     traits = EngineTraits(memory=Memory.HYBRID, n_slots=2, checkpoint_cap=cap)
-    answers = {"slots_ok": True, "metrics_ok": True, "slot_save": SaveSupport.YES}
-    found = examine(traits, NO_FLAGS, {"chat_template": "x"}, **answers, **known)
+    found = examine(
+        traits,
+        NO_FLAGS,
+        {"chat_template": "x"},
+        slots_ok=True,
+        metrics_ok=True,
+        slot_save=SaveSupport.YES,
+        **known,
+    )
     return [one for one in found if one.trap == "checkpoints"]
 
 
