@@ -240,9 +240,9 @@ def thoughtless(messages: Sequence[Doc]) -> list[Doc]:
 
 # -- a client's habit, learned from its requests and our replies -----------------------------------------
 
-# A right prediction removes a quarter of the doubt, a wrong one half of the trust.
-TRUST: Final = 0.25
-DOUBT: Final = 0.5
+# The share of the doubt that a right prediction leaves, and of the trust that a wrong one does.
+DOUBT_LEFT: Final = 0.75
+TRUST_LEFT: Final = 0.5
 _WRAP_LIMIT: Final = 64  # characters that a client puts before and after reasoning, in all
 
 
@@ -311,14 +311,19 @@ def learnt(habit: Habit, reply: Doc, messages: Sequence[Doc], at: int, *, before
 
 
 def judged(habit: Habit, reply: Doc, *, returned: bool) -> Habit:
-    """Return the habit after the next turn began with `reply` as predicted, or did not."""
-    chance = habit.chance(reply)
-    chance = chance + (1.0 - chance) * TRUST if returned else chance * DOUBT
-    return (
-        replace(habit, calls_return=chance)
-        if reply.get("tool_calls")
-        else replace(habit, answers_return=chance)
-    )
+    """Return the habit after the next turn began with `reply` as predicted, or did not.
+
+    A client that sends its calls back sends answers back too. One whose user leaves an answer out may not.
+    """
+    if returned:
+        calls, answers = (
+            1.0 - (1.0 - old) * DOUBT_LEFT for old in (habit.calls_return, habit.answers_return)
+        )
+        return replace(habit, calls_return=calls, answers_return=answers)
+    chance = habit.chance(reply) * TRUST_LEFT
+    if reply.get("tool_calls"):
+        return replace(habit, calls_return=chance)
+    return replace(habit, answers_return=chance)
 
 
 def _fitting(known: tuple[_Way, ...], ways: Iterable[_Way], fits: Callable[[_Way], bool]) -> tuple[_Way, ...]:

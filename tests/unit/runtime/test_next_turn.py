@@ -244,9 +244,18 @@ async def test_a_reply_is_judged_once_however_many_requests_contain_it(turns):
     assert chance(turns) == 0.625
 
 
-async def test_the_result_of_a_call_is_likely_from_the_start_and_judged_apart(turns):
+async def test_the_result_of_a_call_is_likely_from_the_start_and_its_absence_tells_nothing_of_answers(turns):
     talk = Program(turns, Template())
     await talk.said(ASKED, CALL)
     assert chance(turns, CALL) == 0.9
     await talk.said([*ASKED, MORE], PLAIN)
     assert (chance(turns, CALL), chance(turns)) == (0.45, 0.5)
+
+
+async def test_calls_that_come_back_make_it_likely_that_the_answer_behind_them_does(turns):
+    talk, history = Program(turns, Template()), [*ASKED]
+    for number in range(3):
+        await talk.said(history, CALL)
+        history += [CALL, {**RESULT, "content": f"{number}"}]
+    await talk.said(history, PLAIN)
+    assert chance(turns) > 0.75
