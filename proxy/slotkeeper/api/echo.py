@@ -310,6 +310,15 @@ def learnt(habit: Habit, reply: Doc, messages: Sequence[Doc], at: int, *, before
     return replace(habit, puzzling=True)
 
 
+def follows(reply: Doc, after: Sequence[Doc]) -> bool:
+    """Whether the messages after a request begin with its reply, and go on as `next_turns` expects."""
+    match [message.get("role") for message in after[:2]]:
+        case ["assistant", behind]:
+            return bool(reply.get("tool_calls")) or behind != "tool"
+        case roles:
+            return roles == ["assistant"]
+
+
 def judged(habit: Habit, reply: Doc, *, returned: bool) -> Habit:
     """Return the habit after the next turn began with `reply` as predicted, or did not.
 

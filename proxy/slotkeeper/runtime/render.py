@@ -17,6 +17,7 @@ from slotkeeper.api.document import Doc, rows, text
 from slotkeeper.api.echo import (
     Arguments,
     Habit,
+    follows,
     gleaned,
     guesses,
     judged,
@@ -279,8 +280,8 @@ class NextTurns:
     def _judged(self, habit: Habit, client: str, messages: Sequence[Doc], digests: Sequence[bytes]) -> Habit:
         """Return the habit with what these messages say about the newest reply that they should contain.
 
-        A reply that is asked for again, or that another message follows, did not come back. The replies in a
-        history of which no message is known were not predicted either.
+        A reply that was asked for again or left out did not come back. The replies in a history of which no
+        message is known were not predicted either.
         """
         for at in range(len(messages), 0, -1):
             key = client, digests[at - 1]
@@ -288,8 +289,8 @@ class NextTurns:
             if stored is None:
                 continue
             if not stored.judged:
-                here = at < len(messages) and messages[at].get("role") == "assistant"
-                habit = judged(habit, stored.reply, returned=here and not habit.puzzling)
+                returned = not habit.puzzling and follows(stored.reply, messages[at:])
+                habit = judged(habit, stored.reply, returned=returned)
                 self._replies.put(key, replace(stored, judged=True, habit=stored.habit.trusting(habit)))
             return habit
         foreign = [message for message in messages if message.get("role") == "assistant"]

@@ -221,13 +221,10 @@ async def test_each_reply_that_comes_back_makes_the_next_prediction_more_likely(
         [*ASKED],  # the user has it answered again
         [*ASKED, MORE],  # and leaves the answer out
         [*ASKED, {**PLAIN, "content": "Rewritten."}, MORE],
-        [
-            {"role": "user", "content": "Look, with what was found."},
-            PLAIN,
-            MORE,
-        ],  # the question is wrapped anew
+        [*ASKED, PLAIN, RESULT],  # of a call that it did not make
+        [{"role": "user", "content": "Found: a cat."}, PLAIN, MORE],  # the question is written anew
     ],
-    ids=["again", "left out", "rewritten", "wrapped"],
+    ids=["again", "left out", "rewritten", "result", "wrapped"],
 )
 async def test_a_reply_that_does_not_come_back_makes_the_next_prediction_less_likely(turns, then):
     talk = Program(turns, Template())
