@@ -224,6 +224,8 @@ async def test_a_request_that_cannot_be_placed_has_one_reason_everywhere(tmp_pat
         assert f'"{reason.value}"' in (await status_of(client, f"{admin}/api/requests/{asked}"))[1]
         status, text = await status_of(client, f"{admin}/readyz")
         assert (status, "unplaced" in text) == (200, True), "no other request could ever come"
+        kept_for_a_key = len(sidecar.driver.effect_runner.late_renders)
+        assert kept_for_a_key == (reason is Reason.KEY_REFUSED), "an engine without slots is never known"
 
 
 async def test_a_sleeping_engine_is_ready_and_a_request_wakes_it(build, tmp_path):

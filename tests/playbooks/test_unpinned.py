@@ -142,6 +142,14 @@ def test_an_old_observation_of_an_ended_request_does_not_show_a_foreign_task():
     assert play << arrives("r2") << knows("r2", A) >> goes("r2")  # no other client was seen here
 
 
+@pytest.mark.parametrize(("speculative", "more", "slot"), [(True, 9, 1), (False, 9, None), (True, -9, None)])
+def test_the_slot_of_a_reply_that_ended_within_a_draft_holds_more_tokens(speculative, more, slot):
+    play = Play(speculative=speculative)
+    assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS)
+    assert play << ends("r1", 300, 0, generated=21)
+    assert play << sees(contents={1: 320 + more}) >> reports("r1", slot=slot)
+
+
 def test_two_requests_whose_slots_were_not_seen_are_attributed_to_two_slots():
     play = Play()
     assert play << bypass("r1") >> unpinned("r1", Reason.BYPASS)

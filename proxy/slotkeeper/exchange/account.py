@@ -302,8 +302,9 @@ class Account:
                         raise
             else:
                 unknown = link.unknown
-                late = partial(self._render_late, ask)
-                driver.effect_runner.late_renders.keep(key, self.record.body_bytes, late)
+                if unknown is not Unknown.NO_SLOTS:  # what its slots hold will never be known
+                    late = partial(self._render_late, ask)
+                    driver.effect_runner.late_renders.keep(key, self.record.body_bytes, late)
         except render.FAILURES as error:
             log.info("not_rendered", request_id=self.id, error=sayable(error))
             if isinstance(error, render.OURS):

@@ -165,7 +165,7 @@ def _adopt(table: EngineTable, seen: Observed, settled: dict[RequestId, SlotId])
     free = _thought_idle(table, seen, busy=False)
     for orphan in due:
         table.ended(orphan)
-        newest = max(_fitting(free, orphan.total), key=_age, default=None)
+        newest = max(_fitting(table, free, orphan.total), key=_age, default=None)
         if newest:
             settled[orphan.request] = newest.slot
             free.remove(newest)
@@ -176,9 +176,10 @@ def _adopt(table: EngineTable, seen: Observed, settled: dict[RequestId, SlotId])
             _correct(table, view, seen.at)
 
 
-def _fitting(free: Iterable[SlotView], total: int | None) -> Iterator[SlotView]:
-    """Yield the slots that hold as many tokens as a request left behind."""
-    return (view for view in free if total and abs((view.held or 0) - total) <= COUNT_SLIP)
+def _fitting(table: EngineTable, free: Iterable[SlotView], total: int | None) -> Iterator[SlotView]:
+    """Yield the slots that hold as many tokens as a request left behind, or those of a draft more."""
+    more = DRAFTED if table.traits.speculative else COUNT_SLIP
+    return (view for view in free if total and -COUNT_SLIP <= (view.held or 0) - total <= more)
 
 
 def _full(seen: Observed) -> bool:
