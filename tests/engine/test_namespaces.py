@@ -305,3 +305,62 @@ async def test_a_resumed_stream_that_is_stopped_does_not_look_whole(engine_facto
             while await looked_up(ann) != [("chat", True)]:
                 await asyncio.sleep(0.02)
         assert b'"stop":true' in (await ann.get("/v1/stream?conv_id=chat&from=0")).content
+
+
+SHARED: Final = (
+    *(
+        ("GET", path)
+        for path in ("/slots", "/sl%6fts", "/%u0073lots", "/slots%09", "/tools", "/cors-proxy?url=x")
+    ),
+    *(("POST", path) for path in ("/props", "/lora-adapters", "/tools", "/v1/chat/completions/control")),
+)
+
+
+@pytest.mark.parametrize("namespaces", ["key", "off"])
+async def test_routes_by_which_a_key_sees_or_changes_the_work_of_others_are_closed(
+    engine_factory, build, namespaces
+):
+    """Also under each way of writing the path that the engine reads alike."""
+    engine = engine_factory("tiny-dense", build, args=["--api-key", "ann,bob"])
+    async with probed(before(engine, namespaces=namespaces)) as sidecar, client(sidecar, BOB) as bob:
+        seen = {}
+        for method, path in SHARED:
+            answer = await bob.request(method, path, json=[] if "lora" in path else {"id": "x"})
+            seen[path] = answer.status_code == 403 and "--namespaces" in answer.text
+        assert (await bob.get("/props")).status_code == (await bob.get("/v1/models")).status_code == 200
+    assert set(seen.values()) == {namespaces == "key"}, seen
+
+
+# All that a request can say of a slot, a stream, a state or another server, besides what `asks` sends.
+SAID: Final[dict[str, tuple[dict[str, str], dict[str, Any]]]] = {
+    "a stream": ({"X-Conversation-Id": "chat"}, {}),
+    "where a stream goes on": ({"Last-Event-ID": "1"}, {}),
+    "tools": ({"X-Tool-Cwd": "/", "X-Tool-Runtime": "docker", "X-Resp-Type": "base64"}, {}),
+    "a header for another server": ({"X-Llama-Server-Proxy-Header-Authorization": "x"}, {}),
+    "a slot": ({}, {"id_slot": 0}),
+    "no slot": ({}, {"id_slot": -1}),
+    "reuse": ({}, {"cache_prompt": True, "n_cache_reuse": 1, "n_keep": -1}),
+    "a control": ({}, {"reasoning_control": True}),
+    "stored answers": ({}, {"store": True, "conversation": "chat", "session_id": "chat", "user": "ann"}),
+    "samplers in the engine's backend": ({}, {"backend_sampling": True}),
+    "adapters": ({}, {"lora": []}),
+}
+
+
+@pytest.mark.parametrize("said", SAID)
+async def test_nothing_that_a_request_says_gives_it_a_state_or_ends_a_stream_of_another_key(
+    engine_factory, build, said
+):
+    engine = engine_factory("tiny-dense", build, args=["--api-key", "ann,bob", "--cache-ram", "0"])
+    headers, fields = SAID[said]
+    ask = {"prompt": story("said"), "n_predict": 2, **fields}
+    async with probed(before(engine)) as sidecar, client(sidecar, ANN) as ann, client(sidecar, BOB) as bob:
+        assert (await ann.post("/completion", json=ask, headers=headers)).status_code == 200
+        async with ann.stream(
+            "POST", "/completion", json={**ENDLESS, "n_predict": 4000}, headers=CHAT_ID
+        ) as long:
+            pieces = long.aiter_bytes()
+            heard = await anext(pieces)
+            assert cached(await bob.post("/completion", json=ask, headers=headers)) == 0
+            heard += b"".join([piece async for piece in pieces])
+    assert b'"tokens_predicted":4000' in heard

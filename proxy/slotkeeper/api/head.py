@@ -121,6 +121,24 @@ _OF_CLIENTS: Final = frozenset(
 )
 
 
+# By these a client sees or changes what the engine does for others, or has it call servers and run tools.
+_SHARED: Final = frozenset(
+    {
+        *(("GET", path) for path in ("/slots", "/tools", "/cors-proxy", "/models/sse")),
+        *(("POST", path) for path in ("/props", "/lora-adapters", "/tools", "/cors-proxy")),
+        ("POST", "/v1/chat/completions/control"),
+    }
+)
+
+
+def is_shared(method: str, path: str, prefix: str = "") -> bool:
+    """Whether one client of the engine could see, slow or cut another by this route, whatever its body says.
+
+    Slot actions, models, and resumable streams have their own checks.
+    """
+    return ("GET" if method == "HEAD" else method, unquote(path).removeprefix(prefix)) in _SHARED
+
+
 def is_open(method: str, path: str, prefix: str = "") -> bool:
     """Whether the route needs no key: it shows no private data, and the engine asks for no key either."""
     return method == "OPTIONS" or (method in {"GET", "HEAD"} and path.removeprefix(prefix) in OPEN)

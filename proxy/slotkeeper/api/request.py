@@ -281,6 +281,14 @@ def plain(path: str) -> str:
     )
 
 
+def is_plain(path: str) -> bool:
+    """Whether every parser reads the path alike."""
+    try:
+        return bool(plain(path))
+    except NotPlain:
+        return False
+
+
 def as_int(value: Any) -> int | None:
     """Return the engine's conversion of a value to a 32-bit integer; None: none, or unknown.
 

@@ -160,6 +160,7 @@ class DataPort:
             api = classify(request.method, route, self._prefix)
             self._not_again(request)
             self._gate.door.admit(request, api, path)
+            self._gate.door.keep_apart(request, route)
             self._check_health(request, path)
             takes_slot, arrived = api in TAKES_SLOT, self._gate.driver.now()
             streams = is_stream_route(route, self._prefix) and request.method != "OPTIONS"

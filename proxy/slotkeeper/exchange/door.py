@@ -22,7 +22,8 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from slotkeeper.api.errors import ClientFault, UpstreamFault
-from slotkeeper.api.head import AUTH, Api, is_for_clients, is_open
+from slotkeeper.api.head import AUTH, Api, is_for_clients, is_open, is_shared
+from slotkeeper.api.request import is_plain
 from slotkeeper.engine.answers import Health
 from slotkeeper.engine.http import RUNNING
 from slotkeeper.exchange.connections import Network, asker
@@ -48,6 +49,10 @@ BEARER: Final = "Bearer "
 NO_KEY: Final = "a key is needed here: send it as `Authorization: Bearer KEY` or `X-Api-Key: KEY`"
 UNKNOWN_KEY: Final = "this key is not known here; ask the operator of the sidecar for one"
 NOT_YOURS: Final = "this route is for operators; the sidecar's keys file says which keys are theirs"
+SHARED: Final = (
+    "this route shows or changes what the engine does for other keys, and keys are kept apart here "
+    "(--namespaces); use the engine's own port, or a key of --keys-file with `operator = true`"
+)
 OWN_REFUSED: Final = (
     "the engine refuses the key of the sidecar itself; its operator has to set --engine-api-key to a key of "
     "llama-server's --api-key"
@@ -130,6 +135,17 @@ class Door:
             raise ClientFault(NOT_YOURS, status=403)
         namespace = key.namespace if self._namespaces else ""
         request[_CALLER] = Caller(_line(f"name {key.name}"), namespace, key)
+
+    def keep_apart(self, request: web.BaseRequest, route: str) -> None:
+        """Refuse a client of a namespace the routes that are shared by all. Raises ClientFault.
+
+        So it is with a path that the engine may read otherwise than we do.
+        """
+        key = self.caller(request).key
+        if not self._namespaces or (key and key.operator):
+            return
+        if is_shared(request.method, route, self._prefix) or not is_plain(route):
+            raise ClientFault(SHARED, status=403)
 
     @asynccontextmanager
     async def counted(self, request: web.BaseRequest, api: Api) -> AsyncIterator[Counted | None]:

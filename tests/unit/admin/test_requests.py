@@ -151,6 +151,7 @@ async def test_the_detail_contains_the_summary_and_more():
             (line,) = (await answer.json())["requests"]
         _, document = await detail_of(client, "some-request")
     assert line.pop("stages").keys() == document["stages"].keys() == {"read"}  # it is still running
+    assert line.pop("to_first_token_seconds") <= document["to_first_token_seconds"]  # so is its wait
     assert {name: document[name] for name in line} == line
     assert document["explanation"] == ["It has not ended yet."]
     assert {"timeline", "choice", "parting", "changes"} <= document.keys() - line.keys()

@@ -1,6 +1,6 @@
 import pytest
 
-from slotkeeper.api.head import Api, classify, is_for_clients, is_open
+from slotkeeper.api.head import Api, classify, is_for_clients, is_open, is_shared
 
 
 @pytest.mark.parametrize(
@@ -118,3 +118,20 @@ def test_routes_that_concern_only_the_caller_are_for_clients(method, path):
     for prefix in ("", "/llm"):
         api = classify(method, prefix + path, prefix)
         assert is_for_clients(api, method, prefix + path, prefix)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "shared"),
+    [
+        ("GET", "/slots", True),
+        ("HEAD", "/slots", True),
+        ("GET", "/%73lots", True),
+        ("POST", "/tools", True),
+        ("POST", "/v1/chat/completions/control", True),
+        ("GET", "/props", False),
+        ("GET", "/metrics", False),
+        ("POST", "/v1/chat/completions", False),
+    ],
+)
+def test_routes_by_which_one_client_sees_or_changes_the_work_of_others_are_known(method, path, shared):
+    assert is_shared(method, path) is is_shared(method, f"/api{path}", "/api") is shared
