@@ -7,7 +7,7 @@ PYTEST_ARGS ?=
 WORKERS ?= 3
 ROUNDS ?= 5
 
-.PHONY: help demo unit coverage test test-remaining rehearse search fuzz soak test-image test-fleet test-real lint audit bench lock clean
+.PHONY: help demo unit coverage test test-remaining rehearse search fuzz soak test-image test-fleet test-real lint audit images bench lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -65,6 +65,11 @@ lint: $(VENVS)/dev/ready  ## style, types, direction of imports
 
 audit: $(VENVS)/audit/ready  ## known vulnerabilities of the packages in the image
 	$(VENVS)/audit/bin/pip-audit --requirement requirements/image.lock --require-hashes --disable-pip --progress-spinner off
+
+images: $(VENVS)/dev/ready  ## pictures of the dashboard in docs/images, by its tests in a real browser; of states in build/images
+	ARTIFACTS=$(CURDIR)/build/images $(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -q tests/dashboard/test_access.py tests/dashboard/test_states.py
+	for name in light dark phone; do cp build/images/$$name.png docs/images/dashboard-$$name.png; done
+	cp build/images/why-light.png docs/images/dashboard-why.png
 
 bench: $(VENVS)/dev/ready  ## benchmarks (beside nginx, if it is installed)
 	$(VENVS)/dev/bin/python -m benchmarks

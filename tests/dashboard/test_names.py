@@ -223,7 +223,7 @@ async def test_the_page_shows_whether_an_engine_fails_or_is_drained(
         await looker.open()
         told = looker.page.locator(".engine h3 .state").first
         await expect(told).to_have_text(shown)
-        await expect(told).to_have_attribute("data-state", "down" if shown == "failing" else "up")
+        await expect(told).to_have_attribute("data-state", "down" if shown == "failing" else "passing")
         assert looker.complaints == []
 
 

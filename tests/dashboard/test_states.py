@@ -7,9 +7,11 @@ import io
 import os
 import re
 import signal
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,13 +23,26 @@ from rich.console import Console
 from structlog.testing import capture_logs
 
 from dashboard.reading import PHONE, Reader, admin_of, reading
+from engine.conftest import wait_until
+from engine.under_up import QUIET, Up
 from patience import PATIENCE
 from slotkeeper.app import Sidecar, running
 from slotkeeper.bench import lab
-from slotkeeper.bench.models import Tiny
+from slotkeeper.bench.demo import prose
+from slotkeeper.bench.models import Fat, Tiny, build
 from slotkeeper.cli.top import top
-from slotkeeper.engine.launch import EngineKind, free_port
-from slotkeeper.observe.states import ENGINE_TEXTS, EngineState, Service, service_text
+from slotkeeper.engine.launch import EngineKind, find_engine, free_port
+from slotkeeper.observe.request_record import Record, RequestStage
+from slotkeeper.observe.states import (
+    ENGINE_TEXTS,
+    SPENT_NAMES,
+    STEP_TEXTS,
+    Doing,
+    EngineState,
+    Service,
+    Spent,
+    service_text,
+)
 from slotkeeper.settings import Settings
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -49,6 +64,7 @@ class Scene:
     wait: float = 60.0  # --engine-wait
     happens: Callable[[Engine, Sidecar], Awaitable[None]] | None = None  # once the sidecar runs
     probed: bool = True  # whether the sidecar can probe the engine at first
+    loads: bool = False  # whether it loads its model for as long as the test runs
 
 
 async def killed(engine: Engine, _: Sidecar) -> None:
@@ -75,6 +91,7 @@ SCENES: Final = {
     "with_a_key": Scene(
         EngineState.KEY_REFUSED, Service.PASSED, UNKNOWN, ("--api-key", "right"), probed=False
     ),
+    "loading": Scene(EngineState.LOADING, Service.FAILS, None, probed=False, loads=True),
     "asleep": Scene(EngineState.SLEEPING, Service.WAKES, None, ("--sleep-idle-seconds", "1")),
     "frozen": Scene(EngineState.FROZEN, Service.FAILS, DOWN, happens=frozen),
     "killed_and_awaited": Scene(EngineState.AWAITED, Service.WAITS, DOWN, happens=killed),
@@ -83,25 +100,26 @@ SCENES: Final = {
 }
 
 
-async def state_of(sidecar: Sidecar) -> Document:
-    async with aiohttp.ClientSession() as admin, admin.get(f"{admin_of(sidecar)}/api/state") as answer:
-        return dict(await answer.json())
-
-
-async def until(sidecar: Sidecar, so: Callable[[Document], bool]) -> Document:
-    """Return /api/state once it is so."""
-    async with asyncio.timeout(PATIENCE):
-        while not so(found := await state_of(sidecar)):
+async def until(admin: str, so: Callable[[Document], bool]) -> Document:
+    """Return /api/state of the admin port once it is so."""
+    async with asyncio.timeout(PATIENCE), aiohttp.ClientSession() as client:
+        while True:
+            async with client.get(f"{admin}/api/state") as answer:
+                if so(found := dict(await answer.json())):
+                    return found
             await asyncio.sleep(0.05)
-    return found
 
 
-async def top_of(sidecar: Sidecar) -> str:
+async def scraped(admin: str) -> list[str]:
+    """Return the lines of /metrics."""
+    async with aiohttp.ClientSession() as client, client.get(f"{admin}/metrics") as answer:
+        return (await answer.text()).splitlines()
+
+
+async def top_of(admin: str) -> str:
     """Return what `slotkeeper top --once` prints, with single spaces."""
     out = io.StringIO()
-    assert (
-        await top(Console(file=out, width=200), admin=admin_of(sidecar), token=None, every=1, once=True) == 0
-    )
+    assert await top(Console(file=out, width=200), admin=admin, token=None, every=1, once=True) == 0
     return " ".join(out.getvalue().split())
 
 
@@ -138,6 +156,23 @@ async def shown(looker: Reader, scene: Scene, name: str) -> None:
 
 
 @asynccontextmanager
+async def engine_of(scene: Scene, folder: Path) -> AsyncIterator[Engine]:
+    if not scene.loads:
+        async with lab.tiny_engine(Tiny.HYBRID, EngineKind.XLLAMACPP, folder, *scene.args) as engine:
+            yield engine
+        return
+    model, binary = folder / "endless.gguf", find_engine(EngineKind.XLLAMACPP)
+    os.mkfifo(model)  # the engine waits until someone writes there, and says that it loads its model
+    engine = lab.Restartable(binary, lab.stock_flags(binary, model, folder), folder / "engine.log")
+    engine.process.start()
+    try:
+        yield engine
+    finally:
+        engine.kill()
+        await engine.process.stop()
+
+
+@asynccontextmanager
 async def watched(engine: Engine, scene: Scene) -> AsyncIterator[Sidecar]:
     settings = Settings(
         upstream=(engine.base,),
@@ -157,21 +192,22 @@ async def watched(engine: Engine, scene: Scene) -> AsyncIterator[Sidecar]:
 @pytest.mark.parametrize("name", SCENES)
 async def test_every_view_says_the_same_of_an_engine(browser: Browser, tmp_path: Path, name: str):
     scene = SCENES[name]
-    async with lab.tiny_engine(Tiny.HYBRID, EngineKind.XLLAMACPP, tmp_path, *scene.args) as engine:
+    async with engine_of(scene, tmp_path) as engine:
         with capture_logs() as lines:
             async with watched(engine, scene) as sidecar:
                 if scene.happens:
                     await scene.happens(engine, sidecar)
-                found = await until(sidecar, lambda seen: seen["engines"][0]["state"] == scene.state)
+                admin = admin_of(sidecar)
+                found = await until(admin, lambda seen: seen["engines"][0]["state"] == scene.state)
                 assert found["engines"][0]["state_text"] == ENGINE_TEXTS[scene.state]
                 said = service_text(scene.service, scene.wait)
                 assert found["service"] == {"state": scene.service.value, "text": said}
                 assert measured(sidecar, engine.base) == [scene.state.value]
                 assert alerts_of(scene.state) == [scene.alert] * bool(scene.alert)
-                screen = await top_of(sidecar)
+                screen = await top_of(admin)
                 assert said in screen
                 assert scene.state is EngineState.UP or scene.state.value.replace("_", " ") in screen
-                async with reading(browser, admin_of(sidecar)) as looker:
+                async with reading(browser, admin) as looker:
                     await shown(looker, scene, name)
                 if scene.state is EngineState.FROZEN and engine.process.pid:
                     os.kill(engine.process.pid, signal.SIGCONT)
@@ -186,7 +222,46 @@ async def test_an_engine_that_was_never_there_is_down(browser: Browser):
     async with running(settings) as sidecar, reading(browser, admin_of(sidecar)) as looker:
         await shown(looker, scene, "absent")
         assert measured(sidecar, absent) == [EngineState.DOWN.value]
-        assert service_text(Service.FAILS, 0) in await top_of(sidecar)
+        assert service_text(Service.FAILS, 0) in await top_of(admin_of(sidecar))
+
+
+async def test_an_engine_that_up_starts_again_is_awaited(browser: Browser, tmp_path: Path):
+    """The next engine is stopped as soon as it is started, so that it is awaited for long enough to look."""
+    model = str(build(Tiny.HYBRID))
+    words = [sys.executable, "-m", "slotkeeper", "up", "--engine", EngineKind.XLLAMACPP, "--model", model]
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("SLOTKEEPER_")}
+    environ = {**kept, "XDG_STATE_HOME": str(tmp_path / "state")}
+    running = Up([*words, *QUIET, "--", "-t", "1"], tmp_path / "up.log", environ)
+    scene, engines = SCENES["killed_and_awaited"], set[int]()
+    try:
+        await asyncio.to_thread(wait_until, running.ready)
+        engines.add(first := running.engine or 0)
+        os.kill(first, signal.SIGKILL)
+        await asyncio.to_thread(wait_until, lambda: running.engine not in {None, first})
+        engines.add(second := running.engine or 0)
+        os.kill(second, signal.SIGSTOP)
+        admin = running.url("admin")
+        found = await until(admin, lambda seen: seen["engines"][0]["state"] == scene.state)
+        text = service_text(scene.service, scene.wait)
+        assert found["service"] == {"state": scene.service, "text": text}
+        screen = await top_of(admin)
+        assert text in screen
+        assert ENGINE_TEXTS[scene.state] in screen
+        series = f'slotkeeper_engine_state{{engine="{found["engines"][0]["engine"]}",state="awaited"}} 1.0'
+        assert series in await scraped(admin)
+        async with reading(browser, admin) as looker:
+            await shown(looker, scene, "restarting")
+        os.kill(second, signal.SIGCONT)
+        await until(admin, lambda seen: seen["engines"][0]["state"] == EngineState.UP)
+        logged = [line["state"] for line in running.lines("engine_state")]
+        assert logged[-1] == EngineState.UP
+        assert EngineState.AWAITED in logged
+    finally:
+        running.process.kill()
+        running.process.wait()
+        for pid in engines:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 # -- requests ----------------------------------------------------------------------------------------------
@@ -201,6 +276,129 @@ async def ask(client: aiohttp.ClientSession, request_id: str, body: Document) ->
         await answer.read()
 
 
+@dataclass(frozen=True)
+class Held:
+    """A stage in which a request is held, because its engine is stopped there, and what is said then."""
+
+    stage: Spent
+    doing: Doing
+    text: str  # how it begins
+    after: str  # what `why` says of it when the request has ended
+    now: Callable[[Record], bool]  # whether the request has got there
+
+
+HELD: Final = {
+    "plant": Held(
+        Spent.PREPARE,
+        Doing.PREPARING,
+        STEP_TEXTS["plant"],
+        "preparing its slot",
+        lambda record: (
+            record.doing is RequestStage.PLANT and record.work is not None and record.work.planting > 0
+        ),
+    ),
+    "restore": Held(
+        Spent.RESTORE,
+        Doing.PREPARING,
+        STEP_TEXTS["restore"],
+        "restoring a snapshot",
+        lambda record: record.doing is RequestStage.RESTORE,
+    ),
+    "prefill": Held(
+        Spent.PREFILL,
+        Doing.PREFILL,
+        "prefill",
+        "in prefill",
+        lambda record: (
+            record.first_token is None and record.work is not None and record.work.progress is not None
+        ),
+    ),
+}
+
+
+def long_chat(number: int, *, head: int = 6000, tail: int = 3000) -> Document:
+    """Return a chat with its own system text, of so many characters; its stream reports progress."""
+    system = {"role": "system", "content": f"System {number}. {prose(head, 10 + number)}"}
+    body = said(prose(tail, 20 + number), stream=True)
+    return body | {"messages": [system, *body["messages"]]}
+
+
+async def stopped(engine: Engine, sidecar: Sidecar, so: Callable[[Record], bool]) -> None:
+    """Stop the engine as soon as a request is so. It looks at every turn of the event loop."""
+    (link,) = sidecar.driver.links.values()
+    link.frozen_after = 10 * PATIENCE  # it shall not count as lost meanwhile
+    async with asyncio.timeout(PATIENCE):
+        while not any(map(so, sidecar.driver.journal.running())):
+            await asyncio.sleep(0)
+    assert engine.process.pid is not None
+    os.kill(engine.process.pid, signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("name", HELD)
+async def test_every_view_says_the_same_of_a_request_that_takes_long(
+    browser: Browser, tmp_path: Path, name: str
+):
+    """A fat model computes for seconds: the engine is stopped meanwhile, and goes on later."""
+    held, model = HELD[name], Tiny.HYBRID if name == "restore" else Fat.HYBRID
+    flags = partial(lab.up_flags, slots=1)
+    async with (
+        lab.tiny_engine(
+            model,
+            EngineKind.XLLAMACPP,
+            tmp_path,
+            "-b",
+            "256",
+            "-ub",
+            "256",
+            context_tokens=16384,
+            recipe=flags,
+        ) as engine,
+        lab.in_front_of(engine.base, slot_dir=engine.flags.slot_save_path, save_pause=0.05) as sidecar,
+        aiohttp.ClientSession(lab.url_of(sidecar), timeout=aiohttp.ClientTimeout(None)) as client,
+        reading(browser, admin_of(sidecar)) as looker,
+    ):
+        admin = admin_of(sidecar)
+        if name == "restore":
+            for number in (0, 1):
+                await ask(client, f"before-{number}", long_chat(number))
+                await lab.rested(sidecar)
+        task = asyncio.get_running_loop().create_task(ask(client, "takes-long", long_chat(0)))
+        try:
+            await stopped(engine, sidecar, held.now)
+            name_of_stage = SPENT_NAMES[held.stage]
+            seen = await until(
+                admin, lambda it: any(name_of_stage in one["stages_text"] for one in it["running"])
+            )
+            (one,) = seen["running"]
+            assert (one["stage"], one["now"]["doing"]) == (held.stage, held.doing)
+            assert one["now"]["text"].startswith(held.text)
+            assert (one["now"]["percent"] is not None) == (name != "restore")
+            assert SPENT_NAMES[held.stage] in one["stages_text"]
+            screen = await top_of(admin)
+            begun = re.split(r",| \d+ %", one["now"]["text"])[0]
+            assert begun in screen
+            assert name_of_stage in screen
+            await looker.page.goto(looker.base)
+            for card in ("#running", "#slow"):
+                await expect(looker.page.locator(card)).to_contain_text(begun)
+            await expect(looker.page.locator("#slow")).to_contain_text(f"{name_of_stage} ")
+            await looker.shoot(f"state-{name}", full_page=True)
+        finally:
+            if engine.process.pid:
+                os.kill(engine.process.pid, signal.SIGCONT)
+        await task
+        verdict = await _why(sidecar, "takes-long")
+        assert held.after in " ".join(verdict["explanation"])
+        spent = verdict["stages"][held.stage]
+        assert spent >= one["stages"][held.stage], "its time counts there, in why and in the metric"
+        summed = sidecar.metrics.registry.get_sample_value(
+            "slotkeeper_stage_seconds_sum", {"stage": held.stage}
+        )
+        assert summed is not None
+        assert summed >= spent - 1e-5
+        assert verdict["stages"]["queue"] < spent, "SlotkeeperQueueLong does not count it"
+
+
 async def test_every_view_says_the_same_of_a_request(browser: Browser, tmp_path: Path):
     """Two requests that do not end are at work in the two slots, and a third one waits for them."""
     endless = said("A ship", max_tokens=50_000, ignore_eos=True, stream=True)
@@ -210,28 +408,29 @@ async def test_every_view_says_the_same_of_a_request(browser: Browser, tmp_path:
         aiohttp.ClientSession(lab.url_of(sidecar), timeout=aiohttp.ClientTimeout(None)) as client,
         reading(browser, admin_of(sidecar)) as looker,
     ):
+        admin = admin_of(sidecar)
         begun = [
             asyncio.get_running_loop().create_task(ask(client, f"endless-{n}", endless)) for n in range(2)
         ]
         try:
             seen = await until(
-                sidecar, lambda it: [r["now"]["doing"] for r in it["running"]] == ["generating"] * 2
+                admin, lambda it: [r["now"]["doing"] for r in it["running"]] == ["generating"] * 2
             )
             assert {one["slot"] for one in seen["running"]} == {0, 1}, "a running request has its slot"
             for slot in seen["engines"][0]["slots"]:
                 holder = next(one for one in seen["running"] if one["slot"] == slot["slot"])
                 assert slot["request"] == holder["id"], "and its slot has its name"
-            assert (await top_of(sidecar)).count("answering") >= 2
+            assert (await top_of(admin)).count("answering") >= 2
             begun.append(
                 asyncio.get_running_loop().create_task(ask(client, "third-in-line", said("Good day")))
             )
-            seen = await until(sidecar, lambda it: it["queued"] == 1)
+            seen = await until(admin, lambda it: it["queued"] == 1)
             now = seen["running"][0]["now"]
             assert (now["doing"], now["wait"], now["place"]) == ("queued", "slots", 1)
             assert sorted(now["behind"]) == ["endless-0", "endless-1"]
             text = now["text"]
             assert re.fullmatch(r"queued, place 1: all slots are busy \(ndless-\d, ndless-\d\)", text)
-            assert text in await top_of(sidecar)
+            assert text in await top_of(admin)
             await looker.page.goto(looker.base)
             await expect(looker.page.locator("#running")).to_contain_text(text)
             await looker.shoot("state-queue", full_page=True)
@@ -241,6 +440,9 @@ async def test_every_view_says_the_same_of_a_request(browser: Browser, tmp_path:
         await begun[2]
         verdict = await _why(sidecar, "third-in-line")
         assert verdict["stages"]["queue"] > 0
+        (waited,) = (each for each in verdict["queued"] if each["wait"] == "slots")
+        assert sorted(waited["behind"]) == ["endless-0", "endless-1"], "known after its end, too"
+        assert f"In the queue: {waited['text']}" in " ".join(verdict["explanation"])
 
 
 async def _why(sidecar: Sidecar, id_: str) -> Document:

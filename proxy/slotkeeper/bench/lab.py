@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from slotkeeper.app import Sidecar, running
-from slotkeeper.bench.models import Tiny, build
+from slotkeeper.bench.models import Model, Tiny, build
 from slotkeeper.bench.target import counted
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.flags import EngineFlags
@@ -155,14 +155,14 @@ async def restartable(binary: EngineBinary, flags: Sequence[str], log: Path) -> 
 
 @asynccontextmanager
 async def tiny_engine(
-    model: Tiny,
+    model: Model,
     engine: str,
     folder: Path,
     *args: str,
     context_tokens: int = 8192,
     recipe: Callable[..., list[str]] = stock_flags,
 ) -> AsyncIterator[Restartable]:
-    """Start an engine on a tiny model, with the flags of `recipe` and `args`; `engine` is for `find_engine`.
+    """Start an engine on a model, with the flags of `recipe` and `args`; `engine` is for `find_engine`.
 
     Slot files and the log are in `folder`. A model with an MTP block uses it for speculative decoding.
     """

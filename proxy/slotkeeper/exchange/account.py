@@ -210,7 +210,7 @@ class Account:
         self._metrics.spent("parse", self._driver.now() - self.arrived)
 
     def waits(self) -> None:
-        """Note that the request is read: from now on it waits for an engine, until it is in the queue."""
+        """Note that no engine is up: from now on the request waits for one, until it is in the queue."""
         if self.record.doing is RequestStage.PARSE:
             self.record.passes(self._driver.now(), RequestStage.ENGINE)
 

@@ -265,8 +265,9 @@ class Exchange:
     async def _place(self) -> Forward:
         account, driver = self._account, self._gate.driver
         engines = driver.engines
-        account.waits()
         engines.rouse(account.model)
+        if not engines.front(account.model).ready:
+            account.waits()
         hints = account.hints(self._waits_since)
         await engines.awake(self._waits_since, account.model, hints.start_by)
         account.model = self._model or await engines.newest_model_of(account.claim.model)

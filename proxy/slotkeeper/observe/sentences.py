@@ -22,6 +22,7 @@ from slotkeeper.observe.request_record import (
 from slotkeeper.observe.states import BRIEF, Spent, duration, longest, wait_text
 from slotkeeper.scheduler.effects import PoolAct, Purpose, Ranked, SaveMoment
 from slotkeeper.scheduler.figures import Loss
+from slotkeeper.scheduler.pending import Wait
 from slotkeeper.scheduler.types import Priority, PriorityAct, Reason, id_of
 
 LONG: Final = 1.0  # seconds of a stage that a list names
@@ -204,9 +205,13 @@ def _before_first_token(record: Record) -> list[tuple[Spent, float]]:
 
 
 def _queue(record: Record) -> list[tuple[str, Queued]]:
-    """Return what the request waited for in the queue, the longest first, without what was brief."""
-    named = ((wait_text(wait, [*each.behind]), each) for wait, each in record.queued.items())
-    return sorted((each for each in named if each[1].seconds >= BRIEF), key=lambda each: -each[1].seconds)
+    """Return what the request waited for in the queue, the longest first, without what was brief.
+
+    Counting its tokens is part of reading it.
+    """
+    waits = {wait: each for wait, each in record.queued.items() if wait is not Wait.TOKENS}
+    named = [(wait_text(wait, [*each.behind]), each) for wait, each in waits.items() if each.seconds >= BRIEF]
+    return sorted(named, key=lambda each: -each[1].seconds)
 
 
 def _waited(record: Record) -> Iterator[str]:

@@ -301,13 +301,16 @@ def test_the_priority_header_hides_acts_that_concern_other_namespaces():
 def test_a_request_that_waited_says_for_what_and_behind_whom_after_its_end():
     came = spent(queue=15.9, prefill=1.0)
     came.seconds = 16.9
-    came.queued[Wait.TOKENS] = Queued(seconds=0.2)
+    came.queued[Wait.TOKENS] = Queued(seconds=0.3)  # part of reading it
+    came.queued[Wait.LOOK] = Queued(seconds=0.2)
     came.queued[Wait.SLOTS] = Queued(seconds=15.7, behind=dict.fromkeys(("a-1", "b-2", "c-3", "d-4")))
     busy = "all slots are busy (a-1, b-2, c-3 and 1 more)"
-    assert f"In the queue: {busy}, 15.7 s; its tokens are counted, 200 ms." in sentences(came)
+    assert f"In the queue: {busy}, 15.7 s; GET /slots has to show which slots are free, 200 ms." in sentences(
+        came
+    )
     assert verdict(came).endswith(f"waited 15.9 s in the queue for a slot: {busy}")
     listed = {"wait": "slots", "text": busy, "seconds": 15.7, "behind": ["a-1", "b-2", "c-3", "d-4"]}
-    assert detail(came)["queued"][1] == listed
+    assert detail(came)["queued"][2] == listed
 
 
 def test_the_number_of_kept_ids_is_bounded():

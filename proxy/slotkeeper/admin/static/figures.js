@@ -22,7 +22,8 @@ const BUCKET = 10; // seconds of one point
 
 /** What the ratio leaves out is said with its number: what is unknown is not perfect. */
 function waitedNote({ total, unknown_text: unknown }) {
-  return unknown || `1.00 is perfect; ${ratio(total)} in total, with idle work (prefill amplification)`;
+  if (unknown || total == null) return unknown || "1.00 is perfect";
+  return `1.00 is perfect; ${ratio(total)} in total, with idle work (prefill amplification)`;
 }
 
 function savedNote({ requests, saved_seconds: saved }) {

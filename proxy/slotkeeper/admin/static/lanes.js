@@ -27,7 +27,7 @@ export function lanes(parent) {
     const x = (at) => width * (1 - (now - at) / (span * 1000));
     const tallest = Math.max(1, ...rows.flatMap((row) => row.requests.map((r) => r.prompt_tokens ?? 0)));
     keyed(parent, rows, (row) => row.key, makeLane, (node, row) => showLane(node, row, { x, now, tallest }));
-    drawAxis(axis, width, span, step);
+    drawAxis(axis, width, rows.length ? span : 0, step);
   }
 
   onWidth(axis, (found) => {
@@ -103,8 +103,9 @@ function showBar(bar, request, { x, now, tallest }) {
   }
 }
 
+/** Draw the marks of `span` seconds; 0: none. */
 function drawAxis(axis, width, span, step) {
-  const marks = Array.from({ length: span / step + 1 }, (_, index) => index * step);
+  const marks = Array.from({ length: span ? span / step + 1 : 0 }, (_, index) => index * step);
   keyed(axis, marks, (ago) => ago, () => svg("text", { y: 12 }), (node, ago) => {
     put(node, { x: width * (1 - ago / span), "text-anchor": { 0: "end", [span]: "start" }[ago] ?? "middle" });
     say(node, ago === 0 ? "now" : ago < 60 || ago % 60 ? `−${ago} s` : `−${ago / 60} min`);

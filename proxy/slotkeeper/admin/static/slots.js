@@ -4,7 +4,9 @@ import { el, keyed, part, put, say } from "./dom.js";
 import { age, conversation, exact, plural, tokens, words } from "./format.js";
 
 // How the states of an engine are marked; every other state is marked as down.
-const LOOKS = { up: "up", silent: "up", draining: "up", drained: "up", unloaded: "idle", sleeping: "idle" };
+// The colours of an engine's dot are those of `slotkeeper top`; all other states look down.
+const LOOKS = { up: "up", unloaded: "idle", sleeping: "idle" };
+for (const state of ["silent", "draining", "drained", "awaited", "loading", "probing"]) LOOKS[state] = "passing";
 
 /** @param {Element} parent @returns {(engines: object[]) => void} */
 export function slots(parent) {
@@ -90,11 +92,12 @@ function showSlot(node, slot, engine) {
 function showLink(link, { slot, request, idle_seconds: idle }) {
   link.hidden = !request;
   if (!request) return;
+  const when = idle == null ? "at work" : age(idle);
   put(link, {
     href: `#request=${encodeURIComponent(request)}`,
-    "aria-label": `Why: last request of slot ${slot}, ${age(idle)}`,
+    "aria-label": `Why: last request of slot ${slot}, ${when}`,
   });
-  say(link, age(idle));
+  say(link, when);
 }
 
 function details(slot) {

@@ -21,7 +21,7 @@ export function tree(chart) {
     const longest = Math.max(1, ...nodes.map((node) => node.end));
     const x = (token) => (token / longest) * (width - ENDS);
     put(chart, { height: TOP + rows * ROW + 2, viewBox: `0 0 ${width} ${TOP + rows * ROW + 2}`, width });
-    const marks = ticks(longest);
+    const marks = nodes.length ? ticks(longest) : [];
     keyed(chart, [...marks, ...nodes], (item) => item.key, (item) => (item.node ? makeNode() : makeTick()), (g, item) =>
       item.node ? showNode(g, item, x) : showTick(g, item, x, TOP + rows * ROW),
     );
@@ -129,6 +129,7 @@ function showTick(g, { at }, x, bottom) {
 }
 
 function inWords({ nodes, tokens: all, leaves }, left) {
+  if (!nodes.length) return "No prompt has been computed yet.";
   const forks = nodes.filter((node) => nodes.some((other) => other.parent === node.id)).length;
   const held = nodes.filter((node) => node.slots.length).length;
   const more = left ? ` The ${LEAVES} used last are drawn.` : "";
