@@ -338,7 +338,7 @@ ALICE, ROOT = {"X-Api-Key": "a-long-key-of-alice"}, {"Authorization": "Bearer a-
 def refused(door: Door, method: str, path: str, headers: dict[str, str]) -> int | None:
     request = make_mocked_request(method, path, headers=headers)
     try:
-        door.admit(request, classify(method, path), path)
+        door.admit(request, classify(method, request.path), request.path)
     except ClientFault as fault:
         return fault.status
     return None
@@ -353,6 +353,8 @@ def refused(door: Door, method: str, path: str, headers: dict[str, str]) -> int 
         ("GET", "/slots", [401, 401, 403, None]),
         ("POST", "/slots/0?action=save", [401, 401, 403, None]),
         ("GET", "/", [401, 401, 403, None]),
+        ("GET", "/v1/models?reload=", [401, 401, None, None]),
+        ("GET", "/v1/models?reload=0", [401, 401, 403, None]),
         ("GET", "/health", [None] * 4),
         ("OPTIONS", "/v1/chat/completions", [None] * 4),
     ],
