@@ -433,7 +433,14 @@ async def run(cases: Sequence[Case], build: str) -> list[Doc]:
         stock, failed = await measure(case, build, ours=False)
         ours, too = await measure(case, build, ours=True)
         rows.append(
-            {"build": build, "case": case.name, "stock": stock, "ours": ours, "limit": case.limit}
+            {
+                "build": build,
+                "case": case.name,
+                "about": case.about,
+                "stock": stock,
+                "ours": ours,
+                "limit": case.limit,
+            }
             | {"failures": [*failed, *too], "kept": keeps(case, build, stock, ours)}
         )
         console.print(f"[dim]{rows[-1]}[/dim]", highlight=False)

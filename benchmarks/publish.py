@@ -36,6 +36,7 @@ PICKED: Final[Mapping[str, Pick]] = MappingProxyType(
         "demo": lambda figures: figures,
         "scenarios": lambda figures: figures,
         "boundaries": _fields(*TOKENS, "model", "each"),
+        "cases": _fields("case", "about", "stock", "ours", "limit"),
         "rewriting": _fields(*TOKENS),
         "recorded": _fields(*TOKENS),
         "restart": lambda figures: figures["computed"],

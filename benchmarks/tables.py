@@ -293,6 +293,15 @@ def pool() -> str:
     return table(head, map(cells, measured("pool")))
 
 
+def report_cells() -> str:
+    def cells(row: Row) -> Sequence[str]:
+        ratio = f"{row['ours'] / row['stock']:.2f}"
+        return row["about"], str(row["stock"]), str(row["ours"]), ratio, f"{row['limit']:.2f}"
+
+    head = "workload", "stock", "slotkeeper", "ratio", "limit"
+    return table(head, map(cells, measured("cases")))
+
+
 MEASURED: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
     "README.md": {
         "demo": comparison,
@@ -306,6 +315,7 @@ MEASURED: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
         "sessions-older": sessions(BUILDS[0]),
         "sessions-newest": sessions(BUILDS[1]),
         "parts": part_cells,
+        "report-cells": report_cells,
         "restart-cells": restart_cells,
         "rewrite-cells": rewrite_cells,
         "recorded-cells": recorded_cells,

@@ -274,7 +274,14 @@ def test_nothing_is_computed_ahead_that_the_next_turn_may_well_not_use(chance):
 def test_a_likely_next_turn_is_computed_ahead_if_that_saves_more_than_a_task_costs():
     assert answered(Play(), chance=0.9).wakes() >> fills(0, AHEAD, tokens=NEXT)
     batched = answered(Play(), following=PROMPT + HEADER)  # its few tokens go into the next turn's own batch
-    assert batched.later(5).states == ["idle", "idle"]
+    assert batched.later(5) << sees()
+    assert batched.states == ["idle", "idle"]
+
+
+@pytest.mark.parametrize("chance", [0.5, 0.6])
+def test_a_few_tokens_are_computed_for_a_file_once_a_prediction_was_right(chance):
+    play = answered(Play(**NEW_FILES), following=PROMPT + HEADER, chance=chance).wakes()
+    assert play >> (fills(0, AHEAD) if chance > 0.5 else saves(0))
 
 
 @pytest.mark.parametrize("chance", [0.4, 0.5])
