@@ -338,8 +338,12 @@ def _event(live: _Live, event: Event, waits_for: Callable[[ModelName], RequestSt
 
 
 def _gap(record: Record, at: float, then: RequestStage) -> None:
-    """Begin a stage. If the time since the last one ended is only that of our own work, it counts with it."""
-    if at - record.since < BRIEFEST_WAIT:
+    """Begin a stage. If the time since the last one ended is only that of our own work, it counts with it.
+
+    Reading a request is no gap, however brief.
+    """
+    took, read = at - record.since, record.doing is RequestStage.PARSE
+    if took <= 0 or (took < BRIEFEST_WAIT and not read):
         record.doing = then
     else:
         record.passes(at, then)

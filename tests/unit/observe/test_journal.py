@@ -6,6 +6,8 @@ import pytest
 
 from playbooks.playbook import (
     NEW_FILES,
+    STEP,
+    arrives,
     ends,
     engine_lost,
     engine_up,
@@ -39,7 +41,7 @@ from slotkeeper.scheduler.pending import Wait
 from slotkeeper.scheduler.slot_contents import SnapshotId
 from slotkeeper.scheduler.tokens import Boundary, BoundaryKind, Tokens
 from slotkeeper.scheduler.types import Loading, Reason, RequestId
-from unit.observe.watched import WatchedPlay, stages, without_gaps
+from unit.observe.watched import WatchedPlay, record, stages, without_gaps
 
 HEAD = Tokens(range(10_000, 11_000))
 ASKS = [Tokens(range(n, n + 1000)) for n in (30_000, 40_000)]
@@ -118,6 +120,14 @@ def test_a_queued_request_has_a_span_for_its_wait(play):
     assert play.later(5) << ends("r1", 2000, 0) >> reports("r1") >> goes("r3", slot=0)
     queue = next(span for span in third.spans if span.stage is RequestStage.QUEUE)
     assert queue.end - queue.begin > 5
+
+
+def test_a_request_that_was_read_at_once_was_read_all_the_same(play):
+    came = record("r1", at=play.clock + STEP - 0.001)  # it arrives after one step
+    play.journal.arrived(came)
+    play.journal.follow(RequestId("r1"), came)
+    _ = play << arrives("r1")
+    assert [(span.stage, span.begin) for span in came.spans] == [(RequestStage.PARSE, 0.0)]
 
 
 def test_what_a_request_waited_for_and_behind_whom_is_known_after_its_end(play):
