@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Final
 
 from slotkeeper.scheduler.adapters import namespace_in, set_in
 from slotkeeper.scheduler.costs import StateSize
@@ -30,6 +31,8 @@ from slotkeeper.scheduler.slot_contents import (
 )
 from slotkeeper.scheduler.tokens import EMPTY, Chunk, Tokens
 from slotkeeper.scheduler.types import RequestId, SlotId
+
+SIZE_MARGIN: Final = 1.02  # an entry of the RAM cache is at most so many times as large as estimated
 
 
 class Source(StrEnum):
@@ -315,8 +318,11 @@ class EngineShadow:
             self.ram = [contents.relisted(traits) for contents in self.ram]
 
     def size_of(self, contents: SlotContents) -> int:
-        """Return the estimated bytes of this state in the RAM cache; 0: unknown."""
-        return self.sizes.of(contents.total, len(contents.checkpoints))
+        """Return the bytes of this state in the RAM cache, at most; 0: unknown.
+
+        An entry that we count on although the engine has dropped it costs its whole prompt.
+        """
+        return int(self.sizes.of(contents.total, len(contents.checkpoints)) * SIZE_MARGIN)
 
     def exceeds_ram(self, contents: SlotContents) -> bool:
         """Whether the state is larger than the RAM cache, so that the next entry drives it out."""
