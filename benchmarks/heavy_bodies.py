@@ -72,6 +72,12 @@ def picture(size: int) -> bytes:
     return orjson.dumps({"messages": [{"role": "user", "content": [told, image]}]})
 
 
+def pictures(size: int) -> bytes:
+    """Return a chat of eight images."""
+    one = orjson.loads(picture(size // 8))["messages"][0]["content"]
+    return orjson.dumps({"messages": [{"role": "user", "content": one * 8}]})
+
+
 def text(size: int, name: str) -> bytes:
     return orjson.dumps({name: LINE * (size // len(LINE))})
 
@@ -92,6 +98,7 @@ CASES: Final[Mapping[str, Case]] = {
     "eight chats, whose clients leave": Case(path=CHAT, make=chat, clients=AT_ONCE, leave=True),
     "eight chats": Case(path=CHAT, make=chat, clients=AT_ONCE),
     "one chat of an image": Case(path=CHAT, make=picture),
+    "one chat of eight images": Case(path=CHAT, make=pictures),
     "eight chats of an image": Case(path=CHAT, make=picture, clients=AT_ONCE),
     "a completion of token ids": Case(path="/completion", make=ids),
     "embeddings": Case(path="/v1/embeddings", make=lambda size: text(size, "input")),

@@ -7,7 +7,7 @@ import gc
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import orjson
@@ -18,7 +18,7 @@ from chaos.conftest import ready, settings
 from chaos.fake_answers import PATHS, looks_whole, request_body
 from chaos.raw import dial, until
 from patience import PATIENCE
-from slotkeeper.api import request
+from slotkeeper.api import long_strings, request
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import BRACES, HEAVY, LARGE, MOST_DEEP, MOST_MESSAGES, PromptSize, size_of
 from slotkeeper.app import Sidecar, running
@@ -26,6 +26,7 @@ from slotkeeper.engine.answers import EngineError
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.exchange import account
 from slotkeeper.runtime import link
+from slotkeeper.runtime.heavy import weigh
 from slotkeeper.runtime.tasks import Aside
 from slotkeeper.vocab.gguf import read_vocabulary
 from slotkeeper.vocab.tokenizer import Tokenizer
@@ -246,6 +247,31 @@ async def test_a_prompt_that_cannot_fit_the_context_gets_the_engines_error_witho
             else:
                 assert 2048 < error["n_prompt_tokens"] <= size // 3
         await until(lambda: sidecar._intake.free == sidecar._intake.total, "its room was given back")
+
+
+def of_images(*sizes: int) -> bytes:
+    """Return a chat with images of these sizes, in characters of base64."""
+    urls = ["data:image/png;base64," + "QUJD" * (size // 4) for size in sizes]
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return orjson.dumps({"messages": [{"role": "user", "content": parts}]})
+
+
+def test_images_of_a_heavy_body_are_not_read_by_the_parser(monkeypatch):
+    """It keeps the interpreter's lock: a body of 64 MiB held `/livez` up for 1.3 s."""
+    body, parsed, loads = of_images(5 * 2**20, 6 * 2**20), [], orjson.loads
+    seen = SimpleNamespace(
+        JSONDecodeError=orjson.JSONDecodeError, loads=lambda b: parsed.append(b) or loads(b)
+    )
+    monkeypatch.setattr(long_strings, "orjson", seen)
+    asked = request.parse(Api.CHAT, body)
+    assert [len(picture.data) for picture in asked.images] == [5 * 2**20, 6 * 2**20]
+    assert sum(map(len, parsed)) < 2**20
+
+
+def test_a_body_with_too_long_a_string_is_read_by_the_other_process_alone():
+    texts = {"messages": [{"role": "user", "content": "a word " * 2**21}]}
+    bodies = [of_images(5 * 2**20, 6 * 2**20), of_images(17 * 2**20), orjson.dumps(texts)]
+    assert [weigh(Api.CHAT, body).readable for body in bodies] == [True, False, False]
 
 
 def test_what_a_template_may_leave_out_is_not_counted():

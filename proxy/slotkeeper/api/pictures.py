@@ -18,6 +18,7 @@ from typing import Any, Final
 from slotkeeper.api.document import Doc, rows, table, text
 
 _TYPE: Final = "image_url"
+PIECE_CHARACTERS: Final = 1 << 20  # of an image in base64, decoded at once; a multiple of four
 _BEFORE: Final = re.compile(r"data:image/[\w.+-]+;base64,", re.ASCII)
 _NAMED: Final = "data:image/png;base64,"  # precedes a name; the template does not read it
 _TEXTS: Final = frozenset({"text", "refusal"})
@@ -58,15 +59,28 @@ def _named(part: Any, pictures: dict[bytes, Picture]) -> Doc | None:
     if before is None:
         return None
     data = url[before.end() :]
-    try:
-        image = binascii.a2b_base64(data, strict_mode=True)
-    except (binascii.Error, ValueError):  # the engine may decode it to other bytes than we would
+    digest = _digest(data)
+    if digest is None:
         return None
-    if not image:
-        return None
-    digest = sha256(image).digest()
     pictures[digest] = Picture(digest, data)
     return part_of(digest)
+
+
+def _digest(data: str) -> bytes | None:
+    """Return the digest of the bytes that `data` encodes; None if the engine may decode it to other bytes.
+
+    It is decoded in pieces, between which other threads run.
+    """
+    digest, decoded = sha256(), 0
+    try:
+        for start in range(0, len(data), PIECE_CHARACTERS):
+            piece = binascii.a2b_base64(data[start : start + PIECE_CHARACTERS], strict_mode=True)
+            digest.update(piece)
+            decoded += len(piece)
+    except (binascii.Error, ValueError):
+        return None
+    whole = decoded == len(data) // 4 * 3 - data[-2:].count("=")  # there is padding only at the end
+    return digest.digest() if whole and decoded else None
 
 
 def part_of(digest: bytes) -> Doc:

@@ -19,7 +19,7 @@ from urllib.parse import unquote_to_bytes
 
 import orjson
 
-from slotkeeper.api import anthropic, openai, responses
+from slotkeeper.api import anthropic, long_strings, openai, responses
 from slotkeeper.api.agent_hints import answer_cap, in_body
 from slotkeeper.api.assembling import assembles
 from slotkeeper.api.document import (
@@ -50,6 +50,7 @@ _LISTS: Final = ("messages", "input", "tools", "system")
 
 
 HEAVY: Final = 8 * 2**20  # bytes; parsing a larger body here would stop the event loop for too long
+MAX_STRING: Final = 16 * 2**20  # characters; to handle a longer string at all would stop the event loop
 BLANKS: Final = " \n\r\t"  # templates trim these
 
 
@@ -132,6 +133,7 @@ _BOM: Final = b"\xef\xbb\xbf"  # the engine skips one at the start
 _INT32: Final = 2**31
 _PLAIN: Final = re.compile(r"(?:/(?:[\w.~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})*)+", re.ASCII)
 _CONTROL: Final = re.compile(rb"[\x00-\x1f\x7f]")
+_EMPTY: Final = re.compile(rb"\s*\}")
 _DOTS: Final = frozenset({b".", b".."})
 
 
@@ -195,7 +197,7 @@ def load(body: bytes, encoding: str = "") -> Doc:
     """
     check_encoding(encoding)
     try:
-        doc = orjson.loads(body.removeprefix(_BOM))
+        doc = (orjson.loads if len(body) <= HEAVY else long_strings.loads)(body.removeprefix(_BOM))
     except orjson.JSONDecodeError as error:
         raise NotPlain(
             Doubt.JSON, f"the body is not JSON: {error}; send one object in UTF-8, with nothing after it"
@@ -341,9 +343,10 @@ def inputs_of(api: Api, doc: Doc) -> list[Prompt]:
 
 
 def _first(body: bytes, field: bytes) -> bytes:
+    """Return `body` with a field more, copied once: it may have 64 MiB."""
     start = body.index(b"{") + 1
-    empty = body[start:].lstrip().startswith(b"}")
-    return body[:start] + field + (b"" if empty else b",") + body[start:]
+    comma = b"" if _EMPTY.match(body, start) else b","
+    return b"".join([body[:start], field, comma, memoryview(body)[start:]])
 
 
 # -- the parsed request ----------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from slotkeeper.observe.metrics import ConnectionCut, Metrics
 RETRY_AFTER: Final = 5  # seconds
 SLOWEST: Final = 16 * 1024  # bytes per second, the slowest upload of a large body
 PARSED: Final = 3  # times a body's size that its document, rendered text and tokens take
+SENT: Final = 1  # times a body's size that its form for the engine takes, with a slot's number
 BLOCK: Final = 256 * 1024  # bytes by which a buffer grows
 CROWDED_SECONDS: Final = 5.0  # without a byte read, while other requests wait for a slot
 LOOK_SECONDS: Final = 0.5  # between two looks at a client that does not read
@@ -122,10 +123,10 @@ class Body(Loan):
             raise ClientFault("the body is not framed as HTTP requires") from error
         return whole.getvalue()
 
-    def extend(self) -> None:
-        """Take the memory for parsing and rendering a large body. Raises ClientFault if it is too little."""
+    def extend(self, copies: int = PARSED) -> None:
+        """Take the memory for copies of a large body. Raises ClientFault if it is too little."""
         if self._taken > LARGE:
-            wanted = PARSED * self._taken
+            wanted = copies * self._taken
             if wanted > self._budget.free - self._budget.reserve:
                 raise self._full()
             self.take(wanted)

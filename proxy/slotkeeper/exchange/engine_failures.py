@@ -13,7 +13,7 @@ from typing import Final
 from slotkeeper.api.answer import Answer
 from slotkeeper.api.document import Doc
 from slotkeeper.api.head import Api
-from slotkeeper.api.request import chat_of, is_large
+from slotkeeper.api.request import HEAVY, chat_of, is_large
 from slotkeeper.engine.answers import EngineError, EngineGoneError
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
@@ -45,7 +45,12 @@ class FailedRequest:
 
 
 async def judge(driver: Driver, link: EngineLink, failed: FailedRequest, aside: Runner) -> None:
-    """Record that the engine failed a request, unless the request is at fault."""
+    """Record that the engine failed a request, unless the request is at fault.
+
+    A heavy request may be at fault: to find out would stop the event loop, and a lighter one will show it.
+    """
+    if failed.status == SERVER_ERROR and len(failed.body) > HEAVY:
+        return
     run = aside if is_large(failed.body) else here
     chat = await run(chat_of, failed.api, failed.body) if failed.status == SERVER_ERROR else None
     if chat is None or not await _refused(link, chat, failed.auth):

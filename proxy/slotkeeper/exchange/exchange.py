@@ -18,7 +18,7 @@ from slotkeeper.api.request import HEAVY, NotPlain, is_large, placed, uncached
 from slotkeeper.conversation.naming import Naming
 from slotkeeper.exchange.account import Account
 from slotkeeper.exchange.answer_filters import NotAssembled, OutOfCells, form_for, gate_for
-from slotkeeper.exchange.bodies import Body, Budget
+from slotkeeper.exchange.bodies import SENT, Body, Budget
 from slotkeeper.exchange.connections import Network
 from slotkeeper.exchange.door import ANYONE, Door, KeyCheck, Refusal, program_of
 from slotkeeper.exchange.engine_failures import FailedRequest, is_failure, judge
@@ -194,8 +194,9 @@ class Exchange:
         try:
             if len(self._body) > HEAVY:
                 weighed = await self._account.weigh(self._body, encoding, self._gate.weigher, model)
-                if not self._api.generates or weighed.size.text > HEAVY:
-                    return  # forwarded with its claim: rendering so much text would stop the event loop
+                if not self._api.generates or not weighed.readable:
+                    self._incoming.extend(SENT)
+                    return  # forwarded with its claim
             if self._api.generates and self._let_in:
                 given = self._body, self._rewriting()
                 self._incoming.extend()

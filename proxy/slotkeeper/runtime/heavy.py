@@ -16,7 +16,10 @@ from typing import Any, Final
 
 from slotkeeper.api.errors import ClientFault
 from slotkeeper.api.head import Api
+from slotkeeper.api.long_strings import longest_string
 from slotkeeper.api.request import (
+    HEAVY,
+    MAX_STRING,
     Claim,
     Doubt,
     NotPlain,
@@ -40,6 +43,12 @@ class Weighed:
     claim: Claim
     size: PromptSize
     model: str | None  # as it may be recorded
+    longest: int  # characters of its longest string
+
+    @property
+    def readable(self) -> bool:
+        """Whether this process can parse it, and render its texts, without stopping the event loop."""
+        return self.size.text <= HEAVY and self.longest <= MAX_STRING
 
 
 class Weigher:
@@ -92,7 +101,7 @@ def weigh(api: Api, body: bytes) -> Weighed | tuple[Doubt | int, str]:
     try:
         doc, claim = understood(api, body, "")
         check_lists(doc)
-        return Weighed(claim, size_of(api, doc), model_of(doc))
+        return Weighed(claim, size_of(api, doc), model_of(doc), longest_string(doc))
     except NotPlain as why:
         return why.doubt, why.message
     except ClientFault as fault:
