@@ -133,8 +133,11 @@ TAIL = Tokens(range(20_000, 20_040))
 NEVER_WORTH_IT = 1e6  # seconds of a pass: nothing is prefetched
 
 
-def conversation(pauses):
-    """Play turns of one conversation, each after its pause. The next turn begins with forty more tokens."""
+def conversation(pauses, pass_seconds):
+    """Play turns of one conversation, each after its pause. The next turn begins with forty more tokens.
+
+    Only the last of them is worth a prefetch.
+    """
     play, prompt = Play(), PROMPT
     play.table.rates.prefilling.constant = NEVER_WORTH_IT
     for number, pause in enumerate([0.0, *pauses]):
@@ -143,6 +146,8 @@ def conversation(pauses):
         assert play.later(pause) << arrival << knows(request, prompt) >> goes(request, slot=0)
         cached = len(prompt) - 100 if number else 0
         assert play << ends(request, len(prompt), cached) >> reports(request)
+        if number == len(pauses):
+            play.table.rates.prefilling.constant = pass_seconds
         assert play << follows(request, prompt + TAIL)
         prompt = prompt + TAIL + Tokens(range(30_000 + 200 * number, 30_100 + 200 * number))
     return play
@@ -160,8 +165,7 @@ def conversation(pauses):
 def test_a_short_prefetch_begins_when_its_client_will_probably_not_return_during_the_pass(
     usual_pause, pass_seconds, paused, begins
 ):
-    play = conversation([usual_pause] * 4)
-    play.table.rates.prefilling.constant = pass_seconds
+    play = conversation([usual_pause] * 4, pass_seconds)
     assert (play.later(paused) << TimerFired(at=0.0)).states == ["tended" if begins else "idle", "idle"]
 
 
@@ -180,9 +184,14 @@ def test_the_pauses_of_other_clients_count_until_a_conversation_has_its_own():
     assert play.later(0.1) << TimerFired(at=0.0) >> fills(0, AHEAD)
 
 
+def test_a_prefetch_that_never_pays_leaves_nothing_to_do():
+    play = conversation([0.26] * 4, NEVER_WORTH_IT)
+    assert (play.later(60) << TimerFired(at=0.0)).states == ["idle", "idle"]
+    assert play.table.settled
+
+
 def test_a_short_prefetch_that_was_put_off_sets_a_timer():
-    play = conversation([0.26] * 4)
-    play.table.rates.prefilling.constant = 0.04
+    play = conversation([0.26] * 4, pass_seconds=0.04)
     assert play << TimerFired(at=0.0)
     assert play.wakes() >> fills(0, AHEAD)
 

@@ -79,11 +79,10 @@ def _first_due(state: State, table: EngineTable, now: float) -> tuple[Chore | No
     """Return the first chore that can begin now, and when work in the slots before it is due."""
     due_at = inf
     for slot, contents in _unsettled(state, table):
-        foreseen = contents.following is not None and not state.ends(table)
+        begins = _ahead_at(state, table, contents, now)
+        foreseen = begins < inf
         ahead = foreseen and _at_rest(state, table)
-        due = _due_at(state, table, contents, ahead=ahead, now=now)
-        if due == inf:  # its next turn is not worth a prefetch
-            ahead, due = False, _due(state, table, contents, now)
+        due = begins if ahead else _due(state, table, contents, now)
         if due > now:
             due_at = min(due, due_at)
         elif (chore := _chore(state, table, slot, contents, ahead=ahead, now=now)) is None:
@@ -110,11 +109,11 @@ def _may_begin(state: State, table: EngineTable, now: float) -> bool:
     return state.closing or (table.open_for_pins(now) and not state.waiting)
 
 
-def _due_at(state: State, table: EngineTable, contents: SlotContents, *, ahead: bool, now: float) -> float:
-    """Return when idle work in this slot begins. `ahead`: to prefetch the next turn's prompt."""
-    if ahead:
-        return contents.used + patience(state, table, contents, now)
-    return _due(state, table, contents, now)
+def _ahead_at(state: State, table: EngineTable, contents: SlotContents, now: float) -> float:
+    """Return when the next turn's prompt may be prefetched; infinite if it is unknown or not worth it."""
+    if state.ends(table):
+        return inf
+    return contents.used + patience(state, table, contents, now)
 
 
 def _decides_again(state: State, now: float) -> float:
@@ -203,7 +202,7 @@ def step_ended(state: State, chore: Chore, *, ok: bool, now: float) -> Iterator[
     rested = _rested(state, chore, now)
     step = _next(state, chore, ok=ok, rested=rested, now=now)
     if step is None:
-        _note_settled(chore, ok=ok, rested=rested)
+        _note_settled(state, chore, ok=ok, rested=rested, now=now)
     if step is None or state.wanted(chore.table):
         _end(state, chore, now)
         return
@@ -229,11 +228,12 @@ def _step_done(state: State, chore: Chore) -> Iterator[Effect]:
         chore.left_back()
 
 
-def _note_settled(chore: Chore, *, ok: bool, rested: bool) -> None:
-    """Mark the slot as done until its contents change, unless a longer pause will allow cuts."""
-    cuts_follow = ok and not rested and chore.table.traits.files_only_extend
-    if not cuts_follow and chore.contents and chore.contents.following is None:
-        chore.table.settled[chore.slot] = chore.contents
+def _note_settled(state: State, chore: Chore, *, ok: bool, rested: bool, now: float) -> None:
+    """Mark the slot as done until its contents change, unless cuts or a prefetch may follow."""
+    contents, table = chore.contents, chore.table
+    cuts_follow = ok and not rested and table.traits.files_only_extend
+    if not cuts_follow and contents and _ahead_at(state, table, contents, now) == inf:
+        table.settled[chore.slot] = contents
 
 
 def _end(state: State, chore: Chore, now: float) -> None:

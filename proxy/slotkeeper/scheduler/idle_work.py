@@ -399,9 +399,11 @@ def patience(state: State, table: EngineTable, contents: SlotContents, now: floa
     for its end. So it begins after the pauses in which that would cost more than it saves. While no pause is
     known, it begins when the pause has lasted as long as the prefetch takes.
     """
+    if not (plan := prefetch_plan(contents, table, state.catalog)):
+        return inf
     soonest = min(state.limits.pause, pause(state, table, contents, now))
     rates = table.rates
-    if not rates.pass_seconds or not (plan := prefetch_plan(contents, table, state.catalog)):
+    if not rates.pass_seconds:
         return soonest
     restore, _, tokens = plan
     saves = tokens * rates.prefilling.each
