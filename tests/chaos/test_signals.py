@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,6 +206,16 @@ async def lines_with(served: Served, word: bytes) -> AsyncIterator[bytes]:
                 yield line
 
 
+def interruptible(words: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start a program that interrupts reach, even if a shell has us ignore them, as in the background."""
+    return subprocess.Popen(
+        words,
+        stderr=subprocess.PIPE,
+        env=environ(),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - it has one thread
+    )
+
+
 def catches_interrupts(process: subprocess.Popen[bytes]) -> bool:
     status = Path(f"/proc/{process.pid}/status").read_text("ascii")
     caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
@@ -236,14 +246,14 @@ def test_an_interrupt_at_any_moment_of_a_start_prints_no_traceback(part):
         "--admin-listen",
         "127.0.0.1:0",
     )
-    with subprocess.Popen(words, stderr=subprocess.PIPE, env=environ()) as process:
+    with interruptible(words) as process:
         begun = until_it_is_ours(process)
         for line in process.stderr:
             if b"listening" in line:
                 break
         took = time.monotonic() - begun
         process.kill()
-    with subprocess.Popen(words, stderr=subprocess.PIPE, env=environ()) as process:
+    with interruptible(words) as process:
         until_it_is_ours(process)
         time.sleep(part * took)
         process.send_signal(signal.SIGINT)
