@@ -23,6 +23,7 @@ from slotkeeper.scheduler.effects import (
     Observe,
     Plant,
     Purpose,
+    Render,
     Report,
     Restore,
     Save,
@@ -156,12 +157,7 @@ class PlacementMachine(RuleBasedStateMachine):
             case Forward():
                 self.forwarded(effect)
             case Plant():
-                ours = effect.request in self.placement._state.chores
-                assert ours or effect.request in self.alive, "planted, but its client is gone"
-                self.purposes[effect.request] = effect.purpose
-                task = Task(effect.request, effect.tokens.within(""), effect.place.slot, plant=True)
-                task.space = effect.tokens.space
-                self.transit.append((self.clock, effect.place.engine, task))
+                self.plant(effect)
             case Save() | Restore() | Erase():
                 self.actions.append(effect)
             case Stop():
@@ -175,6 +171,16 @@ class PlacementMachine(RuleBasedStateMachine):
                 self.looks.append(effect)
             case Report():
                 self.account(effect)
+            case Render():
+                self.unrendered.append(effect.request)
+
+    def plant(self, effect: Plant) -> None:
+        ours = effect.request in self.placement._state.chores
+        assert ours or effect.request in self.alive, "planted, but its client is gone"
+        self.purposes[effect.request] = effect.purpose
+        task = Task(effect.request, effect.tokens.within(""), effect.place.slot, plant=True)
+        task.space = effect.tokens.space
+        self.transit.append((self.clock, effect.place.engine, task))
 
     def forwarded(self, effect: Forward) -> None:
         assert effect.request in self.alive, "forwarded, but its client is gone"
