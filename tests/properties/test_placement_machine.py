@@ -162,9 +162,8 @@ class PlacementMachine(RuleBasedStateMachine):
                 self.actions.append(effect)
             case Stop():
                 self.stop(effect.request)
-            case Drop():
-                if not effect.to_cold:
-                    self.files.pop(effect.snapshot, None)
+            case Drop(to_cold=False):
+                self.files.pop(effect.snapshot, None)
             case SetTimer():
                 self.wakes.append(self.clock + effect.delay)
             case Observe():
