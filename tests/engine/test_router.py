@@ -295,6 +295,10 @@ async def test_a_reload_of_presets_loses_no_saved_state(tmp_path: Path) -> None:
         listed = (await client.get("/models?reload=1")).json()["data"]
         assert {entry["id"] for entry in listed} == {*MODELS, "third"}
         await comes_to(started.base, "coder", ModelStatus.UNLOADED)
+        (coder,) = (table for table in sidecar.driver.placement.tables.values() if table.model == "coder")
+        async with asyncio.timeout(PATIENCE):
+            while coder.up:  # the sidecar learns it afterwards
+                await asyncio.sleep(0.02)
         answer = await turn_that_reuses(talk, client)
         assert answer.headers["X-Slotkeeper-Decision"] == "snapshot"
         await Talk("third", "b").turn(client)
