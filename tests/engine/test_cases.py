@@ -7,7 +7,7 @@ from benchmarks.cases import CASES, keeps, measure
 
 pytestmark = pytest.mark.alternating
 
-# Not "three chats": in one of three runs the RAM cache has dropped a state that is counted on (0.37, limit 0.32).
+# Not "three chats": in one of three runs the RAM cache has dropped a state that we count on (0.37 of stock).
 QUICK = (
     "recap",
     "memories fixed",
