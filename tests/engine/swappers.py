@@ -8,7 +8,7 @@ import re
 import shlex
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -48,6 +48,9 @@ async def turn_that_reuses(talk: Talk, client: httpx.AsyncClient) -> httpx.Respo
     return answer
 
 
+NOTICED_SECONDS: Final = 5.0
+
+
 async def saved_turn(
     client: httpx.AsyncClient,
     sidecar: Sidecar,
@@ -64,9 +67,20 @@ async def saved_turn(
         await lab.rested(sidecar)
         saved = await loaded()
         await ended()
+        await _noticed(sidecar)
         if saved:
             return talk
     pytest.fail(f"in {ATTEMPTS} attempts the model ended before its state was saved")
+
+
+async def _noticed(sidecar: Sidecar) -> None:
+    """Give the sidecar time to learn that the model has ended. One that sleeps stays up."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(NOTICED_SECONDS):
+            while any(
+                table.up for table in sidecar.driver.placement.tables.values() if table.model == "coder"
+            ):
+                await asyncio.sleep(0.02)
 
 
 @dataclass(frozen=True)
