@@ -258,7 +258,7 @@ def _about_checkpoint_cap(room: CheckpointRoom) -> Iterator[Finding]:
     if room.cap == 0:
         what = "No context checkpoints: with this model, every edit computes the whole prompt again."
         yield Finding(trap="checkpoints", severity=Severity.FAIL, what=what, do="Remove --ctx-checkpoints 0.")
-    elif room.cap > room.advised:
+    elif room.advised < min(room.cap, MAX_CHECKPOINTS):  # memory is the limit
         what = f"{room.cap} context checkpoints per slot may not fit.{room.sentence(room.cap)}"
         do = f"Use --ctx-checkpoints {room.advised}, fewer slots, or a shorter context."
         yield Finding(trap="checkpoints", severity=Severity.WARN, what=what, do=do)

@@ -131,6 +131,11 @@ def test_doctor_says_how_much_the_checkpoints_need_and_how_many_to_use():
     assert "149.6 MiB: 64 in each of 2 slots need 18.7 GiB of 24.0 GiB that are free" in said.what
 
 
+def test_many_checkpoints_are_no_fault_where_their_size_is_unknown_or_memory_suffices():
+    assert not findings(128)
+    assert not findings(128, checkpoint_bytes=checkpoint_bytes(QWEN_27B), free_bytes=512 * GIB)
+
+
 def test_following_doctor_ends_its_advice():
     known = {"checkpoint_bytes": checkpoint_bytes(QWEN_27B), "free_bytes": 24 * GIB}
     assert findings(4, **known)[0].do == "Use --ctx-checkpoints 20."
