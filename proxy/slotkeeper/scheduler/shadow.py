@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final
 
 from slotkeeper.scheduler.adapters import namespace_in, set_in
 from slotkeeper.scheduler.costs import StateSize
@@ -31,8 +30,6 @@ from slotkeeper.scheduler.slot_contents import (
 )
 from slotkeeper.scheduler.tokens import EMPTY, Chunk, Tokens
 from slotkeeper.scheduler.types import RequestId, SlotId
-
-SIZE_MARGIN: Final = 1.02  # an entry of the RAM cache is at most so many times as large as estimated
 
 
 class Source(StrEnum):
@@ -318,11 +315,8 @@ class EngineShadow:
             self.ram = [contents.relisted(traits) for contents in self.ram]
 
     def size_of(self, contents: SlotContents) -> int:
-        """Return the bytes of this state in the RAM cache, at most; 0: unknown.
-
-        An entry that we count on although the engine has dropped it costs its whole prompt.
-        """
-        return int(self.sizes.of(contents.total, len(contents.checkpoints)) * SIZE_MARGIN)
+        """Return the estimated bytes of this state in the RAM cache; 0: unknown."""
+        return self.sizes.of(contents.total, len(contents.checkpoints))
 
     def exceeds_ram(self, contents: SlotContents) -> bool:
         """Whether the state is larger than the RAM cache, so that the next entry drives it out."""
@@ -380,7 +374,7 @@ class EngineShadow:
         if self.isolates(prompt.space) and self._mixes(contents, prompt, common):
             return ReusePlan(slot=slot, reuse=0, source=Source.NOTHING, base=None, parked=False, foreign=True)
         saves = self._saves(contents, common, len(prompt), evict=evict)
-        entry = better(contents, ram, prompt) if saves else None
+        entry = self._loaded(contents, ram, prompt) if saves else None
         base = entry or contents
         n_past = reuse(base, prompt, self.traits)
         own = Source.SLOT if n_past else Source.NOTHING
@@ -392,6 +386,20 @@ class EngineShadow:
             parked=saves and contents is not None,
             unsafe=unsafe(base, prompt, self.traits),
         )
+
+    def _loaded(
+        self, contents: SlotContents | None, ram: Sequence[SlotContents], prompt: Tokens
+    ) -> SlotContents | None:
+        """Return the entry of the RAM cache that the engine loads instead of the slot's contents, if any.
+
+        It saves the slot first. If the cache is full, that drives out the oldest entries.
+        """
+        entry = better(contents, ram, prompt)
+        if entry is None or contents is None:
+            return entry
+        after = list(ram)
+        self._publish(after, contents)
+        return better(contents, after, prompt)
 
     def _saves(self, contents: SlotContents | None, common: int, length: int, *, evict: bool) -> bool:
         """Whether the engine uses its RAM cache: it saves the slot there, and looks for a better state."""
