@@ -25,7 +25,8 @@ The words, with the class that each stands for:
     time                `play.later(seconds)` · `play.wakes()`: wait until the next timer fires
 
 Requests of GET /slots are not written down: `play.looking` has the engines that must be asked. Timers are
-not, either: `play.alarms` has their times. `play.released` has the requests whose clients left (Released).
+not, either: `play.alarms` has the pending one's time. `play.released` has the requests whose clients left
+(Released).
 Every event advances the time by a hundredth of a second.
 
 A file has 64 KiB for each token, so at the rates of a new engine a token costs 0.131 tokens of prefill to
@@ -135,7 +136,8 @@ class Play:
         self.effects: deque[Effect] = deque()
         self.looking: set[str] = set()
         self.delays: list[float] = []
-        self.alarms: list[float] = []  # times of the timers that were set
+        self.alarms: list[float] = []  # time of the pending timer, which replaced the one before
+        self.timers_set = 0
         self.released: list[Released] = []  # requests that left, once the engine works for them no more
         self.step: Step | None = None  # the last step that was expected
         for name in self.names if up else ():
@@ -160,7 +162,8 @@ class Play:
             elif isinstance(effect, Released):
                 self.released.append(effect)
             elif isinstance(effect, SetTimer):
-                self.alarms.append(self.clock + effect.delay)
+                self.alarms[:] = [self.clock + effect.delay]
+                self.timers_set += 1
             else:
                 self.effects.append(effect)
         return self

@@ -25,7 +25,7 @@ from playbooks.playbook import (
     starts,
     unsaved,
 )
-from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.costs import Limits, LinearTimes
 from slotkeeper.scheduler.effects import Save, SaveMoment
 from slotkeeper.scheduler.preparing import SAVES_REST
 from slotkeeper.scheduler.tokens import Tokens
@@ -100,6 +100,22 @@ def test_no_slot_is_saved_while_a_request_waits():
     assert play << arrives("r2")
     assert play.later(300) << sees()
     assert play << knows("r2", A + B) >> goes("r2", slot=0)
+
+
+@pytest.mark.parametrize(
+    ("save_seconds", "tokens", "paused"), [(0.1, 1000, 60), (2.0, 1000, 600), (2.0, 8000, 75)]
+)
+def test_beside_an_answer_a_slot_is_saved_when_its_loss_would_cost_more_than_the_stop(
+    save_seconds, tokens, paused
+):
+    """The engine computes 1,000 tokens a second. A state is assumed to be lost once in five minutes."""
+    play = dense()
+    play.table.rates.writing = LinearTimes(1e12, call_seconds=save_seconds)
+    play << arrives("stream") << knows("stream", B) >> goes("stream", slot=0)
+    play << starts("stream")
+    assert one_turn(play, "r1", Tokens(range(50_000, 50_000 + tokens)), slot=1)
+    assert play.later(paused - 1) << sees()
+    assert play.later(2) << sees() >> saves(1)
 
 
 def test_slots_are_saved_one_after_the_other():

@@ -27,7 +27,6 @@ from slotkeeper.scheduler.effects import (
 )
 from slotkeeper.scheduler.engine_model import TAIL
 from slotkeeper.scheduler.idle_work import (
-    LONGEST,
     coldest,
     cut_back,
     emptying_step,
@@ -37,6 +36,7 @@ from slotkeeper.scheduler.idle_work import (
     parking_step,
     patience,
     pause,
+    pause_beside_answers,
     prefetch_plan,
     rest_until,
     restore_step,
@@ -304,7 +304,7 @@ def _due(state: State, table: EngineTable, contents: SlotContents, now: float) -
     else:
         paused = rest_until(state, table, contents)
     if not _at_rest(state, table):
-        paused = contents.used + LONGEST
+        paused = contents.used + pause_beside_answers(table, contents, state.catalog)
     paid = now + state.writes.wait(table.rates.size_of(contents.total), now)
     return max(paused, paid, table.no_save_until)
 

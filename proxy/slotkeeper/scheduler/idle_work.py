@@ -372,7 +372,8 @@ def warming_step(end: Snapshot, catalog: Catalog, table: EngineTable) -> Step | 
 
 SHARE: Final = 20.0  # a pause must be this many times as long as the save, because a save stalls every slot
 CROWD_SHARE: Final = 2.0  # the same while crowded: the slot will soon be taken, and saved anyway
-LONGEST: Final = 60.0  # seconds after which a slot is saved even if other requests run
+LONGEST: Final = 60.0  # seconds after which a slot is saved, or sooner
+LOST_ONCE_IN_SECONDS: Final = 300.0  # so often an engine is assumed to lose a state that is in no file
 JITTER: Final = 1.5  # a client may return as late as this many times its earlier pause
 LONGEST_PAUSE_SECONDS: Final = 600.0  # a client that was away for longer may as well not return
 CUTS: Final = 8.0  # the pause before a slot is cut back to save its boundaries is this many times as long
@@ -389,6 +390,18 @@ def pause(state: State, table: EngineTable, contents: SlotContents, now: float) 
     if table.crowded(now) and hurried <= state.limits.pause:
         return hurried
     return min(LONGEST, max(state.limits.pause, SHARE * seconds))
+
+
+def pause_beside_answers(table: EngineTable, contents: SlotContents, catalog: Catalog) -> float:
+    """Return the seconds that a conversation must pause before its slot is saved while others are answered.
+
+    A save stops each of these answers. So it begins when the state has been at risk for so long that the
+    expected time to compute it again exceeds the stops.
+    """
+    rates = table.rates
+    stops = rates.save_seconds(contents.total) * max(1, len(table.work.served))
+    unsaved_tokens = max(NEW, contents.total - catalog.covers(contents, table.traits))
+    return max(LONGEST, LOST_ONCE_IN_SECONDS * stops * rates.prefill / unsaved_tokens)
 
 
 def patience(state: State, table: EngineTable, contents: SlotContents, now: float) -> float:
