@@ -23,6 +23,7 @@ from benchmarks.figures import console, keep
 from slotkeeper.bench.measure import percentile
 from slotkeeper.bench.simulated_load import SimulatedTurn, Synthetic
 from slotkeeper.bench.timed_engine import FINGERPRINT, EngineRates, TimedEngine, traits_of
+from slotkeeper.bench.virtual_clock import VirtualClock
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Effect, Forward, Observe, Restore, Save
 from slotkeeper.scheduler.engine_model import Memory
@@ -56,7 +57,7 @@ class Crowded:
     def __init__(self, *, engines: int, slots: int, conversations: int) -> None:
         traits = traits_of(Memory.DENSE, slots, RATES, files=True)
         names = [EngineId(f"e{n}") for n in range(engines)]
-        self.engine = TimedEngine(traits, RATES)
+        self.engine = TimedEngine(traits, RATES, VirtualClock())
         self.placement = Placement(*names, limits=Limits(hot_bytes=1 << 60, cold_bytes=1 << 60))
         self.now, self.spent, self.deciding, self.count = START, 0.0, 0.0, 0
         for name in names:

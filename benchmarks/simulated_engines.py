@@ -19,9 +19,10 @@ from typing import Any, Final
 from rich.table import Table
 
 from benchmarks.figures import console, keep
-from slotkeeper.bench.simulated_fleet import Asked, SimulatedSidecar, VirtualClock
+from slotkeeper.bench.simulated_fleet import Asked, SimulatedSidecar
 from slotkeeper.bench.simulated_load import SimulatedTurn, Synthetic
 from slotkeeper.bench.timed_engine import EngineRates, traits_of
+from slotkeeper.bench.virtual_clock import VirtualClock
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Report
 from slotkeeper.scheduler.engine_model import Memory

@@ -27,10 +27,10 @@ from slotkeeper.bench.simulated_fleet import (
     Moved,
     SimulatedSidecar,
     SimulatedStore,
-    VirtualClock,
 )
 from slotkeeper.bench.simulated_load import LoadProfile, SimulatedTurn
 from slotkeeper.bench.timed_engine import EngineRates, traits_of
+from slotkeeper.bench.virtual_clock import VirtualClock
 from slotkeeper.scheduler.costs import GIB, Limits
 from slotkeeper.scheduler.effects import Report
 from slotkeeper.scheduler.engine_model import Memory

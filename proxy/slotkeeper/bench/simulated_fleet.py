@@ -2,7 +2,7 @@
 
 This module does for the scheduler what a sidecar's runtime does, without waiting: events are posted in the
 order of simulated time, effects become work of an engine, and their outcomes become events. Nothing is
-rendered, no answer is lost, and no engine ends.
+rendered, and no answer is lost. An engine ends only when it has nothing to do.
 
 Before a sidecar places a prompt, the shared store offers it the snapshot that saves most of the prompt, as
 hints would. Snapshots take time on the network of the machine that sends or fetches them.
@@ -10,13 +10,14 @@ hints would. Snapshots take time on the network of the machine that sends or fet
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from slotkeeper.bench.simulated_load import SimulatedTurn
-from slotkeeper.bench.timed_engine import FINGERPRINT, EngineRates, Ran, TimedEngine
+from slotkeeper.bench.timed_engine import FINGERPRINT, EngineRates, Task, TimedEngine
+from slotkeeper.bench.virtual_clock import VirtualClock
 from slotkeeper.scheduler.catalog import NEVER, Catalog
 from slotkeeper.scheduler.costs import Limits, LinearTimes
 from slotkeeper.scheduler.effects import (
@@ -31,10 +32,12 @@ from slotkeeper.scheduler.effects import (
     Save,
     SaveMoment,
     SetTimer,
+    Stop,
 )
 from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.scheduler.events import (
     Arrived,
+    EngineLost,
     EngineUp,
     Erased,
     Event,
@@ -58,30 +61,6 @@ from slotkeeper.scheduler.types import ClientId, EngineId, Loading, Place, Reque
 
 LOOK: Final = 0.001  # seconds that a GET /slots takes
 NO_REPLY: Final = Tokens()
-
-
-class VirtualClock:
-    """Runs actions in the order of their times, and actions of one time in the order of their addition."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
-        self._count = 0
-
-    def __repr__(self) -> str:
-        return f"<VirtualClock {self.now:.3f}, {len(self._due)} due>"
-
-    def at(self, time: float, act: Callable[[], None]) -> None:
-        self._count += 1
-        heapq.heappush(self._due, (max(time, self.now), self._count, act))
-
-    def run_until(self, done: Callable[[], bool]) -> None:
-        """Run actions until `done`. Raises AssertionError if no action is left before that."""
-        while not done():
-            if not self._due:
-                raise AssertionError("the simulation has no more events, but requests are unfinished")
-            self.now, _, act = heapq.heappop(self._due)
-            act()
 
 
 @dataclass(slots=True)
@@ -154,10 +133,15 @@ class Asked:
     asked_at: float
     ended: Callable[[], None]
     first: float = 0.0  # time of its first token
+    stall: float = 0.0  # the longest time between two tokens of its answer
 
 
 class SimulatedSidecar:
-    """One sidecar and its engines, by name. `store`: the store that it shares with others, if any."""
+    """One sidecar and its engines, by name.
+
+    `store`: the store that it shares with others, if any. `own_seconds`: what the sidecar itself takes to
+    read and render a request.
+    """
 
     def __init__(
         self,
@@ -168,13 +152,15 @@ class SimulatedSidecar:
         *,
         store: SimulatedStore | None,
         reports: Callable[[Report, Asked], None],
+        own_seconds: float = 0.0,
     ) -> None:
-        self.engines = {EngineId(name): TimedEngine(traits, rates) for name, rates in engines.items()}
+        self.engines = {EngineId(name): TimedEngine(traits, rates, clock) for name, rates in engines.items()}
         self.placement = Placement(*self.engines, limits=limits)
         self.moved = Moved()
         self.in_flight = 0
         self._clock, self._store, self._reports = clock, store, reports
-        self._traits = traits
+        self._traits, self._own_seconds = traits, own_seconds
+        self._plants: dict[RequestId, Task] = {}
         self._asked: dict[RequestId, Asked] = {}
         self._files = self._counted = 0
         self._inbox: list[Event] = []
@@ -209,7 +195,21 @@ class SimulatedSidecar:
         if found is not None and found.id not in self.placement.catalog:
             self._post(SnapshotsChanged(at=now, snapshots=(found,)))
         self._post(arrived)
-        self._post(Rendered(at=now, request=request, prompt=turn.prompt, boundaries=turn.boundaries))
+        prompt, boundaries = turn.prompt, turn.boundaries
+        self._after(
+            self._own_seconds,
+            lambda at: Rendered(at=at, request=request, prompt=prompt, boundaries=boundaries),
+        )
+
+    def restart(self, seconds: float) -> None:
+        """Kill the engines, which must be quiet; they are up again after these seconds."""
+        for name, engine in self.engines.items():
+            engine.kill()
+            self._post(EngineLost(at=self._clock.now, engine=name, returns=True))
+            self._later(self._clock.now + seconds, partial(self._up, name))
+
+    def _up(self, engine: EngineId, at: float) -> Event:
+        return EngineUp(at=at, engine=engine, traits=self._traits)
 
     # -- effects -----------------------------------------------------------------------------------
 
@@ -223,93 +223,113 @@ class SimulatedSidecar:
                 self._perform(effect)
             self._inbox.pop(0)
 
+    def _after(self, seconds: float, event: Callable[[float], Event]) -> None:
+        if seconds:
+            self._later(self._clock.now + seconds, event)
+        else:
+            self._post(event(self._clock.now))
+
     def _later(self, time: float, event: Callable[[float], Event]) -> None:
         self._clock.at(time, lambda: self._post(event(self._clock.now)))
 
     def _perform(self, effect: Effect) -> None:
-        now = self._clock.now
         match effect:
             case Forward():
                 self._forward(effect)
             case Plant():
                 self._plant(effect)
+            case Stop(request=request):
+                self._stop(request)
             case Save():
                 self._save(effect)
             case Restore():
                 self._restore(effect)
-            case Erase(request=request, place=place):
-                self._engine(place).shadow.erase(place.slot)
-                self._later(now + LOOK, lambda at: Erased(at=at, request=request, ok=True))
+            case Erase():
+                self._erase(effect)
+            case _:
+                self._attend(effect)
+
+    def _attend(self, effect: Effect) -> None:
+        """Perform an effect that is no work of an engine."""
+        match effect:
             case Observe():
-                self._clock.at(now + effect.delay, lambda: self._look(effect.engine))
+                self._clock.at(self._clock.now + effect.delay, lambda: self._look(effect.engine))
             case SetTimer(delay=delay):
-                self._later(now + delay, lambda at: TimerFired(at=at))
+                self._later(self._clock.now + delay, lambda at: TimerFired(at=at))
             case Report():
                 self._reports(effect, self._asked.pop(effect.request))
             case Poisoned():
                 raise AssertionError(f"the model of an engine contradicts itself: {effect}")
-            case _:  # prefills are not cancelled here, and what a restore has proved changes nothing
+            case _:  # what a restore has proved changes nothing
                 pass
 
     def _engine(self, place: Place) -> TimedEngine:
         return self.engines[place.engine]
 
     def _forward(self, effect: Forward) -> None:
-        engine, asked = self.engines[effect.engine], self._asked[effect.request]
-        turn, request = asked.turn, effect.request
-        ran = engine.task(turn.prompt, len(turn.reply), effect.slot, self._clock.now)
-        asked.first = ran.first
+        engine, asked, request = self.engines[effect.engine], self._asked[effect.request], effect.request
 
-        def first() -> None:
-            engine.computed(ran, turn.prompt)
+        def began() -> None:
+            asked.first = self._clock.now
             self._post(Started(at=self._clock.now, request=request))
 
-        self._clock.at(ran.first, first)
-        self._clock.at(ran.last, lambda: self._finished(engine, request, ran))
+        task = engine.run(
+            asked.turn.prompt,
+            asked.turn.reply,
+            None if effect.slot is None else SlotId(effect.slot),
+            began=began,
+            ended=lambda: self._finished(request, task),
+            hash_chain=asked.turn.hash_chain,
+        )
 
-    def _finished(self, engine: TimedEngine, request: RequestId, ran: Ran) -> None:
-        asked, now = self._asked[request], self._clock.now
-        turn = asked.turn
-        contents = engine.end(ran, turn.prompt, turn.reply, hash_chain=turn.hash_chain, now=now)
+    def _finished(self, request: RequestId, task: Task) -> None:
+        asked, now, turn = self._asked[request], self._clock.now, self._asked[request].turn
+        asked.stall = task.stall
         self.in_flight -= 1
         self._post(
             Finished(
                 at=now,
                 request=request,
                 prompt_tokens=len(turn.prompt),
-                cached=ran.cached,
+                cached=task.cached,
                 generated=len(turn.reply),
-                slot=ran.slot,
-                prefill_seconds=ran.seconds,
+                slot=task.slot,
+                prefill_seconds=task.seconds,
             )
         )
-        self._post(ReplyKnown(at=now, request=request, tokens=contents.tokens))
-        self._post(NextKnown(at=now, request=request, tokens=contents.tokens, chance=1.0))
+        known = (turn.prompt + turn.reply).cut(0, len(turn.prompt) + len(turn.reply) - 1)
+        self._post(ReplyKnown(at=now, request=request, tokens=known))
+        following = turn.following or known
+        self._post(NextKnown(at=now, request=request, tokens=following, chance=turn.chance))
         asked.ended()
 
     def _plant(self, effect: Plant) -> None:
         engine, request = self._engine(effect.place), effect.request
-        ran = engine.task(effect.tokens, 0, effect.place.slot, self._clock.now)
-        computed = len(effect.tokens) - ran.cached
+        plant = engine.run(
+            effect.tokens, NO_REPLY, effect.place.slot, ended=lambda: self._planted(request, plant)
+        )
+        self._plants[request] = plant
+
+    def _planted(self, request: RequestId, plant: Task) -> None:
+        computed, now = plant.reached - plant.cached, self._clock.now
         if request not in self._asked:
             self.moved.idle += computed
+        if self._plants.pop(request, None):  # otherwise it was stopped, and its answer was posted then
+            self._post(Planted(at=now, request=request, computed=computed, seconds=plant.seconds))
 
-        def ended() -> None:
-            now = self._clock.now
-            engine.computed(ran, effect.tokens)
-            engine.end(ran, effect.tokens, NO_REPLY, hash_chain=(), now=now)
-            self._post(Planted(at=now, request=request, computed=computed, seconds=ran.seconds))
-
-        self._clock.at(ran.first, ended)
+    def _stop(self, request: RequestId) -> None:
+        """Stop a plant; that is its answer, although the engine notices later."""
+        if plant := self._plants.pop(request, None):
+            plant.stopped = True
+            self._post(Planted(at=self._clock.now, request=request, computed=None, stopped=True))
 
     def _save(self, effect: Save) -> None:
-        engine, request, place = self._engine(effect.place), effect.request, effect.place
-        contents = engine.shadow.slots[place.slot]
-        size = (contents.total if contents else 0) * engine.rates.token_bytes
-        self.moved.saved += size
+        request, place = effect.request, effect.place
+        engine = self._engine(place)
 
-        def written() -> None:
+        def written(size: int) -> None:
             now = self._clock.now
+            self.moved.saved += size
             self._post(Saved(at=now, request=request, snapshot=None, written=True))
             kept = self._filed(effect, size, now)
             self._post(
@@ -320,11 +340,17 @@ class SimulatedSidecar:
                     snapshot=kept,
                     tokens=kept.tokens if kept else None,
                     checkpoints=kept.checkpoints if kept else (),
-                    seconds=size / engine.rates.save,
+                    seconds=engine.rates.file_seconds + size / engine.rates.save,
                 )
             )
 
-        self._clock.at(engine.file(size, engine.rates.save, self._clock.now), written)
+        engine.save(place.slot, written)
+
+    def _erase(self, effect: Erase) -> None:
+        def erased() -> None:
+            self._post(Erased(at=self._clock.now, request=effect.request, ok=True))
+
+        self._engine(effect.place).erase(effect.place.slot, erased)
 
     def _filed(self, effect: Save, size: int, now: float) -> Snapshot | None:
         """Return the snapshot of a slot; the shared store gets it after the time of the transfer."""
@@ -357,29 +383,28 @@ class SimulatedSidecar:
         """Load a snapshot. One in the shared store is fetched first, and is in the slot folder afterwards."""
         snapshot, now = effect.snapshot, self._clock.now
         if snapshot.tier is not Tier.COLD:
-            self._load(effect, now)
+            self._load(effect)
             return
         self.moved.fetched += snapshot.size
 
         def fetched() -> None:
             hot = replace(snapshot, tier=Tier.HOT, used=self._clock.now)
             self._post(SnapshotsChanged(at=self._clock.now, snapshots=(hot,)))
-            self._load(effect, self._clock.now)
+            self._load(effect)
 
         network = self._engine(effect.place).rates.network
         self._clock.at(now + snapshot.size / network, fetched)
 
-    def _load(self, effect: Restore, now: float) -> None:
+    def _load(self, effect: Restore) -> None:
         place, snapshot, engine = effect.place, effect.snapshot, self._engine(effect.place)
         self.moved.restored += snapshot.size
-        seconds = snapshot.size / engine.rates.restore
+        seconds = engine.rates.file_seconds + snapshot.size / engine.rates.restore
 
         def loaded() -> None:
-            engine.restore(SlotId(place.slot), snapshot, self._clock.now)
             at, done = self._clock.now, Loading.DONE
             self._post(Restored(at=at, request=effect.request, outcome=done, seconds=seconds))
 
-        self._clock.at(engine.file(snapshot.size, engine.rates.restore, now), loaded)
+        engine.restore(place.slot, snapshot, loaded)
 
     def _look(self, engine: EngineId) -> None:
         asked, views = self._clock.now, self.engines[engine].views()

@@ -268,10 +268,37 @@ def after_prefill(
     """
     if not keeps_checkpoints(traits):
         return ()
+    kept, _ = prefilled(
+        checkpoints,
+        reuse=reuse,
+        end=end,
+        user_starts=user_starts,
+        task=task,
+        traits=traits,
+        first=first,
+        images=images,
+    )
+    return kept
+
+
+def prefilled(
+    checkpoints: Sequence[Checkpoint],
+    *,
+    reuse: int,
+    end: int,
+    user_starts: Sequence[int],
+    task: int,
+    traits: EngineTraits,
+    first: int = 0,
+    images: Sequence[Chunk] = (),
+) -> tuple[tuple[Checkpoint, ...], tuple[int, ...]]:
+    """Return the checkpoints as `after_prefill` does, and where the batches ended, in tokens."""
+    if not keeps_checkpoints(traits):
+        return (), (*range(reuse + traits.n_batch, end, traits.n_batch), end)
     kept = list(survivors(checkpoints, reuse, traits))
     last_user = user_starts[-1] if user_starts else -1
     starts = set(user_starts)
-    at = reuse
+    at, ends = reuse, []
     while at < end:
         stop = reach = _batch_end(kept, at, end, user_starts, traits)
         if image := _image_in(images, at, stop):
@@ -281,7 +308,8 @@ def after_prefill(
         if at > 0 and (at in starts or near_end) and wanted:
             _add(kept, Checkpoint(at, task, max(first, at - window_cells(traits))), traits)
         at = stop
-    return tuple(kept)
+        ends.append(stop)
+    return tuple(kept), tuple(ends)
 
 
 def _far_enough(kept: Sequence[Checkpoint], at: int, traits: EngineTraits) -> bool:
