@@ -42,6 +42,7 @@ PICKED: Final[Mapping[str, Pick]] = MappingProxyType(
         "restart": lambda figures: figures["computed"],
         "crowd": lambda figures: figures["rows"],
         "swaps": lambda figures: figures,
+        "profiles": lambda figures: figures,
         "pool": lambda figures: figures,
         "soak": lambda figures: figures["worlds"],
         "scaling": lambda figures: figures,

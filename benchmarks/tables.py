@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import fleet_tables
+from benchmarks.engine_profiles import PROFILES, EngineProfile
 from benchmarks.figures import BUILDS
+from benchmarks.profile_work import ABOUT
 from slotkeeper.scheduler.figures import Sums
 
 FIGURES: Final = Path(__file__).parents[1] / "docs" / "figures.json"
@@ -293,6 +295,36 @@ def pool() -> str:
     return table(head, map(cells, measured("pool")))
 
 
+def profile_engines() -> str:
+    """Return the simulated engines and the reports of their speeds."""
+
+    def cells(profile: EngineProfile) -> Sequence[str]:
+        rates = profile.rates
+        speeds = f"{rates.prefill:,g}", f"{rates.decode:g}"
+        sizes = f"{rates.token_bytes // 1024} KiB", f"{rates.checkpoint_bytes / 2**20:.1f} MiB"
+        return code(profile.name), profile.machine, profile.model, *speeds, *sizes, profile.source
+
+    head = ("engine", "machine", "model", "prefill, tokens/s", "decode", "a token", "a checkpoint", "source")
+    return table(head, map(cells, PROFILES))
+
+
+def profile_work() -> str:
+    """Return what the simulated workloads are."""
+    return table(("work", "clients"), ((name, about) for name, about in ABOUT.items()))
+
+
+def profile_cells() -> str:
+    """Return a row for each engine and workload, in seconds."""
+
+    def cells(row: Row) -> Sequence[str]:
+        seconds = (f"{row[name]:,.1f}" for name in ("stock", "ours"))
+        ratios = (f"{row[name]:.2f}" for name in ("ratio", "p95_ratio", "stall_ratio"))
+        return code(row["profile"]), row["work"], *seconds, *ratios, f"{row['saved_an_hour']:,.0f}"
+
+    head = ("engine", "work", "stock, s", "Slotkeeper, s", "ratio", "p95", "longest gap", "saved an hour, s")
+    return table(head, map(cells, measured("profiles")))
+
+
 def report_cells() -> str:
     def cells(row: Row) -> Sequence[str]:
         ratio = f"{row['ours'] / row['stock']:.2f}"
@@ -316,6 +348,9 @@ MEASURED: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
         "sessions-newest": sessions(BUILDS[1]),
         "parts": part_cells,
         "report-cells": report_cells,
+        "profile-engines": profile_engines,
+        "profile-work": profile_work,
+        "profile-cells": profile_cells,
         "restart-cells": restart_cells,
         "rewrite-cells": rewrite_cells,
         "recorded-cells": recorded_cells,

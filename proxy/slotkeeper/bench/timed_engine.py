@@ -149,7 +149,7 @@ class TimedEngine:
         self.traits, self.rates, self._clock = traits, rates, clock
         self.last: dict[SlotId, int] = {}
         self.tasks = 0
-        self.longest_stall = 0.0  # seconds between two tokens of any answer
+        self.computed = 0  # prompt tokens
         self._running: dict[SlotId, Task] = {}
         self._queue: list[Task | _Action] = []
         self._batch: _Batch | None = None
@@ -352,9 +352,9 @@ class TimedEngine:
         beside = [
             s for n in range(self.traits.n_slots) if (s := SlotId(n)) not in self._running and s != slot
         ]
-        before = {id(entry) for entry in shadow.ram}
+        before = list(shadow.ram)
         shadow.launch(plan, beside)
-        copied = [entry for entry in shadow.ram if id(entry) not in before]
+        copied = [entry for entry in shadow.ram if not any(entry is other for other in before)]
         if plan.source is Source.RAM and plan.base:
             copied.append(plan.base)
         size = sum(rates.state_bytes(entry.total) for entry in copied)
@@ -380,7 +380,7 @@ class TimedEngine:
     def _end(self, task: Task) -> None:
         """End a task; its slot then holds prompt and answer, without the last token of an answer."""
         del self._running[task.slot]
-        self.longest_stall = max(self.longest_stall, task.stall)
+        self.computed += task.reached - task.cached
         contents = self._finished(task)
         if task.stopped and task.left:
             contents = replace(contents.shrunk(task.reached), hash_chain=())

@@ -1,0 +1,120 @@
+"""Engines of real proportions for the simulator, by figures from public reports.
+
+Prefill is in tokens per second of a ubatch of 512 at the beginning of a prompt, decode of one short answer.
+Where a report tells speeds at several depths, `deeper` is fitted to them; a report of whole prompts of
+n tokens tells the speed at the depth n/2.
+
+* Bytes of a token: layers with a KV cache x KV heads x head size x 2 (K and V) x 2 (16 bits).
+* Files: nibor1896/Crow#68, 33.6 MiB saved in 31 ms and restored in 22 ms on an SSD.
+* Checkpoints: ggml-org/llama.cpp#22929, 149.626 MiB restored in 13 ms (its log of May 22, task 15927).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from slotkeeper.bench.timed_engine import EngineRates, traits_of
+from slotkeeper.scheduler.engine_model import EngineTraits, Memory
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+DISK: Final = EngineRates(save=33.6 * MIB / 0.031, restore=33.6 * MIB / 0.022, copy=149.626 * MIB / 0.013)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineProfile:
+    """An engine of one model on one machine."""
+
+    name: str
+    machine: str
+    model: str
+    source: str  # of the speeds: a repository and its issue or file
+    rates: EngineRates
+    memory: Memory = Memory.DENSE
+    window: int = 0  # tokens of a sliding window
+
+    def traits(self, slots: int) -> EngineTraits:
+        """Return the traits of a stock engine with a slot folder."""
+        traits = traits_of(self.memory, slots, self.rates, files=True, ram_cache=True)
+        return replace(traits, n_swa=self.window)
+
+
+PROFILES: Final = (
+    EngineProfile(
+        name="apu-27b",
+        machine="Ryzen AI Max 395",
+        model="27B, hybrid (Qwen3.6-27B Q4_K_M)",
+        # The stock engine beside which that pull request is measured: 11.4 to 11.8 tokens/s, and 202 over a
+        # prompt of 8,000 tokens. 16 of 64 layers have KV, 24 heads of 256 (pegainfer-project/pegainfer#510):
+        # at the same operations per second, 4,000 tokens of context make a token 3 % dearer.
+        source="Avarok-Cybersecurity/atlas#230",
+        memory=Memory.HYBRID,
+        rates=replace(
+            DISK,
+            prefill=208.0,
+            decode=11.6,
+            deeper=3.6e-8,
+            token_bytes=64 * KIB,
+            checkpoint_bytes=int(149.626 * MIB),
+        ),
+    ),
+    EngineProfile(
+        name="apu-120b-moe",
+        machine="Ryzen AI Max 395",
+        model="120B, mixture of experts, sliding window (gpt-oss-120b MXFP4)",
+        # pp2048 at depths 0, 4096, 8192, 16384: 998, 827, 704, 507; tg32 47.4. 18 of 36 layers have a window
+        # of 128 tokens.
+        source="lhl/strix-halo-testing#33",
+        memory=Memory.SWA,
+        window=128,
+        rates=replace(
+            DISK,
+            prefill=1062.0,
+            decode=47.4,
+            deeper=5.9e-8,
+            token_bytes=36 * KIB,
+            checkpoint_bytes=128 * 36 * KIB,
+        ),
+    ),
+    EngineProfile(
+        name="card-14b",
+        machine="one RTX 3090, 24 GB",
+        model="14B, dense (13B Q4_0; KV of 40 layers x 8 heads x 128)",
+        # `deeper`: that of 8B Q4_K_M there, pp512 4030 and pp8192 2527, x 40 x 5120 / (32 x 4096).
+        source="XiongjieDai/GPU-Benchmarks-on-LLM-Inference, README.md",
+        rates=replace(DISK, prefill=1634.0, decode=75.0, deeper=6.0e-8, token_bytes=160 * KIB),
+    ),
+    EngineProfile(
+        name="card-32b",
+        machine="one RTX 3090, 24 GB",
+        model="32B, dense (30B Q4_0; KV of 64 layers x 8 heads x 128)",
+        source="XiongjieDai/GPU-Benchmarks-on-LLM-Inference, README.md",  # `deeper` as above, x 64 x 5120
+        rates=replace(DISK, prefill=773.0, decode=33.7, deeper=9.6e-8, token_bytes=256 * KIB),
+    ),
+    EngineProfile(
+        name="cards-70b",
+        machine="two RTX 3090",
+        model="70B, dense (70B Q4_K_M)",
+        # pp1024 394, pp8192 339, tg512 16.6
+        source="XiongjieDai/GPU-Benchmarks-on-LLM-Inference, README.md",
+        rates=replace(DISK, prefill=403.0, decode=16.6, deeper=1.15e-7, token_bytes=320 * KIB),
+    ),
+    EngineProfile(
+        name="h100-70b",
+        machine="H100 PCIe, 80 GB",
+        model="70B, dense (70B Q4_0)",
+        # `deeper`: that of 70B Q4_K_M on two RTX 4090, which are as fast: pp1024 905, pp8192 723.
+        source="XiongjieDai/GPU-Benchmarks-on-LLM-Inference, README.md",
+        rates=replace(DISK, prefill=856.0, decode=25.9, deeper=7.8e-8, token_bytes=320 * KIB),
+    ),
+    EngineProfile(
+        name="cpu-8b",
+        machine="Core i9-13900K, DDR5-6400, no GPU",
+        model="8B, dense (7B Q4_0; KV of 32 layers x 8 heads x 128)",
+        # pp512 55.2, 18.3 tokens/s; `deeper`: stock llama.cpp on a 7950X in ikawrakow/ik_llama.cpp#518, 28.04
+        # at the beginning and 26.03 at 2,048 tokens.
+        source="ggml-org/llama.cpp#34",
+        rates=replace(DISK, prefill=55.2, decode=18.3, deeper=1.3e-6, token_bytes=128 * KIB),
+    ),
+)

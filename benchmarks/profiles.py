@@ -1,0 +1,214 @@
+"""Seconds on engines of real proportions: each workload through the sidecar, and on the engine alone.
+
+`python -m benchmarks.profiles`. Both legs are simulated (`slotkeeper.bench`) with the same clients, which
+wait for each answer and think as long. The stock leg sends each request as it comes, and the engine chooses
+the slot.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from rich.table import Table
+
+from benchmarks.engine_profiles import PROFILES, EngineProfile
+from benchmarks.figures import console, keep
+from benchmarks.profile_work import WORK, Phase, Step
+from slotkeeper.bench.measure import percentile
+from slotkeeper.bench.simulated_fleet import Asked, SimulatedSidecar
+from slotkeeper.bench.simulated_load import SimulatedTurn
+from slotkeeper.bench.timed_engine import Task, TimedEngine
+from slotkeeper.bench.virtual_clock import VirtualClock
+from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.effects import Report
+
+SLOTS: Final = 2
+OWN_SECONDS: Final = 0.003  # that the sidecar takes for a request (docs/benchmarks.md, first byte)
+AWAY: Final = 20.0  # seconds that a killed engine is away
+LUNCH: Final = 30.0  # seconds without a request before it is killed
+HOUR: Final = 3600.0
+
+
+class Served(Protocol):
+    """What clients talk to."""
+
+    def ask(self, conversation: str, turn: SimulatedTurn, ended: Callable[[], None]) -> None: ...
+
+    def restart(self, seconds: float) -> None: ...
+
+
+@dataclass(slots=True)
+class Waits:
+    """The waits of one leg, in seconds."""
+
+    first: list[float] = field(default_factory=list)  # to the first token of each answer
+    stall: float = 0.0  # the longest time between two tokens of an answer
+    seconds: float = 0.0  # until the last answer ended
+    computed: int = 0  # prompt tokens, also in idle time
+
+    def answered(self, asked: Asked) -> None:
+        self.first.append(asked.first - asked.asked_at)
+        self.stall = max(self.stall, asked.stall)
+
+    @property
+    def p95(self) -> float:
+        return percentile(self.first, 95) or 0.0
+
+
+class StockEngine:
+    """The engine without a sidecar. While it is away, clients try again until it is back."""
+
+    def __init__(self, profile: EngineProfile, clock: VirtualClock) -> None:
+        self.engine = TimedEngine(profile.traits(SLOTS), profile.rates, clock)
+        self.waits = Waits()
+        self._clock, self._back_at = clock, 0.0
+
+    def ask(self, _: str, turn: SimulatedTurn, ended: Callable[[], None]) -> None:
+        asked = Asked(turn, self._clock.now, ended)
+        self._clock.at(self._back_at, lambda: self._run(asked))
+
+    def _run(self, asked: Asked) -> None:
+        turn = asked.turn
+        task: Task = self.engine.run(
+            turn.prompt, turn.reply, None, ended=lambda: self._ended(asked, task), hash_chain=turn.hash_chain
+        )
+
+    def _ended(self, asked: Asked, task: Task) -> None:
+        asked.first, asked.stall = task.first, task.stall
+        self.waits.answered(asked)
+        asked.ended()
+
+    def restart(self, seconds: float) -> None:
+        self.engine.kill()
+        self._back_at = self._clock.now + seconds
+
+
+def sidecar(profile: EngineProfile, clock: VirtualClock) -> tuple[SimulatedSidecar, Waits]:
+    waits = Waits()
+
+    def reports(_: Report, asked: Asked) -> None:
+        waits.answered(asked)
+
+    served = SimulatedSidecar(
+        {"engine": profile.rates},
+        profile.traits(SLOTS),
+        Limits(),
+        clock,
+        store=None,
+        reports=reports,
+        own_seconds=OWN_SECONDS,
+    )
+    return served, waits
+
+
+def play(served: Served, engine: TimedEngine, phases: Iterator[Phase], clock: VirtualClock) -> None:
+    """Let all clients finish each phase; the engine is killed between two."""
+    for number, phase in enumerate(phases):
+        if number:
+            until = clock.now + LUNCH
+            clock.at(until, lambda: None)
+            clock.run_until(lambda until=until: clock.now >= until and engine.quiet)  # type: ignore[misc]
+            served.restart(AWAY)
+        left = dict(phase)
+        for name in phase:
+            _goes_on(served, clock, name, left)
+        clock.run_until(lambda left=left: not left)  # type: ignore[misc]
+
+
+def _goes_on(served: Served, clock: VirtualClock, name: str, left: dict[str, Iterator[Step]]) -> None:
+    step = next(left[name], None)
+    if step is None:
+        del left[name]
+        return
+    unanswered = len(step)
+
+    def ended() -> None:
+        nonlocal unanswered
+        unanswered -= 1
+        if not unanswered:
+            _goes_on(served, clock, name, left)
+
+    def send() -> None:
+        for number, turn in enumerate(step):
+            served.ask(name if number == 0 else f"{name}/{number}", turn, ended)
+
+    clock.at(clock.now + step[0].pause, send)
+
+
+def compared(profile: EngineProfile, work: str, seed: int = 1) -> dict[str, Any]:
+    """Return the waits of both legs."""
+    clock = VirtualClock()
+    stock = StockEngine(profile, clock)
+    play(stock, stock.engine, WORK[work](seed), clock)
+    stock.waits.seconds = clock.now
+    clock = VirtualClock()
+    served, waits = sidecar(profile, clock)
+    (engine,) = served.engines.values()
+    play(served, engine, WORK[work](seed), clock)
+    waits.seconds = clock.now
+    stock.waits.computed, waits.computed = stock.engine.computed, engine.computed
+    return _figures(profile.name, work, stock.waits, waits)
+
+
+def _figures(profile: str, work: str, stock: Waits, ours: Waits) -> dict[str, Any]:
+    if len(stock.first) != len(ours.first):
+        raise AssertionError("the two legs have different requests")
+    saved = (sum(stock.first) - sum(ours.first)) / ours.seconds * HOUR
+    return {
+        "profile": profile,
+        "work": work,
+        "requests": len(ours.first),
+        "stock": _rounded(sum(stock.first)),
+        "ours": _rounded(sum(ours.first)),
+        "ratio": _rounded(sum(ours.first) / sum(stock.first)),
+        "p95_ratio": _rounded(ours.p95 / stock.p95),
+        "stall_ratio": _rounded(ours.stall / stock.stall),
+        "stock_computed": stock.computed,
+        "computed": ours.computed,
+        "saved_an_hour": _rounded(saved),
+    }
+
+
+def _rounded(value: float) -> float:
+    return round(value, 3)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.profiles", description=__doc__)
+    parser.add_argument("--profile", action="append", choices=[profile.name for profile in PROFILES])
+    parser.add_argument("--work", action="append", choices=WORK)
+    chosen = parser.parse_args(arguments)
+    names = chosen.profile or [profile.name for profile in PROFILES]
+    rows = [
+        compared(profile, work)
+        for profile in PROFILES
+        if profile.name in names
+        for work in chosen.work or WORK
+    ]
+    table = Table(title="seconds to the first token, beside the stock engine (simulated)")
+    for column in (
+        "profile",
+        "work",
+        "stock, s",
+        "ours, s",
+        "ratio",
+        "p95",
+        "longest stall",
+        "saved an hour, s",
+    ):
+        table.add_column(column, justify="left" if column in {"profile", "work"} else "right")
+    for row in rows:
+        ratios = (f"{row[name]:.3f}" for name in ("ratio", "p95_ratio", "stall_ratio"))
+        seconds = (f"{row[name]:.1f}" for name in ("stock", "ours"))
+        table.add_row(row["profile"], row["work"], *seconds, *ratios, f"{row['saved_an_hour']:.0f}")
+    console.print(table)
+    if not chosen.profile and not chosen.work:
+        keep("profiles", rows)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
