@@ -272,11 +272,14 @@ def snapshots() -> list[Panel]:
         ),
         lines(
             "Bytes, by tier",
-            "Size of the files. Good is below the budgets, `--hot-bytes` and `--cold-bytes`.",
-            {"{{tier}}": NOW.total("snapshot_bytes", "tier")},
+            "Size of the files, and the budgets (`--hot-bytes` and `--cold-bytes`, or what follows from the "
+            "disk). Good is below the budgets.",
+            {
+                "{{tier}}": NOW.total("snapshot_bytes", "tier"),
+                "budget, {{tier}}": NOW.total("snapshot_budget_bytes", "tier"),
+            },
             unit="bytes",
             width=quarter,
-            stacked=True,
         ),
         lines(
             "Operations",

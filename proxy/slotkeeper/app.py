@@ -272,7 +272,7 @@ class Sidecar:
         if self._data is not None:
             await _end(self._data)
         await self.driver.save_all(
-            self.settings.save_timeout, evacuate=self.settings.evacuate and cold_room(self.settings) > 0
+            self.settings.save_timeout, evacuate=self.settings.evacuate and cold_room(self.settings) != 0
         )
 
     async def close(self) -> None:

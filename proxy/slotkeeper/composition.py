@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from ipaddress import ip_network
 from pathlib import Path
@@ -16,8 +15,9 @@ from slotkeeper.exchange.connections import Connections, Network, Tls, raise_des
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics, SharedPart
 from slotkeeper.runtime.heavy import COPIES
+from slotkeeper.scheduler.budgets import UNLIMITED
 from slotkeeper.scheduler.costs import Limits
-from slotkeeper.settings import Settings
+from slotkeeper.settings import BudgetSize, Settings
 from slotkeeper.store.store import Store
 from slotkeeper.store.tiers import ColdTier
 
@@ -30,17 +30,16 @@ ADMIN_CONNECTIONS: Final = 128
 ADMIN_CONNECTIONS_OF_ONE: Final = 32  # from one address; a browser opens six
 ADMIN_HEAD_SECONDS: Final = 5.0
 KEEPALIVE_SECONDS: Final = 75.0  # longer than usual proxies in front keep them (nginx: 60 s to upstreams)
-UNLIMITED: Final = sys.maxsize
 
 log = get_logger(__name__)
 
 
 def limits_in(settings: Settings) -> Limits:
     return Limits(
-        hot_bytes=int(settings.hot_bytes),
+        hot_bytes=_set(settings.hot_bytes),
         cold_bytes=cold_room(settings),
         shared_bytes=int(settings.cold_store_bytes) if settings.cold_store else None,
-        hourly_bytes=int(settings.hourly_bytes),
+        hourly_bytes=_set(settings.hourly_bytes),
         pause=settings.save_pause,
         engine_wait=settings.engine_wait,
         swap_wait=settings.swap_wait,
@@ -48,6 +47,10 @@ def limits_in(settings: Settings) -> Limits:
         waiting=settings.max_waiting,
         waiting_of_one=settings.max_waiting_per_client,
     )
+
+
+def _set(size: BudgetSize) -> int | None:
+    return None if size == "auto" else int(size)
 
 
 def trusted_in(settings: Settings) -> tuple[Network, ...]:
@@ -127,14 +130,14 @@ def store_in(settings: Settings, metrics: Metrics) -> Store | None:
     return Store(settings.slot_dir, cold)
 
 
-def cold_room(settings: Settings) -> int:
-    """Return the bytes of the cold tier that the scheduler may fill; no limit for a shared store.
+def cold_room(settings: Settings) -> int | None:
+    """Return the bytes of the cold tier that the scheduler may fill; None: they follow the disk.
 
-    A shared store is kept within its budget by its own collector.
+    A shared store has no limit here: it is kept within its budget by its own collector.
     """
     if settings.cold_store:
         return UNLIMITED
-    return int(settings.cold_bytes) if settings.cold_dir else 0
+    return _set(settings.cold_bytes) if settings.cold_dir else 0
 
 
 def _shared(settings: Settings, metrics: Metrics) -> ColdTier:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import ByteSize, Field, SecretStr, field_validator, model_validator
+from pydantic import ByteSize, Discriminator, Field, SecretStr, Tag, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from slotkeeper.conversation.rules.base import Setting
@@ -13,6 +13,12 @@ from slotkeeper.values import Address, NamedUpstream, checked, host_name, networ
 
 PREFIX: Final = "SLOTKEEPER_"
 SECRETS: Final = ("engine_api_key", "admin_token", "hints")
+
+# A size, or "auto". It is decided before either is checked, so that a bad size has one error.
+BudgetSize = Annotated[
+    Annotated[Literal["auto"], Tag("auto")] | Annotated[ByteSize, Field(ge=0), Tag("size")],
+    Discriminator(lambda value: "auto" if value == "auto" else "size"),
+]
 
 
 class Settings(BaseSettings):
@@ -56,13 +62,16 @@ class Settings(BaseSettings):
             "of a pod; a user who can write there can make the engine load other files"
         ),
     )
-    hot_bytes: ByteSize = Field(
-        default=ByteSize(16 * 2**30),
-        ge=0,
-        description="room for snapshots in the slot folder; the least valuable move to the cold folder or go",
+    hot_bytes: BudgetSize = Field(
+        default="auto",
+        description=(
+            "room for snapshots in the slot folder; the least valuable move to the cold folder or go; auto: "
+            "a quarter of what is free on its disk without them, up to half if four of the model's largest "
+            "states need that; of memory (a tmpfs) half as much"
+        ),
     )
-    cold_bytes: ByteSize = Field(
-        default=ByteSize(128 * 2**30), ge=0, description="room for snapshots in the cold folder"
+    cold_bytes: BudgetSize = Field(
+        default="auto", description="room for snapshots in the cold folder; auto: as for --hot-bytes"
     )
     cold_store: str = Field(
         default="",
@@ -95,12 +104,12 @@ class Settings(BaseSettings):
             "store; for a slot folder that ends with the sidecar (a tmpfs, an emptyDir of a pod)"
         ),
     )
-    hourly_bytes: ByteSize = Field(
-        default=ByteSize(64 * 2**30),
-        ge=0,
+    hourly_bytes: BudgetSize = Field(
+        default="auto",
         description=(
             "bytes that may be written in an hour for conversations that pause and for beginnings that "
-            "several share, because disks wear out; saves before an eviction are not counted"
+            "several share, because disks wear out; saves before an eviction are not counted; auto: a "
+            "sixteenth of the disk's size, and no limit in memory"
         ),
     )
     save_pause: float = Field(

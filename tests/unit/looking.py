@@ -164,7 +164,7 @@ def state(**given: Any) -> Document:
         "why_text": False,
         "totals": figures,
         "history": [figures | {"at": CAME}],
-        "tiers": [{"tier": "hot", "snapshots": 2, "bytes": 1 << 20, "budget_bytes": 4 << 20}],
+        "tiers": [{"tier": "hot", "snapshots": 2, "bytes": 1 << 20, "budget_bytes": 4 << 20, "advice": ""}],
         "engines": [engine],
     }
     return basis | given

@@ -23,9 +23,10 @@ from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.states import ENGINE_TEXTS
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.slot_files import Snapshots
+from slotkeeper.scheduler.budgets import Budgets
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.events import SnapshotsChanged
-from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
+from slotkeeper.scheduler.slot_contents import SnapshotId
 from slotkeeper.store import files
 from slotkeeper.store.index import Kept, by_our_clock
 from slotkeeper.store.manifest import LATEST
@@ -50,9 +51,8 @@ class FileVerdict(StrEnum):
 class SnapshotRoutes:
     """Routes for the snapshots in the driver's store. Without a slot folder all answer 404."""
 
-    def __init__(self, driver: Driver, limits: Limits) -> None:
+    def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._limits = limits
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -71,7 +71,7 @@ class SnapshotRoutes:
 
     def _listed(self, store: Store, engines: Mapping[str, Sequence[str]]) -> web.Response:
         """Return the list. This runs in a thread and only reads."""
-        document = overview(store, self._limits)
+        document = overview(store, self._driver.placement.budgets)
         for entry in document["snapshots"]:
             entry["engines"] = engines.get(entry["fingerprint"], [])
             name = self._driver.journal.owners.of(entry["id"])
@@ -139,10 +139,9 @@ class SnapshotRoutes:
 # -- documents about a store -----------------------------------------------------------------------------
 
 
-def overview(store: Store, limits: Limits | None = None) -> dict[str, Any]:
+def overview(store: Store, budgets: Budgets | None = None) -> dict[str, Any]:
     """Return the document of all snapshots, the most recently used first. Sizes are in bytes."""
     listing = sorted(store.listing(), key=lambda kept: kept.use.used, reverse=True)
-    budgets = {Tier.HOT: limits.hot_bytes, Tier.COLD: limits.cold_bytes} if limits else {}
     trouble = store.trouble
     return {
         "trouble": {"kind": trouble.trouble.value, "what": str(trouble)} if trouble else None,
@@ -151,7 +150,7 @@ def overview(store: Store, limits: Limits | None = None) -> dict[str, Any]:
                 "tier": tier.value,
                 "snapshots": sum(tier in kept.tiers for kept in listing),
                 "bytes": size,
-                "budget_bytes": budgets.get(tier),
+                "budget_bytes": budgets.shown(tier) if budgets else None,
             }
             for tier, size in store.sizes().items()
         ],
@@ -310,8 +309,8 @@ class AdminPort:
         hosts: Collection[str] = (),
         why_text: bool = False,
     ) -> None:
-        """`limits`: budgets of snapshots, which are shown with them; `hosts` as for `Guard`."""
-        self._snapshots = SnapshotRoutes(driver, limits)
+        """`hosts` as for `Guard`."""
+        self._snapshots = SnapshotRoutes(driver)
         self._state = StateRoutes(driver, metrics.history, limits, why_text=why_text)
         self._driver = driver
         self._metrics = metrics

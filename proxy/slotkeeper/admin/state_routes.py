@@ -94,7 +94,6 @@ class StateRoutes:
         self._driver = driver
         self._history = history
         self._engine_wait = limits.engine_wait
-        self._budgets = {Tier.HOT: limits.hot_bytes, Tier.COLD: limits.cold_bytes}
         self._why_text = why_text
         self._began = time.monotonic()
         self.draining = False
@@ -158,15 +157,16 @@ class StateRoutes:
     def _tiers(self) -> list[Document]:
         if self._driver.snapshots is None:
             return []
-        catalog = self._driver.placement.catalog
+        catalog, budgets = self._driver.placement.catalog, self._driver.placement.budgets
         return [
             {
                 "tier": tier.value,
                 "snapshots": catalog.count(tier),
                 "bytes": catalog.size(tier),
-                "budget_bytes": budget,
+                "budget_bytes": budgets.shown(tier),
+                "advice": budgets.advice if tier is Tier.HOT else "",
             }
-            for tier, budget in self._budgets.items()
+            for tier in Tier
         ]
 
     def _running(self) -> list[Document]:

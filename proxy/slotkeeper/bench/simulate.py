@@ -31,7 +31,8 @@ from slotkeeper.bench.simulated_fleet import (
 from slotkeeper.bench.simulated_load import LoadProfile, SimulatedTurn
 from slotkeeper.bench.timed_engine import EngineRates, traits_of
 from slotkeeper.bench.virtual_clock import VirtualClock
-from slotkeeper.scheduler.costs import GIB, Limits
+from slotkeeper.scheduler.budgets import GIB
+from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Report
 from slotkeeper.scheduler.engine_model import Memory
 from slotkeeper.scheduler.figures import Counted, Sums, oracle
@@ -45,6 +46,7 @@ SMG_SHARE: Final = 0.3
 SMG_ABOVE: Final = 64
 SMG_TIMES: Final = 1.5
 SMG_LEAST: Final = 4
+HOURLY_BYTES: Final = 64 * GIB  # that a sidecar may write in an hour: the default of a disk of 1 TiB
 
 
 class Worker(Protocol):
@@ -236,7 +238,8 @@ class Fleet:
         traits = traits_of(shape.memory, shape.slots, shape.rates, files=shape.files is not Files.NONE)
         shared = shape.files is Files.SHARED
         store = SimulatedStore(shape.store_bytes, shape.rates) if shared else None
-        limits = Limits(hot_bytes=shape.hot_bytes, cold_bytes=shape.store_bytes if shared else 0)
+        cold = shape.store_bytes if shared else 0
+        limits = Limits(hot_bytes=shape.hot_bytes, cold_bytes=cold, hourly_bytes=HOURLY_BYTES)
         names = [f"e{n}" for n in range(shape.engines)]
         groups = [names] if shape.way == ONE_SIDECAR else [[name] for name in names]
         make = partial(SimulatedSidecar, store=store, reports=reports)

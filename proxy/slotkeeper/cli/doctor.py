@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from slotkeeper.cli.terminal import size
 from slotkeeper.engine.answers import SAID, EngineError, EngineGoneError, Health, NoFilesError, Odds
 from slotkeeper.engine.canary import LIKELIEST, TEXT
 from slotkeeper.engine.client import EngineClient
@@ -24,14 +25,17 @@ from slotkeeper.engine.findings import Finding, Probe, Severity, about_files, ex
 from slotkeeper.engine.fingerprint import TOLERANCE, Identity
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.http import EngineAddress
-from slotkeeper.engine.memory import checkpoint_bytes, free_memory, state_bytes
+from slotkeeper.engine.memory import checkpoint_bytes, free_memory
 from slotkeeper.engine.router_client import RouterClient
 from slotkeeper.engine.swap_client import SwapClient
 from slotkeeper.engine.traits import Reading, identify, read_answers, read_traits
-from slotkeeper.scheduler.engine_model import Known
+from slotkeeper.scheduler.budgets import Budgets, budgets
+from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.engine_model import EngineTraits, Known
 from slotkeeper.scheduler.router import ModelStatus
 from slotkeeper.scheduler.slot_contents import Tier
 from slotkeeper.store import files
+from slotkeeper.store.room import rooms_of
 from slotkeeper.store.snapshot_folder import SnapshotFolder
 from slotkeeper.store.trouble import ADVICE, SLOW_BYTES_PER_SECOND, StoreError, Trouble, troubles
 
@@ -103,7 +107,7 @@ async def _examine(
         console.print("The engine sleeps; examining it would wake it. Run doctor again when it is awake.")
         return 0
     if usable:
-        unfit += [*about_files(reading, flags), *about_room(usable, reading)]
+        unfit += [*about_files(reading, flags), *about_room(usable, reading.traits)]
     findings = _examined(reading, seen, unfit if slot_dir else None, routed=bool(address.model))
     console.print(_traits(reading, client.computed))
     console.print(_findings(findings))
@@ -140,13 +144,25 @@ def about_folder(folder: Path) -> Iterator[Finding]:
         yield Finding(trap="folder", severity=Severity.WARN, what=what, do=ADVICE[Trouble.SLOW])
 
 
-def about_room(folder: Path, reading: Reading) -> Iterator[Finding]:
-    """Yield a finding if the folder lacks room for the largest state of one slot. Blocks briefly."""
+def about_room(folder: Path, traits: EngineTraits) -> Iterator[Finding]:
+    """Yield a finding if the folder lacks room for the largest states of slots. Blocks briefly."""
     try:
-        if reading.header:
-            SnapshotFolder(folder, Tier.HOT).demand(state_bytes(reading.header, reading.traits.n_ctx))
+        SnapshotFolder(folder, Tier.HOT).demand(traits.largest_file)
     except StoreError as error:
         yield in_words(error, Severity.WARN)
+        return
+    with suppress(OSError):
+        yield from about_budget(budgets(Limits(), rooms_of({Tier.HOT: folder}), traits.largest_file))
+
+
+def about_budget(default: Budgets) -> Iterator[Finding]:
+    """Yield a finding if the budget that a sidecar takes by default has room for few conversations."""
+    if default.small:
+        what = (
+            f"Without --hot-bytes, snapshots get {size(default.hot)} of this disk: room for {default.fits} "
+            f"conversation{'' if default.fits == 1 else 's'} of full context ({size(default.largest)} each)."
+        )
+        yield Finding(trap="folder", severity=Severity.WARN, what=what, do=default.advice)
 
 
 def in_words(error: StoreError, severity: Severity) -> Finding:

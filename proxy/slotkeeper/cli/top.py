@@ -88,6 +88,7 @@ def screen(seen: ScreenState, where: str, width: int, trouble: str = "") -> Grou
     tiers = [_drawn(tier, width) for tier in state["tiers"] if tier["budget_bytes"] or tier["snapshots"]]
     if tiers:
         parts += [Text(), fitted(TIERS, tiers, width)]
+        parts += [Text(tier["advice"], "yellow") for tier in tiers if tier["advice"]]
     return Group(*parts, Text(), *_requests(seen, width))
 
 

@@ -27,7 +27,7 @@ from slotkeeper.engine.fingerprint import (
 from slotkeeper.engine.flags import AUTO_SLOTS, EngineFlags, flags_behind
 from slotkeeper.engine.http import Headers
 from slotkeeper.engine.markers import family_of, learn_markers, user_openers
-from slotkeeper.engine.memory import token_bytes
+from slotkeeper.engine.memory import checkpoint_bytes, token_bytes
 from slotkeeper.scheduler.adapters import Adapter
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory, keeps_checkpoints
 from slotkeeper.scheduler.types import SlotId
@@ -191,7 +191,13 @@ async def read_answers(client: EngineClient, flags: EngineFlags | None, headers:
         )
     else:
         memory, window = memory_kind(header)
-        traits = replace(traits, memory=memory, n_swa=window, token_bytes=token_bytes(header, flags))
+        traits = replace(
+            traits,
+            memory=memory,
+            n_swa=window,
+            token_bytes=token_bytes(header, flags),
+            checkpoint_bytes=checkpoint_bytes(header, flags),
+        )
     if flags is None:
         notes.append(UNSEEN)
     else:

@@ -34,6 +34,15 @@ class SlotFigures(Collector):
         for tier in Tier:
             sizes.add_metric([tier.value], catalog.size(tier))
         yield sizes
+        budgets = GaugeMetricFamily(
+            "slotkeeper_snapshot_budget_bytes",
+            "Most bytes of snapshot files; absent without a limit.",
+            labels=["tier"],
+        )
+        for tier in Tier:
+            if (budget := self._placement().budgets.shown(tier)) is not None:
+                budgets.add_metric([tier.value], budget)
+        yield budgets
         waiting = GaugeMetricFamily("slotkeeper_queued_requests", "Requests waiting for a slot.")
         waiting.add_metric([], self._placement().queued)
         yield waiting

@@ -31,6 +31,7 @@ from slotkeeper.runtime.slot_files import Snapshots
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import (
+    Budgeted,
     Drained,
     Effect,
     Forward,
@@ -293,7 +294,7 @@ class Driver:
         except Exception as error:  # noqa: BLE001 - of whatever kind the bug is
             # Fail open: our bug must not hold back a request that the engine would answer.
             self._renewal.failed(event, error)
-            self._renewal.keep(self.placement.catalog)
+            self._renewal.keep(self.placement)
             self.placement = self._renewal.new_placement()
             self._release_all(event)
             if (wait := self._renewal.due_in()) is not None:
@@ -332,7 +333,7 @@ class Driver:
                 self._learned(effect)
             case Released():
                 self._let_go_of(effect.request, effect.held)
-            case Poisoned() | Pooled() | Ranked():
+            case Poisoned() | Pooled() | Ranked() | Budgeted():
                 self.effect_runner.note(effect)
                 if isinstance(effect, Ranked) and effect.act is PriorityAct.EXPIRED:
                     self._refuse(effect)
@@ -379,7 +380,7 @@ class Driver:
     def _renew(self) -> None:
         """Start a new scheduler, which knows the engines and snapshots, and reconciles first."""
         begun = self.now()
-        self._renewal.keep(self.placement.catalog)
+        self._renewal.keep(self.placement)
         self.placement, told = self._renewal.told(closing=self._closing)
         self._release_all(SnapshotsChanged(at=begun))
         for event, effects in told:

@@ -19,8 +19,10 @@ from slotkeeper.runtime.late_renders import LateRenders
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.slot_files import Snapshots
 from slotkeeper.runtime.tasks import Tasks
+from slotkeeper.scheduler.budgets import Budgets
 from slotkeeper.scheduler.effects import (
     AskAdapters,
+    Budgeted,
     Drained,
     Drop,
     Effect,
@@ -116,6 +118,7 @@ class EffectRunner:
                 | Report()
                 | Released()
                 | Learned()
+                | Budgeted()
                 | Poisoned()
                 | Pooled()
                 | Ranked()
@@ -282,7 +285,7 @@ class EffectRunner:
 
     # -- reports -----------------------------------------------------------------------------------
 
-    def note(self, what: Pooled | Poisoned | Ranked) -> None:
+    def note(self, what: Pooled | Poisoned | Ranked | Budgeted) -> None:
         """Count and log an effect that only reports."""
         match what:
             case Pooled():
@@ -291,6 +294,8 @@ class EffectRunner:
                 self._poisoned(what)
             case Ranked():
                 self._ranked(what)
+            case Budgeted():
+                _tell(what.budgets)
 
     def _poisoned(self, what: Poisoned) -> None:
         place, why = str(what.place) if what.place else None, what.why.value
@@ -328,6 +333,13 @@ def _about(plant: Plant) -> dict[str, str]:
     """Return the log fields of a plant."""
     purpose, place = plant.purpose.value, str(plant.place)
     return {"request_id": id_of(plant.request), "purpose": purpose, "place": place}
+
+
+def _tell(now: Budgets) -> None:
+    about = {"hot_bytes": now.hot, "fits": now.fits, "largest_bytes": now.largest}
+    log.info("snapshot_budgets", **about, cold_bytes=now.cold, hourly_bytes=now.hourly)
+    if now.small:
+        log.warning("few_snapshots_fit", **about, advice=now.advice)
 
 
 def _failed(step: Save | Restore | Erase) -> Event:

@@ -7,7 +7,7 @@ event that tells the new scheduler met it, they would never end.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from math import inf
 from typing import Final
 
@@ -16,12 +16,13 @@ from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.engines import Engines
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.membership import Membership
+from slotkeeper.scheduler.budgets import FolderRoom
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Effect
 from slotkeeper.scheduler.engine_model import EngineTraits
-from slotkeeper.scheduler.events import Closing, EngineUp, Event, SnapshotsChanged
+from slotkeeper.scheduler.events import Closing, EngineUp, Event, RoomSeen, SnapshotsChanged
 from slotkeeper.scheduler.placement import Placement
-from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
+from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId, Tier
 from slotkeeper.scheduler.types import RequestId, id_of
 
 LEAST_APART: Final = 1.0  # seconds between two renewals
@@ -40,6 +41,7 @@ class Renewal:
         self._metrics = metrics
         self._limits = limits
         self._snapshots: dict[SnapshotId, Snapshot] = {}  # those that no scheduler has been told of yet
+        self._rooms: Mapping[Tier, FolderRoom] = {}
         self._at = -inf  # when the latest renewal was due
         self._pending = False
 
@@ -56,9 +58,10 @@ class Renewal:
         """Whether the present scheduler is not told of the engines yet."""
         return self._pending
 
-    def keep(self, catalog: Iterable[Snapshot]) -> None:
-        """Keep the snapshots of a scheduler that is replaced."""
-        self._snapshots |= {snapshot.id: snapshot for snapshot in catalog}
+    def keep(self, placement: Placement) -> None:
+        """Keep what a scheduler that is replaced knows of snapshots and their folders."""
+        self._snapshots |= {snapshot.id: snapshot for snapshot in placement.catalog}
+        self._rooms = placement.rooms or self._rooms
 
     def due_in(self) -> float | None:
         """Return after how many seconds to call `told`; None if that was returned already."""
@@ -90,6 +93,7 @@ class Renewal:
     def _events(self, *, closing: bool) -> Iterator[Event]:
         now = time.monotonic()
         yield from self._membership.asked()
+        yield RoomSeen(at=now, rooms=self._rooms)
         yield SnapshotsChanged(at=now, snapshots=tuple(self._snapshots.values()))
         for router in self._engines.routers.values():
             yield router.listed()

@@ -15,7 +15,7 @@ from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.saving import Later, Saver
 from slotkeeper.scheduler.effects import Drop, Erase, Forget, Poison, Prove, Restore, Save
-from slotkeeper.scheduler.events import Erased, Event, Restored, Saved, SnapshotsChanged
+from slotkeeper.scheduler.events import Erased, Event, Restored, RoomSeen, Saved, SnapshotsChanged
 from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
 from slotkeeper.scheduler.types import Loading, id_of
 from slotkeeper.store.index import Kept, by_our_clock
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 CANARY: Final = (1, 2, 3, 4)  # any tokens will do: an empty slot reuses none of them
 AT_ONCE: Final = 64  # snapshots that the scheduler is told of at once: some milliseconds
+ROOM_SECONDS: Final = 60.0  # between two looks at the room of the folders, which other programs use too
 RETRY: Final = 30.0  # seconds until a folder that could not be used is tried again
 
 log = get_logger(__name__)
@@ -55,6 +56,7 @@ class Snapshots:
     async def open(self) -> None:
         """Open the store; try until the folder can be used. From then on snapshots are offered."""
         last = ""
+        await self._look_at_room()
         while not self.ready:
             try:
                 opened = await self.store.open()
@@ -90,6 +92,16 @@ class Snapshots:
                         await self._tell(opened.kept)
                         self._found(opened)
 
+    async def _look_at_room(self) -> None:
+        if rooms := await self.store.rooms():
+            self._post(RoomSeen(at=time.monotonic(), rooms=rooms))
+
+    async def _watch_room(self) -> None:
+        while True:
+            await asyncio.sleep(ROOM_SECONDS)
+            with suppress(HaltedError):
+                await self._look_at_room()
+
     async def _tell(self, found: Sequence[Kept]) -> None:
         """Tell the scheduler of all snapshots, a few at a time: sorting thousands in takes a second."""
         for at in range(0, len(found) or 1, AT_ONCE):
@@ -103,7 +115,7 @@ class Snapshots:
 
     def lasting(self) -> Sequence[Coroutine[Any, Any, None]]:
         """Return the coroutines that run for ever."""
-        return [self._look_again(), *(self.sharing.lasting() if self.sharing else ())]
+        return [self._look_again(), self._watch_room(), *(self.sharing.lasting() if self.sharing else ())]
 
     async def written(self) -> None:
         """Wait until all snapshots that can be uploaded to a shared store are uploaded."""

@@ -162,7 +162,7 @@ def _chore(
     """Return the chore that is due in a slot: a prefetch if the budget allows it, otherwise a save."""
     if ahead and (chore := _chore_ahead(state, table, slot, contents, now)):
         return chore
-    if table.rates.size_of(contents.total) > state.limits.hot_bytes:  # such a file would exceed the hot tier
+    if table.rates.size_of(contents.total) > state.budgets.hot:  # such a file would exceed the hot tier
         return None
     if table.crowded(now) and not state.ends(table) and (back := cut_back(contents, table, state.catalog)):
         return Chore(_name(state, now), table, slot, back, contents, leaves=True)
@@ -373,7 +373,7 @@ def empty(state: State, table: EngineTable, slot: SlotId, pending: Pending, now:
     coming = contents.tokens in {written.tokens for written in state.coming.values()}
     saving = None
     if not coming and table.settled.get(slot) is not contents:
-        saving = parking_step(contents, table, state.catalog, now, most_bytes=state.limits.hot_bytes)
+        saving = parking_step(contents, table, state.catalog, now, most_bytes=state.budgets.hot)
     if saving:
         leaves = isinstance(saving, Prefill)
         yield _begin(state, Chore(_name(state, now), table, slot, saving, contents, leaves=leaves), now)

@@ -354,17 +354,16 @@ class Breaker:
 
 HOUR: Final = 3600.0
 WORTH_A_FILE: Final = 256  # tokens: a shorter state is faster to compute than to restore
-GIB: Final = 2**30
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits that the user has set."""
+    """Limits that the user has set. None: they follow the disk and the model (budgets.py)."""
 
-    hot_bytes: int = 16 * GIB
-    cold_bytes: int = 0  # 0: there is no cold tier
+    hot_bytes: int | None = None
+    cold_bytes: int | None = 0  # 0: there is no cold tier
     shared_bytes: int | None = None  # the cold tier's own share, if other sidecars use it too
-    hourly_bytes: int = 64 * GIB  # written per hour while conversations pause
+    hourly_bytes: int | None = None  # written per hour while conversations pause
     pause: float = 0.25  # seconds without a request after which a conversation is saved
     engine_wait: float = 60.0  # seconds for which requests wait for an engine that has exited
     idle_tokens: int = 1_000_000  # computed per hour in idle time
@@ -395,3 +394,7 @@ class HourlyBudget:
             return False
         self.left -= size
         return True
+
+    def becomes(self, hourly: int) -> None:
+        """Take another budget from now on."""
+        self.hourly, self.left = hourly, min(self.left, float(hourly))

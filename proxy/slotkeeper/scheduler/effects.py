@@ -10,6 +10,7 @@ from enum import StrEnum
 from math import inf
 
 from slotkeeper.scheduler.adapters import Scales
+from slotkeeper.scheduler.budgets import Budgets
 from slotkeeper.scheduler.engine_model import Known
 from slotkeeper.scheduler.figures import Counted, Lost, Unknown, Usage
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
@@ -236,6 +237,13 @@ class Learned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Budgeted:
+    """The budgets for snapshots are others now: noticeably, or for the first time."""
+
+    budgets: Budgets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Render:
     """Find a request's tokens now: its engine was not known before. `Rendered` must follow in any case."""
 
@@ -333,6 +341,7 @@ Effect = (
     | Observe
     | AskAdapters
     | Learned
+    | Budgeted
     | Poisoned
     | Pooled
     | Report

@@ -98,6 +98,7 @@ class EngineTraits:
     state_version: int = 0  # format of its slot files, which must match on restore; 0: no file seen yet
     files_carry: bool | None = None  # whether its slot files contain checkpoints; None: not seen yet
     token_bytes: int = 0  # size of one token in a slot file, by the model's header; 0: unknown
+    checkpoint_bytes: int = 0  # size of one checkpoint, by the model's header; 0: unknown, or it has none
     fingerprint: str = ""  # of all that a slot file must match; empty: unknown, so no file is offered
     projector: str = ""  # of images: files with images must match it as well; empty: it sees no images
     adapters: tuple[Adapter, ...] = ()  # LoRA; which of them made a state is said by its space
@@ -123,6 +124,11 @@ class EngineTraits:
     def snapshots(self) -> bool:
         """Whether states can be saved to files and restored."""
         return self.slot_files and self.state_version > 0 and bool(self.fingerprint)
+
+    @property
+    def largest_file(self) -> int:
+        """The bytes of a file with a full slot and one checkpoint, by the model's header; 0: unknown."""
+        return self.token_bytes and self.token_bytes * self.n_ctx + self.checkpoint_bytes
 
     @property
     def fingerprints(self) -> tuple[str, ...]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slotkeeper.scheduler.adapters import Adapter, Scales, space_of
+from slotkeeper.scheduler.budgets import FolderRoom
 from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.scheduler.figures import Unknown
 from slotkeeper.scheduler.router import ModelView
-from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
+from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId, Tier
 from slotkeeper.scheduler.tokens import Boundary, Tokens
 from slotkeeper.scheduler.types import (
     NO_HINTS,
@@ -160,6 +162,14 @@ class SnapshotsChanged:
     snapshots: tuple[Snapshot, ...] = ()
     gone: tuple[SnapshotId, ...] = ()
     more: bool = False  # others follow at once, so it is not known yet which ones have no room
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoomSeen:
+    """The file systems of the folders for snapshots, as far as they can be measured now."""
+
+    at: float
+    rooms: Mapping[Tier, FolderRoom]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -380,6 +390,7 @@ Event = (
     | Restored
     | Erased
     | SnapshotsChanged
+    | RoomSeen
     | TimerFired
     | Closing
     | Started

@@ -43,6 +43,7 @@ from slotkeeper.scheduler import (
     retention,
     spaces,
 )
+from slotkeeper.scheduler.budgets import Budgets, FolderRoom
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Effect, Learned, Render
@@ -73,6 +74,7 @@ from slotkeeper.scheduler.events import (
     ReplyKnown,
     RequestFailed,
     Restored,
+    RoomSeen,
     Saved,
     SnapshotsChanged,
     Started,
@@ -85,6 +87,7 @@ from slotkeeper.scheduler.prices import share_guesses
 from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.retention import Wanted
 from slotkeeper.scheduler.shadow import EngineShadow
+from slotkeeper.scheduler.slot_contents import Tier
 from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.table import SHARED_FOR, EngineTable, Orphan
 from slotkeeper.scheduler.tokens import Tokens
@@ -210,7 +213,8 @@ class Placement:
         self._state.at = event.at
         before = {engine: table.traits for engine, table in self._state.tables.items()}
         effects = [*self._take(event), *arrivals.settle(self._state, event.at)]
-        return [*effects, *learned(self._state, before), *self._state.released()]
+        news = (*learned(self._state, before), *retention.budgeted(self._state))
+        return [*effects, *news, *self._state.released()]
 
     # -- for observers ---------------------------------------------------------------------------
 
@@ -251,6 +255,16 @@ class Placement:
     def wanted_elsewhere(self, request: RequestId, prompt: Tokens) -> Sequence[Wanted]:
         """Return the states of a newly rendered prompt that are worth looking for in the shared store."""
         return tuple(retention.wanted_elsewhere(self._state, request, prompt))
+
+    @property
+    def budgets(self) -> Budgets:
+        """The budgets for snapshots that are in force."""
+        return self._state.budgets
+
+    @property
+    def rooms(self) -> Mapping[Tier, FolderRoom]:
+        """The file systems of the folders for snapshots, as last seen."""
+        return self._state.rooms
 
     @property
     def catalog(self) -> Catalog:
@@ -329,6 +343,8 @@ class Placement:
                 yield from preparing.filed(self._state, event)
             case SnapshotsChanged():
                 yield from retention.snapshots_changed(self._state, event)
+            case RoomSeen():
+                yield from retention.room_seen(self._state, event)
             case TimerFired():
                 self._timer_fired(event)
             case Closing():
@@ -400,8 +416,10 @@ class Placement:
                 outcomes.observe_failed(state, event)
             case EngineUp():
                 yield from engine_up(state, event)
+                state.budget_again()
             case FilesFound():
                 files_found(state, event)
+                state.budget_again()
             case EngineLost():
                 yield from engine_lost(state, event)
             case _:

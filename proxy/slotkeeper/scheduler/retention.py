@@ -23,9 +23,9 @@ from typing import Final
 
 from slotkeeper.scheduler.catalog import Catalog, Node, PrefixTree, given
 from slotkeeper.scheduler.costs import WORTH_A_FILE
-from slotkeeper.scheduler.effects import Drop, Effect, Forget, Load, Prove
+from slotkeeper.scheduler.effects import Budgeted, Drop, Effect, Forget, Load, Prove
 from slotkeeper.scheduler.engine_model import EngineTraits
-from slotkeeper.scheduler.events import SnapshotsChanged
+from slotkeeper.scheduler.events import RoomSeen, SnapshotsChanged
 from slotkeeper.scheduler.idle_work import done
 from slotkeeper.scheduler.pending import Plan, Stage
 from slotkeeper.scheduler.prefix_order import AnyState, PrefixOrder
@@ -230,15 +230,29 @@ def snapshots_changed(state: State, event: SnapshotsChanged) -> list[Effect]:
     return make_room(state, event.at) if event.snapshots and not event.more else []
 
 
+def room_seen(state: State, event: RoomSeen) -> list[Effect]:
+    """Take in how much room the folders have: the budgets may change, and files may have to go."""
+    state.rooms |= event.rooms
+    state.budget_again()
+    return make_room(state, event.at)
+
+
+def budgeted(state: State) -> Iterator[Effect]:
+    """Report budgets that differ noticeably from those last reported; none before a folder was seen."""
+    if state.rooms and (state.told is None or state.budgets.differ(state.told)):
+        state.told = state.budgets
+        yield Budgeted(budgets=state.budgets)
+
+
 def make_room(state: State, now: float) -> list[Effect]:
     """Move surplus files from the hot tier to the cold one, if there is one, and delete other surplus.
 
     Nothing is deleted from a shared cold tier for lack of room: the store does that itself.
     """
     orders: dict[SnapshotId, Effect] = {}  # one for each file: one that leaves both tiers is only deleted
-    for tier, budget in ((Tier.HOT, state.limits.hot_bytes), (Tier.COLD, state.limits.cold_bytes)):
+    for tier, budget in ((tier, state.budgets.of(tier)) for tier in Tier):
         for gone in _surplus(state, tier, budget, now):
-            if tier is Tier.HOT and state.limits.cold_bytes:
+            if tier is Tier.HOT and state.budgets.cold:
                 orders[gone] = _to_cold(state, gone)
             elif tier is Tier.COLD and state.limits.shared_bytes is not None:
                 state.catalog.take(gone)

@@ -14,6 +14,7 @@ from typing import Final
 
 from slotkeeper.scheduler.adapters import set_of
 from slotkeeper.scheduler.bounds import PriceBounds
+from slotkeeper.scheduler.budgets import Budgets, FolderRoom, budgets
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.costs import HourlyBudget, Limits
 from slotkeeper.scheduler.effects import Released
@@ -22,7 +23,7 @@ from slotkeeper.scheduler.events import Arrived
 from slotkeeper.scheduler.pending import Pending, Scene, Stage
 from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.router import Router
-from slotkeeper.scheduler.slot_contents import SlotContents
+from slotkeeper.scheduler.slot_contents import SlotContents, Tier
 from slotkeeper.scheduler.steps import Chore
 from slotkeeper.scheduler.table import EngineTable
 from slotkeeper.scheduler.tokens import Tokens
@@ -183,6 +184,9 @@ class State:
     routers: dict[EngineId, Router] = field(default_factory=dict)
     drained: dict[EngineId, bool] = field(default_factory=dict)  # by an operator; whether `Drained` was sent
     limits: Limits = field(default_factory=Limits)
+    rooms: dict[Tier, FolderRoom] = field(default_factory=dict)  # as last seen
+    budgets: Budgets = field(init=False)  # for snapshots
+    told: Budgets | None = None  # those that were reported last
     writes: HourlyBudget = field(init=False)  # bytes
     idle: HourlyBudget = field(init=False)  # tokens
     coming: dict[RequestId, SlotContents] = field(default_factory=dict)  # written, not yet in the catalog
@@ -200,8 +204,17 @@ class State:
 
     def __post_init__(self) -> None:
         limits = self.limits
-        self.writes = HourlyBudget(limits.hourly_bytes, left=limits.hourly_bytes, at=0.0)
+        self.budgets = budgets(limits, self.rooms)
+        self.writes = HourlyBudget(self.budgets.hourly, left=self.budgets.hourly, at=0.0)
         self.idle = HourlyBudget(limits.idle_tokens, left=limits.idle_tokens, at=0.0)
+
+    def budget_again(self) -> None:
+        """Compute the budgets for snapshots again, after a folder's room or an engine is known."""
+        headers = (table.traits.largest_file for table in self.tables.values())
+        here = {print_ for table in self.tables.values() for print_ in table.traits.fingerprints}
+        files = (snapshot.size for snapshot in self.catalog if snapshot.fingerprint in here)
+        self.budgets = budgets(self.limits, self.rooms, max((*headers, *files), default=0))
+        self.writes.becomes(self.budgets.hourly)
 
     @property
     def up(self) -> list[EngineTable]:

@@ -10,10 +10,12 @@ from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
+from slotkeeper.scheduler.budgets import FolderRoom
 from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
 from slotkeeper.store import files
 from slotkeeper.store.index import Catalogue, Kept, Use
 from slotkeeper.store.intake import SavedFile
+from slotkeeper.store.room import rooms_of
 from slotkeeper.store.sweep import Swept
 from slotkeeper.store.tiers import ColdTier, Tiers
 from slotkeeper.store.trouble import (
@@ -56,6 +58,7 @@ class Store:
         """`state` is the folder of the index, by default the hot folder. `clock` is the wall clock."""
         self._clock = clock
         self._health = StoreHealth(time.monotonic)
+        self._folders = {Tier.HOT: hot} | ({Tier.COLD: cold} if isinstance(cold, Path) else {})
         self._tiers = Tiers(hot, cold, clock=clock, health=self._health)
         self._catalogue = Catalogue((state or hot) / files.INDEX, self._health)
         self._saving: set[str] = set()  # temporary names that an engine may be writing
@@ -82,6 +85,10 @@ class Store:
         """Return the bytes of slot files in each tier; a snapshot in both tiers counts in both."""
         kept = self.listing()
         return {tier: sum(k.manifest.size for k in kept if tier in k.tiers) for tier in self._tiers.names}
+
+    async def rooms(self) -> dict[Tier, FolderRoom]:
+        """Measure the file systems of our own folders; those that cannot be measured now are left out."""
+        return await self._tiers.quick.do(lambda _: rooms_of(self._folders))
 
     async def open(self) -> Opened:
         """Make the folders, take their locks, sweep them and read their snapshots.

@@ -310,8 +310,8 @@ async def test_each_tier_is_shown_with_its_use_and_budget(tmp_path: Path):
         files = (file("a", HEAD), file("b", PROMPT, tier=Tier.COLD), file("c", HEAD + PROMPT))
         served.driver.post(SnapshotsChanged(at=served.driver.now(), snapshots=files))
         assert (await served.get("/api/state"))["tiers"] == [
-            {"tier": "hot", "snapshots": 2, "bytes": 2000, "budget_bytes": 1 << 30},
-            {"tier": "cold", "snapshots": 1, "bytes": 1000, "budget_bytes": 1 << 31},
+            {"tier": "hot", "snapshots": 2, "bytes": 2000, "budget_bytes": 1 << 30, "advice": ""},
+            {"tier": "cold", "snapshots": 1, "bytes": 1000, "budget_bytes": 1 << 31, "advice": ""},
         ]
 
 

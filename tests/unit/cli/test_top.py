@@ -22,6 +22,7 @@ from slotkeeper.observe.states import (
     unknown_text,
 )
 from slotkeeper.runtime.tasks import Tasks
+from slotkeeper.scheduler.budgets import GIB, Budgets
 from slotkeeper.scheduler.figures import Sums, Unknown
 from unit.looking import CAME, ENGINE, Document, admin, ended, lost, rewritten, state
 
@@ -172,11 +173,17 @@ def test_slots_of_an_engine_without_a_known_context_have_no_fill_level():
 
 
 def test_tiers_show_their_use_and_budget_and_an_absent_tier_is_left_out():
-    cold = {"tier": "cold", "snapshots": 0, "bytes": 0, "budget_bytes": 0}
+    cold = {"tier": "cold", "snapshots": 0, "bytes": 0, "budget_bytes": 0, "advice": ""}
     out = drawn(tiers=[*state()["tiers"], cold])
     assert line(out, "hot") == ["hot", "████············", "2", "1.0", "MiB", "of", "4.0", "MiB"]
     assert "cold" not in out
     assert "snapshots" not in drawn(tiers=[])
+
+
+def test_a_folder_for_fewer_than_two_conversations_says_what_to_set():
+    small = Budgets(hot=GIB, cold=0, hourly=0, largest=GIB)
+    (hot,) = state()["tiers"]
+    assert "Set --hot-bytes 2GiB" in drawn(tiers=[hot | {"advice": small.advice}])
 
 
 @pytest.mark.parametrize(("drained", "word"), [(False, "draining"), (True, "drained")])

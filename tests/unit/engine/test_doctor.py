@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from slotkeeper.cli.doctor import about_budget
 from slotkeeper.engine.findings import Finding, SaveSupport, Severity, examine
 from slotkeeper.engine.flags import EngineFlags
+from slotkeeper.scheduler.budgets import GIB, Budgets
 from slotkeeper.scheduler.engine_model import EngineTraits, Known, Memory
 
 GOOD = EngineTraits(
@@ -152,3 +154,11 @@ def test_the_report_says_whether_the_server_alone_is_enough_for_this_engine(trai
     (need,) = (finding for finding in found if finding.trap == "need")
     assert sentence in need.what
     assert "slotkeeper docs when-you-need-it" in need.do
+
+
+def test_a_folder_for_fewer_than_two_conversations_gets_a_warning_that_says_what_to_set():
+    assert list(about_budget(Budgets(hot=2 * GIB, cold=0, hourly=0, largest=GIB))) == []
+    (found,) = about_budget(Budgets(hot=3 * GIB, cold=0, hourly=0, largest=2 * GIB))
+    assert found.severity is Severity.WARN
+    assert "3.0 GiB of this disk: room for 1 conversation of full context (2.0 GiB each)" in found.what
+    assert "--hot-bytes 4GiB" in found.do

@@ -43,6 +43,7 @@ PROMISED: Final[dict[str, set[str]]] = {
     "slotkeeper_slots": {"state"},
     "slotkeeper_snapshots": set(),
     "slotkeeper_snapshot_bytes": {"tier"},
+    "slotkeeper_snapshot_budget_bytes": {"tier"},
     "slotkeeper_snapshot_operations_total": {"op", "outcome"},
     "slotkeeper_snapshot_seconds": {"op"},
     "slotkeeper_rewrites_total": {"rule", "action"},

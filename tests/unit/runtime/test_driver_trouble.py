@@ -12,6 +12,7 @@ from slotkeeper.engine.answers import EngineGoneError
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.renewal import LEAST_APART
+from slotkeeper.scheduler.budgets import FolderRoom
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Observe, Report
 from slotkeeper.scheduler.events import (
@@ -26,9 +27,11 @@ from slotkeeper.scheduler.events import (
     Observed,
     ObserveFailed,
     Rendered,
+    RoomSeen,
     SnapshotsChanged,
 )
 from slotkeeper.scheduler.placement import Placement
+from slotkeeper.scheduler.slot_contents import Tier
 from slotkeeper.scheduler.types import EngineId, Reason, RequestId, SlotId, SlotView
 from unit.runtime.stubs import ENGINE, TRAITS, StubLink, admit, fallbacks, finish, granted, settled
 
@@ -80,6 +83,15 @@ async def test_after_a_bug_the_next_request_is_placed_again(driver, link, broken
     forward = await granted(admit(driver, "b"))
     assert forward.reason is not Reason.FAIL_OPEN
     assert forward.slot is not None
+
+
+async def test_after_a_bug_the_budgets_still_follow_the_disk(driver, broken):
+    room = FolderRoom(total=1000, free=400)
+    driver.post(RoomSeen(at=driver.now(), rooms={Tier.HOT: room}))
+    broken(Arrived)
+    await granted(admit(driver, "a"))
+    await settled()
+    assert driver.placement.budgets.hot == 100
 
 
 async def test_after_a_bug_no_slot_is_used_before_the_slots_are_read(driver, link, broken):

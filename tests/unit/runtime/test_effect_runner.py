@@ -14,7 +14,18 @@ from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.effect_runner import EffectRunner
 from slotkeeper.runtime.engines import Engines
 from slotkeeper.runtime.tasks import Tasks
-from slotkeeper.scheduler.effects import Erase, Plant, Purpose, Restore, Save, SaveMoment, SetTimer, Stop
+from slotkeeper.scheduler.budgets import GIB, Budgets
+from slotkeeper.scheduler.effects import (
+    Budgeted,
+    Erase,
+    Plant,
+    Purpose,
+    Restore,
+    Save,
+    SaveMoment,
+    SetTimer,
+    Stop,
+)
 from slotkeeper.scheduler.events import Erased, Event, Planted, Restored, Saved, TimerFired
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
 from slotkeeper.scheduler.tokens import Tokens
@@ -158,3 +169,14 @@ async def test_a_plant_that_does_not_fit_into_a_slot_is_the_clients_fault(tokens
     assert [event.computed for event in said] == [None]
     assert metrics.registry.get_sample_value("slotkeeper_fallbacks_total", {"reason": "plant"}) == counted
     assert [line["event"] for line in logs] == ["plant_failed" if counted else "plant_too_long"]
+
+
+@pytest.mark.parametrize(("hot", "warned"), [(GIB, True), (2 * GIB, False)])
+def test_budgets_are_logged_and_a_warning_says_what_to_set_if_few_snapshots_fit(hot, warned):
+    runner = EffectRunner(engines(StubLink()), Metrics(), Tasks(print), print, None, lost=print)
+    with capture_logs() as logs:
+        runner.note(Budgeted(budgets=Budgets(hot=hot, cold=0, hourly=7, largest=GIB)))
+    first, *more = logs
+    assert (first["event"], first["hot_bytes"], first["hourly_bytes"]) == ("snapshot_budgets", hot, 7)
+    assert [line["event"] for line in more] == ["few_snapshots_fit"] * warned
+    assert all("--hot-bytes 2GiB" in line["advice"] for line in more)

@@ -17,7 +17,7 @@ function make() {
   return el("li", {}, el("p", { class: "line" }, el("strong"), el("span")), gauge, el("p", { class: "quiet" }));
 }
 
-function show(node, { tier, snapshots, bytes: size, budget_bytes: budget }) {
+function show(node, { tier, snapshots, bytes: size, budget_bytes: budget, advice }) {
   const [head, gauge, foot] = node.children;
   say(head.firstElementChild, tier);
   say(head.lastElementChild, plural(snapshots, "snapshot"));
@@ -28,5 +28,6 @@ function show(node, { tier, snapshots, bytes: size, budget_bytes: budget }) {
     "aria-valuemax": budget ?? size,
     "aria-valuetext": budget ? `${bytes(size)} of ${bytes(budget)}` : bytes(size),
   });
-  say(foot, budget ? `${bytes(size)} of ${bytes(budget)}` : `${bytes(size)}, no budget`);
+  const room = budget ? `${bytes(size)} of ${bytes(budget)}` : `${bytes(size)}, no budget`;
+  say(foot, [room, advice].filter(Boolean).join(". "));
 }

@@ -1,0 +1,124 @@
+"""How many bytes of snapshots each folder may hold, and how many may be written in an hour.
+
+What the user has not set follows the disk and the model:
+
+1. A folder gets a share of what would be free there without our snapshots. So the budget stays the same while
+   they grow, and shrinks when other programs need the disk.
+2. If that is less than a few of the largest states, the folder gets up to twice the share.
+3. Folders on one file system divide what is free there.
+4. Memory (a tmpfs) gets half as much as a disk: the engine, its RAM cache and its checkpoints need it too.
+5. The writes of an hour follow the size of the disk that wears out.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.slot_contents import Tier
+
+GIB: Final = 2**30
+UNLIMITED: Final = sys.maxsize
+STATES: Final = 4  # of the largest ones, for which there should be room: two conversations, and their forks
+FEWEST: Final = 2  # with room for fewer, two conversations drive out each other's snapshots
+
+# Our folders take at most twice their share, also because a save and a move may need room before old files
+# go: a quarter of a disk, half of it at most.
+DISK_SHARE: Final = 0.25
+MEMORY_SHARE: Final = 0.125
+MOST_SHARES: Final = 2
+
+# SSDs for desktops are warranted for about 0.3 writes of the whole disk a day for five years, which is this
+# rate for five busy hours a day.
+HOURLY_SHARE: Final = 1 / 16  # of the disk's size
+
+NOTICEABLE: Final = 0.25  # a smaller change is not logged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderRoom:
+    """The file system of a folder, in bytes."""
+
+    total: int
+    free: int  # without the snapshots that our folders have there
+    device: int = 0  # folders with the same number are on one file system
+    in_memory: bool = False
+
+    def share(self, largest: int, folders: int) -> int:
+        """Return the default budget of one of so many folders there (rules 1 to 4); `largest`: a state's."""
+        part = (MEMORY_SHARE if self.in_memory else DISK_SHARE) * max(0, self.free) / folders
+        return int(min(max(part, STATES * largest), MOST_SHARES * part))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budgets:
+    """The budgets that are in force, in bytes; UNLIMITED: no limit."""
+
+    hot: int
+    cold: int  # 0: there is no cold tier, or no room for one
+    hourly: int
+    largest: int = 0  # size of a file with the largest state; 0: unknown
+
+    def of(self, tier: Tier) -> int:
+        return self.hot if tier is Tier.HOT else self.cold
+
+    def shown(self, tier: Tier) -> int | None:
+        """Return a tier's budget for documents and metrics; None: no limit."""
+        budget = self.of(tier)
+        return budget if budget < UNLIMITED else None
+
+    def differ(self, other: Budgets) -> bool:
+        """Whether a user who knows the other ones should hear of these: a disk is never quite still."""
+        if self.small and not other.small:
+            return True
+        pairs = ((self.hot, other.hot), (self.cold, other.cold), (self.hourly, other.hourly))
+        return any(abs(one - two) > NOTICEABLE * max(one, two) for one, two in pairs)
+
+    @property
+    def fits(self) -> int | None:
+        """How many conversations of full context have room in the slot folder; None: unknown."""
+        return self.hot // self.largest if self.largest else None
+
+    @property
+    def small(self) -> bool:
+        """Whether so few conversations of full context have room that the user should know."""
+        return self.fits is not None and self.fits < FEWEST
+
+    @property
+    def advice(self) -> str:
+        """What a user can do if the folder is small, in a sentence; "" if it is not."""
+        if not self.small:
+            return ""
+        needed = -(-FEWEST * self.largest // GIB)
+        return f"Set --hot-bytes {needed}GiB or more, if the disk has the room, or name a folder that has it."
+
+
+def budgets(limits: Limits, rooms: Mapping[Tier, FolderRoom], largest: int = 0) -> Budgets:
+    """Return the budgets: what the user has set, and for the rest what follows from the file systems.
+
+    Args:
+        limits: what the user has set; None: nothing.
+        rooms: the file system of each tier's folder. A tier without one cannot be measured: no limit.
+        largest: size in bytes of a file with the largest state; 0: unknown.
+    """
+    hot = _tier(limits.hot_bytes, Tier.HOT, rooms, largest)
+    cold = _tier(limits.cold_bytes, Tier.COLD, rooms, largest)
+    hourly = limits.hourly_bytes
+    if hourly is None:
+        # Saves go to the hot folder. If that is in memory, a disk gets at most as much, as files move to it.
+        worn = next((rooms[tier] for tier in Tier if tier in rooms and not rooms[tier].in_memory), None)
+        least = min(STATES * largest, hot)  # a small disk with a large model still gets its snapshots
+        hourly = max(int(worn.total * HOURLY_SHARE), least) if worn else UNLIMITED
+    return Budgets(hot=hot, cold=cold, hourly=hourly, largest=largest)
+
+
+def _tier(given: int | None, tier: Tier, rooms: Mapping[Tier, FolderRoom], largest: int) -> int:
+    if given is not None:
+        return given
+    if tier not in rooms:
+        return UNLIMITED
+    room = rooms[tier]
+    return room.share(largest, sum(other.device == room.device for other in rooms.values()))
