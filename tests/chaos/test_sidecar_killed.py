@@ -30,7 +30,7 @@ from slotkeeper.store.store import Store
 
 pytestmark = pytest.mark.alternating
 
-KILLS = 10  # on each build
+KILLS = 6  # on each build
 TALKS = 12
 TURNS = 4
 EARLY = 5  # in one of this many runs the sidecar may be killed before it serves, while it cleans its folder

@@ -26,7 +26,7 @@ from swap_like import SwapGroup, SwapLike, Swapped, served_by, serving
 
 ATTEMPTS: Final = 5  # turns, until one is saved before its model is unloaded or sleeps
 STAND_IN: Final = "stand-in"
-TURNS: Final = 10
+ROUNDS: Final = 3  # turns of each conversation
 MORE: Final = 1.05  # times the oracle may be computed
 LOGGED: Final = re.compile(r'"[A-Z]+ (/[^ "]*) HTTP')  # the path of a request, in the program's log
 TOGETHER: Final = SwapGroup(members=tuple(MODELS), swap=False, exclusive=False)

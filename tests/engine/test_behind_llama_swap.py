@@ -15,8 +15,8 @@ from benchmarks.routers import MODELS, PROGRAM, talks
 
 from engine.swappers import (
     MORE,
+    ROUNDS,
     STAND_IN,
-    TURNS,
     Commands,
     computed,
     resident,
@@ -58,11 +58,11 @@ def hook(base: str, sidecar: Sidecar) -> str:
 
 
 @pytest.mark.alternating
-async def test_twenty_swaps_compute_no_more_tokens_than_models_that_stay_loaded(
+async def test_swaps_compute_no_more_tokens_than_models_that_stay_loaded(
     kind: str, build: str, tmp_path: Path
 ) -> None:
     (tmp_path / "stay").mkdir()
-    oracle = await resident(kind, build, tmp_path / "stay", TURNS // 2)
+    oracle = await resident(kind, build, tmp_path / "stay", ROUNDS)
     found, sidecars, commands = talks(), list[Sidecar](), Commands(build, tmp_path)
     async with AsyncExitStack() as stack:
         proxies, hooks = dict[str, str](), dict[str, str]()
@@ -77,7 +77,7 @@ async def test_twenty_swaps_compute_no_more_tokens_than_models_that_stay_loaded(
         commands.proxies, commands.hooks = proxies, hooks
         there = await stack.enter_async_context(started(kind, commands))
         client = await stack.enter_async_context(httpx.AsyncClient(base_url=there.base, timeout=PATIENCE))
-        for _ in range(TURNS // 2):
+        for _ in range(ROUNDS):
             for talk in found:
                 before = talk.computed
                 answer = await talk.turn(client)  # the first request after a load

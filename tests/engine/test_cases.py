@@ -13,6 +13,7 @@ QUICK = (
     "memories fixed",
     "no checkpoints",
     "interrupted",
+    "three chats",
     "erased",
     "wrapper",
     "common head",

@@ -22,9 +22,9 @@ from rich.console import Console
 
 from engine.swappers import (
     MORE,
+    ROUNDS,
     STAND_IN,
     TOGETHER,
-    TURNS,
     computed,
     gateway,
     keeping,
@@ -52,21 +52,21 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.alternating
-async def test_twenty_swaps_compute_no_more_tokens_than_models_that_stay_loaded(
+async def test_swaps_compute_no_more_tokens_than_models_that_stay_loaded(
     kind: str, build: str, tmp_path: Path
 ) -> None:
     """One model is loaded at a time, with two agents on each; every turn is a swap."""
     (tmp_path / "stay").mkdir()
-    oracle = await resident(kind, build, tmp_path / "stay", TURNS // 2)
+    oracle = await resident(kind, build, tmp_path / "stay", ROUNDS)
     found = talks()
     async with gateway(kind, build, tmp_path) as there, keeping(there) as (sidecar, client):
-        for _ in range(TURNS // 2):
+        for _ in range(ROUNDS):
             for talk in found:
                 await talk.turn(client)
         assert computed(found, sidecar) <= MORE * oracle
         if there.stand_in:
             loaded = [model for model, _ in there.stand_in.loads]
-            assert loaded == [*MODELS] * TURNS
+            assert loaded == [*MODELS] * (2 * ROUNDS)
             assert {path for _, path in there.stand_in.loads} == {
                 f"/upstream/{model}/health" for model in MODELS
             }

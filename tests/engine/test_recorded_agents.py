@@ -1,6 +1,7 @@
 """Recorded sessions of real agents, sent to the real engine through a sidecar with rules that fix.
 
-Every other session runs on the newer build: what rules send is the same on both.
+Every other session runs on the newer build: what rules send is the same on both. `make test-remaining` runs
+the long sessions.
 """
 
 from __future__ import annotations
@@ -27,8 +28,15 @@ WITH_PLANTS = {"aider/main1": 1.12, "claude-code/trace-0100": 1.12, "claude-code
 ANYBODY_WITH_PLANTS = 1.06
 
 BUILDS = (EngineKind.SKULK, EngineKind.XLLAMACPP) if runs_skulk() else (EngineKind.XLLAMACPP,) * 2
+LONG_BYTES = 20_000  # of a compressed session: the engine needs 20 to 70 s for it
 DEALT = [
-    pytest.param(path, BUILDS[at % 2], id=recorded.name(path)) for at, path in enumerate(recorded.sessions())
+    pytest.param(
+        path,
+        BUILDS[at % 2],
+        id=recorded.name(path),
+        marks=[pytest.mark.remaining] if path.stat().st_size > LONG_BYTES else [],
+    )
+    for at, path in enumerate(recorded.sessions())
 ]
 
 

@@ -39,7 +39,7 @@ from slotkeeper.scheduler.router import ModelStatus
 # Only this build's program is a router.
 pytestmark = needs_b10434
 
-TURNS = 10
+ROUNDS = 3  # turns of each conversation
 MORE = 1.05  # times the oracle may be computed
 TRIES = 20
 WHOLE = ("[DONE]", "message_stop", "response.completed", '"stop":true')  # the last events of complete streams
@@ -71,13 +71,13 @@ async def _rest(lines: AsyncIterator[str]) -> list[str]:
     return rest
 
 
-async def test_twenty_swaps_compute_no_more_tokens_than_models_that_stay_loaded(tmp_path: Path) -> None:
+async def test_swaps_compute_no_more_tokens_than_models_that_stay_loaded(tmp_path: Path) -> None:
     """One model is loaded at a time, with two agents on each; every turn is a swap."""
     (tmp_path / "stay").mkdir()
-    oracle = computed(await resident(tmp_path / "stay", TURNS // 2))
+    oracle = computed(await resident(tmp_path / "stay", ROUNDS))
     found = talks()
     async with router(tmp_path) as started, lab.keeping(started) as sidecar, client_of(sidecar) as client:
-        for _ in range(TURNS // 2):
+        for _ in range(ROUNDS):
             for talk in found:
                 await talk.turn(client)
         assert computed(found, sidecar) <= MORE * oracle
