@@ -79,6 +79,7 @@ def traits_of(
         state_version=4 if files else 0,
         files_carry=True if files else None,
         token_bytes=rates.token_bytes,
+        checkpoint_bytes=rates.checkpoint_bytes,
         fingerprint=FINGERPRINT if files else "",
     )
 

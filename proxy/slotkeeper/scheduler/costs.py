@@ -19,6 +19,8 @@ LEAST_TOKENS: Final = 64  # the time of a shorter prefill is mostly the round tr
 LEAST_REPLY: Final = 8  # tokens: the time of a shorter answer is mostly the round trip
 LEAST_BYTES: Final = 64 * 1024
 STEP_TOKENS: Final = 16.0  # price of a step in a slot, until the time of a pass through the model is known
+# To and from the RAM prompt cache and checkpoints: 149.6 MiB took 13 ms (ggml-org/llama.cpp#22929, its log).
+COPY_BYTES_PER_SECOND: Final = 1e10
 CALL_SECONDS: Final = 0.004  # for a slot action, besides its bytes: a round trip and a look at the file
 REMEMBERED: Final = 15  # measurements kept
 UNLIKE: Final = 1.25  # the larger of two files must be this many times as large to separate the two times
@@ -228,6 +230,10 @@ class Rates:
 
     def save_price(self, tokens: int) -> float:
         return self.save_seconds(tokens) * self.prefill
+
+    def copy_price(self, tokens: int) -> float:
+        """Return the price of copies of so many tokens' states to or from the engine's RAM cache."""
+        return self.size_of(tokens) / COPY_BYTES_PER_SECOND * self.prefill
 
     def restore_price(self, size: int, *, cold: bool = False) -> float:
         seconds = self.reading.seconds(size) + (self.bringing.seconds(size) if cold else 0.0)

@@ -1,7 +1,7 @@
 """The price of a place: in tokens of prefill on one engine, in seconds between several engines.
 
 On one engine it is what the engine must compute now, plus the time that files take (at the engine's measured
-rates), plus what overwriting the slot will probably cost later.
+rates) and copies to and from its RAM cache, plus what overwriting the slot will probably cost later.
 
 Between engines of different speed and load, what counts is when the answer ends, and how long other requests
 wait because of it. An engine computes one prompt after the other, and generates nothing for its running
@@ -74,7 +74,8 @@ def price_of(table: EngineTable, reuse_plan: ReusePlan, want: Want) -> float:
         lost += RAM_DOUBT * reuse_plan.reuse if table.traits.speculative else 0.0
     if moved and moved.total >= table.ram_missed:
         lost += RAM_MISSED * reuse_plan.reuse
-    return len(want.prompt) - reuse_plan.reuse + lost
+    copying = table.rates.copy_price(table.shadow.copied_tokens(reuse_plan, table.idle))
+    return len(want.prompt) - reuse_plan.reuse + lost + copying
 
 
 def loss(table: EngineTable, reuse_plan: ReusePlan, want: Want) -> float:

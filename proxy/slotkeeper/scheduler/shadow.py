@@ -165,6 +165,25 @@ class EngineShadow:
         others = [h for s, h in enumerate(self.slots) if s != but and h]
         return any(contains(h, contents) for h in (*others, *self.ram))
 
+    def copied_tokens(self, reuse_plan: ReusePlan, idle: Collection[SlotId]) -> int:
+        """Return the tokens of all states that the engine would copy to or from its RAM cache for this plan.
+
+        Nothing else runs meanwhile. A state is copied once, until it changes.
+        """
+        if not self.traits.ram_cache:
+            return 0
+        slot = reuse_plan.slot
+        leaving = [self.slots[slot]] if reuse_plan.parked else []
+        if self.traits.idle_copy:
+            leaving += [
+                contents
+                for other in idle
+                if other != slot and self._copied.get(other) is not (contents := self.slots[other])
+            ]
+        copied = sum(c.total for c in leaving if c and not any(contains(entry, c) for entry in self.ram))
+        loaded = reuse_plan.base if reuse_plan.source is Source.RAM else None
+        return copied + (loaded.total if loaded else 0)
+
     # -- changes -----------------------------------------------------------------------------------
 
     def launch(self, reuse_plan: ReusePlan, idle: Collection[SlotId]) -> None:

@@ -236,7 +236,10 @@ def test_an_engine_that_is_closed_for_a_moment_is_waited_for():
 
 
 def test_the_engine_with_the_prefix_is_chosen_or_else_the_less_loaded_one():
-    one, other = table(None, None), table(conversation(A), None, name="e1")
+    one, other = (
+        table(held, None, name=name, ram_cache=False)
+        for held, name in ((None, "e0"), (conversation(A), "e1"))
+    )
     assert choose([one, other], A + text(11_900, 400)).table is other
     one.move(SlotId(0), SlotState.RUNNING, RequestId("r"), NOW)
     assert choose([one, other], text(30_000, 500)).table is other

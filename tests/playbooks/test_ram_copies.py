@@ -1,0 +1,41 @@
+"""Copies to and from the engine's RAM prompt cache stop all slots: large states stay where they are."""
+
+from dataclasses import replace
+
+from playbooks.playbook import Play, arrives, goes, knows, one_turn, plants
+from slotkeeper.scheduler.effects import Purpose
+from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import Reason
+
+DOCUMENT = Tokens(range(50_000, 52_000))
+FIRST, SECOND, THIRD = (DOCUMENT + Tokens(range(n, n + 200)) for n in (10_000, 20_000, 30_000))
+LARGE = 1 << 20  # bytes of a token's state
+
+
+def with_two_questions(token_bytes: int) -> Play:
+    """Both slots hold the document and a question about it; that in slot 0 was asked last."""
+    play = Play(ram_cache=True, memory="dense", token_bytes=token_bytes)
+    assert one_turn(play, "r1", FIRST, slot=0)
+    asked = play.table.shadow.slots[0]
+    assert asked is not None
+    play.table.shadow.slots[1] = replace(asked, tokens=SECOND, used=asked.used - 60.0)
+    play.table.shadow.ram.append(replace(asked, tokens=SECOND))
+    return play
+
+
+def test_a_question_stays_in_the_slot_whose_state_the_engine_would_otherwise_copy():
+    play = with_two_questions(LARGE)
+    assert play << arrives("r3") << knows("r3", THIRD) >> goes("r3", slot=0, reason=Reason.PREFIX)
+
+
+def test_a_small_state_is_copied_so_that_the_question_before_is_kept():
+    play = with_two_questions(1024)
+    assert play << arrives("r3") << knows("r3", THIRD) >> goes("r3", slot=1, reason=Reason.PREFIX)
+
+
+def test_a_state_that_is_dear_to_copy_is_not_loaded_into_another_slot():
+    large, small = (Play(ram_cache=True, memory="dense", token_bytes=size) for size in (LARGE, 1024))
+    for play in (large, small):
+        assert one_turn(play, "r1", FIRST, slot=0)
+    assert large << arrives("r2") << knows("r2", SECOND) >> goes("r2", slot=0, reason=Reason.PREFIX)
+    assert small << arrives("r2") << knows("r2", SECOND) >> plants("r2", 1, Purpose.TOUCH)
