@@ -18,8 +18,8 @@ from benchmarks.figures import console, keep
 from benchmarks.first_byte import table
 from benchmarks.own_time import PAUSE_SECONDS, Conversation
 from benchmarks.stage import DIRECT, OURS, stage
+from slotkeeper.api.waits import percentile
 from slotkeeper.bench.demo import prose
-from slotkeeper.bench.measure import percentile
 
 TARGET_MS: Final = 5.0
 WARM_UP: Final = 3

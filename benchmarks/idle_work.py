@@ -27,8 +27,8 @@ from rich.table import Table
 from benchmarks.episodes import Episode, Heard, Kind
 from benchmarks.figures import BUILDS, console, keep
 from benchmarks.ways import Scene, Way, opened
+from slotkeeper.api.waits import percentile
 from slotkeeper.bench import lab
-from slotkeeper.bench.measure import percentile
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.target import PATIENT
 from slotkeeper.observe.log import configure

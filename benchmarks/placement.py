@@ -20,7 +20,7 @@ from typing import Any, Final
 from rich.table import Table
 
 from benchmarks.figures import console, keep
-from slotkeeper.bench.measure import percentile
+from slotkeeper.api.waits import percentile
 from slotkeeper.bench.simulated_load import SimulatedTurn, Synthetic
 from slotkeeper.bench.timed_engine import FINGERPRINT, EngineRates, TimedEngine, traits_of
 from slotkeeper.bench.virtual_clock import VirtualClock

@@ -31,10 +31,10 @@ import orjson
 from rich.table import Table
 
 from benchmarks.figures import console, keep
+from slotkeeper.api.waits import percentile
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.demo import prose
-from slotkeeper.bench.measure import percentile
 from slotkeeper.bench.models import Tiny
 from slotkeeper.observe.log import configure
 from slotkeeper.observe.request_record import RequestStage

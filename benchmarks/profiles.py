@@ -17,7 +17,7 @@ from rich.table import Table
 from benchmarks.engine_profiles import PROFILES, EngineProfile
 from benchmarks.figures import console, keep
 from benchmarks.profile_work import WORK, Phase, Step
-from slotkeeper.bench.measure import percentile
+from slotkeeper.api.waits import percentile
 from slotkeeper.bench.simulated_fleet import Asked, SimulatedSidecar
 from slotkeeper.bench.simulated_load import SimulatedTurn
 from slotkeeper.bench.timed_engine import Task, TimedEngine

@@ -53,11 +53,15 @@ class Round:
 
     @property
     def waited(self) -> float:
-        return self.ours.waited_seconds / self.stock.waited_seconds
+        return self.ours.waits.waited_seconds / self.stock.waits.waited_seconds
+
+    @property
+    def late(self) -> float:
+        return (self.ours.waits.first_token_p95 or 0.0) / (self.stock.waits.first_token_p95 or 1.0)
 
     @property
     def stall(self) -> float:
-        return (self.ours.stall_seconds or 0.0) / (self.stock.stall_seconds or 1.0)
+        return (self.ours.waits.stall_seconds or 0.0) / (self.stock.waits.stall_seconds or 1.0)
 
 
 async def conversation(target: Target, turns: int, pause_seconds: float, seed: int) -> list[Sample]:
@@ -115,8 +119,8 @@ async def measured(model: Fat, pauses: Sequence[float], rounds: int, turns: int)
 
 def _tell(done: Round) -> None:
     console.print(
-        f"[dim]{done.model}, pause {done.pause_seconds} s: stock {done.stock.waited_seconds:.2f} s, "
-        f"ours {done.ours.waited_seconds:.2f} s[/dim]"
+        f"[dim]{done.model}, pause {done.pause_seconds} s: stock {done.stock.waits.waited_seconds:.2f} s, "
+        f"ours {done.ours.waits.waited_seconds:.2f} s[/dim]"
     )
 
 
@@ -140,10 +144,10 @@ def table(rounds: Sequence[Round], busy: int) -> Table:
         shown.add_row(
             model,
             f"{pause} s",
-            f"{sum(one.stock.waited_seconds for one in same) / len(same):.2f} s",
+            f"{sum(one.stock.waits.waited_seconds for one in same) / len(same):.2f} s",
             f"{min(one.waited for one in same):.2f}",
             f"{max(one.waited for one in same):.2f}",
-            f"{max((one.ours.first_token_p95 or 0) / (one.stock.first_token_p95 or 1) for one in same):.2f}",
+            f"{max(one.late for one in same):.2f}",
             f"{max(one.stall for one in same):.2f}",
             f"{sum(one.ours.sums.idle for one in same)}",
         )
@@ -167,10 +171,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         {
             "model": one.model,
             "pause_seconds": one.pause_seconds,
-            "stock_seconds": one.stock.waited_seconds,
-            "ours_seconds": one.ours.waited_seconds,
-            "stock_stall_seconds": one.stock.stall_seconds,
-            "ours_stall_seconds": one.ours.stall_seconds,
+            "stock_seconds": one.stock.waits.waited_seconds,
+            "ours_seconds": one.ours.waits.waited_seconds,
+            "stock_stall_seconds": one.stock.waits.stall_seconds,
+            "ours_stall_seconds": one.ours.waits.stall_seconds,
             "idle_tokens": one.ours.sums.idle,
         }
         for one in rounds

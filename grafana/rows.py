@@ -187,11 +187,20 @@ def latency() -> list[Panel]:
             stacked=True,
         ),
         lines(
+            "Longest stall of an answer, quantiles",
+            "The longest time between two tokens of each streamed answer. Good is close to the time of one "
+            "token: it rises when the engine computes other prompts meanwhile, or writes and reads files.",
+            NOW.quantiles("answer_stall_seconds", 0.5, 0.95),
+            unit="s",
+            width=COLUMNS // 3,
+            exemplars=True,
+        ),
+        lines(
             "Waiting for a slot",
             "Good is close to 0. If it rises, there are more conversations at once than slots.",
             NOW.quantiles("queue_wait_seconds", 0.5, 0.95),
             unit="s",
-            width=HALF,
+            width=COLUMNS // 3,
             exemplars=True,
         ),
         lines(
@@ -199,7 +208,7 @@ def latency() -> list[Panel]:
             "95th percentile of each stage. Good is a few milliseconds.",
             {"{{stage}}": NOW.quantile(0.95, "overhead_seconds", "stage")},
             unit="s",
-            width=HALF,
+            width=COLUMNS // 3,
         ),
     ]
 

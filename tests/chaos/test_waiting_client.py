@@ -178,6 +178,29 @@ async def test_the_time_to_first_token_does_not_count_comments(fake, sidecar, da
     assert seconds > heard, "it came after the comments"
 
 
+async def test_the_longest_stall_of_an_answer_is_counted(fake, sidecar, data):
+    clock, seen = asyncio.get_running_loop().time, b""
+    fake.script.append(Fault.TRICKLE)
+    async with dial(data) as wire:
+        await wire.post(CHAT, request_body(Api.CHAT, stream=True))
+        await wire.head()
+        pieces = wire.chunks()
+        while WORDS[0].encode() not in seen:
+            fake.go.release()
+            while (piece := await anext(pieces)).startswith(b":"):
+                pass
+            seen += piece
+        begun = clock()
+        await asyncio.sleep(2 * KEEP_ALIVE)
+        still = clock() - begun
+        free_slot(fake)
+        async for _ in pieces:
+            pass
+    counted = sidecar.metrics.registry.get_sample_value
+    assert counted("slotkeeper_answer_stall_seconds_count") == 1
+    assert counted("slotkeeper_answer_stall_seconds_sum") >= still
+
+
 async def test_a_request_without_stream_or_with_bypass_gets_no_comments(fake, sidecar, data):
     async with dial(data) as first, dial(data) as waiting, dial(data) as plain, dial(data) as alone:
         await hold(fake, first)

@@ -297,7 +297,7 @@ class SlowHour(WatchedPlay):
         assert isinstance(report, Report)
         self.metrics.report(report)
         self.metrics.ended(came.spent(self.clock), request)
-        self.metrics.first_token_after(came.first_token, request)
+        self.metrics.waited(came.first_token, None, request)
         self.metrics.requests.labels(route="chat", outcome="ok").inc()
 
     def _plant(self, plant: Plant) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from slotkeeper.api.waits import waits
 from slotkeeper.conversation.divergence import Cause
 from slotkeeper.conversation.layout import Section
 from slotkeeper.conversation.likeness import RequestKind
@@ -164,6 +165,7 @@ def state(**given: Any) -> Document:
         "why_text": False,
         "totals": figures,
         "history": [figures | {"at": CAME}],
+        "waits": waits([(0.5, None), (2.0, 0.25)]).shown(),
         "tiers": [{"tier": "hot", "snapshots": 2, "bytes": 1 << 20, "budget_bytes": 4 << 20, "advice": ""}],
         "engines": [engine],
     }

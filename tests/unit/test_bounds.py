@@ -339,7 +339,7 @@ def series_of_metrics() -> tuple[int, int]:
     for n in range(10 * CLIENTS):
         clients.add(counted(f"{n:08}"))
         metrics.ended({Spent.QUEUE: 0.1}, f"request-{n}")
-        metrics.first_token_after(0.1, f"request-{n}")
+        metrics.waited(0.1, 0.2, f"request-{n}")
     return count(), before
 
 

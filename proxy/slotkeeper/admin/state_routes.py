@@ -18,6 +18,7 @@ from aiohttp import web
 from slotkeeper import __version__
 from slotkeeper.admin.guard import answer, field_of, number, refused
 from slotkeeper.api.head import masked
+from slotkeeper.api.waits import waits
 from slotkeeper.engine.answers import EngineError, EngineGoneError
 from slotkeeper.observe.accounts import asked_by, detail, summary, time_of
 from slotkeeper.observe.log import get_logger
@@ -119,6 +120,7 @@ class StateRoutes:
                 "clients": [client.shown(now) for client in self._driver.journal.clients],
                 "why_text": self._why_text,
                 "totals": {**totals.shown(), "unknown_text": unknown_text(totals)},
+                "waits": waits((one.first_token, one.stall) for one in self._driver.journal).shown(),
                 "history": list(self._history.shown()),
                 "tiers": self._tiers(),
                 "engines": [

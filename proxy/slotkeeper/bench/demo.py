@@ -25,7 +25,7 @@ from slotkeeper.app import Sidecar
 from slotkeeper.bench.lab import Restartable, keeping, ready, restartable, rested, stock_flags, url_of
 from slotkeeper.bench.measure import Sample, Totals, notes, ratio, seconds, totals
 from slotkeeper.bench.models import MissingExtraError, Tiny, build
-from slotkeeper.bench.target import Counter, Script, Target, Turn, play
+from slotkeeper.bench.target import PLAIN, Counter, Script, Target, Turn, play
 from slotkeeper.engine.launch import EngineBinary, NoEngineError, find_engine
 from slotkeeper.engine.process import EngineDiedError
 
@@ -103,6 +103,10 @@ TOOLS: Final = [
     tool("run_tests", "Run the tests of a file and give back what they print.", "path"),
     tool("find_names", "List the names that one file takes from another.", "path", "origin"),
 ]
+# Only titles can be streamed: with tools and logprobs the engine refuses that. They are long, so that the
+# sidecar's saves come while they run.
+STREAMED: Final[dict[str, Any]] = {**PLAIN, "stream": True, "ignore_eos": True}
+TITLE_TOKENS: Final = 64
 CALL: Final[dict[str, Any]] = {"tools": TOOLS, "tool_choice": "required"}
 ANSWER: Final[dict[str, Any]] = {"tools": TOOLS}
 
@@ -122,7 +126,12 @@ def agents() -> Script:
                     seed=ord(name) * 10 + task * ROUNDS + number,
                 )
                 if task == number == 0:
-                    yield Turn(label=f"title for {name}", messages=title(history), max_tokens=16)
+                    yield Turn(
+                        label=f"title for {name}",
+                        messages=title(history),
+                        max_tokens=TITLE_TOKENS,
+                        fields=STREAMED,
+                    )
         for name, history in histories.items():
             answer = Turn(
                 label=f"{name}{task + 1} answer", messages=tuple(history), max_tokens=200, fields=ANSWER
@@ -184,8 +193,10 @@ ROWS: Final[Rows] = {
     "oracle: the least possible": lambda found: f"{found.oracle:,}",
     "waited / oracle": lambda found: ratio(found.sums.waited),
     "total / oracle (prefill amplification)": lambda found: ratio(found.total),
-    "waited seconds: sum of times to first token": lambda found: seconds(found.waited_seconds),
-    "time to first token, median": lambda found: seconds(found.first_token_p50),
+    "waited seconds: sum of times to first token": lambda found: seconds(found.waits.waited_seconds),
+    "time to first token, median": lambda found: seconds(found.waits.first_token_p50),
+    "time to first token, 95th percentile": lambda found: seconds(found.waits.first_token_p95),
+    "longest stall of an answer (titles)": lambda found: seconds(found.waits.stall_seconds),
 }
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from slotkeeper.api.waits import Waits, waits
 from slotkeeper.scheduler.figures import Counted, Sums, Unknown, Usage
 from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.tokens import Tokens
@@ -30,7 +31,7 @@ class Sample:
     generated: int = 0  # tokens that its slot holds after the prompt, and whose ids are unknown
     rewritten: bool = False  # whether a rule changed the request; the oracle is of the request as sent
     first_token_seconds: float | None = None
-    stall_seconds: float | None = None  # the longest gap between two events of its answer; only of a stream
+    stall_seconds: float | None = None  # the longest of its answer; only of a stream
     exact: bool = True  # whether the engine's prompt was as long as the oracle's
     failure: str | None = None
 
@@ -62,10 +63,7 @@ class Totals:
     uncounted: int  # answered, but without figures or without an oracle
     sums: Sums  # of requests with figures
     idle_known: bool  # whether a counter showed the tokens that were computed for no request
-    waited_seconds: float  # the sum of all times to a first token
-    first_token_p50: float | None  # seconds
-    first_token_p95: float | None
-    stall_seconds: float | None  # the longest gap between two events of one answer; None without streams
+    waits: Waits
 
     @property
     def prompt(self) -> int:
@@ -112,18 +110,13 @@ def totals(samples: Iterable[Sample]) -> Totals:
             sums.count(Counted(usage=sample.usage, oracle=sample.oracle, unknown=unknown))
             sums.add(idle=sample.idle or 0)
     answered = [sample for sample in everything if not sample.failure]
-    waits = [s.first_token_seconds for s in answered if s.first_token_seconds is not None]
-    stalls = [s.stall_seconds for s in answered if s.stall_seconds is not None]
     return Totals(
         requests=len(everything),
         failed=sum(sample.failure is not None for sample in everything),
         uncounted=uncounted,
         sums=sums,
         idle_known=all(sample.idle is not None for sample in everything),
-        waited_seconds=sum(waits),
-        first_token_p50=percentile(waits, 50),
-        first_token_p95=percentile(waits, 95),
-        stall_seconds=max(stalls, default=None),
+        waits=waits((one.first_token_seconds, one.stall_seconds) for one in answered),
     )
 
 
@@ -162,15 +155,6 @@ def by_session(samples: Iterable[Sample]) -> dict[str, list[Sample]]:
     for sample in samples:
         sessions.setdefault(sample.session, []).append(sample)
     return sessions
-
-
-def percentile(values: Iterable[float], percent: float) -> float | None:
-    """Return the smallest value that `percent` % of the values do not exceed; None without values."""
-    ordered = sorted(values)
-    if not ordered:
-        return None
-    rank = -(-len(ordered) * percent // 100)  # rounded up
-    return ordered[max(0, int(rank) - 1)]
 
 
 # -- tables ----------------------------------------------------------------------------------------------
@@ -279,10 +263,10 @@ def _cells(found: Totals, faulty: bool) -> tuple[str, ...]:
         f"{found.sums.idle:,}" if found.idle_known else "-",
         f"{found.oracle:,}",
         *(("[red]fault[/red]", "") if faulty else (ratio(found.sums.waited), ratio(found.total))),
-        seconds(found.waited_seconds),
-        seconds(found.first_token_p50),
-        seconds(found.first_token_p95),
-        seconds(found.stall_seconds),
+        seconds(found.waits.waited_seconds),
+        seconds(found.waits.first_token_p50),
+        seconds(found.waits.first_token_p95),
+        seconds(found.waits.stall_seconds),
     )
 
 

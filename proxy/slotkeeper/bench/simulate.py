@@ -21,7 +21,7 @@ from hashlib import blake2b
 from math import sqrt
 from typing import Any, Final, Protocol
 
-from slotkeeper.bench.measure import percentile
+from slotkeeper.api.waits import percentile
 from slotkeeper.bench.simulated_fleet import (
     Asked,
     Moved,

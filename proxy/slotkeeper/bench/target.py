@@ -22,6 +22,7 @@ from slotkeeper.api.answer import Answer, AnswerReader
 from slotkeeper.api.document import Doc, NotOurs, rows, table
 from slotkeeper.api.head import PLANTED, REWRITTEN, Api, classify
 from slotkeeper.api.request import Ask, parse
+from slotkeeper.api.waits import TokenTimes
 from slotkeeper.bench.measure import Oracle, Sample
 from slotkeeper.engine.answers import EngineError, EngineGoneError
 from slotkeeper.engine.client import EngineClient
@@ -178,34 +179,29 @@ class Target:
         return Hit(sample=sample, reply=answer.reply)
 
     async def _send(self, api: Api, shot: Shot, data: bytes) -> _Timed:
-        started, first_token, last, stall = time.perf_counter(), None, 0.0, None
+        started, times = time.perf_counter(), TokenTimes()
         headers = {**shot.headers, "Content-Type": "application/json"}
         async with self._http.stream(
             "POST", self.base + shot.path, content=data, headers=headers
         ) as response:
             streamed = "event-stream" in response.headers.get("Content-Type", "")
             reader = AnswerReader(api, stream=streamed, status=response.status_code)
-            chunks, events = list[bytes](), 0
+            chunks = list[bytes]()
             async for chunk in response.aiter_bytes():
                 reader.feed(chunk)
                 chunks.append(chunk)
-                if reader.events == events or not reader.first_token():
-                    continue  # a comment, or no token yet
-                now, events = time.perf_counter(), reader.events
-                if first_token is None:
-                    first_token = now - started
-                else:
-                    stall = max(stall or 0.0, now - last)
-                last = now
+                times.read(reader, time.perf_counter)
         took = time.perf_counter() - started
         answer, body = reader.close(), b"".join(chunks)
-        first = first_token if streamed else _before_generating(took, answer)
+        first = _before_generating(took, answer)
+        if streamed:
+            first = None if times.first is None else times.first - started
         kept = _kept(body, streamed=streamed, generated=answer.figures.generated or 0)
         planted = _said(PLANTED, response, body)
         return _Timed(
             answer=answer,
             first_token_seconds=first,
-            stall_seconds=stall,
+            stall_seconds=times.stall,
             kept=kept,
             planted=int(planted) if planted and planted.isdigit() else None,
             rewritten=_said(REWRITTEN, response, body) is not None,

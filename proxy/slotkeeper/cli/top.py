@@ -77,6 +77,7 @@ def screen(seen: ScreenState, where: str, width: int, trouble: str = "") -> Grou
         parts.append(Text(trouble, "bold red"))
     parts += alarms(state)
     parts += [totals(state, width), *unknown(state), history(state["history"], seen.at, width)]
+    parts += waits(state["waits"])
     for engine in state["engines"]:
         parts += [Text(), *slots(engine, width)]
     if state["running"]:
@@ -143,6 +144,16 @@ def history(buckets: Iterable[Document], now: float, width: int) -> Text:
         prompts[cell] += bucket["prompt_tokens"]
     shares = [hit_rate(part, whole) for part, whole in zip(reused, prompts, strict=True)]
     return Text.assemble("hit rate, 30 min  ", (sparkline(shares), "green"))
+
+
+def waits(found: Document) -> Iterator[Text]:
+    """Yield how long the last requests waited for their first tokens, and the longest stall of an answer."""
+    if found["answers"]:
+        first = f"{seconds(found['first_token_p50'])}, p95 {seconds(found['first_token_p95'])}"
+        stall = (
+            f", longest stall {seconds(found['stall_seconds'])}" if found["stall_seconds"] is not None else ""
+        )
+        yield Text(f"first token p50 {first}{stall}, of the last {found['answers']:,} answers")
 
 
 # -- slots, requests and tiers ---------------------------------------------------------------------------

@@ -268,6 +268,7 @@ def figures(document: Document) -> Iterator[RenderableType]:
     ]
     others = [
         ("first token", seconds(document["first_token_seconds"])),
+        ("longest stall", seconds(document["stall_seconds"])),
         ("answered", seconds(document["seconds"])),
         ("time saved", seconds(document["saved_seconds"])),
         ("body", size(document["body_bytes"])),

@@ -398,8 +398,7 @@ class Account:
             )
         )
         self.render()
-        if self.record.first_token is not None:
-            self._metrics.first_token_after(self.record.first_token, self.id)
+        self._metrics.waited(self.record.first_token, self.record.stall, self.id)
         self._log(answer, forward, status)
         self._check_count(figures.prompt_tokens, link)
         if status < 400 and self._explaining:
@@ -495,7 +494,8 @@ class Account:
             self._driver.learning.discard(self.key)
 
     def _log(self, answer: Answer, forward: Forward, status: int) -> None:
-        figures, usage, first = answer.figures, self.record.usage, self.record.first_token
+        figures, usage = answer.figures, self.record.usage
+        first, stall = self.record.first_token, self.record.stall
         log.info(
             "request",
             request_id=self.id,
@@ -517,4 +517,5 @@ class Account:
             conversation=self.record.named or self.record.conversation,
             seconds=round(self._driver.now() - self.arrived, 4),
             first_token_seconds=None if first is None else round(first, 4),
+            stall_seconds=None if stall is None else round(stall, 4),
         )

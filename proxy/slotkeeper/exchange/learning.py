@@ -17,6 +17,7 @@ from slotkeeper.api.answer_builder import Figures
 from slotkeeper.api.document import Doc, NotOurs
 from slotkeeper.api.head import Api, request_id
 from slotkeeper.api.request import Ask
+from slotkeeper.api.waits import TokenTimes
 from slotkeeper.conversation.naming import Naming
 from slotkeeper.observe.log import get_logger, sayable
 from slotkeeper.observe.metrics import Metrics
@@ -45,6 +46,7 @@ class Listener:
         self._metrics = metrics
         self._now = now
         self._reader: AnswerReader | None = None
+        self._times = TokenTimes()
 
     def begin(self, answer: aiohttp.ClientResponse) -> None:
         """Start to read an answer. A compressed answer is not read."""
@@ -62,8 +64,8 @@ class Listener:
             return
         try:
             self._reader.feed(chunk)
-            if self._record.first_token is None and self._reader.first_token():
-                self._record.first_token = self._now() - self._record.at
+            if self._times.read(self._reader, self._now):
+                self._record.times(self._times)
         except Exception:
             log.exception("answer_not_read", request_id=self._record.request_id)
             self._give_up()

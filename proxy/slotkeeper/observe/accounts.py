@@ -48,6 +48,7 @@ def summary(record: Record) -> Document:
         "priority": record.priority.value,
         "seconds": record.seconds,
         "first_token_seconds": record.first_token,
+        "stall_seconds": record.stall,
         "saved_seconds": None if saved is None else round(saved, 6),
         "cause": divergence.cause.value if divergence else None,
         "section": divergence.section.value if divergence and divergence.section else None,

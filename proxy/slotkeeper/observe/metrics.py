@@ -148,6 +148,9 @@ class Metrics:
         self.first_token = self._histogram(
             "time_to_first_token_seconds", "From the request's arrival to its first token.", PREFILL
         )
+        self.stall = self._histogram(
+            "answer_stall_seconds", "The longest time between two tokens of a streamed answer.", PREFILL
+        )
         self.overhead = self._histogram("overhead_seconds", "Time spent in the sidecar itself.", OWN, "stage")
 
     def _about_tokens(self) -> None:
@@ -350,8 +353,12 @@ class Metrics:
         if Spent.QUEUE in spent:
             self.queue_wait.observe(spent[Spent.QUEUE], known_as)
 
-    def first_token_after(self, seconds: float, request_id: str) -> None:
-        self.first_token.observe(seconds, exemplar(request_id))
+    def waited(self, first_token: float | None, stall: float | None, request_id: str) -> None:
+        """Count the waits of an answered request, in seconds; None: there is no such figure."""
+        known_as = exemplar(request_id)
+        for histogram, seconds in ((self.first_token, first_token), (self.stall, stall)):
+            if seconds is not None:
+                histogram.observe(seconds, known_as)
 
     def fallback(self, reason: Part | Reason) -> None:
         self.fallbacks.labels(reason=reason).inc()

@@ -20,6 +20,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from slotkeeper.api.answer import Progress
+from slotkeeper.api.waits import TokenTimes
 from slotkeeper.conversation.divergence import Cause
 from slotkeeper.conversation.layout import Section
 from slotkeeper.conversation.likeness import RequestKind
@@ -256,6 +257,7 @@ class Record:
     priority: Priority = Priority.NORMAL
     ranked: list[Ranked] = field(default_factory=list)  # actions because of priorities
     first_token: float | None = None  # seconds
+    stall: float | None = None  # seconds: the longest of its answer (api/waits.py)
     seconds: float | None = None
     work: Work | None = None
     outcome: str = RUNNING
@@ -263,6 +265,12 @@ class Record:
 
     def __post_init__(self) -> None:
         self.since = self.at
+
+    def times(self, seen: TokenTimes) -> None:
+        """Take over when the tokens of its answer came; of a request sent again, the first token stays."""
+        if self.first_token is None and seen.first is not None:
+            self.first_token = seen.first - self.at
+        self.stall = seen.stall
 
     def add(
         self, stage: RequestStage, begin: float, end: float, *, tokens: int | None = None, note: str = ""

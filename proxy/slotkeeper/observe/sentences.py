@@ -141,6 +141,7 @@ def sentences(record: Record, taker: Record | None = None) -> list[str]:
         *_computed(record),
         *_waited(record),
         *_behind(record),
+        *_stalled(record),
         *_parted(record.divergence),
         *_lost(record, taker),
         *_weighed(record),
@@ -226,6 +227,12 @@ def _behind(record: Record) -> Iterator[str]:
     """Yield a sentence that says for what the request waited in the queue, and for which requests."""
     if found := _queue(record):
         yield f"In the queue: {'; '.join(f'{text}, {duration(each.seconds)}' for text, each in found)}."
+
+
+def _stalled(record: Record) -> Iterator[str]:
+    """Yield a sentence about a long stall of the answer."""
+    if record.stall is not None and record.stall >= LONG:
+        yield f"Its answer stood still for {duration(record.stall)} between two tokens."
 
 
 def _delayed(record: Record) -> str:

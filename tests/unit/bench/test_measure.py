@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from slotkeeper.bench.measure import Oracle, Sample, by_session, impossible, later, percentile, totals
+from slotkeeper.bench.measure import Oracle, Sample, by_session, impossible, later, totals
 from slotkeeper.scheduler.figures import Usage
 from slotkeeper.scheduler.tokens import Tokens
 
@@ -60,7 +59,7 @@ def test_a_failed_request_is_counted_but_adds_no_tokens_and_no_time():
     failed = counted(computed=7, wait=99.0, failure="500: no")
     found = totals([counted(wait=1.0), failed])
     assert (found.requests, found.failed, found.computed) == (2, 1, 40)
-    assert found.first_token_p95 == 1.0
+    assert found.waits.first_token_p95 == 1.0
 
 
 def test_waited_seconds_are_the_sum_of_all_waits_and_a_stall_is_the_longest_gap_in_one_answer():
@@ -72,8 +71,8 @@ def test_waited_seconds_are_the_sum_of_all_waits_and_a_stall_is_the_longest_gap_
             counted(wait=2.0),  # not a stream
         ]
     )
-    assert (found.waited_seconds, found.stall_seconds) == (6.0, 0.7)
-    assert totals([counted()]).stall_seconds is None
+    assert (found.waits.waited_seconds, found.waits.stall_seconds) == (6.0, 0.7)
+    assert totals([counted()]).waits.stall_seconds is None
 
 
 def test_an_answer_without_an_oracle_is_in_no_ratio():
@@ -116,7 +115,7 @@ def test_replies_and_prompts_unknown_to_the_oracle_explain_computing_less():
 
 def test_empty_totals_have_no_ratio_and_no_percentile():
     found = totals([])
-    assert (found.requests, found.sums.waited, found.first_token_p50) == (0, None, None)
+    assert (found.requests, found.sums.waited, found.waits.first_token_p50) == (0, None, None)
 
 
 def test_the_first_request_of_each_session_can_be_left_out():
@@ -127,18 +126,3 @@ def test_the_first_request_of_each_session_can_be_left_out():
 def test_sessions_keep_their_order():
     samples = [sample("b"), sample("a"), sample("b")]
     assert [(name, len(found)) for name, found in by_session(samples).items()] == [("b", 2), ("a", 1)]
-
-
-@pytest.mark.parametrize(
-    ("values", "percent", "expected"),
-    [
-        ([3, 1, 2], 50, 2),
-        ([1, 2, 3, 4], 50, 2),
-        ([5], 95, 5),
-        (range(1, 101), 95, 95),
-        (range(1, 21), 95, 19),
-        ([], 50, None),
-    ],
-)
-def test_percentiles_are_values_that_occurred(values, percent, expected):
-    assert percentile(values, percent) == expected

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from patience import PATIENCE
+from slotkeeper.api.waits import waits
 from slotkeeper.cli.main import main
 from slotkeeper.cli.top import HISTORY, ScreenState, history, screen, top
 from slotkeeper.observe.accounts import summary, time_of
@@ -178,6 +179,12 @@ def test_tiers_show_their_use_and_budget_and_an_absent_tier_is_left_out():
     assert line(out, "hot") == ["hot", "████············", "2", "1.0", "MiB", "of", "4.0", "MiB"]
     assert "cold" not in out
     assert "snapshots" not in drawn(tiers=[])
+
+
+def test_the_waits_of_the_last_answers_are_shown_if_there_are_any():
+    assert "first token p50 500 ms, p95 2.0 s, longest stall 250 ms, of the last 2 answers" in drawn()
+    assert "stall" not in drawn(waits=waits([(1.0, None)]).shown())
+    assert "first token p50" not in drawn(waits=waits([]).shown())
 
 
 def test_a_folder_for_fewer_than_two_conversations_says_what_to_set():

@@ -35,6 +35,7 @@ PROMISED: Final[dict[str, set[str]]] = {
     "slotkeeper_oracle_tokens_total": set(),
     "slotkeeper_prediction_error_tokens": set(),
     "slotkeeper_time_to_first_token_seconds": set(),
+    "slotkeeper_answer_stall_seconds": set(),
     "slotkeeper_overhead_seconds": {"stage"},
     "slotkeeper_queue_wait_seconds": set(),
     "slotkeeper_unknown_requests_total": {"reason"},
@@ -213,7 +214,7 @@ def test_counting_creates_no_new_series(metrics):
     metrics.fallback("render")
     metrics.spent("parse", 0.001)
     metrics.ended(dict.fromkeys(Spent, 1.0), "r")
-    metrics.first_token_after(1, "r")
+    metrics.waited(1, 2, "r")
     metrics.snapshot_operation("save", "ok", 0.1)
     metrics.snapshot_operation("restore", "refused")
     metrics.planted(Purpose.PLANT, 50, REPORT.request)
@@ -362,7 +363,7 @@ def counted():
         lost = Lost(Loss.OVERWRITTEN, 20)
         metrics.report(replace(REPORT, request=RequestId(f"7:{request_id}"), lost=lost))
         metrics.ended({Spent.QUEUE: 1.0, Spent.PREFILL: 2.0}, request_id)
-        metrics.first_token_after(1, request_id)
+        metrics.waited(1, 2, request_id)
         return metrics
 
     return count
@@ -373,6 +374,7 @@ def test_exemplars_name_the_request(counted):
         "slotkeeper_prompt_tokens": {"a:b"},
         "slotkeeper_prediction_error_tokens": {"a:b"},
         "slotkeeper_time_to_first_token_seconds": {"a:b"},
+        "slotkeeper_answer_stall_seconds": {"a:b"},
         "slotkeeper_queue_wait_seconds": {"a:b"},
         "slotkeeper_stage_seconds": {"a:b"},
         "slotkeeper_lost_tokens": {"a:b"},

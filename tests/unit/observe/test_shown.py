@@ -60,6 +60,7 @@ def whole() -> Record:
         reused_seconds=2.0,
         step_seconds=0.2,
         first_token=2.5,
+        stall=0.75,
         seconds=4.0,
         outcome="ok",
         status=200,
@@ -85,6 +86,7 @@ def test_the_summary_has_the_figures_of_the_record(whole):
     }
     assert (line["planted"], line["generated"], line["repeated"]) == (10, 20, 910)
     assert (line["seconds"], line["first_token_seconds"], line["saved_seconds"]) == (4.0, 2.5, 1.8)
+    assert line["stall_seconds"] == 0.75
     assert (line["id"], line["status"], line["outcome"], line["route"]) == ("r1", 200, "ok", "chat")
     assert (line["client"], line["conversation"], line["named"]) == ("c0ffee/cafe", 3, "thread-1")
     assert (line["kind"], line["engine"], line["slot"]) == ("rewrite", "http://e", 1)

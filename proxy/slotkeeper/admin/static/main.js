@@ -53,7 +53,7 @@ async function look() {
   service = state.service.state;
   showSlots(state.engines);
   showRunning(state.running, serverNow());
-  showSlow(found, serverNow());
+  showSlow(state.waits, found, serverNow());
   showClients(state.clients);
   welcome(state.data_port);
   showLanes(found, serverNow());

@@ -1,4 +1,4 @@
-/** What is slow: the time to first token of the last requests, and the slowest five of them with the reason. */
+/** What is slow: the waits of the last requests, and the slowest five of them with the reason. */
 
 import { byId, el, keyed, say } from "./dom.js";
 import { conversation, NONE, seconds } from "./format.js";
@@ -6,16 +6,17 @@ import { showStages, stageBar } from "./stages.js";
 
 const SHOWN = 5;
 
-/** @param {Element} list inside a card @returns {(requests: object[], now: number) => void} `now` in ms */
+/** @param {Element} list inside a card @returns {(waits: object, requests: object[], now: number) => void} `now` in ms */
 export function slow(list) {
   const card = list.closest(".card");
-  return (requests, now) => {
+  return (waits, requests, now) => {
     const timed = requests.map((request) => ({ request, wait: request.to_first_token_seconds })).filter(({ wait }) => wait > 0);
     timed.sort((one, other) => other.wait - one.wait);
     card.hidden = timed.length === 0;
-    const middle = timed[Math.floor(timed.length / 2)]?.wait;
+    const { answers, first_token_p50: middle, first_token_p95: late, stall_seconds: stall } = waits;
     say(byId("first-token"), middle == null ? NONE : seconds(middle));
-    say(byId("first-token-note"), `median of the last ${timed.length}; slowest ${seconds(timed[0]?.wait)}`);
+    const stalled = stall == null ? "" : `; longest stall ${seconds(stall)}`;
+    say(byId("first-token-note"), `median of the last ${answers}; 95 % within ${seconds(late)}${stalled}`);
     const slowest = timed.slice(0, SHOWN);
     const whole = slowest[0]?.wait;
     keyed(list, slowest, ({ request }) => `${request.id} ${request.came}`, make, (node, each) => show(node, each, whole, now));

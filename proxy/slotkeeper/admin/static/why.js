@@ -110,6 +110,7 @@ function figures(request) {
     ["least possible", exact(request.oracle), "what a perfect cache would have computed"],
     ["computed again", exact(request.repeated), "tokens that had been computed before"],
     ["first token", seconds(request.first_token_seconds), "since it arrived"],
+    ["longest stall", seconds(request.stall_seconds), "between two tokens of its answer"],
     ["in all", seconds(request.seconds), "since it arrived"],
     ["saved", seconds(request.saved_seconds), "against computing the reused tokens, less what the steps before it took"],
   ];

@@ -1,0 +1,78 @@
+"""How long clients wait for tokens: of one answer, and of many."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from slotkeeper.api.answer import AnswerReader, comment
+from slotkeeper.api.head import Api
+from slotkeeper.api.waits import TokenTimes, Waits, percentile, waits
+
+ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":null}}]}\n\n'
+TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
+
+
+def timed(*chunks: tuple[float, bytes], stream: bool = True) -> TokenTimes:
+    """Return the times of an answer whose chunks came at these moments."""
+    reader, times = AnswerReader(Api.CHAT, stream=stream), TokenTimes()
+    for at, chunk in chunks:
+        reader.feed(chunk)
+        times.read(reader, iter([at]).__next__)
+    return times
+
+
+def test_a_stall_is_the_longest_time_between_two_events_from_the_first_token_on():
+    times = timed((1.0, ROLE), (9.0, TOKEN), (10.0, TOKEN + TOKEN), (14.0, TOKEN), (15.0, TOKEN))
+    assert (times.first, times.stall) == (9.0, 4.0)
+
+
+def test_neither_comments_nor_the_parts_of_an_event_end_a_stall():
+    times = timed((1.0, TOKEN), (2.0, comment("waiting")), (4.0, TOKEN[:20]), (6.0, TOKEN[20:]))
+    assert (times.first, times.stall) == (1.0, 5.0)
+
+
+def test_an_answer_of_one_token_has_no_stall_and_a_body_has_none_either():
+    assert timed((3.0, TOKEN)).stall is None
+    whole = timed((2.0, b'{"choices":'), (7.0, b"[]}"), stream=False)
+    assert (whole.first, whole.stall) == (2.0, None)
+
+
+def test_without_a_token_there_is_no_time():
+    assert timed((1.0, ROLE)).first is None
+
+
+@given(some.lists(some.floats(0.001, 9.0), min_size=2, max_size=20))
+def test_the_stall_is_the_largest_of_all_gaps(gaps: list[float]):
+    moments = list(itertools.accumulate(gaps))
+    times = timed(*((at, TOKEN) for at in moments))
+    assert times.stall == max(b - a for a, b in itertools.pairwise(moments))
+
+
+def test_sums_leave_out_what_is_unknown():
+    found = waits([(1.0, None), (3.0, 0.5), (None, None), (2.0, 0.25)])
+    assert found == Waits(
+        answers=3, waited_seconds=6.0, first_token_p50=2.0, first_token_p95=3.0, stall_seconds=0.5
+    )
+    assert waits([]).shown() == {
+        "answers": 0, "waited_seconds": 0, "first_token_p50": None, "first_token_p95": None,
+        "stall_seconds": None,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("values", "percent", "expected"),
+    [
+        ([3, 1, 2], 50, 2),
+        ([1, 2, 3, 4], 50, 2),
+        ([5], 95, 5),
+        (range(1, 101), 95, 95),
+        (range(1, 21), 95, 19),
+        ([], 50, None),
+    ],
+)
+def test_percentiles_are_values_that_occurred(values, percent, expected):
+    assert percentile(values, percent) == expected
