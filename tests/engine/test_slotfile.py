@@ -20,7 +20,9 @@ from slotkeeper.bench.models import Tiny
 from slotkeeper.engine.launch import EngineKind
 from slotkeeper.engine.slotfile import Damage, SlotFile, keep, patched, repair_window
 from slotkeeper.engine.slotfile_reader import read
+from slotkeeper.engine.slotfile_runs import RUN
 from slotkeeper.scheduler.tokens import Tokens
+from unit.engine.slotfiles import joined, parts_of
 
 N = 1500
 UBATCH = 512
@@ -99,6 +101,27 @@ def understood(data: bytes) -> SlotFile:
     assert isinstance(file, SlotFile), file
     assert file.layout
     return file
+
+
+@pytest.mark.parametrize("engine", MODELS, indirect=True)
+def test_a_state_that_grew_keeps_its_runs_also_in_another_slot(engine: Engine) -> None:
+    """The parts of real files are the files; and most of them are those of the turn before."""
+    ids = prompt(N, 7)
+    with bench(engine) as at:
+        at.complete(ids)
+        before = at.save()
+        at.restore(before, slot=1)
+        at.complete([*ids, *prompt(300, 8)], slot=1)
+        after = at.save(slot=1)
+    assert joined(before) == before
+    assert joined(after) == after
+    runs = 0 if engine.model.stem == Tiny.RECURRENT else N // RUN
+    records = [set(_records(data)) for data in (before, after)]
+    assert len(set(parts_of(before)) & set(parts_of(after))) >= runs + len(set.intersection(*records))
+
+
+def _records(data: bytes) -> list[bytes]:
+    return [data[record.offset : record.offset + record.length] for record in understood(data).records]
 
 
 @pytest.mark.parametrize("engine", MODELS, indirect=True)

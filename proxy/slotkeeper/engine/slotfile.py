@@ -42,6 +42,14 @@ class Damage:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Where a layer's keys or values are: `width` bytes for each cell, one after the other."""
+
+    offset: int
+    width: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cache:
     """The place of one of the engine's memories in the payload; lengths and offsets in bytes."""
@@ -52,6 +60,7 @@ class Cache:
     stride: int  # length of one cell in the table
     end: int
     shape: str  # types, row sizes and flags, but no counts of tokens
+    rows: tuple[Rows, ...] = ()  # of attention; empty if values are transposed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,6 +39,7 @@ from slotkeeper.engine.slotfile import (
     Damage,
     FileImage,
     HeldTokens,
+    Rows,
     SlotFile,
     SlotFileRecord,
     StrangeError,
@@ -121,7 +122,7 @@ class _Walker:
         streams, at = self._view.word(at), at + 4
         if not 1 <= streams <= MAX_STREAMS:
             raise StrangeError
-        table, held, shape = at, 0, ""
+        table, held, shape, rows = at, 0, "", list[Rows]()
         for _ in range(streams):
             cells, at = self._view.word(at), at + 4
             if cells and held:  # a file holds one sequence, and a sequence is in only one stream
@@ -129,9 +130,16 @@ class _Walker:
             if cells:
                 table, held = at, cells
                 self._table(table, cells, stride)
-                at, shape = self._layers(table + cells * stride, cells, valued)
-        shape = f"attention {streams} {stride} {shape}"
-        return Cache(recurrent=False, table=table, cells=held, stride=stride, end=at, shape=shape)
+                at, shape, rows = self._layers(table + cells * stride, cells, valued)
+        return Cache(
+            recurrent=False,
+            table=table,
+            cells=held,
+            stride=stride,
+            end=at,
+            shape=f"attention {streams} {stride} {shape}",
+            rows=tuple(rows),
+        )
 
     def _table(self, table: int, cells: int, stride: int) -> None:
         """Check the first and the last cell, which reveal a wrong stride, and that the table is complete."""
@@ -143,8 +151,8 @@ class _Walker:
                 raise StrangeError
         self._view.need(last, stride)
 
-    def _layers(self, at: int, cells: int, valued: bool) -> tuple[int, str]:
-        """Walk over keys and values; return the offset of their end, and their shape."""
+    def _layers(self, at: int, cells: int, valued: bool) -> tuple[int, str, list[Rows]]:
+        """Walk over keys and values; return the offset of their end, their shape, and their rows."""
         transposed, layers, at = self._view.word(at), self._view.word(at + 4), at + 8
         if transposed > 1 or layers > MAX_LAYERS:
             raise StrangeError
@@ -153,12 +161,14 @@ class _Walker:
             rotations, at = (self._view.word(at), self._view.word(at + 4)), at + 8
             if max(rotations) > MAX_WIDTH:
                 raise StrangeError
-        keys, values = Layers(), Layers()
-        for _ in range(layers):
-            at = self._row(at, cells, keys)
-        for _ in range(layers if valued else 0):
-            at = self._columns(at, cells, values) if transposed else self._row(at, cells, values)
-        return at, f"{transposed} {rotations} {keys} {values}"
+        keys, values, rows = Layers(), Layers(), list[Rows]()
+        for layer in [keys] * layers + [values] * (layers if valued else 0):
+            if transposed and layer is values:
+                at = self._columns(at, cells, values)
+                continue
+            start, at = at + ROW.size, self._row(at, cells, layer)
+            rows.append(Rows(start, layer[-1][1]))
+        return at, f"{transposed} {rotations} {keys} {values}", [] if transposed else rows
 
     def _row(self, at: int, cells: int, layers: Layers) -> int:
         kind, row = self._view.fields(ROW, at)

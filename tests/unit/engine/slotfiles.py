@@ -5,10 +5,13 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Iterable, Sequence
+from functools import partial
+from hashlib import shake_128
 from io import BytesIO
 
-from slotkeeper.engine.slotfile import Damage, SlotFile
+from slotkeeper.engine.slotfile import Damage, Recipe, SlotFile
 from slotkeeper.engine.slotfile_reader import read
+from slotkeeper.engine.slotfile_runs import Division, divided
 
 WINDOW = 8  # tokens
 IDS = tuple(range(100, 120))
@@ -30,7 +33,9 @@ def attention(
     transposed: bool = False,
     values: bool = True,
     row: int = 16,
+    seed: int = 0,
 ) -> bytes:
+    """`seed`: each row has other bytes, which depend on it, the layer and the position."""
     made = bytearray(struct.pack("<I", streams))  # of a long prompt it has megabytes
     for stream in range(streams):
         cells = positions if stream == min(slot, streams - 1) else ()
@@ -40,10 +45,14 @@ def attention(
         for position in cells:
             made += struct.pack("<iI", position, 1) + bytes([9] * 4 * extra) + struct.pack("<i", slot)
         made += struct.pack("<II", transposed, 2) + struct.pack("<II", 0, 0) * (version == 4)
-        keys = [struct.pack("<iQ", 1, row) + content(len(cells) * row) for _ in range(2)]
         head = struct.pack("<iII", 1, 2, row // 2) if transposed else struct.pack("<iQ", 1, row)
-        made += b"".join(keys) + (head + content(len(cells) * row)) * (2 * values)
+        for layer, before in enumerate([struct.pack("<iQ", 1, row)] * 2 + [head] * (2 * values)):
+            made += before + (rows(cells, row, layer, seed) if seed else content(len(cells) * row))
     return bytes(made)
+
+
+def rows(cells: Sequence[int], row: int, layer: int, seed: int) -> bytes:
+    return b"".join(shake_128(f"{seed} {layer} {position}".encode()).digest(row) for position in cells)
 
 
 def recurrent(position: int) -> bytes:
@@ -58,15 +67,18 @@ def content(length: int) -> bytes:
     return bytes(itertools.islice(itertools.cycle(b"\xde\xad\xbe\xef"), length))
 
 
-def payload(kind: str, n: int, version: int, slot: int = 0) -> bytes:
+def payload(
+    kind: str, n: int, version: int, slot: int = 0, *, seed: int = 0, window: Sequence[int] = ()
+) -> bytes:
     every = range(n)
     extra = 2 if version == 2 else 3
+    made = partial(attention, version=version, slot=slot, seed=seed)
     return {
-        "dense": lambda: attention(every, version, slot=slot),
-        "transposed": lambda: attention(every, version, slot=slot, transposed=True),
-        "latent": lambda: attention(every, version, slot=slot, values=False),
-        "swa": lambda: attention(every, version, slot=slot) + attention(every[-WINDOW:], version, slot=slot),
-        "hybrid": lambda: attention(every, version, slot=slot, extra=extra) + recurrent(n - 1),
+        "dense": lambda: made(every),
+        "transposed": lambda: made(every, transposed=True),
+        "latent": lambda: made(every, values=False),
+        "swa": lambda: made(every) + made(window or every[-WINDOW:]),
+        "hybrid": lambda: made(every, extra=extra) + recurrent(n - 1),
         "recurrent": lambda: recurrent(n - 1),
     }[kind]()
 
@@ -83,9 +95,17 @@ def appendix(records: Iterable[bytes]) -> bytes:
 
 
 def slot_file(
-    kind: str, version: int = 4, ids: Sequence[int] = IDS, *, cuts: Sequence[int] = (), slot: int = 0
+    kind: str,
+    version: int = 4,
+    ids: Sequence[int] = IDS,
+    *,
+    cuts: Sequence[int] = (),
+    slot: int = 0,
+    seed: int = 0,
+    window: Sequence[int] = (),
 ) -> bytes:
-    made = header(ids, version) + payload(kind, len(ids), version, slot)
+    """`window`: the positions of a sliding window's cells, in their order."""
+    made = header(ids, version) + payload(kind, len(ids), version, slot, seed=seed, window=window)
     return made + (appendix(record(at, draft=b"draft") for at in cuts) if cuts else b"")
 
 
@@ -97,3 +117,29 @@ def whole_file(data: bytes) -> SlotFile:
     found = verdict_on(data)
     assert isinstance(found, SlotFile), found
     return found
+
+
+def division_of(data: bytes) -> Division:
+    found = divided(BytesIO(data), whole_file(data))
+    assert found is not None
+    return found
+
+
+def picked(data: bytes, recipe: Recipe) -> bytes:
+    return b"".join(p if isinstance(p, bytes) else data[p.offset : p.offset + p.length] for p in recipe)
+
+
+def parts_of(data: bytes) -> list[bytes]:
+    return [picked(data, recipe) for recipe in division_of(data).parts()]
+
+
+def joined(data: bytes) -> bytes:
+    """Divide a file, and return what its parts and its frame make together."""
+    division, parts = division_of(data), parts_of(data)
+    frame, made = picked(data, division.frame), bytearray()
+    while len(made) < division.size:
+        place = division.find(len(made))
+        source = frame if place.part is None else parts[place.part]
+        made += source[place.at : place.at + place.length]
+        assert place.length > 0
+    return bytes(made)
