@@ -26,6 +26,7 @@ from chaos.lab_snapshots import (
 from patience import PATIENCE
 from slotkeeper.app import Sidecar
 from slotkeeper.scheduler.slot_contents import Tier
+from slotkeeper.store.files import RUN_FOLDER
 
 pytestmark = pytest.mark.alternating
 
@@ -47,7 +48,9 @@ async def two_tiers(
 
 
 def used(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.glob("*.slot"))
+    """Return the bytes of states in a folder, whole or in runs."""
+    states = (*folder.glob("*.slot"), *folder.glob("*.runs"), *folder.glob(f"{RUN_FOLDER}/*"))
+    return sum(path.stat().st_size for path in states)
 
 
 def tiers_of(sidecar: Sidecar, talk: Talk) -> frozenset[Tier]:

@@ -12,9 +12,11 @@ import orjson
 import pytest
 
 from slotkeeper.scheduler.slot_contents import SnapshotId
+from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store import files
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import SnapshotError
+from unit.engine.slotfiles import slot_file
 from unit.store.saving import file_of, keep, offered, opened
 
 ROUNDS = 14  # with each damage in each place, 518 in all
@@ -201,6 +203,54 @@ async def test_a_damaged_cold_copy_never_becomes_a_hot_file(tmp_path: Path, dama
         damage(cold, one, two, chance)
         async with opened(hot, cold) as store:
             assert await survives(store, hot, whole) == 1
+
+
+def of_cold(cold: Path, chance: random.Random) -> tuple[Path, Path]:
+    """Return two files of states in runs: runs, lists, manifests."""
+    found = [*(cold / files.RUN_FOLDER).iterdir(), *cold.glob("*.runs"), *cold.glob("*.json")]
+    one, two = chance.sample(sorted(found), 2)
+    return one, two
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "longer", "swap", "replace", "gone"])
+async def test_damage_to_states_in_runs_never_changes_a_byte_that_is_offered(tmp_path: Path, damage: str):
+    """Three states with a common beginning. Each is offered as it was kept, or not any more.
+
+    The damage happens while the sidecar runs, and every second time while none does.
+    """
+    chance, lost = random.Random(damage), 0
+    for number in range(ROUNDS):
+        hot, cold = tmp_path / f"hot{number}", tmp_path / f"cold{number}"
+        async with opened(hot, cold) as store:
+            whole = {}
+            for n in (200, 300, 400):
+                data = slot_file("hybrid", 4, range(n), cuts=(n - 60, n - 50), seed=1)
+                kept = await keep(store, hot, data, tokens=Tokens(range(n)))
+                whole[kept.id] = data
+                await store.demote(kept.id)
+            one, two = of_cold(cold, chance)
+            match damage:
+                case "flip":
+                    flip(one, chance)
+                case "cut":
+                    os.truncate(one, chance.randrange(one.stat().st_size))
+                case "longer":
+                    with one.open("ab") as file:
+                        file.write(b"more")
+                case "swap":
+                    data = one.read_bytes()
+                    one.write_bytes(two.read_bytes())
+                    two.write_bytes(data)
+                case "replace":
+                    one.write_bytes(chance.randbytes(one.stat().st_size))
+                case "gone":
+                    one.unlink()
+            if number % 2:
+                lost += await survives(store, hot, whole)
+                continue
+        async with opened(hot, cold) as store:
+            lost += await survives(store, hot, whole)
+    assert ROUNDS / 2 <= lost < 3 * ROUNDS
 
 
 @pytest.mark.parametrize("damage", FILES + MANIFESTS)

@@ -21,14 +21,25 @@ from pathlib import Path
 from recipes import whole
 from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
 from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.store.files import INDEX
+from slotkeeper.store.files import INDEX, RUN_FOLDER
 from slotkeeper.store.intake import SavedFile, SlotFileEdit
 from slotkeeper.store.store import Store
+from unit.engine.slotfiles import slot_file
 from unit.store.saving import ENGINE, file_of, ids, names_in, offered
 
 KILLS = 200
 LONGEST = 0.03  # seconds that a process lives after its last allowed report: about one more operation
 CROWD = 6  # snapshots
+LONG = 300  # tokens
+
+
+def state_of(seed: int) -> bytes:
+    """Return a file. Two of three are long enough for parts in the cold folder, which are the same in all."""
+    return slot_file("hybrid", 4, ids(seed, LONG), cuts=(8, 16)) if seed % 3 else file_of(seed)
+
+
+def tokens_of(seed: int) -> Tokens:
+    return Tokens(ids(seed, LONG) if seed % 3 else ids(seed))
 
 
 def say(*words: object) -> None:
@@ -75,14 +86,14 @@ async def work_for_ever(hot: Path, cold: Path, chance: random.Random) -> None:
 async def save(store: Store, hot: Path, chance: random.Random) -> None:
     """Save as an engine does: the file grows under its final name."""
     seed = chance.randrange(1, 1_000_000)
-    data = file_of(seed)
+    data = state_of(seed)
     name = await store.temporary()
     for part in (data[:100], data[100:300], data[300:]):
         with (hot / name).open("ab") as file:
             file.write(part)
         await asyncio.sleep(0)
     edit = (lambda _file, found: SlotFileEdit(recipe=whole(found))) if chance.random() < 0.5 else None
-    saved = SavedFile(fingerprint=ENGINE, tokens=Tokens(ids(seed)), written=len(data), edit=edit)
+    saved = SavedFile(fingerprint=ENGINE, tokens=tokens_of(seed), written=len(data), edit=edit)
     kept = await store.keep(name, saved)
     say("kept", kept.id, seed)
 
@@ -152,13 +163,16 @@ async def agrees(hot: Path, cold: Path, reported: Reported) -> int:
         for id_, kept in found.items():
             assert kept.use.restores >= reported.proofs.get(id_, 0)
             if id_ in reported.seeds:
-                assert kept.tokens == Tokens(ids(reported.seeds[id_]))
+                assert kept.tokens == tokens_of(reported.seeds[id_])
         for tier, folder in ((Tier.HOT, hot), (Tier.COLD, cold)):
             there = {kept.id for kept in found.values() if tier in kept.tiers}
-            assert names_in(folder) == {f"{id_}.{suffix}" for id_ in there for suffix in ("slot", "json")}
+            files = {name for name in names_in(folder) if not name.startswith(RUN_FOLDER)}
+            in_runs = {id_ for id_ in there if tier is Tier.COLD and len(found[id_].tokens) == LONG}
+            slots = {f"{id_}.{'runs' if id_ in in_runs else 'slot'}" for id_ in there}
+            assert files == slots | {f"{id_}.json" for id_ in there}
         assert await store.verify_all() == {}
         for id_, kept in found.items():
-            assert await offered(store, hot, id_) == file_of(kept.tokens[0] // 1000)
+            assert await offered(store, hot, id_) == state_of(kept.tokens[0] // 1000)
         with closing(sqlite3.connect(hot / INDEX)) as rows:
             assert {id_ for (id_,) in rows.execute("SELECT id FROM snapshots")} == found.keys()
         return len(found)

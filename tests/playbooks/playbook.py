@@ -271,6 +271,11 @@ def snapshots_changed(
     return SnapshotsChanged(at=0.0, snapshots=snapshots, gone=tuple(map(SnapshotId, gone)), more=more)
 
 
+def counted(**cold_bytes: int) -> SnapshotsChanged:
+    counts = tuple((SnapshotId(name), size) for name, size in cold_bytes.items())
+    return SnapshotsChanged(at=0.0, counted=counts)
+
+
 def lists(
     *loaded: str,
     most: int = 1,

@@ -9,6 +9,7 @@ from playbooks.playbook import (
     OLD_FILES,
     Play,
     arrives,
+    counted,
     drops,
     ends,
     engine_lost,
@@ -220,6 +221,17 @@ def test_room_is_made_when_the_last_files_of_a_folder_are_known():
     assert {"s1", "s2"} <= {kept.id for kept in play.placement.catalog}, "the best ones may follow"
     play << snapshots_changed(snapshot("s3", C.cut(0, 300)))
     assert play.placement.catalog.size(Tier.HOT) < S1.size * 3 // 2
+
+
+def test_a_state_in_the_cold_folder_counts_with_what_is_its_own():
+    """A state that grew has most of its bytes in common with those before it."""
+    play = Play(**NEW_FILES, limits=Limits(hot_bytes=100, cold_bytes=S1.size * 3 // 2))
+    moved = play << snapshots_changed(S1, snapshot("s2", A + MORE))
+    assert moved >> drops("s2", to_cold=True) >> drops("s1", to_cold=True)
+    assert play.placement.catalog.size(Tier.COLD) == 0, "what is new is not known yet"
+    assert play << counted(s1=100, s2=S1.size)
+    assert play.placement.catalog.size(Tier.COLD) == S1.size + 100
+    assert play << counted(s1=S1.size) >> drops("s2")
 
 
 def test_a_file_is_not_evicted_between_a_save_and_its_restore():

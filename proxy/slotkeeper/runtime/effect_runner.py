@@ -296,6 +296,8 @@ class EffectRunner:
                 self._ranked(what)
             case Budgeted():
                 _tell(what.budgets)
+                if self._snapshots:
+                    self._snapshots.store.limit_cold(what.budgets.cold)
 
     def _poisoned(self, what: Poisoned) -> None:
         place, why = str(what.place) if what.place else None, what.why.value

@@ -151,7 +151,7 @@ class Snapshots:
         restored = replace(await self._load(link, restore, name), brought=brought)
         if wanted.tier is Tier.COLD:  # reported last: else it might be moved away to make room
             moved = replace(wanted, tier=Tier.HOT)
-            self._post(SnapshotsChanged(at=time.monotonic(), snapshots=(moved,)))
+            self._post(SnapshotsChanged(at=time.monotonic(), snapshots=(moved,), counted=self._counted()))
         return restored
 
     async def _load(self, link: EngineLink, restore: Restore, name: str) -> Restored:
@@ -236,6 +236,7 @@ class Snapshots:
         else:
             self._ended(op, "ok")
             log.info("snapshot_dropped", snapshot=drop.snapshot, to_cold=drop.to_cold)
+        self._recount()
 
     async def unlist(self, forget: Forget) -> None:
         """Forget that a shared store has a snapshot, without removing it there."""
@@ -265,9 +266,18 @@ class Snapshots:
         """Remove a snapshot because a user asked for it. Raises SnapshotError, StoreError."""
         self._gone(snapshot_id)
         await self.store.forget(snapshot_id)
+        self._recount()
 
     def _gone(self, snapshot_id: SnapshotId) -> None:
         self._post(SnapshotsChanged(at=time.monotonic(), gone=(snapshot_id,)))
+
+    def _counted(self) -> tuple[tuple[SnapshotId, int], ...]:
+        """Return what now counts for snapshots in the cold tier, where that has changed."""
+        return tuple((kept.id, kept.cold_bytes) for kept in self.store.recount())
+
+    def _recount(self) -> None:
+        if counted := self._counted():
+            self._post(SnapshotsChanged(at=time.monotonic(), counted=counted))
 
     def _works_again(self) -> None:
         """Offer again the snapshots that could not be read while the folder could not be used."""

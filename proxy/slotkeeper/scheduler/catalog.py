@@ -236,7 +236,7 @@ class Catalog:
         return self._all.get(snapshot)
 
     def size(self, tier: Tier) -> int:
-        """Return the bytes of all files in one tier."""
+        """Return the bytes of all files in one tier. What several have in common counts once."""
         return self._sizes[tier]
 
     def count(self, tier: Tier) -> int:
@@ -284,7 +284,7 @@ class Catalog:
     def _counted(self, snapshot: Snapshot, sign: int = 1) -> None:
         """Add a file to the sums of its tier, or subtract it."""
         self._counts[snapshot.tier] += sign
-        self._sizes[snapshot.tier] += sign * snapshot.size
+        self._sizes[snapshot.tier] += sign * snapshot.counts
 
     def _forget_covered(self, snapshot: SnapshotId, *, comes: Tokens | None = None) -> None:
         """Forget the answers that this file gave, and those that it may give now with the tokens that come.

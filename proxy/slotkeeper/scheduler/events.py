@@ -156,10 +156,14 @@ class Erased:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotsChanged:
-    """Snapshots were found or changed their tier. Those in `gone` must not be offered any more."""
+    """Snapshots were found or changed their tier. Those in `gone` must not be offered any more.
+
+    `counted` are the bytes that now count for snapshots in the cold tier, where states have parts in common.
+    """
 
     at: float
     snapshots: tuple[Snapshot, ...] = ()
+    counted: tuple[tuple[SnapshotId, int], ...] = ()
     gone: tuple[SnapshotId, ...] = ()
     more: bool = False  # others follow at once, so it is not known yet which ones have no room
 

@@ -65,7 +65,7 @@ def evict(
     passes that.
     """
     kept = snapshots if isinstance(snapshots, PrefixOrder) else PrefixOrder(snapshots)
-    sizes = [snapshot.size for snapshot in kept]
+    sizes = [snapshot.counts for snapshot in kept]
     total = sum(sizes)
     over = total - budget_bytes
     if over <= 0:
@@ -85,12 +85,12 @@ def _enough(cheapest: Iterable[tuple[int, Snapshot]], over: int, spare: int) -> 
     for rank, snapshot in cheapest:
         if over > 0:
             dropped.append(snapshot)
-            over -= snapshot.size
+            over -= snapshot.counts
         elif rank or spare <= 0:
             break
         else:
             more.append(snapshot)
-            spare -= snapshot.size
+            spare -= snapshot.counts
     return _necessary(dropped, -over) + more
 
 
@@ -98,8 +98,8 @@ def _necessary(dropped: Sequence[Snapshot], surplus: int) -> list[Snapshot]:
     """Return them without those that fit into the surplus: the last one may have been large."""
     needed: list[Snapshot] = []
     for snapshot in reversed(dropped):
-        if snapshot.size <= surplus:
-            surplus -= snapshot.size
+        if snapshot.counts <= surplus:
+            surplus -= snapshot.counts
         else:
             needed.append(snapshot)
     return needed[::-1]
@@ -115,8 +115,8 @@ def _cheapest_first(
     """
 
     def key(index: int, snapshot: Snapshot) -> Key:
-        worth = tree.loss(index) / max(1, snapshot.size)
-        return ranks.get(index, 0), worth, -snapshot.size, _last_used(snapshot), snapshot.id
+        worth = tree.loss(index) / max(1, snapshot.counts)
+        return ranks.get(index, 0), worth, -snapshot.counts, _last_used(snapshot), snapshot.id
 
     heap = [(key(n, s), n, s) for n, s in enumerate(order.states) if isinstance(s, Snapshot)]
     heapify(heap)
@@ -227,7 +227,10 @@ def snapshots_changed(state: State, event: SnapshotsChanged) -> list[Effect]:
         state.catalog.take(gone)
     for snapshot in event.snapshots:
         state.catalog.put(snapshot)
-    return make_room(state, event.at) if event.snapshots and not event.more else []
+    for snapshot_id, cold_bytes in event.counted:
+        if known := state.catalog.get(snapshot_id):
+            state.catalog.put(replace(known, cold_bytes=cold_bytes))
+    return make_room(state, event.at) if (event.snapshots or event.counted) and not event.more else []
 
 
 def room_seen(state: State, event: RoomSeen) -> list[Effect]:
@@ -277,10 +280,10 @@ def _surplus(state: State, tier: Tier, budget: int, now: float) -> list[Snapshot
     for snapshot in _strangers(catalog, tier, here):
         if over > 0:
             gone.append(snapshot.id)
-            over -= snapshot.size
+            over -= snapshot.counts
     for fingerprint, traits in here.items():
         order = catalog.order(tier, fingerprint)
-        size = sum(snapshot.size for snapshot in order)
+        size = sum(snapshot.counts for snapshot in order)
         if over > 0 and size:
             gone += evict(order, max(0, size - over), traits=traits, live=_live(state), now=now)
             over = max(0, over - size)
@@ -324,7 +327,8 @@ def proved(state: State, plan: Plan, *, cached: int, now: float) -> list[Effect]
 
 def _to_cold(state: State, gone: SnapshotId) -> Drop:
     if snapshot := state.catalog.get(gone):
-        state.catalog.put(replace(snapshot, tier=Tier.COLD))
+        # It counts when it is there, and the store knows how many of its bytes were there already.
+        state.catalog.put(replace(snapshot, tier=Tier.COLD, cold_bytes=snapshot.cold_bytes or 0))
     return Drop(snapshot=gone, to_cold=True)
 
 

@@ -54,6 +54,12 @@ class Snapshot:
     shared: bool = False  # the beginning of several prompts, or likely to be
     golden: bool = False  # it was restored as a shared beginning: it is evicted after all others
     turns: int = 0  # turns of its conversation that we have seen
+    cold_bytes: int | None = None  # what counts for it in the cold tier; None: it was never there
+
+    @property
+    def counts(self) -> int:
+        """The bytes that count for it in its tier: a cold tier stores once what states have in common."""
+        return self.size if self.tier is Tier.HOT or self.cold_bytes is None else self.cold_bytes
 
     def __repr__(self) -> str:
         cuts = f" cuts {list(self.checkpoints)}" if self.checkpoints else ""

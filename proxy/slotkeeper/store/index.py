@@ -135,12 +135,16 @@ class Index:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """One snapshot in the store. `tiers` are those that have its file: one of them, or both."""
+    """One snapshot in the store. `tiers` are those that have its file: one of them, or both.
+
+    `cold_bytes` are the bytes that count for it in the cold tier; it may share others with newer snapshots.
+    """
 
     manifest: Manifest
     tokens: Tokens
     tiers: frozenset[Tier]
     use: Use
+    cold_bytes: int = 0
 
     @property
     def id(self) -> SnapshotId:
@@ -168,6 +172,7 @@ def snapshot(kept: Kept, clock_offset: float, *, now: float) -> Snapshot:
         repaired=manifest.repaired,
         draft=manifest.draft,
         tier=kept.quickest[0],
+        cold_bytes=kept.cold_bytes if Tier.COLD in kept.tiers else None,
         created=min(now, manifest.created + clock_offset),
         used=min(now, kept.use.used + clock_offset),
         restores=kept.use.restores,
@@ -248,6 +253,11 @@ class Catalogue:
             return
         del self._kept[snapshot]
         await self._remember(lambda: self._index.drop([snapshot]))
+
+    def counted(self, snapshot: SnapshotId, cold_bytes: int) -> Kept:
+        """Record the bytes that count for a snapshot in the cold tier."""
+        self._kept[snapshot] = replace(self[snapshot], cold_bytes=cold_bytes)
+        return self._kept[snapshot]
 
     async def brought(self, snapshot: SnapshotId, manifest: Manifest) -> None:
         """Record that the file was brought to the hot tier.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -13,6 +14,7 @@ from slotkeeper.scheduler.adapters import namespace_in, set_in
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store import files
 from slotkeeper.store.files import Halt, Passed, Stamp
+from slotkeeper.store.joined import size_of
 from slotkeeper.store.manifest import Manifest, chain
 from slotkeeper.store.snapshot_folder import OF_ONE_FILE, SnapshotFolder
 from slotkeeper.store.trouble import StoreError, TornError, Trouble, UnfitError
@@ -136,19 +138,26 @@ def transfer(
     target.demand(manifest.size)
     path = target.path / files.new_temporary(now)
     try:
-        with source.open(manifest.id) as file:
+        with copying(source, manifest, halt), source.open(manifest.id) as file:
             passed = files.pour((ByteSpan(0, manifest.size),), file, path, halt)
-            if passed.sha256 != manifest.sha256 or files.stamp(file).size != manifest.size:
+            if passed.sha256 != manifest.sha256 or size_of(file) != manifest.size:
                 raise UnfitError(f"{manifest.id} was changed after it was kept")
-        place(target, path, manifest)
+            place(target, path, manifest)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def copying(source: SnapshotFolder, manifest: Manifest, halt: Halt) -> Iterator[None]:
+    """Turn the errors of a copy that the source has caused into UnfitError."""
+    try:
+        yield
     except EOFError as error:
         raise UnfitError(f"{manifest.id} is too short: {error}") from error
     except OSError as error:
         if error.errno in OF_ONE_FILE:  # of the source, or of the copy?
             source.check(manifest, halt, reread=True)
         raise
-    finally:
-        path.unlink(missing_ok=True)
 
 
 def place(folder: SnapshotFolder, path: Path, manifest: Manifest) -> None:

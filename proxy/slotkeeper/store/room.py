@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -46,10 +46,17 @@ def _room(device: int, system: os.statvfs_result, ours: int, *, in_memory: bool)
 
 def taken(folder: Path) -> int:
     """Return the bytes on disk of our files in a folder, also unfinished ones. Raises OSError."""
+    total = _sum(folder, lambda name: files.ours(name) is not None)
+    with suppress(FileNotFoundError, NotADirectoryError):  # only a cold folder has it
+        total += _sum(folder / files.RUN_FOLDER, lambda _: True)
+    return total
+
+
+def _sum(folder: Path, ours: Callable[[str], bool]) -> int:
     total = 0
     with os.scandir(folder) as entries:
         for entry in entries:
-            if files.ours(entry.name):
+            if ours(entry.name):
                 with suppress(FileNotFoundError):  # it has just been removed
                     total += entry.stat(follow_symlinks=False).st_blocks * BLOCK
     return total

@@ -13,7 +13,6 @@ import os
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +21,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from slotkeeper.store import files
 from slotkeeper.store.files import Halt
+from slotkeeper.store.joined import Source
 from slotkeeper.store.trouble import HaltedError
 
 LEAST_KEY: Final = 32  # bytes in a key file: `openssl rand -hex 32` writes twice as many
@@ -139,7 +139,7 @@ def stored_size(size: int, *, sealed: bool) -> int:
 class BlobReader:
     """Reads a slot file for upload, piece by piece. `size` and `sha256` are of the bytes read so far."""
 
-    def __init__(self, file: FileIO, pieces: Pieces | None) -> None:
+    def __init__(self, file: Source, pieces: Pieces | None) -> None:
         self._file = file
         self._pieces = pieces
         self._left = os.fstat(file.fileno()).st_size

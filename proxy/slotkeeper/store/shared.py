@@ -221,6 +221,15 @@ class SharedStore:
         if blob:
             await self.objects.remove(blob)
 
+    async def release(self, kept: Kept) -> None:
+        """Do nothing: a state stays for the other sidecars."""
+
+    def limit(self, room: float) -> None:
+        """Do nothing: the collector keeps the store within its budget."""
+
+    def own_bytes(self, kept: Kept) -> int:
+        return kept.manifest.size
+
     async def unlink(self, entry: HeadName) -> None:
         """Remove a state's head and its hint."""
         await self.objects.remove(entry.path)

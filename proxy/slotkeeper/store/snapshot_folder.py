@@ -14,13 +14,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from io import FileIO
+from io import FileIO, RawIOBase
 from pathlib import Path
 from typing import Final
 
 from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
 from slotkeeper.store import files
 from slotkeeper.store.files import Halt, Stamp
+from slotkeeper.store.joined import Source
 from slotkeeper.store.manifest import (
     LARGEST,
     Flaw,
@@ -184,7 +185,10 @@ class SnapshotFolder:
                 raise UnfitError(f"{snapshot} cannot be read: {error.strerror}") from error
             raise
 
-    def open(self, snapshot: SnapshotId) -> FileIO:
+    def count(self) -> None:
+        """Take stock before a sweep, in a folder that keeps accounts of what it holds. Raises OSError."""
+
+    def open(self, snapshot: SnapshotId) -> Source:
         """Open a slot file. Raises UnfitError for a link, MissingError as `check` does, and OSError."""
         try:
             return files.open_ours(self.slot(snapshot))
@@ -270,7 +274,7 @@ class SnapshotFolder:
         self._lock, self.unread = lock, True
 
 
-def _settled(file: FileIO) -> bool:
+def _settled(file: RawIOBase) -> bool:
     try:
         files.settle(file)
     except OSError:  # in a read-only folder the file is usable, but must be hashed each time

@@ -82,9 +82,29 @@ class Store:
         return self._catalogue.listing()
 
     def sizes(self) -> dict[Tier, int]:
-        """Return the bytes of slot files in each tier; a snapshot in both tiers counts in both."""
-        kept = self.listing()
-        return {tier: sum(k.manifest.size for k in kept if tier in k.tiers) for tier in self._tiers.names}
+        """Return the bytes of snapshots in each tier; a snapshot in both tiers counts in both.
+
+        What several have in common in the cold tier counts once.
+        """
+        sizes = dict.fromkeys(self._tiers.names, 0)
+        for kept in self.listing():
+            for tier in kept.tiers:
+                sizes[tier] += kept.manifest.size if tier is Tier.HOT else self._tiers.own_bytes(kept)
+        return sizes
+
+    def recount(self) -> list[Kept]:
+        """Look again at what counts for each snapshot in the cold tier.
+
+        Returns those for which it has changed since the last call.
+        """
+        there = (kept for kept in self.listing() if Tier.COLD in kept.tiers)
+        now = [(kept, self._tiers.own_bytes(kept)) for kept in there]
+        return [self._catalogue.counted(kept.id, size) for kept, size in now if size != kept.cold_bytes]
+
+    def limit_cold(self, room: float) -> None:
+        """Let a cold folder keep what no snapshot needs any more while everything fits into `room` bytes."""
+        if self.cold:
+            self.cold.limit(room)
 
     async def rooms(self) -> dict[Tier, FolderRoom]:
         """Measure the file systems of our own folders; those that cannot be measured now are left out."""
@@ -105,6 +125,7 @@ class Store:
             except StoreError as error:
                 notes.append(f"no cold tier: {error}")
         await self._catalogue.load(_together(swept))
+        self.recount()
         return Opened(kept=tuple(self.listing()), notes=tuple(notes))
 
     @property
@@ -114,7 +135,7 @@ class Store:
 
     async def look_again(self) -> Opened:
         """Sweep the `unread` folders, and return what is new. An error of the cold tier is only a remark."""
-        swept, new = dict[Tier, Swept](), list[Kept]()
+        swept, new = dict[Tier, Swept](), list[SnapshotId]()
         if self._tiers.hot.unread:
             swept[Tier.HOT] = await self._tiers.sweep_hot([kept.id for kept in self.listing()])
         if self.cold and self.cold.unread:
@@ -124,8 +145,12 @@ class Store:
             known = kept.id in self._catalogue
             found = await self.found(kept)
             if not known:
-                new.append(found)
-        return Opened(kept=tuple(new), notes=tuple(note for one in swept.values() for note in one.notes))
+                new.append(found.id)
+        self.recount()
+        return Opened(
+            kept=tuple(self._catalogue[id_] for id_ in new),
+            notes=tuple(note for one in swept.values() for note in one.notes),
+        )
 
     async def close(self) -> None:
         """End all work in progress; waiting callers get HaltedError."""
@@ -300,7 +325,8 @@ class Store:
         await self._catalogue.brought(kept.id, manifest)
         if not self.shared:
             with suppress(StoreError):  # a snapshot stays in one tier and counts for that tier's budget
-                await self._drop(kept, Tier.COLD)
+                await self._tiers.release(kept)
+                await self._catalogue.note_tier(kept.id, Tier.COLD, there=False)
 
     async def _lose(self, kept: Kept, tier: Tier, error: SnapshotError) -> None:
         """Drop an unusable copy. It is forgotten first: it must not be offered even if its removal fails."""

@@ -12,6 +12,7 @@ from slotkeeper.engine.slotfile_reader import read
 from slotkeeper.scheduler.slot_contents import SnapshotId
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store import files
+from slotkeeper.store.joined import size_of
 from slotkeeper.store.manifest import Flaw, Manifest
 from slotkeeper.store.snapshot_folder import SnapshotFolder
 from slotkeeper.store.trouble import ADVICE, MissingError, Trouble, UnfitError, trouble_in
@@ -45,6 +46,7 @@ def sweep(
     left: dict[Trouble, list[str]] = {}
     there: dict[SnapshotId, set[str]] = {}
     temporary: list[Path] = []
+    folder.count()
     for path in folder.path.iterdir():
         if files.is_temporary(path.name):
             temporary.append(path)
@@ -54,7 +56,7 @@ def sweep(
         _remove(temporary, spare, left)  # (1)
     for snapshot in sorted(there.keys() - (known or ())):
         with _leaving(snapshot, left):
-            if len(there[snapshot]) == 2:
+            if len(there[snapshot]) > 1 and files.MANIFEST in there[snapshot]:
                 _judge(folder, snapshot, swept)
             elif known is None:  # (2)
                 folder.drop(snapshot)
@@ -113,7 +115,7 @@ def _agreeing(
     if isinstance(manifest, Flaw):
         raise UnfitError(f"its manifest cannot be used: {manifest}")
     with folder.open(snapshot) as file:
-        size = files.stamp(file).size
+        size = size_of(file)
         if size != manifest.size:
             raise UnfitError(f"{size} bytes, not {manifest.size}")
         found = read(file, size)

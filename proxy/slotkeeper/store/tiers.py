@@ -14,6 +14,7 @@ from slotkeeper.store.files import Halt, Lane
 from slotkeeper.store.index import Kept
 from slotkeeper.store.intake import CheckedFile, SavedFile, SnapshotIntake, transfer
 from slotkeeper.store.manifest import Manifest
+from slotkeeper.store.run_folder import RunFolder
 from slotkeeper.store.snapshot_folder import SnapshotFolder
 from slotkeeper.store.sweep import Swept, sweep
 from slotkeeper.store.trouble import ROOM, StoreError, StoreHealth, Trouble
@@ -56,6 +57,15 @@ class ColdTier(Protocol):
 
     async def remove(self, kept: Kept, *, damaged: bool = False) -> None: ...
 
+    async def release(self, kept: Kept) -> None:
+        """Give up a snapshot that `give` has brought to the hot folder. A shared tier keeps it."""
+
+    def limit(self, room: float) -> None:
+        """Keep what no snapshot needs any more only while everything fits into `room` bytes."""
+
+    def own_bytes(self, kept: Kept) -> int:
+        """Return the bytes that count for a snapshot: what it shares with others here counts only once."""
+
     async def close(self) -> None: ...
 
 
@@ -66,7 +76,7 @@ class ColdFolder:
 
     def __init__(
         self,
-        folder: SnapshotFolder,
+        folder: RunFolder,
         *,
         urgent: Lane,
         patient: Lane,
@@ -92,29 +102,48 @@ class ColdFolder:
         return await self._patient.do(lambda _: opened(self._folder, (), self._clock()))
 
     async def take(self, kept: Kept, hot: SnapshotFolder) -> bool:
-        await self._patient.do(lambda halt: self._copy(kept, hot, self._folder, halt))
+        def work(halt: Halt) -> None:
+            self._claim()
+            written, seconds = self._folder.take(kept.manifest, hot, self._clock(), halt)
+            self._health.measured(Tier.COLD, written, seconds)
+
+        await self._patient.do(work)
         return True
 
     async def give(self, kept: Kept, hot: SnapshotFolder) -> Manifest:
-        await self._urgent.do(lambda halt: self._copy(kept, self._folder, hot, halt))
+        def work(halt: Halt) -> None:
+            self._claim()
+            began = time.monotonic()
+            transfer(self._folder, hot, kept.manifest, self._clock(), halt)
+            self._health.measured(Tier.HOT, kept.manifest.size, time.monotonic() - began)
+
+        await self._urgent.do(work)
         return kept.manifest
 
     async def check(self, kept: Kept) -> None:
         await self._patient.do(lambda halt: self._folder.check(kept.manifest, halt, reread=True))
 
     async def remove(self, kept: Kept, *, damaged: bool = False) -> None:
-        act = self._folder.quarantine if damaged else self._folder.drop
-        await self._quick.do(lambda _: act(kept.id))
+        if damaged:  # all of its parts are read, to find the damaged ones
+            await self._patient.do(lambda _: self._folder.quarantine(kept.id))
+        else:
+            await self._quick.do(lambda _: self._folder.drop(kept.id))
+
+    async def release(self, kept: Kept) -> None:
+        await self._quick.do(lambda _: self._folder.release(kept.id))
+
+    def limit(self, room: float) -> None:
+        self._folder.room = room
+
+    def own_bytes(self, kept: Kept) -> int:
+        return self._folder.own_bytes(kept.id)
 
     async def close(self) -> None:
         self._folder.close()
 
-    def _copy(self, kept: Kept, source: SnapshotFolder, target: SnapshotFolder, halt: Halt) -> None:
+    def _claim(self) -> None:
         if not self._folder.ready:  # the folder could not be used at the start
             claim(self._folder, self._clock())
-        began = time.monotonic()
-        transfer(source, target, kept.manifest, self._clock(), halt)
-        self._health.measured(target.tier, kept.manifest.size, time.monotonic() - began)
 
 
 def claim(folder: SnapshotFolder, now: float) -> None:
@@ -162,7 +191,7 @@ class Tiers:
         self._health = health
         self.cold: ColdTier | None = None
         if isinstance(cold, Path):
-            folder = SnapshotFolder(cold, Tier.COLD)
+            folder = RunFolder(cold, Tier.COLD)
             self.cold = ColdFolder(
                 folder,
                 urgent=self.urgent,
@@ -283,6 +312,16 @@ class Tiers:
         act = self.hot.quarantine if damaged else self.hot.drop
         with self._health.watching(f"remove {kept.id} from {self.hot.path}", tier):
             await self.quick.do(lambda _: act(kept.id))
+
+    async def release(self, kept: Kept) -> None:
+        """Give up the cold copy of a snapshot that was brought to the hot folder."""
+        cold = self._cold
+        with self._health.watching(f"remove {kept.id} from {cold.name}", Tier.COLD):
+            await cold.release(kept)
+
+    def own_bytes(self, kept: Kept) -> int:
+        """Return the bytes that count for a snapshot in the cold tier."""
+        return self._cold.own_bytes(kept)
 
     @property
     def _cold(self) -> ColdTier:

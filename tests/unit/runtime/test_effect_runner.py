@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from structlog.testing import capture_logs
@@ -169,6 +170,14 @@ async def test_a_plant_that_does_not_fit_into_a_slot_is_the_clients_fault(tokens
     assert [event.computed for event in said] == [None]
     assert metrics.registry.get_sample_value("slotkeeper_fallbacks_total", {"reason": "plant"}) == counted
     assert [line["event"] for line in logs] == ["plant_failed" if counted else "plant_too_long"]
+
+
+def test_the_cold_folder_learns_its_budget():
+    """It may keep what no state needs any more only within that."""
+    snapshots = Mock()
+    runner = EffectRunner(engines(StubLink()), Metrics(), Tasks(print), print, snapshots, lost=print)
+    runner.note(Budgeted(budgets=Budgets(hot=GIB, cold=3, hourly=7)))
+    snapshots.store.limit_cold.assert_called_once_with(3)
 
 
 @pytest.mark.parametrize(("hot", "warned"), [(GIB, True), (2 * GIB, False)])

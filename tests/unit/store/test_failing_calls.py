@@ -15,13 +15,15 @@ import pytest
 
 from recipes import whole
 from slotkeeper.scheduler.slot_contents import Tier
+from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store import files
 from slotkeeper.store.files import SLOT
 from slotkeeper.store.index import Kept
 from slotkeeper.store.intake import SlotFileEdit
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import SnapshotError, StoreError
-from unit.store.saving import ENGINE, keep, names_in, opened
+from unit.engine.slotfiles import slot_file
+from unit.store.saving import ENGINE, keep, names_in, offered, opened
 
 # Not unlink: what cannot be removed stays.
 CALLS: Final = ("open", "replace", "fsync", "utime", "fchmod", "fstat", "stat", "lstat", "statvfs", "mkdir")
@@ -88,3 +90,37 @@ async def test_a_system_call_that_fails_leaves_no_file(tmp_path: Path, operation
                 found = {name for name in names_in(folder) if not name.startswith(files.QUARANTINE)}
                 assert found == {f"{id_}.{s}" for id_ in there for s in ("slot", "json")}, failed
     pytest.fail("there is always one more call")
+
+
+@pytest.mark.parametrize("operation", [demote, fetch])
+async def test_a_system_call_that_fails_leaves_no_part_of_a_state_in_runs(
+    tmp_path: Path, operation: Operation
+):
+    """Both states have their first run in common."""
+    for number in range(1, 200):
+        hot, cold = tmp_path / f"hot{number}", tmp_path / f"cold{number}"
+        async with opened(hot, cold) as store:
+            one, other = [await keep(store, hot, state(n), tokens=Tokens(range(n))) for n in (150, 200)]
+            await store.demote(other.id)
+            with failing_once(number) as failed, suppress(StoreError, SnapshotError):
+                await operation(store, hot, one, other)
+            if not failed:
+                assert number > 10
+                return
+            there = {kept.id: kept.tiers for kept in store.listing()}
+            lists = {
+                f"{id_}.{s}" for id_, tiers in there.items() if Tier.COLD in tiers for s in ("runs", "json")
+            }
+            runs = {name for name in names_in(cold) if name.startswith(files.RUN_FOLDER)}
+            assert names_in(cold) - runs == lists, failed
+            if operation is demote:
+                assert len(runs) == sum(
+                    2 if id_ == other.id else 1 for id_ in there if Tier.COLD in there[id_]
+                ), failed
+            for id_ in there:
+                assert await offered(store, hot, id_) == state(150 if id_ == one.id else 200)
+    pytest.fail("there is always one more call")
+
+
+def state(n: int) -> bytes:
+    return slot_file("dense", 4, range(n), seed=1)

@@ -39,6 +39,8 @@ def test_what_our_files_take_counts_as_free(hot: Path, cold: Path, disk: list[in
     (hot / "strangers.bin").write_bytes(os.urandom(3 * MIB))
     ours = put(hot, MIB) + put(hot, 3)
     assert ours == taken(hot) >= MIB
+    (hot / files.RUN_FOLDER).mkdir()
+    ours += put(hot / files.RUN_FOLDER, MIB)
     found = rooms_of({Tier.HOT: hot, Tier.COLD: cold})
     assert found[Tier.HOT] == found[Tier.COLD], "one file system, and the cold folder is not made yet"
     assert found[Tier.HOT].total == 1000 * MIB

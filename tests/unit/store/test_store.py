@@ -53,6 +53,8 @@ async def test_a_new_process_finds_all_kept_snapshots(hot: Path, cold: Path):
         await store.copy_cold(c.id)
         await store.used(a.id, paid=True)
         await store.used(a.id, paid=False)
+        store.recount()
+        store.recount()
         before = {kept.id: kept for kept in store.listing()}
     later = Store(hot, cold)
     found = await later.open()
