@@ -10,6 +10,7 @@ import pytest
 
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.slot_files import AT_ONCE, Snapshots
+from slotkeeper.scheduler.budgets import FolderRoom
 from slotkeeper.scheduler.events import Event, SnapshotsChanged
 from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
 from slotkeeper.scheduler.tokens import Tokens
@@ -34,6 +35,9 @@ class OpenStore:
             )
             for n in range(count)
         )
+
+    async def rooms(self) -> dict[Tier, FolderRoom]:
+        return {}
 
     async def open(self) -> Opened:
         return Opened(kept=self.kept, notes=())
