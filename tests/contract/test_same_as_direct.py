@@ -12,6 +12,7 @@ from contract import cases
 from contract.cases import Case
 from contract.compare import ask
 from slotkeeper.app import running
+from slotkeeper.scheduler.types import Reason
 
 pytestmark = pytest.mark.alternating
 
@@ -47,9 +48,7 @@ async def test_every_answer_equals_the_engines_answer(pair, before, kind):
 async def test_keys_are_checked_by_the_engine_alone(locked_pair):
     async with running(settings(locked_pair.behind.base, drain_timeout=1.0)) as sidecar:
         link = sidecar.driver.links[locked_pair.behind.base]
-        await until(
-            lambda: link.health == "ok" and not link.probing
-        )  # the probe has met the engine's refusal
+        await until(lambda: link.obstacle is Reason.KEY_REFUSED, "the probe has met the engine's refusal")
         asked = [Case(c.name, c.method, c.path, c.headers, c.body) for c in cases.locked()]
         direct, behind = locked_pair.direct.base, locked_pair.behind.base
         found = await differences(direct, behind, sidecar.addresses[0], asked)
