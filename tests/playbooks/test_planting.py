@@ -56,18 +56,6 @@ def test_a_checkpoint_is_planted_where_two_prompts_diverge_for_the_third():
     assert play << ends("r3", 2000, 1000) >> reports("r3", predicted=1000, usage__planted=0, oracle=1000)
 
 
-@pytest.mark.parametrize(("pass_seconds", "pays"), [(0.28, True), (0.32, False)])
-def test_a_plant_pays_only_if_it_probably_saves_more_time_than_a_pass_takes(pass_seconds, pays):
-    """A branch that was seen once is used again with a chance of 0.3: of 1,000 tokens, 300 ms are saved."""
-    play = Play(n_slots=1, **LATER_BUILD)
-    play.table.rates.prefilling.constant = pass_seconds
-    assert one_turn(play, "r1", PROMPTS[0], slot=0)
-    play << arrives("r2") << knows("r2", PROMPTS[1])
-    if pays:
-        play >> plants("r2", 0, Purpose.PLANT, tokens=BRANCH) << planted("r2", len(BRANCH))
-    assert play >> goes("r2", slot=0, reason=Reason.COLD)
-
-
 def test_nothing_is_planted_for_a_prompt_that_the_engine_will_refuse():
     """The engine would compute as much as fits, over the slot's contents."""
     play = Play(n_slots=1, n_ctx=2000, **LATER_BUILD)

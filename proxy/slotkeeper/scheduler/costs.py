@@ -18,7 +18,6 @@ SHARE: Final = 0.3  # weight of a new measurement in the running mean
 LEAST_TOKENS: Final = 64  # the time of a shorter prefill is mostly the round trip
 LEAST_REPLY: Final = 8  # tokens: the time of a shorter answer is mostly the round trip
 LEAST_BYTES: Final = 64 * 1024
-STEP_TOKENS: Final = 16.0  # price of a step in a slot, until the time of a pass through the model is known
 # To and from the RAM prompt cache and checkpoints: 149.6 MiB took 13 ms (ggml-org/llama.cpp#22929, its log).
 COPY_BYTES_PER_SECOND: Final = 1e10
 CALL_SECONDS: Final = 0.004  # for a slot action, besides its bytes: a round trip and a look at the file
@@ -164,15 +163,6 @@ class Rates:
         A token of an answer takes at least one pass, unless a draft model foretells several.
         """
         return max(self.prefilling.constant, 1 / self.decode if "decode" in self.measured else 0.0)
-
-    @property
-    def step_price(self) -> float:
-        """Return the price of one more step in a slot, in tokens: a call, and a pass through the model.
-
-        A batch that a step cuts in two takes two passes, and each of them reads all weights.
-        """
-        seconds = self.pass_seconds
-        return (CALL_SECONDS + seconds) * self.prefill if seconds else STEP_TOKENS
 
     def prefilled(self, tokens: int, seconds: float | None) -> None:
         if seconds:

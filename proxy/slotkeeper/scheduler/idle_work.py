@@ -29,7 +29,7 @@ from typing import Final
 
 from slotkeeper.scheduler.adapters import set_in
 from slotkeeper.scheduler.catalog import NEVER, Catalog
-from slotkeeper.scheduler.costs import SHORTEST, STEP_TOKENS, WORTH_A_FILE
+from slotkeeper.scheduler.costs import SHORTEST, WORTH_A_FILE
 from slotkeeper.scheduler.effects import Keep, Load, Prefill, Purpose, SaveMoment, Step, Wipe
 from slotkeeper.scheduler.engine_model import (
     EngineTraits,
@@ -39,6 +39,7 @@ from slotkeeper.scheduler.engine_model import (
     user_starts,
     wipes,
 )
+from slotkeeper.scheduler.planting import PRICE
 from slotkeeper.scheduler.prices import blind_price, parked_price, restore_price
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, Tier, goes_on_from, reuse
 from slotkeeper.scheduler.state import State
@@ -89,10 +90,10 @@ def _pays_ahead(contents: SlotContents, computes: int, traits: EngineTraits) -> 
     """
     if traits.snapshots and traits.files_only_extend:
         return contents.likely >= EVEN
-    if traits.snapshots and computes <= STEP_TOKENS:
+    if traits.snapshots and computes <= PRICE:
         return contents.likely > EVEN
     lost = 1.0 - contents.likely
-    return (contents.likely - FOR_NOTHING * lost) * computes > STEP_TOKENS
+    return (contents.likely - FOR_NOTHING * lost) * computes > PRICE
 
 
 def cut_back(contents: SlotContents, table: EngineTable, catalog: Catalog) -> Prefill | None:

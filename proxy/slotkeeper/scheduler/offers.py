@@ -21,10 +21,10 @@ from slotkeeper.scheduler.table import EngineTable, SlotState
 from slotkeeper.scheduler.tokens import Tokens, prompt_end
 from slotkeeper.scheduler.types import Reason, SlotId
 
-STEER_STEPS: Final = 2.0  # a steered request costs so many steps: it cannot be pinned behind its prefill
-# Tokens of prefill; small, so that it only decides between similar places. Nothing else starts on that engine
-# until the task's slot is known.
-UNPINNED_PRICE: Final = 8.0
+# Prices of a round trip, in tokens of prefill: small, so that they only decide between similar places.
+TOUCH_PRICE: Final = 16.0
+STEER_PRICE: Final = 32.0
+UNPINNED_PRICE: Final = 8.0  # nothing else starts on that engine until the task's slot is known
 STEER_TAIL: Final = 4  # tokens of a steered prompt left for the request itself
 
 
@@ -169,15 +169,15 @@ def _touched(at: Options, free: Collection[SlotId]) -> Iterator[Plan]:
     Not if the engine would load what the touch itself moved there: that is no more than the slot as it is.
     """
     table, prompt = at.table, at.want.prompt
-    shadow, step_price = table.shadow, table.rates.step_price
-    for slot in free if at.reachable > step_price else ():
-        if at.reachable - shadow.plan_reuse(slot, prompt).reuse <= step_price:
+    shadow = table.shadow
+    for slot in free if at.reachable > TOUCH_PRICE else ():
+        if at.reachable - shadow.plan_reuse(slot, prompt).reuse <= TOUCH_PRICE:
             continue
         touched, own = shadow.look_touched(slot, prompt, at.idle), shadow.slots[slot]
         back = own is not None and touched.base is not None and contains(own, touched.base)
         if touched.source is Source.RAM and not touched.unsafe and not back:
             steps = (Prefill(foreign_token(prompt), Purpose.TOUCH),)
-            yield _plan(table, touched, step_price + price_of(table, touched, at.want), steps=steps)
+            yield _plan(table, touched, TOUCH_PRICE + price_of(table, touched, at.want), steps=steps)
 
 
 def _restored(at: Options, free: Collection[SlotId]) -> Iterator[Plan]:
@@ -189,7 +189,7 @@ def _restored(at: Options, free: Collection[SlotId]) -> Iterator[Plan]:
         here = replace(at.restored, slot=slot)  # whatever the slot held is overwritten
         price = restore_price(table, snapshot) + price_of(table, here, want)
         steps = _touch_for_adapters(table, slot, want)
-        yield _plan(table, here, price + table.rates.step_price * len(steps), steps=(*steps, Load(snapshot)))
+        yield _plan(table, here, price + TOUCH_PRICE * len(steps), steps=(*steps, Load(snapshot)))
 
 
 def _touch_for_adapters(table: EngineTable, slot: SlotId, want: Want) -> tuple[Step, ...]:
@@ -217,8 +217,7 @@ def _parking(plan: Plan, want: Want) -> Plan | None:
     lost, cost = loss(table, reuse_plan, want), parked_price(table, victim, want.now)
     saving: tuple[Step, ...] = (Keep(SaveMoment.PARK),)
     if (end := goes_on_from(victim, table.traits)) < victim.total:
-        saving = (Prefill(victim.tokens.cut(0, end), Purpose.BACK), *saving)
-        cost += table.rates.step_price
+        saving, cost = (Prefill(victim.tokens.cut(0, end), Purpose.BACK), *saving), cost + TOUCH_PRICE
     if cost >= lost:
         return None
     return replace(plan, steps=(*saving, *plan.steps), price=plan.price - lost + cost)
@@ -236,7 +235,7 @@ def unpinnable(at: Options, slots: Collection[int]) -> Iterator[Plan]:
         if plan.wait:
             yield plan
         elif plan.pinned and len(prompt) > STEER_TAIL and (plan.isolated or not isolates):
-            price, steps = STEER_STEPS * table.rates.step_price + plan.price, (*plan.steps, steer(prompt))
+            price, steps = STEER_PRICE + plan.price, (*plan.steps, steer(prompt))
             yield replace(plan, price=price, reason=Reason.STEERED, pinned=False, steps=steps, wait=wait)
 
 

@@ -45,7 +45,8 @@ from slotkeeper.scheduler.slot_contents import first_kept
 from slotkeeper.scheduler.table import EngineTable
 from slotkeeper.scheduler.tokens import BoundaryKind, Chunk, Tokens, outside
 
-# Tokens for each image before a plant's end, which the engine reads once more though it does not encode it
+PRICE: Final = 16.0  # tokens: a round trip, and a batch that is cut in two
+# The same for each image before a plant's end, which the engine reads once more though it does not encode it
 # again: 3 ms for 64 x 64 pixels, 80 ms for 4000 x 3000.
 IMAGE_PRICE: Final = 16.0
 TAKEN: Final = 3  # checkpoints of the engine's list that one plant uses, at most
@@ -76,6 +77,11 @@ class CutPlace:
     shared: bool  # several conversations share the tokens before it, or probably will
     guessed: bool = False  # not worth the loss of an older checkpoint
     images: int = 0  # in the tokens before it
+
+    @property
+    def price(self) -> float:
+        """Tokens of prefill that a plant up to there costs."""
+        return PRICE + IMAGE_PRICE * self.images
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +145,7 @@ def steps(
     if not found:
         return ()
     alone = _alone(reuse_plan, prompt, table.traits, user_starts)
-    checkpoints = _checkpoints(found, reuse_plan, alone, table)
+    checkpoints = _checkpoints(found, reuse_plan, alone, table.traits)
     thinned_to = _first_start(alone, user_starts, table.traits)
     files = set[int]()
     if table.may_save(now):
@@ -228,10 +234,9 @@ def _lasting(alone: Sequence[int], begin: int, traits: EngineTraits) -> Sequence
 
 
 def _checkpoints(
-    found: Collection[CutPlace], reuse_plan: ReusePlan, alone: Collection[int], table: EngineTable
+    found: Collection[CutPlace], reuse_plan: ReusePlan, alone: Collection[int], traits: EngineTraits
 ) -> set[int]:
     """Return where checkpoints are worth a plant, beside those that the request itself will leave."""
-    traits = table.traits
     if not checkpoints_last(traits):
         return set()
     cuts = {0, reuse_plan.reuse, *alone}
@@ -240,7 +245,7 @@ def _checkpoints(
     room = traits.checkpoint_cap - len(alone) - 1  # the engine thins its list before it is quite full
     while len(chosen) < most:
         full = TAKEN * (len(chosen) + 1) > room
-        best = _best([p for p in found if not (full and p.guessed)], cuts, table.rates.step_price)
+        best = _best([p for p in found if not (full and p.guessed)], cuts)
         if best is None:
             break
         chosen.add(best.at)
@@ -248,11 +253,8 @@ def _checkpoints(
     return chosen
 
 
-def _best(found: Collection[CutPlace], cuts: Collection[int], step_price: float) -> CutPlace | None:
-    """Return the place that saves most, over all prompts that diverge between it and the next cut.
-
-    None if a plant there costs more.
-    """
+def _best(found: Collection[CutPlace], cuts: Collection[int]) -> CutPlace | None:
+    """Return the place that saves most, over all prompts that diverge between it and the next cut."""
 
     def worth(place: CutPlace) -> float:
         lower = max(cut for cut in cuts if cut <= place.at)
@@ -260,7 +262,7 @@ def _best(found: Collection[CutPlace], cuts: Collection[int], step_price: float)
         return (place.at - lower) * sum(p.chance for p in found if place.at <= p.at < upper)
 
     best = max(found, key=worth, default=None)
-    return best if best and worth(best) > step_price + IMAGE_PRICE * best.images else None
+    return best if best and worth(best) > best.price else None
 
 
 def _first_start(alone: Sequence[int], user_starts: Sequence[int], traits: EngineTraits) -> int:

@@ -33,6 +33,7 @@ from typing import Final
 
 from slotkeeper.scheduler.effects import Effect, Keep, Prefill, Purpose, Ranked, Step, Wipe
 from slotkeeper.scheduler.engine_model import TAIL, user_starts
+from slotkeeper.scheduler.offers import TOUCH_PRICE
 from slotkeeper.scheduler.pending import Pending, Plan, Stage
 from slotkeeper.scheduler.planting import LEAST
 from slotkeeper.scheduler.prices import RAM_DOUBT
@@ -260,7 +261,7 @@ def after_piece(state: State, pending: Pending, slot: SlotId, now: float) -> Ran
     left, rates = (len(prompt) - pending.reached) / table.rates.prefill, table.rates
     needs_slot = other.waits and not table.idle_beside(slot)
     gain = left + (rates.reply / rates.decode if needs_slot else 0.0)
-    lost, again = _lost(table, slot, now) if needs_slot else (table.rates.step_price, 0)
+    lost, again = _lost(table, slot, now) if needs_slot else (TOUCH_PRICE, 0)
     affordable = pending.given_back + again <= MOST_GIVEN_BACK * len(prompt)
     loss = lost / rates.prefill
     return Ranked(
@@ -298,11 +299,11 @@ def _lost(table: EngineTable, slot: SlotId, now: float) -> tuple[float, int]:
     contents = table.shadow.slots[slot]
     held = contents.total if contents else 0
     if table.traits.ram_cache:  # the request returns before many other prompts can evict the copy
-        return table.rates.step_price + RAM_DOUBT * held, 0
+        return TOUCH_PRICE + RAM_DOUBT * held, 0
     if table.may_save(now):
         rates = table.rates
         file = rates.save_price(held) + rates.restore_price(rates.size_of(held))
-        return (rates.step_price + file, 0) if file < held else (held, held)
+        return (TOUCH_PRICE + file, 0) if file < held else (held, held)
     return held, held
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slotkeeper.scheduler.costs import CALL_SECONDS, STEP_TOKENS, LinearTimes, Rates
+from slotkeeper.scheduler.costs import CALL_SECONDS, LinearTimes, Rates
 
 MB = 10**6
 
@@ -60,15 +60,6 @@ def test_costs_of_files_are_the_tokens_that_the_engine_could_compute_meanwhile()
         rates.restored(2 * MB, 0.002)
     assert rates.save_price(1000) == pytest.approx(4000 * (CALL_SECONDS + 0.01))
     assert rates.restore_price(2 * MB) == pytest.approx(4000 * (CALL_SECONDS + 0.002))
-
-
-def test_a_step_costs_the_tokens_that_the_engine_could_compute_during_a_pass():
-    """A token of an answer takes a pass: 20 ms on a card that computes 5,000 tokens of prompts a second."""
-    rates = Rates()
-    assert rates.step_price == STEP_TOKENS
-    rates.prefilled(5000, 1.0)
-    rates.replied(50, 1.0)
-    assert rates.step_price == pytest.approx(5000 * (CALL_SECONDS + 0.02))
 
 
 def test_the_time_from_the_cold_tier_is_learned_and_limited_by_the_time_to_compute():
