@@ -143,7 +143,7 @@ def test_print_config_shows_no_secret_and_every_bracket(run_cli):
 
 
 def test_sizes_are_printed_with_binary_units(run_cli):
-    assert "(default: 16GiB)" in run_cli("serve", "--help")[1]
+    assert "(default: 64MiB)" in run_cli("serve", "--help")[1]
     code, out, _ = run_cli("serve", "--print-config", "--hot-bytes", "1.5GiB")
     assert code == 0
     assert "hot_bytes 1536MiB flag" in out
