@@ -31,7 +31,7 @@ from playbooks.playbook import (
     unsaved,
     written,
 )
-from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.costs import Limits, LinearTimes
 from slotkeeper.scheduler.effects import Plant, Purpose, SaveMoment
 from slotkeeper.scheduler.tokens import Boundary, BoundaryKind, Tokens
 from slotkeeper.scheduler.types import NO_ROUTER, Reason, SlotId
@@ -44,6 +44,13 @@ AT_HEAD = Boundary(1000, BoundaryKind.HEAD)
 LATER_BUILD: dict[str, Any] = {"eager_thinning": False}
 
 
+def with_quick_disk(**engine: Any) -> Play:
+    """A new head is then saved at once, although no other prompt is known to begin with it."""
+    play = Play(**engine)
+    play.table.rates.writing = LinearTimes(1e12)
+    return play
+
+
 def test_a_checkpoint_is_planted_where_two_prompts_diverge_for_the_third():
     play = Play(n_slots=1, **LATER_BUILD)
     assert one_turn(play, "r1", PROMPTS[0], slot=0)
@@ -54,6 +61,37 @@ def test_a_checkpoint_is_planted_where_two_prompts_diverge_for_the_third():
 
     assert play << arrives("r3") << knows("r3", PROMPTS[2]) >> goes("r3", slot=0, reason=Reason.PREFIX)
     assert play << ends("r3", 2000, 1000) >> reports("r3", predicted=1000, usage__planted=0, oracle=1000)
+
+
+def plants_a_new_head(**engine: Any) -> Play:
+    """The head has been computed for r1; the next step would save it."""
+    play = Play(n_slots=2, **engine)
+    play << arrives("r1") << knows("r1", PROMPTS[0], AT_HEAD) >> plants("r1", 0, Purpose.PLANT)
+    return play
+
+
+@pytest.mark.parametrize("engine", [{"memory": "dense"}, LATER_BUILD])
+def test_nobody_waits_for_the_file_of_a_new_head_that_a_later_file_will_contain(engine):
+    """To save it takes 131 ms, and a prompt before the next pause would save 1,000 with a chance of 0.1."""
+    play = plants_a_new_head(**engine, **NEW_FILES)
+    assert play << planted("r1", 1000) >> goes("r1", slot=0)
+
+
+def test_a_new_head_is_saved_if_the_file_is_written_quickly():
+    play = plants_a_new_head(memory="dense", **NEW_FILES)
+    play.table.rates.writing = LinearTimes(1e9)
+    assert play << planted("r1", 1000) >> saves(0, SaveMoment.BOUNDARY)
+
+
+def test_a_new_head_is_saved_if_another_request_waits_for_it():
+    play = plants_a_new_head(memory="dense", **NEW_FILES)
+    play << arrives("r2") << knows("r2", PROMPTS[1], AT_HEAD)
+    assert play << planted("r1", 1000) >> saves(0, SaveMoment.BOUNDARY)
+
+
+def test_a_new_head_is_saved_if_no_later_file_can_be_cut_there():
+    play = plants_a_new_head(**OLD_FILES, eager_thinning=True)
+    assert play << planted("r1", 1000) >> saves(0, SaveMoment.BOUNDARY)
 
 
 def test_nothing_is_planted_for_a_prompt_that_the_engine_will_refuse():
@@ -196,7 +234,7 @@ def test_a_checkpoint_is_planted_before_a_request_is_steered():
 
 
 def test_with_a_draft_model_foreign_tokens_give_the_file_a_usable_draft_state():
-    play = Play(n_slots=1, speculative=True, **NEW_FILES, **LATER_BUILD)
+    play = with_quick_disk(n_slots=1, speculative=True, **NEW_FILES, **LATER_BUILD)
     first = HEAD.cut(0, 1)
     foreign = HEAD + first + first + first + first
     play << arrives("r1") << knows("r1", PROMPTS[0], AT_HEAD)
@@ -278,7 +316,7 @@ def held_checkpoints(play):
 def test_a_plant_does_not_prevent_the_requests_own_checkpoint(build):
     """One ubatch before its end; the head ends after that, where a file is worth it."""
     prompt, head = PROMPTS[0].cut(0, 870), Boundary(612, BoundaryKind.HEAD)
-    play = Play(n_slots=1, **build)
+    play = with_quick_disk(n_slots=1, **build)
     play << arrives("r1") << knows("r1", prompt, head)
     play >> plants("r1", 0, Purpose.PLANT, tokens=prompt.cut(0, 358)) << planted("r1", 358)
     play >> plants("r1", 0, Purpose.PLANT) << planted("r1", 612 - 358)
@@ -301,7 +339,7 @@ def test_an_engine_that_thins_gets_no_file_before_the_only_checkpoint_that_it_wo
 def test_a_checkpoint_and_a_file_that_nearly_coincide_cost_no_token_twice():
     head = Tokens(range(10_000, 14_098))
     prompt = head + ASKS[0]
-    play = Play(n_slots=1, checkpoint_cap=64, **NEW_FILES, **LATER_BUILD)
+    play = with_quick_disk(n_slots=1, checkpoint_cap=64, **NEW_FILES, **LATER_BUILD)
     play << arrives("r1") << knows("r1", prompt, Boundary(len(head), BoundaryKind.HEAD))
     ends_at = []
     while isinstance(play.effects[0], Plant):

@@ -391,6 +391,10 @@ class HourlyBudget:
         self.left -= size
         return True
 
+    def give_back(self, size: int) -> None:
+        """Take back what was spent for work that is not done."""
+        self.left = min(float(self.hourly), self.left + size)
+
     def becomes(self, hourly: int) -> None:
         """Take another budget from now on."""
         self.hourly, self.left = hourly, min(self.left, float(hourly))

@@ -41,7 +41,7 @@ from slotkeeper.scheduler.engine_model import (
 )
 from slotkeeper.scheduler.pending import Structure
 from slotkeeper.scheduler.shadow import ReusePlan
-from slotkeeper.scheduler.slot_contents import first_kept
+from slotkeeper.scheduler.slot_contents import SlotContents, first_kept
 from slotkeeper.scheduler.table import EngineTable
 from slotkeeper.scheduler.tokens import BoundaryKind, Chunk, Tokens, outside
 
@@ -61,6 +61,9 @@ NEW_HEAD: Final = 0.5
 EDIT: Final = 0.02
 SOMEWHERE: Final = 0.02  # in a stretch of tools and system text
 GUESSED: Final = {BoundaryKind.QUESTION: 0.1, BoundaryKind.LINE: 0.02}  # in a long message at the end
+
+# The chance that another prompt begins with a new head before the conversation pauses and its slot is saved.
+SOON: Final = 0.1
 
 ABOUT_IMAGE: Final = 0.3  # another question about the last image
 
@@ -334,6 +337,19 @@ def _made(cut: Cut, prompt: Tokens, traits: EngineTraits) -> Iterator[Step]:
         yield from (Prefill(marked(exactly.tokens), Purpose.PLANT), Keep(SaveMoment.BOUNDARY))
     else:
         yield from (beyond, Keep(SaveMoment.BOUNDARY))
+
+
+def pays_before_a_pause(contents: SlotContents, table: EngineTable, catalog: Catalog) -> bool:
+    """Whether a file of a new head is worth its client's wait, though no other prompt is known to begin so.
+
+    The slot will be saved when its conversation pauses, and that file can be cut at the head's end too,
+    unless files contain no checkpoints. So now it only serves prompts that come before.
+    """
+    traits = table.traits
+    if not traits.cuttable and not traits.files_carry:
+        return True
+    missing = contents.total - catalog.covered(contents.tokens, traits)
+    return SOON * missing > table.rates.writing.seconds(table.file_bytes(contents)) * table.rates.prefill
 
 
 def kept(plan_steps: Sequence[Step], left: int) -> Tokens | None:

@@ -6,10 +6,10 @@ from collections.abc import Generator, Iterator
 from dataclasses import replace
 from typing import Final, assert_never
 
-from slotkeeper.scheduler import chores, priority, retention, spaces
+from slotkeeper.scheduler import chores, planting, priority, retention, spaces
 from slotkeeper.scheduler.adapters import set_in
 from slotkeeper.scheduler.effects import Effect, Load, Prefill, Purpose, Step, Wipe
-from slotkeeper.scheduler.engine_model import cells_of
+from slotkeeper.scheduler.engine_model import TAIL, cells_of
 from slotkeeper.scheduler.events import Erased, Filed, Planted, Restored, Saved
 from slotkeeper.scheduler.evidence import by_batches
 from slotkeeper.scheduler.launching import forward, next_step, requeue
@@ -121,6 +121,9 @@ def _go_on(
 ) -> Iterator[Effect]:
     """Return the next step of a request, or the request itself."""
     pending.steps_left -= 1
+    if (saved_later := _saved_later(state, pending, table, slot)) is not None:
+        pending.steps_left -= 1
+        state.writes.give_back(table.rates.size_of(saved_later.total))
     paused = yield from _after_piece(state, pending, slot, now)
     # The slot was prepared for other adapters, or its engine is being drained meanwhile.
     outdated = spaces.outdated(table, pending) or table.engine in state.drained
@@ -135,6 +138,19 @@ def _go_on(
     else:
         table.move(slot, SlotState.RUNNING, pending.arrived.request, now)
         state.steered.append(pending.arrived.request)
+
+
+def _saved_later(state: State, pending: Pending, table: EngineTable, slot: SlotId) -> SlotContents | None:
+    """Return the new head that the next step would save, if no other prompt has had it and it can wait."""
+    plan, contents, left = pending.plan, table.shadow.slots[slot], pending.steps_left
+    if not plan or not left or not contents or not planting.kept(plan.steps[: len(plan.steps) - left + 1], 1):
+        return None
+    end = contents.total
+    others = (state.requests[request].prompt for request in state.waiting_requests())
+    awaited = any(prompt and prompt.lcp(contents.tokens) >= end - TAIL for prompt in others)
+    shared = any(0 <= end - branch.at <= TAIL for branch in pending.structure.branches)
+    now = awaited or shared or planting.pays_before_a_pause(contents, table, state.catalog)
+    return None if now else contents
 
 
 def _after_piece(state: State, pending: Pending, slot: SlotId, now: float) -> Generator[Effect, None, bool]:

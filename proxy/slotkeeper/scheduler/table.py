@@ -428,6 +428,13 @@ class EngineTable:
         if contents := self.shadow.slots[slot]:
             self.shadow.slots[slot] = SlotContents(opaque=contents.total, used=contents.used)
 
+    def file_bytes(self, contents: SlotContents) -> int:
+        """Return the estimated bytes of a file of this state, at least what the model's header tells."""
+        traits = self.traits
+        checkpoints = 0 if traits.files_carry is False else len(contents.checkpoints)
+        told = contents.total * traits.token_bytes + (1 + checkpoints) * traits.checkpoint_bytes
+        return max(told, self.rates.size_of(contents.total))
+
     def learn_files(self, snapshot: Snapshot) -> None:
         """Learn from the first long file whether this build writes a slot's checkpoints."""
         traits = self.traits
