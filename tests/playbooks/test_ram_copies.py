@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from playbooks.playbook import Play, arrives, goes, knows, one_turn, plants
+from playbooks.playbook import Play, arrives, goes, knows, one_turn, plants, sees
 from slotkeeper.scheduler.effects import Purpose
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import Reason
@@ -39,3 +39,30 @@ def test_a_state_that_is_dear_to_copy_is_not_loaded_into_another_slot():
         assert one_turn(play, "r1", FIRST, slot=0)
     assert large << arrives("r2") << knows("r2", SECOND) >> goes("r2", slot=0, reason=Reason.PREFIX)
     assert small << arrives("r2") << knows("r2", SECOND) >> plants("r2", 1, Purpose.TOUCH)
+
+
+# -- what is overwritten -------------------------------------------------------------------------------
+
+ASKED = DOCUMENT + Tokens(range(10_000, 10_600))
+EDITED = DOCUMENT + Tokens(range(20_000, 20_600))
+
+
+def asked_in_slot_0() -> Play:
+    """Of two turns of a conversation, the last has 600 tokens; to copy all 2,600 and back costs 208."""
+    play = Play(ram_cache=True, memory="dense", token_bytes=400_000)
+    assert one_turn(play, "r1", DOCUMENT, slot=0, hash_chain=(b"h", b"u1"))
+    assert one_turn(play, "r2", ASKED, slot=0, cached=2000, hash_chain=(b"h", b"u1", b"u2"))
+    return play
+
+
+def test_an_edited_message_overwrites_what_it_replaces():
+    play = asked_in_slot_0()
+    play.later(10.0)
+    edit = arrives("r3", hash_chain=(b"h", b"u1", b"u2 anew"))
+    assert play << edit << knows("r3", EDITED) << sees() >> goes("r3", slot=0, reason=Reason.PREFIX)
+
+
+def test_a_sub_agent_that_comes_at_once_does_not_overwrite_another_one():
+    play = asked_in_slot_0()
+    other = arrives("r3", hash_chain=(b"h", b"u1", b"another task"))
+    assert play << other << knows("r3", EDITED) >> plants("r3", 1, Purpose.TOUCH)

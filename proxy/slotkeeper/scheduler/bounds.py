@@ -70,7 +70,7 @@ class Overwrites:
     ram: list[SlotContents]
     covered: list[Covered]
     worths: list[Worth]
-    writers: frozenset[bytes]  # the last messages of the requests that wrote the slots
+    writers: frozenset[bytes]  # `_telling` messages of the requests that wrote the slots
     kind: int  # equal for engines with equal traits and equal prices of files
     least: Worth  # no slot is worth less, whatever it shares below `NEAR` tokens with a prompt
 
@@ -93,7 +93,7 @@ class Overwrites:
             else:
                 covered.append(catalog.answer(contents.tokens.cut(0, goes_on_from(contents, traits)), traits))
                 worths.append(_worth(table, SlotId(slot), contents, catalog, now))
-        writers = frozenset(held.hash_chain[-1] for held in shadow.slots if held and held.hash_chain)
+        writers = frozenset(digest for held in shadow.slots if held for digest in _telling(held.hash_chain))
         slots, ram = ([*shadow.slots], [*shadow.ram])
         return cls(now, traits, terms, slots, ram, covered, worths, writers, kind, _least(worths))
 
@@ -188,8 +188,8 @@ class Engine(NamedTuple):
         """Return a lower bound of every plan for this slot."""
         common, worth = self.common.get(slot, self.shared.near.others), self.overwrites.worths[slot]
         contents = self.overwrites.slots[slot]
-        if contents and contents.hash_chain and contents.hash_chain[-1] in self.shared.chain:
-            worth = NOTHING  # it may be the next turn of what the slot holds
+        if contents and not self.shared.chain.isdisjoint(_telling(contents.hash_chain)):
+            worth = NOTHING  # it may be the next turn of what the slot holds, or an edit of its last one
         if self.table.states[slot] is SlotState.MAINTENANCE:
             becomes = self.table.maintenance[slot].becomes
             common = max(common, becomes.same_ids(self.shared.want.prompt) if becomes else 0)
@@ -302,6 +302,11 @@ class PriceBounds:
         faded = 2.0 ** (-max(0.0, want.now - overwrites.at) / HALF_LIFE)
         saves = table.may_save(want.now)
         return Engine(shared, table, overwrites, begins, computes, token, price, faded, saves, common)
+
+
+def _telling(hash_chain: Sequence[bytes]) -> Sequence[bytes]:
+    """Return the messages of which a request has one if it continues or replaces (`replaces`) this one."""
+    return hash_chain[-2:] if len(hash_chain) > 2 else hash_chain[-1:]
 
 
 def _less(some: Sequence[SlotContents], others: Sequence[SlotContents]) -> Iterator[SlotContents]:

@@ -386,7 +386,7 @@ def pause(state: State, table: EngineTable, contents: SlotContents, now: float) 
     While the engine is crowded, the slot may be overwritten before a pause comes, so a quick save is not put
     off. A slow save would delay all slots for a state that may be saved later anyway, when it is parked.
     """
-    seconds = table.rates.save_seconds(contents.total)
+    seconds = table.save_seconds(contents)
     hurried = CROWD_SHARE * seconds
     if table.crowded(now) and hurried <= state.limits.pause:
         return hurried
@@ -400,7 +400,7 @@ def pause_beside_answers(table: EngineTable, contents: SlotContents, catalog: Ca
     expected time to compute it again exceeds the stops.
     """
     rates = table.rates
-    stops = rates.save_seconds(contents.total) * max(1, len(table.work.served))
+    stops = table.save_seconds(contents) * max(1, len(table.work.served))
     unsaved_tokens = max(NEW, contents.total - catalog.covers(contents, table.traits))
     return max(LONGEST, LOST_ONCE_IN_SECONDS * stops * rates.prefill / unsaved_tokens)
 
@@ -451,6 +451,6 @@ def rest_until(state: State, table: EngineTable, contents: SlotContents) -> floa
     Not while the engine is crowded: the restore step could take long, and another conversation would take the
     slot meanwhile.
     """
-    usual = max(state.limits.pause, SHARE * table.rates.save_seconds(contents.total))
+    usual = max(state.limits.pause, SHARE * table.save_seconds(contents))
     rested = contents.used + min(LONGEST, CUTS * usual)
     return max(rested, table.rests_at)

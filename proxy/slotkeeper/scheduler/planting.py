@@ -349,7 +349,7 @@ def pays_before_a_pause(contents: SlotContents, table: EngineTable, catalog: Cat
     if not traits.cuttable and not traits.files_carry:
         return True
     missing = contents.total - catalog.covered(contents.tokens, traits)
-    return SOON * missing > table.rates.writing.seconds(table.file_bytes(contents)) * table.rates.prefill
+    return SOON * missing > table.save_seconds(contents) * table.rates.prefill
 
 
 def kept(plan_steps: Sequence[Step], left: int) -> Tokens | None:

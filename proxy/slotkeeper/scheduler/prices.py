@@ -34,6 +34,7 @@ from slotkeeper.scheduler.slot_contents import (
     Tier,
     continues,
     goes_on_from,
+    replaces,
     succeeds,
 )
 from slotkeeper.scheduler.table import EngineTable
@@ -50,6 +51,11 @@ IN_RAM: Final = 0.1  # share of a loss that remains if the RAM cache has a copy,
 # Share of a loss that remains if the messages continue after other tools. If the request is a sub-agent's,
 # the main agent will need its state again; if the conversation got another tool, it will not. We cannot tell.
 OTHER_HEAD: Final = 0.5
+# Share of a loss that remains if the request has another last message in place of the state's own, some time
+# after its answer: users seldom return to what they have edited. Sooner, it may be one of several sub-agents
+# that work at once.
+EDITED: Final = 0.1
+EDITED_AFTER_SECONDS: Final = 3.0  # a tool loop returns sooner
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +102,8 @@ def _loss(table: EngineTable, reuse_plan: ReusePlan, want: Want) -> float:
     missed = _missed(victim, want)
     if succeeds(want.hash_chain, victim):
         missed *= OTHER_HEAD
+    if replaces(want.hash_chain, victim) and want.now - victim.used > EDITED_AFTER_SECONDS:
+        missed *= EDITED
     kept = reuse_plan.parked or table.shadow.elsewhere(victim, reuse_plan.slot)
     if kept and not table.shadow.exceeds_ram(victim):
         return missed * IN_RAM
@@ -117,8 +125,8 @@ def file_price(table: EngineTable, contents: SlotContents, catalog: Catalog) -> 
 def parked_price(table: EngineTable, contents: SlotContents, now: float) -> float:
     """Return the price of saving this state now, plus the restore if it is needed again."""
     rates = table.rates
-    again = rates.restore_price(rates.size_of(contents.total)) * contents.chance(now)
-    return rates.save_price(contents.total) + again
+    again = rates.restore_price(table.file_bytes(contents)) * contents.chance(now)
+    return table.save_seconds(contents) * rates.prefill + again
 
 
 def restore_price(table: EngineTable, snapshot: Snapshot) -> float:

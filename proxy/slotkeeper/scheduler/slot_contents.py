@@ -279,6 +279,12 @@ def succeeds(hash_chain: Sequence[bytes], contents: SlotContents | None) -> bool
     return last < len(hash_chain) and hash_chain[last] == contents.hash_chain[last]
 
 
+def replaces(hash_chain: Sequence[bytes], contents: SlotContents | None) -> bool:
+    """Whether a request has another last message where the one that wrote this state had its own: an edit."""
+    ours = contents.hash_chain if contents else ()
+    return 2 < len(ours) == len(hash_chain) and ours[-2] == hash_chain[-2] and ours[-1] != hash_chain[-1]
+
+
 def shared_messages(hash_chain: Sequence[bytes], contents: SlotContents | None) -> int:
     """Return how many first messages a request has in common with the request that wrote this state."""
     pairs = zip(hash_chain[1:], contents.hash_chain[1:] if contents else (), strict=False)

@@ -435,6 +435,10 @@ class EngineTable:
         told = contents.total * traits.token_bytes + (1 + checkpoints) * traits.checkpoint_bytes
         return max(told, self.rates.size_of(contents.total))
 
+    def save_seconds(self, contents: SlotContents) -> float:
+        """Return the estimated seconds of a save, in which the engine does nothing else."""
+        return self.rates.writing.seconds(self.file_bytes(contents))
+
     def learn_files(self, snapshot: Snapshot) -> None:
         """Learn from the first long file whether this build writes a slot's checkpoints."""
         traits = self.traits
