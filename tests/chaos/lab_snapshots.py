@@ -288,9 +288,9 @@ async def settled(sidecar: Sidecar) -> None:
     """Wait until everything that is due is saved, and files are where they belong."""
     driver = sidecar.driver
     assert driver.snapshots
-    # Two tasks of each engine never end, nor does the one that looks for folders that were not read. Others
-    # run as long as a folder cannot be used.
-    lasting = 2 * len(driver.links) + 1 + (not driver.snapshots.ready)
+    # Two tasks of each engine never end, nor do two of the folders: one looks for folders that were not read,
+    # the other measures their room. Others run as long as a folder cannot be used.
+    lasting = 2 * len(driver.links) + 2 + (not driver.snapshots.ready)
     lasting += sum(link.lacks_files for link in driver.links.values())
     if driver.snapshots.sharing:
         lasting += WRITERS + 1  # one collects garbage
