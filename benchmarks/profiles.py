@@ -22,6 +22,7 @@ from slotkeeper.bench.simulated_fleet import Asked, SimulatedSidecar
 from slotkeeper.bench.simulated_load import SimulatedTurn
 from slotkeeper.bench.timed_engine import Task, TimedEngine
 from slotkeeper.bench.virtual_clock import VirtualClock
+from slotkeeper.scheduler.budgets import GIB
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Report
 
@@ -30,6 +31,7 @@ OWN_SECONDS: Final = 0.003  # that the sidecar takes for a request (docs/benchma
 AWAY: Final = 20.0  # seconds that a killed engine is away
 LUNCH: Final = 30.0  # seconds without a request before it is killed
 HOUR: Final = 3600.0
+LIMITS: Final = Limits(hot_bytes=16 * GIB, hourly_bytes=64 * GIB)  # as on a disk of 1 TiB, nearly full
 
 
 class Served(Protocol):
@@ -95,7 +97,7 @@ def sidecar(profile: EngineProfile, clock: VirtualClock) -> tuple[SimulatedSidec
     served = SimulatedSidecar(
         {"engine": profile.rates},
         profile.traits(SLOTS),
-        Limits(),
+        LIMITS,
         clock,
         store=None,
         reports=reports,
