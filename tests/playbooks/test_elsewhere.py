@@ -118,8 +118,8 @@ def test_files_move_from_a_full_slot_folder_to_the_store_and_none_is_removed_fro
     (gone,) = play.effects
     assert isinstance(gone, Drop)
     assert gone.to_cold
-    tiers = {each.tier for each in play.placement.catalog}
-    assert tiers == {Tier.HOT, Tier.COLD}
+    sizes = {each.tier: each.counts for each in play.placement.catalog}
+    assert sizes == {Tier.HOT: 900, Tier.COLD: 900}
 
 
 def test_remembered_snapshots_of_a_shared_store_are_bounded():

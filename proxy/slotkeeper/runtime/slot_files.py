@@ -273,7 +273,7 @@ class Snapshots:
 
     def _counted(self) -> tuple[tuple[SnapshotId, int], ...]:
         """Return what now counts for snapshots in the cold tier, where that has changed."""
-        return tuple((kept.id, kept.cold_bytes) for kept in self.store.recount())
+        return tuple(self.store.recount())
 
     def _recount(self) -> None:
         if counted := self._counted():

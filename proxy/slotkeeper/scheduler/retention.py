@@ -327,8 +327,9 @@ def proved(state: State, plan: Plan, *, cached: int, now: float) -> list[Effect]
 
 def _to_cold(state: State, gone: SnapshotId) -> Drop:
     if snapshot := state.catalog.get(gone):
-        # It counts when it is there, and the store knows how many of its bytes were there already.
-        state.catalog.put(replace(snapshot, tier=Tier.COLD, cold_bytes=snapshot.cold_bytes or 0))
+        # In a cold folder it counts when it is there, and known how many of its bytes were there already.
+        counts = snapshot.cold_bytes or 0 if state.limits.shared_bytes is None else None
+        state.catalog.put(replace(snapshot, tier=Tier.COLD, cold_bytes=counts))
     return Drop(snapshot=gone, to_cold=True)
 
 

@@ -54,7 +54,7 @@ class Snapshot:
     shared: bool = False  # the beginning of several prompts, or likely to be
     golden: bool = False  # it was restored as a shared beginning: it is evicted after all others
     turns: int = 0  # turns of its conversation that we have seen
-    cold_bytes: int | None = None  # what counts for it in the cold tier; None: it was never there
+    cold_bytes: int | None = None  # what counts for it in the cold tier; None: all
 
     @property
     def counts(self) -> int:

@@ -137,14 +137,15 @@ class Index:
 class Kept:
     """One snapshot in the store. `tiers` are those that have its file: one of them, or both.
 
-    `cold_bytes` are the bytes that count for it in the cold tier; it may share others with newer snapshots.
+    `cold_bytes` are the bytes that count for it in a cold folder, where it may have others in common with
+    newer snapshots. None: they were not counted, or it is not there.
     """
 
     manifest: Manifest
     tokens: Tokens
     tiers: frozenset[Tier]
     use: Use
-    cold_bytes: int = 0
+    cold_bytes: int | None = None
 
     @property
     def id(self) -> SnapshotId:
@@ -172,7 +173,7 @@ def snapshot(kept: Kept, clock_offset: float, *, now: float) -> Snapshot:
         repaired=manifest.repaired,
         draft=manifest.draft,
         tier=kept.quickest[0],
-        cold_bytes=kept.cold_bytes if Tier.COLD in kept.tiers else None,
+        cold_bytes=kept.cold_bytes,
         created=min(now, manifest.created + clock_offset),
         used=min(now, kept.use.used + clock_offset),
         restores=kept.use.restores,

@@ -61,9 +61,10 @@ class RunFolder(SnapshotFolder):
             self._shares = Shares()
             for path in self.path.iterdir():
                 if found := files.ours(path.name):
-                    self._count(path, *found)
-            for path in sorted(self._stored(), key=lambda path: path.lstat().st_mtime_ns):
-                self._shares.left(path.name, path.lstat().st_size)
+                    with suppress(FileNotFoundError):  # another lane has just removed it
+                        self._count(path, *found)
+            for _, name, size in sorted(self._stored()):
+                self._shares.left(name, size)
 
     def _count(self, path: Path, snapshot: SnapshotId, suffix: str) -> None:
         if suffix == files.SLOT:
@@ -285,7 +286,11 @@ class RunFolder(SnapshotFolder):
         named = zip(parts.names(self.seal.secret), parts.division.sizes, strict=True)
         return {**dict(named), name: listing}
 
-    def _stored(self) -> Iterator[Path]:
-        """Yield the files of all parts."""
+    def _stored(self) -> Iterator[tuple[int, str, int]]:
+        """Yield the time of each part in ns, its name and its bytes."""
         if self._runs.is_dir() and not self._runs.is_symlink():
-            yield from (path for path in self._runs.iterdir() if _NAME.fullmatch(path.name))
+            with os.scandir(self._runs) as entries:
+                for entry in entries:
+                    if _NAME.fullmatch(entry.name):
+                        found = entry.stat(follow_symlinks=False)
+                        yield found.st_mtime_ns, entry.name, found.st_size

@@ -92,14 +92,24 @@ class Store:
                 sizes[tier] += kept.manifest.size if tier is Tier.HOT else self._tiers.own_bytes(kept)
         return sizes
 
-    def recount(self) -> list[Kept]:
-        """Look again at what counts for each snapshot in the cold tier.
+    def recount(self) -> list[tuple[SnapshotId, int]]:
+        """Look again at what counts for each snapshot in a cold folder, in bytes.
 
         Returns those for which it has changed since the last call.
         """
+        if self.shared:
+            return []
         there = (kept for kept in self.listing() if Tier.COLD in kept.tiers)
         now = [(kept, self._tiers.own_bytes(kept)) for kept in there]
-        return [self._catalogue.counted(kept.id, size) for kept, size in now if size != kept.cold_bytes]
+        changed = [(kept.id, size) for kept, size in now if size != kept.cold_bytes]
+        for id_, size in changed:
+            self._catalogue.counted(id_, size)
+        return changed
+
+    def _counted(self, kept: Kept) -> Kept:
+        if self.shared or Tier.COLD not in kept.tiers:
+            return kept
+        return self._catalogue.counted(kept.id, self._tiers.own_bytes(kept))
 
     def limit_cold(self, room: float) -> None:
         """Let a cold folder keep what no snapshot needs any more while everything fits into `room` bytes."""
@@ -135,7 +145,7 @@ class Store:
 
     async def look_again(self) -> Opened:
         """Sweep the `unread` folders, and return what is new. An error of the cold tier is only a remark."""
-        swept, new = dict[Tier, Swept](), list[SnapshotId]()
+        swept, new = dict[Tier, Swept](), list[Kept]()
         if self._tiers.hot.unread:
             swept[Tier.HOT] = await self._tiers.sweep_hot([kept.id for kept in self.listing()])
         if self.cold and self.cold.unread:
@@ -145,12 +155,9 @@ class Store:
             known = kept.id in self._catalogue
             found = await self.found(kept)
             if not known:
-                new.append(found.id)
-        self.recount()
-        return Opened(
-            kept=tuple(self._catalogue[id_] for id_ in new),
-            notes=tuple(note for one in swept.values() for note in one.notes),
-        )
+                new.append(self._counted(found))
+        notes = tuple(note for one in swept.values() for note in one.notes)
+        return Opened(kept=tuple(new), notes=notes)
 
     async def close(self) -> None:
         """End all work in progress; waiting callers get HaltedError."""

@@ -11,7 +11,7 @@ from slotkeeper.engine.slotfile_runs import RUN
 from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store import files, joined
-from slotkeeper.store.index import Kept
+from slotkeeper.store.index import Kept, by_our_clock
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import SnapshotError
 from unit.engine.slotfiles import slot_file
@@ -92,18 +92,19 @@ async def test_two_agents_with_one_beginning_share_its_runs_but_two_namespaces_d
 async def test_every_byte_counts_once_for_the_newest_state_that_has_it(hot: Path, cold: Path):
     async with opened(hot, cold) as store:
         old = await kept_cold(store, hot, 4 * RUN)
-        (counted,) = store.recount()
-        assert counted.cold_bytes == store.sizes()[Tier.COLD] == size_of(cold)
+        ((_, counted),) = store.recount()
+        assert counted == store.sizes()[Tier.COLD] == size_of(cold)
         new = await kept_cold(store, hot, 5 * RUN)
-        counts = {kept.id: kept.cold_bytes for kept in store.recount()}
+        counts = dict(store.recount())
         assert sum(counts.values()) == store.sizes()[Tier.COLD] == size_of(cold)
         assert counts[old.id] < counts[new.id] / 2
         assert store.recount() == []
         await store.forget(new.id)
-        assert [kept.id for kept in store.recount()] == [old.id]
+        assert store.recount() == [(old.id, size_of(cold))]
         assert store.sizes()[Tier.COLD] == size_of(cold)
     async with opened(hot, cold) as store:
-        assert sum(kept.cold_bytes for kept in store.listing()) == size_of(cold)
+        (kept,) = store.listing()
+        assert kept.cold_bytes == by_our_clock(kept).counts == size_of(cold)
 
 
 async def test_a_state_that_moves_back_and_forth_is_written_once(hot: Path, cold: Path):
