@@ -167,9 +167,9 @@ def edits(seed: int) -> Iterator[Phase]:
         for turn in range(12):
             before = client.fork(client.name)
             again = turn % 3 == 2
-            yield (client.user(300).asks(150, client.chance.uniform(2, 20), keeps=not again),)
+            yield (client.user(300).asks(150, client.chance.uniform(5, 30), keeps=not again),)
             if again:
-                yield (client.back(before).user(300).asks(150, client.chance.uniform(2, 20)),)
+                yield (client.back(before).user(300).asks(150, client.chance.uniform(5, 30)),)
 
     yield {"client": steps(chat("client", seed))}
 
@@ -186,7 +186,7 @@ def document(seed: int) -> Iterator[Phase]:
             asker.boundaries = (*asker.boundaries, Boundary(len(begin), BoundaryKind.QUESTION))
             asker.said = begin + Tokens.of(chance.randbytes(40 * WIDTH)) + END
             asker.chain = (*asker.chain, b"%d" % number)
-            yield (asker.asks(120, chance.uniform(2, 15), keeps=False),)
+            yield (asker.asks(120, chance.uniform(5, 30), keeps=False),)
 
     yield {"reader": steps()}
 

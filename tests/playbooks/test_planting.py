@@ -27,6 +27,7 @@ from playbooks.playbook import (
     sees,
     snapshot,
     snapshots_changed,
+    starts,
     unpinned,
     unsaved,
     written,
@@ -81,6 +82,20 @@ def test_a_new_head_is_saved_if_the_file_is_written_quickly():
     play = plants_a_new_head(memory="dense", **NEW_FILES)
     play.table.rates.writing = LinearTimes(1e9)
     assert play << planted("r1", 1000) >> saves(0, SaveMoment.BOUNDARY)
+
+
+def test_a_new_head_is_not_saved_if_that_would_stop_another_request_for_too_long():
+    play = Play(n_slots=2, memory="dense", **NEW_FILES)
+    assert play << arrives("r0") << knows("r0", ASKS[3]) >> goes("r0", slot=0)
+    (
+        play
+        << starts("r0")
+        << arrives("r1")
+        << knows("r1", PROMPTS[0], AT_HEAD)
+        >> plants("r1", 1, Purpose.PLANT)
+    )
+    play.table.rates.writing = LinearTimes(1e9)
+    assert play << planted("r1", 1000) >> goes("r1", slot=1)
 
 
 def test_a_new_head_is_saved_if_another_request_waits_for_it():

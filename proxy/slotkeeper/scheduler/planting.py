@@ -343,13 +343,15 @@ def pays_before_a_pause(contents: SlotContents, table: EngineTable, catalog: Cat
     """Whether a file of a new head is worth its client's wait, though no other prompt is known to begin so.
 
     The slot will be saved when its conversation pauses, and that file can be cut at the head's end too,
-    unless files contain no checkpoints. So now it only serves prompts that come before.
+    unless files contain no checkpoints. So now it only serves prompts that come before, and to write it stops
+    every slot at work.
     """
     traits = table.traits
     if not traits.cuttable and not traits.files_carry:
         return True
     missing = contents.total - catalog.covered(contents.tokens, traits)
-    return SOON * missing > table.save_seconds(contents) * table.rates.prefill
+    at_work = len(table.states) - len(table.idle)
+    return SOON * missing > table.save_seconds(contents) * table.rates.prefill * at_work
 
 
 def kept(plan_steps: Sequence[Step], left: int) -> Tokens | None:
