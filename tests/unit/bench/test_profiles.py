@@ -5,10 +5,17 @@ from benchmarks.engine_profiles import PROFILES
 from benchmarks.profile_work import WORK
 from benchmarks.profiles import compared
 
+# A single run: a save may meet a request. The five runs of docs/benchmarks.md have the limit of 1.02.
+MOST = 1.05
 
-@pytest.mark.parametrize("work", WORK)
-def test_both_legs_serve_the_same_requests_and_the_same_seed_gives_the_same_figures(work):
-    once, again = (compared(PROFILES[0], work) for _ in range(2))
+
+def test_the_same_seed_gives_the_same_figures():
+    once, again = (compared(PROFILES[0], "person", [1]) for _ in range(2))
     assert once == again
-    assert once["requests"] > 10
-    assert min(once["stock"], once["ours"]) > 0
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
+def test_clients_wait_no_longer_than_with_the_stock_engine(profile):
+    rows = [compared(profile, work, [1]) for work in WORK]
+    assert {row["work"]: row["ratio"] for row in rows if row["ratio"] > MOST} == {}
+    assert sum(row["ours"] for row in rows) < 0.9 * sum(row["stock"] for row in rows)
