@@ -150,14 +150,15 @@ async def alone(start: Start, model: str, asked: Asked) -> list[str]:
         return [figures(await ask(stock, text, lora, cache_prompt=False))[1] for text, lora in asked]
 
 
+@pytest.mark.alternating
 @pytest.mark.parametrize("flags", RAM.values(), ids=RAM)
 @pytest.mark.parametrize("model", MODELS)
 async def test_alternating_requests_under_two_adapters_never_share_states(start, model, flags):
-    """Two conversations have the same words, each under a different adapter; they take 20 turns."""
+    """Two conversations have the same words, each under a different adapter; they take ten turns."""
     asked, said, computed, least = [], [], 0, 0
     texts, known = {0: "", 1: ""}, {0: 0, 1: 0}
     async with probed(settings(start(model, *flags))) as sidecar, client(sidecar) as at:
-        for turn in range(20):
+        for turn in range(10):
             which = turn % 2
             texts[which] += story(f"turn {turn // 2}", 12)
             asked.append((texts[which], (FIRST, SECOND)[which]))
