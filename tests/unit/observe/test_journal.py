@@ -35,6 +35,7 @@ from playbooks.playbook import (
 )
 from slotkeeper.observe.request_record import Record, RequestStage
 from slotkeeper.observe.states import Spent
+from slotkeeper.scheduler.costs import LinearTimes
 from slotkeeper.scheduler.effects import Purpose, SaveMoment
 from slotkeeper.scheduler.figures import Loss, Lost
 from slotkeeper.scheduler.pending import Wait
@@ -173,8 +174,15 @@ def spent_of(came, now=None):
     return seconds
 
 
+def with_quick_disk(n_slots: int) -> WatchedPlay:
+    """A new head is saved at once, although no other prompt is known to begin with it."""
+    play = WatchedPlay(n_slots=n_slots, eager_thinning=False, **NEW_FILES)
+    play.table.rates.writing = LinearTimes(1e12)
+    return play
+
+
 def test_steps_of_a_request_with_a_free_slot_are_no_wait_in_the_queue():
-    play = WatchedPlay(n_slots=2, eager_thinning=False, **NEW_FILES)
+    play = with_quick_disk(n_slots=2)
     came = play.comes("r1")
     assert play << knows("r1", A, AT_HEAD) >> plants("r1", 0, Purpose.PLANT)
     assert play.later(40) << filled(1004) >> saves(0, SaveMoment.BOUNDARY)
@@ -256,7 +264,7 @@ def test_waiting_for_an_engine_that_is_lost_is_no_wait_for_a_slot():
 
 
 def test_a_plant_and_a_save_are_spans_of_their_own():
-    play = WatchedPlay(n_slots=1, eager_thinning=False, **NEW_FILES)
+    play = with_quick_disk(n_slots=1)
     came = play.comes("r1")
     assert play << knows("r1", A, AT_HEAD) >> plants("r1", 0, Purpose.PLANT)
     assert play.later(1) << filled(1004) >> saves(0, SaveMoment.BOUNDARY)
@@ -346,7 +354,7 @@ def test_a_request_whose_step_failed_is_placed_again_and_both_decisions_are_reco
 
 
 def test_a_failed_save_does_not_change_the_decision():
-    play = WatchedPlay(n_slots=1, eager_thinning=False, **NEW_FILES)
+    play = with_quick_disk(n_slots=1)
     came = play.comes("r1")
     assert play << knows("r1", A, AT_HEAD) >> plants("r1", 0, Purpose.PLANT)
     assert play << filled(1004) >> saves(0, SaveMoment.BOUNDARY) << unsaved() >> goes("r1", slot=0)
