@@ -29,7 +29,7 @@ SEAL_BYTES: Final = 32
 DIGEST: Final = 64  # hexadecimal digits of a SHA-256
 NAME: Final = 40  # and of a name
 LARGEST: Final = 256 << 20  # bytes of a list: ten million tokens
-DESCRIPTORS: Final = 256  # of parts that stay open: those of 32,768 tokens
+DESCRIPTORS: Final = 64  # of parts that stay open; two files may be read at once, and clients need more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
