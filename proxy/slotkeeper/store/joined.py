@@ -62,19 +62,21 @@ def encode(parts: Parts, snapshot: SnapshotId, secret: bytes) -> bytes:
         "bands": bands,
         "digests": "".join(parts.digests),
     }
-    text = orjson.dumps(facts)
-    data = zlib.compress(len(text).to_bytes(4, "big") + text + parts.frame, 1)
+    head = zlib.compress(orjson.dumps(facts), 1)
+    data = len(head).to_bytes(4, "big") + head + zlib.compress(parts.frame, 1)
     return _seal(data, snapshot, secret) + data
 
 
-def decode(stored: bytes, snapshot: SnapshotId, secret: bytes) -> Parts | None:
-    """Read a list that `encode` wrote for this snapshot; None for anything else, also of a later release."""
+def decode(stored: bytes, snapshot: SnapshotId, secret: bytes, *, framed: bool = True) -> Parts | None:
+    """Read a list that `encode` wrote for this snapshot; None for anything else, also of a later release.
+
+    Without `framed` the frame is left out, which is most of the work.
+    """
     data = stored[SEAL_BYTES:]
     if not hmac.compare_digest(stored[:SEAL_BYTES], _seal(data, snapshot, secret)):
         return None
-    whole = zlib.decompress(data)
-    end = 4 + int.from_bytes(whole[:4], "big")
-    facts: dict[str, Any] = orjson.loads(whole[4:end])
+    end = 4 + int.from_bytes(data[:4], "big")
+    facts: dict[str, Any] = orjson.loads(zlib.decompress(data[4:end]))
     if facts["format"] != FORMAT:
         return None
     digests = facts["digests"]
@@ -87,7 +89,7 @@ def decode(stored: bytes, snapshot: SnapshotId, secret: bytes) -> Parts | None:
             ],
         ),
         digests=tuple(digests[at : at + DIGEST] for at in range(0, len(digests), DIGEST)),
-        frame=whole[end:],
+        frame=zlib.decompress(data[end:]) if framed else b"",
         space=facts["space"],
     )
 

@@ -274,10 +274,11 @@ class RunFolder(SnapshotFolder):
         return self.path / (snapshot + files.RUNS)
 
     def _listed(self, snapshot: SnapshotId) -> Parts | None:
-        """Read the list of a snapshot; None if there is none, or if it cannot be used."""
+        """Read the list of a snapshot, without its frame; None if there is none, or if it cannot be used."""
         try:
             with files.open_ours(self._list(snapshot)) as file:
-                return joined.decode(file.read(joined.LARGEST), snapshot, self.seal.secret)
+                data = file.read(joined.LARGEST)
+                return joined.decode(data, snapshot, self.seal.secret, framed=False)
         except OSError:
             return None
 
