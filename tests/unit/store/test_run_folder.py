@@ -12,8 +12,10 @@ from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store import files, joined
 from slotkeeper.store.index import Kept, by_our_clock
+from slotkeeper.store.run_folder import RunFolder
+from slotkeeper.store.snapshot_folder import RESERVE
 from slotkeeper.store.store import Store
-from slotkeeper.store.trouble import SnapshotError
+from slotkeeper.store.trouble import SnapshotError, StoreError
 from unit.engine.slotfiles import slot_file
 from unit.store.saving import keep, names_in, offered, opened
 
@@ -229,3 +231,36 @@ async def test_a_folder_of_runs_that_leads_elsewhere_is_not_used(hot: Path, cold
             await store.demote(kept.id)
         assert [*elsewhere.iterdir()] == []
         assert await offered(store, hot, kept.id) == state(4 * RUN)
+
+
+async def test_runs_of_states_that_were_not_read_yet_are_never_removed(hot: Path, cold: Path):
+    """The folder could not be opened at the start. A copy goes there, and leaves, before it is swept."""
+    async with opened(hot, cold) as store:
+        old = await kept_cold(store, hot, 4 * RUN)
+    store = Store(hot, cold)
+    async with opened(cold):
+        await store.open()
+        store.limit_cold(0)
+    new = await kept_cold(store, hot, 5 * RUN)
+    await store.forget(new.id)
+    assert [kept.id for kept in (await store.look_again()).kept] == [old.id]
+    assert await offered(store, hot, old.id) == state(4 * RUN)
+    await store.close()
+
+
+async def test_a_full_disk_costs_leftovers_and_no_state(
+    hot: Path, cold: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async with opened(hot, cold) as store:
+        one, two = [await kept_cold(store, hot, 4 * RUN, seed=seed) for seed in (1, 2)]
+        await store.offer(one.id, one.manifest.fingerprint)
+        taken = size_of(cold)
+        room = RESERVE + 2 * RUN * 16 * 4 + taken
+        monkeypatch.setattr(RunFolder, "free", lambda _: room - size_of(cold))
+        three = await kept_cold(store, hot, 5 * RUN, seed=3)
+        assert size_of(cold) < taken + len(state(5 * RUN))
+        for kept, n, seed in ((two, 4, 2), (three, 5, 3)):
+            assert await offered(store, hot, kept.id) == state(n * RUN, seed=seed)
+        with pytest.raises(StoreError, match="No room"):
+            await kept_cold(store, hot, 40 * RUN, seed=4)
+        assert not {name for name in names_in(cold) if name.endswith(".tmp")}
