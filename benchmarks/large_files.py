@@ -18,7 +18,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from rich.progress import track
 from rich.table import Table
 
 from benchmarks.figures import console, keep
@@ -67,22 +66,27 @@ async def beside(work: Callable[[], Awaitable[object]]) -> dict[str, float]:
     return {"seconds": time.perf_counter() - began} | ticker.figures()
 
 
-def write_slot_file(path: Path, gib: float) -> tuple[Tokens, int]:
-    """Write a dense model's state of 20,000 tokens, with as many layers as make up the size (engine.md 2.2).
+def noise(gib: float) -> tuple[bytes, int]:
+    """Return the keys of 20,000 tokens in one layer, and how many layers make up the size."""
+    keys = os.urandom(TOKENS * ROW_BYTES)
+    return keys, max(1, round(gib * 2**30 / (2 * len(keys))))
+
+
+def write_slot_file(path: Path, keys: bytes, layers: int) -> tuple[Tokens, int]:
+    """Write a dense model's state (engine.md 2.2), with the same keys and values in all layers.
 
     Returns the tokens and the size in bytes.
     """
-    tokens = Tokens(range(TOKENS))
-    words = struct.pack("<III", 0x67677371, 2, TOKENS + 4) + struct.pack("<iii", -1, 1, TOKENS)
-    noise = os.urandom(TOKENS * ROW_BYTES)
-    layers = max(1, round(gib * 2**30 / (2 * len(noise))))
+    count = len(keys) // ROW_BYTES
+    tokens = Tokens(range(count))
+    words = struct.pack("<III", 0x67677371, 2, count + 4) + struct.pack("<iii", -1, 1, count)
     with path.open("wb") as file:
         file.write(words + tokens.packed + struct.pack("<i", 0))
-        file.write(struct.pack("<II", 1, TOKENS))
-        file.write(b"".join(struct.pack("<iIi", position, 1, 0) for position in range(TOKENS)))
+        file.write(struct.pack("<II", 1, count))
+        file.write(b"".join(struct.pack("<iIi", position, 1, 0) for position in range(count)))
         file.write(struct.pack("<II", 0, layers))
-        for _ in track(range(2 * layers), description="writing", console=console, transient=True):
-            file.write(struct.pack("<iQ", 1, ROW_BYTES) + noise)
+        for _ in range(2 * layers):
+            file.write(struct.pack("<iQ", 1, ROW_BYTES) + keys)
         return tokens, file.tell()
 
 
@@ -117,7 +121,7 @@ class Bench:
 
     async def _keep(self, operation: str, edit: Editor | None) -> None:
         name = await self.store.temporary(int(self._gib * 2**30))
-        tokens, size = write_slot_file(self._hot / name, self._gib)
+        tokens, size = write_slot_file(self._hot / name, *noise(self._gib))
         saved = SavedFile(fingerprint=ENGINE, tokens=tokens, written=size, edit=edit)
         await self._note(operation, size, lambda: self.store.keep(name, saved))
 

@@ -295,6 +295,26 @@ def pool() -> str:
     return table(head, map(cells, measured("pool")))
 
 
+def cold_bytes() -> str:
+    """Return what a turn costs in the cold folder, and how long its states take to come back."""
+
+    def cells(row: Row) -> Sequence[str]:
+        name = f"{MODELS[row['model']]}, {row['build']}" if row["build"] else row["model"] or "made up"
+        sizes = [f"{row[key]:,.0f}" if row.get(key) else "-" for key in ("token_bytes", "per_token")]
+        ratio = f"**{row['ratio']:.2f}**" if row.get("ratio") else "-"
+        states = f"{row['states_per_turn'] / 1000:,.0f}" if row.get("states_per_turn") else "-"
+        smaller = f"1/{row['smaller']:.0f}" if row.get("smaller") else "-"
+        times = [f"{row[key]:.3f}" for key in ("parts_seconds", "whole_seconds")]
+        back = [f"{row[key]:.2f}" for key in ("restore_ratio", "cpu_ratio")]
+        return name, *sizes, ratio, states, smaller, *times, *back
+
+    head = (
+        *("memory", "bytes of a token", "written for each new one", "÷ its own", "states a turn, kB"),
+        *("all ÷ whole files", "back, s", "whole file, s", "÷", "processor time ÷"),
+    )
+    return table(head, map(cells, measured("cold_bytes")))
+
+
 def profile_engines() -> str:
     """Return the simulated engines and the reports of their speeds."""
 
@@ -354,6 +374,7 @@ MEASURED: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
         "restart-cells": restart_cells,
         "rewrite-cells": rewrite_cells,
         "recorded-cells": recorded_cells,
+        "cold-bytes": cold_bytes,
         "crowd-cells": crowd_cells,
     },
     "docs/models.md": {"swaps": swaps},
