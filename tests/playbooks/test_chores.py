@@ -96,6 +96,16 @@ def test_boundaries_are_saved_at_the_first_pause_only_if_no_file_has_the_text_be
     assert play.later(60) << sees() >> fills(0, Purpose.CUT)
 
 
+def test_a_slot_is_not_cut_if_more_tokens_would_be_computed_again_than_the_file_adds():
+    play = old(checkpoint_cap=0)
+    assert play << snapshots_changed(snapshot("head", TALK.cut(0, 500)))
+    assert play << arrives("r1") << knows("r1", TALK) >> restores(0, "head") << restored() >> goes("r1")
+    play << ends("r1", len(TALK), 500)
+    play.effects.clear()
+    assert play.later(60) << sees() >> saves(0) << saved("end")
+    assert play.later(300) << sees()
+
+
 def test_a_restored_slot_still_belongs_to_its_conversation():
     play = saved_and_restored(talked(old()))
     next_turn = arrives("r2", hash_chain=(*OUTLINE, b"answer", b"more"))

@@ -14,7 +14,7 @@ from slotkeeper.scheduler.effects import Load
 from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Memory
 from slotkeeper.scheduler.pending import Plan
 from slotkeeper.scheduler.prices import Want, loss, price_of, restore_price
-from slotkeeper.scheduler.shadow import EngineShadow
+from slotkeeper.scheduler.shadow import EngineShadow, Source
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId, Tier, restored, reuse
 from slotkeeper.scheduler.table import EngineTable
 from slotkeeper.scheduler.tokens import Tokens
@@ -139,8 +139,9 @@ def test_no_cheaper_slot_or_file_is_overlooked(world):
         assert price <= price_of(table, as_it_is, want) + 1e-6
         for snapshot in world.snapshots:
             if saved := gives(world, snapshot):
-                reuse_plan = replace(as_it_is, reuse=saved, parked=False)
-                computed = len(world.prompt) - saved
+                reuse_plan = replace(as_it_is, reuse=saved, source=Source.SNAPSHOT, parked=False)
+                copies = table.rates.copy_price(table.shadow.copied_tokens(reuse_plan, table.idle))
+                computed = len(world.prompt) - saved + copies
                 at_most = computed + restore_price(table, snapshot) + loss(table, reuse_plan, want)
                 # If the engine would load from its RAM cache, it does not use a restored file.
                 after = table.shadow.plan_reuse_restored(slot, world.prompt, snapshot)

@@ -224,10 +224,15 @@ def _worth_it(
     *,
     cuts: Sequence[int],
 ) -> bool:
-    """Whether a file there saves at least what the restore step and the lost checkpoints cost."""
+    """Whether a file there saves at least what the cut, the restore step and the lost checkpoints cost.
+
+    Without a checkpoint to go back to, a cut computes all tokens before it.
+    """
     traits = table.traits
     left = tuple(c for c in contents.checkpoints if c.at < cut)
     there = replace(contents, tokens=home.tokens.cut(0, cut), opaque=0, checkpoints=left)
+    if cut - reuse(contents, there.tokens, traits) > cut - catalog.covered(there.tokens, traits):
+        return False
     stays = isinstance(_step_to_end(there, home, table, catalog), Prefill)
     if stays and home.total - cut > cut - catalog.covered(there.tokens, traits):
         return False
