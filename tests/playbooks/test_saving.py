@@ -86,11 +86,11 @@ def test_a_few_new_tokens_are_not_saved(new, worth_it):
     assert [type(effect) for effect in play.effects] == [Save] * worth_it
 
 
-def test_while_other_slots_are_busy_a_conversation_is_saved_after_a_minute():
+def test_while_other_slots_are_busy_a_conversation_is_saved_after_two_minutes():
     play = dense()
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << starts("r1")
     assert one_turn(play, "r2", B, slot=1)
-    assert play.later(50) << sees(0)
+    assert play.later(110) << sees(0)
     assert play.later(15) << sees(0) >> saves(1)
 
 
@@ -103,7 +103,7 @@ def test_no_slot_is_saved_while_a_request_waits():
 
 
 @pytest.mark.parametrize(
-    ("save_seconds", "tokens", "paused"), [(0.1, 1000, 60), (2.0, 1000, 600), (2.0, 8000, 75)]
+    ("save_seconds", "tokens", "paused"), [(0.1, 1000, 120), (2.0, 1000, 600), (2.0, 4000, 150)]
 )
 def test_beside_an_answer_a_slot_is_saved_when_its_loss_would_cost_more_than_the_stop(
     save_seconds, tokens, paused
