@@ -73,39 +73,35 @@ def plants_a_new_head(**engine: Any) -> Play:
 
 @pytest.mark.parametrize("engine", [{"memory": "dense"}, LATER_BUILD])
 def test_nobody_waits_for_the_file_of_a_new_head_that_a_later_file_will_contain(engine):
-    """To save it takes 131 ms, and a prompt before the next pause would save 1,000 with a chance of 0.1."""
+    """To save it takes 1.3 s, and a prompt before the next pause would save 1,000 tokens: one second."""
     play = plants_a_new_head(**engine, **NEW_FILES)
+    play.table.rates.writing = LinearTimes(5e7)
     assert play << planted("r1", 1000) >> goes("r1", slot=0)
 
 
 def test_a_new_head_is_saved_if_the_file_is_written_quickly():
+    """In 131 ms, of which one prompt in five would save a second."""
     play = plants_a_new_head(memory="dense", **NEW_FILES)
-    play.table.rates.writing = LinearTimes(1e9)
     assert play << planted("r1", 1000) >> saves(0, SaveMoment.BOUNDARY)
 
 
-def test_a_new_head_is_not_saved_if_that_would_stop_another_request_for_too_long():
+def test_a_new_head_is_not_saved_if_that_would_stop_another_request_as_well():
     play = Play(n_slots=2, memory="dense", **NEW_FILES)
     assert play << arrives("r0") << knows("r0", ASKS[3]) >> goes("r0", slot=0)
-    (
-        play
-        << starts("r0")
-        << arrives("r1")
-        << knows("r1", PROMPTS[0], AT_HEAD)
-        >> plants("r1", 1, Purpose.PLANT)
-    )
-    play.table.rates.writing = LinearTimes(1e9)
-    assert play << planted("r1", 1000) >> goes("r1", slot=1)
+    play << starts("r0") << arrives("r1") << knows("r1", PROMPTS[0], AT_HEAD)
+    assert play >> plants("r1", 1, Purpose.PLANT) << planted("r1", 1000) >> goes("r1", slot=1)
 
 
 def test_a_new_head_is_saved_if_another_request_waits_for_it():
     play = plants_a_new_head(memory="dense", **NEW_FILES)
+    play.table.rates.writing = LinearTimes(5e7)
     play << arrives("r2") << knows("r2", PROMPTS[1], AT_HEAD)
     assert play << planted("r1", 1000) >> saves(0, SaveMoment.BOUNDARY)
 
 
 def test_a_new_head_is_saved_if_no_later_file_can_be_cut_there():
     play = plants_a_new_head(**OLD_FILES, eager_thinning=True)
+    play.table.rates.writing = LinearTimes(5e7)
     assert play << planted("r1", 1000) >> saves(0, SaveMoment.BOUNDARY)
 
 

@@ -63,7 +63,10 @@ SOMEWHERE: Final = 0.02  # in a stretch of tools and system text
 GUESSED: Final = {BoundaryKind.QUESTION: 0.1, BoundaryKind.LINE: 0.02}  # in a long message at the end
 
 # The chance that another prompt begins with a new head before the conversation pauses and its slot is saved.
+# Where many work, it is larger, but there others wait for this client as well: only a short wait is risked.
 SOON: Final = 0.1
+SOON_FOR_A_SHORT_WAIT: Final = 0.2
+SHORT_WAIT_SECONDS: Final = 1.0
 
 ABOUT_IMAGE: Final = 0.3  # another question about the last image
 
@@ -350,8 +353,9 @@ def pays_before_a_pause(contents: SlotContents, table: EngineTable, catalog: Cat
     if not traits.cuttable and not traits.files_carry:
         return True
     missing = contents.total - catalog.covered(contents.tokens, traits)
-    at_work = len(table.states) - len(table.idle)
-    return SOON * missing > table.save_seconds(contents) * table.rates.prefill * at_work
+    stops = table.save_seconds(contents) * (len(table.states) - len(table.idle))
+    soon = SOON if stops > SHORT_WAIT_SECONDS else SOON_FOR_A_SHORT_WAIT
+    return soon * missing > stops * table.rates.prefill
 
 
 def kept(plan_steps: Sequence[Step], left: int) -> Tokens | None:
