@@ -20,7 +20,7 @@ unit: $(VENVS)/dev/ready  ## pure tests: a minute, for the inner loop
 	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -q -n 2 tests/unit tests/playbooks
 
 coverage: $(VENVS)/dev/ready  ## branch coverage of the pure packages by pure tests: at least 95 %
-	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -q -n $(WORKERS) --cov --cov-report= $(PURE_TESTS)
+	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -q -n $(WORKERS) --dist worksteal --cov --cov-report= $(PURE_TESTS)
 	$(VENVS)/dev/bin/coverage report --skip-covered --sort cover
 	@for package in scheduler conversation api; do \
 	  $(VENVS)/dev/bin/coverage report --include "*/slotkeeper/$$package/*" --format total --fail-under 95 || exit 1; \

@@ -35,6 +35,7 @@ from slotkeeper.scheduler.engine_model import (
     EngineTraits,
     foreign_token,
     is_marked,
+    keeps_checkpoints,
     marked,
     user_starts,
     wipes,
@@ -224,15 +225,10 @@ def _worth_it(
     *,
     cuts: Sequence[int],
 ) -> bool:
-    """Whether a file there saves at least what the cut, the restore step and the lost checkpoints cost.
-
-    Without a checkpoint to go back to, a cut computes all tokens before it.
-    """
+    """Whether a file there saves at least what the restore step and the lost checkpoints cost."""
     traits = table.traits
     left = tuple(c for c in contents.checkpoints if c.at < cut)
     there = replace(contents, tokens=home.tokens.cut(0, cut), opaque=0, checkpoints=left)
-    if cut - reuse(contents, there.tokens, traits) > cut - catalog.covered(there.tokens, traits):
-        return False
     stays = isinstance(_step_to_end(there, home, table, catalog), Prefill)
     if stays and home.total - cut > cut - catalog.covered(there.tokens, traits):
         return False
@@ -279,11 +275,13 @@ def _mark(contents: SlotContents, traits: EngineTraits) -> Step | None:
 def _unsaved_cuts(contents: SlotContents, traits: EngineTraits, catalog: Catalog) -> Iterator[int]:
     """Yield the places where the slot can be cut and no file is, longest first, in tokens.
 
+    None if the engine makes no checkpoints: a cut would compute all tokens before it again.
+
     Each is one more than its checkpoint. The beginning of the last user message is included even if its
     checkpoint is gone: engines that thin out checkpoints lose it to a prefetch, and an edit will diverge
     there.
     """
-    if not traits.files_only_extend:
+    if not traits.files_only_extend or not keeps_checkpoints(traits):
         return
     starts = user_starts(contents.tokens, traits)
     kept = {c.at for c in contents.checkpoints}
