@@ -377,9 +377,8 @@ def warming_step(end: Snapshot, catalog: Catalog, table: EngineTable) -> Step | 
 SHARE: Final = 20.0  # a pause must be this many times as long as the save, because a save stalls every slot
 CROWD_SHARE: Final = 2.0  # the same while crowded: the slot will soon be taken, and saved anyway
 LONGEST: Final = 60.0  # seconds after which a slot is saved, or sooner
-BESIDE_ANSWERS: Final = (
-    2 * LONGEST
-)  # seconds; sooner or later the engine rests for a moment, and nobody is stopped
+# The same beside running answers. Mostly the engine rests for a moment before, and then nobody is stopped.
+BESIDE_ANSWERS_SECONDS: Final = 120.0
 LOST_ONCE_IN_SECONDS: Final = 300.0  # so often an engine is assumed to lose a state that is in no file
 JITTER: Final = 1.5  # a client may return as late as this many times its earlier pause
 LONGEST_PAUSE_SECONDS: Final = 600.0  # a client that was away for longer may as well not return
@@ -408,7 +407,7 @@ def pause_beside_answers(table: EngineTable, contents: SlotContents, catalog: Ca
     rates = table.rates
     stops = table.save_seconds(contents) * max(1, len(table.work.served))
     unsaved_tokens = max(NEW, contents.total - catalog.covers(contents, table.traits))
-    return max(BESIDE_ANSWERS, LOST_ONCE_IN_SECONDS * stops * rates.prefill / unsaved_tokens)
+    return max(BESIDE_ANSWERS_SECONDS, LOST_ONCE_IN_SECONDS * stops * rates.prefill / unsaved_tokens)
 
 
 def patience(state: State, table: EngineTable, contents: SlotContents, now: float) -> float:

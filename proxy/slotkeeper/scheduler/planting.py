@@ -64,8 +64,8 @@ GUESSED: Final = {BoundaryKind.QUESTION: 0.1, BoundaryKind.LINE: 0.02}  # in a l
 
 # The chance that another prompt begins with a new head before the conversation pauses and its slot is saved.
 # Where many work, it is larger, but there others wait for this client as well: only a short wait is risked.
-SOON: Final = 0.1
-SOON_FOR_A_SHORT_WAIT: Final = 0.2
+SHARED_SOON: Final = 0.1
+SHARED_SOON_AT_A_SHORT_WAIT: Final = 0.2
 SHORT_WAIT_SECONDS: Final = 1.0
 
 ABOUT_IMAGE: Final = 0.3  # another question about the last image
@@ -354,8 +354,8 @@ def pays_before_a_pause(contents: SlotContents, table: EngineTable, catalog: Cat
         return True
     missing = contents.total - catalog.covered(contents.tokens, traits)
     stops = table.save_seconds(contents) * (len(table.states) - len(table.idle))
-    soon = SOON if stops > SHORT_WAIT_SECONDS else SOON_FOR_A_SHORT_WAIT
-    return soon * missing > stops * table.rates.prefill
+    chance = SHARED_SOON if stops > SHORT_WAIT_SECONDS else SHARED_SOON_AT_A_SHORT_WAIT
+    return chance * missing > stops * table.rates.prefill
 
 
 def kept(plan_steps: Sequence[Step], left: int) -> Tokens | None:

@@ -54,8 +54,8 @@ OTHER_HEAD: Final = 0.5
 # Share of a loss that remains if the request has another last message in place of the state's own, some time
 # after its answer: users seldom return to what they have edited. Sooner, it may be one of several sub-agents
 # that work at once.
-EDITED: Final = 0.1
-EDITED_AFTER_SECONDS: Final = 3.0  # a tool loop returns sooner
+KEPT_AFTER_EDIT: Final = 0.1
+EDIT_AFTER_SECONDS: Final = 3.0  # a tool loop returns sooner
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +102,8 @@ def _loss(table: EngineTable, reuse_plan: ReusePlan, want: Want) -> float:
     missed = _missed(victim, want)
     if succeeds(want.hash_chain, victim):
         missed *= OTHER_HEAD
-    if replaces(want.hash_chain, victim) and want.now - victim.used > EDITED_AFTER_SECONDS:
-        missed *= EDITED
+    if replaces(want.hash_chain, victim) and want.now - victim.used > EDIT_AFTER_SECONDS:
+        missed *= KEPT_AFTER_EDIT
     kept = reuse_plan.parked or table.shadow.elsewhere(victim, reuse_plan.slot)
     if kept and not table.shadow.exceeds_ram(victim):
         return missed * IN_RAM
