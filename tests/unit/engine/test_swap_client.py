@@ -206,7 +206,8 @@ async def test_a_load_that_another_client_ends_can_be_tried_again(make):
             await asyncio.sleep(0.01)
         async with aiohttp.ClientSession() as session:
             unloading = group.create_task(_posted(session, f"{scene.base}/api/models/unload/{CODER}"))
-            await asyncio.sleep(0.05)
+            while not any("unload" in path for path in scene.gateway.paths):
+                await asyncio.sleep(0.01)
             scene.servers.fails = True
             scene.servers.hold.set()
             await unloading
