@@ -80,7 +80,7 @@ def test_a_deleted_pod_finishes_its_answer_and_the_next_pod_restores_its_state(b
         assert pod.ended(deadline) == (0, 0)
         assert time.monotonic() < deadline
         assert not list(pod.hot.glob("*.slot")), "that volume goes with the pod"
-        assert list(pod.cold.glob("*.slot"))
+        assert [*pod.cold.glob("*.slot"), *pod.cold.glob("*.runs")], "its states are in the other one"
 
     messages += [{"role": "assistant", "content": text_in(said)}, question(2, "What now?")]
     with running(manifests, build, tmp_path, "new") as pod:
