@@ -4,13 +4,17 @@ For one answer: the time to its first token, and its longest stall, which is the
 events of its stream from the first token on. Of many answers: the sum of the times to a first token, their
 50th and 95th percentiles, and the longest stall. Metrics, dashboard, `why`, `top`, log, `replay`, `demo` and
 benchmarks read these figures and compute none.
+
+The least that a client can wait for a first token is the time in which its engine computes the tokens that
+any cache must compute, in one pass and without a queue. `PrefillTimes` says how long that takes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from operator import mul
+from typing import Any, Final
 
 from slotkeeper.api.answer import AnswerReader
 
@@ -85,3 +89,100 @@ def percentile(values: Iterable[float], percent: float) -> float | None:
         return None
     rank = -(-len(ordered) * percent // 100)  # rounded up
     return ordered[max(0, int(rank) - 1)]
+
+
+# -- the least that a client can wait --------------------------------------------------------------------
+
+MEASURED: Final = 6  # prefills that are needed to fit three figures to them
+UNLIKE: Final = 2.0  # the longest must have this many times the tokens of the shortest
+ROUNDS: Final = 30  # of weighting: each lessens the weight of prefills that took unusually long
+NOISE: Final = 0.01  # relative: no prefill counts as better fitted than this
+EQUAL: Final = 1e-9  # relative: what is left of a diagonal if two columns tell the same
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefilled:
+    """One prefill, by its engine's own figures."""
+
+    tokens: int  # that were computed
+    context: int  # tokens in front of them
+    seconds: float
+
+    @property
+    def depths(self) -> float:
+        """The tokens in front of each computed token, summed up."""
+        return _depths(self.tokens, self.context)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillTimes:
+    """How long one engine takes for a prefill."""
+
+    pass_seconds: float  # for any number of tokens: a pass through the model, which reads all weights
+    token_seconds: float  # for each token
+    depth_seconds: float  # for each token, and for each token of context in front of it
+
+    def seconds(self, tokens: int, context: int) -> float:
+        """Return the time to compute `tokens` behind `context` others."""
+        return self.pass_seconds + tokens * self.token_seconds + _depths(tokens, context) * self.depth_seconds
+
+
+def prefill_times(prefills: Iterable[Prefilled]) -> PrefillTimes | None:
+    """Fit the times of an engine to prefills of it; None if these are too few or too much alike.
+
+    Least absolute relative errors, so that a few prefills beside other work have no effect.
+    """
+    found = [one for one in prefills if one.tokens > 0 and one.seconds > 0]
+    tokens = [one.tokens for one in found]
+    if len(found) < MEASURED or max(tokens) < UNLIKE * min(tokens):
+        return None
+    rows = [(1.0, float(one.tokens), one.depths) for one in found]
+    times = [one.seconds for one in found]
+    # No part may be negative: if one is, the prefills do not show it, and it is left out.
+    for parts in ((0, 1, 2), (0, 1), (1, 2), (1,)):
+        fitted = _least_errors([[row[part] for part in parts] for row in rows], times)
+        if fitted and min(fitted) >= 0:
+            each = dict(zip(parts, fitted, strict=True))
+            return PrefillTimes(
+                pass_seconds=each.get(0, 0.0), token_seconds=each[1], depth_seconds=each.get(2, 0.0)
+            )
+    return None
+
+
+def _depths(tokens: int, context: int) -> float:
+    return tokens * context + tokens * (tokens - 1) / 2
+
+
+def _least_errors(rows: Sequence[Sequence[float]], times: Sequence[float]) -> list[float] | None:
+    """Return the factors with the least sum of relative errors; None if the rows do not decide them."""
+    scaled = [[value / time for value in row] for row, time in zip(rows, times, strict=True)]
+    weights = [1.0] * len(scaled)
+    factors: list[float] | None = None
+    for _ in range(ROUNDS):
+        factors = _least_squares(scaled, weights)
+        if factors is None:
+            return None
+        predicted = [sum(map(mul, factors, row)) for row in scaled]
+        weights = [1 / max(NOISE, abs(1 - one)) for one in predicted]
+    return factors
+
+
+def _least_squares(rows: Sequence[Sequence[float]], weights: Sequence[float]) -> list[float] | None:
+    """Return the factors that make each row closest to 1; None if the rows do not decide them."""
+    size = range(len(rows[0]))
+    matrix = [
+        [
+            *(sum(w * row[i] * row[j] for row, w in zip(rows, weights, strict=True)) for j in size),
+            sum(w * row[i] for row, w in zip(rows, weights, strict=True)),
+        ]
+        for i in size
+    ]
+    whole = [matrix[i][i] for i in size]
+    for i in size:  # elimination; the matrix is positive definite, so no rows need to be exchanged
+        if matrix[i][i] <= EQUAL * whole[i]:
+            return None
+        for j in size:
+            if j != i:
+                share = matrix[j][i] / matrix[i][i]
+                matrix[j] = [a - share * b for a, b in zip(matrix[j], matrix[i], strict=True)]
+    return [matrix[i][-1] / matrix[i][i] for i in size]

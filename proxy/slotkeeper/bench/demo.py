@@ -23,7 +23,7 @@ from rich.table import Table
 from slotkeeper.api.document import Doc
 from slotkeeper.app import Sidecar
 from slotkeeper.bench.lab import Restartable, keeping, ready, restartable, rested, stock_flags, url_of
-from slotkeeper.bench.measure import Sample, Totals, notes, ratio, seconds, totals
+from slotkeeper.bench.measure import Sample, Totals, notes, ratio, seconds, times_of, totals
 from slotkeeper.bench.models import MissingExtraError, Tiny, build
 from slotkeeper.bench.target import PLAIN, Counter, Script, Target, Turn, play
 from slotkeeper.engine.launch import EngineBinary, NoEngineError, find_engine
@@ -194,6 +194,7 @@ ROWS: Final[Rows] = {
     "waited / oracle": lambda found: ratio(found.sums.waited),
     "total / oracle (prefill amplification)": lambda found: ratio(found.total),
     "waited seconds: sum of times to first token": lambda found: seconds(found.waits.waited_seconds),
+    "  the least possible, at the engine's own speed": lambda found: seconds(found.least_seconds),
     "time to first token, median": lambda found: seconds(found.waits.first_token_p50),
     "time to first token, 95th percentile": lambda found: seconds(found.waits.first_token_p95),
     "longest stall of an answer (titles)": lambda found: seconds(found.waits.stall_seconds),
@@ -287,7 +288,8 @@ def _length() -> int:
 
 
 def _report(console: Console, samples: dict[str, list[Sample]]) -> int:
-    direct, through = (totals(samples[way]) for way in (DIRECT, THROUGH))
+    times = times_of(samples[DIRECT])
+    direct, through = (totals(samples[way], times) for way in (DIRECT, THROUGH))
     table = Table("", DIRECT, THROUGH, box=None, pad_edge=False, header_style="bold")
     for column in table.columns[1:]:
         column.justify = "right"

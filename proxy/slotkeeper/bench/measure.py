@@ -5,7 +5,7 @@ All token counts are the engine's own; only the oracle is ours.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from slotkeeper.api.waits import Waits, waits
+from slotkeeper.api.waits import Prefilled, PrefillTimes, Waits, prefill_times, waits
 from slotkeeper.scheduler.figures import Counted, Sums, Unknown, Usage
 from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.tokens import Tokens
@@ -31,6 +31,7 @@ class Sample:
     generated: int = 0  # tokens that its slot holds after the prompt, and whose ids are unknown
     rewritten: bool = False  # whether a rule changed the request; the oracle is of the request as sent
     first_token_seconds: float | None = None
+    prefill_seconds: float | None = None  # of `usage.evaluated` tokens, by the engine's own count
     stall_seconds: float | None = None  # the longest of its answer; only of a stream
     exact: bool = True  # whether the engine's prompt was as long as the oracle's
     failure: str | None = None
@@ -53,6 +54,12 @@ class Sample:
     def reused(self) -> int | None:
         return self.usage.reused if self.usage else None
 
+    def least_seconds(self, times: PrefillTimes | None) -> float | None:
+        """Return the least time to the first token on an engine with these times; None: unknown."""
+        if times is None or self.oracle is None or self.usage is None:
+            return None
+        return times.seconds(self.oracle, self.usage.prompt - self.oracle)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
@@ -64,6 +71,7 @@ class Totals:
     sums: Sums  # of requests with figures
     idle_known: bool  # whether a counter showed the tokens that were computed for no request
     waits: Waits
+    least_seconds: float | None  # the least that all of them together can have waited; None: unknown
 
     @property
     def prompt(self) -> int:
@@ -100,7 +108,17 @@ class Oracle:
         self._tree.add(tokens)
 
 
-def totals(samples: Iterable[Sample]) -> Totals:
+def times_of(samples: Iterable[Sample]) -> PrefillTimes | None:
+    """Return how long the engine of these requests takes for a prefill; None: they do not show it."""
+    return prefill_times(
+        Prefilled(tokens=one.usage.evaluated, context=one.usage.cached, seconds=one.prefill_seconds)
+        for one in samples
+        if one.failure is None and one.usage and one.prefill_seconds
+    )
+
+
+def totals(samples: Iterable[Sample], times: PrefillTimes | None = None) -> Totals:
+    """Sum up requests. `times`: of their engine, for the least that they can have waited."""
     everything = tuple(samples)
     sums, uncounted = Sums(), 0
     for sample in everything:
@@ -110,6 +128,8 @@ def totals(samples: Iterable[Sample]) -> Totals:
             sums.count(Counted(usage=sample.usage, oracle=sample.oracle, unknown=unknown))
             sums.add(idle=sample.idle or 0)
     answered = [sample for sample in everything if not sample.failure]
+    least = [one.least_seconds(times) for one in answered if one.first_token_seconds is not None]
+    known = [seconds for seconds in least if seconds is not None]
     return Totals(
         requests=len(everything),
         failed=sum(sample.failure is not None for sample in everything),
@@ -117,6 +137,7 @@ def totals(samples: Iterable[Sample]) -> Totals:
         sums=sums,
         idle_known=all(sample.idle is not None for sample in everything),
         waits=waits((one.first_token_seconds, one.stall_seconds) for one in answered),
+        least_seconds=sum(known) if least and len(known) == len(least) else None,
     )
 
 
@@ -164,6 +185,7 @@ SHOWN_FAILURES: Final = 10
 CAPTION: Final = (
     "waited: tokens that clients waited for / oracle, the least that any cache must compute; "
     "total: the same with tokens computed in idle time (prefill amplification); "
+    "least: the least possible sum, which is the time of the oracle's tokens at the engine's own speed; "
     "stall: the longest gap between two events of one streamed answer"
 )
 
@@ -190,6 +212,7 @@ def comparison(samples: Samples) -> Table:
             "waited",
             "total",
             "first token\nsum",
+            "least",
             "p50",
             "p95",
             "stall",
@@ -200,12 +223,12 @@ def comparison(samples: Samples) -> Table:
     for column in table.columns[2:]:
         column.justify = "right"
     sessions = {server: by_session(found) for server, found in samples.items()}
-    faulty = {server for server, found in samples.items() if impossible(found)}
+    judged = {server: _Judged.of(found) for server, found in samples.items()}
     for session in next(iter(sessions.values()), {}):
-        _rows(table, session, {server: found.get(session, []) for server, found in sessions.items()}, faulty)
-    _rows(table, "[bold]all[/bold]", samples, faulty)
+        _rows(table, session, {server: found.get(session, []) for server, found in sessions.items()}, judged)
+    _rows(table, "[bold]all[/bold]", samples, judged)
     rest = {server: later(found) for server, found in samples.items()}
-    _rows(table, "[bold]all but each\nsession's first[/bold]", rest, faulty)
+    _rows(table, "[bold]all but each\nsession's first[/bold]", rest, judged)
     return table
 
 
@@ -244,16 +267,27 @@ def _failures(found: Sequence[Sample]) -> Iterator[str]:
         yield f"  and {len(kinds) - SHOWN_FAILURES} other failures"
 
 
-def _rows(table: Table, name: str, samples: Samples, faulty: Collection[str]) -> None:
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """What all requests to one server show about it."""
+
+    faulty: bool  # whether the figures are impossible
+    times: PrefillTimes | None  # of its engine
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample]) -> _Judged:
+        return cls(bool(impossible(samples)), times_of(samples))
+
+
+def _rows(table: Table, name: str, samples: Samples, judged: Mapping[str, _Judged]) -> None:
     for number, (server, found) in enumerate(samples.items()):
         last = number == len(samples) - 1
-        table.add_row(
-            "" if number else name, server, *_cells(totals(found), server in faulty), end_section=last
-        )
+        table.add_row("" if number else name, server, *_cells(found, judged[server]), end_section=last)
 
 
-def _cells(found: Totals, faulty: bool) -> tuple[str, ...]:
+def _cells(samples: Sequence[Sample], judged: _Judged) -> tuple[str, ...]:
     """Return the cells of one row; with a fault of measurement the word "fault" replaces the ratios."""
+    found = totals(samples, judged.times)
     failed = f" ([red]{found.failed} failed[/red])" if found.failed else ""
     return (
         f"{found.requests}{failed}",
@@ -262,8 +296,9 @@ def _cells(found: Totals, faulty: bool) -> tuple[str, ...]:
         f"{found.computed:,}",
         f"{found.sums.idle:,}" if found.idle_known else "-",
         f"{found.oracle:,}",
-        *(("[red]fault[/red]", "") if faulty else (ratio(found.sums.waited), ratio(found.total))),
+        *(("[red]fault[/red]", "") if judged.faulty else (ratio(found.sums.waited), ratio(found.total))),
         seconds(found.waits.waited_seconds),
+        seconds(found.least_seconds),
         seconds(found.waits.first_token_p50),
         seconds(found.waits.first_token_p95),
         seconds(found.waits.stall_seconds),

@@ -172,6 +172,7 @@ class Target:
             generated=max(0, (figures.generated or 0) - 1 - len(timed.kept)),
             rewritten=timed.rewritten,
             first_token_seconds=timed.first_token_seconds,
+            prefill_seconds=None if figures.prefill_ms is None else figures.prefill_ms / 1000,
             stall_seconds=timed.stall_seconds,
             exact=prompt is None or figures.prompt_tokens in (None, len(prompt)),
             failure=timed.failure,

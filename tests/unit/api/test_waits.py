@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as some
 
 from slotkeeper.api.answer import AnswerReader, comment
 from slotkeeper.api.head import Api
-from slotkeeper.api.waits import TokenTimes, Waits, percentile, waits
+from slotkeeper.api.waits import Prefilled, PrefillTimes, TokenTimes, Waits, percentile, prefill_times, waits
 
 ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":null}}]}\n\n'
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
@@ -76,3 +77,38 @@ def test_sums_leave_out_what_is_unknown():
 )
 def test_percentiles_are_values_that_occurred(values, percent, expected):
     assert percentile(values, percent) == expected
+
+
+# -- the least wait --------------------------------------------------------------------------------------
+
+ENGINE = PrefillTimes(pass_seconds=0.3, token_seconds=0.016, depth_seconds=2e-6)
+LENGTHS = ((1, 0), (12, 600), (40, 900), (70, 3000), (90, 80), (300, 4000), (600, 0), (1500, 2000), (2000, 0))
+
+
+def prefilled(times: PrefillTimes, *, slower: float = 1.0) -> list[Prefilled]:
+    """Return prefills of this engine; every fourth of them takes so many times as long."""
+    return [
+        Prefilled(tokens=n, context=c, seconds=times.seconds(n, c) * (1.0 if at % 4 else slower))
+        for at, (n, c) in enumerate(LENGTHS)
+    ]
+
+
+@pytest.mark.parametrize("slower", [1.0, 3.0], ids=["alone", "some beside other work"])
+def test_an_engines_times_follow_from_its_prefills(slower: float):
+    found = prefill_times(prefilled(ENGINE, slower=slower))
+    assert found is not None
+    for tokens, context in LENGTHS:
+        assert found.seconds(tokens, context) == pytest.approx(ENGINE.seconds(tokens, context), rel=0.02)
+
+
+@pytest.mark.parametrize("part", ["pass_seconds", "depth_seconds"])
+def test_no_part_of_a_time_is_negative(part: str):
+    found = prefill_times(prefilled(replace(ENGINE, **{part: 0.0})))
+    assert found is not None
+    assert min(found.pass_seconds, found.token_seconds, found.depth_seconds) >= 0.0
+
+
+def test_prefills_that_are_few_or_alike_tell_no_times():
+    assert prefill_times(prefilled(ENGINE)[:5]) is None
+    assert prefill_times([Prefilled(tokens=100, context=c, seconds=1.0) for c in range(20)]) is None
+    assert prefill_times([]) is None

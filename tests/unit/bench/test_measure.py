@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from slotkeeper.bench.measure import Oracle, Sample, by_session, impossible, later, totals
+from slotkeeper.bench.measure import (
+    Oracle,
+    Sample,
+    by_session,
+    comparison,
+    impossible,
+    later,
+    times_of,
+    totals,
+)
 from slotkeeper.scheduler.figures import Usage
 from slotkeeper.scheduler.tokens import Tokens
 
@@ -73,6 +83,24 @@ def test_waited_seconds_are_the_sum_of_all_waits_and_a_stall_is_the_longest_gap_
     )
     assert (found.waits.waited_seconds, found.waits.stall_seconds) == (6.0, 0.7)
     assert totals([counted()]).waits.stall_seconds is None
+
+
+def timed(computed, *, prompt=4000, oracle=None):
+    """Return a request on an engine with a pass of 100 ms, 2 ms a token, 1 us a token of context."""
+    context = prompt - computed
+    took = 0.1 + 0.002 * computed + 1e-6 * (computed * context + computed * (computed - 1) / 2)
+    return counted(prompt=prompt, computed=computed, oracle=oracle, wait=took, prefill_seconds=took)
+
+
+def test_the_least_wait_is_the_oracle_at_the_engines_own_speed():
+    samples = [timed(n, oracle=10) for n in (10, 40, 100, 500, 1000, 2000)]
+    times = times_of(samples)
+    least = timed(10).first_token_seconds
+    assert totals(samples, times).least_seconds == pytest.approx(len(samples) * least)
+    assert totals([*samples, timed(50)], times).least_seconds is None  # one oracle is unknown
+    assert totals(samples).least_seconds is None
+    assert times_of(samples[:5]) is None
+    assert "least" in str([column.header for column in comparison({"a": samples}).columns])
 
 
 def test_an_answer_without_an_oracle_is_in_no_ratio():
