@@ -12,7 +12,10 @@ n tokens tells the speed at the depth n/2.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
+
+import orjson
 
 from slotkeeper.bench.timed_engine import EngineRates, traits_of
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory
@@ -38,6 +41,20 @@ class EngineProfile:
         """Return the traits of a stock engine with a slot folder."""
         traits = traits_of(self.memory, slots, self.rates, files=True, ram_cache=True)
         return replace(traits, n_swa=self.window)
+
+
+def read_profile(path: Path) -> EngineProfile:
+    """Read what `slotkeeper doctor --measure --json` has printed. What it did not measure is as above."""
+    found = orjson.loads(path.read_bytes())
+    return EngineProfile(
+        name=found["name"],
+        machine="measured",
+        model=found["name"],
+        source=f"{path.name}, {found['build']}",
+        memory=Memory(found["memory"]),
+        window=found["window"],
+        rates=replace(DISK, **found["rates"]),
+    )
 
 
 PROFILES: Final = (

@@ -1,8 +1,9 @@
 """Seconds on engines of real proportions: each workload through the sidecar, and on the engine alone.
 
-`python -m benchmarks.profiles`. Both legs are simulated (`slotkeeper.bench`) with the same clients, which
-wait for each answer and think as long. The stock leg sends each request as it comes, and the engine chooses
-the slot.
+`python -m benchmarks.profiles [--profile NAME or FILE ...] [--work NAME ...]`. A FILE is the output of
+`slotkeeper doctor --measure --json`: your own engine. Both legs are simulated (`slotkeeper.bench`) with the
+same clients, which wait for each answer and think as long. The stock leg sends each request as it comes, and
+the engine chooses the slot.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 from rich.table import Table
 
-from benchmarks.engine_profiles import PROFILES, EngineProfile
+from benchmarks.engine_profiles import PROFILES, EngineProfile, read_profile
 from benchmarks.figures import console, keep
 from benchmarks.profile_work import WORK, Phase, Step
 from slotkeeper.api.waits import percentile
@@ -186,18 +188,26 @@ def _rounded(value: float) -> float:
     return round(value, 3)
 
 
+def _profile(name: str) -> EngineProfile:
+    """Return the profile of this name or in this file. Raises ValueError."""
+    known = {profile.name: profile for profile in PROFILES}
+    if name in known:
+        return known[name]
+    if not Path(name).is_file():
+        raise ValueError(name)
+    return read_profile(Path(name))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.profiles", description=__doc__)
-    parser.add_argument("--profile", action="append", choices=[profile.name for profile in PROFILES])
+    names = ", ".join(profile.name for profile in PROFILES)
+    parser.add_argument(
+        "--profile", action="append", type=_profile, help=f"{names}, or a file", metavar="NAME"
+    )
     parser.add_argument("--work", action="append", choices=WORK)
     chosen = parser.parse_args(arguments)
-    names = chosen.profile or [profile.name for profile in PROFILES]
-    rows = [
-        compared(profile, work)
-        for profile in PROFILES
-        if profile.name in names
-        for work in chosen.work or WORK
-    ]
+    profiles = chosen.profile or PROFILES
+    rows = [compared(profile, work) for profile in profiles for work in chosen.work or WORK]
     table = Table(title="seconds to the first token, beside the stock engine (simulated)")
     for column in (
         "profile",

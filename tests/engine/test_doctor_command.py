@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
+import orjson
 import pytest
+from benchmarks.engine_profiles import read_profile
 from rich.console import Console
 
 from engine.conftest import serves, stock, wait_until
@@ -24,6 +26,7 @@ from slotkeeper.engine import traits
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.launch import EngineKind, find_engine, free_port
 from slotkeeper.engine.process import EngineProcess
+from slotkeeper.scheduler.engine_model import Memory
 
 pytestmark = pytest.mark.alternating
 
@@ -165,6 +168,62 @@ def test_doctor_does_not_wake_a_sleeping_engine(engine_factory, build, doctor):
     assert code == 0
     assert "sleeps" in out
     assert httpx.get(f"{engine.base}/props", timeout=PATIENCE).json()["is_sleeping"]
+
+
+# -- speed ---------------------------------------------------------------------------------------------
+
+
+def test_doctor_measures_an_engine_as_a_profile_for_the_simulator(engine_factory, build, doctor, tmp_path):
+    engine = engine_factory(build=build)
+    code, out = doctor(engine.base, "--measure", "--json", "--slot-dir", str(engine.slot_dir))
+    assert code == 0
+    file = tmp_path / "mine.json"
+    file.write_text(out, "utf-8")
+    profile = read_profile(file)
+    assert (profile.name, profile.memory) == ("tiny-hybrid", Memory.HYBRID)
+    measured = orjson.loads(out)["rates"]
+    assert measured.keys() == {
+        "prefill", "decode", "deeper", "save", "restore", "file_seconds", "token_bytes", "checkpoint_bytes",
+    }  # fmt: skip
+    assert min(measured[name] for name in ("prefill", "decode", "save", "restore", "token_bytes")) > 0
+    assert not held(engine), "the slot is erased"
+    assert not list(engine.slot_dir.iterdir())
+
+
+def test_doctor_measures_without_files_and_shows_a_table(engine, doctor):
+    code, out = doctor(engine.base, "--measure")
+    assert code == 0
+    assert re.search(r"prefill of 512 tokens at the beginning.*tokens/s", out)
+    assert re.search(r"save and restore.*--slot-dir", out)
+
+
+def test_doctor_overwrites_no_conversation_to_measure(engine_factory, build, doctor):
+    engine = engine_factory(build=build)
+    for slot in (0, 1):
+        ask = {"prompt": f"Slot {slot}: one, two", "n_predict": 2, "id_slot": slot}
+        httpx.post(f"{engine.base}/completion", json=ask, timeout=PATIENCE)
+    before = held(engine)
+    code, out = doctor(engine.base, "--measure")
+    assert code == 1
+    assert "Each slot holds a conversation" in out
+    assert held(engine) == before
+
+
+def test_doctor_disturbs_no_running_request_to_measure(engine_factory, build, doctor):
+    engine = engine_factory(build=build)
+    ask = {"prompt": "One, two", "n_predict": -1, "ignore_eos": True, "id_slot": 0, "stream": True}
+    with httpx.stream("POST", f"{engine.base}/completion", json=ask, timeout=PATIENCE) as answer:
+        chunks = answer.iter_bytes()
+        next(chunks)
+        code, out = doctor(engine.base, "--measure")
+    assert code == 1
+    assert "A request runs" in out
+
+
+def held(engine) -> list[int]:
+    """Return the tokens in each slot, without those that are empty."""
+    slots = httpx.get(f"{engine.base}/slots", timeout=PATIENCE).json()
+    return [slot["n_prompt_tokens"] for slot in slots if slot.get("n_prompt_tokens")]
 
 
 # -- snapshots -----------------------------------------------------------------------------------------

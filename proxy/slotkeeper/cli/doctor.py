@@ -6,7 +6,7 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from slotkeeper.cli.measuring import NotMeasuredError, Speeds, measure
 from slotkeeper.cli.terminal import size
 from slotkeeper.engine.answers import SAID, EngineError, EngineGoneError, Health, NoFilesError, Odds
 from slotkeeper.engine.canary import LIKELIEST, TEXT
@@ -44,17 +45,27 @@ TRIAL_BYTES: Final = 32 << 20  # enough that a disk's write cache does not hide 
 CHUNK: Final = 1 << 20
 
 
-async def doctor(upstream: str, api_key: str | None, console: Console, slot_dir: Path | None = None) -> int:
+Measured = Callable[[Reading, Speeds], None]
+
+
+async def doctor(
+    upstream: str,
+    api_key: str | None,
+    console: Console,
+    slot_dir: Path | None = None,
+    measured: Measured | None = None,
+) -> int:
     """Print the findings. Returns 1 when there is a FAIL, or no engine to examine.
 
     It prefills 32 to 86 tokens in an unused engine whose flags cannot be read. With a folder it also tests
     snapshots: it saves an idle slot's state, and measures how quickly the folder can be written.
-    On a router, or on llama-swap, it examines each loaded model.
+    On a router, or on llama-swap, it examines each loaded model. With `measured` it measures the engine's
+    speed too, which takes engine time, and calls it with the result; it returns 1 if it cannot do so now.
     """
     async with EngineClient(upstream, api_key=api_key) as client:
         health = await client.health()
     if not health.routes:
-        return await _examine(EngineAddress.of(upstream), api_key, console, slot_dir)
+        return await _examine(EngineAddress.of(upstream), api_key, console, slot_dir, measured=measured)
     swaps = health is Health.SWAPPER
     try:
         async with (SwapClient if swaps else RouterClient)(upstream, api_key=api_key) as router:
@@ -67,7 +78,9 @@ async def doctor(upstream: str, api_key: str | None, console: Console, slot_dir:
         address = EngineAddress(upstream.rstrip("/"), entry.name, swaps=swaps)
         console.print(f"[bold]{escape(address.engine)}[/]")
         if entry.status is ModelStatus.LOADED:
-            found.append(await _examine(address, api_key, console, slot_dir, entry.flags))
+            found.append(
+                await _examine(address, api_key, console, slot_dir, flags=entry.flags, measured=measured)
+            )
         else:
             console.print(f"It is {entry.status}: examining it would load it. Send it a request first.")
     return max(found, default=0)
@@ -78,7 +91,9 @@ async def _examine(
     api_key: str | None,
     console: Console,
     slot_dir: Path | None,
+    *,
     flags: EngineFlags | None = None,
+    measured: Measured | None = None,
 ) -> int:
     """Examine one engine; `flags` are known if a router reports them. Returns as `doctor` does."""
     upstream = address.engine
@@ -111,7 +126,25 @@ async def _examine(
     findings = _examined(reading, seen, unfit if slot_dir else None, routed=bool(address.model))
     console.print(_traits(reading, client.computed))
     console.print(_findings(findings))
-    return int(_fails(findings))
+    refused = False
+    if measured:
+        files = usable if reading.files else None
+        async with EngineClient(address, api_key=api_key) as client:
+            refused = not await _measured(client, reading, files, console, measured)
+    return int(_fails(findings) or refused)
+
+
+async def _measured(
+    client: EngineClient, reading: Reading, folder: Path | None, console: Console, measured: Measured
+) -> bool:
+    """Measure an engine's speed, and pass it on. Returns whether that was possible."""
+    try:
+        speeds = await measure(client, reading, folder, console)
+    except (NotMeasuredError, NoFilesError, EngineError, EngineGoneError) as error:
+        console.print(f"[red]Not measured.[/] {escape(str(error))}")
+        return False
+    measured(reading, speeds)
+    return True
 
 
 def _fails(findings: list[Finding]) -> bool:

@@ -54,6 +54,7 @@ The key is shown once, on standard error; the file holds its SHA-256 and any lim
 """
 EPILOG_OF_DOCTOR: Final = """\
 Example: slotkeeper doctor --slot-dir /var/lib/slots --upstream http://127.0.0.1:8081
+         slotkeeper doctor --measure --slot-dir /var/lib/slots --upstream http://127.0.0.1:8081
 Next:    start llama-server with the flags that it names, then slotkeeper serve --upstream http://127.0.0.1:8081
 """
 EPILOG_OF_DOCS: Final = """\
@@ -311,18 +312,44 @@ def _doctor(commands: Any) -> None:
             "engine from others stays there"
         ),
     )
+    parser.add_argument(
+        "--measure",
+        action="store_true",
+        help=(
+            "also measure how fast the engine is: 2,500 tokens of prefill at growing depth, a short answer, "
+            "and with --slot-dir some saves and restores; it needs an idle engine with an empty slot, erases "
+            "that slot in the end, and gives up if a request arrives"
+        ),
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help=(
+            "with --measure: print the speed as JSON, a profile for the simulator "
+            "(`slotkeeper docs benchmarks`), and all else on standard error"
+        ),
+    )
 
     def run(args: argparse.Namespace) -> int:
         from rich.console import Console
 
         from slotkeeper.cli.doctor import compare, doctor
+        from slotkeeper.cli.measuring import printed
 
+        if (args.compare and args.measure) or (args.json and not args.measure):
+            parser.error("--measure examines one --upstream, and --json prints what --measure found")
         if args.compare:
             urls = [server(url, "--compare") for url in args.compare]
             return int(run_loop(compare(urls, args.engine_api_key, Console())))
         return int(
             run_loop(
-                doctor(server(args.upstream, "--upstream"), args.engine_api_key, Console(), args.slot_dir)
+                doctor(
+                    server(args.upstream, "--upstream"),
+                    args.engine_api_key,
+                    Console(stderr=args.json),
+                    args.slot_dir,
+                    printed(as_json=args.json) if args.measure else None,
+                )
             )
         )
 

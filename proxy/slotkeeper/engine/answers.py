@@ -171,6 +171,14 @@ class Continuation:
     slot: SlotId
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedAnswer:
+    """How fast an engine generates."""
+
+    token_seconds: float
+    held: int  # tokens in the slot afterwards
+
+
 def lora_field(scales: Scales | None) -> dict[str, Any]:
     """Return the field of a body that asks for these LoRA scales; empty for None: the engine's own scales."""
     return {} if scales is None else {"lora": [{"id": at, "scale": scale} for at, scale in scales]}

@@ -23,6 +23,7 @@ from slotkeeper.engine.answers import (
     PrefillResult,
     RestoreResult,
     SaveResult,
+    TimedAnswer,
     lora_field,
     seconds,
     view,
@@ -361,6 +362,16 @@ class EngineClient(ControlClient):
         places = doc.get("completion_probabilities", ())
         steps = tuple(tuple((t["id"], t["logprob"]) for t in place["top_logprobs"]) for place in places)
         return Continuation(steps=steps, held=doc["tokens_cached"], slot=SlotId(doc["id_slot"]))
+
+    async def timed_answer(self, ids: Sequence[int], slot: SlotId, tokens: int) -> TimedAnswer:
+        """Generate `tokens`, two or more, after a prompt in one idle slot."""
+        asked = {"n_predict": tokens, "ignore_eos": True, "temperature": 0, "cache_prompt": True}
+        body = {"prompt": list(ids), "id_slot": slot, **asked}
+        doc = await self._http.json("POST", "/completion", limits=LONG, body=body)
+        timings = doc["timings"]
+        self.computed += timings["prompt_n"]
+        each = timings["predicted_ms"] / 1000 / max(1, timings["predicted_n"] - 1)  # from the first token on
+        return TimedAnswer(token_seconds=each, held=doc["tokens_cached"])
 
     async def save(self, slot: SlotId, filename: str, *, headers: Headers | None = None) -> SaveResult:
         """Write an idle slot's state to a file in the engine's own folder (engine.md 2)."""

@@ -278,6 +278,15 @@ def test_a_command_that_needs_a_token_names_its_unreadable_file(command, run_cli
     assert run_cli(*command.split(), "--admin", NO_SERVER, "--admin-token", "t")[0] == 1
 
 
+@pytest.mark.parametrize(
+    "words", [f"--compare {NO_SERVER} {NO_SERVER} --measure", f"--upstream {NO_SERVER} --json"]
+)
+def test_doctor_measures_one_engine_and_prints_only_that_as_json(words, run_cli):
+    code, _, err = run_cli("doctor", *words.split())
+    assert code == 2
+    assert "--measure examines one --upstream" in err
+
+
 def test_doctor_tries_the_given_slot_folder(run_cli, monkeypatch):
     seen = []
 
@@ -288,7 +297,7 @@ def test_doctor_tries_the_given_slot_folder(run_cli, monkeypatch):
     monkeypatch.setattr("slotkeeper.cli.doctor.doctor", doctor)
     run_cli("doctor", "--upstream", NO_SERVER, "--slot-dir", "/s")
     run_cli("doctor", "--upstream", NO_SERVER)
-    assert [(upstream, folder) for upstream, _, _, folder in seen] == [
+    assert [(upstream, folder) for upstream, _, _, folder, _ in seen] == [
         (NO_SERVER, Path("/s")),
         (NO_SERVER, None),
     ]
