@@ -170,7 +170,7 @@ async def upstream(start: Start, folder: Path) -> AsyncIterator[str]:
         if start.way is not Way.SWAP:
             model = Tiny(start.model) if start.model in list(Tiny) else Fat(start.model)
             flags = lab.stock_flags(binary, build(model), slots, context_tokens=CONTEXT)
-            if model in (Tiny.HYBRID_MTP, Fat.HYBRID_MTP):
+            if model in lab.WITH_DRAFTS:
                 flags += lab.DRAFTS
             engine = await stack.enter_async_context(lab.restartable(binary, flags, folder / "log"))
             yield engine.base

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from slotkeeper.app import Sidecar, running
-from slotkeeper.bench.models import Model, Tiny, build
+from slotkeeper.bench.models import Fat, Model, Tiny, build
 from slotkeeper.bench.target import counted
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.flags import EngineFlags
@@ -38,6 +38,7 @@ ANY_PORT: Final = "127.0.0.1:0"
 PREFILLED: Final = "slotkeeper_prefill_tokens_total"
 PAUSE_SECONDS: Final = 0.05  # until a conversation is saved, short so that tests need not wait
 DRAFTS: Final = ("--spec-type", "draft-mtp")
+WITH_DRAFTS: Final = (Tiny.HYBRID_MTP, Fat.HYBRID_MTP)  # models with an MTP block
 
 
 def stock_flags(
@@ -170,7 +171,7 @@ async def tiny_engine(
     slots.mkdir()
     binary = find_engine(engine)
     flags = recipe(binary, build(model), slots, context_tokens=context_tokens)
-    drafts = DRAFTS if model is Tiny.HYBRID_MTP else ()
+    drafts = DRAFTS if model in WITH_DRAFTS else ()
     async with restartable(binary, [*flags, *drafts, *args], folder / "engine.log") as started:
         yield started
 
