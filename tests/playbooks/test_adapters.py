@@ -22,6 +22,7 @@ from playbooks.playbook import (
     goes,
     knows,
     plants,
+    renders,
     reports,
     restored,
     restores,
@@ -99,6 +100,22 @@ def test_a_slot_of_another_set_is_erased_if_a_request_names_no_adapters():
     assert at << arrives("r3") << knows("r3", A + MORE) >> erases(0)
     assert at << erased() >> goes("r3", slot=0, reason=Reason.COLD, strict=True, isolated=True)
     assert at << ends("r3", 2100, 0) >> reports("r3", predicted=0)
+
+
+@pytest.mark.parametrize(("lora", "cached", "certain"), [(ONE, 0, True), (None, 0, False), (ONE, 100, False)])
+def test_what_ran_before_its_engine_was_known_is_found_if_it_used_only_its_own_adapters(
+    lora, cached, certain
+):
+    at = play(up=False)
+    at << arrives("r1", lora=lora, unplaced=Reason.NOT_PROBED)
+    assert at >> goes("r1", slot=None, reason=Reason.NOT_PROBED) << knows("r1", None)
+    at << ends("r1", 2000, cached) >> reports("r1") << engine_up(fresh=False)
+    if certain:
+        assert at >> renders("r1") << sees(contents={0: 2000}) << knows("r1", A)
+        assert turn(at, "r2", A + MORE, ONE, cached=2000, slot=0, reason=Reason.PREFIX)
+    else:
+        at << sees(contents={0: 2000}) << arrives("r2", lora=lora) << knows("r2", A + MORE)
+        assert at >> erases(0) << erased() >> goes("r2", slot=0, reason=Reason.COLD)
 
 
 def test_without_a_slot_folder_a_request_that_could_reuse_another_set_is_uncached():

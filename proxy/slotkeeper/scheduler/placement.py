@@ -43,6 +43,7 @@ from slotkeeper.scheduler import (
     retention,
     spaces,
 )
+from slotkeeper.scheduler.adapters import set_of
 from slotkeeper.scheduler.budgets import Budgets, FolderRoom
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.costs import Limits
@@ -148,13 +149,26 @@ def _ended_early(state: State, table: EngineTable, now: float) -> Iterator[Pendi
     """Look for the slots of requests that have ended, the last one first: it has the newest task."""
     for pending in state.take_early(table.engine):
         request, done = pending.arrived, pending.finished
-        if done is None or table.traits.adapters:  # under which adapters it ran is not known
+        if done is None or not _of_one_set(table, pending):
             continue
         pending.plan = Plan(table=table, reason=request.without_plan, pinned=False)
+        spaces.moved_to(state, pending, set_of(table.traits.adapters, request.lora))
+        table.shadow.mixed |= table.shadow.own_set(pending.arrived.space)
         state.requests[request.request] = pending
         copies = min(request.copies, len(table.states))
         table.orphans.append(Orphan(request.request, done.left, now, copies))
         yield pending
+
+
+def _of_one_set(table: EngineTable, pending: Pending) -> bool:
+    """Whether all of the request's tokens were certainly computed with the adapters that it names.
+
+    The engine's own scales, and those of a state that it continued from, may have changed since.
+    """
+    done = pending.finished
+    return not table.traits.adapters or (
+        pending.arrived.lora is not None and done is not None and done.cached == 0
+    )
 
 
 def files_found(state: State, event: FilesFound) -> None:
