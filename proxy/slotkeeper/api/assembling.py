@@ -16,6 +16,7 @@ import orjson
 from slotkeeper.api.answer import SseEvent, SseSplitter
 from slotkeeper.api.document import Doc
 from slotkeeper.api.head import Api
+from slotkeeper.api.long_strings import inserted
 
 # Streams lack the tokens and probabilities of text that the engine holds back: a character of several tokens,
 # the start of a stop word. The other fields change the contents of a stream.
@@ -48,8 +49,7 @@ def assembles(api: Api, doc: Doc) -> bool:
 def as_stream(body: bytes, api: Api, *, progress: bool) -> bytes:
     """Return the request's body with a request for a stream; the engine uses the last of equal keys."""
     more = STREAM + (USAGE if api is Api.CHAT else b"") + (PROGRESS if progress else b"")
-    end = body.rindex(b"}")
-    return body[:end] + more + body[end:]
+    return inserted(body, body.rindex(b"}"), more)
 
 
 @dataclass(frozen=True, slots=True)

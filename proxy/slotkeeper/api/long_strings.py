@@ -1,13 +1,15 @@
-"""Parses a body that is heavy by its images, without stopping the event loop.
+"""Parses and changes a body that is heavy by its images, without stopping the event loop.
 
 The JSON parser keeps the interpreter's lock. So long runs of base64 are cut out of the body, the rest is
-parsed, and each string is then put together again, in steps between which other threads run.
+parsed, and each string is then put together again, in steps between which other threads run. The lock is
+also kept while bytes are counted or copied, and new memory is slow: 64 MB take 40 to 300 ms (measured).
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from io import BytesIO
 from typing import Any, Final
 
 import orjson
@@ -32,6 +34,21 @@ def loads(body: bytes) -> Any:
     doc = orjson.loads(b"".join([*kept, body[at:]]))
     _put_back(doc, mark, body, spans)
     return doc
+
+
+def count_of(body: bytes, *marks: bytes) -> int:
+    """Return how often these single bytes occur in the body."""
+    pieces = range(0, len(body), PIECE_BYTES)
+    return sum(body.count(mark, at, at + PIECE_BYTES) for mark in marks for at in pieces)
+
+
+def inserted(body: bytes, at: int, added: bytes) -> bytes:
+    """Return `body` with `added` before its byte `at`."""
+    whole, old = BytesIO(), memoryview(body)
+    for part in (old[:at], memoryview(added), old[at:]):
+        for start in range(0, len(part), PIECE_BYTES):
+            whole.write(part[start : start + PIECE_BYTES])
+    return whole.getvalue()
 
 
 def _long_runs(body: bytes) -> Iterator[Span]:
@@ -79,7 +96,7 @@ def _put_back(doc: Any, mark: str, body: bytes, spans: list[Span]) -> None:
             if isinstance(value, str) and mark in value:
                 before, _, rest = value.partition(mark)
                 start, end = spans[int(rest.split(".")[1])]
-                outer[key] = before + body[start:end].decode("ascii")
+                outer[key] = before + str(memoryview(body)[start:end], "ascii")
             elif isinstance(value, dict | list):
                 inner.append(value)
 

@@ -33,6 +33,7 @@ from slotkeeper.api.document import (
 )
 from slotkeeper.api.errors import ClientFault
 from slotkeeper.api.head import Api
+from slotkeeper.api.long_strings import count_of, inserted
 from slotkeeper.api.openai import split
 from slotkeeper.api.pictures import Picture, with_names
 from slotkeeper.conversation.layout import Layout, Role
@@ -100,13 +101,13 @@ def check_values(body: bytes) -> None:
     """Raise ClientFault (413) if parsing the body would take more memory than a request may use."""
     if len(body) <= MOST_VALUES:
         return
-    if body.count(b",") + body.count(b"[") + body.count(b"{") > MOST_VALUES:
+    if count_of(body, b",", b"[", b"{") > MOST_VALUES:
         raise ClientFault(f"the body has more than {MOST_VALUES:,} values; send a shorter prompt", status=413)
 
 
 def check_depth(body: bytes, doc: Doc) -> None:
     """Raise ClientFault if the body is nested so deeply that recursive functions could run out of stack."""
-    if body.count(b"[") + body.count(b"{") <= MOST_DEEP:
+    if count_of(body, b"[", b"{") <= MOST_DEEP:
         return
     level: list[Any] = [doc]
     for _ in range(MOST_DEEP):
@@ -247,8 +248,7 @@ def placed(body: bytes, taken: Claim, slot: int | None) -> bytes:
         return body if slot is None else _first(body, b'"id_slot":%d' % slot)
     if type(taken.named) is int and taken.named == wanted:
         return body
-    end = body.rindex(b"}")
-    return body[:end] + b',"id_slot":%d' % wanted + body[end:]
+    return inserted(body, body.rindex(b"}"), b',"id_slot":%d' % wanted)
 
 
 def uncached(body: bytes) -> bytes:
@@ -256,9 +256,8 @@ def uncached(body: bytes) -> bytes:
 
     The field comes last: the engine takes the last of two equal keys.
     """
-    end = body.rindex(b"}")
-    empty = body[:end].rstrip().endswith(b"{")
-    return body[:end] + (b"" if empty else b",") + b'"cache_prompt":false' + body[end:]
+    comma = b"" if _EMPTY.match(body, body.index(b"{") + 1) else b","
+    return inserted(body, body.rindex(b"}"), comma + b'"cache_prompt":false')
 
 
 def plain(path: str) -> str:
@@ -343,10 +342,8 @@ def inputs_of(api: Api, doc: Doc) -> list[Prompt]:
 
 
 def _first(body: bytes, field: bytes) -> bytes:
-    """Return `body` with a field more, copied once: it may have 64 MiB."""
     start = body.index(b"{") + 1
-    comma = b"" if _EMPTY.match(body, start) else b","
-    return b"".join([body[:start], field, comma, memoryview(body)[start:]])
+    return inserted(body, start, field + (b"" if _EMPTY.match(body, start) else b","))
 
 
 # -- the parsed request ----------------------------------------------------------------------------------
@@ -483,5 +480,4 @@ def can_assemble(ask: Ask) -> bool:
 
 def ask_for(body: bytes) -> bytes:
     """Return `body`, a JSON object that is not empty, with a request for progress as its first field."""
-    start = body.index(b"{") + 1
-    return body[:start] + PROGRESS + b":true," + body[start:]
+    return _first(body, PROGRESS + b":true")

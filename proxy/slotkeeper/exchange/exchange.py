@@ -17,7 +17,7 @@ from slotkeeper.api.head import request_id as safe_id
 from slotkeeper.api.request import HEAVY, NotPlain, is_large, placed, uncached
 from slotkeeper.conversation.naming import Naming
 from slotkeeper.exchange.account import Account
-from slotkeeper.exchange.answer_filters import NotAssembled, OutOfCells, form_for, gate_for
+from slotkeeper.exchange.answer_filters import AnswerForm, NotAssembled, OutOfCells, form_for, gate_for
 from slotkeeper.exchange.bodies import SENT, Body, Budget
 from slotkeeper.exchange.connections import Network
 from slotkeeper.exchange.door import ANYONE, Door, KeyCheck, Refusal, program_of
@@ -32,6 +32,7 @@ from slotkeeper.observe.recording import Recorder
 from slotkeeper.observe.sentences import urgency
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.heavy import Weigher
+from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.rewriting import Rewriting
 from slotkeeper.runtime.tasks import Aside, here
 from slotkeeper.scheduler.effects import Forward
@@ -374,10 +375,10 @@ class Exchange:
     async def _answer(self, forward: Forward, losses: int) -> web.StreamResponse:
         """Send the request and relay the answer. `losses` is the engine's count from before the send."""
         driver = self._gate.driver
-        body = placed(self._without_cache(self._body_out, forward), self._account.claim, forward.slot)
         link = driver.links[forward.engine]
         driver.engines.check_listed(link, self._account.claim.model)
-        form = form_for(self._account.ask, body, forward, link)
+        run = self._gate.aside if len(self._body_out) > HEAVY else here
+        form = await run(self._formed, forward, link)
         self._account.progress = form.progress
         try:
             parent = self._trace.trace_parent if self._trace else None
@@ -409,6 +410,11 @@ class Exchange:
             failed = FailedRequest(self._api, self._body_out, auth, answer.status)
             driver.tasks.start(judge(driver, link, failed, self._gate.aside))
         return response
+
+    def _formed(self, forward: Forward, link: EngineLink) -> AnswerForm:
+        """Return the body to send, with the fields that are ours, and the filters for its answer."""
+        body = placed(self._without_cache(self._body_out, forward), self._account.claim, forward.slot)
+        return form_for(self._account.ask, body, forward, link)
 
     def _without_cache(self, body: bytes, forward: Forward) -> bytes:
         """Return the body to send; with caching off if the engine may reuse a state of others."""

@@ -7,8 +7,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slotkeeper.api.errors import ClientFault
 from slotkeeper.api.head import Api
-from slotkeeper.api.request import UNNAMED, Claim, Doubt, NotPlain, as_int, claim, load, placed, plain
+from slotkeeper.api.long_strings import PIECE_BYTES
+from slotkeeper.api.request import (
+    MOST_VALUES,
+    UNNAMED,
+    Claim,
+    Doubt,
+    NotPlain,
+    as_int,
+    checked,
+    claim,
+    load,
+    placed,
+    plain,
+)
 
 SPELLED = ["id_slot", "id\\u005fslot", "\\u0069d_slot", "id_sl\\u006ft"]  # spellings of the same key
 OTHER = ["ID_SLOT", "id_slot\\u0000", "id slot", "x"]
@@ -221,3 +235,28 @@ def test_an_ambiguous_path_is_refused(path):
 def test_a_claim_has_the_maximum_length_of_the_answer():
     assert claim(Api.CHAT, {"max_tokens": 300}).most == 300
     assert claim(Api.CHAT, {}).most is None
+
+
+class Counted(bytes):
+    """Bytes that note how many of them each count looks at."""
+
+    looked: list[int]
+
+    def count(self, mark, start=0, end=None):
+        self.looked.append(len(self[start:end]))
+        return super().count(mark, start, end)
+
+
+def test_a_body_is_checked_in_pieces_between_which_the_event_loop_runs():
+    body = Counted(orjson.dumps({"a": "x" * 3 * PIECE_BYTES}))
+    body.looked = []
+    assert checked(body) == orjson.loads(bytes(body))
+    assert sum(body.looked) >= 5 * len(body)  # three marks of values and two of depth
+    assert max(body.looked) <= PIECE_BYTES
+
+
+def test_a_body_with_more_values_than_any_prompt_is_refused():
+    most = b'{"a":[1%s]}' % (b",1" * (MOST_VALUES - 2))
+    assert checked(most)
+    with pytest.raises(ClientFault, match="more than 2,000,000 values"):
+        checked(most.replace(b"]", b",1]"))

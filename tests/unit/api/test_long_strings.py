@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slotkeeper.api import long_strings
-from slotkeeper.api.long_strings import loads, longest_string
+from slotkeeper.api.long_strings import count_of, inserted, loads, longest_string
 
 RUN = "iVBORw0KGgo" * 5 + "+/=="
 PIECES = [RUN, RUN[:30], "\\", "\\n", "\\u00e9", *'"""{}[]:, 1', "data:,", "é", "\x00"]
@@ -72,3 +72,9 @@ def test_whatever_the_body_says_is_read_as_the_parser_reads_it(text):
 def test_the_longest_string_may_be_a_key():
     assert longest_string({"ab": ["c", {"abcd": None}], "e": "abc"}) == 4
     assert longest_string([]) == 0
+
+
+@given(body=st.binary(max_size=70), at=st.integers(0, 70), added=st.binary(max_size=40))
+def test_bytes_are_counted_and_inserted_across_pieces(body, at, added):
+    assert inserted(body, at, added) == body[:at] + added + body[at:]
+    assert count_of(body, b"\0", b"x") == body.count(b"\0") + body.count(b"x")
