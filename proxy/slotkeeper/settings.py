@@ -132,8 +132,8 @@ class Settings(BaseSettings):
         default=60.0,
         ge=0,
         description=(
-            "seconds that requests wait for an engine that is probed or has ended; when it is back they are "
-            "sent (again), unless their answer had begun; 0: answer them with an error at once"
+            "seconds that requests wait for an engine that loads, is probed, or has ended; when it is up "
+            "they are sent (again), unless their answer had begun; 0: answer them with an error at once"
         ),
     )
     swap_wait: float = Field(

@@ -91,7 +91,7 @@ SCENES: Final = {
     "with_a_key": Scene(
         EngineState.KEY_REFUSED, Service.PASSED, UNKNOWN, ("--api-key", "right"), probed=False
     ),
-    "loading": Scene(EngineState.LOADING, Service.FAILS, None, probed=False, loads=True),
+    "loading": Scene(EngineState.LOADING, Service.WAITS, None, probed=False, loads=True),
     "asleep": Scene(EngineState.SLEEPING, Service.WAKES, None, ("--sleep-idle-seconds", "1")),
     "frozen": Scene(EngineState.FROZEN, Service.FAILS, DOWN, happens=frozen),
     "killed_and_awaited": Scene(EngineState.AWAITED, Service.WAITS, DOWN, happens=killed),

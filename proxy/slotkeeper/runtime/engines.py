@@ -113,6 +113,7 @@ class Engines:
         hearers = self._hearers
         link.images.pictures = self.pictures
         link.awaited = lambda: self._back_by(link.address.model) is not None
+        link.changed = self.changed
         watch = link.watch(hearers.on_up, hearers.on_lost, self._router_found)
         self._tasks_of[link.engine] = [self._tasks.start(watch)]
 
@@ -320,9 +321,9 @@ class Engines:
     async def awake(self, since: float, model: ModelName = NO_ROUTER, latest: float = inf) -> None:
         """Wait until an engine is ready and no engine may have restarted unnoticed.
 
-        That is: while an engine is probed, or has ended and is expected back; at most `wait` seconds from
-        `since`, and until `latest`. Experiments of a probe in progress are left out. For a router's model
-        that is not loaded, the request waits in the scheduler instead.
+        That is: while an engine loads or is probed, or has ended and is expected back; at most `wait` seconds
+        from `since`, and until `latest`. Experiments of a probe in progress are left out. For a model of a
+        router that is not loaded, the request waits in the scheduler instead.
         """
         for link in self.of(model):
             link.hurry()
@@ -378,8 +379,8 @@ class Engines:
         return link.obstacle if link.health is Health.OK else Reason.NO_ENGINE
 
     def expects(self) -> bool:
-        """Whether no engine is ready and one that has ended should be back soon."""
-        coming = any(link.coming for link in self.of(NO_ROUTER))
+        """Whether no engine is ready, and one that loads or has ended should be ready soon."""
+        coming = self._wait > 0 and any(link.coming for link in self.of(NO_ROUTER))
         return not self._there(self.front()) and (coming or self._back_by(NO_ROUTER) is not None)
 
     def may_serve(self, model: ModelName) -> bool:
@@ -393,7 +394,7 @@ class Engines:
     async def _returned(self, since: float, latest: float = inf) -> None:
         """Wait until an engine is ready, at most `wait` seconds from `since` if one is expected back."""
         until = min(since + self._wait if self.expects() else since, latest)
-        while not self._there(self.front()) and any(link.returns for link in self.upstreams):
+        while not self._there(self.front()) and any(link.returns or link.coming for link in self.upstreams):
             if until <= time.monotonic():
                 return
             with suppress(TimeoutError):

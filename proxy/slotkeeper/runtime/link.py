@@ -80,6 +80,7 @@ class EngineLink(KnownEngine):
         self._listed = True
         self.frozen_after = frozen_after
         self.awaited: Callable[[], bool] = lambda: False  # whether requests still wait for it after its loss
+        self.changed: Callable[[], None] = lambda: None  # is called when its state has changed
         self.replace: Callable[[], None] | None = None  # ends its process; `up` then starts another
         self._silences = 0  # unanswered looks in a row
         self.health = Health.DOWN
@@ -95,7 +96,7 @@ class EngineLink(KnownEngine):
         self._refusal: int | None = None  # the status with which it refused the last probe
         self._told = EngineState.DOWN  # the state that was logged last
         self._doubt = False
-        self.probing = False  # a probe is in progress
+        self.probing = False  # it answers, and a probe is about to begin or in progress
         self._hurried = False  # a request waits for the probe
         self.up = False  # probed: requests may be placed; until then they pass through unchanged
         self.probed = 0  # tokens that the probe computed and that are not counted yet
@@ -103,9 +104,11 @@ class EngineLink(KnownEngine):
 
     @property
     def coming(self) -> bool:
-        """Whether the engine was lost and will certainly be back: it loads, sleeps, or `up` starts it."""
-        there = self.health in {Health.LOADING, Health.SLEEPING}
-        return self.returns and (there or self.routes or self.replace is not None)
+        """Whether it will certainly serve: it loads, is probed, or was lost and sleeps or is started anew."""
+        if self.health is Health.LOADING or (self.probing and not self._trouble):
+            return True
+        again = self.health is Health.SLEEPING or self.routes or self.replace is not None
+        return self.returns and again
 
     def signs(self, *, drained: bool = False, failing: bool = False) -> EngineSigns:
         """Return what is known of its state."""
@@ -136,6 +139,7 @@ class EngineLink(KnownEngine):
         if state is not self._told and state is not EngineState.UNLOADED:  # a router lists many models
             self._told = state
             log.info("engine_state", engine=self.engine, state=state.value, meaning=ENGINE_TEXTS[state])
+            self.changed()
 
     @property
     def ready(self) -> bool:
@@ -236,6 +240,7 @@ class EngineLink(KnownEngine):
                     on_router(self)
             except Exception as error:  # noqa: BLE001 - an unexpected answer must not end the watch
                 self._not_probed(str(error))
+            self.probing = False
             self._tell_state()
             if not self._kick.is_set() and not self._slow:  # else `doubt` may have been called meanwhile
                 self._doubt = False
@@ -286,6 +291,7 @@ class EngineLink(KnownEngine):
             return
         limit = min(LONGEST_LOOK, self.frozen_after / 2)
         self._is(await self.client.health(headers=self.auth, seconds=limit))
+        self.probing = self.health is Health.OK and not self.up
         if self.health is Health.SILENT:
             self._silent(on_lost)
             return

@@ -378,6 +378,14 @@ async def test_the_name_of_a_listed_key_is_its_namespace_and_queue(tmp_path):
     assert callers[0].line != callers[1].line
 
 
+async def test_a_client_of_our_own_list_may_wait_for_an_engine_that_was_never_asked(tmp_path):
+    engine = Engine()
+    engine.status = -1
+    door = engine.new_door(keys=key_list(tmp_path))
+    request = make_mocked_request("POST", "/completion", headers=ALICE)
+    assert await door.judge(request, since=CAME, later=True) is KeyCheck.LATER
+
+
 async def test_an_engine_that_refuses_the_key_of_the_sidecar_is_an_upstream_fault(tmp_path):
     engine = Engine()
     door = engine.new_door(keys=key_list(tmp_path))

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from patience import PATIENCE
-from slotkeeper.engine.answers import EngineFrozenError, Health
+from slotkeeper.engine.answers import EngineError, EngineFrozenError, Health
 from slotkeeper.engine.client import EngineClient
+from slotkeeper.observe.metrics import Metrics
+from slotkeeper.runtime.engines import Engines
 from slotkeeper.runtime.link import EngineLink
+from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.scheduler.types import EngineId
+
+if TYPE_CHECKING:
+    from slotkeeper.vocab.tokenizer import Tokenizer
 
 NO_ENGINE = EngineId("http://127.0.0.1:9")
 
@@ -130,3 +138,59 @@ async def test_a_watch_that_is_cancelled_while_it_is_woken_ends(turns):
     watch.cancel()
     await link.client.close()
     assert ended
+
+
+class Loading:
+    """Engines of one link, whose health the test sets, and a request that waits for it."""
+
+    def __init__(self) -> None:
+        self.link, self.stub = EngineLink(NO_ENGINE, api_key=None), HealthStub()
+        self.link.client, self.stub.said = self.stub, Health.LOADING
+        self.link._probe = self._probe  # type: ignore[method-assign]
+        self.refused: EngineError | None = None
+        self.tasks = Tasks(print)
+        self.engines = Engines(
+            {NO_ENGINE: self.link}, self.tasks, Metrics(), wait=PATIENCE, back_by=lambda _: None
+        )
+
+    async def _probe(self) -> None:
+        if self.refused:
+            raise self.refused
+        self.link.tokenizer = cast("Tokenizer", object())
+
+    async def looks(self, number: int) -> None:
+        enough = self.stub.asked + number
+        while self.stub.asked < enough:
+            self.link.kick()
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def loading() -> AsyncIterator[Loading]:
+    scene = Loading()
+    scene.tasks.start(scene.link.watch(lambda _: scene.engines.changed(), lambda _: None))
+    scene.link.changed = scene.engines.changed
+    async with asyncio.timeout(PATIENCE):
+        yield scene
+    await scene.tasks.close()
+
+
+@pytest.mark.parametrize("refused", [None, EngineError(501, "no slots")])
+async def test_a_request_waits_for_an_engine_that_loads_its_model(loading, refused):
+    loading.refused = refused
+    waits = asyncio.get_running_loop().create_task(loading.engines.awake(time.monotonic()))
+    await loading.looks(4)
+    assert loading.engines.expects()
+    assert not waits.done()
+    loading.stub.said = Health.OK
+    await waits
+    assert loading.link.ready is (refused is None)
+
+
+async def test_a_request_does_not_wait_for_an_engine_that_ended_while_it_loaded(loading):
+    waits = asyncio.get_running_loop().create_task(loading.engines.awake(time.monotonic()))
+    await loading.looks(4)
+    assert not waits.done()
+    loading.stub.said = Health.DOWN
+    await waits
+    assert not loading.engines.expects()
