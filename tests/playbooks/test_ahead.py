@@ -287,10 +287,10 @@ def test_a_likely_next_turn_is_computed_ahead_if_that_saves_more_than_a_task_cos
     assert batched.states == ["idle", "idle"]
 
 
-@pytest.mark.parametrize("chance", [0.5, 0.6])
-def test_a_few_tokens_are_computed_for_a_file_once_a_prediction_was_right(chance):
+@pytest.mark.parametrize(("chance", "likely"), [(0.5, False), (0.7, False), (0.8, True)])
+def test_a_few_tokens_are_computed_for_a_file_if_the_next_turn_will_likely_use_them(chance, likely):
     play = answered(Play(**NEW_FILES), following=PROMPT + HEADER, chance=chance).wakes()
-    assert play >> (fills(0, AHEAD) if chance > 0.5 else saves(0))
+    assert play >> (fills(0, AHEAD) if likely else saves(0))
 
 
 @pytest.mark.parametrize("chance", [0.4, 0.5])

@@ -87,14 +87,12 @@ def _pays_ahead(contents: SlotContents, computes: int, traits: EngineTraits) -> 
     """Whether the next turn probably uses a prefetch, and saves by it more than a task costs.
 
     A file that can only be extended is of use only if it ends where the next turn goes on. Any other file is
-    better there too, if that takes a few tokens and the last prediction was right.
+    better there too, so a few tokens are worth their task.
     """
     if traits.snapshots and traits.files_only_extend:
         return contents.likely >= EVEN
-    if traits.snapshots and computes <= PRICE:
-        return contents.likely > EVEN
-    lost = 1.0 - contents.likely
-    return (contents.likely - FOR_NOTHING * lost) * computes > PRICE
+    gains = (contents.likely - FOR_NOTHING * (1.0 - contents.likely)) * computes
+    return gains > (0.0 if traits.snapshots and computes <= PRICE else PRICE)
 
 
 def cut_back(contents: SlotContents, table: EngineTable, catalog: Catalog) -> Prefill | None:
