@@ -17,8 +17,10 @@ from playbooks.playbook import (
     filed,
     filled,
     fills,
+    follows,
     goes,
     knows,
+    leaves,
     replies,
     reports,
     restored,
@@ -28,6 +30,7 @@ from playbooks.playbook import (
     sees,
     snapshot,
     snapshots_changed,
+    starts,
     unsaved,
     written,
 )
@@ -53,7 +56,7 @@ def old(**more):
 def talked(play, *, generated=1):
     """A conversation is in slot 0, and has paused."""
     assert play << arrives("r1", hash_chain=OUTLINE) << knows("r1", TALK) >> goes("r1", slot=0)
-    assert play << ends("r1", len(TALK), 0, generated=generated) >> reports("r1")
+    assert play << ends("r1", len(TALK), 0, generated=generated) >> reports("r1") << follows("r1", None)
     play.later(60) << sees()
     return play
 
@@ -83,17 +86,40 @@ def test_an_old_engine_gets_files_of_the_end_the_last_prompt_and_user_messages_t
 def test_boundaries_are_saved_at_the_first_pause_only_if_no_file_has_the_text_before_them():
     play = old()
     assert play << arrives("r1", hash_chain=OUTLINE) << knows("r1", TALK) >> goes("r1", slot=0)
-    assert play << ends("r1", len(TALK), 0, generated=1) >> reports("r1")
+    assert play << ends("r1", len(TALK), 0, generated=1) >> reports("r1") << follows("r1", None)
     play.wakes()
     assert saved_and_restored(play)
 
     next_turn = arrives("r2", hash_chain=(*OUTLINE, b"a", b"b"))
     assert play << next_turn << knows("r2", TALK + A.cut(0, 500)) >> goes("r2", slot=0)
-    assert play << ends("r2", 1501, 1001, generated=1) >> reports("r2")
+    assert play << ends("r2", 1501, 1001, generated=1) >> reports("r2") << follows("r2", None)
     play.wakes()
     assert play >> saves(0) << saved("later")
     assert play.states == ["idle", "idle"]
     assert play.later(60) << sees() >> fills(0, Purpose.CUT)
+
+
+@pytest.mark.parametrize(
+    ("chance", "lasting", "cut"), [(0.5, False, True), (0.25, False, False), (0.25, True, True)]
+)
+def test_a_slot_whose_checkpoints_a_cut_would_lose_is_not_cut_if_predictions_failed(chance, lasting, cut):
+    """Its client goes back to the checkpoint of the last user message, as it has done before."""
+    play = old(checkpoint_min_step=0) if lasting else old()
+    assert play << arrives("r1", hash_chain=OUTLINE) << knows("r1", TALK) >> goes("r1", slot=0)
+    assert play << ends("r1", len(TALK), 0) >> reports("r1") << follows("r1", None, chance=chance)
+    assert play.later(60) << sees() >> saves(0)
+    play << saved("end")
+    assert play >> fills(0, Purpose.CUT, tokens=LAST_PROMPT) if cut else play.later(300) << sees()
+
+
+def test_a_slot_whose_answer_broke_off_is_not_cut_if_that_would_lose_its_checkpoints():
+    play = old()
+    assert play << arrives("r1", hash_chain=OUTLINE) << knows("r1", TALK) >> goes("r1", slot=0)
+    assert play << starts("r1") << leaves("r1", reached=len(TALK), cached=0) >> reports("r1")
+    assert play << sees(contents={0: len(TALK) + 20}) << sees(contents={0: len(TALK) + 20})
+    assert play.later(60) << sees() >> saves(0)
+    assert play << saved("end", TALK + REPLY.cut(0, 20))
+    assert play.later(300) << sees()
 
 
 def test_a_slot_is_not_cut_on_an_engine_without_checkpoints():
@@ -161,7 +187,7 @@ def test_a_restore_step_computes_the_few_tokens_that_its_file_lacks():
     play = old()
     assert play << snapshots_changed(snapshot("s1", TALK.cut(0, 990)))
     assert play << arrives("r1") << knows("r1", TALK) >> restores(0, "s1") << restored() >> goes("r1")
-    play << ends("r1", len(TALK), 990)
+    play << ends("r1", len(TALK), 990) << follows("r1", None)
     play.effects.clear()
     assert play.later(60) << sees() >> fills(0, Purpose.CUT, tokens=USER_MESSAGE)
     assert play << filled(601) >> saves(0) << saved("user") >> restores(0, "s1")
@@ -221,7 +247,7 @@ def test_a_slot_is_not_cut_back_if_the_restore_step_costs_more_than_the_file_sav
     more = TALK + Tokens(range(40_000, 40_200)) + Tokens([USER]) + A.cut(0, 600)
     next_turn = arrives("r2", hash_chain=(*OUTLINE, b"answer", b"more"))
     assert play << next_turn << knows("r2", more) >> goes("r2", slot=0)
-    assert play << ends("r2", len(more), 1001, generated=1) >> reports("r2")
+    assert play << ends("r2", len(more), 1001, generated=1) >> reports("r2") << follows("r2", None)
     assert play.later(60) << sees() >> saves(0) << saved("later") >> fills(0, Purpose.CUT)
     assert play << filled() >> saves(0) << saved("later prompt") >> fills(0, Purpose.HOME, tokens=more)
 
@@ -229,7 +255,7 @@ def test_a_slot_is_not_cut_back_if_the_restore_step_costs_more_than_the_file_sav
 def test_a_prompt_without_messages_is_not_cut_back_at_the_first_pause():
     play = old()
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
-    assert play << ends("r1", len(A), 0, generated=1) >> reports("r1")
+    assert play << ends("r1", len(A), 0, generated=1) >> reports("r1") << follows("r1", None)
     assert play.wakes() >> saves(0) << saved("end")
     assert play.states == ["idle", "idle"]
     assert play.later(60) << sees() >> fills(0, Purpose.CUT)

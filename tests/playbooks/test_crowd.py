@@ -240,6 +240,20 @@ def test_in_a_crowd_a_slot_is_cut_back_before_it_is_saved_and_is_not_restored():
     assert play.table.shadow.slots[1].tokens == back
 
 
+def test_in_a_crowd_a_slot_is_not_cut_back_if_predictions_failed_and_its_checkpoints_would_be_lost():
+    play = old(n_slots=2, limits=Limits(pause=2), checkpoint_min_step=8192)
+    assert answered(play)
+    assert answered(play, "r2", B, slot=1)
+    assert play << follows("r2", None, chance=0.25)
+    play << arrives("r3") << knows("r3", C) >> plants("r3", 0, Purpose.BACK)
+    play << filled(1)
+    play >> saves(0, SaveMoment.PARK) << saved("s1")
+    assert play >> goes("r3", slot=0) << ends("r3", len(C), generated=len(REPLY)) >> reports("r3")
+    while not play.effects:
+        play.wakes()
+    assert play >> saves(1, SaveMoment.PAUSE)
+
+
 def test_in_a_crowd_no_slot_is_warmed():
     """Another conversation would take the slot at once."""
     play = busy(Play(speculative=True, checkpoint_min_step=0, **OLD_FILES))

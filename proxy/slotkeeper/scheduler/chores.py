@@ -28,7 +28,7 @@ from slotkeeper.scheduler.effects import (
 from slotkeeper.scheduler.engine_model import TAIL
 from slotkeeper.scheduler.idle_work import (
     coldest,
-    cut_back,
+    crowd_cut,
     emptying_step,
     first_step,
     kept_elsewhere,
@@ -164,7 +164,7 @@ def _chore(
         return chore
     if table.rates.size_of(contents.total) > state.budgets.hot:  # such a file would exceed the hot tier
         return None
-    if table.crowded(now) and not state.ends(table) and (back := cut_back(contents, table, state.catalog)):
+    if not state.ends(table) and (back := crowd_cut(contents, table, state.catalog, now)):
         return Chore(_name(state, now), table, slot, back, contents, leaves=True)
     if table.engine_keeps(contents) and (not state.ends(table) or table.shadow.elsewhere(contents, slot)):
         return None
@@ -298,7 +298,7 @@ def _due(state: State, table: EngineTable, contents: SlotContents, now: float) -
     """Return when the slot may be saved; `now` or earlier means at once."""
     if state.ends(table) or not table.traits.snapshots:
         return table.no_save_until
-    back = table.crowded(now) and cut_back(contents, table, state.catalog)
+    back = crowd_cut(contents, table, state.catalog, now)
     if back or unsaved(contents, table.traits, state.catalog):
         paused = contents.used + pause(state, table, contents, now)
     else:

@@ -9,7 +9,8 @@ first user message, if no file has the tokens before it, because other conversat
 A cut discards the checkpoints after it, and a file of these builds brings none back. Checkpoints in a part
 that files cover can be spared. But a question about a long document diverges at the document's end, where no
 file is. So the restore step is computed where that costs less than the checkpoints are worth, and a cut that
-would lose more than it saves is not made.
+would lose more than it saves is not made. Nor is one that loses the live checkpoints of a client who probably
+goes back to them (`_spares`).
 
 With a draft model, a restored file has no draft state at its own end, but has it at a checkpoint. So four
 foreign tokens are first put after the end. They make the engine keep a checkpoint there, and the next prompt
@@ -33,6 +34,7 @@ from slotkeeper.scheduler.costs import SHORTEST, WORTH_A_FILE
 from slotkeeper.scheduler.effects import Keep, Load, Prefill, Purpose, SaveMoment, Step, Wipe
 from slotkeeper.scheduler.engine_model import (
     EngineTraits,
+    checkpoints_last,
     foreign_token,
     is_marked,
     keeps_checkpoints,
@@ -106,6 +108,13 @@ def cut_back(contents: SlotContents, table: EngineTable, catalog: Catalog) -> Pr
         return None
     back = contents.tokens.cut(0, end)
     return Prefill(back, Purpose.CUT) if end - catalog.covered(back, table.traits) >= NEW else None
+
+
+def crowd_cut(contents: SlotContents, table: EngineTable, catalog: Catalog, now: float) -> Prefill | None:
+    """Return the cut back of a slot that another conversation may soon take; None if that is not likely."""
+    if not table.crowded(now) or not _spares(contents, table.traits):
+        return None
+    return cut_back(contents, table, catalog)
 
 
 def parking_step(
@@ -197,6 +206,8 @@ def _next_cut(
 ) -> Step | None:
     """Return the cut back to the next boundary without a file; None if the slot could not be restored."""
     traits = table.traits
+    if not _spares(home, traits):
+        return None
     cuts = [cut for cut in _unsaved_cuts(home, traits, catalog) if _near(cut, contents, home, traits)]
     if not cuts or not _step_to_end(contents, home, table, catalog):
         return None
@@ -206,6 +217,15 @@ def _next_cut(
         if _worth_it(cut, contents, home, table, catalog, cuts=cuts):
             return Prefill(home.tokens.cut(0, cut), Purpose.CUT)
     return None
+
+
+def _spares(contents: SlotContents, traits: EngineTraits) -> bool:
+    """Whether a cut takes no checkpoint from the slot that its next turn probably needs.
+
+    Builds that thin checkpoints out at every task lose that of the last user message to any cut (T7). A client
+    that writes its history anew goes back to it; one whose next turn was predicted does not.
+    """
+    return checkpoints_last(traits) or contents.sure or contents.likely >= EVEN
 
 
 def _opens(cut: int, home: SlotContents, traits: EngineTraits, catalog: Catalog) -> bool:

@@ -86,7 +86,7 @@ class SlotContents:
     floor: int = 0  # --swa-full: below it the window is missing, although the engine assumes it (T9)
     hash_chain: tuple[bytes, ...] = ()  # the messages, as chained digests
     following: Tokens | None = None  # the beginning of the next turn's prompt
-    likely: float = 0.0  # the chance that the next turn begins so
+    likely: float = 0.0  # the chance that the next turn begins with the reply; 0 for one that broke off
     sure: bool = False  # the next turn's prompt is known to begin with exactly these contents
     foreseen: bool = False  # nothing more will be learned about how the next turn begins
     given_up: int = 0  # tokens of its own that were given up for `following`
@@ -123,7 +123,7 @@ class SlotContents:
     def followed_by(self, tokens: Tokens | None, chance: float) -> SlotContents:
         """Return the same state with the beginning of the next turn; None: it stays unknown."""
         if tokens is None:
-            return replace(self, foreseen=True)
+            return replace(self, likely=chance, foreseen=True)
         tokens = tokens.within(self.tokens.space)
         there = tokens == self.tokens and not self.opaque
         following = None if there else tokens
