@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -15,7 +15,9 @@ import pytest
 from chaos.raw import cut_short
 from patience import PATIENCE
 from slotkeeper.app import Sidecar, running
-from slotkeeper.engine.launch import free_port
+from slotkeeper.bench import lab
+from slotkeeper.engine.answers import Health
+from slotkeeper.engine.launch import find_engine, free_port
 from slotkeeper.scheduler.costs import Speed
 from slotkeeper.settings import Settings
 
@@ -109,14 +111,21 @@ async def asked(client: aiohttp.ClientSession, *said: str) -> tuple[str, dict[st
         return doc["choices"][0]["message"]["content"], dict(answer.headers), doc["timings"]["cache_n"]
 
 
+async def refused(client: aiohttp.ClientSession) -> str:
+    """Return what a request is answered that no engine serves."""
+    async with client.post(CHAT, json=body("Hello")) as answer:
+        assert answer.status == 503
+        assert int(answer.headers["Retry-After"]) > 0
+        error = (await answer.json())["error"]
+        assert error["type"] == "unavailable_error"
+        return str(error["message"])
+
+
 async def test_a_sidecar_may_start_before_its_engine(engine_factory, build):
     port = free_port()
     async with in_front_of(f"http://127.0.0.1:{port}") as (sidecar, client):
         assert await readyz(sidecar) == 503
-        async with client.post(CHAT, json=body("Hello")) as answer:
-            assert answer.status == 503
-            assert int(answer.headers["Retry-After"]) > 0
-            assert (await answer.json())["error"]["type"] == "unavailable_error"
+        await refused(client)
         engine_factory("tiny-hybrid", build, args=ONE, port=port)
         await is_ready(sidecar)
         assert await readyz(sidecar) == 200
@@ -215,24 +224,27 @@ async def test_a_conversation_stays_with_its_engine_and_moves_if_that_engine_die
         assert await readyz(sidecar) == 200, "one engine is enough"
 
 
-async def test_a_request_that_arrives_while_its_engine_loads_waits_and_is_placed(engine_factory, build):
-    base = f"http://127.0.0.1:{(port := free_port())}"
-    async with (
-        in_front_of(base) as (_, client),
-        aiohttp.ClientSession(base) as direct,
-        asyncio.TaskGroup() as group,
-    ):
+async def test_a_request_waits_while_its_engine_loads_and_no_longer(build, tmp_path):
+    model, binary = tmp_path / "endless.gguf", find_engine(build)
+    os.mkfifo(model)  # the engine waits until someone writes there, and says that it loads its model
+    engine = lab.Restartable(binary, lab.stock_flags(binary, model, tmp_path), tmp_path / "engine.log")
+    async with in_front_of(engine.base) as (sidecar, client), asyncio.TaskGroup() as group:
+        (link,) = sidecar.driver.links.values()
 
-        async def listens() -> bool:
-            with suppress(aiohttp.ClientConnectionError):
-                async with direct.get("/health"):
-                    return True
-            return False
+        async def loads() -> bool:
+            return link.health is Health.LOADING
 
-        group.create_task(asyncio.to_thread(engine_factory, "tiny-hybrid", build, args=ONE, port=port))
-        await until(listens, "the engine listens")
-        _, headers, _ = await asked(client, LONG)
-        assert headers["X-Slotkeeper-Decision"] == "cold"
+        engine.process.start()
+        try:
+            await until(loads, "the engine loads its model")
+            waits = group.create_task(refused(client))
+            for _ in range(5):
+                await link.was_lost(link.losses)  # looks again
+            assert not waits.done()
+        finally:
+            engine.kill()
+            await engine.process.stop()
+        assert "does not accept connections" in await waits
 
 
 @pytest.mark.parametrize("flag", ["--no-slots", "--slots"])
