@@ -379,9 +379,12 @@ class Engines:
         return link.obstacle if link.health is Health.OK else Reason.NO_ENGINE
 
     def expects(self) -> bool:
-        """Whether no engine is ready, and one that loads or has ended should be ready soon."""
-        coming = self._wait > 0 and any(link.coming for link in self.of(NO_ROUTER))
+        """Whether no engine is ready, and one that loads, wakes, or has ended should be ready soon."""
+        coming = self._wait > 0 and any(map(self._comes, self.of(NO_ROUTER)))
         return not self._there(self.front()) and (coming or self._back_by(NO_ROUTER) is not None)
+
+    def _comes(self, link: EngineLink) -> bool:
+        return link.coming or link.engine in self._roused
 
     def may_serve(self, model: ModelName) -> bool:
         """Whether an engine of this model is ready, or expected back."""
@@ -394,7 +397,9 @@ class Engines:
     async def _returned(self, since: float, latest: float = inf) -> None:
         """Wait until an engine is ready, at most `wait` seconds from `since` if one is expected back."""
         until = min(since + self._wait if self.expects() else since, latest)
-        while not self._there(self.front()) and any(link.returns or link.coming for link in self.upstreams):
+        while not self._there(self.front()):
+            if not any(link.returns or self._comes(link) for link in self.upstreams):
+                return
             if until <= time.monotonic():
                 return
             with suppress(TimeoutError):

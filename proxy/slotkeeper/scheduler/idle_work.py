@@ -222,8 +222,8 @@ def _next_cut(
 def _spares(contents: SlotContents, traits: EngineTraits) -> bool:
     """Whether a cut takes no checkpoint from the slot that its next turn probably needs.
 
-    Builds that thin checkpoints out at every task lose that of the last user message to any cut (T7). A client
-    that writes its history anew goes back to it; one whose next turn was predicted does not.
+    Builds that thin checkpoints out at every task lose that of the last user message to any cut (T7). A
+    client that writes its history anew goes back to it; one whose next turn was predicted does not.
     """
     return checkpoints_last(traits) or contents.sure or contents.likely >= EVEN
 

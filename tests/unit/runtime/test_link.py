@@ -30,6 +30,7 @@ class HealthStub(EngineClient):
     def __init__(self) -> None:
         self.said = Health.OK
         self.asked = 0
+        self.woken = asyncio.Event()
 
     async def health(self, **_: object) -> Health:
         self.asked += 1
@@ -37,6 +38,9 @@ class HealthStub(EngineClient):
 
     async def props(self, **_: object) -> dict[str, str]:
         return {"media_marker": "one"}
+
+    async def rouse(self, **_: object) -> None:
+        await self.woken.wait()
 
 
 @pytest.mark.parametrize(
@@ -185,6 +189,19 @@ async def test_a_request_waits_for_an_engine_that_loads_its_model(loading, refus
     loading.stub.said = Health.OK
     await waits
     assert loading.link.ready is (refused is None)
+
+
+async def test_a_request_waits_until_an_engine_that_was_never_probed_has_woken(loading):
+    loading.stub.said = Health.SLEEPING
+    await loading.looks(1)
+    loading.engines.rouse()
+    waits = asyncio.get_running_loop().create_task(loading.engines.awake(time.monotonic()))
+    await loading.looks(4)
+    assert not waits.done()
+    loading.stub.said = Health.OK
+    loading.stub.woken.set()
+    await waits
+    assert loading.link.ready
 
 
 async def test_a_request_does_not_wait_for_an_engine_that_ended_while_it_loaded(loading):
