@@ -16,8 +16,8 @@ from typing import Any, Final
 import orjson
 
 from slotkeeper.api.document import Doc
-from slotkeeper.bench.demo import prose, result, system, tool
-from slotkeeper.bench.target import Script, Turn
+from slotkeeper.bench.demo import prose, result, system, title, tool
+from slotkeeper.bench.target import PLAIN, Script, Turn
 
 SYSTEM: Final = 6000  # characters
 SUB_SYSTEM: Final = 2000
@@ -35,10 +35,11 @@ SUB_AFTER: Final = 2  # calls of the first task before the sub-agent starts
 SHORT: Final = 8  # tokens to sample where the text does not matter
 LONG: Final = 300  # tokens of a reply: reasoning, text and a call
 
-TOOLS: Final = {
-    name: tool(name, prose(DESCRIPTION, 300 + number), "path") for number, name in enumerate(NAMES)
-}
 REQUESTS: Final = TASKS * (CALLS + 1) + SUB_CALLS + 1  # of each conversation
+
+
+def _tool(name: str, shrink: int) -> Doc:
+    return tool(name, prose(DESCRIPTION // shrink, 300 + NAMES.index(name)), "path")
 
 
 class Order(StrEnum):
@@ -53,12 +54,31 @@ class Replies(StrEnum):
     SAMPLED = "sampled"  # the model's reply; a random model writes JSON that no client sends back unchanged
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What one agent does, and how long its texts are."""
+
+    tasks: int = TASKS
+    calls: int = CALLS
+    sub_agent: bool = True
+    titled: bool = False  # whether its client asks for a title after the first call
+    names: Sequence[str] = NAMES  # of its tools
+    shrink: int = 1  # divides the length of all texts
+    max_tokens: int = SHORT  # of an answer whose text does not matter
+
+
+WHOLE: Final = Job()
+
+
+def agent(number: int, *, seed: int, replies: Replies, job: Job = WHOLE) -> Script:
+    """Yield the requests of one agent."""
+    rng = random.Random(f"{seed} {number}")  # noqa: S311 - nothing secret
+    return _Agent(number, rng, replies, job).works()
+
+
 def crowd(conversations: int, *, seed: int, order: Order, replies: Replies) -> Script:
     """Yield the requests of all agents, one at a time."""
-    scripts = [
-        _Agent(number, random.Random(f"{seed} {number}"), replies).works()  # noqa: S311 - nothing secret
-        for number in range(conversations)
-    ]
+    scripts = [agent(number, seed=seed, replies=replies) for number in range(conversations)]
     heard: list[Doc | None] = [None] * conversations
     for number in _order(conversations, order, seed):
         before = heard[number]
@@ -78,26 +98,34 @@ class _Agent:
     number: int
     rng: random.Random
     replies: Replies
+    job: Job
     calls: int = field(default=0, init=False)
 
     def works(self) -> Script:
-        """Yield the requests of two tasks; the first one delegates a part to a sub-agent."""
-        name = str(self.number)
-        history = [system("You write code with the user.\n\n" + prose(SYSTEM, 1))]
-        for task in range(TASKS):
+        """Yield the requests of all tasks; the first one may delegate a part to a sub-agent."""
+        name, job = str(self.number), self.job
+        history = [system("You write code with the user.\n\n" + self._prose(SYSTEM, 1))]
+        for task in range(job.tasks):
             history.append(self._asked(f"Task {task + 1} of agent {name}."))
-            for call in range(CALLS):
-                reply = yield from self._ask(name, f"task {task + 1} call {call + 1}", history, NAMES)
-                given_away = task == 0 and call + 1 == SUB_AFTER
+            for call in range(job.calls):
+                reply = yield from self._ask(name, f"task {task + 1} call {call + 1}", history, job.names)
+                if job.titled and task == call == 0:
+                    yield self._title(name, history)
+                given_away = job.sub_agent and task == 0 and call + 1 == SUB_AFTER
                 found = (yield from self._sub_agent()) if given_away else self._found()
                 history += [reply, result(reply, found)]
             label = f"task {task + 1} answer"
-            history.append((yield from self._ask(name, label, history, NAMES, calls=False)))
+            history.append((yield from self._ask(name, label, history, job.names, calls=False)))
+
+    def _title(self, name: str, history: Sequence[Doc]) -> Turn:
+        return Turn(
+            session=name, label="title", messages=title(history), max_tokens=self.job.max_tokens, fields=PLAIN
+        )
 
     def _sub_agent(self) -> Generator[Turn, Doc, str]:
         """Yield the sub-agent's requests, and return its report."""
         name = f"{self.number} sub"
-        history = [system("You look for things in code.\n\n" + prose(SUB_SYSTEM, 2))]
+        history = [system("You look for things in code.\n\n" + self._prose(SUB_SYSTEM, 2))]
         history.append(self._asked(f"Search {self.number}."))
         for call in range(SUB_CALLS):
             reply = yield from self._ask(name, f"call {call + 1}", history, SUB_NAMES)
@@ -109,10 +137,10 @@ class _Agent:
         self, session: str, label: str, history: Sequence[Doc], names: Sequence[str], *, calls: bool = True
     ) -> Generator[Turn, Doc, Doc]:
         """Yield a request, and return the reply as it appears in the history."""
-        fields: dict[str, Any] = {"tools": [TOOLS[name] for name in names]}
+        fields: dict[str, Any] = {"tools": [_tool(name, self.job.shrink) for name in names]}
         if sampled := self.replies is Replies.SAMPLED:
             fields |= {"tool_choice": "required"} if calls else {}
-        tokens = LONG if sampled else SHORT
+        tokens = LONG if sampled else self.job.max_tokens
         messages = tuple(history)
         heard = yield Turn(session=session, label=label, messages=messages, max_tokens=tokens, fields=fields)
         return heard if sampled else self._said(names, calls=calls)
@@ -137,4 +165,7 @@ class _Agent:
         return {"role": "user", "content": f"{beginning} {self._text(TASK)}"}
 
     def _text(self, characters: int) -> str:
-        return prose(characters, self.rng.randrange(10**6))
+        return self._prose(characters, self.rng.randrange(10**6))
+
+    def _prose(self, characters: int, seed: int) -> str:
+        return prose(characters // self.job.shrink, seed)

@@ -33,18 +33,20 @@ class RestartedChat:
 
     number: int
     change: Change
+    max_tokens: int = 48  # of an answer without reasoning
+    shrink: int = 1  # divides the length of all texts
     history: list[Doc] = field(default_factory=list)
 
     def begin(self, turns: int = TURNS) -> Script:
         """Ask questions under the client's own system prompt."""
-        self.history = [system(prose(SYSTEM, STRIDE * self.number))]
+        self.history = [system(prose(SYSTEM // self.shrink, STRIDE * self.number))]
         for _ in range(turns):
             yield from self._ask("turn", [*self.history, self._question()])
 
     def go_on(self) -> Script:
         """Send the changed request, and one more turn after its answer."""
         if self.change is Change.EDIT:
-            text = "In other words. " + prose(1500, STRIDE * self.number + STRIDE - 1)
+            text = "In other words. " + prose(1500 // self.shrink, STRIDE * self.number + STRIDE - 1)
             yield from self._ask("edited", edited(self.history[:-1], -1, text))
         else:
             yield from self._ask("first", [*self.history, self._question()])
@@ -55,10 +57,10 @@ class RestartedChat:
         reply = yield Turn(
             label=label,
             messages=tuple(messages),
-            max_tokens=300 if thinks else 48,
+            max_tokens=300 if thinks else self.max_tokens,
             fields=THINKING if thinks else PLAIN,
         )
         self.history = [*messages, reply]
 
     def _question(self) -> Doc:
-        return user(STRIDE * self.number + len(self.history))
+        return user(STRIDE * self.number + len(self.history), 2000 // self.shrink)

@@ -1,11 +1,13 @@
 """Scripts of sessions that stress a prefix cache as agents do (`slotkeeper.bench.target.play` plays them).
 
 `SESSIONS` names them. Their texts are parts of Python's documentation, so no recorded prompts are needed.
+`shrink` divides the length of all texts, for engines that take seconds for a hundred tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -50,12 +52,12 @@ def user(number: int, characters: int = 2000) -> Doc:
 
 
 def chat(
-    turns: int, max_tokens: int = 64, fields: Mapping[str, Any] = PLAIN
+    turns: int, max_tokens: int = 64, fields: Mapping[str, Any] = PLAIN, *, shrink: int = 1
 ) -> Generator[Turn, Doc, list[Doc]]:
     """Yield `turns` questions, each appended to the history. Returns the whole history."""
-    history = [system()]
+    history = [system(prose(8000 // shrink, 1))]
     for number in range(turns):
-        history.append(user(number))
+        history.append(user(number, 2000 // shrink))
         history.append(
             (
                 yield Turn(
@@ -114,20 +116,21 @@ def clock(*, first: bool) -> Script:
         history.append((yield Turn(label=f"turn {number + 1}", messages=tuple(history))))
 
 
-def edits() -> Script:
+def edits(*, max_tokens: int = 64, shrink: int = 1) -> Script:
     """Regenerate, edit, cut off the rest, and return to the first branch."""
-    history = yield from chat(5)
+    turn, length = partial(Turn, max_tokens=max_tokens), 2000 // shrink
+    history = yield from chat(5, max_tokens, shrink=shrink)
     asked = tuple(history[:-1])
-    yield Turn(label="regenerate the last answer", messages=asked)
-    text = "Edited question. " + prose(2000, 77)
-    yield Turn(label="edit the last message", messages=edited(asked, -1, text))
+    yield turn(label="regenerate the last answer", messages=asked)
+    text = "Edited question. " + prose(length, 77)
+    yield turn(label="edit the last message", messages=edited(asked, -1, text))
     text = asked[-1]["content"] + " And one more thing."
-    yield Turn(label="add to the last message", messages=edited(asked, -1, text))
-    text = "Edited in the middle. " + prose(2000, 78)
-    yield Turn(label="edit message 3, cut off the rest", messages=edited(history[:6], 5, text))
-    text = "Edited in the middle B. " + prose(2000, 79)
-    yield Turn(label="edit message 3, keep the rest", messages=edited(asked, 5, text))
-    yield Turn(label="back to the first branch", messages=(*history, user(9)))
+    yield turn(label="add to the last message", messages=edited(asked, -1, text))
+    text = "Edited in the middle. " + prose(length, 78)
+    yield turn(label="edit message 3, cut off the rest", messages=edited(history[:6], 5, text))
+    text = "Edited in the middle B. " + prose(length, 79)
+    yield turn(label="edit message 3, keep the rest", messages=edited(asked, 5, text))
+    yield turn(label="back to the first branch", messages=(*history, user(9, length)))
 
 
 def interleaved() -> Script:
@@ -150,12 +153,12 @@ def many_turns() -> Script:
     yield Turn(label="back to the first branch", messages=(*history, user(15)))
 
 
-def document(characters: int, questions: Sequence[str]) -> Script:
+def document(characters: int, questions: Sequence[str], *, max_tokens: int = 16, shrink: int = 1) -> Script:
     """One document of this length, 3.5 characters a token; each question is a conversation of its own."""
-    text = prose(characters, 60)
+    head, text = system(prose(1000 // shrink, 1)), prose(characters // shrink, 60)
     for number, question in enumerate(questions):
         asked = {"role": "user", "content": f"{text}\n\n{question}"}
-        yield Turn(label=f"question {number + 1}", messages=(system(prose(1000, 1)), asked), max_tokens=16)
+        yield Turn(label=f"question {number + 1}", messages=(head, asked), max_tokens=max_tokens)
 
 
 def agents() -> Script:

@@ -131,6 +131,18 @@ async def _ready(client: httpx.AsyncClient, url: str) -> bool:
         return False
 
 
+def peak_memory_bytes(pid: int) -> int:
+    """Return the most memory that a process has had so far. psutil does not tell it on Linux."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+
+
+def written_bytes(pid: int) -> int:
+    """Return the bytes that a process has written to files so far, also to those in memory."""
+    lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("wchar:"))
+
+
 def processor_seconds(pid: int) -> float:
     """Return the seconds that all threads of a process have run. psutil's `cpu_times` would be too coarse."""
     tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")

@@ -15,6 +15,9 @@ from benchmarks import fleet_tables
 from benchmarks.engine_profiles import PROFILES, EngineProfile
 from benchmarks.figures import BUILDS
 from benchmarks.profile_work import ABOUT
+from benchmarks.waiting_figures import COLUMNS, grouped
+from benchmarks.waiting_work import WORK as WORKLOADS
+from benchmarks.waiting_work import append
 from slotkeeper.scheduler.figures import Sums
 
 FIGURES: Final = Path(__file__).parents[1] / "docs" / "figures.json"
@@ -345,6 +348,18 @@ def profile_cells() -> str:
     return table(head, map(cells, measured("profiles")))
 
 
+def waiting_work() -> str:
+    """Return what the workloads on fat models are."""
+    about = {"append": append(1, 0.0).about, **{name: work.about for name, work in WORKLOADS.items()}}
+    return table(("work", "clients"), about.items())
+
+
+def waiting_cells() -> str:
+    """Return the seconds on fat models, the worst of all rounds."""
+    rows = ((row["model"], str(row["busy"] or ""), *cells) for row, cells in grouped(measured("waiting")))
+    return table(("model", "busy loops", *COLUMNS), rows)
+
+
 def report_cells() -> str:
     def cells(row: Row) -> Sequence[str]:
         ratio = f"{row['ours'] / row['stock']:.2f}"
@@ -371,6 +386,8 @@ MEASURED: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
         "profile-engines": profile_engines,
         "profile-work": profile_work,
         "profile-cells": profile_cells,
+        "waiting-work": waiting_work,
+        "waiting-cells": waiting_cells,
         "restart-cells": restart_cells,
         "rewrite-cells": rewrite_cells,
         "recorded-cells": recorded_cells,

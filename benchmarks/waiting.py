@@ -1,94 +1,235 @@
-"""How long one client waits for its first tokens beside stock, on engines with the proportions of real ones.
+"""How long clients wait for first tokens beside stock, on engines with the proportions of real ones.
 
-`python -m benchmarks.waiting [--models fat-dense fat-hybrid] [--pauses 0.05 0.3 1 2 5] [--rounds 3]
-[--turns 12] [--busy 0]`. The client only appends, so stock reuses everything too: whatever the sidecar's own
-passes, saves and calls take is lost time. Each conversation is sent to a stock engine and through the sidecar
-to another with the same flags, one after the other, so that neither works beside the other. `--busy` starts
-that many busy loops beside them.
+`python -m benchmarks.waiting [--models fat-dense fat-hybrid] [--work append titles ...] [--pauses 0.05 5]
+[--turns 12] [--rounds 1] [--busy 0]`. The same clients talk to a stock engine and, through the sidecar, to
+another with the same flags, one after the other, so that neither works beside the other. Each round has fresh
+engines. `--busy` starts that many busy loops beside them.
 
-The table has the ratio of the sums of all times to a first token (ours / stock), of the best and of the worst
-round, and the same of the longest stalls.
+The bound, "least", is the time of the tokens that any cache must compute, at the speed that the stock engine
+showed in this run (`slotkeeper.api.waits`), with no other queue than any server has (`least_waits`).
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
+import orjson
 from rich.table import Table
 
 from benchmarks.busy import busy_loops
-from benchmarks.figures import console, keep
-from benchmarks.stage import QUIET, served
+from benchmarks.figures import FOLDER, console, keep
+from benchmarks.least_waits import LeastRequest, least_waits
+from benchmarks.stage import QUIET, Served, peak_memory_bytes, processor_seconds, served, written_bytes
+from benchmarks.waiting_figures import COLUMNS, KEY, Row, grouped
+from benchmarks.waiting_work import WORK, Client, Work, append
 from slotkeeper.api.document import Doc
+from slotkeeper.api.waits import PrefillTimes
 from slotkeeper.bench import lab
-from slotkeeper.bench.demo import prose
-from slotkeeper.bench.measure import Sample, Totals, totals
+from slotkeeper.bench.measure import Oracle, Sample, Totals, times_of, totals
 from slotkeeper.bench.models import Fat, build
-from slotkeeper.bench.target import CHAT, PLAIN, Shot, Target
+from slotkeeper.bench.target import CHAT, Counter, Shot, Target, spoken
+from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.launch import find_engine
+from slotkeeper.scheduler.tokens import Tokens
 
+APPEND: Final = "append"
 PAUSES_SECONDS: Final = (0.05, 0.3, 1.0, 2.0, 5.0)  # a tool that returns at once, to a person who reads
-CONTEXT_TOKENS: Final = 8192
-ANSWER_TOKENS: Final = 16
-HEAD_CHARACTERS: Final = 2000
-TURN_CHARACTERS: Final = 240
+TURNS: Final = 12
+SLOTS: Final = 2
+CONTEXT_TOKENS: Final = 4096
 THREADS: Final = "2"
+BACK_SECONDS: Final = 5.0  # from the start of a killed engine until its clients go on
+LOOK_SECONDS: Final = 0.5
+QUIET_SHARE: Final = 0.05  # of a processor, below which a process counts as idle
+REST_SECONDS: Final = 60.0  # at most, until the sidecar has finished its idle work
+LEAST_TOKENS: Final = 4  # of an answer that shows how long a token takes
+WIDTH: Final = 150  # columns of the table
+
+# -- one leg ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """One request and its answer. Times are seconds on one clock."""
+
+    phase: int
+    client: Client
+    shot: Shot
+    sent: float
+    ended: float
+    sample: Sample
+    reply: Doc
+
+    @property
+    def answer_seconds(self) -> float:
+        """Seconds from the first token to the end."""
+        return self.ended - self.sent - (self.sample.first_token_seconds or 0.0)
+
+
+@dataclass(slots=True, kw_only=True)
+class Leg:
+    """One run of a workload through one way."""
+
+    told: list[Told] = field(default_factory=list)
+    computed: int = 0  # prompt tokens, by the engine's counter
+    engine_bytes: int = 0  # the most memory that the engine had
+    sidecar_bytes: int = 0
+    written: int = 0  # bytes that engine and sidecar wrote to files
+
+    @property
+    def totals(self) -> Totals:
+        return totals(one.sample for one in self.told)
+
+    @property
+    def idle(self) -> int:
+        """Tokens computed for no request."""
+        return self.computed - sum(one.sample.usage.work for one in self.told if one.sample.usage)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """An engine, and the sidecar in front of it if there is one."""
+
+    engine: lab.Restartable
+    sidecar: Served | None
+
+    @property
+    def base(self) -> str:
+        return self.sidecar.url if self.sidecar else self.engine.base
+
+    @property
+    def pids(self) -> list[int]:
+        found = [self.engine.process.pid, self.sidecar.pid if self.sidecar else None]
+        return [pid for pid in found if pid is not None]
+
+    def weigh(self, leg: Leg) -> None:
+        """Add the engine's and the sidecar's use of memory and files; before an engine is killed, too."""
+        engine, *sidecar = self.pids
+        leg.engine_bytes = max(leg.engine_bytes, peak_memory_bytes(engine))
+        leg.sidecar_bytes = max((peak_memory_bytes(pid) for pid in sidecar), default=0)
+
+    async def rests(self) -> None:
+        """Wait until neither process works, at most REST_SECONDS."""
+        async with asyncio.timeout(REST_SECONDS):
+            while True:
+                before = sum(map(processor_seconds, self.pids))
+                await asyncio.sleep(LOOK_SECONDS)
+                if sum(map(processor_seconds, self.pids)) - before < QUIET_SHARE * LOOK_SECONDS:
+                    return
+
+
+async def played(work: Work, side: Side) -> Leg:
+    """Let all clients finish each phase."""
+    leg = Leg()
+    async with Target(side.base, [side.engine.base], watches=False) as target:
+        counter = await target.counter.read() or 0
+        for number, phase in enumerate(work.phases()):
+            if phase.killed:
+                await side.rests()
+                await _restarted(side, leg, target.counter)
+            async with asyncio.TaskGroup() as group:
+                for client in phase.clients:
+                    group.create_task(_talks(client, number, target, leg))
+        await side.rests()
+        leg.computed = (await target.counter.read() or 0) - counter
+    side.weigh(leg)
+    leg.written += sum(map(written_bytes, side.pids))
+    return leg
+
+
+async def _restarted(side: Side, leg: Leg, counter: Counter) -> None:
+    await counter.read()
+    side.weigh(leg)
+    leg.written += written_bytes(side.pids[0])
+    await side.engine.restart()
+    await asyncio.sleep(BACK_SECONDS)
+    await counter.read()
+
+
+async def _talks(client: Client, phase: int, target: Target, leg: Leg) -> None:
+    """Send a client's requests. Raises RuntimeError if one has no answer."""
+    script, reply = client.script, None
+    while True:
+        try:
+            turn = next(script) if reply is None else script.send(reply)
+        except StopIteration:
+            return
+        await asyncio.sleep(client.pause)
+        body = {**turn.body(), "stream": True}
+        shot = Shot(session=client.name, label=turn.label, path=CHAT, body=body, headers={})
+        sent = time.perf_counter()
+        hit = await target.fire(shot)
+        ended = time.perf_counter()
+        if hit.reply is None or hit.sample.failure:
+            raise RuntimeError(f"{target.base}: {hit.sample.failure}")
+        reply = spoken(hit.reply)
+        leg.told.append(
+            Told(
+                phase=phase, client=client, shot=shot, sent=sent, ended=ended, sample=hit.sample, reply=reply
+            )
+        )
+
+
+async def with_oracle(told: Sequence[Told], engine: str) -> list[Told]:
+    """Return the requests with the tokens that any cache must compute, by the order in which they were sent.
+
+    Of requests at the same time, the first computes what they share. The engine renders and tokenizes them
+    once more, while nothing else runs.
+    """
+    oracle, found = Oracle(), list(told)
+    async with Target(engine, watches=False) as target, EngineClient(engine) as client:
+        prompts = [await target.prompt(one.shot) for one in told]
+        replies = [await _kept(one, client) for one in told]
+    moments = [(one.sent, False, at) for at, one in enumerate(told)]
+    moments += [(one.ended, True, at) for at, one in enumerate(told)]
+    for _, ends, at in sorted(moments):
+        prompt = prompts[at]
+        if prompt is None:
+            continue
+        if ends:
+            oracle.saw(prompt + replies[at])
+        else:
+            sample = replace(found[at].sample, oracle=oracle.least(prompt))
+            found[at] = replace(found[at], sample=sample)
+            oracle.saw(prompt)
+    return found
+
+
+async def _kept(one: Told, client: EngineClient) -> Tokens:
+    """Return the tokens of an answer that its slot held: all but the last, if they are plain text."""
+    text = one.reply.get("content")
+    if not isinstance(text, str) or not text or one.reply.get("reasoning_content"):
+        return Tokens()
+    ids = await client.tokenize(text, add_special=False, parse_special=False)
+    return Tokens(ids[: one.sample.generated])
+
+
+# -- both legs -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One conversation, sent both ways."""
+    """A workload, sent both ways."""
 
     model: Fat
-    pause_seconds: float
-    stock: Totals
-    ours: Totals
-
-    @property
-    def waited(self) -> float:
-        return self.ours.waits.waited_seconds / self.stock.waits.waited_seconds
-
-    @property
-    def late(self) -> float:
-        return (self.ours.waits.first_token_p95 or 0.0) / (self.stock.waits.first_token_p95 or 1.0)
-
-    @property
-    def stall(self) -> float:
-        return (self.ours.waits.stall_seconds or 0.0) / (self.stock.waits.stall_seconds or 1.0)
+    name: str
+    work: Work
+    pause: float | None  # of the workload `append`
+    stock: Leg
+    ours: Leg
 
 
-async def conversation(target: Target, turns: int, pause_seconds: float, seed: int) -> list[Sample]:
-    """Send `turns` questions, each appended to the history, and wait before each of them."""
-    history: list[Doc] = [{"role": "system", "content": prose(HEAD_CHARACTERS, seed)}]
-    samples = []
-    for turn in range(turns):
-        await asyncio.sleep(pause_seconds)
-        history.append({"role": "user", "content": prose(TURN_CHARACTERS, 100 * seed + turn)})
-        body = {
-            "messages": list(history),
-            "max_tokens": ANSWER_TOKENS,
-            "temperature": 0,
-            "stream": True,
-            **PLAIN,
-        }
-        shot = Shot(session=f"chat {seed}", label=f"turn {turn}", path=CHAT, body=body, headers={})
-        hit = await target.fire(shot)
-        if hit.reply is None:
-            raise RuntimeError(f"{target.base}: {hit.sample.failure}")
-        samples.append(hit.sample)
-        history.append(hit.reply)
-    return samples
-
-
-async def measured(model: Fat, pauses: Sequence[float], rounds: int, turns: int) -> list[Round]:
-    """Play `rounds` conversations for each pause, on two engines that stay the same."""
+@asynccontextmanager
+async def sides(model: Fat) -> AsyncIterator[tuple[Side, Side]]:
+    """Run two engines with the same flags, and a sidecar in front of the second."""
     binary, path = find_engine(), build(model)
     async with AsyncExitStack() as stack:
         root = Path(stack.enter_context(TemporaryDirectory(prefix="slotkeeper-waiting-")))
@@ -96,90 +237,151 @@ async def measured(model: Fat, pauses: Sequence[float], rounds: int, turns: int)
         for name in ("stock", "ours"):
             folder = root / name
             folder.mkdir()
-            flags = lab.stock_flags(binary, path, folder, context_tokens=CONTEXT_TOKENS)
+            flags = lab.stock_flags(binary, path, folder, slots=SLOTS, context_tokens=CONTEXT_TOKENS)
             flags[flags.index("-t") + 1] = THREADS
-            engines.append(await stack.enter_async_context(lab.engine(binary, flags, root / f"{name}.log")))
+            flags += lab.DRAFTS if model in lab.WITH_DRAFTS else ()
+            started = lab.restartable(binary, flags, root / f"{name}.log")
+            engines.append(await stack.enter_async_context(started))
         words = f"{QUIET} --slot-dir {root / 'ours'} --hot-bytes 8GiB"
         sidecar = await stack.enter_async_context(served(engines[1].base, words))
-        stock = await stack.enter_async_context(Target(engines[0].base, renders=False))
-        ours = await stack.enter_async_context(Target(sidecar.url, [engines[1].base], renders=False))
-        found, seed = [], 0
-        for pause in pauses:
-            for _ in range(rounds):
-                seed += 1
-                direct = await conversation(stock, turns, pause, seed)
-                through = await conversation(ours, turns, pause, seed)
-                await asyncio.sleep(1.0)  # our idle work must not run beside the next conversation of stock
-                found.append(
-                    Round(model=model, pause_seconds=pause, stock=totals(direct), ours=totals(through))
-                )
-                _tell(found[-1])
+        yield Side(engine=engines[0], sidecar=None), Side(engine=engines[1], sidecar=sidecar)
+
+
+async def measured(model: Fat, name: str, work: Work, pause: float | None) -> Round:
+    """Play one workload both ways, on fresh engines."""
+    async with sides(model) as (direct, through):
+        await through.rests()
+        stock = await played(work, direct)
+        ours = await played(work, through)
+        stock.told = await with_oracle(stock.told, direct.engine.base)
+    found = Round(model=model, name=name, work=work, pause=pause, stock=stock, ours=ours)
+    _tell(found)
     return found
 
 
 def _tell(done: Round) -> None:
-    console.print(
-        f"[dim]{done.model}, pause {done.pause_seconds} s: stock {done.stock.waits.waited_seconds:.2f} s, "
-        f"ours {done.ours.waits.waited_seconds:.2f} s[/dim]"
-    )
+    pause = "" if done.pause is None else f", pause {done.pause} s"
+    stock, ours = (leg.totals.waits.waited_seconds for leg in (done.stock, done.ours))
+    console.print(f"[dim]{done.model}, {done.name}{pause}: stock {stock:.2f} s, ours {ours:.2f} s[/dim]")
 
 
-def table(rounds: Sequence[Round], busy: int) -> Table:
-    """Return the ratios of each model and pause."""
-    shown = Table(
-        "model",
-        "pause",
-        "stock waits",
-        "ours / stock",
-        "worst",
-        "p95, worst",
-        "stall, worst",
-        "idle tokens",
-        title=f"sum of times to first token, {busy} busy loops",
-    )
-    for column in shown.columns[1:]:
+# -- figures ---------------------------------------------------------------------------------------------
+
+
+def times(rounds: Iterable[Round]) -> PrefillTimes | None:
+    """Fit the engine's times to the stock legs, to those with one client at a time if they tell enough."""
+    every = list(rounds)
+    alone = [one for one in every if one.work.alone]
+    fitted = (times_of(told.sample for one in those for told in one.stock.told) for those in (alone, every))
+    return next(filter(None, fitted), None)
+
+
+def token_seconds(rounds: Iterable[Round]) -> float:
+    """Return the shortest time of an answer's token that the stock legs show."""
+    told = [one for found in rounds for one in found.stock.told if one.sample.generated >= LEAST_TOKENS]
+    return min((one.answer_seconds / one.sample.generated for one in told), default=0.0)
+
+
+def least_of(found: Round, engine: PrefillTimes | None, each: float) -> list[float] | None:
+    """Return the least waits of a workload, if the engine's times and all oracles are known."""
+    waits: list[float] = []
+    for phase in sorted({one.phase for one in found.stock.told}):
+        clients: dict[str, list[LeastRequest]] = {}
+        for one in found.stock.told:
+            if one.phase != phase:
+                continue
+            prefill = one.sample.least_seconds(engine)
+            if prefill is None:
+                return None
+            answer = each * one.sample.generated
+            request = LeastRequest(pause=one.client.pause, prefill=prefill, answer=answer)
+            clients.setdefault(one.client.name, []).append(request)
+        waits += least_waits(list(clients.values()), SLOTS)
+    return waits
+
+
+def rows(rounds: Sequence[Round], busy: int) -> Iterator[Row]:
+    """Yield the figures of each round of one model."""
+    engine, each = times(rounds), token_seconds(rounds)
+    for found in rounds:
+        stock, ours = found.stock.totals, found.ours.totals
+        least = least_of(found, engine, each)
+        row = {
+            "model": found.model.value,
+            "work": found.name,
+            "pause": found.pause,
+            "busy": busy,
+            "requests": stock.requests,
+            "stock_seconds": stock.waits.waited_seconds,
+            "ours_seconds": ours.waits.waited_seconds,
+            "least_seconds": None if least is None else sum(least),
+            "stock_p95": stock.waits.first_token_p95,
+            "ours_p95": ours.waits.first_token_p95,
+            "stock_stall": stock.waits.stall_seconds,
+            "ours_stall": ours.waits.stall_seconds,
+            "oracle": stock.oracle,
+            "stock_computed": found.stock.computed,
+            "ours_computed": found.ours.computed,
+            "idle": found.ours.idle,
+            "stock_engine_bytes": found.stock.engine_bytes,
+            "ours_engine_bytes": found.ours.engine_bytes,
+            "sidecar_bytes": found.ours.sidecar_bytes,
+            "written_bytes": found.ours.written - found.stock.written,
+        }
+        yield {name: round(v, 4) if isinstance(v, float) else v for name, v in row.items()}
+
+
+def table(found: Sequence[Row]) -> Table:
+    """Return the worst of all rounds of each workload."""
+    shown = Table("model", *COLUMNS, title="sum of times to first token; worst of all rounds")
+    for column in shown.columns[2:]:
         column.justify = "right"
-    for model, pause in dict.fromkeys((one.model, one.pause_seconds) for one in rounds):
-        same = [one for one in rounds if (one.model, one.pause_seconds) == (model, pause)]
-        shown.add_row(
-            model,
-            f"{pause} s",
-            f"{sum(one.stock.waits.waited_seconds for one in same) / len(same):.2f} s",
-            f"{min(one.waited for one in same):.2f}",
-            f"{max(one.waited for one in same):.2f}",
-            f"{max(one.late for one in same):.2f}",
-            f"{max(one.stall for one in same):.2f}",
-            f"{sum(one.ours.sums.idle for one in same)}",
-        )
+    for row, cells in grouped(found):
+        shown.add_row(row["model"] + (f", {row['busy']} busy loops" if row["busy"] else ""), *cells)
     return shown
 
 
+def merged(found: Sequence[Row]) -> list[Row]:
+    """Return the rows of earlier runs, and in place of those of the same workloads the rows of this one."""
+    path = FOLDER / "waiting.json"
+    before = orjson.loads(path.read_bytes())["figures"] if path.exists() else []
+    new = {tuple(row[name] for name in KEY) for row in found}
+    return [row for row in before if tuple(row[name] for name in KEY) not in new] + list(found)
+
+
+def chosen_work(
+    names: Sequence[str], pauses: Sequence[float], turns: int
+) -> Iterator[tuple[str, Work, float | None]]:
+    for name in names:
+        if name == APPEND:
+            yield from ((name, append(turns, pause), pause) for pause in pauses)
+        else:
+            yield name, WORK[name], None
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
+    names = (APPEND, *WORK)
     parser = argparse.ArgumentParser(prog="python -m benchmarks.waiting", description=__doc__)
     parser.add_argument("--models", nargs="+", type=Fat, default=[Fat.DENSE, Fat.HYBRID], metavar="NAME")
+    parser.add_argument(
+        "--work", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names)
+    )
     parser.add_argument("--pauses", nargs="+", type=float, default=PAUSES_SECONDS, metavar="SECONDS")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--turns", type=int, default=12)
+    parser.add_argument("--turns", type=int, default=TURNS, help="of `append`")
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--busy", type=int, default=0, metavar="LOOPS")
     chosen = parser.parse_args(arguments)
-    rounds: list[Round] = []
+    found: list[Row] = []
     with busy_loops(chosen.busy):
         for model in chosen.models:
-            rounds += asyncio.run(measured(model, chosen.pauses, chosen.rounds, chosen.turns))
-    console.print(table(rounds, chosen.busy))
-    figures = [
-        {
-            "model": one.model,
-            "pause_seconds": one.pause_seconds,
-            "stock_seconds": one.stock.waits.waited_seconds,
-            "ours_seconds": one.ours.waits.waited_seconds,
-            "stock_stall_seconds": one.stock.waits.stall_seconds,
-            "ours_stall_seconds": one.ours.waits.stall_seconds,
-            "idle_tokens": one.ours.sums.idle,
-        }
-        for one in rounds
-    ]
-    keep("waiting", {"busy": chosen.busy, "rounds": figures})
+            rounds = [
+                asyncio.run(measured(model, name, work, pause))
+                for _ in range(chosen.rounds)
+                for name, work, pause in chosen_work(chosen.work, chosen.pauses, chosen.turns)
+            ]
+            found += rows(rounds, chosen.busy)
+    console.print(table(found), width=max(console.width, WIDTH))
+    keep("waiting", merged(found))
     return 0
 
 

@@ -108,15 +108,16 @@ class Hit:
 class Target:
     """A server under measurement. Use as an async context manager.
 
-    It sends one request at a time, so that the oracle knows their order.
+    It sends one request at a time, so that the oracle knows their order, unless it does not watch.
     """
 
-    def __init__(self, base: str, engines: Sequence[str] = (), *, renders: bool = True) -> None:
+    def __init__(self, base: str, engines: Sequence[str] = (), *, watches: bool = True) -> None:
         """`engines` are the URLs whose counters are read; without them the server's own /metrics is read.
 
-        Unless it `renders`, no oracle is known, and nothing is sent to the server between two requests.
+        Unless it `watches`, neither the oracle nor idle tokens are known, nothing is sent to the server
+        between two requests, and requests may be sent at the same time.
         """
-        self._renders = renders
+        self._watches = watches
         self.base = base.rstrip("/")
         self.counter = Counter(engines or (self.base,))
         self.oracle = Oracle()
@@ -150,16 +151,17 @@ class Target:
         """Send a request and wait for the end of the answer. A server's errors are in the result."""
         api = classify("POST", shot.path.partition("?")[0])
         data = orjson.dumps(shot.body)
-        prompt = await self._prompt(api, data) if self._renders else None
+        prompt = await self.prompt(shot) if self._watches else None
         oracle = self.oracle.least(prompt) if prompt else None
-        before = self._counted
+        before = self._counted if self._watches else None
         try:
             timed = await self._send(api, shot, data)
         except httpx.HTTPError as error:
             failure = f"{type(error).__name__}: {error}"
             return Hit(sample=Sample(session=shot.session, label=shot.label, failure=failure), reply=None)
         answer, figures = timed.answer, timed.answer.figures
-        self._counted = await self.counter.read()
+        if self._watches:
+            self._counted = await self.counter.read()
         usage, idle = _divided(timed, before, self._counted)
         if prompt and not timed.failure:
             self.oracle.saw(prompt + Tokens(timed.kept))
@@ -209,10 +211,10 @@ class Target:
             failure=_failure(response.status_code, answer, body),
         )
 
-    async def _prompt(self, api: Api, data: bytes) -> Tokens | None:
-        """Return the exact prompt; None if only the engine can know it."""
+    async def prompt(self, shot: Shot) -> Tokens | None:
+        """Return the exact prompt of a request; None if only the engine can know it."""
         try:
-            ask = parse(api, data)
+            ask = parse(classify("POST", shot.path.partition("?")[0]), orjson.dumps(shot.body))
             content = await self._content(ask)
             if content is None:
                 return None

@@ -89,11 +89,11 @@ async def test_a_stall_is_the_longest_gap_between_two_events_of_a_stream():
     assert whole.stall_seconds is None
 
 
-async def test_a_target_that_does_not_render_has_no_oracle_and_sends_only_the_request():
+async def test_a_target_that_does_not_watch_knows_no_oracle_and_sends_only_the_request():
     server = Server()
-    async with served(server) as base, Target(base, renders=False) as target:
+    async with served(server) as base, Target(base, watches=False) as target:
         sample = (await target.fire(SHOT)).sample
-    assert (sample.oracle, sample.prompt, server.tokenized) == (None, 100, 0)
+    assert (sample.oracle, sample.idle, sample.prompt, server.tokenized) == (None, None, 100, 0)
 
 
 async def test_idle_work_before_a_restart_of_the_engine_is_counted():

@@ -1,0 +1,68 @@
+"""The rows of `benchmarks.waiting` as a table: the worst of all rounds of each workload."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+MIB: Final = 2**20
+KEY: Final = ("model", "work", "pause", "busy")  # rounds of one workload have these in common
+
+COLUMNS: Final = (
+    "work",
+    "stock",
+    "ours ÷ stock",
+    "stock ÷ least",
+    "ours ÷ least",
+    "p95",
+    "longest stall, ms",
+    "engine, MiB",
+    "sidecar, MiB",
+    "written, MiB",
+    "idle tokens",
+)
+
+Row = dict[str, Any]
+
+
+def grouped(found: Iterable[Row]) -> Iterator[tuple[Row, Sequence[str]]]:
+    """Yield for each workload its first row, and the cells of COLUMNS: the worst of its rounds."""
+    same: dict[tuple[Any, ...], list[Row]] = {}
+    for row in found:
+        same.setdefault(tuple(row[name] for name in KEY), []).append(row)
+    for those in same.values():
+        yield those[0], _cells(those)
+
+
+def _cells(those: Sequence[Row]) -> Sequence[str]:
+    first = those[0]
+    ratios = [row["ours_seconds"] / row["stock_seconds"] for row in those]
+    return (
+        first["work"] if first["pause"] is None else f"{first['work']}, pause {first['pause']:g} s",
+        f"{sum(row['stock_seconds'] for row in those) / len(those):.1f} s",
+        f"{max(ratios):.2f}" if len(those) == 1 else f"{min(ratios):.2f} to {max(ratios):.2f}",
+        _worst(those, "stock_seconds", "least_seconds"),
+        _worst(those, "ours_seconds", "least_seconds"),
+        _worst(those, "ours_p95", "stock_p95"),
+        _stalls(those),
+        _most(those, "ours_engine_bytes", "stock_engine_bytes"),
+        f"{max(row['sidecar_bytes'] for row in those) / MIB:.0f}",
+        f"{max(row['written_bytes'] for row in those) / MIB:,.0f}",
+        f"{max(row['idle'] for row in those)}",
+    )
+
+
+def _worst(those: Sequence[Row], name: str, other: str) -> str:
+    known = [row[name] / row[other] for row in those if row[name] and row[other]]
+    return f"{max(known):.2f}" if len(known) == len(those) else "-"
+
+
+def _stalls(those: Sequence[Row]) -> str:
+    """Return our longest stall and stock's, of the round in which they differ most."""
+    stalls = [(row["ours_stall"] or 0.0, row["stock_stall"] or 0.0) for row in those]
+    ours, stock = max(stalls, key=lambda pair: pair[0] - pair[1])
+    return f"{1000 * ours:.0f} / {1000 * stock:.0f}"
+
+
+def _most(those: Sequence[Row], name: str, other: str) -> str:
+    return " / ".join(f"{max(row[one] for row in those) / MIB:,.0f}" for one in (name, other))
