@@ -1,4 +1,4 @@
-"""Eight workloads for the simulator: agents and people who wait for each answer before they go on.
+"""Nine workloads for the simulator: agents and people who wait for each answer before they go on.
 
 A client is a sequence of steps. The requests of a step are sent at once, its pause after the last answer of
 the step before. A workload has one phase, or two with a restart of the engine between them.
@@ -205,6 +205,16 @@ def beside_a_person(seed: int) -> Iterator[Phase]:
     yield {"agent": agent(chat("agent", seed)), "person": person(chat("person", seed, "person", 1500))}
 
 
+def tasks(seed: int) -> Iterator[Phase]:
+    """One short task after another, each in a new conversation."""
+
+    def steps() -> Iterator[Step]:
+        for number in range(6):
+            yield from tool_loop(chat(f"task {number}", seed), 10, pauses=(0.1, 3.0))
+
+    yield {"agent": steps()}
+
+
 def fork_join(seed: int) -> Iterator[Phase]:
     """An agent that gives three tasks at once to sub-agents which begin with its messages."""
 
@@ -227,5 +237,6 @@ WORK: Final[Mapping[str, Callable[[int], Iterator[Phase]]]] = {
     "document": document,
     "person": beside_a_person,
     "fork-join": fork_join,
+    "tasks": tasks,
 }
 ABOUT: Final[Mapping[str, str]] = {name: (make.__doc__ or "").rstrip(".") for name, make in WORK.items()}

@@ -35,11 +35,11 @@ from slotkeeper.scheduler.idle_work import (
     next_step,
     parking_step,
     patience,
-    pause,
     pause_beside_answers,
     prefetch_plan,
     rest_until,
     restore_step,
+    save_begins,
     unsaved,
     warming_step,
 )
@@ -300,7 +300,7 @@ def _due(state: State, table: EngineTable, contents: SlotContents, now: float) -
         return table.no_save_until
     back = crowd_cut(contents, table, state.catalog, now)
     if back or unsaved(contents, table.traits, state.catalog):
-        paused = contents.used + pause(state, table, contents, now)
+        paused = save_begins(state, table, contents, now)
     else:
         paused = rest_until(state, table, contents)
     if not _at_rest(state, table):

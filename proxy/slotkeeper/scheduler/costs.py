@@ -149,6 +149,8 @@ class Rates:
     )  # from the cold tier to the hot one
     state: float = 65536.0  # bytes per token
     pauses: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # seconds, of all clients
+    # Seconds for which the engine worked for no client, until a request of any of them began.
+    rests: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     measured: frozenset[str] = frozenset()
 
     def take_token_bytes(self, token_bytes: int) -> None:

@@ -23,7 +23,7 @@ from an earlier file, and its tail is computed before any request comes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import inf, log, log1p
 from typing import Final
@@ -397,7 +397,8 @@ CROWD_SHARE: Final = 2.0  # the same while crowded: the slot will soon be taken,
 LONGEST: Final = 60.0  # seconds after which a slot is saved, or sooner
 # The same beside running answers. Mostly the engine rests for a moment before, and then nobody is stopped.
 BESIDE_ANSWERS_SECONDS: Final = 120.0
-LOST_ONCE_IN_SECONDS: Final = 300.0  # so often an engine is assumed to lose a state that is in no file
+LOST_ONCE_IN_SECONDS: Final = 3600.0  # so often an engine is assumed to lose a state that is in no file
+ACCEPTED_SHARE: Final = 0.02  # of a save's time, that a client may be expected to wait for it at any moment
 JITTER: Final = 1.5  # a client may return as late as this many times its earlier pause
 LONGEST_PAUSE_SECONDS: Final = 600.0  # a client that was away for longer may as well not return
 CUTS: Final = 8.0  # the pause before a slot is cut back to save its boundaries is this many times as long
@@ -416,24 +417,48 @@ def pause(state: State, table: EngineTable, contents: SlotContents, now: float) 
     return min(LONGEST, max(state.limits.pause, SHARE * seconds))
 
 
+def save_begins(state: State, table: EngineTable, contents: SlotContents, now: float) -> float:
+    """Return when a slot may be saved while its engine works for no client.
+
+    A save stops the engine, and any client may come meanwhile, also that of another slot. So it begins in a
+    rest that is expected to last, by the engine's latest ones, or sooner if these usually end about then. The
+    longer a state has been at risk, the longer a wait is accepted for its file.
+    """
+    takes, rests = table.save_seconds(contents), table.rates.rests
+    usual = pause(state, table, contents, now)
+    sooner = (max(usual / share, min(usual, state.limits.pause)) for share in (1.0, 2.0, 4.0, 8.0))
+    later = (table.active_at - contents.used + JITTER * rest for rest in rests)
+    lost = seconds_at_risk(table, contents, state.catalog) / LOST_ONCE_IN_SECONDS
+    for paused in (*sooner, *sorted(paused for paused in later if paused > usual)):
+        begins = max(now, contents.used + paused)
+        accepted = ACCEPTED_SHARE * takes + lost * (begins - contents.used)
+        if expected_wait(rests, begins - table.active_at, takes) <= accepted:
+            return begins
+    return contents.used + pause_beside_answers(table, contents, state.catalog)
+
+
 def pause_beside_answers(table: EngineTable, contents: SlotContents, catalog: Catalog) -> float:
     """Return the seconds that a conversation must pause before its slot is saved while others are answered.
 
     A save stops each of these answers. So it begins when the state has been at risk for so long that the
     expected time to compute it again exceeds the stops.
     """
-    rates = table.rates
     stops = table.save_seconds(contents) * max(1, len(table.work.served))
-    unsaved_tokens = max(NEW, contents.total - catalog.covers(contents, table.traits))
-    return max(BESIDE_ANSWERS_SECONDS, LOST_ONCE_IN_SECONDS * stops * rates.prefill / unsaved_tokens)
+    at_risk = seconds_at_risk(table, contents, catalog)
+    return max(BESIDE_ANSWERS_SECONDS, LOST_ONCE_IN_SECONDS * stops / at_risk)
+
+
+def seconds_at_risk(table: EngineTable, contents: SlotContents, catalog: Catalog) -> float:
+    """Return the seconds of prefill that are lost with the slot: of the tokens that are in no file."""
+    return max(NEW, contents.total - catalog.covers(contents, table.traits)) / table.rates.prefill
 
 
 def patience(state: State, table: EngineTable, contents: SlotContents, now: float) -> float:
     """Return the seconds that a conversation must pause before its next turn is prefetched; inf: never.
 
-    A prefetch of few tokens takes a whole pass through the model, and a client that returns meanwhile waits
-    for its end. So it begins after the pauses in which that would cost more than it saves. While no pause is
-    known, it begins when the pause has lasted as long as the prefetch takes.
+    A prefetch of few tokens takes a whole pass through the model, and a client that comes meanwhile, this one
+    or another, waits for its end. So it begins after the pauses in which that would cost more than it saves.
+    While no pause is known, it begins when the pause has lasted as long as the prefetch takes.
     """
     if not (plan := prefetch_plan(contents, table, state.catalog)):
         return inf
@@ -446,26 +471,43 @@ def patience(state: State, table: EngineTable, contents: SlotContents, now: floa
     if restore:
         saves += restore_price(table, restore.snapshot) / rates.prefill
     takes = rates.pass_seconds + saves
-    if not (seen := contents.pauses or tuple(rates.pauses)):
-        return max(soonest, takes)
-    later = (JITTER * seconds for seconds in seen)
-    for begins in sorted({soonest, *(seconds for seconds in later if seconds > soonest)}):
-        if _expected_gain(seen, begins, takes, contents.likely * saves) > 0:
+    saves *= contents.likely
+    begins = max(soonest, takes)
+    if seen := contents.pauses or tuple(rates.pauses):
+        begins = _pays_from(soonest, seen, 0.0, takes, saves)
+    rest_began = table.active_at - contents.used  # in seconds of this pause
+    return _pays_from(begins, rates.rests, rest_began, takes, saves)
+
+
+def _pays_from(
+    earliest: float, rests: Iterable[float], rest_began: float, takes: float, saves: float
+) -> float:
+    """Return from when on a step saves more seconds than clients are expected to wait for it; inf: never.
+
+    All times are in seconds of one pause. A client may return as late as JITTER times its earlier rests.
+    """
+    later = sorted(rest_began + JITTER * rest for rest in rests)
+    for begins in (earliest, *(begins for begins in later if begins > earliest)):
+        if begins < inf and expected_wait(rests, begins - rest_began, takes) < saves:
             return begins
     return inf
 
 
-def _expected_gain(pauses: Sequence[float], begins: float, takes: float, saves: float) -> float:
-    """Return the seconds that a prefetch which begins after `begins` seconds is expected to gain its client.
+def expected_wait(rests: Iterable[float], begins: float, takes: float) -> float:
+    """Return the seconds that a client is expected to wait because of a step, if it comes during the step.
 
-    One pause is assumed besides those that were seen. Any order of magnitude up to LONGEST_PAUSE_SECONDS is
-    equally likely, and a client that returns during the prefetch does so in its middle.
+    One rest is assumed besides those that were seen. Any order of magnitude up to LONGEST_PAUSE_SECONDS is
+    equally likely, and a client that comes during the step does so in its middle.
+
+    Args:
+        rests: seconds from an answer to the next request, as they were seen.
+        begins: seconds after an answer when the step begins.
+        takes: seconds of the step.
     """
     begins = max(begins, SHORTEST)
     soon = min(1.0, log1p(takes / begins) / max(SHORTEST, log(LONGEST_PAUSE_SECONDS / begins)))
-    returns = [seconds - begins for seconds in pauses if seconds >= begins]
-    gains = [saves - max(0.0, takes - after) for after in returns]
-    return (sum(gains) + saves - soon * takes / 2) / (len(gains) + 1)
+    left = [max(0.0, takes - (seconds - begins)) for seconds in rests if seconds >= begins]
+    return (sum(left) + soon * takes / 2) / (len(left) + 1)
 
 
 def rest_until(state: State, table: EngineTable, contents: SlotContents) -> float:

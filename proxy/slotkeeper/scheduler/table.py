@@ -293,6 +293,11 @@ class EngineTable:
         return not self.unsettled and not self.orphans and at_work.isdisjoint(self.states)
 
     @property
+    def resting(self) -> bool:
+        """Whether no client's task holds a slot; idle work may."""
+        return all(state in (SlotState.IDLE, SlotState.MAINTENANCE) for state in self.states)
+
+    @property
     def on_their_way(self) -> bool:
         """Whether a task may yet begin there that was sent before."""
         begins = {SlotState.LAUNCHED, SlotState.MAINTENANCE}
@@ -365,6 +370,8 @@ class EngineTable:
             self.doubted.discard(slot)
             self.doubt(slot)
         if SlotState.MAINTENANCE not in (state, self.states[slot]):
+            if state is not SlotState.IDLE and self.resting and self.active_at >= 0:
+                self.rates.rests.append(now - self.active_at)
             self.active_at = now
         if state is not SlotState.MAINTENANCE:
             self.maintenance.pop(slot, None)
