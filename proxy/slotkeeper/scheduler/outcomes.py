@@ -62,8 +62,10 @@ def impossible(pending: Pending, tree: PromptTree, *, prompt_tokens: int, cached
 
 
 def _only_in_its_slot(plan: Plan, base: SlotContents | None, prompt: Tokens) -> bool:
-    """Whether only the known contents of the slot can have been reused."""
-    may_load = parks(base, plan.table.traits, base.tokens.lcp(prompt) if base else 0, len(prompt))
+    """Whether only the known contents of the slot can have been reused, and no entry of the RAM cache."""
+    may_load = plan.source is Source.RAM or parks(
+        base, plan.table.traits, base.tokens.lcp(prompt) if base else 0, len(prompt)
+    )
     return plan.pinned and not may_load and not (base is not None and base.rough)
 
 

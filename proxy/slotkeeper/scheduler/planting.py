@@ -41,9 +41,10 @@ from slotkeeper.scheduler.engine_model import (
 )
 from slotkeeper.scheduler.pending import Structure
 from slotkeeper.scheduler.shadow import ReusePlan
-from slotkeeper.scheduler.slot_contents import SlotContents, first_kept
+from slotkeeper.scheduler.slot_contents import first_kept
 from slotkeeper.scheduler.table import EngineTable
 from slotkeeper.scheduler.tokens import BoundaryKind, Chunk, Tokens, outside
+from slotkeeper.scheduler.types import SlotId
 
 PRICE: Final = 16.0  # tokens: a round trip, and a batch that is cut in two
 # The same for each image before a plant's end, which the engine reads once more though it does not encode it
@@ -151,13 +152,27 @@ def steps(
     if not found:
         return ()
     alone = _alone(reuse_plan, prompt, table.traits, user_starts)
-    checkpoints = _checkpoints(found, reuse_plan, alone, table.traits)
     thinned_to = _first_start(alone, user_starts, table.traits)
     files = set[int]()
     if table.may_save(now):
         files = _files(found, prompt, thinned_to, table, catalog)
         files |= _image_file(found, prompt, files, table, catalog)
     files = {at for at in files if writes.spend(table.rates.size_of(at), now)}
+    checkpoints = _checkpoints(found, reuse_plan, alone, table.traits)
+    at_once = (
+        saved_at_once(
+            prompt.cut(0, at),
+            structure,
+            reuse_plan.slot,
+            checkpoints=TAKEN * len(checkpoints),
+            table=table,
+            catalog=catalog,
+        )
+        for at in files
+    )
+    if not reuse_plan.reuse and not any(at_once):
+        found = [*_worth_being_first(found, alone, table.traits)]
+        checkpoints = _checkpoints(found, reuse_plan, alone, table.traits)
     displaced = _displaced(alone, checkpoints, files, reuse_plan, table.traits)
     cuts = _cuts({*checkpoints, *displaced}, files)
     return tuple(step for cut in cuts for step in _made(cut, prompt, table.traits))
@@ -198,6 +213,22 @@ def _alone(
         images=prompt.chunks,
     )
     return tuple(c.at for c in left)
+
+
+def _worth_being_first(
+    found: Sequence[CutPlace], alone: Sequence[int], traits: EngineTraits
+) -> Iterator[CutPlace]:
+    """Yield the places without those whose checkpoint would cost an empty slot more than it is worth.
+
+    A full list loses the checkpoints that are close to each other, but never its first one (T7). So in the
+    long run a prompt that begins with the same head goes back to that one, wherever the engine has made it,
+    unless a file has been made of the head.
+    """
+    first = alone[0] if alone and keeps_checkpoints(traits) and traits.checkpoint_min_step else 0
+    diverge_behind = sum(place.chance for place in found if place.shared and place.at >= first)
+    for place in found:
+        if place.at >= first or place.chance * place.at > diverge_behind * (first - place.at):
+            yield place
 
 
 def _displaced(
@@ -342,20 +373,30 @@ def _made(cut: Cut, prompt: Tokens, traits: EngineTraits) -> Iterator[Step]:
         yield from (beyond, Keep(SaveMoment.BOUNDARY))
 
 
-def pays_before_a_pause(contents: SlotContents, table: EngineTable, catalog: Catalog) -> bool:
-    """Whether a file of a new head is worth its client's wait, though no other prompt is known to begin so.
+def saved_at_once(
+    head: Tokens,
+    structure: Structure,
+    slot: SlotId,
+    *,
+    checkpoints: int,
+    table: EngineTable,
+    catalog: Catalog,
+) -> bool:
+    """Whether a file of a new head is worth its client's wait, though no other request waits for it.
 
-    The slot will be saved when its conversation pauses, and that file can be cut at the head's end too,
-    unless files contain no checkpoints. So now it only serves prompts that come before, and to write it stops
-    every slot at work.
+    Other prompts have begun with it before, or probably will soon. Otherwise the slot will be saved when its
+    conversation pauses, and that file can be cut at the head's end too, unless files contain no checkpoints.
+    So now it only serves prompts that come before, and to write it stops every slot at work.
     """
-    traits = table.traits
+    traits, end = table.traits, len(head)
+    if any(0 <= end - branch.at <= TAIL for branch in structure.branches):
+        return True
     if not traits.cuttable and not traits.files_carry:
         return True
-    missing = contents.total - catalog.covered(contents.tokens, traits)
-    stops = table.save_seconds(contents) * (len(table.states) - len(table.idle))
+    at_work = len(table.states) - len(table.idle) + (slot in table.idle)
+    stops = table.rates.writing.seconds(table.file_bytes(end, checkpoints)) * at_work
     chance = SHARED_SOON if stops > SHORT_WAIT_SECONDS else SHARED_SOON_AT_A_SHORT_WAIT
-    return chance * missing > stops * table.rates.prefill
+    return chance * (end - catalog.covered(head, traits)) > stops * table.rates.prefill
 
 
 def kept(plan_steps: Sequence[Step], left: int) -> Tokens | None:

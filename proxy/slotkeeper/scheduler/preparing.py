@@ -148,8 +148,14 @@ def _saved_later(state: State, pending: Pending, table: EngineTable, slot: SlotI
     end = contents.total
     others = (state.requests[request].prompt for request in state.waiting_requests())
     awaited = any(prompt and prompt.lcp(contents.tokens) >= end - TAIL for prompt in others)
-    shared = any(0 <= end - branch.at <= TAIL for branch in pending.structure.branches)
-    now = awaited or shared or planting.pays_before_a_pause(contents, table, state.catalog)
+    now = awaited or planting.saved_at_once(
+        contents.tokens,
+        pending.structure,
+        slot,
+        checkpoints=len(contents.checkpoints),
+        table=table,
+        catalog=state.catalog,
+    )
     return None if now else contents
 
 

@@ -125,7 +125,9 @@ def file_price(table: EngineTable, contents: SlotContents, catalog: Catalog) -> 
 def parked_price(table: EngineTable, contents: SlotContents, now: float) -> float:
     """Return the price of saving this state now, plus the restore if it is needed again."""
     rates = table.rates
-    again = rates.restore_price(table.file_bytes(contents)) * contents.chance(now)
+    again = rates.restore_price(
+        table.file_bytes(contents.total, len(contents.checkpoints))
+    ) * contents.chance(now)
     return table.save_seconds(contents) * rates.prefill + again
 
 

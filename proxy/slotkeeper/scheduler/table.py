@@ -435,16 +435,16 @@ class EngineTable:
         if contents := self.shadow.slots[slot]:
             self.shadow.slots[slot] = SlotContents(opaque=contents.total, used=contents.used)
 
-    def file_bytes(self, contents: SlotContents) -> int:
-        """Return the estimated bytes of a file of this state, at least what the model's header tells."""
+    def file_bytes(self, tokens: int, checkpoints: int) -> int:
+        """Return the estimated bytes of a file of such a state, at least what the model's header tells."""
         traits = self.traits
-        checkpoints = 0 if traits.files_carry is False else len(contents.checkpoints)
-        told = contents.total * traits.token_bytes + (1 + checkpoints) * traits.checkpoint_bytes
-        return max(told, self.rates.size_of(contents.total))
+        constants = 1 if traits.files_carry is False else 1 + checkpoints
+        told = tokens * traits.token_bytes + constants * traits.checkpoint_bytes
+        return max(told, self.rates.size_of(tokens))
 
     def save_seconds(self, contents: SlotContents) -> float:
         """Return the estimated seconds of a save, in which the engine does nothing else."""
-        return self.rates.writing.seconds(self.file_bytes(contents))
+        return self.rates.writing.seconds(self.file_bytes(contents.total, len(contents.checkpoints)))
 
     def learn_files(self, snapshot: Snapshot) -> None:
         """Learn from the first long file whether this build writes a slot's checkpoints."""
