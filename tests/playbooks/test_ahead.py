@@ -157,8 +157,8 @@ def conversation(pauses, pass_seconds):
     ("usual_pause", "pass_seconds", "paused", "begins"),
     [
         (0.26, 0.0, 0.25, True),  # a pass costs nothing: at once
-        (0.26, 0.04, 0.25, False),  # its client would return during the pass
-        (0.26, 0.04, 0.43, True),  # it is later than usual
+        (0.26, 0.1, 0.25, False),  # its client would return during the pass
+        (0.26, 0.1, 0.43, True),  # it is later than usual
         (1.5, 0.04, 0.25, True),  # it will return long after the pass
     ],
 )
@@ -191,7 +191,7 @@ def test_a_prefetch_that_never_pays_leaves_nothing_to_do():
 
 
 def test_a_short_prefetch_that_was_put_off_sets_a_timer():
-    play = conversation([0.26] * 4, pass_seconds=0.04)
+    play = conversation([0.26] * 4, pass_seconds=0.1)
     assert play << TimerFired(at=0.0)
     assert play.wakes() >> fills(0, AHEAD)
 

@@ -123,7 +123,7 @@ def test_the_contents_of_a_slot_are_known_if_the_client_leaves_while_it_is_cut_b
     play << arrives("r2") << knows("r2", B)
     assert play >> plants("r2", 0, Purpose.BACK) << leaves("r2")
     assert play.later(10) << sees(contents={0: len(CUT)})  # the engine has only now ended that task
-    assert play.later(0.1) << TimerFired(at=0.0) >> saves(0, tokens=CUT) << saved("s1")
+    assert play.later(9) << TimerFired(at=0.0) >> saves(0, tokens=CUT) << saved("s1")
     assert play << arrives("r3") << knows("r3", A + OTHER) >> goes("r3", slot=0, reason=Reason.PREFIX)
 
 

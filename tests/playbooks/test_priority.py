@@ -152,7 +152,7 @@ def test_a_long_low_request_is_computed_in_batches_and_no_token_twice():
 
 def test_a_plant_of_a_low_request_is_divided_and_the_rest_is_part_of_the_last_batch():
     """The model has checkpoints and the prompt has a long system text."""
-    play = one_slot(memory="hybrid", eager_thinning=False)
+    play = one_slot(memory="hybrid", eager_thinning=False, checkpoint_min_step=0)
     play << arrives("low", hints=LOW) << knows("low", LONG, Boundary(9500, BoundaryKind.HEAD))
     found, purposes = [], set()
     while isinstance(play.effects[0], Plant):

@@ -88,6 +88,7 @@ def test_a_few_new_tokens_are_not_saved(new, worth_it):
 
 def test_while_other_slots_are_busy_a_conversation_is_saved_after_two_minutes():
     play = dense()
+    play.table.rates.writing = LinearTimes(1e12)
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << starts("r1")
     assert one_turn(play, "r2", B, slot=1)
     assert play.later(110) << sees(0)
@@ -103,12 +104,12 @@ def test_no_slot_is_saved_while_a_request_waits():
 
 
 @pytest.mark.parametrize(
-    ("save_seconds", "tokens", "paused"), [(0.1, 1000, 120), (2.0, 1000, 600), (2.0, 4000, 150)]
+    ("save_seconds", "tokens", "paused"), [(0.03, 1000, 120), (0.5, 1000, 1800), (0.5, 4000, 450)]
 )
 def test_beside_an_answer_a_slot_is_saved_when_its_loss_would_cost_more_than_the_stop(
     save_seconds, tokens, paused
 ):
-    """The engine computes 1,000 tokens a second. A state is assumed to be lost once in five minutes."""
+    """The engine computes 1,000 tokens a second. A state is assumed to be lost once in an hour."""
     play = dense()
     play.table.rates.writing = LinearTimes(1e12, call_seconds=save_seconds)
     play << arrives("stream") << knows("stream", B) >> goes("stream", slot=0)

@@ -398,8 +398,10 @@ LONGEST: Final = 60.0  # seconds after which a slot is saved, or sooner
 # The same beside running answers. Mostly the engine rests for a moment before, and then nobody is stopped.
 BESIDE_ANSWERS_SECONDS: Final = 120.0
 LOST_ONCE_IN_SECONDS: Final = 3600.0  # so often an engine is assumed to lose a state that is in no file
-ACCEPTED_SHARE: Final = 0.02  # of a save's time, that a client may be expected to wait for it at any moment
-JITTER: Final = 1.5  # a client may return as late as this many times its earlier pause
+# Shares of a save's time that a client may be expected to wait for it.
+ACCEPTED_SHARE: Final = 0.02
+ACCEPTED_SHARE_IN_A_CROWD: Final = 0.5
+JITTER: Final = 1.5  # a client may return as late as this many times its earlier pause, or as much sooner
 LONGEST_PAUSE_SECONDS: Final = 600.0  # a client that was away for longer may as well not return
 CUTS: Final = 8.0  # the pause before a slot is cut back to save its boundaries is this many times as long
 
@@ -422,17 +424,21 @@ def save_begins(state: State, table: EngineTable, contents: SlotContents, now: f
 
     A save stops the engine, and any client may come meanwhile, also that of another slot. So it begins in a
     rest that is expected to last, by the engine's latest ones, or sooner if these usually end about then. The
-    longer a state has been at risk, the longer a wait is accepted for its file.
+    longer a state has been at risk, the longer a wait is accepted for its file. In a crowd, a client will
+    probably wait for the whole save if it does not begin now.
     """
     takes, rests = table.save_seconds(contents), table.rates.rests
     usual = pause(state, table, contents, now)
     sooner = (max(usual / share, min(usual, state.limits.pause)) for share in (1.0, 2.0, 4.0, 8.0))
-    later = (table.active_at - contents.used + JITTER * rest for rest in rests)
-    lost = seconds_at_risk(table, contents, state.catalog) / LOST_ONCE_IN_SECONDS
-    for paused in (*sooner, *sorted(paused for paused in later if paused > usual)):
+    rested = (*(takes * share for share in (1.0, 2.0, 4.0, 8.0, SHARE)), *(JITTER * rest for rest in rests))
+    later = (table.active_at - contents.used + seconds for seconds in sorted(rested))
+    hurries = usual < min(LONGEST, SHARE * takes)
+    accepted = takes * (ACCEPTED_SHARE_IN_A_CROWD if hurries else ACCEPTED_SHARE)
+    lost_each_second = seconds_at_risk(table, contents, state.catalog) / LOST_ONCE_IN_SECONDS
+    for paused in (*sooner, *(paused for paused in later if paused > usual)):
         begins = max(now, contents.used + paused)
-        accepted = ACCEPTED_SHARE * takes + lost * (begins - contents.used)
-        if expected_wait(rests, begins - table.active_at, takes) <= accepted:
+        at_risk = lost_each_second * (begins - contents.used)
+        if expected_wait(rests, begins - table.active_at, takes) <= accepted + at_risk:
             return begins
     return contents.used + pause_beside_answers(table, contents, state.catalog)
 
@@ -496,8 +502,8 @@ def _pays_from(
 def expected_wait(rests: Iterable[float], begins: float, takes: float) -> float:
     """Return the seconds that a client is expected to wait because of a step, if it comes during the step.
 
-    One rest is assumed besides those that were seen. Any order of magnitude up to LONGEST_PAUSE_SECONDS is
-    equally likely, and a client that comes during the step does so in its middle.
+    A rest as long as each that was seen is equally likely, within a factor of JITTER, and one of any order of
+    magnitude up to LONGEST_PAUSE_SECONDS.
 
     Args:
         rests: seconds from an answer to the next request, as they were seen.
@@ -506,8 +512,20 @@ def expected_wait(rests: Iterable[float], begins: float, takes: float) -> float:
     """
     begins = max(begins, SHORTEST)
     soon = min(1.0, log1p(takes / begins) / max(SHORTEST, log(LONGEST_PAUSE_SECONDS / begins)))
-    left = [max(0.0, takes - (seconds - begins)) for seconds in rests if seconds >= begins]
-    return (sum(left) + soon * takes / 2) / (len(left) + 1)
+    waits = [
+        _wait(rest / JITTER - begins, rest * JITTER - begins, takes)
+        for rest in rests
+        if rest * JITTER > begins
+    ]
+    return (sum(waits) + soon * takes / 2) / (len(waits) + 1)
+
+
+def _wait(earliest: float, latest: float, takes: float) -> float:
+    """Return the mean wait of a client that comes between two moments, counted from the step's beginning."""
+    first, last = max(0.0, earliest), min(latest, takes)
+    if last <= first:
+        return 0.0
+    return (last - first) * (takes - (first + last) / 2) / (latest - first)
 
 
 def rest_until(state: State, table: EngineTable, contents: SlotContents) -> float:

@@ -106,7 +106,7 @@ def _loss(table: EngineTable, reuse_plan: ReusePlan, want: Want) -> float:
         missed *= KEPT_AFTER_EDIT
     kept = reuse_plan.parked or table.shadow.elsewhere(victim, reuse_plan.slot)
     if kept and not table.shadow.exceeds_ram(victim):
-        return missed * IN_RAM
+        return missed * IN_RAM * min(1.0, 4 * table.shadow.ram_share(victim))
     return min(missed, file_price(table, victim, want.catalog) * victim.chance(want.now))
 
 

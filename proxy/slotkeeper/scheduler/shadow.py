@@ -337,6 +337,11 @@ class EngineShadow:
         """Return the estimated bytes of this state in the RAM cache; 0: unknown."""
         return self.sizes.of(contents.total, len(contents.checkpoints))
 
+    def ram_share(self, contents: SlotContents) -> float:
+        """Return the share of the RAM cache that this state takes; 1.0: unknown."""
+        size, limit = self.size_of(contents), self.traits.ram_bytes
+        return size / limit if size and limit else 1.0
+
     def exceeds_ram(self, contents: SlotContents) -> bool:
         """Whether the state is larger than the RAM cache, so that the next entry drives it out."""
         return 0 < self.traits.ram_bytes < self.size_of(contents)
