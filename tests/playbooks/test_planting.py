@@ -152,7 +152,7 @@ def test_a_file_that_can_only_be_extended_ends_before_the_earliest_divergence(fi
 
 def test_a_long_unknown_head_gets_checkpoints_at_even_distances():
     head = Tokens(range(10_000, 14_500))
-    play = Play(n_slots=1, **LATER_BUILD)
+    play = Play(n_slots=1, **{**LATER_BUILD, "checkpoint_min_step": 0})
     play << arrives("r1") << knows("r1", head + ASKS[0], Boundary(len(head), BoundaryKind.HEAD))
     for done, at in pairwise((0, 1028, 2052, 3076, 4100, 4504)):
         play >> plants("r1", 0, Purpose.PLANT, tokens=(head + ASKS[0]).cut(0, at))
@@ -163,6 +163,18 @@ def test_a_long_unknown_head_gets_checkpoints_at_even_distances():
     play << arrives("r2") << knows("r2", agent, Boundary(4500, BoundaryKind.HEAD))
     play >> plants("r2", 0, Purpose.PLANT, tokens=agent.cut(0, 3504)) << planted("r2", 3504 - 3072)
     assert play >> goes("r2", slot=0, reason=Reason.PREFIX)
+
+
+@pytest.mark.parametrize(("writes_quickly", "first_plant"), [(True, 1028), (False, 4504)])
+def test_nothing_is_planted_before_the_first_checkpoint_of_a_thinning_engine_without_a_file(
+    writes_quickly, first_plant
+):
+    """The head's plant leaves one at 3,984 tokens. When the list is full, the first one stays."""
+    head = Tokens(range(10_000, 14_500))
+    play = Play(n_slots=1, **{**LATER_BUILD, "checkpoint_min_step": 8192}, **NEW_FILES)
+    play.table.rates.writing = LinearTimes(1e9 if writes_quickly else 1e7)
+    play << arrives("r1") << knows("r1", head + ASKS[0], Boundary(len(head), BoundaryKind.HEAD))
+    assert play >> plants("r1", 0, Purpose.PLANT, tokens=(head + ASKS[0]).cut(0, first_plant))
 
 
 def test_an_existing_file_is_not_written_again():

@@ -27,6 +27,7 @@ from playbooks.playbook import (
 )
 from slotkeeper.scheduler.costs import Limits, LinearTimes
 from slotkeeper.scheduler.effects import Save, SaveMoment
+from slotkeeper.scheduler.events import TimerFired
 from slotkeeper.scheduler.preparing import SAVES_REST
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import Reason
@@ -101,6 +102,40 @@ def test_no_slot_is_saved_while_a_request_waits():
     assert play << arrives("r2")
     assert play.later(300) << sees()
     assert play << knows("r2", A + B) >> goes("r2", slot=0)
+
+
+def tool_loop(play: Play, requests: int, pause: float, prompt: Tokens = B) -> None:
+    """Another client whose next request always comes after such a pause."""
+    for number in range(requests):
+        assert one_turn(play.later(pause), f"loop{number}", prompt + C.cut(0, 10 * number), slot=1)
+
+
+def test_a_slow_save_does_not_begin_in_the_short_rests_of_another_client():
+    """It takes two seconds. The conversation has paused for a minute, but the tool loop returns after 2 s."""
+    play = dense()
+    play.table.rates.writing = LinearTimes(1e12, call_seconds=2.0)
+    assert one_turn(play, "r1", A, slot=0)
+    tool_loop(play, 40, 2.0)
+    assert not (play.later(1.9) << TimerFired(at=0.0)).effects
+    assert play.later(60) << TimerFired(at=0.0) >> saves(0)
+
+
+def test_a_quick_save_begins_in_a_short_rest():
+    play = dense()
+    play.table.rates.writing = LinearTimes(1e12, call_seconds=0.005)
+    assert one_turn(play, "r1", A, slot=0)
+    play.later(0.5) << TimerFired(at=0.0)
+    assert play >> saves(0)
+
+
+def test_a_save_begins_sooner_if_clients_usually_return_just_when_it_is_due():
+    """It takes two seconds and would begin after 40, but each request comes after 41."""
+    play = dense()
+    play.table.rates.writing = LinearTimes(1e12, call_seconds=2.0)
+    play.table.rates.rests.extend([41.0] * 15)
+    assert one_turn(play, "r1", A, slot=0)
+    assert play.wakes() >> saves(0)
+    assert 5 <= play.clock - play.table.active_at <= 41 / 1.5
 
 
 @pytest.mark.parametrize(

@@ -333,6 +333,20 @@ def test_a_touch_lets_a_second_conversation_share_the_system_prompt():
     assert play.table.shadow.slots[0].tokens == first
 
 
+def test_the_engine_may_load_a_longer_entry_of_its_ram_cache_than_we_knew():
+    """It copies idle slots when a task begins, perhaps later than we thought: that is no foreign state."""
+    system = Tokens(range(50_000, 52_000))
+    play = Play(ram_cache=True, memory="dense")
+    second = system + B.cut(0, 500)
+    conversation(play, "r1", second, 0)
+    play.table.shadow.slots[0] = None
+    conversation(play, "r2", system + A.cut(0, 500), 0)
+    play.table.shadow.forget_ram()
+    assert play << arrives("r3") << knows("r3", second + A) >> plants("r3", 1, Purpose.TOUCH)
+    assert play << planted("r3", 1) >> goes("r3", slot=1, reason=Reason.RAM_CACHE)
+    assert play << ends("r3", len(second + A), 2500) >> reports("r3", predicted=2000, usage__cached=2500)
+
+
 def test_a_slot_is_reserved_between_two_plants_of_a_request():
     system = Tokens(range(50_000, 52_000))
     play = Play(ram_cache=True, memory="dense")

@@ -30,7 +30,7 @@ from slotkeeper.scheduler.costs import WORTH_A_FILE
 from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.scheduler.live_states import NEAR, Held, LiveStates, NearStates
 from slotkeeper.scheduler.offers import Options, over_in
-from slotkeeper.scheduler.prices import IN_RAM, Comparison, Want, file_price, restore_price
+from slotkeeper.scheduler.prices import IN_LARGE_RAM, Comparison, Want, file_price, restore_price
 from slotkeeper.scheduler.slot_contents import HALF_LIFE, SlotContents, Snapshot, goes_on_from
 from slotkeeper.scheduler.table import EngineTable, SlotState
 from slotkeeper.scheduler.types import EngineId, SlotId
@@ -107,7 +107,7 @@ class Overwrites:
 def _share(table: EngineTable, slot: SlotId, contents: SlotContents) -> float:
     """Return the least share of a loss that remains. With a RAM cache, there may be a copy."""
     copied = table.traits.ram_cache or table.shadow.elsewhere(contents, slot)
-    return IN_RAM if copied else 1.0
+    return IN_LARGE_RAM if copied else 1.0
 
 
 def _worth(table: EngineTable, slot: SlotId, contents: SlotContents, catalog: Catalog, now: float) -> Worth:

@@ -224,10 +224,14 @@ def _worth_being_first(
     long run a prompt that begins with the same head goes back to that one, wherever the engine has made it,
     unless a file has been made of the head.
     """
-    first = alone[0] if alone and keeps_checkpoints(traits) and traits.checkpoint_min_step else 0
+    if not (keeps_checkpoints(traits) and traits.checkpoint_min_step):
+        yield from found
+        return
+    left_by = {place: place.at - traits.n_ubatch for place in found}  # the first checkpoint of a plant there
+    first = min((*alone[:1], max((left_by[place] for place in found if place.shared), default=0)))
     diverge_behind = sum(place.chance for place in found if place.shared and place.at >= first)
-    for place in found:
-        if place.at >= first or place.chance * place.at > diverge_behind * (first - place.at):
+    for place, left in left_by.items():
+        if left >= first or place.chance * place.at > diverge_behind * (first - left):
             yield place
 
 

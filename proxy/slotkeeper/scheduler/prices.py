@@ -47,7 +47,10 @@ from slotkeeper.scheduler.types import EngineId, SlotId
 RAM_DOUBT: Final = 0.03
 # Share of what the RAM cache promises, after it lacked a state that was no longer: it is probably too small.
 RAM_MISSED: Final = 0.5
-IN_RAM: Final = 0.1  # share of a loss that remains if the RAM cache has a copy, which it may drop
+# Share of a loss that remains if the RAM cache has a copy, which it may drop: with room for four such states
+# or fewer, and for sixteen or more.
+IN_RAM: Final = 0.1
+IN_LARGE_RAM: Final = 0.025
 # Share of a loss that remains if the messages continue after other tools. If the request is a sub-agent's,
 # the main agent will need its state again; if the conversation got another tool, it will not. We cannot tell.
 OTHER_HEAD: Final = 0.5
@@ -106,7 +109,8 @@ def _loss(table: EngineTable, reuse_plan: ReusePlan, want: Want) -> float:
         missed *= KEPT_AFTER_EDIT
     kept = reuse_plan.parked or table.shadow.elsewhere(victim, reuse_plan.slot)
     if kept and not table.shadow.exceeds_ram(victim):
-        return missed * IN_RAM * min(1.0, 4 * table.shadow.ram_share(victim))
+        share = IN_RAM * 4 * table.shadow.ram_share(victim)
+        return missed * max(IN_LARGE_RAM, min(IN_RAM, share))
     return min(missed, file_price(table, victim, want.catalog) * victim.chance(want.now))
 
 
