@@ -5,7 +5,8 @@ file of a state that grew by one token differs nearly everywhere. A part is a ru
 one memory have for up to 128 positions. A run ends where a multiple of 128 begins, so the window of a
 sliding-window model has the same runs as before, less those that it has left. Each recurrent state and each
 checkpoint is a part. What remains is the frame: header, ids, cell tables, the heads of layers. It has the
-slot's number, and some 20 bytes for each token.
+slot's number, and some 20 bytes for each token. Where parts should have a least or a largest size
+(`PartSizes`), runs are longer or shorter, large parts are cut, and small remains stay in the frame.
 
 Everything here is exact: parts and frame together are the file, byte for byte, whatever the order of its
 cells. Another order, or a wrong guess about its structure, only makes parts that no other state has.
@@ -13,11 +14,12 @@ cells. Another order, or a wrong guess about its structure, only makes parts tha
 
 from __future__ import annotations
 
+import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, groupby
 from typing import BinaryIO, Final
 
 from slotkeeper.engine.slotfile import ByteSpan, Cache, Recipe, Rows, SlotFile
@@ -28,6 +30,26 @@ from slotkeeper.scheduler.tokens import WIDTH
 # run has 8 MiB. Shorter ones would be read in slices of less than 100 kB, slower than a whole file.
 RUN: Final = 128
 FRAYED: Final = 2  # times as many runs as there would be in order: cells are taken as they come
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartSizes:
+    """The bytes that a part should have: at its beginning and end a state may have smaller ones."""
+
+    least: int = 0
+    most: int = sys.maxsize
+
+    def positions(self, width: int) -> int:
+        """Return the positions in a run of cells with so many bytes: the same for all states of a model."""
+        run = RUN
+        while run * width < self.least:
+            run *= 2
+        while run > 1 and run * width > self.most:
+            run //= 2
+        return run
+
+
+AS_THEY_ARE: Final = PartSizes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +63,15 @@ class Band:
     def width(self) -> int:
         """The bytes of one cell in all layers."""
         return sum(rows.width for rows in self.rows)
+
+    def without_small(self, least: int) -> Band:
+        """Return it without a first and a last part of less than `least` bytes."""
+        counts, width = self.counts, self.width
+        first = 1 if counts and counts[0] * width < least else 0
+        last = len(counts) - (len(counts) > first and counts[-1] * width < least)
+        skipped = sum(counts[:first])
+        rows = tuple(Rows(r.offset + r.width * skipped, r.width) for r in self.rows)
+        return Band(rows, counts[first:last])
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +125,17 @@ class Division:
 
     def parts(self) -> Iterator[Recipe]:
         """Yield the spans of the file that make up each part."""
-        for band, cells in zip(self.bands, self._cells, strict=True):
-            for start, end in pairwise(cells):
-                yield tuple(
-                    ByteSpan(rows.offset + rows.width * start, rows.width * (end - start))
-                    for rows in band.rows
-                )
+        return map(self.part, range(self._first[-1]))
+
+    def part(self, number: int) -> Recipe:
+        """Return the spans of the file that make up one part. `number` must be below the count of parts."""
+        band = bisect_right(self._first, number) - 1
+        cells, inside = self._cells[band], number - self._first[band]
+        start, end = cells[inside], cells[inside + 1]
+        return tuple(
+            ByteSpan(rows.offset + rows.width * start, rows.width * (end - start))
+            for rows in self.bands[band].rows
+        )
 
     def find(self, offset: int) -> Place:
         """Return where the byte at an offset of the file is. The offset must be below `size`."""
@@ -118,7 +154,7 @@ class Division:
         return Place(self._first[number] + part, at, (first + count) * width - inside)
 
 
-def divided(opened: BinaryIO, file: SlotFile) -> Division | None:
+def divided(opened: BinaryIO, file: SlotFile, sizes: PartSizes = AS_THEY_ARE) -> Division | None:
     """Return how to divide a slot file; None if it has to stay whole.
 
     It does if its structure was not understood, if its values are transposed, so that each token's are
@@ -130,27 +166,32 @@ def divided(opened: BinaryIO, file: SlotFile) -> Division | None:
     for cache in file.caches:
         if cache.recurrent:
             start = cache.table - WIDTH
-            bands.append(_solid(start, cache.end - start))
+            bands.append(_solid(start, cache.end - start, sizes.most))
         elif cache.cells:
             if not cache.rows:
                 return None
-            bands.append(Band(cache.rows, _runs(opened, cache)))
-    bands += (_solid(record.offset, record.length) for record in file.records)
-    return Division(file.size, bands)
+            positions = sizes.positions(sum(rows.width for rows in cache.rows))
+            bands.append(Band(cache.rows, _runs(opened, cache, positions)))
+    bands += (_solid(record.offset, record.length, sizes.most) for record in file.records)
+    large = (band.without_small(sizes.least) for band in bands)
+    return Division(file.size, [band for band in large if band.counts])
 
 
-def _solid(offset: int, length: int) -> Band:
-    """Return a band of one part."""
-    return Band((Rows(offset, length),), (1,))
+def _solid(offset: int, length: int, most: int) -> Band:
+    """Return a band of one part, or of several that have `most` bytes except the last."""
+    if length <= most:
+        return Band((Rows(offset, length),), (1,))
+    whole, rest = divmod(length, most)
+    return Band((Rows(offset, 1),), (*[most] * whole, *[rest] * bool(rest)))
 
 
-def _runs(opened: BinaryIO, cache: Cache) -> tuple[int, ...]:
+def _runs(opened: BinaryIO, cache: Cache, positions: int) -> tuple[int, ...]:
     """Return the cells of each run, in the order of the file. A ring may begin in the middle of one."""
     opened.seek(cache.table)
     table = array("i", opened.read(cache.cells * cache.stride))
-    blocks = (position // RUN for position in table[:: cache.stride // WIDTH])
+    blocks = (position // positions for position in table[:: cache.stride // WIDTH])
     counts = tuple(sum(1 for _ in cells) for _, cells in groupby(blocks))
-    whole, rest = divmod(cache.cells, RUN)
+    whole, rest = divmod(cache.cells, positions)
     if len(counts) > FRAYED * (whole + 2):
-        return (*[RUN] * whole, *[rest] * bool(rest))
+        return (*[positions] * whole, *[rest] * bool(rest))
     return counts

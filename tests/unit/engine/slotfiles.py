@@ -11,7 +11,7 @@ from io import BytesIO
 
 from slotkeeper.engine.slotfile import Damage, Recipe, SlotFile
 from slotkeeper.engine.slotfile_reader import read
-from slotkeeper.engine.slotfile_runs import Division, divided
+from slotkeeper.engine.slotfile_runs import AS_THEY_ARE, Division, PartSizes, divided
 
 WINDOW = 8  # tokens
 IDS = tuple(range(100, 120))
@@ -119,8 +119,8 @@ def whole_file(data: bytes) -> SlotFile:
     return found
 
 
-def division_of(data: bytes) -> Division:
-    found = divided(BytesIO(data), whole_file(data))
+def division_of(data: bytes, sizes: PartSizes = AS_THEY_ARE) -> Division:
+    found = divided(BytesIO(data), whole_file(data), sizes)
     assert found is not None
     return found
 
@@ -129,13 +129,13 @@ def picked(data: bytes, recipe: Recipe) -> bytes:
     return b"".join(p if isinstance(p, bytes) else data[p.offset : p.offset + p.length] for p in recipe)
 
 
-def parts_of(data: bytes) -> list[bytes]:
-    return [picked(data, recipe) for recipe in division_of(data).parts()]
+def parts_of(data: bytes, sizes: PartSizes = AS_THEY_ARE) -> list[bytes]:
+    return [picked(data, recipe) for recipe in division_of(data, sizes).parts()]
 
 
-def joined(data: bytes) -> bytes:
+def joined(data: bytes, sizes: PartSizes = AS_THEY_ARE) -> bytes:
     """Divide a file, and return what its parts and its frame make together."""
-    division, parts = division_of(data), parts_of(data)
+    division, parts = division_of(data, sizes), parts_of(data, sizes)
     frame, made = picked(data, division.frame), bytearray()
     while len(made) < division.size:
         place = division.find(len(made))

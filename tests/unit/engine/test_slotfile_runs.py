@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from io import BytesIO
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotkeeper.engine.slotfile_runs import RUN, divided
+from slotkeeper.engine.slotfile_runs import RUN, PartSizes, divided
 from unit.engine.slotfiles import WINDOW, division_of, joined, parts_of, picked, slot_file, whole_file
 
 DIVIDED = ("dense", "latent", "swa", "hybrid", "recurrent")
@@ -25,9 +26,12 @@ def of(kind: str, n: int, **more: object) -> bytes:
     n=st.integers(RUN + 1, 4 * RUN),
     cuts=st.lists(st.integers(1, RUN), max_size=3, unique=True),
     order=st.randoms(use_true_random=False),
+    sizes=st.builds(
+        PartSizes, least=st.sampled_from([0, 300, 12_000]), most=st.sampled_from([100, 12_000, sys.maxsize])
+    ),
 )
-def test_parts_and_frame_together_are_the_file_byte_for_byte(kind, version, n, cuts, order):
-    """In whatever order the cells of a window are, which is a ring."""
+def test_parts_and_frame_together_are_the_file_byte_for_byte(*, kind, version, n, cuts, order, sizes):
+    """In whatever order the cells of a window are, which is a ring, and however large parts should be."""
     window = [*range(n - order.randrange(1, n), n)]
     turn = order.randrange(len(window))
     window = window[turn:] + window[:turn]
@@ -36,11 +40,11 @@ def test_parts_and_frame_together_are_the_file_byte_for_byte(kind, version, n, c
     data = slot_file(
         kind, version, range(n), cuts=cuts if version == 4 else (), slot=1, seed=1, window=window
     )
-    division, parts = division_of(data), parts_of(data)
+    division, parts = division_of(data, sizes), parts_of(data, sizes)
     assert [len(part) for part in parts] == division.sizes
     frame = picked(data, division.frame)
     assert len(frame) + sum(map(len, parts)) == len(data)
-    assert joined(data) == data
+    assert joined(data, sizes) == data
     offset = order.randrange(len(data))
     place = division.find(offset)
     source = frame if place.part is None else parts[place.part]
@@ -65,6 +69,27 @@ def test_a_window_that_has_moved_has_the_runs_that_it_kept():
     after = parts_of(of("swa", 5 * RUN, window=window(5 * RUN)))
     assert len(before[4:]) == len(after[5:]) == 3
     assert len(set(before[4:]) & set(after[5:])) == 2
+
+
+ROW = 64  # bytes of a token in all layers of the dense files
+
+
+def test_parts_have_at_least_and_at_most_the_bytes_that_are_wanted():
+    n = 10 * RUN
+    larger = division_of(of("dense", n, cuts=(100,)), PartSizes(least=3 * RUN * ROW))
+    assert larger.sizes == [4 * RUN * ROW] * 2, "a smaller run and the checkpoint are in the frame"
+    smaller = division_of(of("dense", n, cuts=(100,)), PartSizes(most=40 * ROW))
+    assert smaller.sizes[:-1] == [32 * ROW] * (n // 32)
+    cut = division_of(of("hybrid", n, cuts=(1000,)), PartSizes(most=400))
+    assert cut.sizes[-3:] == [400, 400, 1045 - 800], "a checkpoint in pieces"
+
+
+@pytest.mark.parametrize("sizes", [PartSizes(least=3 * RUN * ROW), PartSizes(most=40 * ROW)])
+def test_a_state_that_grew_has_all_finished_runs_of_before_at_any_size(sizes: PartSizes):
+    before, after = (parts_of(of("dense", n), sizes) for n in (9 * RUN + 50, 13 * RUN))
+    finished = [part for part in before if len(part) == len(before[0])]
+    assert len(finished) >= 2
+    assert set(finished) <= set(after)
 
 
 def test_each_checkpoint_is_a_part():
