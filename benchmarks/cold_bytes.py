@@ -14,7 +14,7 @@ import argparse
 import asyncio
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from hashlib import sha256
 from io import FileIO
@@ -35,9 +35,10 @@ from slotkeeper.engine.slotfile import SlotFile
 from slotkeeper.engine.slotfile_reader import read
 from slotkeeper.engine.slotfile_runs import Band, Division, divided
 from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.store import files, run_folder
+from slotkeeper.store import files, joined
 from slotkeeper.store.index import Kept
 from slotkeeper.store.intake import SavedFile
+from slotkeeper.store.shared import SharedStore
 from slotkeeper.store.store import Store
 
 FIRST, LAST = 2_000, 20_000  # tokens
@@ -47,11 +48,21 @@ WORDS: Final = 900  # ids of ordinary words in the tiny models
 Row = dict[str, Any]
 
 
-def on_disk(cold: Path) -> dict[Path, tuple[int, int]]:
-    """Return all files of the cold folder with their inode and size."""
-    found = (*cold.iterdir(), *cold.glob(f"{files.RUN_FOLDER}/*"))
-    seen = {path: path.stat() for path in found if path.is_file()}
-    return {path: (stat.st_ino, stat.st_size) for path, stat in seen.items()}
+class Written:
+    """The bytes of all files that were new in a cold folder since the beginning, each time it is asked."""
+
+    def __init__(self, cold: Path) -> None:
+        self._cold = cold
+        self._before: dict[Path, tuple[int, int]] = {}
+        self._total = 0
+
+    def __call__(self) -> int:
+        found = (*self._cold.iterdir(), *self._cold.glob(f"{files.RUN_FOLDER}/*"))
+        stats = {path: path.stat() for path in found if path.is_file()}
+        now = {path: (stat.st_ino, stat.st_size) for path, stat in stats.items()}
+        self._total += sum(size for path, (_, size) in now.items() if self._before.get(path) != now[path])
+        self._before = now
+        return self._total
 
 
 class Taken:
@@ -85,13 +96,16 @@ def ids(n: int) -> list[int]:
 
 
 class Conversation:
-    """One conversation whose states are moved to the cold folder after each turn."""
+    """One conversation whose states are moved to the cold tier after each turn.
 
-    def __init__(self, store: Store, hot: Path, cold: Path, turns: int) -> None:
+    `total` returns the bytes that were written there since the beginning.
+    """
+
+    def __init__(self, store: Store, hot: Path, total: Callable[[], int], turns: int) -> None:
         self.hot = hot
         self.ends = [FIRST + (LAST - FIRST) * turn // (turns - 1) for turn in range(turns)]
         self.written, self.whole, self.taken = 0, 0, Taken()
-        self._store, self._cold = store, cold
+        self._store, self._total = store, total
 
     async def moves(self, name: str, size: int, tokens: Tokens) -> Kept:
         """Keep a saved file, move it, and count the bytes that were written for it."""
@@ -100,11 +114,10 @@ class Conversation:
         if len(tokens) == FIRST:
             self.taken.states = 0  # the first save is all new
         kept = await self._store.keep(name, SavedFile(fingerprint=ENGINE, tokens=tokens, written=size))
-        before = on_disk(self._cold)
+        before = self._total()
         await self._store.demote(kept.id)
-        new = [now for path, now in on_disk(self._cold).items() if before.get(path) != now]
         if len(tokens) > FIRST:
-            self.written += sum(size for _, size in new)
+            self.written += self._total() - before
             self.whole += size
         return kept
 
@@ -164,12 +177,12 @@ async def brought_back(store: Store, kept: Kept, repeats: int) -> Row:
 
 @contextmanager
 def kept_whole() -> Iterator[None]:
-    with patch.object(run_folder, "divided", return_value=None):
+    with patch.object(joined, "parts_of", return_value=None):
         yield
 
 
 @asynccontextmanager
-async def a_store(hot: Path, cold: Path) -> AsyncIterator[Store]:
+async def a_store(hot: Path, cold: Path | SharedStore) -> AsyncIterator[Store]:
     store = Store(hot, cold)
     await store.open()
     try:
@@ -185,7 +198,7 @@ async def tiny(model: Tiny, build: str, folder: Path, turns: int, repeats: int) 
         lab.tiny_engine(model, build, folder, context_tokens=room) as engine,
         a_store(hot, cold) as store,
     ):
-        talk = Conversation(store, hot, cold, turns)
+        talk = Conversation(store, hot, Written(cold), turns)
         last = await talk.goes_on(engine)
         await store.offer(last.id, ENGINE)
         back = await brought_back(store, last, repeats)
@@ -196,7 +209,7 @@ async def made_up(layers: int, folder: Path, turns: int, repeats: int) -> Row:
     """The same with files of a real model's proportions, without an engine."""
     hot, cold = folder / "hot", folder / "cold"
     async with a_store(hot, cold) as store:
-        talk = Conversation(store, hot, cold, turns)
+        talk = Conversation(store, hot, Written(cold), turns)
         last = await talk.is_made_up(layers)
         await store.offer(last.id, ENGINE)
         back = await brought_back(store, last, repeats)

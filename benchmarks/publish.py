@@ -48,6 +48,7 @@ PICKED: Final[Mapping[str, Pick]] = MappingProxyType(
         "soak": lambda figures: figures["worlds"],
         "scaling": lambda figures: figures,
         "cold_bytes": lambda figures: figures,
+        "store_bytes": lambda figures: figures,
         "placement": lambda figures: figures,
         "fleet-smg-shared": lambda figures: figures,
         "fleet-haproxy-local": lambda figures: figures,

@@ -318,6 +318,54 @@ def cold_bytes() -> str:
     return table(head, map(cells, measured("cold_bytes")))
 
 
+def store_uploads() -> str:
+    """Return what a turn uploads to a shared store, for parts of several sizes."""
+
+    def cells(row: Row) -> Sequence[str]:
+        sizes = (f"{row[key]:,.0f}" for key in ("token_bytes", "per_token"))
+        least, requests = f"{row['least'] >> 10:,} KiB", f"{row['requests_per_turn']:.1f}"
+        return least, *sizes, f"**{row['ratio']:.2f}**", f"1/{row['smaller']:.0f}", requests
+
+    head = (
+        "parts from",
+        "bytes of a token",
+        "uploaded for each new one",
+        "÷ its own",
+        "÷ whole files",
+        "requests a turn",
+    )
+    return table(head, (cells(row) for row in measured("store_bytes") if "ratio" in row))
+
+
+def store_fetches() -> str:
+    """Return how long a state of a shared store takes to come back."""
+
+    def cells(row: Row) -> Sequence[str]:
+        times = [row[way + near] for near in ("", "_near") for way in ("parts", "whole")]
+        far, near = times[0] / times[1], times[2] / times[3]
+        shown = [f"{seconds:.2f}" for seconds in times]
+        return (
+            f"{row['least'] >> 10:,} KiB",
+            str(row["requests"]),
+            *shown[:2],
+            f"{far:.2f}",
+            *shown[2:],
+            f"{near:.2f}",
+        )
+
+    head = (
+        "parts from",
+        "requests",
+        "in parts, s",
+        "one object, s",
+        "÷",
+        "without the line, s",
+        "one object, s",
+        "÷",
+    )
+    return table(head, (cells(row) for row in measured("store_bytes") if "gib" in row))
+
+
 def profile_engines() -> str:
     """Return the simulated engines and the reports of their speeds."""
 
@@ -392,6 +440,8 @@ MEASURED: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
         "rewrite-cells": rewrite_cells,
         "recorded-cells": recorded_cells,
         "cold-bytes": cold_bytes,
+        "store-uploads": store_uploads,
+        "store-fetches": store_fetches,
         "crowd-cells": crowd_cells,
     },
     "docs/models.md": {"swaps": swaps},

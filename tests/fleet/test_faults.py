@@ -16,6 +16,7 @@ from fleet.servers import BUCKET, CREDENTIALS, Fault, FaultyProxy, faulty, runni
 from fleet.test_moving import BUILD, MODEL, uploaded
 from patience import PATIENCE
 from slotkeeper.engine.launch import free_port
+from slotkeeper.engine.slotfile_runs import PartSizes
 from slotkeeper.runtime import sharing
 from slotkeeper.runtime.sharing import PATIENT
 from slotkeeper.scheduler import retention
@@ -25,10 +26,11 @@ from slotkeeper.store import shared as module
 from slotkeeper.store.collector import StoreCollector
 from slotkeeper.store.hints import Hints
 from slotkeeper.store.objects import Objects
+from slotkeeper.store.part_objects import IN_STORE
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import LateError, StoreError, Trouble
 from unit.store.saving import ENGINE, names_in, offered
-from unit.store.sharing import KEY, found, kept_state, sidecar
+from unit.store.sharing import ALL_IN_PARTS, KEY, found, kept_state, sidecar
 from unit.store.test_shared import prompt
 
 
@@ -55,16 +57,17 @@ TROUBLES = {
 
 
 @pytest.mark.parametrize("fault", TROUBLES)
-@pytest.mark.parametrize("parts", [False, True], ids=["at once", "in parts"])
+@pytest.mark.parametrize("way", ["at once", "multipart", "in parts"])
 async def test_a_failed_upload_is_not_found_and_is_repeated_later(
-    fault: Fault, parts: bool, proxy: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fault: Fault, way: str, proxy: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    if parts:
+    if way == "multipart":
         monkeypatch.setattr(module, "AT_ONCE", 100)
+    sizes, body = (ALL_IN_PARTS, "/parts/") if way == "in parts" else (IN_STORE, "/blobs/")
     one, url = tmp_path / "one", f"s3://{BUCKET}/{tmp_path.name}"
-    async with sidecar(one, url, KEY) as (store, shared):
+    async with sidecar(one, url, KEY, sizes=sizes) as (store, shared):
         kept = await kept_state(store, one, 1)
-        proxy.fault, proxy.only = fault, "/blobs/" if fault is Fault.TORN else ""
+        proxy.fault, proxy.only = fault, body if fault is Fault.TORN else ""
         with pytest.raises(StoreError) as raised:
             await store.copy_cold(kept.id)
         assert raised.value.trouble is TROUBLES[fault]
@@ -79,16 +82,20 @@ async def test_a_failed_upload_is_not_found_and_is_repeated_later(
 
 
 @pytest.mark.parametrize("fault", [Fault.ERROR, Fault.EXPIRED, Fault.CUT, Fault.GONE, Fault.SLOW])
+@pytest.mark.parametrize(("sizes", "body"), [(IN_STORE, "/blobs/"), (ALL_IN_PARTS, "/parts/")])
 async def test_a_failed_fetch_leaves_no_file_and_loses_no_state(
-    fault: Fault, proxy: FaultyProxy, tmp_path: Path
+    fault: Fault, sizes: PartSizes, body: str, proxy: FaultyProxy, tmp_path: Path
 ):
     one, other, url = tmp_path / "one", tmp_path / "other", f"s3://{BUCKET}/{tmp_path.name}"
-    async with sidecar(one, url) as (store, _), sidecar(other, url) as (second, shared):
+    async with (
+        sidecar(one, url, sizes=sizes) as (store, _),
+        sidecar(other, url, sizes=sizes) as (second, shared),
+    ):
         kept = await kept_state(store, one, 1)
         await store.copy_cold(kept.id)
         (there,) = await found(shared, prompt(1))
         await second.found(there)
-        proxy.fault, proxy.only = fault, "/blobs/"
+        proxy.fault, proxy.only = fault, body
         with pytest.raises((StoreError, LateError)):
             await second.offer(kept.id, ENGINE, within=0.5 if fault is Fault.SLOW else 60.0)
         assert names_in(other) == set()

@@ -22,11 +22,14 @@ from typing import Final
 import pytest
 
 from fleet.servers import BUCKET
+from slotkeeper.engine.slotfile_runs import PartSizes
 from slotkeeper.scheduler.slot_contents import SnapshotId
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store import shared as module
 from slotkeeper.store.collector import StoreCollector
 from slotkeeper.store.hints import Hints
+from slotkeeper.store.object_names import IN_PARTS, HeadName, parsed, part_path, parts_in
+from slotkeeper.store.shared import SharedStore
 from slotkeeper.store.store import Store
 from unit.store.saving import ids, offered
 from unit.store.sharing import KEY, found, kept_state, sidecar
@@ -34,8 +37,9 @@ from unit.store.sharing import KEY, found, kept_state, sidecar
 KILLS: Final = 200
 FEW: Final = 12  # number of them with `make test`
 LONGEST: Final = 0.06  # seconds that a process lives after its last allowed report: an upload or two
-SMALL_PARTS: Final = 4096  # bytes: every second state is uploaded in parts
+SMALL_PARTS: Final = 4096  # bytes: every larger blob is uploaded by several requests
 LENGTHS: Final = (300, 700, 2000)  # tokens
+SIZES: Final = PartSizes(least=16 << 10)  # a state of 300 tokens stays whole, the others are kept in parts
 
 
 def say(*words: object) -> None:
@@ -63,7 +67,7 @@ def fork_processes() -> None:
 async def upload_for_ever(hot: Path, url: str, hints: str, chance: random.Random) -> None:
     vars(module)["AT_ONCE"] = SMALL_PARTS
     more = {"hints": Hints(hints, url, lambda *_: None)} if hints != "-" else {}
-    async with sidecar(hot, url, KEY, **more) as (store, _):
+    async with sidecar(hot, url, KEY, sizes=SIZES, **more) as (store, _):
         say("opened")
         while True:
             seed, length = chance.randrange(1, 1_000_000), chance.choice(LENGTHS)
@@ -156,7 +160,7 @@ async def test_a_killed_sidecar_leaves_no_torn_upload_and_loses_no_reported_uplo
                 forker.run_until_killed, hot, url, redis if where == "s3" else "-", chance, uploaded
             )
     assert len(uploaded.states) > kills / 4
-    async with sidecar(reader, url, KEY) as (store, shared):
+    async with sidecar(reader, url, KEY, sizes=SIZES) as (store, shared):
         for id_, (seed, length, digest) in uploaded.states.items():
             (kept,) = await found(shared, Tokens(ids(seed, length)))
             assert (kept.id, kept.manifest.sha256) == (id_, digest)
@@ -168,13 +172,21 @@ async def test_a_killed_sidecar_leaves_no_torn_upload_and_loses_no_reported_uplo
         assert len(heads) <= len(uploaded.states) + kills, (
             "each process may have uploaded one more state that it did not report"
         )
-        assert len(blobs) >= len(heads)
-        done = await StoreCollector(shared, 0, grace=-1.0).collect()
-        assert done.leftovers == len(blobs) - len(heads)
+        whole = [path for path in heads if not path.endswith(IN_PARTS)]
+        assert 0 < len(whole) < len(heads)
+        collector = StoreCollector(shared, 0, grace=-1.0)
+        assert (await collector.collect()).leftovers == len(blobs) - len(whole)
+        await collector.collect()
+        needed = {path for head in map(parsed, heads) if head for path in await parts_of(shared, head)}
+        assert {seen.path async for seen in shared.objects.listing("parts")} == needed
         assert shared.objects.sweep(-1.0) >= 0
         for id_, (seed, length, _) in uploaded.states.items():
             (kept,) = await found(shared, Tokens(ids(seed, length)))
             assert kept.id == id_
+
+
+async def parts_of(shared: SharedStore, head: HeadName) -> set[str]:
+    return set(map(part_path, parts_in(await shared.parts_of(head)))) if head.in_parts else set()
 
 
 if __name__ == "__main__":

@@ -12,12 +12,15 @@ import pytest
 from fleet.servers import BUCKET, CREDENTIALS, versitygw
 from fleet.test_killed import drop_local_copy
 from slotkeeper.engine.launch import free_port
+from slotkeeper.engine.slotfile_runs import RUN
+from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store import shared as module
 from slotkeeper.store.collector import StoreCollector
 from slotkeeper.store.objects import Objects
 from slotkeeper.store.trouble import StoreError, Trouble
 from unit.store.saving import offered
-from unit.store.sharing import KEY, LONG, found, kept_state, sidecar, unheard
+from unit.store.sharing import ALL_IN_PARTS, ALL_WHOLE, KEY, LONG, found, kept_state, sidecar, unheard
+from unit.store.test_part_objects import fetched, uploaded
 from unit.store.test_shared import prompt
 
 pytestmark = pytest.mark.fleet
@@ -39,7 +42,10 @@ async def test_conditional_writes_multipart_uploads_and_listings_work(port: int,
     monkeypatch.setattr(module, "AT_ONCE", 1 << 20)
     one, other, url = tmp_path / "one", tmp_path / "other", f"s3://{BUCKET}/real"
     with versitygw(tmp_path / "data", port):
-        async with sidecar(one, url, KEY) as (store, writer), sidecar(other, url, KEY) as (second, shared):
+        async with (
+            sidecar(one, url, KEY, sizes=ALL_WHOLE) as (store, writer),
+            sidecar(other, url, KEY, sizes=ALL_WHOLE) as (second, shared),
+        ):
             assert await writer.objects.create("heads/x", b"1")
             assert not await writer.objects.create("heads/x", b"2")
             await writer.objects.remove("heads/x")
@@ -54,6 +60,26 @@ async def test_conditional_writes_multipart_uploads_and_listings_work(port: int,
             done = await StoreCollector(shared, 1, spared=-1.0).collect()
             assert done.states == 2
             assert [seen async for seen in shared.objects.listing("heads")] == []
+
+
+async def test_states_in_parts_are_written_read_and_collected(port: int, tmp_path: Path):
+    one, other, url = tmp_path / "one", tmp_path / "other", f"s3://{BUCKET}/parts"
+    with versitygw(tmp_path / "data", port):
+        async with (
+            sidecar(one, url, KEY, sizes=ALL_IN_PARTS) as (store, writer),
+            sidecar(other, url, KEY, sizes=ALL_IN_PARTS) as (second, shared),
+        ):
+            old = await uploaded(store, one, 20 * RUN)
+            before = {seen.path async for seen in shared.objects.listing("parts")}
+            await uploaded(store, one, 22 * RUN)
+            assert await fetched(second, shared, other, 22 * RUN)
+            await store.forget(old.id)
+            collector = StoreCollector(writer, 0, grace=-1.0)
+            for _ in range(2):  # in the first round they are doomed
+                await collector.collect()
+            after = {seen.path async for seen in shared.objects.listing("parts")}
+            assert len(before - after) == 2, "the frame and the checkpoint that only the old state had"
+            await second.verify((await found(shared, Tokens(range(22 * RUN))))[0].id)
 
 
 async def test_one_of_many_concurrent_creations_of_an_object_succeeds(port: int, tmp_path: Path):

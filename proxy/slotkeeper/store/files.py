@@ -169,6 +169,18 @@ def bytes_of(recipe: Recipe, source: RawIOBase, halt: Halt) -> Iterator[bytes | 
         yield from _pieces(piece, source, view, halt)
 
 
+def spread(data: bytes, recipe: Recipe, target: FileIO) -> None:
+    """Write the bytes of a part to the spans of a file from which the recipe takes them."""
+    left = memoryview(data)
+    for span in recipe:
+        if isinstance(span, bytes):
+            raise TypeError("a recipe of new bytes has no place in the file")
+        at, end = span.offset, span.offset + span.length
+        while at < end:
+            count = os.pwrite(target.fileno(), left[: end - at], at)
+            left, at = left[count:], at + count
+
+
 def _pieces(piece: Piece, source: RawIOBase, view: memoryview, halt: Halt) -> Iterator[bytes | memoryview]:
     if isinstance(piece, bytes):
         yield piece
@@ -183,8 +195,8 @@ def _pieces(piece: Piece, source: RawIOBase, view: memoryview, halt: Halt) -> It
 
 
 def create(target: Path) -> FileIO:
-    """Create a file that belongs to the owner of its folder. Raises FileExistsError."""
-    out = FileIO(os.open(target, _CREATE, 0o600), "wb")
+    """Create a file, to write and read, that belongs to the owner of its folder. Raises FileExistsError."""
+    out = FileIO(os.open(target, (_CREATE & ~os.O_WRONLY) | os.O_RDWR, 0o600), "r+b")
     try:
         _give(out, target.parent.stat())
     except BaseException:

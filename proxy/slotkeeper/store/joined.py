@@ -19,10 +19,13 @@ from typing import Any, BinaryIO, Final
 
 import orjson
 
-from slotkeeper.engine.slotfile import Rows
-from slotkeeper.engine.slotfile_runs import Band, Division
+from slotkeeper.engine.slotfile import Rows, SlotFile
+from slotkeeper.engine.slotfile_reader import read
+from slotkeeper.engine.slotfile_runs import AS_THEY_ARE, Band, Division, PartSizes, divided
 from slotkeeper.scheduler.slot_contents import SnapshotId
 from slotkeeper.store import files
+from slotkeeper.store.files import Halt
+from slotkeeper.store.manifest import Manifest
 
 FORMAT: Final = 1
 SEAL_BYTES: Final = 32
@@ -47,6 +50,23 @@ class Parts:
         return [
             hmac.digest(secret, (kind + digest).encode(), "sha256").hex()[:NAME] for digest in self.digests
         ]
+
+
+def parts_of(file: Source, manifest: Manifest, halt: Halt, sizes: PartSizes = AS_THEY_ARE) -> Parts | None:
+    """Divide the file of a snapshot, and hash its parts; None if it has to stay whole.
+
+    Raises EOFError if the file became shorter, and HaltedError; OSError passes.
+    """
+    found = read(file, manifest.size)
+    division = divided(file, found, sizes) if isinstance(found, SlotFile) else None
+    if division is None:
+        return None
+    return Parts(
+        division=division,
+        digests=tuple(files.hash_recipe(recipe, file, halt).sha256 for recipe in division.parts()),
+        frame=b"".join(map(bytes, files.bytes_of(division.frame, file, halt))),
+        space=manifest.space,
+    )
 
 
 def encode(parts: Parts, snapshot: SnapshotId, secret: bytes) -> bytes:

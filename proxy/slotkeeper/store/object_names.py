@@ -3,6 +3,11 @@
     heads/GROUP/ANCHOR/ENTRY     the manifest and the tokens of a state, written last
     blobs/XX/STATE-SHA256-SALT   its slot file; XX are the first letters of the state
     used/STATE                   empty; its time says when the state was last fetched
+    heads/GROUP/ANCHOR/ENTRY-parts   the same for a state in parts, with their names
+    parts/XX/NAME                a part (`part_objects`): a keyed hash of namespace and contents
+    parts/XX/NAME-1              another copy of it, because the first one is about to be removed
+    doomed/NUMBER                the names of parts that are removed an hour later
+    marks/STATE                  for a state in parts what used/STATE is for others
     elections/NUMBER             empty; its writer collects garbage in that term
     seal                         the secret of a store for which the user has set no key
 
@@ -12,6 +17,9 @@ The ENTRY has the number of tokens of the state, three bytes of its hash chain a
 hash of all that identifies the state. So one listing under each anchor shows how much every state shares with
 a prompt.
 
+Sidecars of release 0.7.0 know no states in parts: they do not parse such an ENTRY and do not list the other
+three folders, so their collectors leave all that alone.
+
 If the user has set a key, all these hashes are keyed: access to the store alone cannot even confirm a guess.
 """
 
@@ -19,7 +27,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from operator import itemgetter
 from typing import Final
@@ -30,6 +38,9 @@ from slotkeeper.store.manifest import BLOCK, Manifest, chain
 HEADS: Final = "heads"
 BLOBS: Final = "blobs"
 USED: Final = "used"
+PARTS: Final = "parts"
+DOOMED: Final = "doomed"
+MARKS: Final = "marks"
 ELECTIONS: Final = "elections"
 STORE_SEAL: Final = "seal"
 
@@ -39,9 +50,12 @@ NEAR_END: Final = 3  # last blocks whose hashes are in an entry: a reply may com
 PROMISING: Final = 4  # heads that are read for one prompt
 SURE: Final = 2  # heads that are read if the best state is a beginning of the prompt
 _ALL: Final = 0xFFFFFFFF  # an entry begins with _ALL less its tokens: the longest states are listed first
-_ENTRY: Final = re.compile(r"([0-9a-f]{8})-([0-9a-f]+)-([0-9a-f]{32})")
-
+IN_PARTS: Final = "-parts"
+_ENTRY: Final = re.compile(rf"([0-9a-f]{{8}})-([0-9a-f]+)-([0-9a-f]{{32}})({IN_PARTS})?")
 _STATE: Final = re.compile(r"[0-9a-f]{32}(?![0-9a-f])")
+_PART: Final = re.compile(rf"{PARTS}/([0-9a-f]{{2}})/(\1[0-9a-f]{{38}})(?:-([1-9][0-9]{{0,2}}))?")
+PART_BYTES: Final = 21  # bytes of a name of a part: 20 of its hash, and which copy it is
+MOST_COPIES: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +67,7 @@ class HeadName:
     tokens: int
     marks: tuple[str, ...]
     state: str
+    in_parts: bool = False
 
     @property
     def path(self) -> str:
@@ -60,7 +75,12 @@ class HeadName:
 
     @property
     def used(self) -> str:
-        return f"{USED}/{self.state}"
+        return f"{MARKS if self.in_parts else USED}/{self.state}"
+
+    @property
+    def parted(self) -> HeadName:
+        """The name of the head of the same state in parts."""
+        return replace(self, name=self.name + IN_PARTS, in_parts=True)
 
     def common(self, marks: Sequence[str]) -> int:
         """Return the least number of tokens that the state shares with a prompt of these marks."""
@@ -78,7 +98,26 @@ def rungs(blocks: int) -> list[int]:
 def state_of(path: str) -> str | None:
     """Return the state whose blob or mark of use has this path; None for any other path."""
     match = _STATE.match(path.rpartition("/")[2])
-    return match[0] if match and path.startswith((f"{BLOBS}/", f"{USED}/")) else None
+    return match[0] if match and path.startswith((f"{BLOBS}/", f"{USED}/", f"{MARKS}/")) else None
+
+
+def part_path(part: bytes) -> str:
+    """Return the path of a part: `part` is the hash and the number of the copy (PART_BYTES)."""
+    name, copy = part[:-1].hex(), part[-1]
+    return f"{PARTS}/{name[:2]}/{name}{f'-{copy}' if copy else ''}"
+
+
+def part_at(path: str) -> bytes | None:
+    """Return the part that has this path; None for any other path."""
+    match = _PART.fullmatch(path)
+    if match is None or (copy := int(match[3] or 0)) >= MOST_COPIES:
+        return None
+    return bytes.fromhex(match[2]) + bytes([copy])
+
+
+def parts_in(packed: bytes) -> list[bytes]:
+    """Return the parts whose names are written one after the other."""
+    return [packed[at : at + PART_BYTES] for at in range(0, len(packed), PART_BYTES)]
 
 
 def parsed(path: str) -> HeadName | None:
@@ -91,7 +130,8 @@ def parsed(path: str) -> HeadName | None:
     marks = tuple(letters[at : at + SHORT] for at in range(0, len(letters), SHORT))
     if len(marks) != len(rungs(tokens // BLOCK)) or len(letters) % SHORT:
         return None
-    return HeadName(folder=folder, name=name, tokens=tokens, marks=marks, state=match[3])
+    in_parts = match[4] is not None
+    return HeadName(folder=folder, name=name, tokens=tokens, marks=marks, state=match[3], in_parts=in_parts)
 
 
 class ObjectNames:

@@ -237,7 +237,9 @@ def _trouble(error: Exception) -> Trouble:
     text = str(error)
     if _FULL.search(text):
         return Trouble.DISK_FULL
-    if isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError):
+    status = _STATUS.search(text)
+    refused = status is not None and status[1] in {"401", "403"}  # a listing has no error of its own for it
+    if refused or isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError):
         return Trouble.REFUSED
     return Trouble.UNREACHABLE
 

@@ -24,9 +24,7 @@ from math import inf
 from pathlib import Path
 from typing import Final
 
-from slotkeeper.engine.slotfile import Recipe, SlotFile
-from slotkeeper.engine.slotfile_reader import read
-from slotkeeper.engine.slotfile_runs import divided
+from slotkeeper.engine.slotfile import Recipe
 from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
 from slotkeeper.store import files, joined
 from slotkeeper.store.files import Halt, Stamp
@@ -119,7 +117,7 @@ class RunFolder(SnapshotFolder):
         """
         source.check(manifest, halt)
         with copying(source, manifest, halt), source.open(manifest.id) as file:
-            parts = self._divided(file, manifest, halt)
+            parts = joined.parts_of(file, manifest, halt)
             listing = joined.encode(parts, manifest.id, self.seal.secret) if parts else b""
             began = time.monotonic()
             if parts is None or len(listing) > joined.LARGEST:
@@ -135,18 +133,6 @@ class RunFolder(SnapshotFolder):
                 self.drop(manifest.id)
                 raise
             return written, seconds
-
-    def _divided(self, file: Source, manifest: Manifest, halt: Halt) -> Parts | None:
-        found = read(file, manifest.size)
-        division = divided(file, found) if isinstance(found, SlotFile) else None
-        if division is None:
-            return None
-        return Parts(
-            division=division,
-            digests=tuple(files.hash_recipe(recipe, file, halt).sha256 for recipe in division.parts()),
-            frame=b"".join(map(bytes, files.bytes_of(division.frame, file, halt))),
-            space=manifest.space,
-        )
 
     def _write_missing(
         self, parts: Parts, listing: bytes, file: Source, manifest: Manifest, halt: Halt

@@ -13,6 +13,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Final
 
@@ -169,15 +170,13 @@ class BlobReader:
 
 
 class BlobWriter:
-    """Opens a downloaded blob and writes the slot file, or only hashes it if there is no path.
+    """Opens a downloaded blob and writes the slot file, or only hashes it if there is no file.
 
-    The file is complete when `end` has returned.
+    The file is complete and on the disk when `end` has returned.
     """
 
-    def __init__(self, path: Path | None, pieces: Pieces | None) -> None:
-        """Create the file, if a path is given. Raises FileExistsError."""
-        self._path = path
-        self._file = files.create(path) if path else None
+    def __init__(self, file: FileIO | None, pieces: Pieces | None) -> None:
+        self._file = file
         self._pieces = pieces
         self._cutter = Cutter(PIECE + TAG)
         self._digest = hashlib.sha256()
@@ -200,14 +199,7 @@ class BlobWriter:
         if self._pieces:
             self._write(self._pieces.open(self._cutter.rest(), last=True))
         if self._file:
-            os.fsync(self._file.fileno())
-            self._file.close()
-
-    def discard(self) -> None:
-        """Close the file and remove its temporary name, if that is still there."""
-        if self._file and self._path:
-            self._file.close()
-            self._path.unlink(missing_ok=True)
+            files.sync_file(self._file)
 
     def _write(self, data: bytes | memoryview) -> None:
         self._digest.update(data)

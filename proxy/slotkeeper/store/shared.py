@@ -1,9 +1,11 @@
 """The cold tier that several sidecars share: a state is written once, found by its tokens, and verified.
 
-A state is two objects. The blob is the slot file, sealed with the user's key if there is one. The head has
-the manifest and the tokens. It is written last, and only if no other sidecar has written the same state. So a
-killed process leaves either a whole state or a blob without a head, which `collector` removes an hour later.
-A blob is not trusted: its file is hashed before it gets a name that an engine could be given.
+A large state is kept in parts, which states have in common (`part_objects`). A small one, or one whose layout
+is not understood, is a blob: its slot file. Both are sealed with the user's key if there is one. The head has
+the manifest, the tokens, and the names of the parts. It is written last, and only if no other sidecar has
+written the same state. So a killed process leaves either a whole state, or a blob or parts without a head,
+which `collector` removes later. Neither is trusted: a file is hashed before it gets a name that an engine
+could be given.
 """
 
 from __future__ import annotations
@@ -11,26 +13,28 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-import zlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Collection
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from io import FileIO
+from pathlib import Path
 from typing import Final
 
-import orjson
-
+from slotkeeper.engine.slotfile_runs import PartSizes
 from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store import files
 from slotkeeper.store.files import Halt, Lane
+from slotkeeper.store.heads import LARGEST_HEAD, Blob, Head, Heads, parts_named
 from slotkeeper.store.hints import Hints
 from slotkeeper.store.index import Kept, Use
 from slotkeeper.store.intake import place
-from slotkeeper.store.manifest import BYTES, Flaw, Manifest, decode, encode
+from slotkeeper.store.manifest import BYTES, Manifest
 from slotkeeper.store.object_names import STORE_SEAL, HeadName, ObjectNames, entries_to_read
 from slotkeeper.store.objects import AT_ONCE, Objects
+from slotkeeper.store.part_objects import FRESH, IN_STORE, PartObjects, StoredParts
 from slotkeeper.store.sealing import (
     SALT_BYTES,
     BlobReader,
@@ -44,23 +48,10 @@ from slotkeeper.store.snapshot_folder import SnapshotFolder
 from slotkeeper.store.sweep import Swept
 from slotkeeper.store.trouble import LateError, MissingError, SnapshotError, StoreError, Trouble, UnfitError
 
-LARGEST_HEAD: Final = 16 << 20  # bytes: a manifest, and the ids of a million tokens
-LARGEST_TOKENS: Final = 16 << 20  # bytes: four million ids
 CHEAP: Final = 1 << 20  # bytes: writing a smaller blob is as quick as asking for its state
 LONGEST_LOOK: Final = 10.0  # seconds; a request waits for less (`scheduler.retention`)
 SEEN: Final = 4096  # entries whose snapshot id is remembered
-FRESH: Final = 1800.0  # seconds, the longest write of a state, blob to head: half of the collector's wait
 SETTLE: Final = 0.05  # seconds: obstore 0.12 aborts a process that ends right after a failed call
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """The object that describes a state and is read before its blob."""
-
-    manifest: Manifest
-    tokens: Tokens
-    blob: str
-    salt: bytes
 
 
 class SharedStore:
@@ -69,12 +60,20 @@ class SharedStore:
     shared: Final = True
     unread: Final = False
 
-    def __init__(self, objects: Objects, key: StoreKey | None = None, hints: Hints | None = None) -> None:
+    def __init__(
+        self,
+        objects: Objects,
+        key: StoreKey | None = None,
+        hints: Hints | None = None,
+        sizes: PartSizes = IN_STORE,
+    ) -> None:
         self.objects = objects
+        self.parts = PartObjects(objects, key, sizes)
         self.hints = hints
         self.name = objects.url
         self._key = key
         self._names = ObjectNames(key.derived("names") if key else b"")
+        self._heads = Heads(self._names, key)
         self._secret = key.derived("manifests") if key else None
         self._lane = Lane("shared")
         self._seen: OrderedDict[str, SnapshotId] = OrderedDict()  # by the path of a head
@@ -96,7 +95,7 @@ class SharedStore:
         return Swept()
 
     async def close(self) -> None:
-        await self._lane.close()
+        await asyncio.gather(self._lane.close(), self.parts.close())
         if self.hints:
             await self.hints.close()
         await asyncio.sleep(SETTLE)
@@ -165,61 +164,76 @@ class SharedStore:
         entry = self._names.entry(kept.manifest, kept.tokens)
         if entry is None:
             return True
-        if kept.manifest.size > CHEAP and await self._has(entry):
-            await self._tell_use(entry, kept.manifest.size)  # for the collector it is as new
-            return True
+        if kept.manifest.size > CHEAP:
+            for form in self._forms(entry, kept.manifest):
+                if await self.objects.size(form.path) is not None and await self._has(form):
+                    await self._tell_use(form, kept.manifest.size)  # for the collector it is as new
+                    return True
         if self.hints is None:
-            return await self._write(entry, kept, hot)
+            await self._write(entry, kept, hot)
+            return True
         async with self.hints.writing(entry.state, kept.manifest.size) as free:
             if not free:
                 return False
-            await self._write(entry, kept, hot)
+            entry = await self._write(entry, kept, hot)
         await self.hints.added(entry.folder, entry.name)
         return True
+
+    def _forms(self, entry: HeadName, manifest: Manifest) -> list[HeadName]:
+        """Return the heads that a state may have, the likelier one first.
+
+        Earlier releases have written large states whole.
+        """
+        return [entry] if manifest.size < self.parts.least else [entry.parted, entry]
 
     async def give(self, kept: Kept, hot: SnapshotFolder) -> Manifest:
         """Fetch a state into the hot folder and verify it. After an error nothing is left there."""
         entry, head = await self._looked_up(kept)
         manifest = replace(head.manifest, id=kept.id)  # another sidecar may have written the same state
         path = hot.path / files.new_temporary(time.time())
-        opened: list[BlobWriter] = []  # filled even if the caller is cancelled while the file is created
+        opened: list[FileIO] = []  # filled even if the caller is cancelled while the file is created
 
         def begin(_: Halt) -> None:
             hot.demand(manifest.size)
-            opened.append(BlobWriter(path, self._pieces(head.salt)))
+            opened.append(files.create(path))
 
         try:
             await self._lane.do(begin)
             await self._fetch(entry, head, opened[0])
             await self._lane.do(lambda _: place(hot, path, manifest))
         finally:
-            await self._lane.do(lambda _: _discard_all(opened))
+            await self._lane.do(lambda _: _discard(opened, path))
         return manifest
 
     async def check(self, kept: Kept) -> None:
         """Read a whole state and verify it. Raises UnfitError and MissingError."""
-        entry, head = await self._looked_up(kept)
-        await self._fetch(entry, head, BlobWriter(None, self._pieces(head.salt)))
+        await self._fetch(*await self._looked_up(kept), None)
 
     async def remove(self, kept: Kept, *, damaged: bool = False) -> None:
-        """Remove a state: the head first, because a blob without a head is never used.
+        """Remove a state: the head first, because a blob or part without a head is never used.
 
-        A damaged state is removed too; the shared store has no quarantine.
+        The collector removes the parts that no other state has. A damaged state is removed too; the shared
+        store has no quarantine.
         """
         del damaged
         await self._opened()
         entry = self._names.entry(kept.manifest, kept.tokens)
         if entry is None:
             return
+        for form in self._forms(entry, kept.manifest):
+            await self._remove(form)
+
+    async def _remove(self, entry: HeadName) -> None:
+        body: Blob | StoredParts | None = None
         try:
-            blob = (await self._head(entry)).blob
+            body = (await self._head(entry)).body
         except MissingError:
             return
         except SnapshotError:
-            blob = ""
+            pass
         await self.unlink(entry)
-        if blob:
-            await self.objects.remove(blob)
+        if isinstance(body, Blob):
+            await self.objects.remove(body.path)
 
     async def release(self, kept: Kept) -> None:
         """Do nothing: a state stays for the other sidecars."""
@@ -236,9 +250,28 @@ class SharedStore:
         if self.hints:
             await self.hints.removed(entry.folder, entry.name)
 
-    async def _write(self, entry: HeadName, kept: Kept, hot: SnapshotFolder) -> bool:
-        """Write the blob, check that it is whole, and write the head. Always returns True."""
-        manifest, salt, began = kept.manifest, secrets.token_bytes(SALT_BYTES), time.monotonic()
+    async def _write(self, entry: HeadName, kept: Kept, hot: SnapshotFolder) -> HeadName:
+        """Write a state, in parts if its file has any, and then its head. Returns the head's name."""
+        manifest, began = kept.manifest, time.monotonic()
+        parts = None
+        if manifest.size >= self.parts.least:
+            parts = await self.parts.upload(manifest, hot, self._secret or b"")
+        body = parts or await self._write_blob(entry, manifest, hot)
+        entry = entry.parted if parts else entry
+        if time.monotonic() - began > FRESH:  # a collector may already take it for a leftover
+            raise StoreError(Trouble.SLOW, f"{self.name} took too long")
+        head = self._heads.encode(Head(manifest, kept.tokens, body), entry, self._secret or b"")
+        while not await self.objects.create(entry.path, head):
+            if await self._has(entry):
+                if isinstance(body, Blob):
+                    await self.objects.remove(body.path)  # another sidecar was first; no head names our blob
+                await self._tell_use(entry, manifest.size)
+                break
+        return entry
+
+    async def _write_blob(self, entry: HeadName, manifest: Manifest, hot: SnapshotFolder) -> Blob:
+        """Write a whole file, and check that it is whole."""
+        salt = secrets.token_bytes(SALT_BYTES)
         blob = self._names.blob(entry, manifest.sha256, salt)
         size = stored_size(manifest.size, sealed=self._key is not None)
         opened: list[BlobReader] = []  # filled even if the caller is cancelled while the reader opens
@@ -256,31 +289,28 @@ class SharedStore:
             self._lane.finish(partial(_close_all, opened))
         if size > AT_ONCE and await self.objects.size(blob) != size:
             raise StoreError(Trouble.UNREACHABLE, f"{self.name} has not kept what was written")
-        if time.monotonic() - began > FRESH:  # a collector may already take the blob for a leftover
-            raise StoreError(Trouble.SLOW, f"{self.name} took too long")
-        head = self._sealed(entry, kept, blob, salt)
-        while not await self.objects.create(entry.path, head):
-            if await self._has(entry):
-                await self.objects.remove(blob)  # another sidecar was first; no head names our blob
-                await self._tell_use(entry, manifest.size)
-                break
-        return True
+        return Blob(blob, salt)
 
     async def _has(self, entry: HeadName) -> bool:
-        """Whether the store has a state. A damaged head, or one without a blob, is removed.
+        """Whether the store has a state. A damaged head, or one without its blob or parts, is removed.
 
         Else the state would never be written again.
         """
-        blob = None
+        body: Blob | StoredParts | None = None
         try:
             with suppress(UnfitError):
-                blob = (await self._head(entry)).blob
+                body = (await self._head(entry)).body
         except MissingError:  # a head of a later release stays
             return await self.objects.size(entry.path) is not None
-        if blob and await self.objects.size(blob) is not None:
+        if body and await self._has_body(body):
             return True
         await self.unlink(entry)
         return False
+
+    async def _has_body(self, body: Blob | StoredParts) -> bool:
+        if isinstance(body, Blob):
+            return await self.objects.size(body.path) is not None
+        return await self.parts.all_there(body)
 
     async def _read(self, source: BlobReader, manifest: Manifest) -> AsyncIterator[bytes]:
         """Yield the blob as stored. Raises UnfitError at the end if the file is not what was kept."""
@@ -294,26 +324,51 @@ class SharedStore:
         entry = self._names.entry(kept.manifest, kept.tokens)
         if entry is None:
             raise MissingError(f"{kept.id} is too short for {self.name}")
-        return entry, await self._head(entry)
+        for form in self._forms(entry, kept.manifest):
+            with suppress(MissingError):
+                return form, await self._head(form)
+        raise MissingError(f"{kept.id} is not in {self.name} any more")
 
-    async def _fetch(self, entry: HeadName, head: Head, target: BlobWriter) -> None:
-        manifest = head.manifest
+    async def _fetch(self, entry: HeadName, head: Head, file: FileIO | None) -> None:
+        """Fetch a state into a new file, or only verify it."""
+        manifest, body = head.manifest, head.body
+        got = (
+            self._pour(manifest, body, BlobWriter(file, self._pieces(body.salt)))
+            if isinstance(body, Blob)
+            else self._put_together(manifest, body, file)
+        )
         try:
-            await asyncio.gather(self._tell_use(entry, manifest.size), self._pour(head, target))
-        except MissingError:  # a head without a blob is useless
+            await asyncio.gather(self._tell_use(entry, manifest.size), got)
+        except MissingError:  # a head without a blob, or without a part, is useless
             await self.unlink(entry)
             raise
         except SealError as error:
             raise UnfitError(f"{manifest.id} in {self.name}: {error}") from error
+
+    async def _pour(self, manifest: Manifest, blob: Blob, target: BlobWriter) -> None:
+        async for chunk in self.objects.stream_down(blob.path):
+            await self._lane.do(partial(_feed, target, chunk))
+            if target.size > manifest.size:  # however many bytes follow, they must not fill the disk
+                raise UnfitError(f"{manifest.id} in {self.name} has more bytes than were kept")
+        await self._lane.do(lambda _: target.end())
         if (target.size, target.sha256) != (manifest.size, manifest.sha256):
             raise UnfitError(f"{manifest.id} in {self.name} is not what was kept")
 
-    async def _pour(self, head: Head, target: BlobWriter) -> None:
-        async for chunk in self.objects.stream_down(head.blob):
-            await self._lane.do(partial(_feed, target, chunk))
-            if target.size > head.manifest.size:  # however many bytes follow, they must not fill the disk
-                raise UnfitError(f"{head.manifest.id} in {self.name} has more bytes than were kept")
-        await self._lane.do(lambda _: target.end())
+    async def _put_together(self, manifest: Manifest, stored: StoredParts, file: FileIO | None) -> None:
+        await self.parts.download(stored, file, self._lane)
+        if file is None:
+            return
+        target = file
+
+        def damaged(halt: Halt) -> list[bytes]:
+            files.sync_file(target)
+            passed = files.hash_bytes(target, halt)
+            right = (passed.size, passed.sha256) == (manifest.size, manifest.sha256)
+            return [] if right else self.parts.damaged(stored, target, halt)
+
+        if wrong := await self._lane.do(damaged):
+            await self.parts.remove(wrong)
+            raise UnfitError(f"{manifest.id} in {self.name} is not what was kept")
 
     async def _tell_use(self, entry: HeadName, size: int) -> None:
         """Mark the state as used, so that it is not removed.
@@ -327,53 +382,32 @@ class SharedStore:
 
     # -- heads -------------------------------------------------------------------------------------
 
-    def _sealed(self, entry: HeadName, kept: Kept, blob: str, salt: bytes) -> bytes:
-        secret = self._secret or b""
-        manifest = encode(kept.manifest, secret).decode()
-        facts = orjson.dumps({"manifest": manifest, "blob": blob, "salt": salt.hex()})
-        data = len(facts).to_bytes(4, "big") + facts + zlib.compress(kept.tokens.packed, 1)
-        return self._key.seal(data, entry.path) if self._key else data
-
     async def _head(self, entry: HeadName) -> Head:
         """Read and verify a head. Raises UnfitError if it is not ours or was changed.
 
         Raises MissingError if there is none, if it is too large, or if a later release wrote it.
         """
         data = await self.objects.read(entry.path, LARGEST_HEAD)
-        try:
-            data = self._key.open(data, entry.path) if self._key else data
-            size = int.from_bytes(data[:4], "big")
-            facts = orjson.loads(data[4 : 4 + size])
-            blob, salt, text = str(facts["blob"]), bytes.fromhex(facts["salt"]), facts["manifest"].encode()
-            unpacking = zlib.decompressobj()
-            packed = unpacking.decompress(data[4 + size :], LARGEST_TOKENS)
-            named = SnapshotId(str(orjson.loads(text)["id"]))
-        except (SealError, ValueError, KeyError, TypeError, AttributeError, zlib.error) as error:
-            raise UnfitError(f"{entry.path} cannot be read") from error
-        if not unpacking.eof or unpacking.unused_data:
-            raise UnfitError(f"{entry.path} is not whole")
-        manifest = self._decoded(text, named, entry.path)
-        tokens = Tokens.of(packed, chunks=manifest.chunks)
-        own = self._names.entry(manifest, tokens) if manifest.fits(tokens) else None
-        if own != entry or blob != self._names.blob(entry, manifest.sha256, salt):
-            raise UnfitError(f"{entry.path} says that it is another state")
-        return Head(manifest, tokens, blob, salt)
-
-    def _decoded(self, text: bytes, named: SnapshotId, path: str) -> Manifest:
-        match decode(text, named, self._secret or b""):
-            case Flaw.NEWER as flaw:
-                raise MissingError(f"{path}: {flaw}")
-            case Flaw() as flaw:
-                raise UnfitError(f"{path}: {flaw}")
-            case manifest:
-                return manifest
+        return self._heads.decode(data, entry, self._secret or b"")
 
     async def blob_of(self, entry: HeadName) -> str | None:
         """Return the blob that a head names; None if the head cannot be read."""
+        with suppress(SnapshotError):
+            if isinstance(body := (await self._head(entry)).body, Blob):
+                return body.path
+        return None
+
+    async def parts_of(self, entry: HeadName) -> bytes:
+        """Return the names of the parts of a state of any key; none if its head is damaged.
+
+        Raises MissingError if there is no such head.
+        """
         try:
-            return (await self._head(entry)).blob
-        except SnapshotError:
-            return None
+            return parts_named(await self.objects.read(entry.path, LARGEST_HEAD)) or b""
+        except MissingError:
+            if await self.objects.size(entry.path) is None:
+                raise
+            return b""  # it is too large
 
     def _pieces(self, salt: bytes) -> Pieces | None:
         return self._key.pieces(salt) if self._key else None
@@ -398,9 +432,11 @@ def _close_all(readers: list[BlobReader]) -> None:
         reader.close()
 
 
-def _discard_all(writers: list[BlobWriter]) -> None:
-    for writer in writers:
-        writer.discard()
+def _discard(opened: list[FileIO], path: Path) -> None:
+    """Close the file and remove its temporary name, if that is still there."""
+    for file in opened:
+        file.close()
+        path.unlink(missing_ok=True)
 
 
 def _feed(target: BlobWriter, chunk: memoryview, _: Halt) -> None:

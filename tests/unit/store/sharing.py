@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from slotkeeper.engine.slotfile_runs import PartSizes
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store.index import Kept
 from slotkeeper.store.objects import Objects
@@ -18,6 +19,8 @@ from unit.store.saving import ENGINE, ids, keep
 
 LONG: Final = 700  # tokens: two whole blocks, and a part of one
 KEY: Final = StoreKey(b"k" * 32)
+ALL_IN_PARTS: Final = PartSizes()  # also the smallest states
+ALL_WHOLE: Final = PartSizes(least=1 << 60)
 
 
 def unheard(up: bool, why: str) -> None:
