@@ -249,9 +249,8 @@ class FixedRates(Rates):
     def brought(self, size: int, seconds: float) -> None:
         """Learn nothing."""
 
-    def saved(self, size: int, tokens: int, seconds: float) -> None:
-        """Learn the size of a state, which is no matter of time."""
-        Rates.saved(self, size, tokens, 0.0)
+    def saved(self, size: int, seconds: float) -> None:
+        """Learn nothing."""
 
     def bring_within(self, tokens: int) -> float:
         return PATIENCE
@@ -260,7 +259,7 @@ class FixedRates(Rates):
 def prefer_files(sidecar: Sidecar) -> None:
     """Have the sidecar restore a talk that has a file, however busy the machine is."""
     for table in sidecar.driver.placement.tables.values():
-        table.rates = FixedRates(prefill=PREFILL, state=table.rates.state)
+        table.rates = FixedRates(prefill=PREFILL)
 
 
 @asynccontextmanager

@@ -7,6 +7,7 @@ import pytest
 from playbooks.playbook import (
     NEW_FILES,
     OLD_FILES,
+    TOKEN_BYTES,
     Play,
     arrives,
     ends,
@@ -34,7 +35,7 @@ from playbooks.playbook import (
     written,
 )
 from slotkeeper.scheduler import arrivals
-from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.costs import Limits, StateSize
 from slotkeeper.scheduler.effects import Purpose, SaveMoment
 from slotkeeper.scheduler.events import TimerFired
 from slotkeeper.scheduler.state import State
@@ -130,7 +131,7 @@ def test_the_contents_of_a_slot_are_known_if_the_client_leaves_while_it_is_cut_b
 def test_a_request_waits_for_a_file_that_is_being_checked_if_another_file_has_almost_as_much():
     """Waiting takes as long as a restore; the tokens that the other file lacks take longer to compute."""
     play = Play(**{"memory": "dense", **NEW_FILES})
-    play.table.rates.state = 4096  # bytes a token: a restore is quick
+    play.table.shadow.sizes = StateSize(4096)  # bytes a token: a restore is quick
     assert one_turn(play, "r1", A, slot=0)
     assert one_turn(play, "r2", B, slot=1)
     play << arrives("r3") << knows("r3", C) >> saves(0, SaveMoment.PARK)
@@ -153,7 +154,7 @@ def test_a_request_waits_for_a_file_that_is_being_checked_if_another_file_has_al
 def test_a_request_waits_for_a_file_that_is_being_checked_as_far_as_it_can_be_cut(memory, until, waits):
     """A reply often comes back changed, so the next prompt diverges before the end of the state."""
     play = Play(**{"memory": memory, **NEW_FILES, "checkpoint_cap": 0, "n_slots": 1})
-    play.table.rates.state = 4096  # bytes a token: a restore is quick
+    play.table.shadow.sizes = StateSize(4096)  # bytes a token: a restore is quick
     assert one_turn(play, "r1", A, slot=0)
     play << arrives("r2") << knows("r2", B) >> saves(0, SaveMoment.PARK)
     assert play << written() >> goes("r2", slot=0) << ends("r2", len(B)) >> reports("r2")
@@ -183,7 +184,7 @@ def busy(play: Play) -> Play:
 
 def test_in_a_crowd_a_slot_is_saved_after_a_shorter_pause():
     play = crowded_engine(limits=Limits(pause=2))
-    ended, seconds = play.clock, play.table.rates.save_seconds(len(C))
+    ended, seconds = play.clock, play.table.rates.writing.seconds(len(C) * TOKEN_BYTES)
     while not play.effects:
         play.wakes()
     assert play >> saves(1, SaveMoment.PAUSE, tokens=B) << saved("s2")
@@ -195,7 +196,7 @@ def test_in_a_crowd_a_slot_is_saved_after_a_shorter_pause():
 
 def test_in_a_crowd_a_slow_save_does_not_begin_before_the_configured_pause():
     play = crowded_engine(limits=Limits(pause=0.5))
-    ended, seconds = play.clock, play.table.rates.save_seconds(len(C))
+    ended, seconds = play.clock, play.table.rates.writing.seconds(len(C) * TOKEN_BYTES)
     while not play.effects:
         play.wakes()
     assert play.clock - ended > 15 * seconds
@@ -205,7 +206,7 @@ def test_without_a_crowd_a_slot_is_saved_after_the_configured_pause():
     play = Play(memory="dense", limits=Limits(pause=2), **NEW_FILES)
     assert one_turn(play, "r1", A, slot=0)
     assert one_turn(play, "r2", B, slot=1)
-    ended, seconds = play.clock, play.table.rates.save_seconds(len(B))
+    ended, seconds = play.clock, play.table.rates.writing.seconds(len(B) * TOKEN_BYTES)
     while not play.effects:
         play.wakes()
     assert play.clock - ended > 15 * seconds

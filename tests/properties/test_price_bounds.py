@@ -125,7 +125,7 @@ class Fleet:
             table.work.begins(request, self.now, prefill=prefill, reply=self.chance.choice([0.5, 4.0]))
 
     def files_take(self, table: EngineTable, _: SlotId) -> None:
-        table.rates.saved(self.chance.randint(10**5, 10**7), 300, self.chance.choice([0.001, 0.2]))
+        table.rates.saved(self.chance.randint(10**5, 10**7), self.chance.choice([0.001, 0.2]))
         table.rates.restored(self.chance.randint(10**5, 10**7), self.chance.choice([0.001, 0.2]))
 
     def prompts_take(self, table: EngineTable, _: SlotId) -> None:

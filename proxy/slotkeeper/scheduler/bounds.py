@@ -79,7 +79,7 @@ class Overwrites:
         cls, table: EngineTable, catalog: Catalog, now: float, kind: int, before: Overwrites | None
     ) -> Overwrites:
         """Compute what overwriting costs; costs in `before` that still hold are not computed again."""
-        shadow, traits, terms = table.shadow, table.traits, table.rates.file_terms
+        shadow, traits, terms = table.shadow, table.traits, table.file_terms
         kept = before if before and before.traits is traits and before.terms == terms else None
         covered, worths = [], []
         for slot, contents in enumerate(shadow.slots):
@@ -101,7 +101,7 @@ class Overwrites:
         """Whether nothing has changed that the costs depend on."""
         shadow = table.shadow
         states = self.traits is shadow.traits and self.slots == shadow.slots and self.ram == shadow.ram
-        return states and self.terms == table.rates.file_terms and not any(map(OUTDATED, self.covered))
+        return states and self.terms == table.file_terms and not any(map(OUTDATED, self.covered))
 
 
 def _share(table: EngineTable, slot: SlotId, contents: SlotContents) -> float:
@@ -111,14 +111,14 @@ def _share(table: EngineTable, slot: SlotId, contents: SlotContents) -> float:
 
 
 def _worth(table: EngineTable, slot: SlotId, contents: SlotContents, catalog: Catalog, now: float) -> Worth:
-    rates, total = table.rates, contents.total
+    rates, total, size = table.rates, contents.total, table.bytes_of(contents)
     return Worth(
         total=total,
         chance=contents.chance(now),
         share=_share(table, slot, contents),
         recovery=file_price(table, contents, catalog),
-        save=rates.save_price(total) if total >= WORTH_A_FILE else inf,
-        restore=rates.restore_price(rates.size_of(total)),
+        save=rates.save_price(size) if total >= WORTH_A_FILE else inf,
+        restore=rates.restore_price(size),
     )
 
 
@@ -253,7 +253,7 @@ class PriceBounds:
         for at in options:
             table, before = at.table, self._of.get(at.table.engine)
             if before is None or not before.hold(table):
-                kind = self._kind(table.traits, table.rates.file_terms)
+                kind = self._kind(table.traits, table.file_terms)
                 now = Overwrites.of(table, want.catalog, want.now, kind, before)
                 self._of[table.engine] = now
                 self._moved(table.engine, before, now)

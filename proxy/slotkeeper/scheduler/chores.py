@@ -162,7 +162,7 @@ def _chore(
     """Return the chore that is due in a slot: a prefetch if the budget allows it, otherwise a save."""
     if ahead and (chore := _chore_ahead(state, table, slot, contents, now)):
         return chore
-    if table.rates.size_of(contents.total) > state.budgets.hot:  # such a file would exceed the hot tier
+    if table.bytes_of(contents) > state.budgets.hot:  # such a file would exceed the hot tier
         return None
     if not state.ends(table) and (back := crowd_cut(contents, table, state.catalog, now)):
         return Chore(_name(state, now), table, slot, back, contents, leaves=True)
@@ -305,7 +305,7 @@ def _due(state: State, table: EngineTable, contents: SlotContents, now: float) -
         paused = rest_until(state, table, contents)
     if not _at_rest(state, table):
         paused = contents.used + pause_beside_answers(table, contents, state.catalog)
-    paid = now + state.writes.wait(table.rates.size_of(contents.total), now)
+    paid = now + state.writes.wait(table.bytes_of(contents), now)
     return max(paused, paid, table.no_save_until)
 
 
@@ -319,7 +319,7 @@ def _look_before(table: EngineTable, now: float) -> float:
 
 def _pay(state: State, chore: Chore, now: float) -> bool:
     """Whether the slot's contents may be written now; takes their size from the budget."""
-    size = chore.table.rates.size_of(chore.contents.total if chore.contents else 0)
+    size = chore.table.bytes_of(chore.contents) if chore.contents else 0
     return state.ends(chore.table) or state.writes.spend(size, now)
 
 

@@ -20,6 +20,7 @@ LEAST_REPLY: Final = 8  # tokens: the time of a shorter answer is mostly the rou
 LEAST_BYTES: Final = 64 * 1024
 # To and from the RAM prompt cache and checkpoints: 149.6 MiB took 13 ms (ggml-org/llama.cpp#22929, its log).
 COPY_BYTES_PER_SECOND: Final = 1e10
+DEFAULT_TOKEN_BYTES: Final = 65536.0  # of a state, while neither a header nor a file tells them
 CALL_SECONDS: Final = 0.004  # for a slot action, besides its bytes: a round trip and a look at the file
 REMEMBERED: Final = 15  # measurements kept
 UNLIKE: Final = 1.25  # the larger of two files must be this many times as large to separate the two times
@@ -91,32 +92,49 @@ class StateSize:
     """The bytes of a state, fitted to the files that an engine wrote.
 
     Each token counts, and a constant for the state itself and for each checkpoint (recurrent layers, window).
+    Before the first file, both come from the model's header. While all files have the same form, these are
+    scaled to them.
 
     An entry of the engine's RAM cache is as large as a file with the same checkpoints (engine.md 4).
     """
 
+    token_bytes: float = DEFAULT_TOKEN_BYTES  # by the header
+    constant_bytes: float = 0.0  # of a checkpoint, by the header
+    seen: bool = False  # whether a file was measured
     tokens_squared: float = 0.0  # sums over all files, of products
     mixed: float = 0.0  # tokens x constants
     constants_squared: float = 0.0
     tokens_bytes: float = 0.0
     constants_bytes: float = 0.0
+    told_squared: float = 0.0  # of the sizes by the header
+    told_bytes: float = 0.0
+
+    def take_header(self, token_bytes: int, checkpoint_bytes: int) -> None:
+        """Take over the sizes from the model's header, in bytes; 0 bytes for a token: unknown."""
+        if token_bytes and not self.seen:
+            self.token_bytes, self.constant_bytes = float(token_bytes), float(checkpoint_bytes)
 
     def saw(self, tokens: int, checkpoints: int, size: int) -> None:
         """Take in a file of `size` bytes."""
         constants = 1 + checkpoints
+        told = self.token_bytes * tokens + self.constant_bytes * constants
         self.tokens_squared += tokens * tokens
         self.mixed += tokens * constants
         self.constants_squared += constants * constants
         self.tokens_bytes += tokens * size
         self.constants_bytes += constants * size
+        self.told_squared += told * told
+        self.told_bytes += told * size
+        self.seen = True
 
     def of(self, tokens: int, checkpoints: int) -> int:
-        """Return the estimated bytes; 0 before the first file."""
-        each, constant = self._fitted()
+        """Return the estimated bytes of a state."""
+        each, constant = self.fitted
         return int(each * tokens + constant * (1 + checkpoints))
 
-    def _fitted(self) -> tuple[float, float]:
-        """Return bytes for each token and for each constant: least squares, none of them negative."""
+    @property
+    def fitted(self) -> tuple[float, float]:
+        """The bytes of each token and of each constant: least squares, none of them negative."""
         whole = self.tokens_squared * self.constants_squared
         different = whole - self.mixed**2
         if different > whole * NEARLY_EQUAL:
@@ -124,15 +142,15 @@ class StateSize:
             constant = self.constants_bytes * self.tokens_squared - self.tokens_bytes * self.mixed
             if each >= 0 and constant >= 0:
                 return each / different, constant / different
-        return (self.tokens_bytes / self.tokens_squared if self.tokens_squared else 0.0), 0.0
+        scale = self.told_bytes / self.told_squared if self.told_squared else 1.0
+        return self.token_bytes * scale, self.constant_bytes * scale
 
 
 @dataclass(slots=True)
 class Rates:
     """The measured rates of one engine. Prices are in tokens of prefill that it could compute in the time.
 
-    The values before the first measurement are those of a small model on a good machine, with 64 KiB of state
-    per token and a disk.
+    The values before the first measurement are those of a small model on a good machine with a disk.
     """
 
     prefill: float = 1000.0  # tokens per second
@@ -147,16 +165,10 @@ class Rates:
     bringing: LinearTimes = field(
         default_factory=lambda: LinearTimes(2e8)
     )  # from the cold tier to the hot one
-    state: float = 65536.0  # bytes per token
     pauses: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # seconds, of all clients
     # Seconds for which the engine worked for no client, until a request of any of them began.
     rests: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     measured: frozenset[str] = frozenset()
-
-    def take_token_bytes(self, token_bytes: int) -> None:
-        """Take over the size of a token's state from the model's header, in bytes; 0: unknown."""
-        if token_bytes and "state" not in self.measured:
-            self.state = float(token_bytes)
 
     @property
     def pass_seconds(self) -> float:
@@ -187,7 +199,6 @@ class Rates:
         reading, writing, bringing = self.reading, self.writing, self.bringing
         return (
             self.prefill,
-            self.state,
             reading.constant,
             reading.each,
             writing.constant,
@@ -208,24 +219,16 @@ class Rates:
         """Record a copy from the cold tier to the hot one; 0 seconds: it was in the hot tier already."""
         self.bringing.took(size, seconds)
 
-    def saved(self, size: int, tokens: int, seconds: float) -> None:
+    def saved(self, size: int, seconds: float) -> None:
+        """Record a save of so many bytes that the engine wrote."""
         self.writing.took(size, seconds)
-        if tokens:
-            self._learn("state", size / tokens)
 
-    def size_of(self, tokens: int) -> int:
-        """Return the estimated bytes of a file with a state of this many tokens."""
-        return int(tokens * self.state)
+    def save_price(self, size: int) -> float:
+        return self.writing.seconds(size) * self.prefill
 
-    def save_seconds(self, tokens: int) -> float:
-        return self.writing.seconds(self.size_of(tokens))
-
-    def save_price(self, tokens: int) -> float:
-        return self.save_seconds(tokens) * self.prefill
-
-    def copy_price(self, tokens: int) -> float:
-        """Return the price of copies of so many tokens' states to or from the engine's RAM cache."""
-        return self.size_of(tokens) / COPY_BYTES_PER_SECOND * self.prefill
+    def copy_price(self, size: int) -> float:
+        """Return the price of copying so many bytes to or from the engine's RAM cache."""
+        return size / COPY_BYTES_PER_SECOND * self.prefill
 
     def restore_price(self, size: int, *, cold: bool = False) -> float:
         seconds = self.reading.seconds(size) + (self.bringing.seconds(size) if cold else 0.0)

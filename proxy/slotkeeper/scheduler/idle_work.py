@@ -124,7 +124,7 @@ def parking_step(
 
     None if files have the state, if there is no room for it, or if it is not worth a file.
     """
-    if not table.may_save(now) or table.rates.size_of(contents.total) > most_bytes:
+    if not table.may_save(now) or table.bytes_of(contents) > most_bytes:
         return None
     if parked_price(table, contents, now) >= blind_price(table, contents, catalog, now):
         return None

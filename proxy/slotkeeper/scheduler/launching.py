@@ -16,7 +16,7 @@ from slotkeeper.scheduler.engine_model import TAIL, user_starts
 from slotkeeper.scheduler.offers import STEER_TAIL, steer
 from slotkeeper.scheduler.pending import Pending, Plan, Stage, Structure
 from slotkeeper.scheduler.shadow import Source
-from slotkeeper.scheduler.slot_contents import as_file, reuse
+from slotkeeper.scheduler.slot_contents import as_file, edits, reuse
 from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.steps import effect
 from slotkeeper.scheduler.table import EngineTable, SlotState
@@ -63,7 +63,7 @@ def _coming(state: State, but: Pending, prompt: Tokens, table: EngineTable) -> I
     """
     rates = table.rates
     for contents in state.coming.values():
-        price = 2 * rates.restore_price(rates.size_of(contents.total))
+        price = 2 * rates.restore_price(table.bytes_of(contents))
         yield reuse(as_file(contents, table.traits), prompt, table.traits), price
     for other in state.requests.values():
         if other.stage is Stage.PREPARING and other.plan and other is not but:
@@ -80,9 +80,12 @@ def planted(state: State, pending: Pending, plan: Plan, now: float) -> Plan:
     table = plan.table
     if table.shadow.isolates(prompt.space) and plan.pinned and not plan.isolated:
         return plan  # it is sent uncached: a plant would be lost
+    base, structure = reuse_plan.base, pending.structure
+    if base and edits(pending.arrived.hash_chain, base, now):  # so nobody else will begin with that message
+        structure = replace(structure, shared_until=structure.head)
     plants = planting.steps(
         prompt,
-        pending.structure,
+        structure,
         reuse_plan=reuse_plan,
         table=table,
         catalog=state.catalog,

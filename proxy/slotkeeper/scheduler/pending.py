@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 from typing import Final
 
 from slotkeeper.scheduler.effects import Load, Report, Step, Wipe
@@ -116,6 +117,7 @@ class Structure:
     known: int = 0  # tokens at its beginning that were computed before
     known_at: float = 0.0  # when they were last computed, in seconds
     known_of_other_sets: int = 0  # tokens at its beginning that were computed with other LoRA adapters
+    shared_until: float = inf  # tokens at its beginning with which other conversations may begin as well
 
     @property
     def head(self) -> int:

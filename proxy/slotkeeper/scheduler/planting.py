@@ -51,6 +51,7 @@ PRICE: Final = 16.0  # tokens: a round trip, and a batch that is cut in two
 # again: 3 ms for 64 x 64 pixels, 80 ms for 4000 x 3000.
 IMAGE_PRICE: Final = 16.0
 TAKEN: Final = 3  # checkpoints of the engine's list that one plant uses, at most
+MADE_BY_A_PLANT: Final = 2  # checkpoints that the engine makes near the end of a prompt
 MOST: Final = 8  # plants in one request
 LEAST: Final = 64  # tokens to compute, below which nothing is planted
 
@@ -104,8 +105,8 @@ def places(structure: Structure, prompt: Tokens) -> Iterator[CutPlace]:
     """Yield the places where other prompts may diverge from this one. The numbers are as above."""
     for branch in structure.branches:  # 1
         seen = branch.ways / (branch.ways + 1) if branch.ways > 2 else SEEN_ONCE
-        inside = branch.at <= structure.head
-        yield CutPlace(branch.at, max(IN_HEAD, seen) if inside else seen, shared=True)
+        chance = max(IN_HEAD, seen) if branch.at <= structure.head else seen
+        yield CutPlace(branch.at, chance, shared=branch.at <= structure.shared_until)
     yield from _in_head(structure.head, structure.known)  # 2, 3
     for boundary in structure.boundaries:  # 4, 5
         if boundary.kind is BoundaryKind.USER and boundary.at < len(prompt):
@@ -155,9 +156,9 @@ def steps(
     thinned_to = _first_start(alone, user_starts, table.traits)
     files = set[int]()
     if table.may_save(now):
-        files = _files(found, prompt, thinned_to, table, catalog)
-        files |= _image_file(found, prompt, files, table, catalog)
-    files = {at for at in files if writes.spend(table.rates.size_of(at), now)}
+        files = _files(found, prompt, table, catalog, reuse_plan=reuse_plan, thinned_to=thinned_to)
+        files |= _image_file(found, prompt, table, catalog, reuse_plan=reuse_plan, others=files)
+    files = {at for at in files if writes.spend(_file_bytes(at, reuse_plan, table), now)}
     checkpoints = _checkpoints(found, reuse_plan, alone, table.traits)
     at_once = (
         saved_at_once(
@@ -313,7 +314,13 @@ def _first_start(alone: Sequence[int], user_starts: Sequence[int], traits: Engin
 
 
 def _files(
-    found: Collection[CutPlace], prompt: Tokens, thinned_to: int, table: EngineTable, catalog: Catalog
+    found: Collection[CutPlace],
+    prompt: Tokens,
+    table: EngineTable,
+    catalog: Catalog,
+    *,
+    reuse_plan: ReusePlan,
+    thinned_to: int,
 ) -> set[int]:
     """Return the end of the shared beginning that is most worth a file, if no file has it yet.
 
@@ -330,7 +337,9 @@ def _files(
             continue
         chance = place.chance + (chance if traits.files_only_extend else 0.0)
         missing = place.at - catalog.covered(prompt.cut(0, place.at), traits)
-        price = table.rates.save_price(place.at) + max(0, thinned_to - place.at)
+        price = table.rates.save_price(_file_bytes(place.at, reuse_plan, table)) + max(
+            0, thinned_to - place.at
+        )
         if (worth := chance * missing - price) > most:
             best, most = {place.at}, worth
             if not traits.files_only_extend:
@@ -339,7 +348,13 @@ def _files(
 
 
 def _image_file(
-    found: Collection[CutPlace], prompt: Tokens, others: Collection[int], table: EngineTable, catalog: Catalog
+    found: Collection[CutPlace],
+    prompt: Tokens,
+    table: EngineTable,
+    catalog: Catalog,
+    *,
+    reuse_plan: ReusePlan,
+    others: Collection[int],
 ) -> set[int]:
     """Return the end of the last image if it is worth a file, beside the one that is made at `others`.
 
@@ -351,7 +366,15 @@ def _image_file(
         return set()
     chance = max((place.chance for place in found if place.at == end), default=0.0)
     missing = end - max(catalog.covered(prompt.cut(0, end), table.traits), *others, 0)
-    return {end} if chance * missing > table.rates.save_price(end) else set()
+    price = table.rates.save_price(_file_bytes(end, reuse_plan, table))
+    return {end} if chance * missing > price else set()
+
+
+def _file_bytes(at: int, reuse_plan: ReusePlan, table: EngineTable) -> int:
+    """Return the estimated bytes of a file that ends at `at`, with the checkpoints before it."""
+    before = reuse_plan.base.checkpoints if reuse_plan.base else ()
+    kept = sum(1 for checkpoint in before if checkpoint.at <= min(at, reuse_plan.reuse))
+    return table.file_bytes(at, kept + MADE_BY_A_PLANT if keeps_checkpoints(table.traits) else 0)
 
 
 def _made(cut: Cut, prompt: Tokens, traits: EngineTraits) -> Iterator[Step]:

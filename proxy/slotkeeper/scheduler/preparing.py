@@ -123,7 +123,7 @@ def _go_on(
     pending.steps_left -= 1
     if (saved_later := _saved_later(state, pending, table, slot)) is not None:
         pending.steps_left -= 1
-        state.writes.give_back(table.rates.size_of(saved_later.total))
+        state.writes.give_back(table.bytes_of(saved_later))
     paused = yield from _after_piece(state, pending, slot, now)
     # The slot was prepared for other adapters, or its engine is being drained meanwhile.
     outdated = spaces.outdated(table, pending) or table.engine in state.drained
@@ -291,7 +291,9 @@ def _account(
     if event.request in table.suspect:
         return retention.drop(state, snapshot)
     table.learn_files(snapshot)
-    table.rates.saved(snapshot.size, len(snapshot.tokens), event.seconds)
+    kept, written = len(snapshot.checkpoints), max(len(snapshot.checkpoints), len(event.checkpoints))
+    left_out = table.file_bytes(0, written) - table.file_bytes(0, kept)  # after the engine had written them
+    table.rates.saved(snapshot.size + left_out, event.seconds)
     if contents and not snapshot.shared:
         snapshot = replace(snapshot, turns=contents.turns)
     effects = retention.kept(state, snapshot, event.at)

@@ -33,8 +33,8 @@ from slotkeeper.scheduler.slot_contents import (
     Snapshot,
     Tier,
     continues,
+    edits,
     goes_on_from,
-    replaces,
     succeeds,
 )
 from slotkeeper.scheduler.table import EngineTable
@@ -54,11 +54,7 @@ IN_LARGE_RAM: Final = 0.025
 # Share of a loss that remains if the messages continue after other tools. If the request is a sub-agent's,
 # the main agent will need its state again; if the conversation got another tool, it will not. We cannot tell.
 OTHER_HEAD: Final = 0.5
-# Share of a loss that remains if the request has another last message in place of the state's own, some time
-# after its answer: users seldom return to what they have edited. Sooner, it may be one of several sub-agents
-# that work at once.
-KEPT_AFTER_EDIT: Final = 0.1
-EDIT_AFTER_SECONDS: Final = 3.0  # a tool loop returns sooner
+KEPT_AFTER_EDIT: Final = 0.1  # share of a loss that remains if the request edits the state's last message
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +79,7 @@ def price_of(table: EngineTable, reuse_plan: ReusePlan, want: Want) -> float:
         lost += RAM_DOUBT * reuse_plan.reuse if table.traits.speculative else 0.0
     if moved and moved.total >= table.ram_missed:
         lost += RAM_MISSED * reuse_plan.reuse
-    copying = table.rates.copy_price(table.shadow.copied_tokens(reuse_plan, table.idle))
+    copying = table.rates.copy_price(table.shadow.copied_bytes(reuse_plan, table.idle))
     return len(want.prompt) - reuse_plan.reuse + lost + copying
 
 
@@ -105,7 +101,7 @@ def _loss(table: EngineTable, reuse_plan: ReusePlan, want: Want) -> float:
     missed = _missed(victim, want)
     if succeeds(want.hash_chain, victim):
         missed *= OTHER_HEAD
-    if replaces(want.hash_chain, victim) and want.now - victim.used > EDIT_AFTER_SECONDS:
+    if edits(want.hash_chain, victim, want.now):
         missed *= KEPT_AFTER_EDIT
     kept = reuse_plan.parked or table.shadow.elsewhere(victim, reuse_plan.slot)
     if kept and not table.shadow.exceeds_ram(victim):
@@ -123,15 +119,14 @@ def file_price(table: EngineTable, contents: SlotContents, catalog: Catalog) -> 
     covered = catalog.covered(contents.tokens.cut(0, end), table.traits) if contents.tokens else 0
     if not covered:
         return contents.total
-    return end - covered + table.rates.restore_price(table.rates.size_of(covered))
+    checkpoints = sum(1 for checkpoint in contents.checkpoints if checkpoint.at <= covered)
+    return end - covered + table.rates.restore_price(table.file_bytes(covered, checkpoints))
 
 
 def parked_price(table: EngineTable, contents: SlotContents, now: float) -> float:
     """Return the price of saving this state now, plus the restore if it is needed again."""
     rates = table.rates
-    again = rates.restore_price(
-        table.file_bytes(contents.total, len(contents.checkpoints))
-    ) * contents.chance(now)
+    again = rates.restore_price(table.bytes_of(contents)) * contents.chance(now)
     return table.save_seconds(contents) * rates.prefill + again
 
 

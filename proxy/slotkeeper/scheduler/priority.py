@@ -302,7 +302,8 @@ def _lost(table: EngineTable, slot: SlotId, now: float) -> tuple[float, int]:
         return TOUCH_PRICE + RAM_DOUBT * held, 0
     if table.may_save(now):
         rates = table.rates
-        file = rates.save_price(held) + rates.restore_price(rates.size_of(held))
+        size = table.bytes_of(contents) if contents else 0
+        file = rates.save_price(size) + rates.restore_price(size)
         return (TOUCH_PRICE + file, 0) if file < held else (held, held)
     return held, held
 

@@ -165,8 +165,8 @@ class EngineShadow:
         others = [h for s, h in enumerate(self.slots) if s != but and h]
         return any(contains(h, contents) for h in (*others, *self.ram))
 
-    def copied_tokens(self, reuse_plan: ReusePlan, idle: Collection[SlotId]) -> int:
-        """Return the tokens of all states that the engine would copy to or from its RAM cache for this plan.
+    def copied_bytes(self, reuse_plan: ReusePlan, idle: Collection[SlotId]) -> int:
+        """Return the bytes of all states that the engine would copy to or from its RAM cache for this plan.
 
         Nothing else runs meanwhile. A state is copied once, until it changes.
         """
@@ -180,9 +180,10 @@ class EngineShadow:
                 for other in idle
                 if other != slot and self._copied.get(other) is not (contents := self.slots[other])
             ]
-        copied = sum(c.total for c in leaving if c and not any(contains(entry, c) for entry in self.ram))
-        loaded = reuse_plan.base if reuse_plan.source is Source.RAM else None
-        return copied + (loaded.total if loaded else 0)
+        moved = [c for c in leaving if c and not any(contains(entry, c) for entry in self.ram)]
+        if reuse_plan.source is Source.RAM and reuse_plan.base:
+            moved.append(reuse_plan.base)
+        return sum(self.sizes.of(c.total, len(c.checkpoints)) for c in moved)
 
     # -- changes -----------------------------------------------------------------------------------
 
@@ -334,8 +335,8 @@ class EngineShadow:
             self.ram = [contents.relisted(traits) for contents in self.ram]
 
     def size_of(self, contents: SlotContents) -> int:
-        """Return the estimated bytes of this state in the RAM cache; 0: unknown."""
-        return self.sizes.of(contents.total, len(contents.checkpoints))
+        """Return the estimated bytes of this state in the RAM cache; 0: no file has shown them yet."""
+        return self.sizes.of(contents.total, len(contents.checkpoints)) if self.sizes.seen else 0
 
     def ram_share(self, contents: SlotContents) -> float:
         """Return the share of the RAM cache that this state takes; 1.0: unknown."""

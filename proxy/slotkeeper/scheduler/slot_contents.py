@@ -70,6 +70,7 @@ class Snapshot:
 
 MAX_PAUSES: Final = 8  # of one conversation that are remembered
 RESTORED: Final = 0  # the task number of a restored checkpoint: no task of ours made it
+EDIT_AFTER_SECONDS: Final = 3.0  # a tool loop returns sooner
 HALF_LIFE: Final = 900.0  # seconds after which an unused conversation is half as likely to return
 
 
@@ -283,6 +284,14 @@ def replaces(hash_chain: Sequence[bytes], contents: SlotContents | None) -> bool
     """Whether a request has another last message where the one that wrote this state had its own: an edit."""
     ours = contents.hash_chain if contents else ()
     return 2 < len(ours) == len(hash_chain) and ours[-2] == hash_chain[-2] and ours[-1] != hash_chain[-1]
+
+
+def edits(hash_chain: Sequence[bytes], contents: SlotContents, now: float) -> bool:
+    """Whether these messages have another last one in place of the state's own, some time after its answer.
+
+    Users seldom return to what they have edited. Sooner, it may be one of several sub-agents at work.
+    """
+    return replaces(hash_chain, contents) and now - contents.used > EDIT_AFTER_SECONDS
 
 
 def shared_messages(hash_chain: Sequence[bytes], contents: SlotContents | None) -> int:

@@ -34,7 +34,7 @@ def effect(
                 place=place,
                 moment=moment,
                 tokens=contents.tokens,
-                size=table.rates.size_of(contents.total),
+                size=table.bytes_of(contents),
                 cuts=tuple(branch.at for branch in tree.branches(contents.tokens)),
                 stale=tuple(checkpoint.at for checkpoint in contents.checkpoints if checkpoint.stale),
             )
@@ -156,7 +156,7 @@ class Chore:
             case Load(snapshot):
                 return rates.reading.seconds(snapshot.size)
             case _:
-                return rates.save_seconds(self.contents.total if self.contents else 0)
+                return self.table.save_seconds(self.contents or SlotContents())
 
     def leave(self, now: float) -> None:
         if self.table.states[self.slot] is SlotState.MAINTENANCE:

@@ -144,7 +144,7 @@ class EngineTable:
         if traits.disk_cache and traits.fingerprint == before.traits.fingerprint:
             self.shadow.ram, self.shadow.mixed = before.ram, before.mixed
         self.shadow.sizes, self.ram_missed = before.sizes, inf
-        self.rates.take_token_bytes(traits.token_bytes)
+        self.shadow.sizes.take_header(traits.token_bytes, traits.checkpoint_bytes)
         self.states = [SlotState.IDLE] * traits.n_slots
         self.idle = self.in_state(SlotState.IDLE)
         self.owners = [None] * traits.n_slots
@@ -436,15 +436,21 @@ class EngineTable:
             self.shadow.slots[slot] = SlotContents(opaque=contents.total, used=contents.used)
 
     def file_bytes(self, tokens: int, checkpoints: int) -> int:
-        """Return the estimated bytes of a file of such a state, at least what the model's header tells."""
-        traits = self.traits
-        constants = 1 if traits.files_carry is False else 1 + checkpoints
-        told = tokens * traits.token_bytes + constants * traits.checkpoint_bytes
-        return max(told, self.rates.size_of(tokens))
+        """Return the estimated bytes of a file of such a state as the engine writes it."""
+        return self.shadow.sizes.of(tokens, 0 if self.traits.files_carry is False else checkpoints)
+
+    def bytes_of(self, contents: SlotContents) -> int:
+        """Return the estimated bytes of a file of these contents."""
+        return self.file_bytes(contents.total, len(contents.checkpoints))
 
     def save_seconds(self, contents: SlotContents) -> float:
         """Return the estimated seconds of a save, in which the engine does nothing else."""
-        return self.rates.writing.seconds(self.file_bytes(contents.total, len(contents.checkpoints)))
+        return self.rates.writing.seconds(self.bytes_of(contents))
+
+    @property
+    def file_terms(self) -> tuple[float, ...]:
+        """All that prices of files depend on: engines of equal traits and terms have equal prices."""
+        return (*self.rates.file_terms, *self.shadow.sizes.fitted)
 
     def learn_files(self, snapshot: Snapshot) -> None:
         """Learn from the first long file whether this build writes a slot's checkpoints."""

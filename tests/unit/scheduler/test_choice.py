@@ -115,7 +115,7 @@ def test_a_branch_does_not_overwrite_its_conversation_although_saving_it_would_b
     files = {"slot_files": True, "fingerprint": "f", "state_version": 2, "files_carry": False}
     long = conversation(SYSTEM + text(10_000, 3000))
     engine = table(long, None, **files)
-    engine.rates.saved(10**6, len(long.tokens), 0.001)
+    engine.rates.saved(10**6, 0.001)
     plan = choose(engine, long.tokens.cut(0, 4500) + text(70_000, 500))
     assert (plan.slot, plan.reason) == (1, Reason.RAM_CACHE)
 

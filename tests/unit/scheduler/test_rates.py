@@ -56,9 +56,9 @@ def test_costs_of_files_are_the_tokens_that_the_engine_could_compute_meanwhile()
     rates = Rates()
     rates.prefilled(2000, 0.5)
     for _ in range(3):
-        rates.saved(2 * MB, 1000, 0.01)
+        rates.saved(2 * MB, 0.01)
         rates.restored(2 * MB, 0.002)
-    assert rates.save_price(1000) == pytest.approx(4000 * (CALL_SECONDS + 0.01))
+    assert rates.save_price(2 * MB) == pytest.approx(4000 * (CALL_SECONDS + 0.01))
     assert rates.restore_price(2 * MB) == pytest.approx(4000 * (CALL_SECONDS + 0.002))
 
 
