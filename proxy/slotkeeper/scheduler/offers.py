@@ -16,7 +16,14 @@ from slotkeeper.scheduler.engine_model import foreign_token
 from slotkeeper.scheduler.pending import Plan
 from slotkeeper.scheduler.prices import Want, loss, parked_price, price_of, restore_price
 from slotkeeper.scheduler.shadow import ReusePlan, Source
-from slotkeeper.scheduler.slot_contents import Snapshot, contains, goes_on_from
+from slotkeeper.scheduler.slot_contents import (
+    SlotContents,
+    Snapshot,
+    contains,
+    cut_to,
+    goes_on_from,
+    reuse,
+)
 from slotkeeper.scheduler.table import EngineTable, SlotState
 from slotkeeper.scheduler.tokens import Tokens, prompt_end
 from slotkeeper.scheduler.types import Reason, SlotId
@@ -217,10 +224,20 @@ def _parking(plan: Plan, want: Want) -> Plan | None:
     lost, cost = loss(table, reuse_plan, want), parked_price(table, victim, want.now)
     saving: tuple[Step, ...] = (Keep(SaveMoment.PARK),)
     if (end := goes_on_from(victim, table.traits)) < victim.total:
-        saving, cost = (Prefill(victim.tokens.cut(0, end), Purpose.BACK), *saving), cost + TOUCH_PRICE
+        back = victim.tokens.cut(0, end)
+        saving = (Prefill(back, Purpose.BACK), *saving)
+        cost += TOUCH_PRICE + _lost_by_cut(plan, victim, back, want.prompt)
     if cost >= lost:
         return None
     return replace(plan, steps=(*saving, *plan.steps), price=plan.price - lost + cost)
+
+
+def _lost_by_cut(plan: Plan, victim: SlotContents, back: Tokens, prompt: Tokens) -> int:
+    """Return how many tokens of the prompt the slot gives no more after it was cut `back` (T7)."""
+    reuse_plan, traits = plan.reuse_plan, plan.table.traits
+    if reuse_plan is None or reuse_plan.source is not Source.SLOT:
+        return 0
+    return max(0, reuse_plan.reuse - reuse(cut_to(victim, back, traits), prompt, traits))
 
 
 def unpinnable(at: Options, slots: Collection[int]) -> Iterator[Plan]:

@@ -14,6 +14,7 @@ from slotkeeper.scheduler.engine_model import (
     Checkpoint,
     EngineTraits,
     Memory,
+    after_prefill,
     checkpoints_last,
     engine_goes_back_to,
     keeps_checkpoints,
@@ -185,6 +186,21 @@ def bare(state: SlotContents, traits: EngineTraits) -> SlotContents:
 def as_file(state: SlotContents, traits: EngineTraits) -> SlotContents:
     """Return the state as a restore of its file will give it."""
     return bare(state if _comes_with_checkpoints(traits) else replace(state, checkpoints=()), traits)
+
+
+def cut_to(contents: SlotContents, tokens: Tokens, traits: EngineTraits) -> SlotContents:
+    """Return the state after a prefill of `tokens`, with which it begins. Any task may cost checkpoints."""
+    kept = reuse(contents, tokens, traits)
+    left = after_prefill(
+        contents.checkpoints,
+        reuse=kept,
+        end=len(tokens),
+        user_starts=(),
+        task=1 + max((c.task for c in contents.checkpoints), default=RESTORED),
+        traits=traits,
+        first=first_kept(contents, kept, traits),
+    )
+    return replace(contents, tokens=tokens, opaque=0, checkpoints=left)
 
 
 def _comes_with_checkpoints(traits: EngineTraits) -> bool:
