@@ -67,8 +67,8 @@ TWO: Final = ("-np", "2", "--no-kv-unified", "-c", "16384", "-ub", "128", "-b", 
 PAUSE: Final = 0.5  # seconds between requests
 REST: Final = 1.0  # seconds after the last request in which idle work still counts
 AT_MOST: Final = 1.01  # times what stock computes, in any case
-# A file without checkpoints serves only prompts that extend it. So on the older build one reply is computed in
-# idle time for it, at an even chance, of which a client that stops answers midway makes no use: 1.00 to 1.02.
+# A file without checkpoints serves only prompts that extend it. So on the older build a reply is computed in
+# idle time for it, at an even chance. A client that stops answers midway makes no use of that: 1.00 to 1.02.
 NEWER: Final = BUILDS[-1:]
 PLAIN: Final[Mapping[str, Any]] = {"chat_template_kwargs": {"enable_thinking": False}}
 THINKING: Final[Mapping[str, Any]] = {"chat_template_kwargs": {"enable_thinking": True}}
