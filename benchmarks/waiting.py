@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 import orjson
+from rich.console import Console
 from rich.table import Table
 
 from benchmarks.busy import busy_loops
@@ -46,6 +47,7 @@ TURNS: Final = 12
 SLOTS: Final = 2
 CONTEXT_TOKENS: Final = 4096
 THREADS: Final = "2"
+LUNCH_SECONDS: Final = 20.0  # without a request before an engine is killed
 BACK_SECONDS: Final = 5.0  # from the start of a killed engine until its clients go on
 LOOK_SECONDS: Final = 0.5
 QUIET_SHARE: Final = 0.05  # of a processor, below which a process counts as idle
@@ -133,6 +135,7 @@ async def played(work: Work, side: Side) -> Leg:
         counter = await target.counter.read() or 0
         for number, phase in enumerate(work.phases()):
             if phase.killed:
+                await asyncio.sleep(LUNCH_SECONDS)
                 await side.rests()
                 await _restarted(side, leg, target.counter)
             async with asyncio.TaskGroup() as group:
@@ -380,7 +383,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 for name, work, pause in chosen_work(chosen.work, chosen.pauses, chosen.turns)
             ]
             found += rows(rounds, chosen.busy)
-    console.print(table(found), width=max(console.width, WIDTH))
+    Console(width=max(console.width, WIDTH)).print(table(found))
     keep("waiting", merged(found))
     return 0
 

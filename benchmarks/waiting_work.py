@@ -154,7 +154,8 @@ WORK: Final[Mapping[str, Work]] = MappingProxyType(
         ),
         "crowd": Work(about="Four agents on two slots", phases=_agents(4, JOB)),
         "restart": Work(
-            about="Two clients; the engine is killed with SIGKILL while both pause", phases=_restart
+            about="Two clients; the engine is killed with SIGKILL while both are away for 20 s",
+            phases=_restart,
         ),
         "edits": Work(
             about="Edits, branches, and back",
