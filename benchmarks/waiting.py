@@ -262,10 +262,30 @@ async def measured(model: Fat, name: str, work: Work, pause: float | None) -> Ro
     return found
 
 
+def different(found: Round) -> int:
+    """Return how many requests were not the same in both legs, because the model answered otherwise."""
+    legs = [
+        {(client, number): body for client, bodies in _bodies(leg) for number, body in enumerate(bodies)}
+        for leg in (found.stock, found.ours)
+    ]
+    return sum(legs[0].get(key) != legs[1].get(key) for key in legs[0].keys() | legs[1].keys())
+
+
+def _bodies(leg: Leg) -> Iterable[tuple[tuple[int, str], list[Doc]]]:
+    """Return the bodies of each phase and client, in the order in which it sent them."""
+    found: dict[tuple[int, str], list[Doc]] = {}
+    for one in leg.told:
+        found.setdefault((one.phase, one.client.name), []).append(one.shot.body)
+    return found.items()
+
+
 def _tell(done: Round) -> None:
     pause = "" if done.pause is None else f", pause {done.pause} s"
     stock, ours = (leg.totals.waits.waited_seconds for leg in (done.stock, done.ours))
-    console.print(f"[dim]{done.model}, {done.name}{pause}: stock {stock:.2f} s, ours {ours:.2f} s[/dim]")
+    other = f", {count} requests differ" if (count := different(done)) else ""
+    console.print(
+        f"[dim]{done.model}, {done.name}{pause}: stock {stock:.2f} s, ours {ours:.2f} s{other}[/dim]"
+    )
 
 
 # -- figures ---------------------------------------------------------------------------------------------
@@ -315,6 +335,7 @@ def rows(rounds: Sequence[Round], busy: int) -> Iterator[Row]:
             "pause": found.pause,
             "busy": busy,
             "requests": stock.requests,
+            "different": different(found),
             "stock_seconds": stock.waits.waited_seconds,
             "ours_seconds": ours.waits.waited_seconds,
             "least_seconds": None if least is None else sum(least),
