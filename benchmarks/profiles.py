@@ -189,12 +189,12 @@ def _rounded(value: float) -> float:
 
 
 def _profile(name: str) -> EngineProfile:
-    """Return the profile of this name or in this file. Raises ValueError."""
+    """Return the profile of this name or in this file. Raises ArgumentTypeError."""
     known = {profile.name: profile for profile in PROFILES}
     if name in known:
         return known[name]
     if not Path(name).is_file():
-        raise ValueError(name)
+        raise argparse.ArgumentTypeError(f"{name} is no profile and no file")
     return read_profile(Path(name))
 
 
