@@ -2,7 +2,20 @@
 
 from dataclasses import replace
 
-from playbooks.playbook import Play, arrives, goes, knows, one_turn, plants, sees
+import pytest
+
+from playbooks.playbook import (
+    Play,
+    arrives,
+    ends,
+    goes,
+    knows,
+    one_turn,
+    plants,
+    reports,
+    sees,
+    starts,
+)
 from slotkeeper.scheduler.effects import Purpose
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import Reason
@@ -39,6 +52,23 @@ def test_a_state_that_is_dear_to_copy_is_not_loaded_into_another_slot():
         assert one_turn(play, "r1", FIRST, slot=0)
     assert large << arrives("r2") << knows("r2", SECOND) >> goes("r2", slot=0, reason=Reason.PREFIX)
     assert small << arrives("r2") << knows("r2", SECOND) >> plants("r2", 1, Purpose.TOUCH)
+
+
+def slow_copies(play: Play, *, told_early: bool) -> Play:
+    """The engine takes two seconds to copy a state of 64 MB, so its first bytes come that late."""
+    for number in range(4):
+        request, prompt = f"s{number}", Tokens(range(100_000 + 5000 * number, 101_000 + 5000 * number))
+        assert play << arrives(request) << knows(request, prompt) >> goes(request)
+        began = replace(starts(request), before_prefill=told_early)
+        assert play.later(2.0) << began << ends(request, len(prompt)) >> reports(request)
+        play.later(60.0) << sees()
+    return play
+
+
+@pytest.mark.parametrize("told_early", [True, False])
+def test_the_time_of_a_copy_is_learned_from_answers_that_begin_before_the_prefill(told_early):
+    play = slow_copies(Play(ram_cache=True, memory="dense"), told_early=told_early)
+    assert (play.table.rates.copying.seconds(64_000_000) > 1.0) == told_early
 
 
 # -- what is overwritten -------------------------------------------------------------------------------

@@ -400,7 +400,8 @@ class Exchange:
             if link.unloads(answer.status) and await link.was_lost(losses):
                 raise UpstreamFault(f"the model {link.address.model} was unloaded before it began")
             self._waiting.stop()
-            driver.post(Started(at=driver.now(), request=self._account.key))
+            early = form.progress is not None
+            driver.post(Started(at=driver.now(), request=self._account.key, before_prefill=early))
             answered = (self._request, self._api, self._account, self._waiting)
             cells = gate_for(driver, forward, outgrown=self._outgrown)
             relay = Relay(driver, *answered, ahead=self._gate.ahead, cells=cells)

@@ -19,7 +19,9 @@ LEAST_TOKENS: Final = 64  # the time of a shorter prefill is mostly the round tr
 LEAST_REPLY: Final = 8  # tokens: the time of a shorter answer is mostly the round trip
 LEAST_BYTES: Final = 64 * 1024
 # To and from the RAM prompt cache and checkpoints: 149.6 MiB took 13 ms (ggml-org/llama.cpp#22929, its log).
+# Until it was measured; a machine whose free memory must be fetched anew may reach a hundredth of that.
 COPY_BYTES_PER_SECOND: Final = 1e10
+LEAST_COPY_BYTES: Final = 16 * 1024 * 1024  # the time of a smaller copy is mostly the round trip
 DEFAULT_TOKEN_BYTES: Final = 65536.0  # of a state, while neither a header nor a file tells them
 CALL_SECONDS: Final = 0.004  # for a slot action, besides its bytes: a round trip and a look at the file
 REMEMBERED: Final = 15  # measurements kept
@@ -158,6 +160,10 @@ class Rates:
     prefilling: LinearTimes = field(default_factory=lambda: LinearTimes(1000.0, least=1, call_seconds=0.0))
     reading: LinearTimes = field(default_factory=lambda: LinearTimes(1e9))  # of a restore
     writing: LinearTimes = field(default_factory=lambda: LinearTimes(5e8))  # of a save
+    # To and from the engine's RAM cache, before a task begins.
+    copying: LinearTimes = field(
+        default_factory=lambda: LinearTimes(COPY_BYTES_PER_SECOND, least=LEAST_COPY_BYTES, call_seconds=0.0)
+    )
     decode: float = 50.0  # tokens per second of one answer, while others run beside it
     reply: float = 200.0  # tokens of an answer
     prefills: Speed = field(default_factory=Speed)
@@ -212,6 +218,10 @@ class Rates:
         """Measured prefill rate in tokens per second; None before the first measurement."""
         return self.prefill if "prefill" in self.measured else None
 
+    def copied(self, size: int, seconds: float) -> None:
+        """Record how long the engine copied so many bytes to and from its RAM cache."""
+        self.copying.took(size, seconds)
+
     def restored(self, size: int, seconds: float) -> None:
         self.reading.took(size, seconds)
 
@@ -228,7 +238,7 @@ class Rates:
 
     def copy_price(self, size: int) -> float:
         """Return the price of copying so many bytes to or from the engine's RAM cache."""
-        return size / COPY_BYTES_PER_SECOND * self.prefill
+        return self.copying.seconds(size) * self.prefill if size else 0.0
 
     def restore_price(self, size: int, *, cold: bool = False) -> float:
         seconds = self.reading.seconds(size) + (self.bringing.seconds(size) if cold else 0.0)

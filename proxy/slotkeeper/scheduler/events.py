@@ -194,6 +194,7 @@ class Started:
 
     at: float
     request: RequestId
+    before_prefill: bool = False  # the engine was asked for progress, so that they come before it computes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -168,7 +168,7 @@ def forward(pending: Pending, now: float) -> Forward:
     table, slot = plan.table, plan.slot
     if slot is not None and not pending.arrived.action:  # an action starts no task
         _launch(pending, plan, slot)
-    pending.stage = Stage.RUNNING
+    pending.stage, pending.sent_at = Stage.RUNNING, now
     if plan.pinned and slot is not None:
         pending.slot = slot
         table.move(slot, SlotState.LAUNCHED, request, now)
@@ -193,8 +193,11 @@ def forward(pending: Pending, now: float) -> Forward:
 
 def _launch(pending: Pending, plan: Plan, slot: SlotId) -> None:
     """Update the shadow for a task that begins in this slot, as far as we know."""
-    reuse_plan = pending.reuse_now(plan, slot)
-    plan.table.shadow.launch(reuse_plan, plan.table.idle_beside(slot))
+    reuse_plan, table = pending.reuse_now(plan, slot), plan.table
+    idle = table.idle_beside(slot)
+    at_work = len(table.work.served) > 1 or table.maintenance
+    pending.copied_bytes = 0 if at_work else table.shadow.copied_bytes(reuse_plan, idle)
+    table.shadow.launch(reuse_plan, idle)
     pending.base = reuse_plan.base
     if plan.reason is Reason.BRIEF:
         pending.predicted = reuse_plan.reuse  # its tokens arrive too late for a better prediction

@@ -90,6 +90,9 @@ def started(state: State, event: Started) -> None:
     owned = state.slot_of(pending) if pending else None
     if owned and owned[0].states[owned[1]] is SlotState.LAUNCHED:
         owned[0].move(owned[1], SlotState.RUNNING, event.request, event.at)
+    if pending and pending.plan and event.before_prefill:
+        pending.computing_since = event.at
+        pending.plan.table.rates.copied(pending.copied_bytes, event.at - pending.sent_at)
 
 
 def finished(state: State, event: Finished) -> Iterator[Effect]:
@@ -265,7 +268,8 @@ def _learn(state: State, pending: Pending, event: Finished) -> Iterator[Effect]:
     rates.prefilled((event.prompt_tokens or 0) - cached, event.prefill_seconds)
     if event.prefill_seconds is not None:
         sent_at = pending.pieces_until or pending.begun_at + pending.step_seconds
-        rates.replied(event.generated or 0, event.at - sent_at - event.prefill_seconds)
+        began = sent_at if pending.computing_since is None else pending.computing_since
+        rates.replied(event.generated or 0, event.at - began - event.prefill_seconds)
     share_guesses(state.up_for(plan.table.model))
     if plan.source is Source.SNAPSHOT:
         yield from retention.proved(state, plan, cached=cached, now=event.at)

@@ -183,6 +183,10 @@ class Pending:
     reached: int = 0  # tokens of the prompt that our prefills have reached
     ahead_from: int | None = None  # index from which the reused tokens were computed in idle time
     begun_at: float = 0.0  # when it was given its place
+    sent_at: float = 0.0
+    computing_since: float | None = None  # None: it is not known when its engine began to compute it
+    # Bytes that its engine then copied to and from its RAM cache; 0 also if it had other work.
+    copied_bytes: int = 0
     queued_at: float = 0.0  # when it was put into the queue last
     waited: float = 0.0  # seconds in the queue, before that
     aged: bool = False  # it is next: no request of its priority had begun for long
