@@ -26,9 +26,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script it sees only i
 
 from benchmarks.tables import MEASURED, code, table
 
+from slotkeeper.config import in_words
 from slotkeeper.conversation.divergence import CAUSES
 from slotkeeper.conversation.likeness import RequestKind
 from slotkeeper.conversation.rules.apply import RULES
+from slotkeeper.environment import SECRETS
 from slotkeeper.observe.gauges import EngineFigures, EngineSeen, SlotFigures
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.request_record import ClientFigures
@@ -44,8 +46,7 @@ from slotkeeper.observe.states import (
 )
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.types import EngineId, Reason
-from slotkeeper.settings import SECRETS, Settings
-from slotkeeper.values import in_words
+from slotkeeper.settings import Settings
 
 DOCS: Final = Path(__file__).parent
 ROOT: Final = DOCS.parent

@@ -53,7 +53,8 @@ from slotkeeper.runtime.rewriting import Rewriting
 from slotkeeper.runtime.tasks import Aside, Tasks
 from slotkeeper.scheduler.types import EngineId
 from slotkeeper.settings import Settings
-from slotkeeper.values import Address, UpstreamsError
+from slotkeeper.upstreams import UpstreamsError
+from slotkeeper.values import Address
 
 BEGUN: Final = 10  # turns of the event loop after which an accepted connection is served
 BACKLOG: Final = 1024

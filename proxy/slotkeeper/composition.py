@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from slotkeeper.api.request import HEAVY
-from slotkeeper.config import UsageError
 from slotkeeper.exchange.bodies import Budget
 from slotkeeper.exchange.connections import Connections, Network, Tls, raise_descriptors, room_for
 from slotkeeper.observe.log import get_logger
@@ -20,6 +19,7 @@ from slotkeeper.scheduler.costs import Limits
 from slotkeeper.settings import BudgetSize, Settings
 from slotkeeper.store.store import Store
 from slotkeeper.store.tiers import ColdTier
+from slotkeeper.values import UsageError
 
 if TYPE_CHECKING:
     from slotkeeper.observe.spans import Spans

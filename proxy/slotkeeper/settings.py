@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ByteSize, Discriminator, Field, SecretStr, Tag, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from slotkeeper.conversation.rules.base import Setting
-from slotkeeper.values import Address, NamedUpstream, checked, host_name, network, read_table
-
-PREFIX: Final = "SLOTKEEPER_"
-SECRETS: Final = ("engine_api_key", "admin_token", "hints")
+from slotkeeper.environment import PREFIX, SECRETS, USUAL_ADMIN_LISTEN
+from slotkeeper.upstreams import NamedUpstream, checked, read_table
+from slotkeeper.values import Address, host_name, network
 
 # A size, or "auto". It is decided before either is checked, so that a bad size has one error.
 BudgetSize = Annotated[
@@ -40,7 +39,7 @@ class Settings(BaseSettings):
         ),
     )
     listen: str = Field(default="127.0.0.1:8080", description="where clients connect, HOST:PORT")
-    admin_listen: str = Field(default="127.0.0.1:9090", description="metrics, probes and state, HOST:PORT")
+    admin_listen: str = Field(default=USUAL_ADMIN_LISTEN, description="metrics, probes and state, HOST:PORT")
     slot_dir: Path | None = Field(
         default=None,
         description=(

@@ -13,7 +13,8 @@ import pytest
 from containers import ROOT
 from deploy.manifests import K8S, Manifests, rendered
 from deploy.test_manifests import VERSIONS
-from slotkeeper.settings import PREFIX, Settings
+from slotkeeper.environment import PREFIX
+from slotkeeper.settings import Settings
 
 # What clusters usually give to pods: kubeadm with Flannel, k3s, Calico, EKS in a VPC, GKE and EKS with
 # shared address space, Docker Desktop, and IPv6.

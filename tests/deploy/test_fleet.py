@@ -16,7 +16,8 @@ from deploy.pod_security import violations
 from deploy.test_manifests import ENGINE_END, VERSIONS
 from fleet.parts import found
 from slotkeeper.api.document import SESSION_HEADERS
-from slotkeeper.settings import PREFIX, SECRETS, Settings
+from slotkeeper.environment import PREFIX, SECRETS
+from slotkeeper.settings import Settings
 
 FLEET = K8S / "fleet"
 OF_THE_STORE = {"cold_store", "cold_store_bytes", "store_key_file", "hints"}

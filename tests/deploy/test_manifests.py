@@ -16,7 +16,8 @@ from slotkeeper import __version__
 from slotkeeper.engine.fingerprint import LAZY_SINCE
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.launch import CONTEXT_TOKENS, SLOTS, EngineKind, find_engine, recommended
-from slotkeeper.settings import PREFIX, SECRETS, Settings
+from slotkeeper.environment import PREFIX, SECRETS
+from slotkeeper.settings import Settings
 from slotkeeper.values import Address
 
 NATIVE_SIDECARS = "1.29"  # the first release in which they are on by default

@@ -14,7 +14,8 @@ from deploy.manifests import rendered
 from deploy.test_fleet import OF_THE_STORE
 from fleet.parts import found
 from image.compose import FOLDER, NEEDED, compose, seconds
-from slotkeeper.settings import PREFIX, SECRETS, Settings
+from slotkeeper.environment import PREFIX, SECRETS
+from slotkeeper.settings import Settings
 
 GIVEN = {
     "COLD_STORE": "s3://bucket/fleet",

@@ -15,7 +15,8 @@ from image.dockerfile import image
 from programs import needs_b10434
 from slotkeeper.engine.fingerprint import LAZY_SINCE
 from slotkeeper.engine.launch import EngineKind, find_engine, recommended
-from slotkeeper.settings import PREFIX, SECRETS, Settings
+from slotkeeper.environment import PREFIX, SECRETS
+from slotkeeper.settings import Settings
 
 LOOPBACK = "127.0.0.1"
 

@@ -8,7 +8,8 @@ import subprocess
 from containers import ROOT
 from image.dockerfile import PATH, image, instructions
 from programs import program
-from slotkeeper.settings import PREFIX, Settings
+from slotkeeper.environment import PREFIX
+from slotkeeper.settings import Settings
 
 
 def test_hadolint_finds_nothing():

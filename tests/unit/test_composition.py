@@ -9,9 +9,9 @@ import pytest
 from pydantic import ByteSize
 
 from slotkeeper.composition import limits_in, store_in
-from slotkeeper.config import UsageError
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.settings import Settings
+from slotkeeper.values import UsageError
 from unit.store.sharing import KEY, sidecar
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from pydantic import ByteSize, TypeAdapter
 
-from slotkeeper.config import UsageError, load, shown
-from slotkeeper.settings import SECRETS, Settings
-from slotkeeper.values import Address, in_words
+from slotkeeper.config import in_words, load, shown
+from slotkeeper.environment import SECRETS
+from slotkeeper.settings import Settings
+from slotkeeper.values import Address, UsageError
 
 # name -> (text as a variable, in a file, as a flag), three values that differ
 VALUES: dict[str, tuple[str, str, str]] = {

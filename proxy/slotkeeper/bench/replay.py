@@ -26,8 +26,8 @@ from slotkeeper.api.document import Doc, integer, table, text
 from slotkeeper.api.head import Api, classify, forwardable
 from slotkeeper.bench.measure import Sample, comparison, impossible, notes, wide_console
 from slotkeeper.bench.target import Shot, Target
-from slotkeeper.config import UsageError
 from slotkeeper.engine.answers import EngineError, EngineGoneError
+from slotkeeper.values import UsageError
 
 
 class TraceError(Exception):

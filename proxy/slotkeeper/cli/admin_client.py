@@ -1,4 +1,7 @@
-"""The client of a running sidecar's admin port, for the commands that ask a sidecar."""
+"""The client of a running sidecar's admin port, for the commands that ask a sidecar.
+
+It reads the variables that name the port without `Settings`, whose import takes longer than the request.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,11 @@ from typing import Any, Final
 
 import httpx
 
-from slotkeeper.config import UsageError, from_environment
-from slotkeeper.settings import PREFIX, Settings
-from slotkeeper.values import Address, base_of
+from slotkeeper.environment import PREFIX, USUAL_ADMIN_LISTEN, check_names, some_variables
+from slotkeeper.values import Address, UsageError, base_of
 
-USUAL_ADMIN: Final = "http://127.0.0.1:9090"
-USUAL_LISTEN: Final = Settings.model_fields["admin_listen"].default
+USUAL_ADMIN: Final = f"http://{USUAL_ADMIN_LISTEN}"
+OWN: Final = ("admin_listen", "admin_host", "admin_token", "tls_cert")  # settings of the admin port
 UNTRUSTED: Final = "CERTIFICATE_VERIFY_FAILED"
 END: Final = "-----END CERTIFICATE-----"
 ANSWER_SECONDS: Final = 10.0  # for requests that the admin port answers at once
@@ -143,10 +145,24 @@ async def admin_port(
         yield AdminClient(client, advice)
 
 
+def from_environment(*names: str) -> dict[str, str]:
+    """Return some settings as the environment has them. The other variables are not checked.
+
+    Raises UsageError for a misspelt variable or an unreadable file.
+    """
+    try:
+        check_names(names, OWN)
+    except UsageError:  # but another setting may be meant that the variable resembles more
+        from slotkeeper.settings import Settings  # noqa: PLC0415 - takes long, and is seldom needed
+
+        check_names(names, Settings.model_fields)
+    return some_variables(*names)
+
+
 def _of_this_machine() -> tuple[str, Path | None]:
     """Return the URL of the admin port that the sidecar's variables set, and its certificate with TLS."""
     found = from_environment("admin_listen", "tls_cert")
-    listen, cert = found.get("admin_listen", USUAL_LISTEN), found.get("tls_cert")
+    listen, cert = found.get("admin_listen", USUAL_ADMIN_LISTEN), found.get("tls_cert")
     try:
         address = Address.parse(listen).reached
     except ValueError as error:

@@ -1,4 +1,5 @@
 """Flags for all settings, made from `Settings`; hints for misspelt words; the flags of `snapshots`."""
+# ruff: noqa: PLC0415 - only `serve` and `up` have settings, and loading these takes long
 
 from __future__ import annotations
 
@@ -6,11 +7,12 @@ import argparse
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from slotkeeper.config import PLAIN, Loaded, UsageError, load, shown
-from slotkeeper.settings import Settings
-from slotkeeper.values import in_words, meant
+from slotkeeper.values import PLAIN, UsageError, meant
+
+if TYPE_CHECKING:
+    from slotkeeper.config import Loaded
 
 N = TypeVar("N", int, float)
 
@@ -22,11 +24,15 @@ FLAG: Final = re.compile(r"(?<![\w-])--?[a-z][\w-]*")
 ENGINE_WORDS: Final = "flags of llama-server go after --, as in: slotkeeper up --model model.gguf -- -ngl 99"
 
 
+def command_in(words: Sequence[str]) -> str | None:
+    return next((word for word in words if not word.startswith("-")), None)
+
+
 def check_words(
     parser: argparse.ArgumentParser, commands: Mapping[str, argparse.ArgumentParser], words: Sequence[str]
 ) -> None:
     """Raise UsageError for the first word that is not a known command or flag."""
-    command = next((word for word in words if not word.startswith("-")), None)
+    command = command_in(words)
     if command is None:
         return
     if command not in commands:
@@ -104,6 +110,8 @@ An ID is one that `ls` shows, or at least its last 4 letters.
 
 def add_settings(parser: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
     """Add a flag for every setting. Only the flags that were given count (argparse.SUPPRESS)."""
+    from slotkeeper.settings import Settings
+
     parser.add_argument("--config", type=Path, metavar="FILE.toml", help="read settings from a file")
     parser.add_argument(
         "--print-config", action="store_true", help="show every setting and its origin, then exit"
@@ -133,12 +141,17 @@ def add_settings(parser: argparse.ArgumentParser, without: Sequence[str] = ()) -
 
 def help_of(name: str) -> str:
     """Return a setting's description and its default."""
+    from slotkeeper.config import in_words
+    from slotkeeper.settings import Settings
+
     field = Settings.model_fields[name]
     default = in_words(field.default)
     return f"{field.description}" + (f" (default: {default})" if default else "")
 
 
 def settings_of(args: argparse.Namespace) -> Loaded:
+    from slotkeeper.config import load
+
     flags = {name[4:]: value for name, value in vars(args).items() if name.startswith("set_")}
     return load(flags, args.config)
 
@@ -166,6 +179,8 @@ def between(read: Callable[[str], N], least: N, most: N, unit: str = "") -> Call
 
 def print_config(loaded: Loaded, without: Sequence[str] = ()) -> int:
     """Print the settings in columns of plain text: a table would cut long paths at the terminal's width."""
+    from slotkeeper.config import shown
+
     rows = [("setting", "value", "from"), *(row for row in shown(loaded) if row[0] not in without)]
     names, values = (max(len(row[column]) for row in rows) for column in (0, 1))
     for name, value, origin in rows:

@@ -1,99 +1,15 @@
-"""Parsers of commands that ask a running sidecar (`why`, `top`, `drain`, `health`) or use recordings.
-
-`drain`, `undrain` and `health` are short, and are here as a whole.
-"""
+"""Parsers of commands that ask a running sidecar (`why`, `top`, `drain`, `health`) or use recordings."""
 # ruff: noqa: PLC0415 - each command imports what it needs, so that --help stays quick
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
-import httpx
-
-from slotkeeper.cli.admin_client import AdminClient, AskedError, admin_port, strange
 from slotkeeper.cli.arguments import ADMIN, ADMIN_CA, ADMIN_TOKEN, MOST_INT, between
-from slotkeeper.cli.terminal import complain
-from slotkeeper.config import server
-
-LOOK_SECONDS: Final = 0.5  # between two requests for the state of an engine that is being drained
-ADVICE: Final = "`slotkeeper doctor --upstream URL` examines an engine."
-
-
-async def health(*, admin: str | None, live: bool, ca: Path | None = None) -> int:
-    """Return 0 if the sidecar is ready; else print why not on standard error and return 1.
-
-    `live`: only ask whether its process is alive. Probes need no token.
-    """
-    async with admin_port(admin, None, ca=ca, probes=True) as port:
-        try:
-            answer = await port.client.get("/livez" if live else "/readyz")
-        except httpx.HTTPError as error:
-            return _no(str(port.unreached(error)))
-    if not answer.headers.get("Content-Type", "").startswith("text/plain"):
-        return _no(str(strange(answer)))
-    if answer.is_success:
-        return 0
-    reason = answer.text.strip()
-    return _no(f"{reason}. {ADVICE}" if reason.startswith("no engine") else reason)
-
-
-def _no(why: str) -> int:
-    complain("health", why)
-    return 1
-
-
-async def drain(name: str, *, admin: str | None, token: str | None, ca: Path | None, wait: bool) -> int:
-    """Drain an engine; with `wait`, wait until nothing runs there any more. Returns the exit code."""
-    try:
-        async with admin_port(admin, token, ca=ca) as port:
-            engine = await port.asked("POST", "/api/drain", json={"engine": name})
-            if not engine["drained"] and wait:
-                print(f"{engine['engine']} is draining: it gets no new requests; running answers end.")  # noqa: T201
-                engine = await _drained(port, engine["engine"])
-    except AskedError as error:
-        complain("drain", str(error))
-        return 1
-    print(_drain_state(engine))  # noqa: T201
-    return 0
-
-
-async def undrain(name: str, *, admin: str | None, token: str | None, ca: Path | None) -> int:
-    """Use a drained engine again. Returns the exit code."""
-    try:
-        async with admin_port(admin, token, ca=ca) as port:
-            engine = await port.asked("POST", "/api/undrain", json={"engine": name})
-    except AskedError as error:
-        complain("undrain", str(error))
-        return 1
-    print(f"{engine['engine']} is in use again.")  # noqa: T201
-    return 0
-
-
-async def _drained(port: AdminClient, name: str) -> dict[str, Any]:
-    """Wait until an engine is drained, and return its state.
-
-    Raises AskedError if it is undrained or removed meanwhile.
-    """
-    while True:
-        engines = (await port.get("/api/state"))["engines"]
-        engine: dict[str, Any] | None = next((one for one in engines if one["engine"] == name), None)
-        if engine is None or not engine["draining"]:
-            raise AskedError(f"{name} is not being drained any more.")
-        if engine["drained"]:
-            return engine
-        await asyncio.sleep(LOOK_SECONDS)
-
-
-def _drain_state(engine: dict[str, Any]) -> str:
-    name = engine["engine"]
-    if not engine["drained"]:
-        return f"{name} is draining; `slotkeeper top` shows when it is drained."
-    return f"{name} is drained: nothing runs there, and with snapshots, what its slots held is saved."
-
+from slotkeeper.values import server
 
 # -- a running sidecar: `why`, `top`, `drain`, `health` --------------------------------------------------
 
@@ -140,6 +56,8 @@ def add_why(commands: Any) -> None:
     _where(parser)
 
     def run(args: argparse.Namespace) -> int:
+        import asyncio
+
         from slotkeeper.cli.terminal import console
         from slotkeeper.cli.why import why
 
@@ -183,6 +101,8 @@ def add_top(commands: Any) -> None:
     _where(parser)
 
     def run(args: argparse.Namespace) -> int:
+        import asyncio
+
         from slotkeeper.cli.terminal import console
         from slotkeeper.cli.top import top
 
@@ -216,6 +136,10 @@ def add_drain(commands: Any) -> None:
     _where(parser)
 
     def run(args: argparse.Namespace) -> int:
+        import asyncio
+
+        from slotkeeper.cli.draining import drain
+
         where = {"admin": args.admin, "token": args.admin_token, "ca": args.admin_ca}
         return int(asyncio.run(drain(args.engine, **where, wait=not args.no_wait)))
 
@@ -231,6 +155,10 @@ def add_drain(commands: Any) -> None:
     _where(back)
 
     def run_back(args: argparse.Namespace) -> int:
+        import asyncio
+
+        from slotkeeper.cli.draining import undrain
+
         where = {"admin": args.admin, "token": args.admin_token, "ca": args.admin_ca}
         return int(asyncio.run(undrain(args.engine, **where)))
 
@@ -257,6 +185,9 @@ def add_health(commands: Any) -> None:
     parser.add_argument("--admin-ca", type=Path, metavar="FILE.pem", help=ADMIN_CA)
 
     def run(args: argparse.Namespace) -> int:
+        import asyncio
+
+        from slotkeeper.cli.health import health
 
         return int(asyncio.run(health(admin=args.admin, live=args.live, ca=args.admin_ca)))
 

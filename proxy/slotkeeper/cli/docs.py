@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 import slotkeeper
-from slotkeeper.config import UsageError
+from slotkeeper.values import UsageError
 
 PACKAGE: Final = Path(slotkeeper.__file__).parent
 FOLDERS: Final = (PACKAGE / "docs", PACKAGE.parents[1] / "docs")  # of a wheel, of a checkout

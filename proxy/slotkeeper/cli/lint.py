@@ -25,7 +25,6 @@ from slotkeeper.api.head import Api, classify
 from slotkeeper.api.request import lay_out
 from slotkeeper.bench.replay import Entry, Trace, TraceError, merged, read
 from slotkeeper.cli.terminal import one_line
-from slotkeeper.config import UsageError
 from slotkeeper.conversation.book import Conversations
 from slotkeeper.conversation.causes import Explained, explain
 from slotkeeper.conversation.divergence import CAUSES, NEW_SESSION, Cause, parted
@@ -34,6 +33,7 @@ from slotkeeper.conversation.naming import UNKNOWN, Agents
 from slotkeeper.conversation.rules.apply import DEFAULTS, canonical
 from slotkeeper.conversation.rules.base import Mode, Room, RuleName
 from slotkeeper.conversation.rules.pruning import PrunedResults
+from slotkeeper.values import UsageError
 
 CHARACTERS_A_TOKEN: Final = 3.6  # of code and English, with current vocabularies
 BOUNDLESS: Final = 1 << 40  # tokens of a context that has room for everything

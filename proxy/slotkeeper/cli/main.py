@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Sequence
@@ -22,13 +22,13 @@ from slotkeeper.cli.arguments import (
     between,
     check_snapshots,
     check_words,
+    command_in,
     print_config,
     settings_of,
 )
 from slotkeeper.cli.commands import add_drain, add_health, add_lint, add_replay, add_top, add_why
 from slotkeeper.cli.simulating import add_simulate
-from slotkeeper.config import UsageError, server
-from slotkeeper.observe.standard_error import hold_standard_streams
+from slotkeeper.values import UsageError, server
 
 EPILOG_OF_SERVE: Final = """\
 Example: slotkeeper serve --upstream http://127.0.0.1:8081 --slot-dir /var/lib/slots
@@ -69,10 +69,13 @@ OF_UP: Final = ("upstream", "upstreams_file")  # `up` starts its engine itself
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the arguments and run the command. Returns the exit code."""
-    hold_standard_streams()
+    _hold_standard_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     own, engine_words = _split(words)
     parser, commands = _parser()
+    command = command_in(own)
+    if command in OF_SIDECARS:  # for other commands, loading the settings takes longer than all else
+        add_settings(commands[command], without=OF_UP if command == "up" else ())
     try:
         check_words(parser, commands, own)
     except UsageError as error:
@@ -89,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(args.run(args))
     except UsageError as error:
-        from slotkeeper.cli.terminal import complain
+        from slotkeeper.observe.standard_error import complain
 
         complain(args.command, error)
         return 2
@@ -103,11 +106,24 @@ def run_loop(work: Awaitable[Any]) -> Any:
     async def body() -> Any:
         return await work
 
+    import asyncio
+
     try:
         import uvloop
     except ImportError:
         return asyncio.run(body())
     return uvloop.run(body())
+
+
+def _hold_standard_streams() -> None:
+    """Open the null device for standard streams that were closed, so that no socket gets their descriptors.
+
+    For standard error it is opened for reading only, so that writes fail and are counted as dropped.
+    """
+    for name in ("stdin", "stdout", "stderr"):  # in the order of descriptors: open() takes the lowest free
+        if getattr(sys, name) is None:
+            number = os.open(os.devnull, os.O_WRONLY if name == "stdout" else os.O_RDONLY)
+            setattr(sys, name, open(number, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115, PTH123
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
@@ -158,7 +174,6 @@ def _serve(commands: Any) -> None:
         epilog=EPILOG_OF_SERVE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_settings(parser)
 
     def run(args: argparse.Namespace) -> int:
         from slotkeeper.app import ListenError, serve
@@ -171,8 +186,8 @@ def _serve(commands: Any) -> None:
             try_files,
             try_folders,
         )
-        from slotkeeper.cli.terminal import complain
         from slotkeeper.observe.log import configure
+        from slotkeeper.observe.standard_error import complain
 
         loaded = settings_of(args)
         if args.print_config:
@@ -228,7 +243,6 @@ def _up(commands: Any) -> None:
         metavar="TOKENS",
         help="context of each slot (default: 32768, or the model's)",
     )
-    add_settings(parser, without=OF_UP)
 
     def run(args: argparse.Namespace) -> int:
         from slotkeeper.cli.starting import try_files, try_folders

@@ -9,10 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pydantic import ByteSize, TypeAdapter
-
 from slotkeeper.cli.arguments import MOST_SLOTS, between
-from slotkeeper.config import UsageError
+from slotkeeper.values import UsageError
 
 if TYPE_CHECKING:
     from slotkeeper.bench.simulated_load import LoadProfile
@@ -218,6 +216,8 @@ def _counts(text: str) -> tuple[int, ...]:
 
 def _bytes(text: str) -> float:
     """Read a size such as 1e9, 64KiB or 2GB. Raises ValueError."""
+    from pydantic import ByteSize, TypeAdapter
+
     try:
         return float(text)
     except ValueError:

@@ -17,16 +17,15 @@ from pathlib import Path
 from typing import Final, TextIO
 from urllib.parse import urlsplit
 
-from slotkeeper.config import UsageError
 from slotkeeper.engine.answers import SAID
 from slotkeeper.engine.client import EngineClient
+from slotkeeper.environment import USUAL_ADMIN_LISTEN
 from slotkeeper.exchange.connections import Tls, TlsError
 from slotkeeper.exchange.keys import KeyList, KeysError
 from slotkeeper.settings import Settings
 from slotkeeper.store.trouble import Trouble, trouble_in
-from slotkeeper.values import Address, UpstreamsError
-
-USUAL_ADMIN: Final = str(Settings.model_fields["admin_listen"].default)
+from slotkeeper.upstreams import UpstreamsError
+from slotkeeper.values import Address, UsageError
 
 
 def greeter(settings: Settings) -> Callable[[str, str], None]:
@@ -69,7 +68,7 @@ def greeting(data: str, admin: str, api_prefix: str = "", scheme: str = "http") 
     """Return the three lines that tell a person where the sidecar is."""
     agents = f"{scheme}://{Address.parse(data).reached}{api_prefix}"
     watched = str(Address.parse(admin).reached)
-    where = "" if (watched, scheme) == (USUAL_ADMIN, "http") else f" --admin {scheme}://{watched}"
+    where = "" if (watched, scheme) == (USUAL_ADMIN_LISTEN, "http") else f" --admin {scheme}://{watched}"
     return [
         f"Agents:     {agents}/v1 or {agents}, as the client needs; llama-server's web UI is at {agents}/",
         f"Dashboard:  {scheme}://{watched}/",

@@ -12,14 +12,10 @@ from math import ceil
 from typing import Any, Final, Literal
 
 import orjson
-from pydantic import ByteSize
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-
-from slotkeeper.observe.request_record import RUNNING
-from slotkeeper.observe.standard_error import StandardError
 
 PIPED: Final = 160  # columns if standard output is no terminal
 
@@ -35,10 +31,6 @@ def console() -> Console:
 def say(document: Any) -> None:
     """Print a document as one line of JSON."""
     print(orjson.dumps(document).decode(), flush=True)  # noqa: T201
-
-
-def complain(command: str, what: object) -> None:
-    StandardError().write(f"slotkeeper {command}: {what}\n")
 
 
 # -- figures; an unknown value is a dash -----------------------------------------------------------------
@@ -92,6 +84,8 @@ def moment(text: str) -> str:
 
 
 def size(count: int) -> str:
+    from pydantic import ByteSize  # noqa: PLC0415 - takes longer to load than all else here
+
     return ByteSize(count).human_readable(separator=" ")
 
 
@@ -243,7 +237,7 @@ def verdict(row: Row) -> str:
 
 def verdict_style(row: Row) -> str:
     """Return the style of a verdict: running cyan, failed red, tokens computed twice yellow."""
-    if row["outcome"] == RUNNING:
+    if activity(row.get("now")):
         return "cyan"
     if row["outcome"] != SUCCEEDED:
         return "red"

@@ -23,7 +23,6 @@ from slotkeeper.cli.terminal import (
     Row,
     activity,
     bar,
-    complain,
     conversation_name,
     fitted,
     one_line,
@@ -38,6 +37,7 @@ from slotkeeper.cli.terminal import (
     sparkline,
     tokens,
 )
+from slotkeeper.observe.standard_error import complain
 from slotkeeper.observe.states import EngineState, Service
 from slotkeeper.scheduler.figures import hit_rate
 

@@ -18,8 +18,6 @@ from slotkeeper.api.head import MASK, masked, tells_secret
 from slotkeeper.app import ListenError, serve
 from slotkeeper.bench.models import MissingExtraError, Tiny, build
 from slotkeeper.cli.starting import greeter, patience_of
-from slotkeeper.cli.terminal import complain
-from slotkeeper.config import UsageError
 from slotkeeper.engine.answers import Health
 from slotkeeper.engine.flags import EngineFlags, FlagError, given
 from slotkeeper.engine.launch import (
@@ -36,9 +34,11 @@ from slotkeeper.engine.launch import (
 from slotkeeper.engine.memory import MemoryPlan, free_memory, plan_memory
 from slotkeeper.engine.process import EngineDiedError, EngineProcess, Supervisor
 from slotkeeper.observe.log import get_logger
+from slotkeeper.observe.standard_error import complain
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.types import EngineId
 from slotkeeper.settings import Settings
+from slotkeeper.values import UsageError
 from slotkeeper.vocab.gguf import GgufError, GgufHeader, read_header
 
 MODEL_FLAGS: Final = {"-m", "--model", "-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "--models-dir"}

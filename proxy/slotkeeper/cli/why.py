@@ -18,7 +18,6 @@ from slotkeeper.cli.terminal import (
     UNKNOWN,
     Column,
     Row,
-    complain,
     conversation_name,
     fitted,
     lane,
@@ -34,8 +33,9 @@ from slotkeeper.cli.terminal import (
     verdict,
     verdict_style,
 )
-from slotkeeper.config import UsageError
 from slotkeeper.conversation.rules.base import Mode
+from slotkeeper.observe.standard_error import complain
+from slotkeeper.values import UsageError
 
 SHORTEST: Final = 4  # the fewest last letters of an id that may stand for it
 

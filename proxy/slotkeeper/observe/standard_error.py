@@ -7,7 +7,6 @@ the process or delay a request. Commands that only ask a sidecar use it without 
 from __future__ import annotations
 
 import io
-import os
 import select
 import sys
 import threading
@@ -92,12 +91,5 @@ class StandardError:
         return written
 
 
-def hold_standard_streams() -> None:
-    """Open the null device for standard streams that were closed, so that no socket gets their descriptors.
-
-    For standard error it is opened for reading only, so that writes fail and are counted as dropped.
-    """
-    for name in ("stdin", "stdout", "stderr"):  # in the order of descriptors: open() takes the lowest free
-        if getattr(sys, name) is None:
-            number = os.open(os.devnull, os.O_WRONLY if name == "stdout" else os.O_RDONLY)
-            setattr(sys, name, open(number, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115, PTH123
+def complain(command: str, what: object) -> None:
+    StandardError().write(f"slotkeeper {command}: {what}\n")

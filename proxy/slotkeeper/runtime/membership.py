@@ -22,7 +22,7 @@ from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.scheduler.events import DrainAsked, EnginesNamed, Event
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.types import EngineId
-from slotkeeper.values import NamedUpstream, UpstreamsError
+from slotkeeper.upstreams import NamedUpstream, UpstreamsError
 
 MOMENT: Final = 0.05  # seconds between looks at whether a removed engine still answers requests
 

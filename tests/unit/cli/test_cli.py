@@ -31,10 +31,13 @@ COMMANDS = (
     "docs",
 )
 NO_SERVER = "http://127.0.0.1:1"  # no server listens at this port
-SLOW = {"aiohttp", "tiktoken", "uvloop", "structlog"}  # slow imports; half of the start time
+SERVING = {"aiohttp", "tiktoken", "uvloop", "structlog"}  # slow imports of `serve`
+SETTINGS = {"pydantic", "pydantic_settings"}  # slow imports of the settings
+ASKING = {"httpx", "asyncio"}  # of the commands that ask a sidecar
+SHOWING = {"rich"}  # of tables; where click is installed too, httpx loads it for a program of its own
 LOADED = (
-    "import sys; from slotkeeper.cli.main import main\n"
-    f"try: main()\nfinally: print({SLOW} & sys.modules.keys())"
+    "import sys; sys.modules['click'] = None; from slotkeeper.cli.main import main\n"
+    "try: main()\nfinally: print(*sys.modules.keys())"
 )
 
 
@@ -47,13 +50,28 @@ def no_settings_of_this_machine(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words", ["--version", "--help", f"why --admin {NO_SERVER}", f"top --admin {NO_SERVER}"]
+    ("words", "unused"),
+    [
+        ("--version", SERVING | SETTINGS | ASKING | SHOWING),
+        ("--help", SERVING | SETTINGS | ASKING | SHOWING),
+        (f"drain e --admin {NO_SERVER}", SERVING | SETTINGS | SHOWING),
+        (f"undrain e --admin {NO_SERVER}", SERVING | SETTINGS | SHOWING),
+        ("health", SERVING | SETTINGS | SHOWING),
+        (f"why --admin {NO_SERVER}", SERVING | SETTINGS),
+        (f"top --admin {NO_SERVER}", SERVING | SETTINGS),
+        ("serve --help", SERVING | {"httpx"} | SHOWING),
+    ],
 )
-def test_a_command_that_does_not_serve_does_not_load_the_modules_for_serving(words):
+def test_a_command_loads_no_modules_for_what_it_does_not_do(words, unused, monkeypatch):
+    """Hooks and health checks start commands often, and most of a command's time is loading."""
+    monkeypatch.setenv("SLOTKEEPER_ADMIN_LISTEN", "127.0.0.1:1")
+    monkeypatch.setenv("SLOTKEEPER_ADMIN_HOST", "gateway")  # it resembles a setting that they read
     ran = subprocess.run(
         [sys.executable, "-c", LOADED, *words.split()], capture_output=True, text=True, check=False
     )
-    assert ran.stdout.splitlines()[-1] == "set()", ran.stderr
+    loaded = set(ran.stdout.splitlines()[-1].split())
+    assert "slotkeeper.cli.main" in loaded, ran.stderr
+    assert unused & loaded == set()
 
 
 # -- help ----------------------------------------------------------------------------------------------
@@ -261,6 +279,17 @@ def test_snapshots_asks_the_admin_port_named_in_the_environment(run_cli, monkeyp
     monkeypatch.setenv("SLOTKEEPER_ADMIN_LISTEN", "0.0.0.0:1")
     monkeypatch.setenv("SLOTKEEPER_ADMIN_TOKEN", "s3cret")
     assert "no sidecar answers at http://127.0.0.1:1." in run_cli("snapshots", "ls")[2]
+
+
+def test_a_command_reads_its_variables_as_serve_does(run_cli, monkeypatch):
+    """In any case, and a variable that resembles theirs may be that of another setting."""
+    monkeypatch.setenv("slotkeeper_admin_listen", "127.0.0.1:1")
+    monkeypatch.setenv("SLOTKEEPER_TLS_CRET_KEY", "a misspelt TLS_KEY, which the command does not read")
+    assert f"no sidecar answers at {NO_SERVER}." in run_cli("drain", "x")[2]
+    monkeypatch.setenv("SLOTKEEPER_ADMIN_LISTN", "127.0.0.1:1")
+    code, _, err = run_cli("drain", "x")
+    assert code == 2
+    assert "SLOTKEEPER_ADMIN_LISTN: there is no such variable; did you mean SLOTKEEPER_ADMIN_LISTEN?" in err
 
 
 def test_a_command_without_its_admin_token_asks_the_sidecar_all_the_same(run_cli, monkeypatch):

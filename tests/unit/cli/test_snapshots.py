@@ -16,10 +16,10 @@ from slotkeeper.app import running as sidecar
 from slotkeeper.cli.admin_client import AskedError, refusal
 from slotkeeper.cli.snapshots import chosen, folder, running, snapshots
 from slotkeeper.cli.terminal import size
-from slotkeeper.config import UsageError
 from slotkeeper.scheduler.slot_contents import SnapshotId
 from slotkeeper.settings import Settings
 from slotkeeper.store.index import Kept
+from slotkeeper.values import UsageError
 from unit.store.saving import keep, names_in, opened
 
 NO_SERVER = "http://127.0.0.1:1"

@@ -8,8 +8,8 @@ import subprocess
 import pytest
 
 from slotkeeper.cli.starting import strangers_in, try_folders
-from slotkeeper.config import UsageError
 from slotkeeper.settings import Settings
+from slotkeeper.values import UsageError
 
 
 @pytest.mark.parametrize("name", ["slot_dir", "cold_dir"])

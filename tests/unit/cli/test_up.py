@@ -12,9 +12,9 @@ from slotkeeper.app import ListenError
 from slotkeeper.cli import up
 from slotkeeper.cli.main import run_loop
 from slotkeeper.cli.up import _needs_namespaces, _without_keys
-from slotkeeper.config import UsageError
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.settings import Settings
+from slotkeeper.values import UsageError
 
 SECRET = "s3cret-of-somebody"  # noqa: S105
 

@@ -13,11 +13,11 @@ from rich.console import Console
 from slotkeeper.cli.main import main
 from slotkeeper.cli.terminal import COLUMNS
 from slotkeeper.cli.why import NO_TEXT, why
-from slotkeeper.config import UsageError
 from slotkeeper.conversation.rules.base import Mode
 from slotkeeper.observe.accounts import detail, summary
 from slotkeeper.observe.request_record import Decision, Option
 from slotkeeper.scheduler.types import Reason
+from slotkeeper.values import UsageError
 from unit.looking import Document, admin, change, ended, lost, record, rewritten, state
 
 NO_SERVER = "http://127.0.0.1:1"

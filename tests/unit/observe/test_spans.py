@@ -16,12 +16,12 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from collector import Collector, collecting, values
 from slotkeeper.composition import spans_to
-from slotkeeper.config import UsageError
 from slotkeeper.conversation.likeness import RequestKind
 from slotkeeper.observe.log import configure
 from slotkeeper.observe.request_record import Decision, Option, Record, RequestStage
 from slotkeeper.observe.spans import REQUEST, Spans, attributes, failed
 from slotkeeper.scheduler.types import Reason
+from slotkeeper.values import UsageError
 from unit.looking import counted
 
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

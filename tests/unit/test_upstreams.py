@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slotkeeper.settings import Settings
-from slotkeeper.values import NamedUpstream, UpstreamsError, read_table
+from slotkeeper.upstreams import NamedUpstream, UpstreamsError, read_table
 
 ONE, OTHER = "http://10.0.0.1:8081", "http://10.0.0.2:8081"
 
