@@ -171,7 +171,7 @@ def steps(
         )
         for at in files
     )
-    if not reuse_plan.reuse and not any(at_once):
+    if table.traits.snapshots and not reuse_plan.reuse and not any(at_once):
         found = [*_worth_being_first(found, alone, table.traits)]
         checkpoints = _checkpoints(found, reuse_plan, alone, table.traits)
     displaced = _displaced(alone, checkpoints, files, reuse_plan, table.traits)
@@ -223,7 +223,7 @@ def _worth_being_first(
 
     A full list loses the checkpoints that are close to each other, but never its first one (T7). So in the
     long run a prompt that begins with the same head goes back to that one, wherever the engine has made it,
-    unless a file has been made of the head.
+    unless a file has been made of the head. Without files, a head that changes soon costs more than that.
     """
     if not (keeps_checkpoints(traits) and traits.checkpoint_min_step):
         yield from found
