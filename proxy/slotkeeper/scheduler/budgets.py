@@ -22,20 +22,22 @@ from slotkeeper.scheduler.slot_contents import Tier
 
 GIB: Final = 2**30
 UNLIMITED: Final = sys.maxsize
-STATES: Final = 4  # of the largest ones, for which there should be room: two conversations, and their forks
-FEWEST: Final = 2  # with room for fewer, two conversations drive out each other's snapshots
+# Of the largest ones, for which there should be room: two conversations, and their forks.
+STATES_WITH_ROOM: Final = 4
+# With room for fewer, two conversations drive out each other's snapshots.
+MIN_STATES_WITHOUT_WARNING: Final = 2
 
 # Our folders take at most twice their share, also because a save and a move may need room before old files
 # go: a quarter of a disk, half of it at most.
 DISK_SHARE: Final = 0.25
 MEMORY_SHARE: Final = 0.125
-MOST_SHARES: Final = 2
+MAX_SHARES: Final = 2
 
 # SSDs for desktops are warranted for about 0.3 writes of the whole disk a day for five years, which is this
 # rate for five busy hours a day.
 HOURLY_SHARE: Final = 1 / 16  # of the disk's size
 
-NOTICEABLE: Final = 0.25  # a smaller change is not logged
+LOGGED_CHANGE: Final = 0.25  # a smaller change is not logged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,7 @@ class FolderRoom:
     def share(self, largest: int, folders: int) -> int:
         """Return the default budget of one of so many folders there (rules 1 to 4); `largest`: a state's."""
         part = (MEMORY_SHARE if self.in_memory else DISK_SHARE) * max(0, self.free) / folders
-        return int(min(max(part, STATES * largest), MOST_SHARES * part))
+        return int(min(max(part, STATES_WITH_ROOM * largest), MAX_SHARES * part))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +77,7 @@ class Budgets:
         if self.small and not other.small:
             return True
         pairs = ((self.hot, other.hot), (self.cold, other.cold), (self.hourly, other.hourly))
-        return any(abs(one - two) > NOTICEABLE * max(one, two) for one, two in pairs)
+        return any(abs(one - two) > LOGGED_CHANGE * max(one, two) for one, two in pairs)
 
     @property
     def fits(self) -> int | None:
@@ -85,14 +87,14 @@ class Budgets:
     @property
     def small(self) -> bool:
         """Whether so few conversations of full context have room that the user should know."""
-        return self.fits is not None and self.fits < FEWEST
+        return self.fits is not None and self.fits < MIN_STATES_WITHOUT_WARNING
 
     @property
     def advice(self) -> str:
         """What a user can do if the folder is small, in a sentence; "" if it is not."""
         if not self.small:
             return ""
-        needed = -(-FEWEST * self.largest // GIB)
+        needed = -(-MIN_STATES_WITHOUT_WARNING * self.largest // GIB)
         return f"Set --hot-bytes {needed}GiB or more, if the disk has the room, or name a folder that has it."
 
 
@@ -110,7 +112,9 @@ def budgets(limits: Limits, rooms: Mapping[Tier, FolderRoom], largest: int = 0) 
     if hourly is None:
         # Saves go to the hot folder. If that is in memory, a disk gets at most as much, as files move to it.
         worn = next((rooms[tier] for tier in Tier if tier in rooms and not rooms[tier].in_memory), None)
-        least = min(STATES * largest, hot)  # a small disk with a large model still gets its snapshots
+        least = min(
+            STATES_WITH_ROOM * largest, hot
+        )  # a small disk with a large model still gets its snapshots
         hourly = max(int(worn.total * HOURLY_SHARE), least) if worn else UNLIMITED
     return Budgets(hot=hot, cold=cold, hourly=hourly, largest=largest)
 

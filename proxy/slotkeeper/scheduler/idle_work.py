@@ -42,7 +42,7 @@ from slotkeeper.scheduler.engine_model import (
     user_starts,
     wipes,
 )
-from slotkeeper.scheduler.planting import PRICE
+from slotkeeper.scheduler.planting import PLANT_PRICE_TOKENS
 from slotkeeper.scheduler.prices import blind_price, parked_price, restore_price
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, Tier, goes_on_from, reuse
 from slotkeeper.scheduler.state import State
@@ -50,20 +50,21 @@ from slotkeeper.scheduler.steps import Chore
 from slotkeeper.scheduler.table import EngineTable
 from slotkeeper.scheduler.tokens import Tokens
 
-NEW: Final = 32  # tokens that are in no file, below which a slot is not saved again
-BOUNDARIES: Final = 8  # boundaries of one slot that get a file, at most
-COMPUTED: Final = 2048  # most tokens to compute for one of them, and for the restore step with a draft model
-ASKED: Final = 0.1  # chance that a prompt diverges at, inside or after the last user message
-EARLIER: Final = 0.02  # chance that it diverges before that
-EVEN: Final = 0.5  # chance
+MIN_UNSAVED_TOKENS: Final = 32  # tokens that are in no file, below which a slot is not saved again
+MAX_BOUNDARY_FILES: Final = 8  # boundaries of one slot that get a file, at most
+# Computed for one of them, and in the restore step with a draft model, at most.
+MAX_STEP_TOKENS: Final = 2048
+CHANCE_AT_LAST_MESSAGE: Final = 0.1  # that a prompt diverges at, inside or after the last user message
+CHANCE_BEFORE_LAST_MESSAGE: Final = 0.02  # chance that it diverges before that
+EVEN_CHANCE: Final = 0.5
 # A token that no request uses counts so many times a token that a client need not wait for: the engine
 # computes no more than it would without us.
-FOR_NOTHING: Final = 3.0
+PRICE_OF_A_WASTED_TOKEN: Final = 3.0
 
 
 def unsaved(contents: SlotContents, traits: EngineTraits, catalog: Catalog) -> bool:
     """Whether enough tokens at the end of the slot are in no file."""
-    return contents.total - catalog.covers(contents, traits) >= NEW
+    return contents.total - catalog.covers(contents, traits) >= MIN_UNSAVED_TOKENS
 
 
 def prefetch_plan(
@@ -92,9 +93,9 @@ def _pays_ahead(contents: SlotContents, computes: int, traits: EngineTraits) -> 
     better there too, so a few tokens are worth their task.
     """
     if traits.snapshots and traits.files_only_extend:
-        return contents.likely >= EVEN
-    gains = (contents.likely - FOR_NOTHING * (1.0 - contents.likely)) * computes
-    return gains > (0.0 if traits.snapshots and computes <= PRICE else PRICE)
+        return contents.likely >= EVEN_CHANCE
+    gains = (contents.likely - PRICE_OF_A_WASTED_TOKEN * (1.0 - contents.likely)) * computes
+    return gains > (0.0 if traits.snapshots and computes <= PLANT_PRICE_TOKENS else PLANT_PRICE_TOKENS)
 
 
 def cut_back(contents: SlotContents, table: EngineTable, catalog: Catalog) -> Prefill | None:
@@ -107,7 +108,11 @@ def cut_back(contents: SlotContents, table: EngineTable, catalog: Catalog) -> Pr
     if unfit or not table.traits.snapshots or not WORTH_A_FILE <= end < contents.total:
         return None
     back = contents.tokens.cut(0, end)
-    return Prefill(back, Purpose.CUT) if end - catalog.covered(back, table.traits) >= NEW else None
+    return (
+        Prefill(back, Purpose.CUT)
+        if end - catalog.covered(back, table.traits) >= MIN_UNSAVED_TOKENS
+        else None
+    )
 
 
 def crowd_cut(contents: SlotContents, table: EngineTable, catalog: Catalog, now: float) -> Prefill | None:
@@ -225,7 +230,7 @@ def _spares(contents: SlotContents, traits: EngineTraits) -> bool:
     Builds that thin checkpoints out at every task lose that of the last user message to any cut (T7). A
     client that writes its history anew goes back to it; one whose next turn was predicted does not.
     """
-    return checkpoints_last(traits) or contents.sure or contents.likely >= EVEN
+    return checkpoints_last(traits) or contents.sure or contents.likely >= EVEN_CHANCE
 
 
 def _opens(cut: int, home: SlotContents, traits: EngineTraits, catalog: Catalog) -> bool:
@@ -250,7 +255,9 @@ def _worth_it(
     stays = isinstance(_step_to_end(there, home, table, catalog), Prefill)
     if stays and home.total - cut > cut - catalog.covered(there.tokens, traits):
         return False
-    end = home.total - (NEW if home.sure else 0)  # a known next turn does not diverge near the end
+    end = home.total - (
+        MIN_UNSAVED_TOKENS if home.sure else 0
+    )  # a known next turn does not diverge near the end
     lost = [c.at for c in contents.checkpoints if c.at < end and not (stays and c in left)]
     return _worth(lost, home, traits, catalog, cuts) <= _worth([cut - 1], home, traits, catalog)
 
@@ -266,7 +273,7 @@ def _worth(
     asked = max(user_starts(home.tokens, traits), default=0)
     most = 0.0
     for at in sorted(checkpoints, reverse=True):
-        chance = ASKED if at >= asked else EARLIER
+        chance = CHANCE_AT_LAST_MESSAGE if at >= asked else CHANCE_BEFORE_LAST_MESSAGE
         filed = max((cut for cut in cuts if cut <= at + 1), default=0)  # one more than its checkpoint
         if chance * (at - filed) > most:
             filed = max(filed, catalog.covered(home.tokens.cut(0, at + 1), traits))
@@ -276,9 +283,9 @@ def _worth(
 
 def _near(cut: int, contents: SlotContents, home: SlotContents, traits: EngineTraits) -> bool:
     """Whether the slot can be cut there, and restored to its end, by computing few tokens."""
-    if cut >= contents.total or cut - reuse(contents, home.tokens.cut(0, cut), traits) > COMPUTED:
+    if cut >= contents.total or cut - reuse(contents, home.tokens.cut(0, cut), traits) > MAX_STEP_TOKENS:
         return False
-    return not traits.speculative or home.total - cut <= COMPUTED
+    return not traits.speculative or home.total - cut <= MAX_STEP_TOKENS
 
 
 def _mark(contents: SlotContents, traits: EngineTraits) -> Step | None:
@@ -305,11 +312,14 @@ def _unsaved_cuts(contents: SlotContents, traits: EngineTraits, catalog: Catalog
     kept = {c.at for c in contents.checkpoints}
     # If the next turn is known to extend the whole slot, no prompt needs the end of the last one.
     last = 0 if contents.sure else max(kept, default=0)
-    end = len(contents.tokens) - (NEW if contents.sure else 0)
+    end = len(contents.tokens) - (MIN_UNSAVED_TOKENS if contents.sure else 0)
     asked = max((at for at in starts if at < end), default=0)
     places = sorted({*kept.intersection({*starts, last}), asked}, reverse=True)
-    for at in [at for at in places if contents.tokens.may_end(at + 1)][:BOUNDARIES]:
-        if WORTH_A_FILE <= at < end and at - catalog.covered(contents.tokens.cut(0, at + 1), traits) >= NEW:
+    for at in [at for at in places if contents.tokens.may_end(at + 1)][:MAX_BOUNDARY_FILES]:
+        if (
+            WORTH_A_FILE <= at < end
+            and at - catalog.covered(contents.tokens.cut(0, at + 1), traits) >= MIN_UNSAVED_TOKENS
+        ):
             yield at + 1
 
 
@@ -327,11 +337,11 @@ def _step_to_end(
     if table.traits.speculative:
         return Prefill(home.tokens, Purpose.HOME)
     best = catalog.best(home.tokens + NEVER, table.traits, lambda s: float(s.tier is Tier.COLD))
-    if best is None or home.total - best[1] >= NEW:
+    if best is None or home.total - best[1] >= MIN_UNSAVED_TOKENS:
         return None
     if best[1] <= contents.total < home.total:
         return Prefill(home.tokens, Purpose.HOME)
-    if 0 < (computes := home.total - contents.total) <= COMPUTED:
+    if 0 < (computes := home.total - contents.total) <= MAX_STEP_TOKENS:
         lost = _worth([c.at for c in contents.checkpoints], home, table.traits, catalog)
         if computes <= restore_price(table, best[0]) + lost:
             return Prefill(home.tokens, Purpose.HOME)
@@ -341,8 +351,8 @@ def _step_to_end(
 # -- warm the slots of an engine that has just started ---------------------------------------------------
 
 # Tokens. They bring two thirds of the lost drafts back; the rest costs the whole prompt (engine.md 2.6).
-TAIL: Final = 2000
-RECENT: Final = 3600.0  # seconds: a client that was away for longer will hardly return just now
+WARM_TAIL_TOKENS: Final = 2000
+RECENT_SECONDS: Final = 3600.0  # seconds: a client that was away for longer will hardly return just now
 
 
 def coldest(table: EngineTable, catalog: Catalog, now: float) -> Snapshot | None:
@@ -365,7 +375,7 @@ def _fit_to_warm(snapshot: Snapshot, table: EngineTable, now: float) -> bool:
     """Whether a file can warm an empty slot: it fits the engine, is recent, and was not tried yet."""
     fits = snapshot.fingerprint == table.traits.fingerprint
     fits = fits and set_in(snapshot.tokens.space) == table.traits.adapter_set
-    return fits and now - snapshot.used < RECENT and snapshot.id not in table.warmed
+    return fits and now - snapshot.used < RECENT_SECONDS and snapshot.id not in table.warmed
 
 
 def _whole(latest: Snapshot, fresh: Sequence[Snapshot]) -> Snapshot:
@@ -380,7 +390,7 @@ def warming_step(end: Snapshot, catalog: Catalog, table: EngineTable) -> Step | 
 
     None if there is no such file and the conversation is too long to compute.
     """
-    for tail in (TAIL, TAIL // 2):
+    for tail in (WARM_TAIL_TOKENS, WARM_TAIL_TOKENS // 2):
         early = end.tokens.cut(0, max(0, len(end.tokens) - tail + 1))
         best = catalog.best(early, table.traits, lambda _: 0.0)
         if best and len(best[0].tokens) == best[1]:
@@ -392,18 +402,22 @@ def warming_step(end: Snapshot, catalog: Catalog, table: EngineTable) -> Step | 
 
 # -- when ------------------------------------------------------------------------------------------------
 
-SHARE: Final = 20.0  # a pause must be this many times as long as the save, because a save stalls every slot
-CROWD_SHARE: Final = 2.0  # the same while crowded: the slot will soon be taken, and saved anyway
-LONGEST: Final = 60.0  # seconds after which a slot is saved, or sooner
+# A pause must be this many times as long as the save, because a save stalls every slot.
+PAUSE_PER_SAVE: Final = 20.0
+# The same while crowded: the slot will soon be taken, and saved anyway.
+PAUSE_PER_SAVE_IN_A_CROWD: Final = 2.0
+LONGEST_SAVE_PAUSE_SECONDS: Final = 60.0  # seconds after which a slot is saved, or sooner
 # The same beside running answers. Mostly the engine rests for a moment before, and then nobody is stopped.
 BESIDE_ANSWERS_SECONDS: Final = 120.0
 LOST_ONCE_IN_SECONDS: Final = 3600.0  # so often an engine is assumed to lose a state that is in no file
 # Shares of a save's time that a client may be expected to wait for it.
-ACCEPTED_SHARE: Final = 0.02
-ACCEPTED_SHARE_IN_A_CROWD: Final = 0.5
-JITTER: Final = 1.5  # a client may return as late as this many times its earlier pause, or as much sooner
+ACCEPTED_WAIT_PER_SAVE: Final = 0.02
+ACCEPTED_WAIT_PER_SAVE_IN_A_CROWD: Final = 0.5
+# A client may return as late as this many times its earlier pause, or as much sooner.
+PAUSE_JITTER: Final = 1.5
 LONGEST_PAUSE_SECONDS: Final = 600.0  # a client that was away for longer may as well not return
-CUTS: Final = 8.0  # the pause before a slot is cut back to save its boundaries is this many times as long
+# The pause before a slot is cut back to save its boundaries is this many times as long.
+PAUSES_BEFORE_CUTS: Final = 8.0
 
 
 def pause(state: State, table: EngineTable, contents: SlotContents, now: float) -> float:
@@ -413,10 +427,10 @@ def pause(state: State, table: EngineTable, contents: SlotContents, now: float) 
     off. A slow save would delay all slots for a state that may be saved later anyway, when it is parked.
     """
     seconds = table.save_seconds(contents)
-    hurried = CROWD_SHARE * seconds
+    hurried = PAUSE_PER_SAVE_IN_A_CROWD * seconds
     if table.crowded(now) and hurried <= state.limits.pause:
         return hurried
-    return min(LONGEST, max(state.limits.pause, SHARE * seconds))
+    return min(LONGEST_SAVE_PAUSE_SECONDS, max(state.limits.pause, PAUSE_PER_SAVE * seconds))
 
 
 def save_begins(state: State, table: EngineTable, contents: SlotContents, now: float) -> float:
@@ -430,10 +444,13 @@ def save_begins(state: State, table: EngineTable, contents: SlotContents, now: f
     takes, rests = table.save_seconds(contents), table.rates.rests
     usual = pause(state, table, contents, now)
     sooner = (max(usual / share, min(usual, state.limits.pause)) for share in (1.0, 2.0, 4.0, 8.0))
-    rested = (*(takes * share for share in (1.0, 2.0, 4.0, 8.0, SHARE)), *(JITTER * rest for rest in rests))
+    rested = (
+        *(takes * share for share in (1.0, 2.0, 4.0, 8.0, PAUSE_PER_SAVE)),
+        *(PAUSE_JITTER * rest for rest in rests),
+    )
     later = (table.active_at - contents.used + seconds for seconds in sorted(rested))
-    hurries = usual < min(LONGEST, SHARE * takes)
-    accepted = takes * (ACCEPTED_SHARE_IN_A_CROWD if hurries else ACCEPTED_SHARE)
+    hurries = usual < min(LONGEST_SAVE_PAUSE_SECONDS, PAUSE_PER_SAVE * takes)
+    accepted = takes * (ACCEPTED_WAIT_PER_SAVE_IN_A_CROWD if hurries else ACCEPTED_WAIT_PER_SAVE)
     lost_each_second = seconds_at_risk(table, contents, state.catalog) / LOST_ONCE_IN_SECONDS
     for paused in (*sooner, *(paused for paused in later if paused > usual)):
         begins = max(now, contents.used + paused)
@@ -456,7 +473,9 @@ def pause_beside_answers(table: EngineTable, contents: SlotContents, catalog: Ca
 
 def seconds_at_risk(table: EngineTable, contents: SlotContents, catalog: Catalog) -> float:
     """Return the seconds of prefill that are lost with the slot: of the tokens that are in no file."""
-    return max(NEW, contents.total - catalog.covers(contents, table.traits)) / table.rates.prefill
+    return (
+        max(MIN_UNSAVED_TOKENS, contents.total - catalog.covers(contents, table.traits)) / table.rates.prefill
+    )
 
 
 def patience(state: State, table: EngineTable, contents: SlotContents, now: float) -> float:
@@ -490,9 +509,9 @@ def _pays_from(
 ) -> float:
     """Return from when on a step saves more seconds than clients are expected to wait for it; inf: never.
 
-    All times are in seconds of one pause. A client may return as late as JITTER times its earlier rests.
+    All times are in seconds of one pause. A client may return as late as PAUSE_JITTER times its rests before.
     """
-    later = sorted(rest_began + JITTER * rest for rest in rests)
+    later = sorted(rest_began + PAUSE_JITTER * rest for rest in rests)
     for begins in (earliest, *(begins for begins in later if begins > earliest)):
         if begins < inf and expected_wait(rests, begins - rest_began, takes) < saves:
             return begins
@@ -502,8 +521,8 @@ def _pays_from(
 def expected_wait(rests: Iterable[float], begins: float, takes: float) -> float:
     """Return the seconds that a client is expected to wait because of a step, if it comes during the step.
 
-    A rest as long as each that was seen is equally likely, within a factor of JITTER, and one of any order of
-    magnitude up to LONGEST_PAUSE_SECONDS.
+    A rest as long as each that was seen is equally likely, within a factor of PAUSE_JITTER, and one of any
+    order of magnitude up to LONGEST_PAUSE_SECONDS.
 
     Args:
         rests: seconds from an answer to the next request, as they were seen.
@@ -513,9 +532,9 @@ def expected_wait(rests: Iterable[float], begins: float, takes: float) -> float:
     begins = max(begins, SHORTEST)
     soon = min(1.0, log1p(takes / begins) / max(SHORTEST, log(LONGEST_PAUSE_SECONDS / begins)))
     waits = [
-        _wait(rest / JITTER - begins, rest * JITTER - begins, takes)
+        _wait(rest / PAUSE_JITTER - begins, rest * PAUSE_JITTER - begins, takes)
         for rest in rests
-        if rest * JITTER > begins
+        if rest * PAUSE_JITTER > begins
     ]
     return (sum(waits) + soon * takes / 2) / (len(waits) + 1)
 
@@ -534,6 +553,6 @@ def rest_until(state: State, table: EngineTable, contents: SlotContents) -> floa
     Not while the engine is crowded: the restore step could take long, and another conversation would take the
     slot meanwhile.
     """
-    usual = max(state.limits.pause, SHARE * table.save_seconds(contents))
-    rested = contents.used + min(LONGEST, CUTS * usual)
+    usual = max(state.limits.pause, PAUSE_PER_SAVE * table.save_seconds(contents))
+    rested = contents.used + min(LONGEST_SAVE_PAUSE_SECONDS, PAUSES_BEFORE_CUTS * usual)
     return max(rested, table.rests_at)

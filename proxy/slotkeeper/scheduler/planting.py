@@ -46,34 +46,34 @@ from slotkeeper.scheduler.table import EngineTable
 from slotkeeper.scheduler.tokens import BoundaryKind, Chunk, Tokens, outside
 from slotkeeper.scheduler.types import SlotId
 
-PRICE: Final = 16.0  # tokens: a round trip, and a batch that is cut in two
+PLANT_PRICE_TOKENS: Final = 16.0  # tokens: a round trip, and a batch that is cut in two
 # The same for each image before a plant's end, which the engine reads once more though it does not encode it
 # again: 3 ms for 64 x 64 pixels, 80 ms for 4000 x 3000.
-IMAGE_PRICE: Final = 16.0
-TAKEN: Final = 3  # checkpoints of the engine's list that one plant uses, at most
-MADE_BY_A_PLANT: Final = 2  # checkpoints that the engine makes near the end of a prompt
-MOST: Final = 8  # plants in one request
-LEAST: Final = 64  # tokens to compute, below which nothing is planted
+IMAGE_PRICE_TOKENS: Final = 16.0
+CHECKPOINTS_PER_PLANT: Final = 3  # checkpoints of the engine's list that one plant uses, at most
+CHECKPOINTS_NEAR_AN_END: Final = 2  # checkpoints that the engine makes near the end of a prompt
+MAX_PLANTS: Final = 8  # plants in one request
+MIN_COMPUTED_TOKENS: Final = 64  # tokens to compute, below which nothing is planted
 
 # The chance that the next prompt diverges at such a place. Mostly their order matters: a branch that was seen
 # once is more likely than an edit, and a branch in the shared head is nearly certain.
-IN_HEAD: Final = 0.7
-SEEN_ONCE: Final = 0.3
-NEW_HEAD: Final = 0.5
-EDIT: Final = 0.02
-SOMEWHERE: Final = 0.02  # in a stretch of tools and system text
-GUESSED: Final = {BoundaryKind.QUESTION: 0.1, BoundaryKind.LINE: 0.02}  # in a long message at the end
+CHANCE_IN_HEAD: Final = 0.7
+CHANCE_SEEN_ONCE: Final = 0.3
+CHANCE_AT_NEW_HEAD: Final = 0.5
+CHANCE_OF_EDIT: Final = 0.02
+CHANCE_IN_STRETCH: Final = 0.02  # in a stretch of tools and system text
+CHANCE_GUESSED: Final = {BoundaryKind.QUESTION: 0.1, BoundaryKind.LINE: 0.02}  # in a long message at the end
 
 # The chance that another prompt begins with a new head before the conversation pauses and its slot is saved.
 # Where many work, it is larger, but there others wait for this client as well: only a short wait is risked.
-SHARED_SOON: Final = 0.1
-SHARED_SOON_AT_A_SHORT_WAIT: Final = 0.2
+CHANCE_SHARED_SOON: Final = 0.1
+CHANCE_SHARED_SOON_AT_A_SHORT_WAIT: Final = 0.2
 SHORT_WAIT_SECONDS: Final = 1.0
 
-ABOUT_IMAGE: Final = 0.3  # another question about the last image
+CHANCE_ABOUT_IMAGE: Final = 0.3  # another question about the last image
 
-STRETCH: Final = 1024  # tokens, at least
-STRETCHES: Final = MOST  # in one head, at most
+STRETCH_TOKENS: Final = 1024  # tokens, at least
+MAX_STRETCHES: Final = MAX_PLANTS  # in one head, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class CutPlace:
     @property
     def price(self) -> float:
         """Tokens of prefill that a plant up to there costs."""
-        return PRICE + IMAGE_PRICE * self.images
+        return PLANT_PRICE_TOKENS + IMAGE_PRICE_TOKENS * self.images
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,30 +104,30 @@ class Cut:
 def places(structure: Structure, prompt: Tokens) -> Iterator[CutPlace]:
     """Yield the places where other prompts may diverge from this one. The numbers are as above."""
     for branch in structure.branches:  # 1
-        seen = branch.ways / (branch.ways + 1) if branch.ways > 2 else SEEN_ONCE
-        chance = max(IN_HEAD, seen) if branch.at <= structure.head else seen
+        seen = branch.ways / (branch.ways + 1) if branch.ways > 2 else CHANCE_SEEN_ONCE
+        chance = max(CHANCE_IN_HEAD, seen) if branch.at <= structure.head else seen
         yield CutPlace(branch.at, chance, shared=branch.at <= structure.shared_until)
     yield from _in_head(structure.head, structure.known)  # 2, 3
     for boundary in structure.boundaries:  # 4, 5
         if boundary.kind is BoundaryKind.USER and boundary.at < len(prompt):
-            yield CutPlace(boundary.at, EDIT, shared=False)
-        elif boundary.kind in GUESSED:
-            yield CutPlace(boundary.at, GUESSED[boundary.kind], shared=False, guessed=True)
+            yield CutPlace(boundary.at, CHANCE_OF_EDIT, shared=False)
+        elif boundary.kind in CHANCE_GUESSED:
+            yield CutPlace(boundary.at, CHANCE_GUESSED[boundary.kind], shared=False, guessed=True)
     if prompt.chunks:  # 6
         end = prompt.chunks[-1].end
         closing = min((b.at for b in structure.boundaries if b.at >= end), default=len(prompt))
         if closing - end > 2 * TAIL:  # else no other question about it can stand there
-            yield CutPlace(end, ABOUT_IMAGE, shared=False)
+            yield CutPlace(end, CHANCE_ABOUT_IMAGE, shared=False)
 
 
 def _in_head(head: int, known: int) -> Iterator[CutPlace]:
     """Yield the end of the head unless only a part of it was known, and even distances in its new part."""
     if head and not WORTH_A_FILE <= known < head:
-        yield CutPlace(head, NEW_HEAD, shared=True)
-    stretch = max(STRETCH, head // STRETCHES)
+        yield CutPlace(head, CHANCE_AT_NEW_HEAD, shared=True)
+    stretch = max(STRETCH_TOKENS, head // MAX_STRETCHES)
     for at in range(stretch, head, stretch):
         if at > known:
-            yield CutPlace(at, SOMEWHERE, shared=False)
+            yield CutPlace(at, CHANCE_IN_STRETCH, shared=False)
 
 
 def steps(
@@ -145,7 +145,7 @@ def steps(
 
     The bytes of each planned file are spent from `writes`.
     """
-    if len(prompt) - reuse_plan.reuse < LEAST or 0 < table.traits.n_ctx <= len(prompt):
+    if len(prompt) - reuse_plan.reuse < MIN_COMPUTED_TOKENS or 0 < table.traits.n_ctx <= len(prompt):
         return ()  # the engine refuses a prompt that is longer than its slot
     found = [p for p in places(structure, prompt) if reuse_plan.reuse < p.at <= len(prompt) - 2 * TAIL]
     if prompt.chunks:
@@ -165,7 +165,7 @@ def steps(
             prompt.cut(0, at),
             structure,
             reuse_plan.slot,
-            checkpoints=TAKEN * len(checkpoints),
+            checkpoints=CHECKPOINTS_PER_PLANT * len(checkpoints),
             table=table,
             catalog=catalog,
         )
@@ -253,9 +253,9 @@ def _displaced(
         return set()
     left = {*checkpoints, *_left_by_plants(begin, ends, traits)}
     lost = {at for at in _lasting(alone, begin, traits) if begin < at < ends[-1]}
-    missed = {at for at in lost if not any(0 <= at - other <= LEAST for other in left)}
+    missed = {at for at in lost if not any(0 <= at - other <= MIN_COMPUTED_TOKENS for other in left)}
     room = traits.checkpoint_cap - len(alone) - 1
-    return missed if TAKEN * (len(ends) + len(missed)) <= room else set()
+    return missed if CHECKPOINTS_PER_PLANT * (len(ends) + len(missed)) <= room else set()
 
 
 def _left_by_plants(begin: int, ends: Sequence[int], traits: EngineTraits) -> Iterator[int]:
@@ -283,10 +283,10 @@ def _checkpoints(
         return set()
     cuts = {0, reuse_plan.reuse, *alone}
     chosen: set[int] = set()
-    most = min(MOST, traits.checkpoint_cap // 4)
+    most = min(MAX_PLANTS, traits.checkpoint_cap // 4)
     room = traits.checkpoint_cap - len(alone) - 1  # the engine thins its list before it is quite full
     while len(chosen) < most:
-        full = TAKEN * (len(chosen) + 1) > room
+        full = CHECKPOINTS_PER_PLANT * (len(chosen) + 1) > room
         best = _best([p for p in found if not (full and p.guessed)], cuts)
         if best is None:
             break
@@ -374,7 +374,7 @@ def _file_bytes(at: int, reuse_plan: ReusePlan, table: EngineTable) -> int:
     """Return the estimated bytes of a file that ends at `at`, with the checkpoints before it."""
     before = reuse_plan.base.checkpoints if reuse_plan.base else ()
     kept = sum(1 for checkpoint in before if checkpoint.at <= min(at, reuse_plan.reuse))
-    return table.file_bytes(at, kept + MADE_BY_A_PLANT if keeps_checkpoints(table.traits) else 0)
+    return table.file_bytes(at, kept + CHECKPOINTS_NEAR_AN_END if keeps_checkpoints(table.traits) else 0)
 
 
 def _made(cut: Cut, prompt: Tokens, traits: EngineTraits) -> Iterator[Step]:
@@ -422,7 +422,7 @@ def saved_at_once(
         return True
     at_work = len(table.states) - len(table.idle) + (slot in table.idle)
     stops = table.rates.writing.seconds(table.file_bytes(end, checkpoints)) * at_work
-    chance = SHARED_SOON if stops > SHORT_WAIT_SECONDS else SHARED_SOON_AT_A_SHORT_WAIT
+    chance = CHANCE_SHARED_SOON if stops > SHORT_WAIT_SECONDS else CHANCE_SHARED_SOON_AT_A_SHORT_WAIT
     return chance * (end - catalog.covered(head, traits)) > stops * table.rates.prefill
 
 

@@ -35,7 +35,7 @@ from slotkeeper.scheduler.effects import Effect, Keep, Prefill, Purpose, Ranked,
 from slotkeeper.scheduler.engine_model import TAIL, user_starts
 from slotkeeper.scheduler.offers import TOUCH_PRICE
 from slotkeeper.scheduler.pending import Pending, Plan, Stage
-from slotkeeper.scheduler.planting import LEAST
+from slotkeeper.scheduler.planting import MIN_COMPUTED_TOKENS
 from slotkeeper.scheduler.prices import RAM_DOUBT
 from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.table import EngineTable
@@ -193,7 +193,7 @@ def in_pieces(pending: Pending, plan: Plan) -> Plan:
     for step in plan.steps:
         if isinstance(step, Prefill) and step.purpose in OURS and (end := prompt.lcp(step.tokens)) > at:
             left = len(prompt) - end  # sent with the request itself if less than a batch
-            last = max(LEAST, batch - left) if left < batch else batch
+            last = max(MIN_COMPUTED_TOKENS, batch - left) if left < batch else batch
             steps += _pieces(prompt, range(at, end), starts, batch, last=last)
             at = end
         steps.append(step)
@@ -220,7 +220,7 @@ def _pieces(prompt: Tokens, todo: range, starts: Sequence[int], batch: int, *, l
         ends |= {start + TAIL for start in starts if todo.start < start < max(ends) - TAIL}
     at = todo.start
     for end in sorted(ends):
-        if end - at >= LEAST or end - TAIL in starts:
+        if end - at >= MIN_COMPUTED_TOKENS or end - TAIL in starts:
             yield Prefill(prompt.cut(0, end), Purpose.PIECE)
             at = end
 
