@@ -18,7 +18,7 @@ from typing import Final
 import orjson
 
 from slotkeeper.bench.timed_engine import EngineRates, traits_of
-from slotkeeper.scheduler.engine_model import EngineTraits, Memory
+from slotkeeper.scheduler.engine_model import FLAGS, EngineTraits, Known, Memory
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -38,9 +38,9 @@ class EngineProfile:
     window: int = 0  # tokens of a sliding window
 
     def traits(self, slots: int) -> EngineTraits:
-        """Return the traits of a stock engine with a slot folder."""
+        """Return the traits of a stock engine with a slot folder, whose flags can be read."""
         traits = traits_of(self.memory, slots, self.rates, files=True, ram_cache=True)
-        return replace(traits, n_swa=self.window)
+        return replace(traits, n_swa=self.window, knowledge=dict.fromkeys(FLAGS, Known.FLAGS))
 
 
 def read_profile(path: Path) -> EngineProfile:

@@ -339,9 +339,10 @@ class EngineShadow:
         return self.sizes.of(contents.total, len(contents.checkpoints)) if self.sizes.seen else 0
 
     def ram_share(self, contents: SlotContents) -> float:
-        """Return the share of the RAM cache that this state takes; 1.0: unknown."""
+        """Return the share of the RAM cache that this state takes; 1.0: unknown, also if it is only assumed."""
         size, limit = self.size_of(contents), self.traits.ram_bytes
-        return size / limit if size and limit else 1.0
+        assumed = self.traits.known("ram_cache") is Known.DEFAULT
+        return size / limit if size and limit and not assumed else 1.0
 
     def exceeds_ram(self, contents: SlotContents) -> bool:
         """Whether the state is larger than the RAM cache, so that the next entry drives it out."""
