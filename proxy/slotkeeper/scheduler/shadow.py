@@ -339,7 +339,7 @@ class EngineShadow:
         return self.sizes.of(contents.total, len(contents.checkpoints)) if self.sizes.seen else 0
 
     def ram_share(self, contents: SlotContents) -> float:
-        """Return the share of the RAM cache that this state takes; 1.0: unknown, also if it is only assumed."""
+        """Return the share of the RAM cache that this state takes; 1.0: unknown, or the cache is assumed."""
         size, limit = self.size_of(contents), self.traits.ram_bytes
         assumed = self.traits.known("ram_cache") is Known.DEFAULT
         return size / limit if size and limit and not assumed else 1.0
