@@ -233,10 +233,10 @@ def side(number: int) -> Script:
     yield Turn(label="title", messages=title([*CONVERSATION, user(number)]), max_tokens=8)
 
 
-def turns(number: int) -> Script:
-    """Return two turns under a shared system prompt: the second diverges from the others at its end."""
+def turns(number: int, count: int = 2) -> Script:
+    """Return turns under a shared system prompt; the second diverges from the others at its end."""
     history = [CONVERSATION[0], user(50 + number)]
-    for turn in range(2):
+    for turn in range(count):
         reply = yield Turn(label=f"turn {turn}", messages=tuple(history), max_tokens=24)
         history += [reply, user(60 + 10 * number + turn)]
 
@@ -245,6 +245,7 @@ async def mixed(played: Session) -> None:
     """Play shared beginnings (plants), pauses (idle work), rules that fix, a side request, and a restart."""
     for number in range(3):
         await played.play(turns(number), f"talk {number}")
+    await played.play(turns(3, count=7), "long talk")  # after some turns the next one is prepared
     await played.play(side(1), "side")
     await played.play(REWRITERS[RuleName.TOOL_ORDER](), "agent")
     await played.restart()
