@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from typing import Any
 
@@ -183,14 +183,22 @@ async def test_a_step_that_a_frozen_engine_does_not_finish_holds_no_slot(
             return await real(*args, **more)
 
         monkeypatch.setattr(link.client, action, freezes)
-        for chat in chats:  # one of them is in no slot; measured times decide which
-            turn = asyncio.get_running_loop().create_task(asked(client, chat.asks()))
-            over = turn.done if action == "restore" else began.is_set  # the others begin after its answer
 
-            def either(over: Callable[[], bool] = over) -> bool:
-                return began.is_set() or over()
+        async def ended(turn: asyncio.Task[Any]) -> None:
+            await asyncio.wait([turn])
+            if action != "restore":  # the others begin after its answer
+                await lab.rested(sidecar)
+
+        # One of them is in no slot; measured times decide which. A next turn is prepared after some turns.
+        for chat in chats * 6:
+            turn = asyncio.get_running_loop().create_task(asked(client, chat.asks()))
+            over = asyncio.get_running_loop().create_task(ended(turn))
+
+            def either(over: asyncio.Task[None] = over) -> bool:
+                return began.is_set() or over.done()
 
             await until(either)
+            over.cancel()
             if began.is_set():
                 break
             chat.hears(turn.result()[1]["choices"][0]["message"]["content"])
