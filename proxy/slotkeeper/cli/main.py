@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -343,31 +344,31 @@ def _doctor(commands: Any) -> None:
             "(`slotkeeper docs benchmarks`), and all else on standard error"
         ),
     )
+    parser.set_defaults(run=partial(_examine, parser))
 
-    def run(args: argparse.Namespace) -> int:
-        from rich.console import Console
 
-        from slotkeeper.cli.doctor import compare, doctor
-        from slotkeeper.cli.measuring import printed
+def _examine(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+    from rich.console import Console
 
-        if (args.compare and args.measure) or (args.json and not args.measure):
-            parser.error("--measure examines one --upstream, and --json prints what --measure found")
-        if args.compare:
-            urls = [server(url, "--compare") for url in args.compare]
-            return int(run_loop(compare(urls, args.engine_api_key, Console())))
-        return int(
-            run_loop(
-                doctor(
-                    server(args.upstream, "--upstream"),
-                    args.engine_api_key,
-                    Console(stderr=args.json),
-                    args.slot_dir,
-                    printed(as_json=args.json) if args.measure else None,
-                )
+    from slotkeeper.cli.doctor import compare, doctor
+    from slotkeeper.cli.measuring import printed
+
+    if (args.compare and args.measure) or (args.json and not args.measure):
+        parser.error("--measure examines one --upstream, and --json prints what --measure found")
+    if args.compare:
+        urls = [server(url, "--compare") for url in args.compare]
+        return int(run_loop(compare(urls, args.engine_api_key, Console())))
+    return int(
+        run_loop(
+            doctor(
+                server(args.upstream, "--upstream"),
+                args.engine_api_key,
+                Console(stderr=args.json),
+                args.slot_dir,
+                printed(as_json=args.json) if args.measure else None,
             )
         )
-
-    parser.set_defaults(run=run)
+    )
 
 
 def _snapshots(commands: Any) -> None:
