@@ -237,17 +237,22 @@ def test_the_next_turn_of_the_same_conversation_does_not_make_a_crowd():
     assert not play.table.crowded(play.clock)
 
 
-def test_in_a_crowd_a_slot_is_cut_back_before_it_is_saved_and_is_not_restored():
-    play = old(n_slots=2, limits=Limits(pause=2))
-    assert answered(play)
-    assert answered(play, "r2", B, slot=1)
-    assert play << follows("r2", None)
+def wakes_after_a_third_conversation(play: Play) -> None:
+    """It takes slot 0, whose state is cut back and parked first. Then time passes until idle work."""
     play << arrives("r3") << knows("r3", C) >> plants("r3", 0, Purpose.BACK)
     play << filled(1)
     play >> saves(0, SaveMoment.PARK) << saved("s1")
     assert play >> goes("r3", slot=0) << ends("r3", len(C), generated=len(REPLY)) >> reports("r3")
     while not play.effects:
         play.wakes()
+
+
+def test_in_a_crowd_a_slot_is_cut_back_before_it_is_saved_and_is_not_restored():
+    play = old(n_slots=2, limits=Limits(pause=2))
+    assert answered(play)
+    assert answered(play, "r2", B, slot=1)
+    assert play << follows("r2", None)
+    wakes_after_a_third_conversation(play)
     back = B.cut(0, len(B) - 3)
     assert play >> fills(1, Purpose.CUT, tokens=back) << filled(1) >> saves(1, tokens=back)
     play << saved("s2")
@@ -259,12 +264,7 @@ def test_in_a_crowd_a_slot_is_not_cut_back_if_predictions_failed_and_its_checkpo
     assert answered(play)
     assert answered(play, "r2", B, slot=1)
     assert play << follows("r2", None, chance=0.25)
-    play << arrives("r3") << knows("r3", C) >> plants("r3", 0, Purpose.BACK)
-    play << filled(1)
-    play >> saves(0, SaveMoment.PARK) << saved("s1")
-    assert play >> goes("r3", slot=0) << ends("r3", len(C), generated=len(REPLY)) >> reports("r3")
-    while not play.effects:
-        play.wakes()
+    wakes_after_a_third_conversation(play)
     assert play >> saves(1, SaveMoment.PAUSE)
 
 

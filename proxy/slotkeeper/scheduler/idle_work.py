@@ -108,11 +108,8 @@ def cut_back(contents: SlotContents, table: EngineTable, catalog: Catalog) -> Pr
     if unfit or not table.traits.snapshots or not WORTH_A_FILE <= end < contents.total:
         return None
     back = contents.tokens.cut(0, end)
-    return (
-        Prefill(back, Purpose.CUT)
-        if end - catalog.covered(back, table.traits) >= MIN_UNSAVED_TOKENS
-        else None
-    )
+    missing = end - catalog.covered(back, table.traits)
+    return Prefill(back, Purpose.CUT) if missing >= MIN_UNSAVED_TOKENS else None
 
 
 def crowd_cut(contents: SlotContents, table: EngineTable, catalog: Catalog, now: float) -> Prefill | None:
@@ -255,9 +252,8 @@ def _worth_it(
     stays = isinstance(_step_to_end(there, home, table, catalog), Prefill)
     if stays and home.total - cut > cut - catalog.covered(there.tokens, traits):
         return False
-    end = home.total - (
-        MIN_UNSAVED_TOKENS if home.sure else 0
-    )  # a known next turn does not diverge near the end
+    # A known next turn does not diverge near the end.
+    end = home.total - (MIN_UNSAVED_TOKENS if home.sure else 0)
     lost = [c.at for c in contents.checkpoints if c.at < end and not (stays and c in left)]
     return _worth(lost, home, traits, catalog, cuts) <= _worth([cut - 1], home, traits, catalog)
 
@@ -473,9 +469,8 @@ def pause_beside_answers(table: EngineTable, contents: SlotContents, catalog: Ca
 
 def seconds_at_risk(table: EngineTable, contents: SlotContents, catalog: Catalog) -> float:
     """Return the seconds of prefill that are lost with the slot: of the tokens that are in no file."""
-    return (
-        max(MIN_UNSAVED_TOKENS, contents.total - catalog.covers(contents, table.traits)) / table.rates.prefill
-    )
+    unsaved_tokens = contents.total - catalog.covers(contents, table.traits)
+    return max(MIN_UNSAVED_TOKENS, unsaved_tokens) / table.rates.prefill
 
 
 def patience(state: State, table: EngineTable, contents: SlotContents, now: float) -> float:

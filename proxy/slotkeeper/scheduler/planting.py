@@ -337,9 +337,8 @@ def _files(
             continue
         chance = place.chance + (chance if traits.files_only_extend else 0.0)
         missing = place.at - catalog.covered(prompt.cut(0, place.at), traits)
-        price = table.rates.save_price(_file_bytes(place.at, reuse_plan, table)) + max(
-            0, thinned_to - place.at
-        )
+        saving = table.rates.save_price(_file_bytes(place.at, reuse_plan, table))
+        price = saving + max(0, thinned_to - place.at)
         if (worth := chance * missing - price) > most:
             best, most = {place.at}, worth
             if not traits.files_only_extend:
