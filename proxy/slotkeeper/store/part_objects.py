@@ -11,7 +11,8 @@ a head names (as in Duplicacy, whose paper calls it lock-free deduplication):
    name. Then it looks which parts are there, uploads the others, and writes the head, all within FRESH.
 
 So if a writer has not seen that a part is doomed, its head is written before any collector lists the heads to
-decide about that part. And a part is never written again under a name that is being removed. All ages of
+decide about that part. And a part is never written again under a name that is being removed. Both rules hold
+while no request for a small object takes longer than FRESH / 2; `objects` gives up far sooner. All ages of
 objects are by the store's clock, all durations by one process's own.
 
 A writer that is killed leaves parts without a head. They are used by whoever needs them next, or doomed.

@@ -258,11 +258,13 @@ class SharedStore:
             parts = await self.parts.upload(manifest, hot, self._secret or b"")
         body = parts or await self._write_blob(entry, manifest, hot)
         entry = entry.parted if parts else entry
-        if time.monotonic() - began > FRESH:  # a collector may already take it for a leftover
-            raise StoreError(Trouble.SLOW, f"{self.name} took too long")
         head = self._heads.encode(Head(manifest, kept.tokens, body), entry, self._secret or b"")
-        while not await self.objects.create(entry.path, head):
-            if await self._has(entry):
+        while True:
+            if time.monotonic() - began > FRESH:  # a collector may already take it for a leftover
+                raise StoreError(Trouble.SLOW, f"{self.name} took too long")
+            if await self.objects.create(entry.path, head):
+                break
+            if await self._has(entry):  # else it was damaged, and was removed
                 if isinstance(body, Blob):
                     await self.objects.remove(body.path)  # another sidecar was first; no head names our blob
                 await self._tell_use(entry, manifest.size)

@@ -26,6 +26,7 @@ from slotkeeper.store.heads import parts_named
 from slotkeeper.store.index import Kept
 from slotkeeper.store.object_names import part_path, parts_in
 from slotkeeper.store.objects import Objects, ObjectSeen
+from slotkeeper.store.part_objects import FRESH
 from slotkeeper.store.shared import SharedStore
 from slotkeeper.store.snapshot_folder import SnapshotFolder
 from slotkeeper.store.store import Store
@@ -38,6 +39,7 @@ SEEDS: Final = 8
 STEPS: Final = 4000  # requests of all actors together
 STAYS: Final = 0.85  # the chance that the same actor takes the next step
 PAUSES: Final = (0.0,) * 90 + (1.0,) * 30 + (300.0,) * 2 + (600.0,)  # seconds before a step
+LONGEST_REQUEST: Final = FRESH / 2  # seconds; real ones fail after far less
 
 
 class World:
@@ -47,11 +49,14 @@ class World:
         self.objects: dict[str, tuple[bytes, float]] = {}
         self.now = 1e6
         self.counts = Counter[str]()
+        self.secrets = random.Random(seed)  # of names, on which the order of removals depends
         self._chance = random.Random(seed)
         self._waiting: dict[str, asyncio.Future[None]] = {}
+        self._since: dict[str, float] = {}  # when each actor began its last request
 
     async def turn(self, actor: str) -> None:
         self._waiting[actor] = asyncio.get_running_loop().create_future()
+        self._since[actor] = self.now
         await self._waiting[actor]
 
     async def run(self, actors: dict[str, Coroutine[Any, Any, None]]) -> None:
@@ -63,7 +68,11 @@ class World:
                     await asyncio.sleep(0)
                 if last not in self._waiting or self._chance.random() > STAYS:
                     last = self._chance.choice(sorted(self._waiting))
-                self.now += self._chance.choice(PAUSES)
+                pause = self._chance.choice(PAUSES)
+                oldest = min(self._since, key=self._since.__getitem__)
+                if self.now + pause - self._since[oldest] > LONGEST_REQUEST:
+                    last, pause = oldest, 0.0
+                self.now += pause
                 self._waiting.pop(last).set_result(None)
                 await asyncio.sleep(0)
                 self.check()
@@ -148,8 +157,12 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[World], None]:
 
     def of(world: World) -> None:
         clock = SimpleNamespace(monotonic=lambda: world.now, time=lambda: world.now)
+        names = SimpleNamespace(
+            token_bytes=world.secrets.randbytes, token_hex=lambda n: world.secrets.randbytes(n).hex()
+        )
         for module in (part_objects, shared, collector):
             monkeypatch.setattr(module, "time", clock)
+            monkeypatch.setattr(module, "secrets", names, raising=False)
             monkeypatch.setattr(module, "LOOKS", 1, raising=False)
         monkeypatch.setattr(shared, "CHEAP", 0)
         monkeypatch.setattr(Lane, "do", do)
