@@ -12,10 +12,10 @@ import subprocess
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Final
 
 import orjson
 import pytest
@@ -206,55 +206,55 @@ async def lines_with(served: Served, word: bytes) -> AsyncIterator[bytes]:
                 yield line
 
 
-def interruptible(words: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start a program that interrupts reach, even if a shell has us ignore them, as in the background."""
-    return subprocess.Popen(
-        words,
+HANDLED: Final = b"handled\n"  # our first line has run: from then on an interrupt ends the process
+TELLING: Final = f"""
+import signal, sys
+from slotkeeper.__main__ import run
+
+handle = signal.signal
+
+def telling(*arguments):
+    signal.signal = handle
+    handle(*arguments)
+    sys.stderr.buffer.write({HANDLED!r})
+    sys.stderr.flush()
+
+signal.signal = telling
+sys.exit(run())
+"""
+
+
+@contextmanager
+def interruptible(words: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Run `slotkeeper` so that interrupts reach it, even if a shell has us ignore them, as in the background.
+
+    It has just written HANDLED. Before that line Python would print a traceback.
+    """
+    process = subprocess.Popen(
+        (sys.executable, "-c", TELLING, *words),
         stderr=subprocess.PIPE,
         env=environ(),
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - it has one thread
     )
-
-
-def catches_interrupts(process: subprocess.Popen[bytes]) -> bool:
-    status = Path(f"/proc/{process.pid}/status").read_text("ascii")
-    caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
-    return bool(int(caught.split()[1], 16) >> (signal.SIGINT - 1) & 1)
-
-
-def until_it_is_ours(process: subprocess.Popen[bytes]) -> float:
-    """Wait until Python has started and our first line has run, and return when.
-
-    Python catches interrupts, and prints a traceback; our first line has them end the process.
-    """
-    for wanted in (True, False):
-        while process.poll() is None and catches_interrupts(process) is not wanted:
-            time.sleep(0.001)
-    return time.monotonic()
+    with process:
+        try:
+            assert process.stderr.readline() == HANDLED
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("part", [0.0, 0.3, 0.6, 0.9, 1.0])
 def test_an_interrupt_at_any_moment_of_a_start_prints_no_traceback(part):
     """The moments are parts of the time that a start takes on this machine now."""
-    words = (
-        *SLOTKEEPER,
-        "serve",
-        "--upstream",
-        NOBODY,
-        "--listen",
-        "127.0.0.1:0",
-        "--admin-listen",
-        "127.0.0.1:0",
-    )
+    words = ("serve", "--upstream", NOBODY, "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0")
     with interruptible(words) as process:
-        begun = until_it_is_ours(process)
+        begun = time.monotonic()
         for line in process.stderr:
             if b"listening" in line:
                 break
         took = time.monotonic() - begun
-        process.kill()
     with interruptible(words) as process:
-        until_it_is_ours(process)
         time.sleep(part * took)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=PATIENCE)
