@@ -293,7 +293,18 @@ def test_a_few_tokens_are_computed_for_a_file_if_the_next_turn_will_likely_use_t
     assert play >> (fills(0, AHEAD) if likely else saves(0))
 
 
-@pytest.mark.parametrize("chance", [0.4, 0.5])
-def test_a_file_that_can_only_be_extended_is_prefetched_for_unless_predictions_failed(chance):
-    play = answered(Play(**OLD_FILES), chance=chance).wakes()
-    assert play >> (fills(0, AHEAD) if chance == 0.5 else saves(0, tokens=PROMPT))
+@pytest.mark.parametrize(
+    ("flags", "chance", "likely"),
+    [
+        ({"checkpoint_min_step": 0}, 0.4, False),
+        ({"checkpoint_min_step": 0}, 0.5, True),
+        ({"checkpoint_cap": 0}, 0.5, True),
+        ({}, 0.5, False),
+        ({}, 0.7, False),
+        ({}, 0.8, True),
+    ],
+)
+def test_a_file_that_can_only_be_extended_is_prefetched_for_unless_predictions_failed(flags, chance, likely):
+    """Where each task takes checkpoints, an even chance is not enough: the next turn may go back to them."""
+    play = answered(Play(**OLD_FILES, **flags), chance=chance).wakes()
+    assert play >> (fills(0, AHEAD) if likely else saves(0, tokens=PROMPT))

@@ -206,8 +206,13 @@ def keeps_checkpoints(traits: EngineTraits) -> bool:
 
 
 def checkpoints_last(traits: EngineTraits) -> bool:
-    """Whether checkpoints survive the next task. Older builds thin them at each task by default (T7)."""
-    return keeps_checkpoints(traits) and not (traits.eager_thinning and traits.checkpoint_min_step > 0)
+    """Whether checkpoints survive the next task."""
+    return keeps_checkpoints(traits) and not thins_at_each_task(traits)
+
+
+def thins_at_each_task(traits: EngineTraits) -> bool:
+    """Whether each task takes checkpoints of earlier ones, as in older builds by default (T7)."""
+    return keeps_checkpoints(traits) and traits.eager_thinning and traits.checkpoint_min_step > 0
 
 
 def generous(traits: EngineTraits) -> EngineTraits:

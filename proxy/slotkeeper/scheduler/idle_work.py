@@ -39,6 +39,7 @@ from slotkeeper.scheduler.engine_model import (
     is_marked,
     keeps_checkpoints,
     marked,
+    thins_at_each_task,
     user_starts,
     wipes,
 )
@@ -89,10 +90,11 @@ def prefetch_plan(
 def _pays_ahead(contents: SlotContents, computes: int, traits: EngineTraits) -> bool:
     """Whether the next turn probably uses a prefetch, and saves by it more than a task costs.
 
-    A file that can only be extended is of use only if it ends where the next turn goes on. Any other file is
-    better there too, so a few tokens are worth their task.
+    A file that can only be extended is of use only if it ends where the next turn goes on, so an even chance
+    is enough, unless the task takes checkpoints (T7) that a turn which begins otherwise goes back to. Any
+    other file is better there too, so a few tokens are worth their task.
     """
-    if traits.snapshots and traits.files_only_extend:
+    if traits.snapshots and traits.files_only_extend and not thins_at_each_task(traits):
         return contents.likely >= EVEN_CHANCE
     gains = (contents.likely - PRICE_OF_A_WASTED_TOKEN * (1.0 - contents.likely)) * computes
     return gains > (0.0 if traits.snapshots and computes <= PLANT_PRICE_TOKENS else PLANT_PRICE_TOKENS)

@@ -38,6 +38,7 @@ from slotkeeper.scheduler.engine_model import (
     checkpoints_last,
     keeps_checkpoints,
     marked,
+    thins_at_each_task,
 )
 from slotkeeper.scheduler.pending import Structure
 from slotkeeper.scheduler.shadow import ReusePlan
@@ -309,7 +310,7 @@ def _best(found: Collection[CutPlace], cuts: Collection[int]) -> CutPlace | None
 
 def _first_start(alone: Sequence[int], user_starts: Sequence[int], traits: EngineTraits) -> int:
     """Return where an engine that thins keeps its only checkpoint, at a user message's start; 0: nowhere."""
-    thins = keeps_checkpoints(traits) and not checkpoints_last(traits)
+    thins = thins_at_each_task(traits)
     return alone[0] if thins and alone and alone[0] in user_starts else 0
 
 
