@@ -129,6 +129,17 @@ def test_a_slot_is_not_cut_on_an_engine_without_checkpoints():
     assert play.later(300) << sees()
 
 
+def test_a_reply_that_the_next_turn_may_not_begin_with_is_restored_not_computed_again():
+    """It would be computed for nothing: without us the engine would go back to the last prompt."""
+    end = TALK + REPLY.cut(0, 20)
+    play = old()
+    assert play << arrives("r1", hash_chain=OUTLINE) << knows("r1", TALK) >> goes("r1", slot=0)
+    assert play << ends("r1", len(TALK), 0, generated=21) >> reports("r1")
+    assert play << follows("r1", None, chance=0.5) << snapshots_changed(snapshot("user", USER_MESSAGE))
+    assert play.later(60) << sees() >> saves(0) << saved("end", end) >> fills(0, Purpose.CUT)
+    assert play << filled() >> saves(0, tokens=LAST_PROMPT) << saved("prompt") >> restores(0, "end")
+
+
 def test_a_restored_slot_still_belongs_to_its_conversation():
     play = saved_and_restored(talked(old()))
     next_turn = arrives("r2", hash_chain=(*OUTLINE, b"answer", b"more"))

@@ -327,8 +327,9 @@ def _step_to_end(
     """Return the step back to the slot's end: a restore of its file, or a prefill.
 
     With a draft model it is a prefill, because after a restore the drafts would be bad. It is also a prefill
-    if that costs less than the restore and the checkpoints that a restore loses. The file may end a few
-    tokens earlier, if these were prefetched after it was written.
+    if that costs less than the restore and the checkpoints that a restore loses. Only the checkpoints count
+    if the next turn may not extend the end: then its tokens would be computed for nothing. The file may end a
+    few tokens earlier, if these were prefetched after it was written.
     """
     if home.opaque:
         return None
@@ -341,7 +342,8 @@ def _step_to_end(
         return Prefill(home.tokens, Purpose.HOME)
     if 0 < (computes := home.total - contents.total) <= MAX_STEP_TOKENS:
         lost = _worth([c.at for c in contents.checkpoints], home, table.traits, catalog)
-        if computes <= restore_price(table, best[0]) + lost:
+        saves = restore_price(table, best[0]) if home.sure else 0.0
+        if computes <= saves + lost:
             return Prefill(home.tokens, Purpose.HOME)
     return Load(best[0])
 
