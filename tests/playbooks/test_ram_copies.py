@@ -54,6 +54,15 @@ def test_a_state_that_is_dear_to_copy_is_not_loaded_into_another_slot():
     assert small << arrives("r2") << knows("r2", SECOND) >> plants("r2", 1, Purpose.TOUCH)
 
 
+def test_a_large_state_is_not_copied_for_few_tokens_before_the_engine_has_shown_how_fast_it_copies():
+    unknown, measured = (Play(ram_cache=True, memory="dense") for _ in range(2))
+    measured.table.rates.copied(100_000_000, 0.01)
+    for play in (unknown, measured):
+        assert one_turn(play, "r1", FIRST, slot=0)
+    assert unknown << arrives("r2") << knows("r2", SECOND) >> goes("r2", slot=0, reason=Reason.PREFIX)
+    assert measured << arrives("r2") << knows("r2", SECOND) >> plants("r2", 1, Purpose.TOUCH)
+
+
 def slow_copies(play: Play, *, told_early: bool) -> Play:
     """The engine takes two seconds to copy a state of 64 MB, so its first bytes come that late."""
     for number in range(4):
@@ -69,6 +78,18 @@ def slow_copies(play: Play, *, told_early: bool) -> Play:
 def test_the_time_of_a_copy_is_learned_from_answers_that_begin_before_the_prefill(told_early):
     play = slow_copies(Play(ram_cache=True, memory="dense"), told_early=told_early)
     assert (play.table.rates.copying.seconds(64_000_000) > 1.0) == told_early
+
+
+@pytest.mark.parametrize("computes", [False, True])
+def test_a_copy_beside_another_request_is_measured_unless_that_computes_its_prompt(computes):
+    play = Play(ram_cache=True, memory="dense", n_slots=3)
+    play.table.rates.prefilled(1000, 1.0)
+    assert play << arrives("r1") << knows("r1", Tokens(range(9000))) >> goes("r1")
+    play.later(0.0 if computes else 60.0)
+    assert one_turn(play, "r2", FIRST, slot=1)
+    assert play << arrives("r3") << knows("r3", Tokens(range(100_000, 101_000))) >> goes("r3", slot=2)
+    assert play.later(2.0) << replace(starts("r3"), before_prefill=True)
+    assert play.table.rates.copying.measured != computes
 
 
 # -- what is overwritten -------------------------------------------------------------------------------

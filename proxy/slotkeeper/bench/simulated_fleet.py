@@ -269,14 +269,17 @@ class SimulatedSidecar:
     def _forward(self, effect: Forward) -> None:
         engine, asked, request = self.engines[effect.engine], self._asked[effect.request], effect.request
 
+        def prefills() -> None:  # the engine tells its progress
+            self._post(Started(at=self._clock.now, request=request, before_prefill=True))
+
         def began() -> None:
             asked.first = self._clock.now
-            self._post(Started(at=self._clock.now, request=request))
 
         task = engine.run(
             asked.turn.prompt,
             asked.turn.reply,
             None if effect.slot is None else SlotId(effect.slot),
+            prefills=prefills,
             began=began,
             ended=lambda: self._finished(request, task),
             hash_chain=asked.turn.hash_chain,

@@ -91,6 +91,7 @@ class Task:
     prompt: Tokens
     reply: Tokens
     wanted: SlotId | None  # None: the engine chooses
+    prefills: Callable[[], None]  # called when the engine begins to compute its prompt
     began: Callable[[], None]  # called with the first token of the answer
     ended: Callable[[], None]
     hash_chain: tuple[bytes, ...] = ()
@@ -98,7 +99,7 @@ class Task:
     cached: int = 0
     reached: int = 0  # tokens of the prompt that are in the slot
     made: int = 0  # tokens of the answer
-    taken: float = 0.0  # when the engine began with its prompt
+    taken: float = 0.0  # when the engine began to compute its prompt
     first: float = 0.0  # time of its first token
     last: float = 0.0  # time of its last token
     stall: float = 0.0  # the longest time between two of its tokens
@@ -184,6 +185,7 @@ class TimedEngine:
         wanted: SlotId | None,
         *,
         ended: Callable[[], None],
+        prefills: Callable[[], None] = lambda: None,
         began: Callable[[], None] = lambda: None,
         hash_chain: tuple[bytes, ...] = (),
     ) -> Task:
@@ -191,7 +193,7 @@ class TimedEngine:
 
         A task without a free slot waits for one.
         """
-        task = Task(prompt, reply, wanted, began, ended, hash_chain)
+        task = Task(prompt, reply, wanted, prefills, began, ended, hash_chain)
         self._queue.append(task)
         self._wake()
         return task
@@ -358,10 +360,11 @@ class TimedEngine:
         copied = [entry for entry in shadow.ram if not any(entry is other for other in before)]
         if plan.source is Source.RAM and plan.base:
             copied.append(plan.base)
-        size = sum(rates.state_bytes(entry.total) for entry in copied)
+        copying = sum(rates.state_bytes(entry.total) for entry in copied) / rates.copy
         base = shadow.slots[slot]
+        going_back = 0.0
         if base and 0 < plan.reuse < base.total and not self.traits.cuttable:
-            size += rates.checkpoint_bytes  # it goes back to a checkpoint
+            going_back = rates.checkpoint_bytes / rates.copy  # to a checkpoint
         made, cuts = prefilled(
             base.checkpoints if base else (),
             reuse=plan.reuse,
@@ -373,10 +376,11 @@ class TimedEngine:
         )
         self.tasks += 1
         self._running[slot], self.last[slot] = task, self.tasks
-        task.slot, task.cached, task.reached, task.taken = slot, plan.reuse, plan.reuse, now
+        task.slot, task.cached, task.reached, task.taken = slot, plan.reuse, plan.reuse, now + copying
+        self._clock.at(task.taken, task.prefills)
         task.cuts = list(reversed(cuts))
         task.checkpoints = {checkpoint.at for checkpoint in made if checkpoint.task == -1}
-        return size / rates.copy
+        return copying + going_back
 
     def _end(self, task: Task) -> None:
         """End a task; its slot then holds prompt and answer, without the last token of an answer."""

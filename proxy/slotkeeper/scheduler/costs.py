@@ -9,8 +9,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import combinations
 from math import inf, log2
-from statistics import median, median_low, quantiles
-from typing import Final
+from statistics import geometric_mean, median, median_low, quantiles
+from typing import Final, NamedTuple
 
 from slotkeeper.scheduler.types import RequestId
 
@@ -19,8 +19,11 @@ LEAST_TOKENS: Final = 64  # the time of a shorter prefill is mostly the round tr
 LEAST_REPLY: Final = 8  # tokens: the time of a shorter answer is mostly the round trip
 LEAST_BYTES: Final = 64 * 1024
 # To and from the RAM prompt cache and checkpoints: 149.6 MiB took 13 ms (ggml-org/llama.cpp#22929, its log).
-# Until it was measured; a machine whose free memory must be fetched anew may reach a hundredth of that.
+# A machine whose free memory must be fetched anew may reach a hundredth of that. So until it was measured, a
+# copy of a large state costs at least this share of its tokens: as much as on the fast cards of the engine
+# profiles (benchmarks/engine_profiles.py), and more than on the others.
 COPY_BYTES_PER_SECOND: Final = 1e10
+UNMEASURED_COPY_SHARE: Final = 0.025
 LEAST_COPY_BYTES: Final = 16 * 1024 * 1024  # the time of a smaller copy is mostly the round trip
 DEFAULT_TOKEN_BYTES: Final = 65536.0  # of a state, while neither a header nor a file tells them
 CALL_SECONDS: Final = 0.004  # for a slot action, besides its bytes: a round trip and a look at the file
@@ -39,7 +42,8 @@ class LinearTimes:
     """The time of an operation on a number of bytes or tokens: a constant part, and a part for each of them.
 
     Both are medians of the last measurements and of our guess. So neither a slow first file, which needs more
-    setup, nor one that was held up by other load decides the estimate.
+    setup, nor one that was held up by other load decides the estimate. A first one that is slower than the
+    guess counts as much as that (their geometric mean), a quicker one alone.
     """
 
     guess: float  # bytes or tokens per second, until something was measured
@@ -51,6 +55,10 @@ class LinearTimes:
 
     def __post_init__(self) -> None:
         self.each = 1 / self.guess
+
+    @property
+    def measured(self) -> bool:
+        return bool(self._seen)
 
     def seconds(self, size: int) -> float:
         return self.call_seconds + self.constant + size * self.each
@@ -65,7 +73,9 @@ class LinearTimes:
             self.each = max(0.0, median(slopes))
             self.constant = max(0.0, median(time - self.each * size for size, time in self._seen))
         else:
-            self.each = median_low([1 / self.guess, *(time / size for size, time in self._seen)])
+            guess, found = 1 / self.guess, [time / size for size, time in self._seen]
+            first = min(found[0], geometric_mean([guess, found[0]]))
+            self.each = median_low([guess, *found]) if len(found) > 1 else first
             self.constant = 0.0
 
 
@@ -148,6 +158,13 @@ class StateSize:
         return self.token_bytes * scale, self.constant_bytes * scale
 
 
+class Copies(NamedTuple):
+    """States that an engine copies to or from its RAM cache before a task begins."""
+
+    tokens: int = 0
+    size: int = 0  # bytes
+
+
 @dataclass(slots=True)
 class Rates:
     """The measured rates of one engine. Prices are in tokens of prefill that it could compute in the time.
@@ -218,9 +235,15 @@ class Rates:
         """Measured prefill rate in tokens per second; None before the first measurement."""
         return self.prefill if "prefill" in self.measured else None
 
-    def copied(self, size: int, seconds: float) -> None:
-        """Record how long the engine copied so many bytes to and from its RAM cache."""
-        self.copying.took(size, seconds)
+    def copied(self, size: int, seconds: float, *, held_up: float = 0.0) -> None:
+        """Record how long the engine copied so many bytes to and from its RAM cache.
+
+        `held_up`: other work may have taken that many of the seconds. Within these bounds our estimate
+        stands.
+        """
+        expected, least = self.copying.seconds(size), seconds - held_up
+        if self.copying.measured or not least < expected < seconds:
+            self.copying.took(size, min(max(expected, least), seconds))
 
     def restored(self, size: int, seconds: float) -> None:
         self.reading.took(size, seconds)
@@ -236,9 +259,13 @@ class Rates:
     def save_price(self, size: int) -> float:
         return self.writing.seconds(size) * self.prefill
 
-    def copy_price(self, size: int) -> float:
-        """Return the price of copying so many bytes to or from the engine's RAM cache."""
-        return self.copying.seconds(size) * self.prefill if size else 0.0
+    def copy_price(self, copies: Copies) -> float:
+        """Return the price of copying these states to or from the engine's RAM cache."""
+        if not copies.size:
+            return 0.0
+        price = self.copying.seconds(copies.size) * self.prefill
+        known = self.copying.measured or copies.size < LEAST_COPY_BYTES
+        return price if known else max(price, UNMEASURED_COPY_SHARE * copies.tokens)
 
     def restore_price(self, size: int, *, cold: bool = False) -> float:
         seconds = self.reading.seconds(size) + (self.bringing.seconds(size) if cold else 0.0)
@@ -311,9 +338,10 @@ class EngineWork:
     def ends(self, request: RequestId) -> None:
         self.served.pop(request, None)
 
-    def ahead(self, now: float) -> float:
-        """Seconds of prefill that a new request finds ahead of its own."""
-        return max(0.0, max(one.prefilled_at for one in self.served.values()) - now) if self.served else 0.0
+    def ahead(self, now: float, but: RequestId | None = None) -> float:
+        """Seconds of prefill that a new request finds ahead of its own, or this one beside its own."""
+        until = (one.prefilled_at for request, one in self.served.items() if request != but)
+        return max(0.0, max(until, default=now) - now)
 
     def free_in(self, now: float) -> float | None:
         """Seconds until a slot is free beyond those that requests wait for; None if that is unknown."""

@@ -167,7 +167,7 @@ def forward(pending: Pending, now: float) -> Forward:
         raise AssertionError("only a planned request is forwarded")
     table, slot = plan.table, plan.slot
     if slot is not None and not pending.arrived.action:  # an action starts no task
-        _launch(pending, plan, slot)
+        _launch(pending, plan, slot, now)
     pending.stage, pending.sent_at = Stage.RUNNING, now
     if plan.pinned and slot is not None:
         pending.slot = slot
@@ -191,12 +191,12 @@ def forward(pending: Pending, now: float) -> Forward:
     )
 
 
-def _launch(pending: Pending, plan: Plan, slot: SlotId) -> None:
+def _launch(pending: Pending, plan: Plan, slot: SlotId, now: float) -> None:
     """Update the shadow for a task that begins in this slot, as far as we know."""
     reuse_plan, table = pending.reuse_now(plan, slot), plan.table
     idle = table.idle_beside(slot)
-    at_work = len(table.work.served) > 1 or table.maintenance
-    pending.copied_bytes = 0 if at_work else table.shadow.copied_bytes(reuse_plan, idle)
+    pending.held_up_seconds = table.held_up_at_most(pending.arrived.request, now)
+    pending.copied_bytes = table.shadow.copies(reuse_plan, idle).size
     table.shadow.launch(reuse_plan, idle)
     pending.base = reuse_plan.base
     if plan.reason is Reason.BRIEF:

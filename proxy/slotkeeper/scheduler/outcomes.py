@@ -92,7 +92,9 @@ def started(state: State, event: Started) -> None:
         owned[0].move(owned[1], SlotState.RUNNING, event.request, event.at)
     if pending and pending.plan and event.before_prefill:
         pending.computing_since = event.at
-        pending.plan.table.rates.copied(pending.copied_bytes, event.at - pending.sent_at)
+        pending.plan.table.rates.copied(
+            pending.copied_bytes, event.at - pending.sent_at, held_up=pending.held_up_seconds
+        )
 
 
 def finished(state: State, event: Finished) -> Iterator[Effect]:

@@ -185,8 +185,8 @@ class Pending:
     begun_at: float = 0.0  # when it was given its place
     sent_at: float = 0.0
     computing_since: float | None = None  # None: it is not known when its engine began to compute it
-    # Bytes that its engine then copied to and from its RAM cache; 0 also if it had other work.
-    copied_bytes: int = 0
+    copied_bytes: int = 0  # that its engine copied to and from its RAM cache before it computed
+    held_up_seconds: float = 0.0  # for which it may have waited then for other work; inf: unknown
     queued_at: float = 0.0  # when it was put into the queue last
     waited: float = 0.0  # seconds in the queue, before that
     aged: bool = False  # it is next: no request of its priority had begun for long

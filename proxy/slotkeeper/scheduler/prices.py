@@ -79,7 +79,7 @@ def price_of(table: EngineTable, reuse_plan: ReusePlan, want: Want) -> float:
         lost += RAM_DOUBT * reuse_plan.reuse if table.traits.speculative else 0.0
     if moved and moved.total >= table.ram_missed:
         lost += RAM_MISSED * reuse_plan.reuse
-    copying = table.rates.copy_price(table.shadow.copied_bytes(reuse_plan, table.idle))
+    copying = table.rates.copy_price(table.shadow.copies(reuse_plan, table.idle))
     return len(want.prompt) - reuse_plan.reuse + lost + copying
 
 

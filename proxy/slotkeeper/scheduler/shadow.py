@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from slotkeeper.scheduler.adapters import namespace_in, set_in
-from slotkeeper.scheduler.costs import StateSize
+from slotkeeper.scheduler.costs import Copies, StateSize
 from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Known, after_prefill, generous
 from slotkeeper.scheduler.slot_contents import (
     KEEP,
@@ -165,13 +165,13 @@ class EngineShadow:
         others = [h for s, h in enumerate(self.slots) if s != but and h]
         return any(contains(h, contents) for h in (*others, *self.ram))
 
-    def copied_bytes(self, reuse_plan: ReusePlan, idle: Collection[SlotId]) -> int:
-        """Return the bytes of all states that the engine would copy to or from its RAM cache for this plan.
+    def copies(self, reuse_plan: ReusePlan, idle: Collection[SlotId]) -> Copies:
+        """Return the states that the engine would copy to or from its RAM cache for this plan.
 
         Nothing else runs meanwhile. A state is copied once, until it changes.
         """
         if not self.traits.ram_cache:
-            return 0
+            return Copies()
         slot = reuse_plan.slot
         leaving = [self.slots[slot]] if reuse_plan.parked else []
         if self.traits.idle_copy:
@@ -183,7 +183,8 @@ class EngineShadow:
         moved = [c for c in leaving if c and not any(contains(entry, c) for entry in self.ram)]
         if reuse_plan.source is Source.RAM and reuse_plan.base:
             moved.append(reuse_plan.base)
-        return sum(self.sizes.of(c.total, len(c.checkpoints)) for c in moved)
+        size = sum(self.sizes.of(c.total, len(c.checkpoints)) for c in moved)
+        return Copies(sum(c.total for c in moved), size)
 
     # -- changes -----------------------------------------------------------------------------------
 

@@ -435,6 +435,14 @@ class EngineTable:
         if contents := self.shadow.slots[slot]:
             self.shadow.slots[slot] = SlotContents(opaque=contents.total, used=contents.used)
 
+    def held_up_at_most(self, request: RequestId, now: float) -> float:
+        """Return the seconds for which this request may wait for a batch with others; infinite: unknown."""
+        if self.maintenance:
+            return inf
+        if self.work.served.keys() <= {request}:
+            return 0.0
+        return self.work.ahead(now, request) + self.rates.pass_seconds if self.rates.shown else inf
+
     def file_bytes(self, tokens: int, checkpoints: int) -> int:
         """Return the estimated bytes of a file of such a state as the engine writes it."""
         return self.shadow.sizes.of(tokens, 0 if self.traits.files_carry is False else checkpoints)

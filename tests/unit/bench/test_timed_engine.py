@@ -127,6 +127,7 @@ def test_a_copy_to_the_ram_cache_and_back_takes_its_bytes_time():
     begun = bench.clock.now
     bench.until_quiet()
     copied = 1000 * rates.token_bytes / 1e8
+    assert found[0].taken - begun == pytest.approx(copied)
     assert found[0].first - begun == pytest.approx(copied + rates.pass_seconds + 100 * rates.token_seconds)
     begun, back = bench.clock.now, bench.run(prompt_of(1001), 0)
     bench.until_quiet()

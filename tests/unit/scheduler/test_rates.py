@@ -1,8 +1,10 @@
 """The cost of files, learned from the times that they took."""
 
+from math import inf
+
 import pytest
 
-from slotkeeper.scheduler.costs import CALL_SECONDS, LinearTimes, Rates
+from slotkeeper.scheduler.costs import CALL_SECONDS, UNMEASURED_COPY_SHARE, Copies, LinearTimes, Rates
 
 MB = 10**6
 
@@ -20,8 +22,14 @@ def test_before_the_first_measurement_the_time_is_a_guess():
 
 
 def test_a_slow_first_file_does_not_decide_the_rate():
-    assert learned((1, 400)).seconds(MB) < 0.01
+    assert learned((1, 400)).seconds(MB) < 0.1
     assert learned((1, 400), (1, 5), (1, 5)).seconds(MB) == pytest.approx(CALL_SECONDS + 0.005)
+
+
+def test_a_slow_first_file_counts_as_much_as_the_guess_and_a_quick_one_alone():
+    guessed = LinearTimes(5e8).seconds(100 * MB)
+    assert learned((100, 1800)).seconds(100 * MB) == pytest.approx(3 * guessed, rel=0.05)
+    assert learned((100, 20)).seconds(100 * MB) == pytest.approx(CALL_SECONDS + 0.02)
 
 
 def test_the_learned_rate_may_be_slower_than_the_guess():
@@ -60,6 +68,43 @@ def test_costs_of_files_are_the_tokens_that_the_engine_could_compute_meanwhile()
         rates.restored(2 * MB, 0.002)
     assert rates.save_price(2 * MB) == pytest.approx(4000 * (CALL_SECONDS + 0.01))
     assert rates.restore_price(2 * MB) == pytest.approx(4000 * (CALL_SECONDS + 0.002))
+
+
+def test_a_copy_costs_a_share_of_its_tokens_until_one_was_measured():
+    rates, copies = Rates(), Copies(tokens=1000, size=100 * MB)
+    rates.prefilled(600, 10.0)
+    assert rates.copy_price(copies) == 1000 * UNMEASURED_COPY_SHARE
+    assert rates.copy_price(Copies(tokens=1000, size=MB)) < 1.0
+    assert rates.copy_price(Copies()) == 0.0
+    rates.copied(100 * MB, 0.01)
+    assert rates.copy_price(copies) == pytest.approx(0.01 * 60)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "held_up", "found"),
+    [
+        (1.0, 0.0, 1.0),  # nothing else was at work
+        (1.0, 0.6, 0.4),  # it took at least that
+        (1.0, 0.95, 0.1),  # our estimate stands
+        (0.05, 5.0, 0.05),  # it took at most that
+        (1.0, inf, 0.1),
+    ],
+)
+def test_a_copy_beside_other_work_tells_between_which_bounds_its_time_was(seconds, held_up, found):
+    rates = Rates()
+    for _ in range(3):
+        rates.copied(100 * MB, 0.1)
+    for _ in range(7):
+        rates.copied(100 * MB, seconds, held_up=held_up)
+    assert rates.copying.seconds(100 * MB) == pytest.approx(found)
+
+
+def test_a_copy_that_may_have_taken_as_long_as_we_guess_measures_nothing():
+    rates = Rates()
+    rates.copied(100 * MB, 1.0, held_up=inf)
+    assert not rates.copying.measured
+    rates.copied(100 * MB, 1.0, held_up=0.5)
+    assert rates.copying.measured
 
 
 def test_the_time_from_the_cold_tier_is_learned_and_limited_by_the_time_to_compute():
