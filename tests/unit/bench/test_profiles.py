@@ -5,7 +5,8 @@ from benchmarks.engine_profiles import PROFILES
 from benchmarks.profile_work import WORK
 from benchmarks.profiles import compared
 
-# A single run: a save may meet a request. The five runs of docs/benchmarks.md have the limit of 1.02.
+# Two runs: a save may meet a request. The five runs of docs/benchmarks.md have the limit of 1.02.
+SEEDS = (1, 2)
 MOST = 1.05
 
 
@@ -16,6 +17,6 @@ def test_the_same_seed_gives_the_same_figures():
 
 @pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
 def test_clients_wait_no_longer_than_with_the_stock_engine(profile):
-    rows = [compared(profile, work, [1]) for work in WORK]
+    rows = [compared(profile, work, SEEDS) for work in WORK]
     assert {row["work"]: row["ratio"] for row in rows if row["ratio"] > MOST} == {}
     assert sum(row["ours"] for row in rows) < 0.9 * sum(row["stock"] for row in rows)
