@@ -6,9 +6,9 @@ PYTEST_ARGS ?=
 # For two cores: tests wait for engines and timers half of the time.
 WORKERS ?= 3
 ROUNDS ?= 5
-PURE_TESTS := tests/unit tests/playbooks tests/properties
+PURE_TESTS := tests/unit tests/playbooks tests/properties tests/frozen
 
-.PHONY: help demo unit coverage test test-remaining rehearse search fuzz soak test-image test-fleet test-real lint audit images bench lock clean
+.PHONY: help demo unit coverage test test-remaining rehearse search frozen fuzz soak test-image test-fleet test-real lint audit images bench lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -40,6 +40,9 @@ search: $(VENVS)/dev/ready  ## properties, with new random examples: make search
 	for round in $$(seq $(ROUNDS)); do \
 	  $(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -q -n $(WORKERS) --hypothesis-profile search -m hypothesis tests/properties tests/unit || exit 1; \
 	done
+
+frozen: $(VENVS)/dev/ready  ## write anew what the scheduler decides in scripted runs: make frozen ARGS=--help (tests/frozen)
+	PYTHONPATH=proxy:tests:. $(VENVS)/dev/bin/python -m frozen $(ARGS)
 
 fuzz: $(VENVS)/dev/ready  ## thousands of generated bodies, paths and framings: make fuzz ARGS="--count 100000" (fuzz_bodies.py, fuzz_http.py)
 	PYTHONPATH=tests:. $(VENVS)/dev/bin/python -m chaos.fuzz_http $(ARGS)

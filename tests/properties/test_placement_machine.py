@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -71,6 +72,15 @@ BOUNDARIES = (
     Boundary(130, BoundaryKind.USER),
 )
 KINDS = ("chat", "messages", "bypass", "own slot", "two copies", "two prompts", "embeddings", "resumable")
+
+
+WHICH = st.integers(0, 999)  # chooses one of what there is then
+Name = TypeVar("Name", bound=str)
+
+
+def one_of(names: Iterable[Name], which: int) -> Name:
+    found = sorted(names)
+    return found[which % len(found)]
 
 
 def longest_answer(prompt: Tokens) -> int:
@@ -469,9 +479,9 @@ class PlacementMachine(RuleBasedStateMachine):
         self.post(with_time(event, self.clock))
 
     @precondition(lambda self: self.alive)
-    @rule(data=st.data())
-    def client_leaves(self, data: st.DataObject) -> None:
-        request = data.draw(st.sampled_from(sorted(self.alive)))
+    @rule(which=WHICH)
+    def client_leaves(self, which: int) -> None:
+        request = one_of(self.alive, which)
         self.alive.discard(request)
         reached, cached = self.reached(request)
         tasks = [item[2] for item in self.transit]
@@ -517,11 +527,11 @@ class PlacementMachine(RuleBasedStateMachine):
         self.act(self.actions[0], trouble=trouble)
 
     @precondition(lambda self: self.files)
-    @rule(data=st.data())
-    def a_file_is_lost(self, data: st.DataObject) -> None:
-        gone = data.draw(st.sampled_from(sorted(self.files)))
+    @rule(which=WHICH, seen=st.booleans())
+    def a_file_is_lost(self, which: int, seen: bool) -> None:
+        gone = one_of(self.files, which)
         del self.files[gone]
-        if data.draw(st.booleans()):  # else it is found only when it is wanted
+        if seen:  # else it is found only when it is wanted
             self.post(SnapshotsChanged(at=self.clock, gone=(gone,)))
 
     @rule(which=st.integers(0, 7), returns=st.booleans())
@@ -552,19 +562,18 @@ class PlacementMachine(RuleBasedStateMachine):
                 self.post(EngineUp(at=self.clock, engine=name, traits=self.traits[name]))
 
     @precondition(lambda self: len(self.engines) > 1)
-    @rule(data=st.data())
-    def drain_or_undrain(self, data: st.DataObject) -> None:
-        self.set_drained(data.draw(st.sampled_from(sorted(self.engines))))
+    @rule(which=WHICH)
+    def drain_or_undrain(self, which: int) -> None:
+        self.set_drained(one_of(self.engines, which))
 
     def set_drained(self, name: EngineId) -> None:
         self.drained ^= {name}
         self.post(DrainAsked(at=self.clock, engine=name, drain=name in self.drained))
 
     @precondition(lambda self: len(self.engines) > 1)
-    @rule(data=st.data(), broken=st.booleans())
-    def a_request_fails(self, data: st.DataObject, broken: bool) -> None:
-        name = data.draw(st.sampled_from(sorted(self.engines)))
-        self.post(RequestFailed(at=self.clock, engine=name, broken=broken))
+    @rule(which=WHICH, broken=st.booleans())
+    def a_request_fails(self, which: int, broken: bool) -> None:
+        self.post(RequestFailed(at=self.clock, engine=one_of(self.engines, which), broken=broken))
 
     # -- what must always hold ---------------------------------------------------------------------------
 
@@ -677,9 +686,9 @@ class SharedEnginesMachine(PlacementMachine):
 
     foreign_tasks = True
 
-    @rule(data=st.data(), wanted=st.sampled_from([None, 0, 1]), length=st.integers(1, 90))
-    def foreign_task(self, data: st.DataObject, wanted: int | None, length: int) -> None:
-        name = data.draw(st.sampled_from(sorted(self.engines)))
+    @rule(which=WHICH, wanted=st.sampled_from([None, 0, 1]), length=st.integers(1, 90))
+    def foreign_task(self, which: int, wanted: int | None, length: int) -> None:
+        name = one_of(self.engines, which)
         if self.up[name]:
             self.engines[name].submit(Task(None, Tokens([5] * length), wanted))
 
