@@ -200,7 +200,7 @@ def fleet(profile: EngineProfile, engines: int, **shape: Any) -> Parts:
 
 
 def session(profile: EngineProfile, work: str, folder_bytes: int | None = LIMITS.hot_bytes) -> Parts:
-    clock, limits = VirtualClock(), replace(LIMITS, hot_bytes=folder_bytes)
+    clock, limits = VirtualClock(), replace(profiles.LIMITS, hot_bytes=folder_bytes)
     with recorded() as recording, patch.object(profiles, "LIMITS", limits):
         served, _ = sidecar(profile, clock)
         (engine,) = served.engines.values()
