@@ -285,7 +285,11 @@ def _sessions() -> Iterator[tuple[str, Run]]:
 
 RUNS: Final[Mapping[str, Run]] = {**dict(_walks()), **dict(_fleets()), **dict(_sessions())}
 # The first walks of each machine, fleets of one profile, sessions on one profile of each kind of memory.
-SELDOM_FLEETS: Final = tuple(f"fleet/{profile.name}/" for profile in PROFILES[1:])
+SELDOM_FLEETS: Final = (
+    *(f"fleet/{profile.name}/" for profile in PROFILES[1:]),
+    f"fleet/{PROFILES[0].name}/{ENGINES[-1]}",
+    "fleet/going-back/1",
+)
 SESSIONS_OFTEN: Final = ("session/apu-27b/", "session/apu-120b-moe/", "session/card-14b/", "session/small")
 OFTEN: Final = tuple(
     name
