@@ -79,10 +79,11 @@ class Crowded:
         for (name, slot), turn in zip(places, self.turns, strict=False):
             table = self.placement.tables[name]
             used = self.now - chance.uniform(1, 600)
-            table.shadow.slots[slot] = SlotContents(
+            contents = SlotContents(
                 tokens=turn.prompt + turn.reply, hash_chain=turn.hash_chain, turns=1, used=used
             )
-            table.settled[SlotId(slot)] = table.shadow.slots[slot]  # type: ignore[assignment]
+            table.shadow.observed(SlotId(slot), contents)
+            table.settled[SlotId(slot)] = contents
         self.post(SnapshotsChanged(at=self.now, snapshots=tuple(self._files())))
 
     def _files(self) -> Iterator[Snapshot]:

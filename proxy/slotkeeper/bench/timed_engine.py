@@ -389,7 +389,7 @@ class TimedEngine:
         contents = self._finished(task)
         if task.stopped and task.left:
             contents = replace(contents.shrunk(task.reached), hash_chain=())
-        self.shadow.slots[task.slot] = contents
+        self.shadow.observed(task.slot, contents)
         task.ended()
 
     def _finished(self, task: Task) -> SlotContents:

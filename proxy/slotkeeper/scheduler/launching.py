@@ -134,7 +134,7 @@ def begin(state: State, pending: Pending, plan: Plan, now: float) -> Effect:
     state.served_at[pending.arrived.hints.priority] = now
     pending.waited += now - pending.queued_at
     pending.plan, pending.begun_at = plan, now
-    plan.table.shadow.mixed |= plan.table.shadow.own_set(pending.arrived.space)
+    plan.table.shadow.sends(pending.arrived.space)
     pending.work_begins(now)
     kv_pool.reserve(state, pending, plan)
     pending.steps_left = len(plan.steps)
@@ -251,7 +251,7 @@ def _sent(state: State, pending: Pending, ready: list[EngineTable], now: float) 
     if table:
         pending.plan = Plan(table=table, reason=reason, pinned=False)
         table.send(request, pending.arrived.copies, now)
-        table.shadow.mixed |= table.shadow.own_set(pending.arrived.space)
+        table.shadow.sends(pending.arrived.space)
     engine = table.engine if table else state.fallback(pending.arrived.model)
     space = pending.arrived.space
     strict = table is not None and table.shadow.isolates(space)

@@ -143,7 +143,7 @@ def acted(state: State, event: Acted) -> None:
             table.loaded.discard(slot)
             table.settled.pop(slot, None)
         if event.left:  # GET /slots shows nothing of a restored file until a task has run
-            table.shadow.slots[slot] = SlotContents(opaque=event.left, from_file=True, used=event.at)
+            table.shadow.restored_unseen(slot, event.left, event.at)
             table.loaded.add(slot)
         table.move(slot, SlotState.IDLE, None, event.at)
     else:  # it was sent without a slot
@@ -175,7 +175,7 @@ def _release(
 ) -> None:
     """Free the slot of a finished request. If the slot is not `certain`, GET /slots must confirm it first."""
     if event.prompt_tokens is None:  # an error answer: the slot is unchanged, but it may not be free yet
-        table.shadow.task_adapters[slot] = None
+        table.shadow.ran_with(slot, None)
         table.leave(slot, now)
         return
     cached = event.cached if event.cached is not None else pending.predicted or 0
@@ -197,9 +197,9 @@ def _release(
     )
     if contents.turns > 1:
         table.rates.pauses.extend(contents.pauses[-1:])
-    table.shadow.task_adapters[slot] = pending.arrived.adapters
+    table.shadow.ran_with(slot, pending.arrived.adapters)
     if pending.arrived.adapters == UNSURE:
-        table.doubt(slot)
+        table.shadow.doubted(slot)
     table.move(slot, SlotState.IDLE if certain and not contents.rough else SlotState.DRAINING, None, now)
     holds_more = table.traits.speculative  # perhaps more than the answer's tokens (engine.md 3)
     if holds_more or table.may_have_wiped_beside(slot):
@@ -316,46 +316,46 @@ def gone(state: State, event: Gone) -> Iterator[Effect]:
 
 def _leave(pending: Pending, table: EngineTable, slot: SlotId, now: float) -> None:
     """Give up the slot of a request whose client disconnected. It holds what was computed so far."""
-    table.shadow.task_adapters[slot] = None  # its task may not have begun
+    table.shadow.ran_with(slot, None)  # its task may not have begun
     if pending.stage is Stage.RUNNING:
         table.unknown = table.unknown if pending.prompt is not None else table.traits.n_ctx
-        table.shadow.slots[slot] = pending.left_behind(table)
+        table.shadow.observed(slot, pending.left_behind(table))
     elif pending.steps_left and not isinstance(pending.step, Keep):  # a save changes nothing
-        table.shadow.slots[slot] = _on_its_way(table, slot, pending.step, now)
-        if isinstance(pending.step, Load):  # GET /slots may show nothing of it
-            table.loaded.add(slot)
+        _leave_step(table, slot, pending.step, now)
     # A resumable stream continues without its client (engine.md 7): we do not wait for its end.
     table.leave(slot, now, SlotState.FOREIGN if pending.arrived.resumable else SlotState.DRAINING)
     table.left[slot] = pending.arrived.request
 
 
-def _on_its_way(table: EngineTable, slot: SlotId, step: Step, now: float) -> SlotContents | None:
-    """Return what a slot will hold if it is released in the middle of a step; None if GET /slots tells it."""
+def _leave_step(table: EngineTable, slot: SlotId, step: Step, now: float) -> None:
+    """Record what a slot will hold that is given up in the middle of a step."""
     if isinstance(step, Load):
-        return SlotContents(opaque=len(step.snapshot.tokens), from_file=True, used=now)
-    if isinstance(step, Prefill) and step.parks:
-        return table.shadow.broken_off(table.shadow.plan_reuse(slot, step.tokens), step.tokens)
-    return None
+        table.shadow.restored_unseen(slot, len(step.snapshot.tokens), now)
+        table.loaded.add(slot)  # GET /slots may show nothing of it
+    elif isinstance(step, Prefill) and step.parks:
+        table.shadow.stopped(slot, step.tokens)
+    else:
+        table.shadow.lost(slot)  # GET /slots will tell what it holds
 
 
-def _left_by(request: RequestId, table: EngineTable) -> list[tuple[int, SlotContents]]:
-    """Return the slots that hold what this request left, and their contents."""
-    return [(slot, held) for slot, held in enumerate(table.shadow.slots) if held and held.request == request]
+def _left_by(request: RequestId, table: EngineTable) -> list[SlotId]:
+    """Return the slots that hold what this request left."""
+    slots = enumerate(table.shadow.slots)
+    return [SlotId(slot) for slot, contents in slots if contents and contents.request == request]
 
 
 def reply_known(state: State, event: ReplyKnown) -> None:
     for table in state.tables.values():
-        for slot, contents in _left_by(event.request, table):
+        for slot in _left_by(event.request, table):
             if table.owners[slot] is None:
-                known = table.shadow.slots[slot] = contents.known_as(event.tokens)
-                state.tree(table.model).add(known.tokens, event.at)
+                state.tree(table.model).add(table.shadow.reply_known(slot, event.tokens), event.at)
         kv_pool.moved_one_known(table, event.request, event.tokens)
 
 
 def next_known(state: State, event: NextKnown) -> None:
     for table in state.tables.values():
-        for slot, contents in _left_by(event.request, table):
-            table.shadow.slots[slot] = contents.followed_by(event.tokens, event.chance)
+        for slot in _left_by(event.request, table):
+            table.shadow.next_known(slot, event.tokens, event.chance)
     for chore in state.chores.values():
         if chore.home and chore.home.request == event.request:
             chore.home = chore.home.followed_by(event.tokens, event.chance)
@@ -393,7 +393,7 @@ def rendered_late(state: State, event: Rendered) -> Iterator[Effect]:
     pending.remember(state.tree(pending.arrived.model), event.at)
     if pending.plan and pending.prompt is not None:
         table = pending.plan.table
-        for slot, contents in _left_by(event.request, table):
-            table.shadow.slots[slot] = contents.known_as(pending.prompt)
+        for slot in _left_by(event.request, table):
+            table.shadow.reply_known(slot, pending.prompt)
         kv_pool.moved_one_known(table, event.request, pending.prompt)
     yield from close(state, pending)

@@ -112,9 +112,9 @@ def engine_up(state: State, event: EngineUp) -> Iterator[Effect]:
     table.private, table.unknown = event.fresh and not kept, 0
     table.shares = state.limits.shared_bytes is not None
     if not event.fresh or kept:
-        table.shadow.mixed = bool(event.traits.adapters)  # by whatever ran there before us
+        table.shadow.mixed_before_us()
     if not event.fresh:
-        table.shadow.task_adapters = [None] * event.traits.n_slots
+        table.shadow.used_before_us()
         table.shared_until = event.at + SHARED_FOR
     yield from _adopted(state, table, event.at)
     yield from close_ended(state)
@@ -153,7 +153,7 @@ def _ended_early(state: State, table: EngineTable, now: float) -> Iterator[Pendi
             continue
         pending.plan = Plan(table=table, reason=request.without_plan, pinned=False)
         spaces.moved_to(state, pending, set_of(table.traits.adapters, request.lora))
-        table.shadow.mixed |= table.shadow.own_set(pending.arrived.space)
+        table.shadow.sends(pending.arrived.space)
         state.requests[request.request] = pending
         copies = min(request.copies, len(table.states))
         table.orphans.append(Orphan(request.request, done.left, now, copies))
@@ -175,13 +175,15 @@ def files_found(state: State, event: FilesFound) -> None:
     """Take over the facts about slot files only: other facts may have been learned meanwhile."""
     if table := state.tables.get(event.engine):
         seen = event.traits
-        table.shadow.traits = replace(
-            table.traits,
-            slot_files=seen.slot_files,
-            state_version=seen.state_version,
-            files_carry=seen.files_carry,
-            fingerprint=seen.fingerprint,
-            projector=seen.projector,
+        table.shadow.learn(
+            replace(
+                table.traits,
+                slot_files=seen.slot_files,
+                state_version=seen.state_version,
+                files_carry=seen.files_carry,
+                fingerprint=seen.fingerprint,
+                projector=seen.projector,
+            )
         )
 
 

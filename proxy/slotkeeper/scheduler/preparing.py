@@ -196,14 +196,14 @@ def _planted(table: EngineTable, slot: SlotId, step: Step, event: Planted) -> bo
         raise AssertionError("a plant answers a prefill")  # noqa: TRY004
     tokens, shadow = step.tokens, table.shadow
     if event.unsent:  # the next attempt would fail as well
-        if contents := shadow.slots[slot]:
-            shadow.slots[slot] = replace(contents, following=None)
+        shadow.next_unknown(slot)
         return False
-    shadow.task_adapters[slot] = None if event.computed is None else set_in(tokens.space)
+    shadow.ran_with(slot, None if event.computed is None else set_in(tokens.space))
     if event.computed is None:  # the engine may still be running it
-        shadow.slots[slot] = (
-            shadow.broken_off(shadow.plan_reuse(slot, tokens), tokens) if event.stopped else None
-        )
+        if event.stopped:
+            shadow.stopped(slot, tokens)
+        else:
+            shadow.lost(slot)
         if step.purpose is Purpose.EMPTY:
             table.no_touch_until = event.at + SAVES_REST
         table.leave(slot, event.at)
@@ -275,7 +275,7 @@ def _saved(state: State, table: EngineTable, slot: SlotId, event: Saved) -> list
         carried = event.checkpoints if event.snapshot and table.traits.files_carry else None
         if carried and not contents.tokens.chunks:
             table.learn(table.doubts.by_file(table.traits, contents, carried))
-        table.shadow.slots[slot] = contents.seen_as(event.tokens, carried)
+        table.shadow.observed(slot, contents.seen_as(event.tokens, carried))
     return _account(state, table, event, contents)
 
 
@@ -326,7 +326,7 @@ def _restored(state: State, table: EngineTable, slot: SlotId, step: Step, event:
                 state.catalog.take(snapshot.id)
             return []
         case Loading.LOST:
-            table.shadow.slots[slot] = None
+            table.shadow.lost(slot)
             table.leave(slot, event.at)
             return []
         case _:

@@ -67,7 +67,7 @@ def _whose(table: EngineTable, seen: Observed, settled: dict[RequestId, SlotId])
     for slot in busy:
         if copies:
             copies -= 1
-            table.shadow.slots[slot] = None
+            table.shadow.lost(slot)
             table.move(slot, SlotState.FOREIGN, None, seen.at)
         elif table.unsettled:
             request = next(iter(table.unsettled))
@@ -78,12 +78,12 @@ def _whose(table: EngineTable, seen: Observed, settled: dict[RequestId, SlotId])
             orphan = left.pop(0)
             table.orphans.remove(orphan)
             copies = orphan.slots - 1
-            table.shadow.slots[slot] = None
+            table.shadow.lost(slot)
             table.move(slot, SlotState.DRAINING, None, seen.at)
             table.left[slot] = orphan.request
         else:
             table.is_shared(seen.at)
-            table.shadow.slots[slot] = None
+            table.shadow.lost(slot)
             table.move(slot, SlotState.FOREIGN, None, seen.at)
     if copies:  # they have ended already: a slot that we thought idle may hold what one of them left
         table.disown()
@@ -137,9 +137,9 @@ def _correct(table: EngineTable, view: SlotView, now: float) -> None:
     if count == 0 and wipes(table.traits):
         table.shadow.moved(view.slot)
     elif contents is None or count == 0:
-        table.shadow.slots[view.slot] = SlotContents(opaque=count, used=now) if count else None
+        table.shadow.observed(view.slot, SlotContents(opaque=count, used=now) if count else None)
     else:
-        table.shadow.slots[view.slot] = _as_counted(table, contents, count, now)
+        table.shadow.observed(view.slot, _as_counted(table, contents, count, now))
 
 
 def _as_counted(table: EngineTable, contents: SlotContents, count: int, now: float) -> SlotContents:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 from slotkeeper.scheduler.adapters import namespace_in, set_in
 from slotkeeper.scheduler.costs import Copies, StateSize
@@ -56,7 +57,7 @@ class ReusePlan:
 class EngineShadow:
     """Our model of what one engine's slots and RAM cache hold."""
 
-    def __init__(self, traits: EngineTraits) -> None:
+    def __init__(self, traits: EngineTraits, sizes: StateSize | None = None) -> None:
         self.traits = traits
         self.slots: list[SlotContents | None] = [None] * traits.n_slots
         self.ram: list[SlotContents] = []
@@ -65,7 +66,7 @@ class EngineShadow:
         self.mixed = False  # whether states of several sets of adapters may be in the engine
         # With which adapters a slot's last task ran; "": it never had one, None: that is not known.
         self.task_adapters: list[str | None] = [""] * traits.n_slots
-        self.sizes = StateSize()
+        self.sizes = sizes or StateSize()
 
     def __repr__(self) -> str:
         contents = " ".join(str(h.total) if h else "-" for h in self.slots)
@@ -216,6 +217,87 @@ class EngineShadow:
     def erase(self, slot: SlotId) -> None:
         """Record that `slot` was erased. The RAM cache is unchanged (engine.md 4)."""
         self.slots[slot] = None
+
+    def lost(self, slot: SlotId) -> None:
+        """Forget what `slot` holds: a task that is not ours runs there, or it is not known what ours did."""
+        self.slots[slot] = None
+
+    def restored_unseen(self, slot: SlotId, tokens: int, now: float) -> None:
+        """Record that a file of so many unknown tokens was restored into `slot`, or may have been."""
+        self.slots[slot] = SlotContents(opaque=tokens, from_file=True, used=now)
+
+    def observed(self, slot: SlotId, contents: SlotContents | None) -> None:
+        """Record what `slot` holds by the engine's count or file, or by the task that was stopped there."""
+        self.slots[slot] = contents
+
+    def stopped(self, slot: SlotId, tokens: Tokens) -> None:
+        """Record that a prefill of ours was stopped in `slot`."""
+        self.slots[slot] = self.broken_off(self.plan_reuse(slot, tokens), tokens)
+
+    def reply_known(self, slot: SlotId, tokens: Tokens) -> Tokens:
+        """Fill in the tokens of the task that ended last in `slot`. Returns the tokens that it holds."""
+        contents = self.slots[slot]
+        if contents is None:
+            return EMPTY
+        self.slots[slot] = known = contents.known_as(tokens)
+        return known.tokens
+
+    def reply_known_in_ram(self, request: RequestId, tokens: Tokens) -> None:
+        """Fill in the tokens of a request whose slot was moved to the RAM cache before they were known."""
+        self.ram[:] = [entry.known_as(tokens) if entry.request == request else entry for entry in self.ram]
+
+    def next_known(self, slot: SlotId, tokens: Tokens | None, chance: float) -> None:
+        """Record with which tokens the next turn will begin, and how likely that is. None: not known."""
+        if contents := self.slots[slot]:
+            self.slots[slot] = contents.followed_by(tokens, chance)
+
+    def next_unknown(self, slot: SlotId) -> None:
+        """Forget with which tokens the next turn will begin: they cannot be computed ahead."""
+        if contents := self.slots[slot]:
+            self.slots[slot] = replace(contents, following=None)
+
+    def claimed(self, slot: SlotId, home: SlotContents, **known: Any) -> None:
+        """Assign `slot` to the conversation that had it before, with what is `known` of its next turn."""
+        if contents := self.slots[slot]:
+            self.slots[slot] = replace(
+                contents,
+                hash_chain=home.hash_chain,
+                turns=home.turns,
+                used=home.used,
+                pauses=home.pauses,
+                request=home.request,
+                **known,
+            )
+
+    def doubted(self, slot: SlotId) -> None:
+        """Treat the contents of `slot` as unknown, because their space is uncertain."""
+        self.task_adapters[slot] = None
+        if contents := self.slots[slot]:
+            self.slots[slot] = SlotContents(opaque=contents.total, used=contents.used)
+
+    def ran_with(self, slot: SlotId, adapters: str | None) -> None:
+        """Record with which adapters the last task ran in `slot`. None: not known."""
+        self.task_adapters[slot] = adapters
+
+    def used_before_us(self) -> None:
+        """Record that tasks which we do not know ran in the engine, with any adapters."""
+        self.task_adapters = [None] * self.traits.n_slots
+
+    def sends(self, space: str) -> None:
+        """Record that a request of this space is sent to the engine."""
+        self.mixed |= self.own_set(space)
+
+    def mixed_before_us(self) -> None:
+        """Record that the engine may have states of any of its adapters."""
+        self.mixed = bool(self.traits.adapters)
+
+    def adapters_changed(self, traits: EngineTraits) -> None:
+        """Take over the scales of adapters that the engine has now; its states may be of earlier ones."""
+        self.traits, self.mixed = traits, True
+
+    def keep_disk_cache(self, before: EngineShadow) -> None:
+        """Take over what the engine's own disk cache kept when it was restarted."""
+        self.ram, self.mixed = before.ram, before.mixed
 
     def finish(
         self,

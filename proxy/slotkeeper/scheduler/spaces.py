@@ -248,8 +248,7 @@ def _seen(state: State, table: EngineTable, event: AdaptersSeen) -> Iterator[Eff
         return
     if event.adapters is not None and event.adapters != table.traits.adapters:
         before, since = table.traits.adapter_set, table.adapters_at
-        table.shadow.traits = replace(table.traits, adapters=event.adapters)
-        table.shadow.mixed = True
+        table.shadow.adapters_changed(replace(table.traits, adapters=event.adapters))
         if not event.exact:
             yield from _doubt(state, table, before, since)
     table.adapters_at = event.asked
@@ -262,7 +261,7 @@ def _doubt(state: State, table: EngineTable, before: str, since: float) -> Itera
         if table.states[place] is SlotState.MAINTENANCE:
             table.doubted.add(place)
         elif contents and table.changed[place] >= since and set_in(contents.tokens.space) == before:
-            table.doubt(place)
+            table.shadow.doubted(place)
     for pending in state.requests.values():
         if pending.plan and pending.plan.table is table and pending.arrived.lora is None:
             moved_to(state, pending, UNSURE)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Final, assert_never
+from dataclasses import dataclass
+from typing import Final, assert_never
 
 from slotkeeper.scheduler.adapters import Scales, scales_of, set_in
 from slotkeeper.scheduler.effects import Erase, Keep, Load, Plant, Prefill, Purpose, Restore, Save, Step, Wipe
@@ -109,30 +109,20 @@ class Chore:
         """
         contents, home = self.contents, self.home
         if contents and home and contents.request in {None, self.id} and contents.tokens == home.tokens:
-            self._claim(contents, home, following=home.following, likely=home.likely, sure=home.sure)
+            known = {"following": home.following, "likely": home.likely, "sure": home.sure}
+            self.table.shadow.claimed(self.slot, home, **known)
 
     def left_back(self) -> None:
         """Assign the slot to its conversation again after a cut back to where the next turn continues."""
-        if (contents := self.contents) and (home := self.home):
-            self._claim(contents, home, following=home.following, likely=home.likely)
+        if home := self.home:
+            self.table.shadow.claimed(self.slot, home, following=home.following, likely=home.likely)
 
     def arrived(self) -> None:
         """Assign the slot to its conversation again, now that it holds the beginning of the next turn."""
         contents, home = self.contents, self.home
         if contents and home:
-            self._claim(contents, home, sure=True, given_up=home.total - home.tokens.lcp(contents.tokens))
-
-    def _claim(self, contents: SlotContents, home: SlotContents, **known: Any) -> None:
-        """Mark what the slot holds as belonging to the conversation that had the slot before."""
-        self.table.shadow.slots[self.slot] = replace(
-            contents,
-            hash_chain=home.hash_chain,
-            turns=home.turns,
-            used=home.used,
-            pauses=home.pauses,
-            request=home.request,
-            **known,
-        )
+            given_up = home.total - home.tokens.lcp(contents.tokens)
+            self.table.shadow.claimed(self.slot, home, sure=True, given_up=given_up)
 
     def began(self, now: float) -> None:
         """Record that a step has begun, how long it will hold the slot, and what the slot holds then."""

@@ -140,10 +140,10 @@ class EngineTable:
 
     def reset(self, traits: EngineTraits, now: float = -1.0) -> None:
         """Empty every slot: the engine is new, or was restarted."""
-        before, self.shadow = self.shadow, EngineShadow(traits)
+        before, self.shadow = self.shadow, EngineShadow(traits, self.shadow.sizes)
         if traits.disk_cache and traits.fingerprint == before.traits.fingerprint:
-            self.shadow.ram, self.shadow.mixed = before.ram, before.mixed
-        self.shadow.sizes, self.ram_missed = before.sizes, inf
+            self.shadow.keep_disk_cache(before)
+        self.ram_missed = inf
         self.shadow.sizes.take_header(traits.token_bytes, traits.checkpoint_bytes)
         self.states = [SlotState.IDLE] * traits.n_slots
         self.idle = self.in_state(SlotState.IDLE)
@@ -365,10 +365,10 @@ class EngineTable:
         if state in (SlotState.RUNNING, SlotState.FOREIGN):
             self.loaded.discard(slot)
         if state is SlotState.FOREIGN:
-            self.shadow.task_adapters[slot] = None
+            self.shadow.ran_with(slot, None)
         if state is SlotState.IDLE and slot in self.doubted:
             self.doubted.discard(slot)
-            self.doubt(slot)
+            self.shadow.doubted(slot)
         if SlotState.MAINTENANCE not in (state, self.states[slot]):
             if state is not SlotState.IDLE and self.resting and self.active_at >= 0:
                 self.rates.rests.append(now - self.active_at)
@@ -425,15 +425,10 @@ class EngineTable:
     def disown(self) -> None:
         """Record that a task ran in an unknown idle slot: any of them may hold another space's state now."""
         for slot in self.idle:
-            contents, self.shadow.task_adapters[slot] = self.shadow.slots[slot], None
+            self.shadow.ran_with(slot, None)
+            contents = self.shadow.slots[slot]
             if contents and self.shadow.isolates(contents.tokens.space):
-                self.doubt(slot)
-
-    def doubt(self, slot: SlotId) -> None:
-        """Treat the contents of a slot as unknown, because their space is uncertain."""
-        self.shadow.task_adapters[slot] = None
-        if contents := self.shadow.slots[slot]:
-            self.shadow.slots[slot] = SlotContents(opaque=contents.total, used=contents.used)
+                self.shadow.doubted(slot)
 
     def held_up_at_most(self, request: RequestId, now: float) -> float:
         """Return the seconds for which this request may wait for a batch with others; infinite: unknown."""
@@ -468,7 +463,7 @@ class EngineTable:
             return
         self.files_seen = True
         if traits.files_carry is not False:
-            self.shadow.traits = replace(traits, files_carry=bool(snapshot.checkpoints))
+            self.shadow.learn(replace(traits, files_carry=bool(snapshot.checkpoints)))
 
     def learn(self, traits: EngineTraits) -> None:
         """Take over flags that the engine's behaviour has shown."""
