@@ -24,9 +24,15 @@ def two(change: Change) -> list[RestartedChat]:
     return [RestartedChat(number=number, change=change) for number in (1, 2)]
 
 
-async def begin(chats: Sequence[RestartedChat], target: Target) -> None:
+async def begin(chats: Sequence[RestartedChat], target: Target, sidecar: Sidecar | None = None) -> None:
+    """Send the first turns of each chat. A sidecar saves all of a chat before the next one begins.
+
+    A chat that begins while the slot of another is cut back for a file ends that work.
+    """
     for chat in chats:
         expect_answered(await play(chat.begin(), target, session=f"chat {chat.number}"))
+        if sidecar:
+            await lab.rested(sidecar)
 
 
 async def continue_chats(
@@ -64,8 +70,7 @@ async def test_a_killed_engine_computes_only_new_tokens_after_its_restart(model,
     chats = two(change)
     async with lab.tiny_engine(model, build, tmp_path) as engine, lab.keeping(engine) as sidecar:
         async with Target(lab.url_of(sidecar)) as target:
-            await begin(chats, target)
-            await lab.rested(sidecar)
+            await begin(chats, target, sidecar)
             await engine.restart()
             found = await continue_chats(chats, target, sidecar)
     expect_little_more_than_the_oracle(found)
@@ -97,8 +102,7 @@ async def test_a_new_sidecar_restores_the_files_of_the_old_sidecar(build, also_t
     chats = two(Change.APPEND)
     async with lab.tiny_engine(Tiny.HYBRID, build, tmp_path) as engine:
         async with lab.keeping(engine) as sidecar, Target(lab.url_of(sidecar)) as target:
-            await begin(chats, target)
-            await lab.rested(sidecar)
+            await begin(chats, target, sidecar)
         if also_the_engine:
             await engine.restart()
         async with lab.keeping(engine) as sidecar:
