@@ -90,7 +90,7 @@ async def test_after_two_restarts_the_engine_computes_only_new_tokens(build, tmp
     chats = two(Change.APPEND)
     async with lab.tiny_engine(Tiny.SWA, build, tmp_path) as engine, lab.keeping(engine) as sidecar:
         async with Target(lab.url_of(sidecar)) as target:
-            await begin(chats, target)
+            await begin(chats, target, sidecar)
             for _ in range(2):
                 await lab.rested(sidecar)
                 await lab.restarted(engine, sidecar)
