@@ -112,9 +112,8 @@ def budgets(limits: Limits, rooms: Mapping[Tier, FolderRoom], largest: int = 0) 
     if hourly is None:
         # Saves go to the hot folder. If that is in memory, a disk gets at most as much, as files move to it.
         worn = next((rooms[tier] for tier in Tier if tier in rooms and not rooms[tier].in_memory), None)
-        least = min(
-            STATES_WITH_ROOM * largest, hot
-        )  # a small disk with a large model still gets its snapshots
+        # A small disk with a large model still gets its snapshots.
+        least = min(STATES_WITH_ROOM * largest, hot)
         hourly = max(int(worn.total * HOURLY_SHARE), least) if worn else UNLIMITED
     return Budgets(hot=hot, cold=cold, hourly=hourly, largest=largest)
 

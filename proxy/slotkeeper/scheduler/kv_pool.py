@@ -282,7 +282,7 @@ def exceeded(state: State, event: Exceeded) -> Iterator[Effect]:
     act = PoolAct.RETRIED if event.again else PoolAct.FAILED
     yield Pooled(request=event.request, engine=table.engine, act=act, slot=pending.slot, cells=0)
     if not cells_of(table.traits):
-        table.shadow.learn(table.traits.learned(Known.FAILED, unified=True))
+        table.learn(table.traits.learned(Known.FAILED, unified=True))
     for slot in table.idle if cells_of(table.traits) else ():
         if contents := table.shadow.slots[slot]:
             yield _emptied(table, slot, PoolAct.PURGED, event.request, contents.total)
@@ -301,4 +301,4 @@ def not_shared(table: EngineTable, views: Iterable[SlotView]) -> None:
     if not traits.unified or traits.known("unified") is Known.FLAGS or not traits.n_ctx:
         return
     if sum(view.held or 0 for view in views) > traits.n_ctx:
-        table.shadow.learn(traits.corrected(Known.HELD, unified=False))
+        table.learn(traits.corrected(Known.HELD, unified=False))

@@ -175,7 +175,7 @@ def files_found(state: State, event: FilesFound) -> None:
     """Take over the facts about slot files only: other facts may have been learned meanwhile."""
     if table := state.tables.get(event.engine):
         seen = event.traits
-        table.shadow.learn(
+        table.learn(
             replace(
                 table.traits,
                 slot_files=seen.slot_files,

@@ -109,8 +109,9 @@ class Chore:
         """
         contents, home = self.contents, self.home
         if contents and home and contents.request in {None, self.id} and contents.tokens == home.tokens:
-            known = {"following": home.following, "likely": home.likely, "sure": home.sure}
-            self.table.shadow.claimed(self.slot, home, **known)
+            self.table.shadow.claimed(
+                self.slot, home, following=home.following, likely=home.likely, sure=home.sure
+            )
 
     def left_back(self) -> None:
         """Assign the slot to its conversation again after a cut back to where the next turn continues."""

@@ -463,7 +463,7 @@ class EngineTable:
             return
         self.files_seen = True
         if traits.files_carry is not False:
-            self.shadow.learn(replace(traits, files_carry=bool(snapshot.checkpoints)))
+            self.learn(replace(traits, files_carry=bool(snapshot.checkpoints)))
 
     def learn(self, traits: EngineTraits) -> None:
         """Take over flags that the engine's behaviour has shown."""
