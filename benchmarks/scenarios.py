@@ -52,7 +52,7 @@ async def _played(base: str, session: str) -> Row:
 
 
 def tokens(found: Totals) -> Row:
-    """Return the tokens that README.md and docs/benchmarks.md show, by the engine's count."""
+    """Return the tokens that README.md shows, by the engine's count."""
     sums = found.sums
     return {"oracle": sums.oracle, "client": sums.client, "planted": sums.plant, "idle": sums.idle}
 

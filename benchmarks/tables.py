@@ -16,8 +16,6 @@ from benchmarks.engine_profiles import PROFILES, EngineProfile
 from benchmarks.figures import BUILDS
 from benchmarks.profile_work import ABOUT
 from benchmarks.waiting_figures import COLUMNS, grouped
-from benchmarks.waiting_work import WORK as WORKLOADS
-from benchmarks.waiting_work import append
 from slotkeeper.scheduler.figures import Sums
 
 FIGURES: Final = Path(__file__).parents[1] / "docs" / "figures.json"
@@ -51,14 +49,8 @@ WORK: Final = {
     "agents-at-once": "five agents with one prompt of 20,000 tokens, at once",
 }
 CROWD: Final = (4, 50)  # conversations, and milliseconds between requests, of the cell with a target
-REWRITES: Final = {
-    "tool_order": "the order of its tools",
-    "schema_keys": "the order of keys in their schemas",
-    "date": "the date in its system prompt",
-    "clock": "a clock there, at each request",
-    "git_status": "`git status` there",
-    "memory_file": "its AGENTS.md",
-}
+
+WAITED: Final = ("work", "stock", "ours ÷ stock", "stock ÷ least", "ours ÷ least", "longest stall, ms")
 
 LEFT_OVER: Final = {
     "memory_kib": "memory, KiB, after the warm-up and at the end",
@@ -123,15 +115,37 @@ def breaks() -> str:
 
 
 def rewrites() -> str:
+    """Return what clients wait for, by the rule that undoes the change; the oracle is the client's."""
     rows = _by_build(measured("rewriting"))
 
     def cells(session: str) -> Sequence[str]:
         ways = ("stock", "observe", "fix")
         figures = (_pair([_waited(rows[session, way, build]) for build in BUILDS]) for way in ways)
-        return REWRITES[session], *figures
+        return code(session), *figures
 
-    head = ("what the agent changes at its second task", "stock", "observe", "fix")
-    return table(head, map(cells, REWRITES))
+    return table(("rule", "stock", "observe", "fix"), map(cells, dict.fromkeys(row[0] for row in rows)))
+
+
+def recorded() -> str:
+    """Return a row for each agent: the ratios of the sums of all its sessions."""
+    found = measured("recorded")
+
+    def ratio(agent: str, way: str, build: str) -> float:
+        mine = [row for row in found if (_agent(row), row["way"], row["build"]) == (agent, way, build)]
+        waited: int = sum(row["client"] + row["planted"] for row in mine)
+        oracle: int = sum(row["oracle"] for row in mine)
+        return waited / oracle
+
+    def cells(agent: str) -> Sequence[str]:
+        sessions = len({row["session"] for row in found if _agent(row) == agent})
+        pairs = (_pair([ratio(agent, way, build) for build in BUILDS]) for way in ("stock", "default"))
+        return agent, str(sessions), *pairs
+
+    return table(("agent", "sessions", "stock", "Slotkeeper"), map(cells, dict.fromkeys(map(_agent, found))))
+
+
+def _agent(row: Row) -> str:
+    return str(row["session"]).partition("/")[0]
 
 
 def restarts() -> str:
@@ -162,95 +176,6 @@ def crowds() -> str:
         return MODELS[model], f"**{waited}**", total
 
     return table(("memory of the model", "waited", "total"), map(row, MODELS))
-
-
-def crowd_cells() -> str:
-    def row(cell: Row) -> Sequence[str]:
-        ratios = (max(run[name] for run in cell["runs"]) for name in ("waited", "total"))
-        shape = (str(cell[name]) for name in ("conversations", "gap_ms"))
-        marks = ("yes" if cell["killed"] else "", "yes" if cell["busy"] else "", str(len(cell["runs"])))
-        return cell["build"], MODELS[cell["model"]], *shape, *marks, *(f"{ratio:.3f}" for ratio in ratios)
-
-    head = ("build", "memory", "conversations", "gap, ms", "kill -9", "busy loops", "runs", "waited", "total")
-    return table(head, map(row, measured("crowd")))
-
-
-def sessions(build: str) -> Callable[[], str]:
-    """Return stock -> sidecar (oracle), in tokens that a client waited for."""
-
-    def cell(row: Row) -> str:
-        direct, ours = row["direct"], row["slotkeeper"]
-        idle = f" + {ours['idle']}" if ours["idle"] else ""
-        return f"{direct['client']} → {ours['client'] + ours['planted']}{idle} ({ours['oracle']})"
-
-    def write() -> str:
-        rows = {(r["session"], r["model"]): r for r in measured("scenarios") if r["build"] == build}
-        names = dict.fromkeys(session for session, _ in rows)
-        lines = ((name, *(cell(rows[name, model]) for model in MODELS)) for name in names)
-        return table(("session", *MODELS), lines)
-
-    return write
-
-
-def restart_cells() -> str:
-    def cell(row: Row) -> str:
-        idle = f" + {row['idle']}" if row["idle"] else ""
-        return f"{row['client'] + row['planted']}{idle} ({row['oracle']})"
-
-    def row(found: Row) -> Sequence[str]:
-        ways = (cell(found[way]) for way in ("stock", "sidecar"))
-        return found["build"], MODELS[found["model"]], found["change"], *ways
-
-    return table(("build", "memory", "how it goes on", "stock", "Slotkeeper"), map(row, measured("restart")))
-
-
-def rewrite_cells() -> str:
-    rows = _by_build(measured("rewriting"))
-
-    def cells(session: str) -> Sequence[str]:
-        found = (
-            _pair([of(rows[session, way, build]) for build in BUILDS])
-            for way in ("stock", "observe", "fix")
-            for of in ((_waited,) if way == "stock" else (_waited, _total))
-        )
-        return code(session), f"{rows[session, 'stock', BUILDS[1]]['oracle']:,}", *found
-
-    head = ("rule", "oracle", "stock", "observe: waited", "total", "fix: waited", "total")
-    return table(head, map(cells, dict.fromkeys(session for session, _, _ in rows)))
-
-
-def recorded_cells() -> str:
-    """Return older / newest build; the ratio of stock, then both ratios of the sidecar with its defaults."""
-    rows = _by_build(measured("recorded"))
-
-    def cells(session: str) -> Sequence[str]:
-        stock, ours = ([rows[session, way, build] for build in BUILDS] for way in ("stock", "default"))
-        evaluated = (
-            " / ".join(f"{row['client'] + row['planted']:,}" for row in way) for way in (stock, ours)
-        )
-        ratios = (map(_waited, stock), map(_waited, ours), map(_total, ours))
-        return session, f"{stock[-1]['oracle']:,}", *evaluated, *map(_pair, ratios)
-
-    head = ("session", "oracle", "stock", "Slotkeeper", "stock", "waited", "total")
-    return table(head, map(cells, dict.fromkeys(session for session, _, _ in rows)))
-
-
-def part_cells() -> str:
-    """Return cells of the hybrid model; waited + idle (ratio waited)."""
-    rows = {
-        (r["build"], r["session"], r["way"]): r for r in measured("boundaries") if r["model"] == "tiny-hybrid"
-    }
-
-    def cell(row: Row) -> str:
-        idle = f" + {row['idle']}" if row["idle"] else ""
-        return f"{row['client'] + row['planted']}{idle} ({_waited(row):.2f})"
-
-    def lines() -> Iterator[Sequence[str]]:
-        for build, session in dict.fromkeys((build, session) for build, session, _ in rows):
-            ways = [rows[build, session, way] for way in ("stock", "up", "up-rested")]
-            yield build, session, str(ways[0]["oracle"]), *map(cell, ways)
-
-    return table(("build", "work", "oracle", "stock", "`up`", "`up`, with pauses"), lines())
 
 
 def soak() -> str:
@@ -303,18 +228,11 @@ def cold_bytes() -> str:
 
     def cells(row: Row) -> Sequence[str]:
         name = f"{MODELS[row['model']]}, {row['build']}" if row["build"] else row["model"] or "made up"
-        sizes = [f"{row[key]:,.0f}" if row.get(key) else "-" for key in ("token_bytes", "per_token")]
-        ratio = f"**{row['ratio']:.2f}**" if row.get("ratio") else "-"
-        states = f"{row['states_per_turn'] / 1000:,.0f}" if row.get("states_per_turn") else "-"
+        ratio = f"{row['ratio']:.2f}" if row.get("ratio") else "-"
         smaller = f"1/{row['smaller']:.0f}" if row.get("smaller") else "-"
-        times = [f"{row[key]:.3f}" for key in ("parts_seconds", "whole_seconds")]
-        back = [f"{row[key]:.2f}" for key in ("restore_ratio", "cpu_ratio")]
-        return name, *sizes, ratio, states, smaller, *times, *back
+        return name, ratio, smaller, f"{row['parts_seconds']:.2f}", f"{row['whole_seconds']:.2f}"
 
-    head = (
-        *("memory", "bytes of a token", "written for each new one", "÷ its own", "states a turn, kB"),
-        *("all ÷ whole files", "back, s", "whole file, s", "÷", "processor time ÷"),
-    )
+    head = ("memory", "written ÷ bytes of its tokens", "÷ whole files", "back, s", "whole file, s")
     return table(head, map(cells, measured("cold_bytes")))
 
 
@@ -337,46 +255,24 @@ def store_uploads() -> str:
     return table(head, (cells(row) for row in measured("store_bytes") if "ratio" in row))
 
 
-def store_fetches() -> str:
-    """Return how long a state of a shared store takes to come back."""
-
-    def cells(row: Row) -> Sequence[str]:
-        times = [row[way + near] for near in ("", "_near") for way in ("parts", "whole")]
-        far, near = times[0] / times[1], times[2] / times[3]
-        shown = [f"{seconds:.2f}" for seconds in times]
-        return (
-            f"{row['least'] >> 10:,} KiB",
-            str(row["requests"]),
-            *shown[:2],
-            f"{far:.2f}",
-            *shown[2:],
-            f"{near:.2f}",
-        )
-
-    head = (
-        "parts from",
-        "requests",
-        "in parts, s",
-        "one object, s",
-        "÷",
-        "without the line, s",
-        "one object, s",
-        "÷",
-    )
-    return table(head, (cells(row) for row in measured("store_bytes") if "gib" in row))
-
-
 def profile_engines() -> str:
-    """Return the simulated engines and the reports of their speeds."""
+    """Return the simulated engines; their sources are in `benchmarks.engine_profiles`."""
 
     def cells(profile: EngineProfile) -> Sequence[str]:
         rates = profile.rates
-        speeds = f"{rates.prefill:,g}", f"{rates.decode:g}"
-        sizes = f"{rates.token_bytes // 1024} KiB", f"{rates.checkpoint_bytes / 2**20:.1f} MiB"
-        return code(profile.name), profile.machine, profile.model, *speeds, *sizes, profile.source
+        return code(profile.name), profile.machine, profile.model, f"{rates.prefill:,g}", f"{rates.decode:g}"
 
-    head = ("engine", "machine", "model", "prefill, tokens/s", "decode", "a token", "a checkpoint", "source")
-    return table(head, map(cells, PROFILES))
+    return table(
+        ("engine", "machine", "model", "prefill, tokens/s", "decode, tokens/s"), map(cells, PROFILES)
+    )
+
+
+def profile_cells() -> str:
+    """Return the ratio of the sums of all times to first token, a row for each workload."""
+    found = {(row["work"], row["profile"]): row["ratio"] for row in measured("profiles")}
+    engines = [profile.name for profile in PROFILES]
+    rows = ((work, *(f"{found[work, engine]:.2f}" for engine in engines)) for work in ABOUT)
+    return table(("work", *map(code, engines)), rows)
 
 
 def profile_work() -> str:
@@ -384,28 +280,14 @@ def profile_work() -> str:
     return table(("work", "clients"), ((name, about) for name, about in ABOUT.items()))
 
 
-def profile_cells() -> str:
-    """Return a row for each engine and workload, in seconds."""
-
-    def cells(row: Row) -> Sequence[str]:
-        seconds = (f"{row[name]:,.1f}" for name in ("stock", "ours"))
-        ratios = (f"{row[name]:.2f}" for name in ("ratio", "p95_ratio", "stall_ratio"))
-        return code(row["profile"]), row["work"], *seconds, *ratios, f"{row['saved_an_hour']:,.0f}"
-
-    head = ("engine", "work", "stock, s", "Slotkeeper, s", "ratio", "p95", "longest gap", "saved an hour, s")
-    return table(head, map(cells, measured("profiles")))
-
-
-def waiting_work() -> str:
-    """Return what the workloads on fat models are."""
-    about = {"append": append(1, 0.0).about, **{name: work.about for name, work in WORKLOADS.items()}}
-    return table(("work", "clients"), about.items())
-
-
 def waiting_cells() -> str:
     """Return the seconds on fat models, the worst of all rounds."""
-    rows = ((row["model"], str(row["busy"] or ""), *cells) for row, cells in grouped(measured("waiting")))
-    return table(("model", "busy loops", *COLUMNS), rows)
+    shown = [COLUMNS.index(name) for name in WAITED]
+    rows = (
+        (row["model"], str(row["busy"] or ""), *(cells[at] for at in shown))
+        for row, cells in grouped(measured("waiting"))
+    )
+    return table(("model", "busy loops", *WAITED), rows)
 
 
 def report_cells() -> str:
@@ -418,31 +300,19 @@ def report_cells() -> str:
 
 
 MEASURED: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
-    "README.md": {
-        "demo": comparison,
-        "interleaved": interleaved,
-        "breaks": breaks,
+    "README.md": {"demo": comparison, "interleaved": interleaved, "breaks": breaks},
+    "docs/benchmarks.md": {
         "restarts": restarts,
         "crowds": crowds,
-        "rewrites": rewrites,
-    },
-    "docs/benchmarks.md": {
-        "sessions-older": sessions(BUILDS[0]),
-        "sessions-newest": sessions(BUILDS[1]),
-        "parts": part_cells,
         "report-cells": report_cells,
         "profile-engines": profile_engines,
         "profile-work": profile_work,
         "profile-cells": profile_cells,
-        "waiting-work": waiting_work,
         "waiting-cells": waiting_cells,
-        "restart-cells": restart_cells,
-        "rewrite-cells": rewrite_cells,
-        "recorded-cells": recorded_cells,
+        "rewrites": rewrites,
+        "recorded": recorded,
         "cold-bytes": cold_bytes,
         "store-uploads": store_uploads,
-        "store-fetches": store_fetches,
-        "crowd-cells": crowd_cells,
     },
     "docs/models.md": {"swaps": swaps},
     "docs/kv-pool.md": {"pool": pool},
