@@ -7,7 +7,7 @@ from typing import Any, Final
 
 Row = dict[str, Any]
 Measured = Callable[[str], Any]
-GIB: Final = 2**30
+SHOWN: Final = (1, 4, 64, 500)  # engines
 
 
 def of(measured: Measured, table: Callable[..., str]) -> Mapping[str, Callable[[], str]]:
@@ -20,40 +20,21 @@ def of(measured: Measured, table: Callable[..., str]) -> Mapping[str, Callable[[
         return (row for row in measured("scaling") if row["table"] == name)
 
     def gateways() -> str:
-        head = ("who chooses", "snapshots", "hit rate", "waited", "TTFT p50", "p95", "fetched", "busiest")
-        return table(head, map(_of_gateway, rows("gateways")))
+        return table(("who chooses", "snapshots", "waited", "TTFT p95"), map(_of_gateway, rows("gateways")))
 
     def growth() -> str:
-        head = (
-            "engines",
-            "who chooses",
-            "snapshots",
-            "requests",
-            "hit rate",
-            "one large cache",
-            "waited",
-            "TTFT p95",
-        )
-        return table(head, map(_of_growth, rows("growth")))
+        head = ("engines", "who chooses", "snapshots", "hit rate", "one large cache", "TTFT p95")
+        return table(head, (_of_growth(row) for row in rows("growth") if row["engines"] in SHOWN))
 
     def crowds() -> str:
-        head = (
-            "conversations for each engine",
-            "snapshots",
-            "hit rate",
-            "one large cache",
-            "waited",
-            "TTFT p95",
-        )
+        head = ("conversations for each engine", "snapshots", "waited", "TTFT p95")
         return table(head, map(_of_crowd, rows("crowds")))
 
-    def networks() -> str:
-        head = ("line to the store", "KiB a token", "hit rate", "waited", "TTFT p50", "p95", "fetched")
-        return table(head, map(_of_network, rows("networks")))
-
     def decisions() -> str:
-        head = ("engines", "slots", "request of a conversation", "p50", "p95", "p99")
-        return table(head, map(_of_decision, measured("placement")))
+        slowest: dict[int, Row] = {}
+        for row in measured("placement"):
+            slowest[row["engines"]] = max(row, slowest.get(row["engines"], row), key=lambda one: one["p99"])
+        return table(("engines", "slots", "p50", "p99"), map(_of_decision, slowest.values()))
 
     def fleets() -> str:
         head = (
@@ -74,7 +55,6 @@ def of(measured: Measured, table: Callable[..., str]) -> Mapping[str, Callable[[
         "scaling-gateways": gateways,
         "scaling-growth": growth,
         "scaling-crowds": crowds,
-        "scaling-networks": networks,
         "scaling-decisions": decisions,
         "scaling-fleets": fleets,
     }
@@ -88,38 +68,36 @@ def _waited(row: Row) -> str:
     return f"{row['waited']:.2f}"
 
 
-def _first(row: Row, percent: int) -> str:
-    return f"{row[f'first_token_p{percent}']:.1f} s"
-
-
-def _fetched(row: Row) -> str:
-    return f"{row['fetched_bytes'] / GIB:.0f} GiB"
+def _p95(row: Row) -> str:
+    return f"{row['first_token_p95']:.1f} s"
 
 
 def _of_gateway(row: Row) -> Sequence[str]:
-    waits = (_first(row, 50), _first(row, 95))
-    return row["way"], row["files"], _rate(row), _waited(row), *waits, _fetched(row), f"{row['busiest']:.2f}"
+    return row["way"], row["files"], _waited(row), _p95(row)
 
 
 def _of_growth(row: Row) -> Sequence[str]:
-    rates = (_rate(row), _rate(row, "large_cache"), _waited(row), _first(row, 95))
-    return f"{row['engines']}", row["way"], row["files"], f"{row['requests']:,}", *rates
+    return (
+        f"{row['engines']}",
+        row["way"],
+        row["files"],
+        _rate(row),
+        _rate(row, "large_cache"),
+        _p95(row),
+    )
 
 
 def _of_crowd(row: Row) -> Sequence[str]:
-    rates = (_rate(row), _rate(row, "large_cache"), _waited(row), _first(row, 95))
-    return f"{row['conversations']:g}", row["files"], *rates
-
-
-def _of_network(row: Row) -> Sequence[str]:
-    line = f"{row['network'] * 8 / 1e9:g} Gbit/s"
-    waits = (_first(row, 50), _first(row, 95))
-    return line, f"{row['token_bytes'] // 1024}", _rate(row), _waited(row), *waits, _fetched(row)
+    return f"{row['conversations']:g}", row["files"], _waited(row), _p95(row)
 
 
 def _of_decision(row: Row) -> Sequence[str]:
-    times = (f"{row[name]:.1f} ms" for name in ("p50", "p95", "p99"))
-    return f"{row['engines']}", f"{row['engines'] * row['slots']}", row["request"], *times
+    return (
+        f"{row['engines']}",
+        f"{row['engines'] * row['slots']}",
+        f"{row['p50']:.1f} ms",
+        f"{row['p99']:.1f} ms",
+    )
 
 
 def _of_fleet(row: Row) -> Sequence[str]:
