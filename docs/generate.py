@@ -17,7 +17,6 @@ import re
 import sys
 import tokenize
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
@@ -34,16 +33,7 @@ from slotkeeper.environment import SECRETS
 from slotkeeper.observe.gauges import EngineFigures, EngineSeen, SlotFigures
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.request_record import ClientFigures
-from slotkeeper.observe.states import (
-    ENGINE_TEXTS,
-    SERVICE_TEXTS,
-    STEP_TEXTS,
-    WAIT_TEXTS,
-    Doing,
-    EngineState,
-    Moment,
-    request_text,
-)
+from slotkeeper.observe.states import ENGINE_TEXTS, EngineState
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.types import EngineId, Reason
 from slotkeeper.settings import Settings
@@ -103,32 +93,6 @@ def reasons() -> str:
 def engine_states() -> str:
     head = ("state of an engine", "what `top`, the page and the log say")
     return table(head, ((code(state.value), text) for state, text in ENGINE_TEXTS.items()))
-
-
-def services() -> str:
-    head = ("requests", "what `top` and the page say")
-    return table(head, ((code(each.value), text or "(nothing)") for each, text in SERVICE_TEXTS.items()))
-
-
-def request_states() -> str:
-    """Each state of a request, and for the queue each thing that it may wait for."""
-    return table(("request", "what `top`, the page and `why` say"), _request_states())
-
-
-def _request_states() -> Iterator[Sequence[str]]:
-    for doing in Doing:
-        moments = [Moment(doing=doing)]
-        if doing is Doing.QUEUED:
-            moments = [Moment(doing=doing, place=1, wait=wait) for wait in WAIT_TEXTS]
-        elif doing is Doing.PREPARING:
-            moments += [Moment(doing=doing, step=step) for step in STEP_TEXTS]
-        elif doing is Doing.PREFILL:
-            part = Moment(doing=doing, computed=420, to_compute=1000, seconds_left=12.3)
-            whole = Moment(doing=doing, computed=1000, to_compute=1000)
-            for known in (part, whole):
-                moments += [known, replace(known, estimated=True)]
-        for moment in moments:
-            yield code(doing.value), request_text(moment)
 
 
 def kinds() -> str:
@@ -198,11 +162,7 @@ def _labels(live: Metrics) -> dict[str, dict[str, set[str]]]:
 
 BLOCKS: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
     "docs/configuration.md": {"settings": settings},
-    "docs/dashboard.md": {
-        "engine-states": engine_states,
-        "services": services,
-        "request-states": request_states,
-    },
+    "docs/dashboard.md": {"engine-states": engine_states},
     "docs/reference.md": {"reasons": reasons, "metrics": metrics},
     "docs/rules.md": {"kinds": kinds, "causes": causes, "rules": rules},
     **MEASURED,
