@@ -233,25 +233,18 @@ def cold_bytes() -> str:
         return name, ratio, smaller, f"{row['parts_seconds']:.2f}", f"{row['whole_seconds']:.2f}"
 
     head = ("memory", "written ÷ bytes of its tokens", "÷ whole files", "back, s", "whole file, s")
-    return table(head, map(cells, measured("cold_bytes")))
+    shown = (row for row in measured("cold_bytes") if row["build"] in {BUILDS[1], ""})
+    return table(head, map(cells, shown))
 
 
 def store_uploads() -> str:
     """Return what a turn uploads to a shared store, for parts of several sizes."""
 
     def cells(row: Row) -> Sequence[str]:
-        sizes = (f"{row[key]:,.0f}" for key in ("token_bytes", "per_token"))
         least, requests = f"{row['least'] >> 10:,} KiB", f"{row['requests_per_turn']:.1f}"
-        return least, *sizes, f"**{row['ratio']:.2f}**", f"1/{row['smaller']:.0f}", requests
+        return least, f"{row['token_bytes']:,}", f"{row['ratio']:.2f}", requests
 
-    head = (
-        "parts from",
-        "bytes of a token",
-        "uploaded for each new one",
-        "÷ its own",
-        "÷ whole files",
-        "requests a turn",
-    )
+    head = ("parts from", "bytes of a token", "uploaded ÷ bytes of its tokens", "requests a turn")
     return table(head, (cells(row) for row in measured("store_bytes") if "ratio" in row))
 
 
@@ -292,10 +285,9 @@ def waiting_cells() -> str:
 
 def report_cells() -> str:
     def cells(row: Row) -> Sequence[str]:
-        ratio = f"{row['ours'] / row['stock']:.2f}"
-        return row["about"], str(row["stock"]), str(row["ours"]), ratio, f"{row['limit']:.2f}"
+        return row["about"], f"{row['ours'] / row['stock']:.2f}", f"{row['limit']:.2f}"
 
-    head = "workload", "stock", "slotkeeper", "ratio", "limit"
+    head = "workload", "Slotkeeper ÷ stock", "limit"
     return table(head, map(cells, measured("cases")))
 
 
