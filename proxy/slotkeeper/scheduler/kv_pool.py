@@ -21,7 +21,7 @@ An engine counts as unified only if that was read or observed, never because it 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,7 +35,7 @@ from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.steps import Chore
 from slotkeeper.scheduler.table import EngineTable, SlotState
 from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.types import RequestId, SlotId, SlotView
+from slotkeeper.scheduler.types import RequestId, SlotId
 
 EMPTIED: Final = 1  # token that may remain in a slot that cannot be erased; the engine can free its cell
 DRAFTED: Final = 64  # additional cells that the drafts of one answer may take
@@ -293,12 +293,3 @@ def moved_one_known(table: EngineTable, request: RequestId, tokens: Tokens) -> N
     """Fill in the tokens of a request whose slot was moved to the RAM cache before they were known."""
     if wipes(table.traits):
         table.shadow.reply_known_in_ram(request, tokens)
-
-
-def not_shared(table: EngineTable, views: Iterable[SlotView]) -> None:
-    """Learn that slots share no buffer if together they hold more tokens than one of them may hold."""
-    traits = table.traits
-    if not traits.unified or traits.known("unified") is Known.FLAGS or not traits.n_ctx:
-        return
-    if sum(view.held or 0 for view in views) > traits.n_ctx:
-        table.learn(traits.corrected(Known.HELD, unified=False))

@@ -30,7 +30,6 @@ from slotkeeper.scheduler.events import (
 from slotkeeper.scheduler.pending import Pending, Plan, Stage
 from slotkeeper.scheduler.prices import share_guesses
 from slotkeeper.scheduler.prompt_tree import PromptTree
-from slotkeeper.scheduler.reconcile import observe
 from slotkeeper.scheduler.shadow import Source
 from slotkeeper.scheduler.slot_contents import SlotContents, parks
 from slotkeeper.scheduler.state import State
@@ -365,7 +364,7 @@ def observed(state: State, event: Observed) -> Iterator[Effect]:
     table = state.tables.get(event.engine)
     if table is None:
         return
-    for request, slot in observe(table, event).items():
+    for request, slot in table.observed(event).items():
         pending = state.requests.get(request)
         if pending is None:
             continue

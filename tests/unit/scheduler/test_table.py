@@ -1,4 +1,4 @@
-"""Observations of GET /slots, merged into the scheduler's model of the slots."""
+"""The slot table of one engine, and what an answer of GET /slots changes in it."""
 
 from dataclasses import replace
 from math import inf
@@ -7,10 +7,10 @@ import pytest
 
 from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.scheduler.events import Observed
-from slotkeeper.scheduler.reconcile import COUNT_SLIP, observe
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.slot_contents import SlotContents
 from slotkeeper.scheduler.table import (
+    COUNT_SLIP,
     LINGER,
     SHARED_FOR,
     SILENCE,
@@ -75,7 +75,7 @@ def test_an_observation_moves_a_slot(before, seen, after):
     engine = table(None)
     if before is not IDLE:
         engine.move(SlotId(0), before, R1 if before in (LAUNCHED, RUNNING) else None, NOW - 1)
-    observe(engine, observation(seen))
+    engine.observed(observation(seen))
     assert engine.states == [after]
     assert engine.owners[0] == (R1 if after in (LAUNCHED, RUNNING) else None)
 
@@ -99,7 +99,7 @@ def test_idle_work_in_a_slot_is_forgotten_when_the_slot_leaves_it(after):
 def test_an_observation_older_than_the_state_of_the_slot_is_ignored(state, seen):
     engine = table(A)
     engine.move(SlotId(0), state, None, NOW)
-    observe(engine, observation(seen, asked=NOW - 0.001))
+    engine.observed(observation(seen, asked=NOW - 0.001))
     assert engine.states == [state]
     assert totals(engine) == [1000]
 
@@ -109,9 +109,9 @@ def test_a_slot_left_before_its_task_began_is_not_considered_free_for_a_moment()
     engine.move(SlotId(0), LAUNCHED, R1, NOW)
     engine.leave(SlotId(0), NOW)
     assert engine.pin_on_its_way(NOW)
-    observe(engine, observation(0, asked=NOW + LINGER / 2))
+    engine.observed(observation(0, asked=NOW + LINGER / 2))
     assert engine.states == [DRAINING]
-    observe(engine, observation(0, asked=NOW + LINGER))
+    engine.observed(observation(0, asked=NOW + LINGER))
     assert engine.states == [IDLE]
 
 
@@ -119,7 +119,7 @@ def test_a_slot_left_while_running_is_free_at_the_next_observation():
     engine = table(None)
     engine.move(SlotId(0), RUNNING, R1, NOW)
     engine.leave(SlotId(0), NOW)
-    observe(engine, observation(0, asked=NOW))
+    engine.observed(observation(0, asked=NOW))
     assert engine.states == [IDLE]
 
 
@@ -138,7 +138,7 @@ def test_a_slot_left_while_running_is_free_at_the_next_observation():
 )
 def test_the_count_of_the_engine_for_an_idle_slot_is_accepted(count, known, opaque):
     engine = table(A, B)
-    observe(engine, observation(count, 400))
+    engine.observed(observation(count, 400))
     contents = engine.shadow.slots[0]
     assert (len(contents.tokens), contents.opaque) == (known, opaque)
     assert (engine.shared_until > NOW) is (count == 1500)
@@ -146,7 +146,7 @@ def test_the_count_of_the_engine_for_an_idle_slot_is_accepted(count, known, opaq
 
 def test_a_slot_observed_empty_is_empty_and_one_observed_full_is_unknown():
     engine = table(A, B, None)
-    observe(engine, observation(0, 400, 77))
+    engine.observed(observation(0, 400, 77))
     assert totals(engine) == [0, 400, 77]
     assert len(engine.shadow.slots[2].tokens) == 0
 
@@ -154,7 +154,7 @@ def test_a_slot_observed_empty_is_empty_and_one_observed_full_is_unknown():
 def test_a_state_of_unknown_length_takes_any_count():
     engine = table(A, B)
     engine.shadow.slots[0] = replace(engine.shadow.slots[0], rough=True)
-    observe(engine, observation(1500, 400))
+    engine.observed(observation(1500, 400))
     contents = engine.shadow.slots[0]
     assert (contents.tokens, contents.opaque, contents.rough) == (A, 500, False)
     assert engine.shared_until == 0.0
@@ -167,7 +167,7 @@ def test_an_unpinned_request_is_found_in_the_slot_that_became_busy():
     engine = table(A, None)
     engine.send(R1, 1, NOW - 1)
     assert not engine.open_for_pins(NOW)
-    assert observe(engine, observation(1000, "busy")) == {R1: 1}
+    assert engine.observed(observation(1000, "busy")) == {R1: 1}
     assert engine.owners == [None, R1]
     assert engine.open_for_pins(NOW)
 
@@ -176,9 +176,9 @@ def test_nothing_is_concluded_until_all_unpinned_requests_are_visible():
     engine = table(None, None)
     engine.send(R1, 1, NOW - 2)
     engine.send(R2, 1, NOW - 1)
-    assert observe(engine, observation("busy", 0)) == {}
+    assert engine.observed(observation("busy", 0)) == {}
     assert engine.states == [IDLE, IDLE]
-    assert observe(engine, observation("busy", "busy", asked=NOW + 1)) == {R1: 0, R2: 1}
+    assert engine.observed(observation("busy", "busy", asked=NOW + 1)) == {R1: 0, R2: 1}
 
 
 def test_the_older_task_belongs_to_the_older_request():
@@ -187,13 +187,13 @@ def test_the_older_task_belongs_to_the_older_request():
     engine.send(R2, 1, NOW - 1)
     seen = observation("busy", "busy")
     views = (replace(seen.slots[0], task=9), replace(seen.slots[1], task=8))
-    assert observe(engine, replace(seen, slots=views)) == {R1: 1, R2: 0}
+    assert engine.observed(replace(seen, slots=views)) == {R1: 1, R2: 0}
 
 
 def test_a_busy_slot_without_a_known_request_belongs_to_another_client():
     engine = table(None, None)
     engine.send(R1, 1, NOW - 1)
-    observe(engine, observation("busy", "busy"))
+    engine.observed(observation("busy", "busy"))
     assert engine.states == [RUNNING, FOREIGN]
     assert engine.shared_until == pytest.approx(NOW + SHARED_FOR, abs=1)
 
@@ -201,7 +201,7 @@ def test_a_busy_slot_without_a_known_request_belongs_to_another_client():
 def test_an_orphan_is_found_in_the_newest_slot_that_fits():
     engine = table(None, None, None)
     engine.orphans.append(Orphan(R1, 300, NOW - 1))
-    assert observe(engine, observation(299, 301, 50)) == {R1: 1}
+    assert engine.observed(observation(299, 301, 50)) == {R1: 1}
     assert engine.orphans == []
     assert totals(engine) == [299, 0, 50]  # the caller fills in slot 1
 
@@ -209,7 +209,7 @@ def test_an_orphan_is_found_in_the_newest_slot_that_fits():
 def test_an_orphan_is_not_searched_in_an_older_observation():
     engine = table(None)
     engine.orphans.append(Orphan(R1, 300, NOW))
-    assert observe(engine, observation(300, asked=NOW - 1)) == {}
+    assert engine.observed(observation(300, asked=NOW - 1)) == {}
     assert engine.orphans
     assert not engine.open_for_pins(NOW)
 
@@ -220,7 +220,7 @@ def test_an_orphan_is_not_searched_in_an_older_observation():
 def test_all_slots_empty_means_a_restart():
     engine = table(A, B)
     engine.shadow.ram.append(SlotContents(tokens=A))
-    observe(engine, observation(0, 0))
+    engine.observed(observation(0, 0))
     assert totals(engine) == [0, 0]
     assert engine.shadow.ram == []
 
@@ -228,14 +228,14 @@ def test_all_slots_empty_means_a_restart():
 def test_a_restart_keeps_requests_that_are_being_sent():
     engine = table(A)
     engine.send(R1, 1, NOW - 1)
-    observe(engine, observation(0))
+    engine.observed(observation(0))
     assert R1 in engine.unsettled
 
 
 def test_a_slot_emptied_while_another_runs_shows_a_unified_engine():
     engine = table(A, None)
     engine.move(SlotId(1), LAUNCHED, R1, NOW - 1)
-    observe(engine, observation(0, "busy"))
+    engine.observed(observation(0, "busy"))
     assert engine.traits.unified
     assert [contents.tokens for contents in engine.shadow.ram] == [A]
 
@@ -245,7 +245,7 @@ def test_a_slot_emptied_by_an_ended_task_shows_a_unified_engine():
     engine.move(SlotId(0), IDLE, None, NOW - 3)
     engine.move(SlotId(1), LAUNCHED, R1, NOW - 2)
     engine.move(SlotId(1), IDLE, None, NOW - 1)
-    observe(engine, observation(0, 400))
+    engine.observed(observation(0, 400))
     assert engine.traits.unified
     assert not engine.proven
 
@@ -255,9 +255,9 @@ def test_a_slot_that_survives_another_task_shows_that_the_engine_is_not_unified(
     engine.move(SlotId(0), IDLE, None, NOW - 3)
     engine.move(SlotId(1), LAUNCHED, R1, NOW - 2)
     engine.move(SlotId(1), IDLE, None, NOW - 1)
-    observe(engine, observation(1000, 400))
+    engine.observed(observation(1000, 400))
     assert engine.proven
-    observe(engine, observation(0, 400, asked=NOW + 1))  # erased by another client
+    engine.observed(observation(0, 400, asked=NOW + 1))  # erased by another client
     assert not engine.traits.unified
 
 
@@ -267,7 +267,7 @@ def test_two_concurrent_tasks_prove_nothing_about_the_buffer():
     engine.move(SlotId(1), LAUNCHED, R2, NOW - 3)
     engine.move(SlotId(0), IDLE, None, NOW - 2)
     engine.move(SlotId(1), IDLE, None, NOW - 1)
-    observe(engine, observation(1000, 400))
+    engine.observed(observation(1000, 400))
     assert not engine.proven
 
 
@@ -307,7 +307,7 @@ def test_observations_without_changes_slow_down_and_a_change_speeds_them_up():
     engine.move(SlotId(0), DRAINING, None, NOW - 1)
     first = engine.watch(waiting=False, now=NOW)
     for n in range(30):
-        observe(engine, observation("busy", asked=NOW + n))
+        engine.observed(observation("busy", asked=NOW + n))
     slow = engine.watch(waiting=False, now=NOW)
     assert first < slow
     assert slow == SILENCE  # the engine notices that a client left only while it gets no requests
@@ -320,7 +320,7 @@ def test_a_request_deferred_by_the_engine_does_not_hide_a_lost_client():
     engine.move(SlotId(0), DRAINING, None, NOW - 1)
     engine.send(R1, 1, NOW - 1)
     for n in range(30):
-        observe(engine, observation("busy", asked=NOW + n))
+        engine.observed(observation("busy", asked=NOW + n))
     assert engine.watch(waiting=True, now=NOW) == SILENCE
 
 
@@ -333,7 +333,7 @@ def test_a_failed_observation_is_not_repeated_at_once():
 def test_on_a_shared_engine_an_observation_is_valid_for_a_moment_only():
     engine = table(A)
     engine.shared_until = NOW + 60
-    observe(engine, observation(1000, asked=NOW))
+    engine.observed(observation(1000, asked=NOW))
     assert engine.open_for_pins(NOW + STALE / 2)
     assert not engine.open_for_pins(NOW + 2 * STALE)
     assert engine.watch(waiting=True, now=NOW + 2 * STALE) == 0.0
