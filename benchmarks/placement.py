@@ -83,7 +83,7 @@ class Crowded:
                 tokens=turn.prompt + turn.reply, hash_chain=turn.hash_chain, turns=1, used=used
             )
             table.shadow.observed(SlotId(slot), contents)
-            table.settled[SlotId(slot)] = contents
+            table.needs_no_save(SlotId(slot), contents)
         self.post(SnapshotsChanged(at=self.now, snapshots=tuple(self._files())))
 
     def _files(self) -> Iterator[Snapshot]:

@@ -31,7 +31,6 @@ from slotkeeper.observe.states import Spent
 from slotkeeper.runtime.late_renders import MOST_BYTES, LateRenders
 from slotkeeper.runtime.render import Recent
 from slotkeeper.runtime.tasks import Tasks
-from slotkeeper.scheduler import outcomes
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.costs import REMEMBERED as TIMES
 from slotkeeper.scheduler.costs import LinearTimes, Speed
@@ -44,7 +43,7 @@ from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.slot_contents import RAM_ENTRIES, SlotContents, Snapshot, SnapshotId, Tier, publish
 from slotkeeper.scheduler.state import ANSWERS, EARLY, KINDS, Ahead, FairQueue, Outputs
 from slotkeeper.scheduler.state import MOST as AHEAD
-from slotkeeper.scheduler.table import EngineTable
+from slotkeeper.scheduler.table import UNSEEN, EngineTable
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import ClientId, EngineId, Reason, RequestId
 from slotkeeper.store.files import Lane
@@ -224,11 +223,11 @@ def warmed_files() -> tuple[int, int]:
 def requests_that_were_never_seen() -> tuple[int, int]:
     """GET /slots does not answer; every other route does."""
     play = Play(memory="dense")
-    for n in range(10 * outcomes.UNSEEN):
+    for n in range(10 * UNSEEN):
         _ = play << arrives(f"r{n}", bypass=True, rendered=False) << ends(f"r{n}", 40)
     table = play.placement.tables[play.names[0]]
-    assert len(play.placement._state.requests) <= outcomes.UNSEEN
-    return len(table.orphans), outcomes.UNSEEN
+    assert len(play.placement._state.requests) <= UNSEEN
+    return len(table.orphans), UNSEEN
 
 
 def prompt_tree() -> tuple[int, int]:

@@ -19,7 +19,7 @@ from slotkeeper.bench.simulated_load import SimulatedTurn
 from slotkeeper.bench.timed_engine import FINGERPRINT, EngineRates, Task, TimedEngine
 from slotkeeper.bench.virtual_clock import VirtualClock
 from slotkeeper.scheduler.catalog import NEVER, Catalog
-from slotkeeper.scheduler.costs import Limits, LinearTimes
+from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import (
     Effect,
     Erase,
@@ -169,7 +169,7 @@ class SimulatedSidecar:
             self._post(EngineUp(at=clock.now, engine=name, traits=traits))
         for name, table in self.placement.tables.items() if store else ():
             # known in the simulation, so not estimated
-            table.rates.bringing = LinearTimes(self.engines[name].rates.network)
+            table.brings_at(self.engines[name].rates.network)
 
     def __repr__(self) -> str:
         return f"<SimulatedSidecar {self._name}, {self.in_flight} in flight>"

@@ -80,7 +80,7 @@ def settle(state: State, now: float) -> Iterator[Effect]:
     chores.release(state, now)
     state.try_again(now)
     for table in state.tables.values():
-        table.awaited, table.work.awaiting = False, 0
+        table.waits_are_counted_anew()
     yield from launching.bypass(state, now)
     yield from _send_steered(state, now)
     yield from launching.fail_open(state, now)
@@ -95,7 +95,7 @@ def settle(state: State, now: float) -> Iterator[Effect]:
     for table in state.tables.values():
         delay = table.watch(waiting=state.waiting, now=now)
         if delay is not None:
-            table.observing = True
+            table.polls()
             yield Observe(engine=table.engine, delay=delay)
 
 
@@ -114,7 +114,7 @@ def _serve(state: State, now: float) -> Iterator[Effect]:
             begun = yield from _begins(state, pending, scene, now)
             left_waiting[model] += pending.rendered and not begun
         if pending.waits_for and not begun:
-            pending.waits_for.work.awaiting += 1
+            pending.waits_for.waited_for()
         if begun or _hold(pending):
             scene.changed()
             if not _any_free(state):
@@ -187,7 +187,8 @@ def _serve_as_planned(state: State, pending: Pending, plan: Plan, now: float) ->
     priority.resumes(pending, plan)
     state.queue.served(pending.arrived.request)
     first = begin(state, pending, plan, now)
-    plan.table.awaited |= plan.clearing and state.overtaken(pending)
+    if plan.clearing and state.overtaken(pending):
+        plan.table.hold_back()
     return first
 
 
@@ -202,7 +203,7 @@ def _served_next(state: State, now: float) -> Sequence[RequestId]:
 def _hold(pending: Pending) -> bool:
     """Keep later requests away from the engines that this one holds. Returns whether there are any."""
     for table in pending.holds:
-        table.awaited = True
+        table.hold_back()
     return bool(pending.holds)
 
 
@@ -399,7 +400,7 @@ def _send_steered(state: State, now: float) -> Iterator[Effect]:
             elif state.overtaken(pending):
                 closed.append(owned[0])
     for table in closed:
-        table.awaited = True
+        table.hold_back()
 
 
 # -- for observers: what a queued request waits for ----------------------------------------------------------

@@ -87,11 +87,11 @@ def _first_due(state: State, table: EngineTable, now: float) -> tuple[Chore | No
             due_at = min(due, due_at)
         elif (chore := _chore(state, table, slot, contents, ahead=ahead, now=now)) is None:
             if ahead or not foreseen:
-                table.settled[slot] = contents
+                table.needs_no_save(slot, contents)
         elif _may_begin(state, table, now):
             return chore, due_at
         elif not table.adapters_known(now):
-            table.adapters_wanted = True
+            table.wants_adapters()
         elif table.shared_until > now:  # other clients use the engine: it must be polled just before
             due_at = min(_look_before(table, now), due_at)
     return None, due_at
@@ -183,7 +183,7 @@ def _chore_ahead(
     given_up = contents.total - contents.tokens.lcp(goal.tokens)
     if table.crowded(now) and computes + given_up > table.traits.n_ubatch:
         # Others need the engine, and the next user of the slot is uncertain: only a small correction pays.
-        table.put_off.add(slot)
+        table.puts_off_save(slot)
         return None
     if state.idle.wait(computes, now) > 0:
         return None
@@ -233,7 +233,7 @@ def _note_settled(state: State, chore: Chore, *, ok: bool, rested: bool, now: fl
     contents, table = chore.contents, chore.table
     cuts_follow = ok and not rested and table.traits.files_only_extend
     if not cuts_follow and contents and _ahead_at(state, table, contents, now) == inf:
-        table.settled[chore.slot] = contents
+        table.needs_no_save(chore.slot, contents)
 
 
 def _end(state: State, chore: Chore, now: float) -> None:
@@ -332,7 +332,7 @@ def _warm(state: State, table: EngineTable, now: float) -> Iterator[Effect]:
         return
     if not kv_pool.has_room(state, table, empty[0], len(end.tokens)):
         return
-    table.warmed.add(end.id)
+    table.tried_to_warm(end.id)
     if step := warming_step(end, state.catalog, table):
         goal = Prefill(end.tokens, Purpose.DRAFT)
         yield _begin(state, Chore(_name(state, now), table, empty[0], step, None, goal), now)

@@ -208,6 +208,10 @@ class Rates:
             self._learn("prefill", tokens / seconds)
             self.prefills.was(tokens / seconds)
 
+    def paused(self, pauses: tuple[float, ...]) -> None:
+        """Record seconds between an answer and the next turn of its conversation."""
+        self.pauses.extend(pauses)
+
     def replied(self, tokens: int, seconds: float) -> None:
         """Record how long an answer of this many tokens took after its prompt was computed."""
         if tokens >= LEAST_REPLY and seconds > 0:
@@ -383,6 +387,12 @@ class Breaker:
 
     def worked(self) -> None:
         self.failures, self.until, self.resting = 0, -inf, False
+
+    def rested(self, now: float) -> bool:
+        """Whether the engine may be tried again from now on: its waiting time has just ended."""
+        over = self.resting and now >= self.until
+        self.resting = self.resting and not over
+        return over
 
     def on_trial(self, *, busy: bool) -> bool:
         """Whether the engine is being tried with one request at a time, and that one is running."""

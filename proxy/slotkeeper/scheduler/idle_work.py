@@ -363,11 +363,11 @@ def coldest(table: EngineTable, catalog: Catalog, now: float) -> Snapshot | None
     fresh = [snapshot for snapshot in catalog if _fit_to_warm(snapshot, table, now)]
     contents = [h.tokens for h in table.shadow.slots if h]
     if len(table.warmed) > len(catalog):  # some of its files are gone
-        table.warmed.intersection_update([s.id for s in catalog])
+        table.forget_warmed(but=[s.id for s in catalog])
     for snapshot in sorted(fresh, key=lambda s: (s.used, len(s.tokens)), reverse=True):
         if not any(tokens.lcp(snapshot.tokens) * 2 > len(snapshot.tokens) for tokens in contents):
             return _whole(snapshot, fresh)
-        table.warmed.add(snapshot.id)
+        table.tried_to_warm(snapshot.id)
     return None
 
 

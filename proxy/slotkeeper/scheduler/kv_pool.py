@@ -225,7 +225,7 @@ def _price(state: State, table: EngineTable, slot: SlotId, now: float) -> float:
 def reserve(state: State, pending: Pending, plan: Plan) -> None:
     """Promise its cells to a request that is sent, until its slot is free, also if its client disconnects."""
     if cells_of(plan.table.traits) and plan.slot is not None and not pending.arrived.action:
-        plan.table.promised[plan.slot] = need(state, pending, plan.table)
+        plan.table.promise(plan.slot, need(state, pending, plan.table))
 
 
 # -- what the engine did ---------------------------------------------------------------------------------
@@ -237,8 +237,8 @@ def finished(state: State, pending: Pending, event: Finished) -> Iterator[Effect
         state.outputs.add(pending.arrived.kind, event.generated)
     if pending.plan is not None and event.prompt_tokens is not None:
         cells = event.prompt_tokens + max(0, (event.generated or 0) - 1)
-        if pending.slot in pending.plan.table.idle:
-            pending.plan.table.promised.pop(pending.slot, None)
+        if pending.slot is not None:
+            pending.plan.table.redeem(pending.slot)
         yield from _purged(state, pending.plan.table, pending, cells)
 
 
@@ -267,8 +267,7 @@ def _at_least(state: State, table: EngineTable, slot: SlotId) -> int:
 
 
 def _emptied(table: EngineTable, slot: SlotId, act: PoolAct, request: RequestId, cells: int) -> Pooled:
-    table.shadow.erase(slot)
-    table.settled.pop(slot, None)
+    table.emptied(slot)
     table.look_again = True
     return Pooled(request=request, engine=table.engine, act=act, slot=slot, cells=cells)
 

@@ -271,7 +271,7 @@ def engines_named(state: State, event: EnginesNamed) -> None:
             state.drained.pop(name, None)
             if table:
                 table.forget_left()
-                state.freed += table.freed
+                state.freed += table.take_freed()
                 _forget_prompts(state, table.model)
     state.mark_leaving()
 

@@ -33,7 +33,7 @@ from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.shadow import Source
 from slotkeeper.scheduler.slot_contents import SlotContents, parks
 from slotkeeper.scheduler.state import State
-from slotkeeper.scheduler.table import LINGER, EngineTable, Orphan, SlotState
+from slotkeeper.scheduler.table import EngineTable, SlotState
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import Place, RequestId, SlotId
 
@@ -80,7 +80,6 @@ def _most(prompt: Tokens, states: Iterable[SlotContents | None]) -> int:
 
 # -- what happened to requests ---------------------------------------------------------------------------
 
-UNSEEN: Final = 64  # finished requests whose slots GET /slots has not shown, while it does not answer
 SURPRISE: Final = 64  # tokens: after a prediction that is further off, the slots are polled
 
 
@@ -136,17 +135,9 @@ def acted(state: State, event: Acted) -> None:
     table.work.ends(event.request)
     if owned := state.slot_of(pending):
         _, slot = owned
-        table.private = table.private and not event.left  # the client's file, with unknown contents
-        if event.left is not None:
-            table.shadow.erase(slot)
-            table.loaded.discard(slot)
-            table.settled.pop(slot, None)
-        if event.left:  # GET /slots shows nothing of a restored file until a task has run
-            table.shadow.restored_unseen(slot, event.left, event.at)
-            table.loaded.add(slot)
-        table.move(slot, SlotState.IDLE, None, event.at)
+        table.client_acted(slot, event.left, event.at)
     else:  # it was sent without a slot
-        table.unsettled.pop(event.request, None)
+        table.ran_no_task(event.request)
         table.look_again = True
 
 
@@ -195,7 +186,7 @@ def _release(
         space=pending.arrived.space,
     )
     if contents.turns > 1:
-        table.rates.pauses.extend(contents.pauses[-1:])
+        table.rates.paused(contents.pauses[-1:])
     table.shadow.ran_with(slot, pending.arrived.adapters)
     if pending.arrived.adapters == UNSURE:
         table.shadow.doubted(slot)
@@ -210,21 +201,11 @@ def _end_unseen(pending: Pending, table: EngineTable, event: Finished) -> bool:
 
     Returns whether another such request was given up for it.
     """
-    sent = table.unsettled.pop(event.request)
-    if event.slot is not None and event.slot < len(table.states):
-        pending.slot = SlotId(event.slot)
-        table.move(pending.slot, SlotState.RUNNING, event.request, event.at)
-        if sent.slots > 1:
-            table.disown()
-        _release(pending, table, pending.slot, event, event.at, certain=True)
-    else:
-        table.orphans.append(Orphan(event.request, event.left, event.at, sent.slots, sent.at))
-        over = [orphan for orphan in table.orphans if orphan.total is not None][:-UNSEEN]
-        for orphan in over:  # other tasks have run in its slot since, so the slot cannot be determined
-            table.orphans.remove(orphan)
-        if over:
-            table.disown()
-        return bool(over)
+    if event.slot is None or event.slot >= len(table.states):
+        return table.ended_unseen(event.request, event.left, event.at)
+    pending.slot = SlotId(event.slot)
+    table.ran_in(pending.slot, event.request, event.at)
+    _release(pending, table, pending.slot, event, event.at, certain=True)
     return False
 
 
@@ -236,7 +217,7 @@ def _claim(state: State, pending: Pending, event: Finished) -> Claim | None:
     tree, cached = state.tree(table.model), event.cached or 0
     claim = impossible(pending, tree, prompt_tokens=event.prompt_tokens, cached=cached)
     left = (event.generated or 0) + (event.prompt_tokens if pending.prompt is None else 0)
-    table.unknown = max(table.unknown, left)
+    table.left_unknown(left)
     return claim
 
 
@@ -308,29 +289,25 @@ def gone(state: State, event: Gone) -> Iterator[Effect]:
     if owned := state.slot_of(pending):
         _leave(pending, *owned, event.at)
     elif pending.plan and event.request in pending.plan.table.unsettled:
-        sent = pending.plan.table.unsettled.pop(event.request)
-        left = Orphan(event.request, None, event.at + LINGER, sent.slots, sent.at)
-        pending.plan.table.orphans.append(left)
+        pending.plan.table.client_left_unseen(event.request, event.at)
 
 
 def _leave(pending: Pending, table: EngineTable, slot: SlotId, now: float) -> None:
     """Give up the slot of a request whose client disconnected. It holds what was computed so far."""
     table.shadow.ran_with(slot, None)  # its task may not have begun
     if pending.stage is Stage.RUNNING:
-        table.unknown = table.unknown if pending.prompt is not None else table.traits.n_ctx
+        table.left_unknown(0 if pending.prompt is not None else table.traits.n_ctx)
         table.shadow.observed(slot, pending.left_behind(table))
     elif pending.steps_left and not isinstance(pending.step, Keep):  # a save changes nothing
         _leave_step(table, slot, pending.step, now)
     # A resumable stream continues without its client (engine.md 7): we do not wait for its end.
-    table.leave(slot, now, SlotState.FOREIGN if pending.arrived.resumable else SlotState.DRAINING)
-    table.left[slot] = pending.arrived.request
+    table.client_left(slot, pending.arrived.request, now, resumable=pending.arrived.resumable)
 
 
 def _leave_step(table: EngineTable, slot: SlotId, step: Step, now: float) -> None:
     """Record what a slot will hold that is given up in the middle of a step."""
     if isinstance(step, Load):
-        table.shadow.restored_unseen(slot, len(step.snapshot.tokens), now)
-        table.loaded.add(slot)  # GET /slots may show nothing of it
+        table.restored_unseen(slot, len(step.snapshot.tokens), now)
     elif isinstance(step, Prefill) and step.parks:
         table.shadow.stopped(slot, step.tokens)
     else:
@@ -380,8 +357,7 @@ def observed(state: State, event: Observed) -> Iterator[Effect]:
 
 def observe_failed(state: State, event: ObserveFailed) -> None:
     if table := state.tables.get(event.engine):
-        table.observing = table.unseen = False
-        table.failures += 1
+        table.poll_failed()
 
 
 def rendered_late(state: State, event: Rendered) -> Iterator[Effect]:

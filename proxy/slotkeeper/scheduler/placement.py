@@ -90,7 +90,7 @@ from slotkeeper.scheduler.retention import Wanted
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.slot_contents import Tier
 from slotkeeper.scheduler.state import State
-from slotkeeper.scheduler.table import SHARED_FOR, EngineTable, Orphan
+from slotkeeper.scheduler.table import EngineTable
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import NO_ROUTER, ClientId, Crowded, EngineId, ModelName, RequestId
 
@@ -101,21 +101,11 @@ def engine_up(state: State, event: EngineUp) -> Iterator[Effect]:
     if table is None:
         shadow = EngineShadow(event.traits)
         table = state.tables[event.engine] = EngineTable(event.engine, shadow, model=event.model)
-    table.up, table.leaving = True, event.engine in state.drained
     for router in state.routers.values():
         router.came_up(event.engine, event.at)
-    table.reset(event.traits, event.at)
-    table.breaker.worked()
-    table.unseen = True
+    leaving, shares = event.engine in state.drained, state.limits.shared_bytes is not None
+    table.came_up(event.traits, event.at, fresh=event.fresh, leaving=leaving, shares=shares)
     share_guesses(state.up_for(table.model))
-    kept = bool(event.traits.disk_cache)  # by an earlier process, from which it may load
-    table.private, table.unknown = event.fresh and not kept, 0
-    table.shares = state.limits.shared_bytes is not None
-    if not event.fresh or kept:
-        table.shadow.mixed_before_us()
-    if not event.fresh:
-        table.shadow.used_before_us()
-        table.shared_until = event.at + SHARED_FOR
     yield from _adopted(state, table, event.at)
     yield from close_ended(state)
 
@@ -123,8 +113,8 @@ def engine_up(state: State, event: EngineUp) -> Iterator[Effect]:
 def _adopted(state: State, table: EngineTable, now: float) -> Iterator[Effect]:
     """Take over the requests that were sent to this engine before it was known, and have them rendered."""
     adopted = [*_still_out(state, table, now), *_ended_early(state, table, now)]
-    table.private = table.private and not adopted
     for pending in adopted:
+        table.computed_for_others()
         if pending.arrived.rendered and pending.prompt is None:
             pending.rendered = False
             yield Render(request=pending.arrived.request)
@@ -155,8 +145,7 @@ def _ended_early(state: State, table: EngineTable, now: float) -> Iterator[Pendi
         spaces.moved_to(state, pending, set_of(table.traits.adapters, request.lora))
         table.shadow.sends(pending.arrived.space)
         state.requests[request.request] = pending
-        copies = min(request.copies, len(table.states))
-        table.orphans.append(Orphan(request.request, done.left, now, copies))
+        table.ended_early(request.request, request.copies, done.left, now)
         yield pending
 
 
@@ -202,9 +191,7 @@ def learned(state: State, before: Mapping[EngineId, EngineTraits]) -> Iterator[E
 
 def engine_lost(state: State, event: EngineLost) -> Iterator[Effect]:
     if table := state.tables.get(event.engine):
-        table.up = False
-        table.back_by = event.at + state.limits.engine_wait if event.returns else -inf
-        table.reset(table.traits, event.at)
+        table.went_down(event.at, back_by=event.at + state.limits.engine_wait if event.returns else -inf)
     yield from close_ended(state)
 
 

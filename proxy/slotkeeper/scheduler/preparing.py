@@ -185,7 +185,7 @@ def _take_in(
         case Erased():
             table.shadow.erase(slot)
             if not event.ok:
-                table.no_wipe_until = event.at + SAVES_REST
+                table.erasures_rest(event.at + SAVES_REST)
             return event.ok, []
         case _:
             assert_never(event)
@@ -205,7 +205,7 @@ def _planted(table: EngineTable, slot: SlotId, step: Step, event: Planted) -> bo
         else:
             shadow.lost(slot)
         if step.purpose is Purpose.EMPTY:
-            table.no_touch_until = event.at + SAVES_REST
+            table.touches_rest(event.at + SAVES_REST)
         table.leave(slot, event.at)
         return False
     end, cached = len(tokens), len(tokens) - event.computed
@@ -286,7 +286,7 @@ def _account(
     snapshot = event.snapshot
     if snapshot is None:
         if event.lasting:
-            table.no_save_until = event.at + SAVES_REST
+            table.saves_rest(event.at + SAVES_REST)
         return []
     if event.request in table.suspect:
         return retention.drop(state, snapshot)
@@ -299,7 +299,7 @@ def _account(
     effects = retention.kept(state, snapshot, event.at)
     fits = snapshot.id in state.catalog  # otherwise there was no room for it
     if fits and not state.catalog.covered(snapshot.tokens, table.traits):  # it cannot be extended (T4)
-        table.no_save_until = event.at + HOPELESS
+        table.saves_rest(event.at + HOPELESS)
         effects += retention.drop(state, snapshot)
     return effects
 
@@ -312,8 +312,7 @@ def _restored(state: State, table: EngineTable, slot: SlotId, step: Step, event:
     match event.outcome:
         case Loading.DONE:
             whole = snapshot if event.checkpoints else replace(snapshot, checkpoints=())
-            table.shadow.restore(slot, whole, event.at)
-            table.loaded.add(slot)
+            table.restored(slot, whole, event.at)
             table.rates.restored(snapshot.size, event.seconds)
             return []
         case Loading.UNFIT:

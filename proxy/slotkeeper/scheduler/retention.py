@@ -222,7 +222,7 @@ def snapshots_changed(state: State, event: SnapshotsChanged) -> list[Effect]:
         for slot in table.idle:
             contents = table.shadow.slots[slot]
             if contents and done(contents, table, state.catalog):
-                table.settled[slot] = contents
+                table.needs_no_save(slot, contents)
     for gone in event.gone:
         state.catalog.take(gone)
     for snapshot in event.snapshots:

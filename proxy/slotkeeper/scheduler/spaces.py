@@ -223,7 +223,7 @@ def ask_adapters(state: State, now: float) -> Iterator[Effect]:
         if table.asking or table.changing or table.adapters_known(now):
             continue
         if state.waiting or table.adapters_wanted or max(table.changed) > table.adapters_at:
-            table.asking, table.adapters_wanted = True, False
+            table.asks_adapters()
             yield AskAdapters(engine=table.engine)
 
 
@@ -233,39 +233,25 @@ def adapters_changed(state: State, event: AdaptersChange | AdaptersSeen) -> Iter
     if table is None:
         return
     if isinstance(event, AdaptersChange):
-        table.changing = True
+        table.adapters_change()
     else:
         yield from _seen(state, table, event)
 
 
 def _seen(state: State, table: EngineTable, event: AdaptersSeen) -> Iterator[Effect]:
-    table.moves += 1
-    if event.announced:
-        table.changing = False
-    else:
-        table.asking = False
-    if event.asked < max(table.reset_at, table.adapters_at) or table.changing:
-        return
-    if event.adapters is not None and event.adapters != table.traits.adapters:
-        before, since = table.traits.adapter_set, table.adapters_at
-        table.shadow.adapters_changed(replace(table.traits, adapters=event.adapters))
-        if not event.exact:
-            yield from _doubt(state, table, before, since)
-    table.adapters_at = event.asked
+    before = table.traits.adapter_set
+    since = table.adapters_seen(event)
+    if since is not None:
+        yield from _doubt(state, table, before, since)
 
 
 def _doubt(state: State, table: EngineTable, before: str, since: float) -> Iterator[Effect]:
     """Discard states made since `since`, and mark running work: each may be of the old or the new set."""
-    for slot, contents in enumerate(table.shadow.slots):
-        place = SlotId(slot)
-        if table.states[place] is SlotState.MAINTENANCE:
-            table.doubted.add(place)
-        elif contents and table.changed[place] >= since and set_in(contents.tokens.space) == before:
-            table.shadow.doubted(place)
+    saves = (*state.coming, *(chore.id for chore in state.chores.values() if chore.table is table))
+    table.doubt(before, since, saves)
     for pending in state.requests.values():
         if pending.plan and pending.plan.table is table and pending.arrived.lora is None:
             moved_to(state, pending, UNSURE)
-    table.suspect = {*state.coming, *(chore.id for chore in state.chores.values() if chore.table is table)}
     yield from _drop_newer(state, table, before, since)
 
 

@@ -236,8 +236,7 @@ class State:
     def try_again(self, now: float) -> None:
         """Let engines with an open breaker be tried again, once their waiting time is over."""
         for table in self.tables.values():
-            if table.breaker.resting and now >= table.breaker.until:
-                table.breaker.resting = False
+            if table.breaker.rested(now):
                 table.moves += 1
 
     def sets(self, request: Arrived) -> list[str]:
@@ -286,8 +285,7 @@ class State:
             leaving |= self.routers[engine].models.keys()
         for table in self.tables.values():
             if table.leaving != (table.engine in leaving):
-                table.leaving = not table.leaving
-                table.ends()
+                table.leaves(leaving=not table.leaving)
                 table.moves += 1  # its queued requests can be decided again
 
     @property
@@ -324,9 +322,10 @@ class State:
 
     def released(self) -> Iterator[Released]:
         """Yield the requests without a client for which no engine works any more, once each."""
-        for freed in (self.freed, *(table.freed for table in self.tables.values())):
-            yield from freed
-            freed.clear()
+        yield from self.freed
+        self.freed.clear()
+        for table in self.tables.values():
+            yield from table.take_freed()
 
     def forget(self, request: RequestId) -> None:
         """Remove a request that was not served, from every queue."""

@@ -134,7 +134,7 @@ class Chore:
                 becomes = tokens
             case Load(snapshot):
                 becomes = snapshot.tokens
-        self.table.maintenance[self.slot] = Maintenance(now, max(SHORTEST, self._seconds()), becomes, stalls)
+        self.table.tends(self.slot, Maintenance(now, max(SHORTEST, self._seconds()), becomes, stalls))
 
     def _seconds(self) -> float:
         """Seconds for which the step will hold the slot, as far as a waiting request is concerned."""

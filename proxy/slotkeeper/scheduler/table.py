@@ -15,10 +15,11 @@ from enum import StrEnum
 from math import inf
 from typing import Final
 
-from slotkeeper.scheduler.costs import WORTH_A_FILE, Breaker, EngineWork, Expected, Rates
+from slotkeeper.scheduler.adapters import set_in
+from slotkeeper.scheduler.costs import WORTH_A_FILE, Breaker, EngineWork, Expected, LinearTimes, Rates
 from slotkeeper.scheduler.effects import Released
 from slotkeeper.scheduler.engine_model import EngineTraits, Known, keeps_checkpoints, wipes
-from slotkeeper.scheduler.events import Observed
+from slotkeeper.scheduler.events import AdaptersSeen, Observed
 from slotkeeper.scheduler.evidence import Doubts
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId, succeeds
@@ -28,6 +29,7 @@ from slotkeeper.scheduler.types import NO_ROUTER, EngineId, ModelName, RequestId
 CROWDED_FOR: Final = 60.0  # seconds that an engine counts as crowded after a conversation lost its slot
 LULL: Final = 1.0  # seconds without a client's task, after which the engine no longer counts as crowded
 SHARED_FOR: Final = 60.0  # seconds for which we expect more tasks of another client, once one was seen
+UNSEEN: Final = 64  # finished requests whose slots GET /slots has not shown, while it does not answer
 LINGER: Final = 0.1  # seconds in which a task may still begin after its client disconnected (engine.md 7)
 STALE: Final = 0.05  # seconds: an older poll of a shared engine does not prove that a slot is free
 UNSEEN_FOR: Final = 2.0  # seconds after which another program may have erased an idle slot
@@ -360,7 +362,184 @@ class EngineTable:
         """Whether a task in this slot may have emptied idle slots: none was seen to survive one (T6)."""
         return not self.proven and any(self.shadow.slots[other] for other in self.idle_beside(slot))
 
-    # -- changes -----------------------------------------------------------------------------------
+    # -- changes: the engine ------------------------------------------------------------------------
+
+    def came_up(self, traits: EngineTraits, now: float, *, fresh: bool, leaving: bool, shares: bool) -> None:
+        """Record that it answers: no slot is given out before GET /slots has shown them.
+
+        `fresh`: it has computed nothing yet. `leaving`: it is drained. `shares`: its states are kept for
+        engines on other machines as well.
+        """
+        self.up, self.leaving, self.shares = True, leaving, shares
+        self.reset(traits, now)
+        self.breaker.worked()
+        self.unseen = True
+        kept = bool(traits.disk_cache)  # by an earlier process, from which it may load
+        self.private, self.unknown = fresh and not kept, 0
+        if not fresh or kept:
+            self.shadow.mixed_before_us()
+        if not fresh:
+            self.shadow.used_before_us()
+            self.shared_until = now + SHARED_FOR
+
+    def went_down(self, now: float, *, back_by: float) -> None:
+        """Record that it was lost with all that its slots held. `back_by`: until when to wait for it."""
+        self.up, self.back_by = False, back_by
+        self.reset(self.traits, now)
+
+    def brings_at(self, bytes_per_second: float) -> None:
+        """Set the speed at which files come to its folder, until one has shown it."""
+        self.rates.bringing = LinearTimes(bytes_per_second)
+
+    def leaves(self, *, leaving: bool) -> None:
+        """Record that it is drained or about to be unloaded, or that it stays."""
+        self.leaving = leaving
+        self.ends()
+
+    def computed_for_others(self) -> None:
+        """Record that it may have states of which we do not know for whom they were computed."""
+        self.private = False
+
+    def left_unknown(self, tokens: int) -> None:
+        """Record that one of our tasks left so many tokens there whose ids we do not know."""
+        self.unknown = max(self.unknown, tokens)
+
+    def waits_are_counted_anew(self) -> None:
+        """Begin a round of decisions: which requests wait for this engine is found again."""
+        self.awaited, self.work.awaiting = False, 0
+
+    def hold_back(self) -> None:
+        """Keep later requests away, until the next round: one waits for tasks on their way there to begin."""
+        self.awaited = True
+
+    def waited_for(self) -> None:
+        """Record that a request waits for one of its slots although other engines have free ones."""
+        self.work.awaiting += 1
+
+    def polls(self) -> None:
+        """Record that GET /slots is being read."""
+        self.observing = True
+
+    def poll_failed(self) -> None:
+        """Record that GET /slots did not answer: slots are given out without it."""
+        self.observing = self.unseen = False
+        self.failures += 1
+
+    def saves_rest(self, until: float) -> None:
+        """Record that a save failed, and that further ones would fail until then."""
+        self.no_save_until = until
+
+    def erasures_rest(self, until: float) -> None:
+        """Record that no slot can be erased until then."""
+        self.no_wipe_until = until
+
+    def touches_rest(self, until: float) -> None:
+        """Record that no prefill of one token succeeds until then."""
+        self.no_touch_until = until
+
+    def tried_to_warm(self, snapshot: SnapshotId) -> None:
+        """Record that warming has considered this file since the engine came up."""
+        self.warmed.add(snapshot)
+
+    def forget_warmed(self, *, but: Iterable[SnapshotId]) -> None:
+        """Forget the files that warming has considered, except for these, which still exist."""
+        self.warmed.intersection_update(but)
+
+    # -- changes: its LoRA adapters ------------------------------------------------------------------
+
+    def wants_adapters(self) -> None:
+        """Record that idle work waits to know which adapters it uses."""
+        self.adapters_wanted = True
+
+    def asks_adapters(self) -> None:
+        """Record that it is being asked for its adapters."""
+        self.asking, self.adapters_wanted = True, False
+
+    def adapters_change(self) -> None:
+        """Record that a client changes its adapters through us: nothing begins until that is done."""
+        self.changing = True
+
+    def adapters_seen(self, seen: AdaptersSeen) -> float | None:
+        """Take in which adapters it uses.
+
+        Returns the time since when states may have been computed with others than we thought; None: no state.
+        """
+        self.moves += 1
+        if seen.announced:
+            self.changing = False
+        else:
+            self.asking = False
+        if seen.asked < max(self.reset_at, self.adapters_at) or self.changing:
+            return None
+        since, self.adapters_at = self.adapters_at, seen.asked
+        if seen.adapters is None or seen.adapters == self.traits.adapters:
+            return None
+        self.shadow.adapters_changed(replace(self.traits, adapters=seen.adapters))
+        return None if seen.exact else since
+
+    def doubt(self, adapters: str, since: float, saves: Iterable[RequestId]) -> None:
+        """Discard what slots got since then with these adapters; what idle work does there, when it ends.
+
+        `saves`: the files that are being written or checked.
+        """
+        for slot, contents in enumerate(self.shadow.slots):
+            place = SlotId(slot)
+            if self.states[place] is SlotState.MAINTENANCE:
+                self.doubted.add(place)
+            elif contents and self.changed[place] >= since and set_in(contents.tokens.space) == adapters:
+                self.shadow.doubted(place)
+        self.suspect = set(saves)
+
+    # -- changes: a slot ---------------------------------------------------------------------------
+
+    def tends(self, slot: SlotId, step: Maintenance) -> None:
+        """Record that a step of idle work begins in a slot."""
+        self.maintenance[slot] = step
+
+    def needs_no_save(self, slot: SlotId, contents: SlotContents) -> None:
+        """Record that idle work has nothing more to do for what a slot holds."""
+        self.settled[slot] = contents
+
+    def puts_off_save(self, slot: SlotId) -> None:
+        """Record that idle work in a slot waits until the engine is no longer crowded."""
+        self.put_off.add(slot)
+
+    def restored(self, slot: SlotId, snapshot: Snapshot, now: float) -> None:
+        """Record that a file was restored into a slot: GET /slots may show nothing of it."""
+        self.shadow.restore(slot, snapshot, now)
+        self.loaded.add(slot)
+
+    def restored_unseen(self, slot: SlotId, tokens: int, now: float) -> None:
+        """Record that a file of so many unknown tokens was restored into a slot, or may have been."""
+        self.shadow.restored_unseen(slot, tokens, now)
+        self.loaded.add(slot)
+
+    def emptied(self, slot: SlotId) -> None:
+        """Record that the engine has emptied a slot, or has been told to."""
+        self.shadow.erase(slot)
+        self.settled.pop(slot, None)
+
+    def client_acted(self, slot: SlotId, left: int | None, now: float) -> None:
+        """Record that a client's own action on a slot has ended, which ran no task.
+
+        `left`: the tokens of the file that it restored; 0: it erased the slot; None: the slot is unchanged.
+        """
+        if left is not None:
+            self.loaded.discard(slot)
+            self.emptied(slot)
+        if left:  # a file of the client's, with unknown contents
+            self.computed_for_others()
+            self.restored_unseen(slot, left, now)
+        self.move(slot, SlotState.IDLE, None, now)
+
+    def promise(self, slot: SlotId, cells: int) -> None:
+        """Promise cells of a shared KV buffer to the request that was sent to a slot."""
+        self.promised[slot] = cells
+
+    def redeem(self, slot: SlotId) -> None:
+        """Take the promise back if the slot is free: its contents count instead."""
+        if slot in self.idle:
+            self.promised.pop(slot, None)
 
     def move(self, slot: SlotId, state: SlotState, owner: RequestId | None, now: float) -> None:
         was_idle = self.states[slot] is SlotState.IDLE
@@ -391,6 +570,50 @@ class EngineTable:
     def send(self, request: RequestId, copies: int, now: float, *, alone: bool = False) -> None:
         """Record that a request was sent unpinned: GET /slots must show where it runs."""
         self.unsettled[request] = Sent(now, min(copies, len(self.states)), alone)
+
+    def ran_no_task(self, request: RequestId) -> None:
+        """Record that an unpinned request has ended that ran no task."""
+        self.unsettled.pop(request, None)
+
+    def ran_in(self, slot: SlotId, request: RequestId, now: float) -> None:
+        """Record in which slot an unpinned request ran, as its answer says."""
+        sent = self.unsettled.pop(request)
+        self.move(slot, SlotState.RUNNING, request, now)
+        if sent.slots > 1:
+            self.disown()
+
+    def ended_early(self, request: RequestId, copies: int, total: int | None, now: float) -> None:
+        """Record that a request ended there before the engine was known, and left so many tokens."""
+        self.orphans.append(Orphan(request, total, now, min(copies, len(self.states))))
+
+    def ended_unseen(self, request: RequestId, total: int | None, now: float) -> bool:
+        """Record that an unpinned request ended before GET /slots showed its slot.
+
+        Returns whether another such request was given up for it.
+        """
+        sent = self.unsettled.pop(request)
+        self.orphans.append(Orphan(request, total, now, sent.slots, sent.at))
+        over = [orphan for orphan in self.orphans if orphan.total is not None][:-UNSEEN]
+        for orphan in over:  # other tasks have run in its slot since, so the slot cannot be determined
+            self.orphans.remove(orphan)
+        if over:
+            self.disown()
+        return bool(over)
+
+    def client_left_unseen(self, request: RequestId, now: float) -> None:
+        """Record that the client of an unpinned request disconnected before GET /slots showed its slot."""
+        sent = self.unsettled.pop(request)
+        self.orphans.append(Orphan(request, None, now + LINGER, sent.slots, sent.at))
+
+    def client_left(self, slot: SlotId, request: RequestId, now: float, *, resumable: bool) -> None:
+        """Record that the client of the request in a slot disconnected. A resumable stream goes on."""
+        self.leave(slot, now, SlotState.FOREIGN if resumable else SlotState.DRAINING)
+        self.left[slot] = request
+
+    def take_freed(self) -> list[Released]:
+        """Remove and return what is to be reported of requests whose clients had left."""
+        freed, self.freed = self.freed, []
+        return freed
 
     def is_shared(self, now: float) -> None:
         """Record that another client uses this engine."""
