@@ -122,8 +122,7 @@ def finished(state: State, event: Finished) -> Iterator[Effect]:
 
 def request_failed(state: State, event: RequestFailed) -> None:
     if (table := state.tables.get(event.engine)) and table.up:
-        table.breaker.failed(event.at, broken=event.broken)
-        table.moves += 1
+        table.request_failed(event.at, broken=event.broken)
 
 
 def acted(state: State, event: Acted) -> None:

@@ -236,8 +236,7 @@ class State:
     def try_again(self, now: float) -> None:
         """Let engines with an open breaker be tried again, once their waiting time is over."""
         for table in self.tables.values():
-            if table.breaker.rested(now):
-                table.moves += 1
+            table.try_again(now)
 
     def sets(self, request: Arrived) -> list[str]:
         """Return the sets of LoRA adapters that a request would have on engines that are open: often one."""
@@ -286,7 +285,6 @@ class State:
         for table in self.tables.values():
             if table.leaving != (table.engine in leaving):
                 table.leaves(leaving=not table.leaving)
-                table.moves += 1  # its queued requests can be decided again
 
     @property
     def waiting(self) -> bool:
@@ -309,7 +307,7 @@ class State:
     def decides_again(self) -> None:
         """Let all queued requests be decided again: they may have waited for what has changed elsewhere."""
         for table in self.up:
-            table.moves += 1
+            table.place_again()
 
     def open_accounts(self, table: EngineTable) -> bool:
         """Whether a request ended there whose tokens, and so its slot's contents, are not known yet."""

@@ -107,7 +107,7 @@ class EngineTable:
     freed: list[Released] = field(default_factory=list)  # of these, the ones to be reported
     awaited: bool = False  # a request waits for tasks on their way there to begin; later requests wait too
     shared_until: float = 0.0  # until when tasks of other clients are expected
-    moves: int = 0  # how often any slot has changed its state
+    moves: int = 0  # changes after which waiting requests are placed again
     reset_at: float = -1.0  # when its slots were last lost: it came up, was lost or was restarted
     observed_at: float = -1.0  # when GET /slots was last answered
     observing: bool = False  # a poll is under way
@@ -161,7 +161,7 @@ class EngineTable:
         self.orphans.clear()
         self.work.served.clear()
         self.maintenance.clear()
-        self.moves += 1
+        self.place_again()
         self.reset_at = now
         self.observed_at = -1.0
         self.settled.clear()
@@ -395,6 +395,21 @@ class EngineTable:
         """Record that it is drained or about to be unloaded, or that it stays."""
         self.leaving = leaving
         self.ends()
+        self.place_again()
+
+    def place_again(self) -> None:
+        """Have waiting requests placed again: something has changed that may concern them."""
+        self.moves += 1
+
+    def request_failed(self, now: float, *, broken: bool) -> None:
+        """Record that a request failed there. `broken`: it got no answer."""
+        self.breaker.failed(now, broken=broken)
+        self.place_again()
+
+    def try_again(self, now: float) -> None:
+        """Let it be tried again, if it failed and the time to wait is over."""
+        if self.breaker.rested(now):
+            self.place_again()
 
     def computed_for_others(self) -> None:
         """Record that it may have states of which we do not know for whom they were computed."""
@@ -464,7 +479,7 @@ class EngineTable:
 
         Returns the time since when states may have been computed with others than we thought; None: no state.
         """
-        self.moves += 1
+        self.place_again()
         if seen.announced:
             self.changing = False
         else:
@@ -563,7 +578,7 @@ class EngineTable:
         self.states[slot] = state
         self.idle = self.in_state(SlotState.IDLE)
         self.owners[slot] = owner
-        self.moves += 1
+        self.place_again()
         self.changed[slot] = now
         self.patience = 0
 
