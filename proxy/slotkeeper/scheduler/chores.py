@@ -312,7 +312,7 @@ def _due(state: State, table: EngineTable, contents: SlotContents, now: float) -
 def _look_before(table: EngineTable, now: float) -> float:
     """Request a poll if the last one is too old, and return when to ask again."""
     if now - table.observed_at >= LOOKS:
-        table.look_again = True
+        table.look()
         return now + LOOKS
     return table.observed_at + LOOKS
 

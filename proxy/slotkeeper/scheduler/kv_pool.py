@@ -267,8 +267,7 @@ def _at_least(state: State, table: EngineTable, slot: SlotId) -> int:
 
 
 def _emptied(table: EngineTable, slot: SlotId, act: PoolAct, request: RequestId, cells: int) -> Pooled:
-    table.emptied(slot)
-    table.look_again = True
+    table.purged(slot)
     return Pooled(request=request, engine=table.engine, act=act, slot=slot, cells=cells)
 
 
@@ -285,7 +284,7 @@ def exceeded(state: State, event: Exceeded) -> Iterator[Effect]:
     for slot in table.idle if cells_of(table.traits) else ():
         if contents := table.shadow.slots[slot]:
             yield _emptied(table, slot, PoolAct.PURGED, event.request, contents.total)
-    table.look_again = True
+    table.look()
 
 
 def moved_one_known(table: EngineTable, request: RequestId, tokens: Tokens) -> None:

@@ -137,7 +137,6 @@ def acted(state: State, event: Acted) -> None:
         table.client_acted(slot, event.left, event.at)
     else:  # it was sent without a slot
         table.ran_no_task(event.request)
-        table.look_again = True
 
 
 def close(state: State, pending: Pending) -> Iterator[Effect]:
@@ -192,7 +191,7 @@ def _release(
     table.move(slot, SlotState.IDLE if certain and not contents.rough else SlotState.DRAINING, None, now)
     holds_more = table.traits.speculative  # perhaps more than the answer's tokens (engine.md 3)
     if holds_more or table.may_have_wiped_beside(slot):
-        table.look_again = True
+        table.look()
 
 
 def _end_unseen(pending: Pending, table: EngineTable, event: Finished) -> bool:
@@ -234,8 +233,7 @@ def _poisoned(
             yield from retention.drop(state, step.snapshot)
     if slot is None or table.owners[slot] is not None:
         return
-    table.shadow.erase(slot)
-    table.look_again = True
+    table.poisoned(slot)
     if table.states[slot] is SlotState.IDLE and table.traits.snapshots:
         yield chores.wipe(state, table, slot, event.at)
 
@@ -269,7 +267,7 @@ def _compare(plan: Plan, base: SlotContents | None, *, predicted: int, cached: i
         if cached < predicted - SURPRISE:  # the engine loaded another entry
             table.shadow.forget_ram()
     if abs(predicted - cached) > SURPRISE:
-        table.look_again = True
+        table.look()
 
 
 def gone(state: State, event: Gone) -> Iterator[Effect]:

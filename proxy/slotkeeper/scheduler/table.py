@@ -115,7 +115,7 @@ class EngineTable:
     patience: int = 0  # polls in a row that changed nothing
     failures: int = 0  # polls in a row that failed
     proven: bool = False  # whether idle slots were seen to keep their contents (T6)
-    look_again: bool = False  # a prediction was wrong: poll again
+    look_again: bool = False  # what a slot holds is in doubt: poll again
     files_seen: bool = False  # a file has shown whether this build writes checkpoints to its files
     ram_misses: int = 0  # expected loads from the RAM cache that did not happen, in a row
     ram_missed: float = inf  # tokens of the shortest state that was missing, since a longer one was found
@@ -435,6 +435,10 @@ class EngineTable:
         """Record that GET /slots is being read."""
         self.observing = True
 
+    def look(self) -> None:
+        """Have GET /slots read again soon: a slot may hold something else than we think."""
+        self.look_again = True
+
     def poll_failed(self) -> None:
         """Record that GET /slots did not answer: slots are given out without it."""
         self.observing = self.unseen = False
@@ -529,10 +533,16 @@ class EngineTable:
         self.shadow.restored_unseen(slot, tokens, now)
         self.loaded.add(slot)
 
-    def emptied(self, slot: SlotId) -> None:
-        """Record that the engine has emptied a slot, or has been told to."""
+    def purged(self, slot: SlotId) -> None:
+        """Record that the engine has emptied an idle slot, since another one needed its cells."""
         self.shadow.erase(slot)
         self.settled.pop(slot, None)
+        self.look()
+
+    def poisoned(self, slot: SlotId) -> None:
+        """Forget what a slot holds: an answer from it was wrong."""
+        self.shadow.erase(slot)
+        self.look()
 
     def client_acted(self, slot: SlotId, left: int | None, now: float) -> None:
         """Record that a client's own action on a slot has ended, which ran no task.
@@ -540,8 +550,9 @@ class EngineTable:
         `left`: the tokens of the file that it restored; 0: it erased the slot; None: the slot is unchanged.
         """
         if left is not None:
+            self.shadow.erase(slot)
             self.loaded.discard(slot)
-            self.emptied(slot)
+            self.settled.pop(slot, None)
         if left:  # a file of the client's, with unknown contents
             self.computed_for_others()
             self.restored_unseen(slot, left, now)
@@ -587,8 +598,9 @@ class EngineTable:
         self.unsettled[request] = Sent(now, min(copies, len(self.states)), alone)
 
     def ran_no_task(self, request: RequestId) -> None:
-        """Record that an unpinned request has ended that ran no task."""
+        """Record that an unpinned request has ended that ran no task: a client's action on a slot."""
         self.unsettled.pop(request, None)
+        self.look()
 
     def ran_in(self, slot: SlotId, request: RequestId, now: float) -> None:
         """Record in which slot an unpinned request ran, as its answer says."""
