@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slotkeeper.scheduler import choice
-from slotkeeper.scheduler.bounds import Overwrites, PriceBounds
+from slotkeeper.scheduler import candidates
+from slotkeeper.scheduler.candidates import Overwrites, PriceBounds
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Known, Memory
 from slotkeeper.scheduler.pending import Plan
@@ -172,7 +172,7 @@ class Fleet:
         pinnable, plain = chance.random() < 0.7, chance.random() < 0.1
 
         def asks(bounds: PriceBounds | None) -> Plan | None:
-            return choice.cheapest(
+            return candidates.cheapest(
                 self.tables, prompt, hash_chain=chain, pinnable=pinnable, plain=plain, now=self.now,
                 catalog=self.catalog, bounds=bounds,
             )  # fmt: skip
@@ -184,7 +184,7 @@ class Fleet:
 
 @pytest.fixture(autouse=True)
 def _bounds_at_once(monkeypatch):
-    monkeypatch.setattr(choice, "FEW", 0)
+    monkeypatch.setattr(candidates, "FEW", 0)
 
 
 @settings(max_examples=300)

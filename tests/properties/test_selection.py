@@ -8,8 +8,8 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slotkeeper.scheduler.candidates import cheapest
 from slotkeeper.scheduler.catalog import Catalog
-from slotkeeper.scheduler.choice import cheapest
 from slotkeeper.scheduler.effects import Load
 from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Memory
 from slotkeeper.scheduler.pending import Plan

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final
 
 from slotkeeper.scheduler import chores, kv_pool, launching, leaving, priority, spaces
-from slotkeeper.scheduler.choice import blind, changed_by_messages, cheapest, continuing
+from slotkeeper.scheduler.candidates import blind, changed_by_messages, cheapest, continuing
 from slotkeeper.scheduler.effects import Effect, Observe, PoolAct, Pooled
 from slotkeeper.scheduler.events import Arrived, Rendered
 from slotkeeper.scheduler.launching import begin, forward, held_back, requeue

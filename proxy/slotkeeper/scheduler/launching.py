@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from slotkeeper.scheduler import kv_pool, planting
+from slotkeeper.scheduler.candidates import STEER_TAIL, steer
 from slotkeeper.scheduler.costs import WORTH_A_FILE
 from slotkeeper.scheduler.effects import Effect, Forward, Step
 from slotkeeper.scheduler.engine_model import TAIL, user_starts
-from slotkeeper.scheduler.offers import STEER_TAIL, steer
 from slotkeeper.scheduler.pending import Pending, Plan, Stage, Structure
 from slotkeeper.scheduler.shadow import Source
 from slotkeeper.scheduler.slot_contents import as_file, edits, reuse

@@ -9,7 +9,7 @@ A request is served by the first of these that applies (`arrivals` carries the n
 4 It is a few words long: the free slot that loses least. Rendering it would cost more than it can save.
 5 Its tokens are known: the cheapest place. Places are every free slot as it is, after a one-token touch (so
   that the engine loads from its RAM cache) or after a restore, and the engine's own choice. What is
-  overwritten is saved first if that pays. See `choice`.
+  overwritten is saved first if that pays. See `candidates`.
   With several engines, prices are compared in seconds, and a slot in which a request runs is a place too: see
   `prices`. Then 3 does not apply, because it has no price.
 6 Its tokens cannot be known: the free slot that loses least.

@@ -31,9 +31,9 @@ from dataclasses import dataclass, replace
 from math import ceil, inf
 from typing import Final
 
+from slotkeeper.scheduler.candidates import TOUCH_PRICE
 from slotkeeper.scheduler.effects import Effect, Keep, Prefill, Purpose, Ranked, Step, Wipe
 from slotkeeper.scheduler.engine_model import TAIL, user_starts
-from slotkeeper.scheduler.offers import TOUCH_PRICE
 from slotkeeper.scheduler.pending import Pending, Plan, Stage
 from slotkeeper.scheduler.planting import MIN_COMPUTED_TOKENS
 from slotkeeper.scheduler.prices import RAM_DOUBT

@@ -28,10 +28,9 @@ from dataclasses import replace
 
 from slotkeeper.scheduler import launching, retention
 from slotkeeper.scheduler.adapters import UNSURE, set_in, set_of
-from slotkeeper.scheduler.choice import blind, cheapest
+from slotkeeper.scheduler.candidates import STEER_TAIL, blind, cheapest
 from slotkeeper.scheduler.effects import AskAdapters, Effect, Wipe
 from slotkeeper.scheduler.events import AdaptersChange, AdaptersSeen, Arrived, Rendered
-from slotkeeper.scheduler.offers import STEER_TAIL
 from slotkeeper.scheduler.pending import Pending, Plan, Stage
 from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.table import EngineTable, SlotState

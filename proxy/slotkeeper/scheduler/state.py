@@ -13,8 +13,8 @@ from itertools import chain
 from typing import Final
 
 from slotkeeper.scheduler.adapters import set_of
-from slotkeeper.scheduler.bounds import PriceBounds
 from slotkeeper.scheduler.budgets import Budgets, FolderRoom, budgets
+from slotkeeper.scheduler.candidates import PriceBounds
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.costs import HourlyBudget, Limits
 from slotkeeper.scheduler.effects import Released

@@ -5,11 +5,9 @@ from typing import Any
 
 import pytest
 
-from slotkeeper.scheduler.bounds import PriceBounds
+from slotkeeper.scheduler.candidates import NEAR, Held, LiveStates, PriceBounds, cheapest
 from slotkeeper.scheduler.catalog import Catalog
-from slotkeeper.scheduler.choice import cheapest
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory
-from slotkeeper.scheduler.live_states import NEAR, Held, LiveStates
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId
 from slotkeeper.scheduler.table import EngineTable

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from slotkeeper.scheduler.candidates import BEATEN, blind, cheapest, continuing
 from slotkeeper.scheduler.catalog import Catalog
-from slotkeeper.scheduler.choice import BEATEN, blind, cheapest, continuing
 from slotkeeper.scheduler.effects import Prefill, Purpose
 from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Memory
 from slotkeeper.scheduler.shadow import EngineShadow
