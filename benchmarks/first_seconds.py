@@ -40,7 +40,6 @@ from slotkeeper.bench.models import Fat, Tiny, build
 from slotkeeper.engine.launch import EngineKind, find_engine
 from slotkeeper.observe.log import configure
 from slotkeeper.scheduler.types import WITHOUT_PLACE, Reason
-from slotkeeper.settings import Settings
 
 CHAT: Final = "/v1/chat/completions"
 MESSAGES: Final = "/v1/messages"
@@ -193,7 +192,7 @@ async def ours(start: Start, *, slowly: bool) -> Row:
             throttle = await stack.enter_async_context(AsyncExitStack())
             if slowly:
                 await throttle.enter_async_context(slow(folder))
-            settings = Settings(
+            settings = lab.settings_of(
                 upstream=(base,),
                 listen=lab.ANY_PORT,
                 admin_listen=lab.ANY_PORT,

@@ -34,7 +34,7 @@ from slotkeeper.exchange.connections import raise_descriptors
 TARGET: Final = 1.10
 SLOTS: Final = 4
 PIECE: Final = 1024  # bytes that a slow reader takes per second
-FLAGS: Final = "--max-connections 8000 --max-connections-per-address 8000 --write-timeout 3600"
+FLAGS: Final = "--max-connections 16000"  # half of them may come from one address
 AT_ONCE: Final = 50  # connections to open at a time
 HEALTH: Final = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]

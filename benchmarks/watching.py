@@ -40,8 +40,8 @@ OPEN_METRICS: Final = {"Accept": "application/openmetrics-text; version=1.0.0"}
 # documents that the page asks for each second
 DASHBOARD: Final = ("/api/state", "/api/requests", "/api/tree")
 OFF, PART, ON, AGAIN = "off", "on, without spans", "on, with spans", "off again"
-NOTHING: Final = "--why-requests 0 --log-level error"
-OF_REQUESTS: Final = "--why-text --log-level info --log-format json --record {folder}"
+NOTHING: Final = "--log-level error"
+OF_REQUESTS: Final = "--why-text --log-level info --record {folder}"
 
 
 @dataclass(slots=True, kw_only=True)

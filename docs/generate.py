@@ -16,7 +16,7 @@ import io
 import re
 import sys
 import tokenize
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
@@ -36,7 +36,7 @@ from slotkeeper.observe.request_record import ClientFigures
 from slotkeeper.observe.states import ENGINE_TEXTS, EngineState
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.types import EngineId, Reason
-from slotkeeper.settings import Settings
+from slotkeeper.settings import GROUPS, Settings
 
 DOCS: Final = Path(__file__).parent
 ROOT: Final = DOCS.parent
@@ -69,11 +69,14 @@ def descriptions(members: type[StrEnum]) -> dict[str, str]:
 
 def settings() -> str:
     """Every setting as a flag. The name of its variable and of its line in the file follow from it."""
-    return table(("setting", "default", "what it is"), _settings())
+    head = ("setting", "default", "what it is")
+    tables = {title: table(head, _settings(names)) for title, names in GROUPS.items()}
+    return "\n\n".join(f"**{title[0].upper()}{title[1:]}**\n\n{rows}" for title, rows in tables.items())
 
 
-def _settings() -> Iterator[Sequence[str]]:
-    for name, field in Settings.model_fields.items():
+def _settings(names: Iterable[str]) -> Iterator[Sequence[str]]:
+    for name in names:
+        field = Settings.model_fields[name]
         text = re.sub(r"`slotkeeper docs ([a-z-]+)`", r"[\1](\1.md)", str(field.description))
         if name in SECRETS:
             text += "; a secret, never shown"

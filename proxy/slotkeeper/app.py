@@ -113,8 +113,8 @@ class Sidecar:
         self._recorder = self._recording(settings.record) if settings.record else None
         self._spans = spans_to(settings.otlp_endpoint)
         self._ahead = Budget(
-            each=int(settings.read_ahead_bytes),
-            total=int(settings.read_ahead_total),
+            each=settings.read_ahead_bytes,
+            total=settings.read_ahead_total,
             seconds=settings.write_timeout,
             metrics=self.metrics,
         )
@@ -141,7 +141,7 @@ class Sidecar:
         )
 
     def _recording(self, folder: Path) -> Recorder:
-        return Recorder(folder, int(self.settings.record_bytes), lambda _: self.metrics.fallback("record"))
+        return Recorder(folder, self.settings.record_bytes, lambda _: self.metrics.fallback("record"))
 
     def _secret(self) -> bytes | None:
         """Return the secret of the snapshot folder; None until the folder is open."""
@@ -159,24 +159,17 @@ class Sidecar:
         door = Door(
             self.driver,
             upstream,
-            prefix=settings.api_prefix,
             trusted=trusted,
             keys=self._keys,
             namespaces={"key": True, "off": False}.get(settings.namespaces),
             secret=self._secret,
             had_namespaces=lambda: self.driver.placement.catalog.had_namespaces,
         )
-        actions = settings.slot_actions
         return Gate(
             self.driver,
             upstream,
             door,
-            SlotActions(
-                self.driver,
-                upstream,
-                prefix=settings.api_prefix,
-                allowed=lambda: actions == "on" or (actions == "auto" and not door.namespaces),
-            ),
+            SlotActions(self.driver, upstream, allowed=lambda: not door.namespaces),
             self.metrics,
             self.rewriting,
             Naming(text=settings.why_text),
@@ -200,7 +193,6 @@ class Sidecar:
             gate,
             self._intake,
             self._connections[0],
-            api_prefix=settings.api_prefix,
             draining=self.admin.draining,
         )
         complaints = Complaints(self.metrics)

@@ -59,7 +59,7 @@ def trusted_in(settings: Settings) -> tuple[Network, ...]:
 
 def intake_of(settings: Settings, metrics: Metrics) -> Budget:
     """Return the memory for bodies of requests, with a reserve for reading a heavy one."""
-    each, total = int(settings.max_body_bytes), int(settings.all_bodies_bytes)
+    each, total = int(settings.max_body_bytes), settings.all_bodies_bytes
     reserve = min(COPIES * each, total // 2) if min(each, total // 2) > HEAVY else 0
     return Budget(each=each, total=total, seconds=settings.body_timeout, metrics=metrics, reserve=reserve)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import ByteSize, Discriminator, Field, SecretStr, Tag, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
@@ -12,6 +13,8 @@ from slotkeeper.conversation.rules.base import Setting
 from slotkeeper.environment import PREFIX, SECRETS, USUAL_ADMIN_LISTEN
 from slotkeeper.upstreams import NamedUpstream, checked, read_table
 from slotkeeper.values import Address, host_name, network
+
+BODIES_AT_ONCE: Final = 8  # of the largest size, in memory
 
 # A size, or "auto". It is decided before either is checked, so that a bad size has one error.
 BudgetSize = Annotated[
@@ -27,15 +30,12 @@ class Settings(BaseSettings):
         frozen=True, extra="forbid", env_prefix=PREFIX, arbitrary_types_allowed=True
     )
 
+    # -- basics: on the first page of --help
     upstream: Annotated[tuple[str, ...], NoDecode] = Field(
         default=("http://127.0.0.1:8081",),
-        description=("URL of a llama-server, or NAME=URL; repeat it for several engines with the same model"),
-    )
-    upstreams_file: Path | None = Field(
-        default=None,
         description=(
-            "TOML file with a table for each further engine (`slotkeeper docs engines`); read again at "
-            "SIGHUP: added engines are used, removed ones are drained"
+            "URL of a llama-server, with any --api-prefix, or NAME=URL; repeat it for several engines with "
+            "the same model"
         ),
     )
     listen: str = Field(default="127.0.0.1:8080", description="where clients connect, HOST:PORT")
@@ -47,18 +47,36 @@ class Settings(BaseSettings):
             "local disk, or on a tmpfs if there is enough memory (then with --cold-dir)"
         ),
     )
+    engine_api_key: SecretStr | None = Field(
+        default=None, description="the engine's --api-key, for our own control calls"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="debug, info, warning or error"
+    )
+
+    # -- engines
+    upstreams_file: Path | None = Field(
+        default=None,
+        description=(
+            "TOML file with a table for each further engine (`slotkeeper docs engines`); read again at "
+            "SIGHUP: added engines are used, removed ones are drained"
+        ),
+    )
+    engine_wait: float = Field(
+        default=60.0,
+        ge=0,
+        description=(
+            "seconds that requests wait for an engine that loads, is probed, or has ended; when it is up "
+            "they are sent (again), unless their answer had begun; 0: answer them with an error at once"
+        ),
+    )
+
+    # -- snapshots and idle work
     cold_dir: Path | None = Field(
         default=None,
         description=(
             "folder for snapshots that have no room in the slot folder: on a larger or slower disk, or on "
             "one that outlives a tmpfs; only Slotkeeper needs access to it"
-        ),
-    )
-    shared_slot_dir: bool = Field(
-        default=False,
-        description=(
-            "allow the slot folder and the cold folder to be writable for a group or for all, like volumes "
-            "of a pod; a user who can write there can make the engine load other files"
         ),
     )
     hot_bytes: BudgetSize = Field(
@@ -72,28 +90,19 @@ class Settings(BaseSettings):
     cold_bytes: BudgetSize = Field(
         default="auto", description="room for snapshots in the cold folder; auto: as for --hot-bytes"
     )
-    cold_store: str = Field(
-        default="",
+    hourly_bytes: BudgetSize = Field(
+        default="auto",
         description=(
-            "a store that several sidecars share, instead of a cold folder: s3://BUCKET/PREFIX (credentials "
-            "and endpoint from the variables AWS_...), or a folder that all of them see "
-            "(`slotkeeper docs shared-store`); needs the extra `s3`"
+            "bytes that may be written in an hour for conversations that pause and for beginnings that "
+            "several share, because disks wear out; saves before an eviction are not counted; auto: a "
+            "sixteenth of the disk's size, and no limit in memory"
         ),
     )
-    store_key_file: Path | None = Field(
-        default=None,
-        description="file with a secret of 32 bytes or more, the same for all sidecars; encrypts the store",
-    )
-    cold_store_bytes: ByteSize = Field(
-        default=ByteSize(512 * 2**30),
-        ge=0,
-        description="room in the shared store, for all sidecars; least recently used states go; 0: no limit",
-    )
-    hints: SecretStr | None = Field(
-        default=None,
+    shared_slot_dir: bool = Field(
+        default=False,
         description=(
-            "URL of a Redis or Valkey, redis://HOST:6379/0, that makes the shared store quicker: sidecars "
-            "record there what the store has and which states they write; needs the extra `hints`"
+            "allow the slot folder and the cold folder to be writable for a group or for all, like volumes "
+            "of a pod; a user who can write there can make the engine load other files"
         ),
     )
     evacuate: bool = Field(
@@ -103,22 +112,6 @@ class Settings(BaseSettings):
             "store; for a slot folder that ends with the sidecar (a tmpfs, an emptyDir of a pod)"
         ),
     )
-    hourly_bytes: BudgetSize = Field(
-        default="auto",
-        description=(
-            "bytes that may be written in an hour for conversations that pause and for beginnings that "
-            "several share, because disks wear out; saves before an eviction are not counted; auto: a "
-            "sixteenth of the disk's size, and no limit in memory"
-        ),
-    )
-    save_pause: float = Field(
-        default=0.25,
-        ge=0,
-        description="seconds without a request until a conversation is saved; longer if saves are slow",
-    )
-    save_timeout: float = Field(
-        default=60.0, ge=0, description="seconds that saving and moving may take when the sidecar stops"
-    )
     idle_tokens: int = Field(
         default=1_000_000,
         ge=0,
@@ -127,28 +120,40 @@ class Settings(BaseSettings):
             "its prefix ready (prefetch); 0: off"
         ),
     )
-    engine_wait: float = Field(
-        default=60.0,
-        ge=0,
+
+    # -- a store that several sidecars share
+    cold_store: str = Field(
+        default="",
         description=(
-            "seconds that requests wait for an engine that loads, is probed, or has ended; when it is up "
-            "they are sent (again), unless their answer had begun; 0: answer them with an error at once"
+            "a store that several sidecars share, instead of a cold folder: s3://BUCKET/PREFIX (credentials "
+            "and endpoint from the variables AWS_...), or a folder that all of them see "
+            "(`slotkeeper docs shared-store`); needs the extra `s3`"
         ),
     )
-    swap_wait: float = Field(
-        default=10.0,
+    cold_store_bytes: ByteSize = Field(
+        default=ByteSize(512 * 2**30),
         ge=0,
+        description="room in the shared store, for all sidecars; least recently used states go; 0: no limit",
+    )
+    store_key_file: Path | None = Field(
+        default=None,
+        description="file with a secret of 32 bytes or more, the same for all sidecars; encrypts the store",
+    )
+    hints: SecretStr | None = Field(
+        default=None,
         description=(
-            "seconds that a request whose model is not loaded waits, at most, for requests of the loaded "
-            "models; then no more of those begin, and the router swaps the models"
+            "URL of a Redis or Valkey, redis://HOST:6379/0, that makes the shared store quicker: sidecars "
+            "record there what the store has and which states they write; needs the extra `hints`"
         ),
     )
-    engine_frozen_after: float = Field(
-        default=30.0,
-        gt=0,
+
+    # -- clients
+    rules: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
         description=(
-            "seconds without any answer of the engine, not even to GET /health, until it counts as frozen: "
-            "its requests get 504, and `up` restarts it; an engine that computes for long does answer"
+            "what to do about clients that rewrite their own prompts: NAME=off|observe|fix, where NAME is a "
+            "rule or `all`, optionally with @ and a pattern for the User-Agent; the last match counts "
+            "(`slotkeeper docs rules`)"
         ),
     )
     keep_alive: float = Field(
@@ -160,30 +165,39 @@ class Settings(BaseSettings):
             "them (`slotkeeper docs agents`)"
         ),
     )
-    rules: Annotated[tuple[str, ...], NoDecode] = Field(
+    namespaces: Literal["auto", "key", "off"] = Field(
+        default="auto",
+        description=(
+            "key: tokens computed for one API key are never reused for another; off: all keys share a cache; "
+            "auto: off until an engine has accepted a second key, from then on key "
+            "(`slotkeeper docs security`)"
+        ),
+    )
+    max_body_bytes: ByteSize = Field(
+        default=ByteSize(64 * 2**20), gt=0, description="larger request bodies are refused with 413"
+    )
+    max_connections: int = Field(
+        default=8192,
+        ge=1,
+        description=(
+            "client connections on the data port; fewer if the system grants fewer file descriptors"
+        ),
+    )
+    trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
         description=(
-            "what to do about clients that rewrite their own prompts: NAME=off|observe|fix, where NAME is a "
-            "rule or `all`, optionally with @ and a pattern for the User-Agent; the last match counts "
-            "(`slotkeeper docs rules`)"
+            "proxies in front, ADDRESS or NETWORK/BITS, whose X-Forwarded-For is trusted: without keys, it "
+            "distinguishes clients"
         ),
     )
-    probe: bool = Field(
-        default=True,
+
+    # -- keys and TLS
+    keys_file: Path | None = Field(
+        default=None,
         description=(
-            "test an unused engine whose flags cannot be read with 32 to 86 tokens, to learn whether it "
-            "makes and keeps checkpoints and which slot files fit it; else that is learnt later, from answers"
+            "serve only clients with a key of this TOML file (`slotkeeper docs security`); the engine gets "
+            "--engine-api-key instead of theirs; read again at SIGHUP"
         ),
-    )
-    read_flags: bool = Field(
-        default=True,
-        description=(
-            "read the flags of an engine that runs here as the same user from its process (/proc); else they "
-            "are inferred from its behaviour"
-        ),
-    )
-    engine_api_key: SecretStr | None = Field(
-        default=None, description="the engine's --api-key, for our own control calls"
     )
     tls_cert: Path | None = Field(
         default=None,
@@ -195,12 +209,8 @@ class Settings(BaseSettings):
     tls_key: Path | None = Field(
         default=None, description="key of the certificate (PEM), if the certificate's file does not have it"
     )
-    keys_file: Path | None = Field(
-        default=None,
-        description=(
-            "serve only clients with a key of this TOML file (`slotkeeper docs security`); the engine gets "
-            "--engine-api-key instead of theirs; read again at SIGHUP"
-        ),
+    admin_token: SecretStr | None = Field(
+        default=None, description="bearer token of the admin port; needed unless it listens on loopback"
     )
     admin_host: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
@@ -209,83 +219,8 @@ class Settings(BaseSettings):
             "host name or Service by which others reach it; may be given several times"
         ),
     )
-    admin_token: SecretStr | None = Field(
-        default=None, description="bearer token of the admin port; needed unless it listens on loopback"
-    )
-    namespaces: Literal["auto", "key", "off"] = Field(
-        default="auto",
-        description=(
-            "key: tokens computed for one API key are never reused for another; off: all keys share a cache; "
-            "auto: off until an engine has accepted a second key, from then on key "
-            "(`slotkeeper docs security`)"
-        ),
-    )
-    slot_actions: Literal["auto", "on", "off"] = Field(
-        default="auto",
-        description=(
-            "on: clients may save, restore and erase slots themselves (POST /slots/N?action=...), in files "
-            "that are not ours; off: that is refused with 403; auto: off if namespaces are on"
-        ),
-    )
-    api_prefix: str = Field(default="", description="the engine's --api-prefix")
-    max_body_bytes: ByteSize = Field(
-        default=ByteSize(64 * 2**20), gt=0, description="larger request bodies are refused with 413"
-    )
-    all_bodies_bytes: ByteSize = Field(
-        default=ByteSize(512 * 2**20),
-        gt=0,
-        description="room for the bodies of all requests that are being read or answered; else 429",
-    )
-    write_timeout: float = Field(
-        default=30.0,
-        gt=0,
-        description=(
-            "seconds that a client has to continue reading when its read-ahead buffer is full; then its "
-            "connection is reset, so that its slot is free; at most 5 seconds, whether the buffer is full "
-            "or not, while other requests wait for a slot"
-        ),
-    )
-    read_ahead_bytes: ByteSize = Field(
-        default=ByteSize(4 * 2**20),
-        ge=0,
-        description="room for bytes of one answer that its client has not read yet",
-    )
-    read_ahead_total: ByteSize = Field(
-        default=ByteSize(256 * 2**20), ge=0, description="the same for all answers together"
-    )
-    body_timeout: float = Field(
-        default=30.0,
-        gt=0,
-        description=(
-            "seconds that a request's body may take to arrive, plus one for each 16 KiB of it; else 408"
-        ),
-    )
-    head_timeout: float = Field(
-        default=20.0,
-        gt=0,
-        description="seconds within which a new connection must send a request's head, or it is closed",
-    )
-    max_connections: int = Field(
-        default=8192,
-        ge=1,
-        description=(
-            "client connections on the data port; fewer if the system grants fewer file descriptors"
-        ),
-    )
-    max_connections_per_address: int = Field(
-        default=4096, ge=1, description="of these, from one address (one /64 of IPv6)"
-    )
-    max_waiting: int = Field(default=4000, ge=1, description="requests that may wait for a slot; else 429")
-    max_waiting_per_client: int = Field(
-        default=1000, ge=1, description="of these, from one client: one key, else one address"
-    )
-    trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(
-        default=(),
-        description=(
-            "proxies in front, ADDRESS or NETWORK/BITS, whose X-Forwarded-For is trusted: without keys, it "
-            "distinguishes clients"
-        ),
-    )
+
+    # -- shutdown
     drain_delay: float = Field(
         default=2.0,
         ge=0,
@@ -294,12 +229,11 @@ class Settings(BaseSettings):
     drain_timeout: float = Field(
         default=300.0, ge=0, description="seconds that running answers get to finish after that"
     )
-    why_requests: int = Field(
-        default=500,
-        ge=0,
-        le=1_000_000,
-        description="how many of the last requests `slotkeeper why` and the dashboard explain; 0 keeps none",
+    save_timeout: float = Field(
+        default=60.0, ge=0, description="seconds that saving and moving may take when the sidecar stops"
     )
+
+    # -- explanations, recordings and spans
     why_text: bool = Field(
         default=False,
         description=(
@@ -314,9 +248,6 @@ class Settings(BaseSettings):
             "without credentials"
         ),
     )
-    record_bytes: ByteSize = Field(
-        default=ByteSize(2**30), ge=0, description="room for trace files; the oldest are removed first"
-    )
     otlp_endpoint: str = Field(
         default="",
         description=(
@@ -324,12 +255,24 @@ class Settings(BaseSettings):
             "extra `otel`; the OTEL_* variables set the rest"
         ),
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="debug, info, warning or error"
+
+    # One value of each of these is right everywhere, so none is a setting. Tests override them in a subclass.
+    probe: ClassVar[bool] = True  # test an unused engine whose flags cannot be read with 32 to 86 tokens
+    read_flags: ClassVar[bool] = True  # read an engine's flags from /proc, if it runs here as the same user
+    engine_frozen_after: ClassVar[float] = 30.0  # seconds without any answer, not even to GET /health
+    swap_wait: ClassVar[float] = (
+        10.0  # seconds at most for requests of loaded models, before models are swapped
     )
-    log_format: Literal["auto", "json", "console"] = Field(
-        default="auto", description="json, console, or auto: console on a terminal"
-    )
+    save_pause: ClassVar[float] = 0.25  # seconds without a request until a save; longer if saves are slow
+    max_waiting: ClassVar[int] = 4000  # requests that wait for a slot; more get 429
+    max_waiting_per_client: ClassVar[int] = 1000  # of these, from one client: one key, else one address
+    head_timeout: ClassVar[float] = 20.0  # seconds in which a new connection must send a request's head
+    body_timeout: ClassVar[float] = 30.0  # seconds for a request's body, and one more for each 16 KiB of it
+    write_timeout: ClassVar[float] = 30.0  # seconds without reading after which a client is cut off
+    read_ahead_bytes: ClassVar[int] = 4 * 2**20  # of one answer that its client has not read yet
+    read_ahead_total: ClassVar[int] = 256 * 2**20  # the same for all answers together
+    record_bytes: ClassVar[int] = 2**30  # of trace files; the oldest are removed first
+    why_requests: ClassVar[int] = 500  # the last requests that `slotkeeper why` and the dashboard explain
 
     @field_validator("upstream", "rules", "admin_host", "trusted_proxies", mode="before")
     @classmethod
@@ -393,6 +336,16 @@ class Settings(BaseSettings):
         return checked((*map(NamedUpstream.parse, given), *listed))
 
     @property
+    def all_bodies_bytes(self) -> int:
+        """Room for the bodies of all requests that are being read or answered; more get 429."""
+        return BODIES_AT_ONCE * self.max_body_bytes
+
+    @property
+    def max_connections_per_address(self) -> int:
+        """Of the client connections, those from one address (one /64 of IPv6)."""
+        return max(1, self.max_connections // 2)
+
+    @property
     def scheme(self) -> str:
         """The scheme of both ports' URLs."""
         return "https" if self.tls_cert else "http"
@@ -407,3 +360,60 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return (init_settings,)  # `load` merges the other sources itself, to know where each value came from
+
+
+BASICS: Final = "basics"  # on the first page of --help
+GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
+    BASICS: (
+        "upstream",
+        "listen",
+        "admin_listen",
+        "slot_dir",
+        "engine_api_key",
+        "log_level",
+    ),
+    "engines": (
+        "upstreams_file",
+        "engine_wait",
+    ),
+    "snapshots and idle work": (
+        "cold_dir",
+        "hot_bytes",
+        "cold_bytes",
+        "hourly_bytes",
+        "shared_slot_dir",
+        "evacuate",
+        "idle_tokens",
+    ),
+    "a store that several sidecars share": (
+        "cold_store",
+        "cold_store_bytes",
+        "store_key_file",
+        "hints",
+    ),
+    "clients": (
+        "rules",
+        "keep_alive",
+        "namespaces",
+        "max_body_bytes",
+        "max_connections",
+        "trusted_proxies",
+    ),
+    "keys and TLS": (
+        "keys_file",
+        "tls_cert",
+        "tls_key",
+        "admin_token",
+        "admin_host",
+    ),
+    "shutdown": (
+        "drain_delay",
+        "drain_timeout",
+        "save_timeout",
+    ),
+    "explanations, recordings and spans": (
+        "why_text",
+        "record",
+        "otlp_endpoint",
+    ),
+}

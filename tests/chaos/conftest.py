@@ -11,6 +11,7 @@ from chaos.fake_engine import FakeEngine
 from chaos.raw import until
 from engine.conftest import build, engine, engine_factory, pytest_generate_tests
 from slotkeeper.app import Sidecar, running
+from slotkeeper.bench import lab
 from slotkeeper.observe.log import configure
 from slotkeeper.settings import Settings
 
@@ -35,7 +36,7 @@ def settings(*upstream: str, **more: Any) -> Settings:
         "idle_tokens": 0,
         "probe": False,
     }
-    return Settings(upstream=upstream, **(ours | more))
+    return lab.settings_of(upstream=upstream, **(ours | more))
 
 
 async def ready(sidecar: Sidecar) -> None:

@@ -448,7 +448,7 @@ async def world(model: Tiny, build: str, seconds: float, *, clients: int, seed: 
         async with lab.tiny_engine(model, build, folder, *room) as engine:
             talks = await references(engine.base)
             await engine.restart()
-            words = ("--upstream", engine.base, "--slot-dir", str(folder / "slots"), "--log-format", "json")
+            words = ("--upstream", engine.base, "--slot-dir", str(folder / "slots"))
             log = folder / "slotkeeper.log"
             with log.open("wb") as stderr, serving(*words, stderr=stderr) as (process, data, admin):
                 crowd = Crowd(f"http://{data}", talks, seed, clients)

@@ -134,7 +134,7 @@ async def test_a_body_that_exceeds_the_total_budget_gets_429_until_there_is_room
             head = await other.head()
             assert head.status == 429
             assert int(head["Retry-After"]) > 0
-            assert b"--all-bodies-bytes" in await other.body(head)
+            assert b"--max-body-bytes" in await other.body(head)
         wire.leave()
         await until(lambda: intake.free == ROOM, "a client that left frees its bytes")
         async with dial(address) as other:

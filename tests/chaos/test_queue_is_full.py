@@ -18,13 +18,13 @@ CHAT = PATHS[Api.CHAT]
 
 
 @pytest.mark.parametrize(
-    ("limits", "reason", "flag"),
+    ("limits", "reason", "said"),
     [
-        ({"max_waiting": 3}, "all", "--max-waiting"),
-        ({"max_waiting_per_client": 3}, "client", "--max-waiting-per-client"),
+        ({"max_waiting": 3}, "all", "too many requests wait"),
+        ({"max_waiting_per_client": 3}, "client", "too many of your requests wait"),
     ],
 )
-async def test_a_request_that_finds_the_queue_full_gets_429_with_retry_after(fake, limits, reason, flag):
+async def test_a_request_that_finds_the_queue_full_gets_429_with_retry_after(fake, limits, reason, said):
     fake.script.extend([Fault.HANG] * 2)
     async with (
         running(settings(fake.base, drain_timeout=1.0, **limits)) as sidecar,
@@ -41,7 +41,7 @@ async def test_a_request_that_finds_the_queue_full_gets_429_with_retry_after(fak
             head = await late.head()
             assert head.status == 429
             assert int(head["Retry-After"]) > 0
-            assert flag in orjson.loads(await late.body(head))["error"]["message"]
+            assert said in orjson.loads(await late.body(head))["error"]["message"]
             assert driver.placement.queued == 3
             await other.post(CHAT, request_body(Api.CHAT, stream=False))
             if reason == "all":

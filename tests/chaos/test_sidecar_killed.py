@@ -62,8 +62,8 @@ async def running_sidecar(engine: Bench, log: Path) -> AsyncIterator[RunningSide
     """Run a sidecar; it is killed at the end unless it has ended."""
     data, admin = (f"127.0.0.1:{free_port()}" for _ in range(2))
     where = ("--upstream", engine.base, "--listen", data, "--admin-listen", admin)
-    files = ("--slot-dir", str(engine.slots), "--save-pause", str(SOON))
-    more = ("--log-format", "json", "--drain-delay", "0")
+    files = ("--slot-dir", str(engine.slots))
+    more = ("--drain-delay", "0")
     command = (sys.executable, "-m", "slotkeeper", "serve", *where, *files, *more)
     whole = whole_in(engine.slots)
     with log.open("wb") as output:

@@ -66,7 +66,7 @@ async def serving(fake: FakeEngine, *more: str) -> AsyncIterator[Served]:
 
 def patient(fake: FakeEngine) -> AbstractAsyncContextManager[Served]:
     """Run a sidecar that waits up to an hour for running answers."""
-    return serving(fake, "--drain-delay", "0", "--drain-timeout", "3600", "--no-probe")
+    return serving(fake, "--drain-delay", "0", "--drain-timeout", "3600")
 
 
 async def status(address: str, path: str) -> int:

@@ -73,12 +73,6 @@ def test_a_log_in_a_file_is_json_and_the_terminal_shows_the_greeting(screen, tmp
     assert {orjson.loads(line)["event"] for line in path.read_bytes().splitlines()} >= {"listening"}
 
 
-def test_with_log_format_json_a_terminal_shows_only_json(screen):
-    start_and_end("--log-format", "json", stdout=screen.end, stderr=screen.end)
-    for line in screen.text().splitlines():
-        orjson.loads(line)
-
-
 def test_without_a_terminal_only_the_log_is_written(tmp_path: Path):
     out, err = tmp_path / "out", tmp_path / "err"
     with out.open("wb") as one, err.open("wb") as other:
@@ -89,28 +83,25 @@ def test_without_a_terminal_only_the_log_is_written(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("bound", "prefix", "shown"),
+    ("bound", "shown"),
     [
         (
             ("127.0.0.1:8080", "127.0.0.1:9090"),
-            "",
             ("http://127.0.0.1:8080", "http://127.0.0.1:9090/", "slotkeeper why   ("),
         ),
         (
             ("0.0.0.0:80", "0.0.0.0:9"),
-            "",
             ("http://127.0.0.1:80", "http://127.0.0.1:9/", "why --admin http://127.0.0.1:9   ("),
         ),
         (
             ("::1:80", "::1:9"),
-            "/llm",
-            ("http://[::1]:80/llm", "http://[::1]:9/", "why --admin http://[::1]:9   ("),
+            ("http://[::1]:80", "http://[::1]:9/", "why --admin http://[::1]:9   ("),
         ),
     ],
 )
-def test_the_shown_addresses_can_be_opened(bound, prefix, shown):
+def test_the_shown_addresses_can_be_opened(bound, shown):
     data, admin = bound
-    first, second, third = greeting(data, admin, prefix)
+    first, second, third = greeting(data, admin)
     agents, dashboard, why = shown
     assert f"{agents}/v1 or {agents}, " in first
     assert second.endswith(f" {dashboard}")

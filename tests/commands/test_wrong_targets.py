@@ -48,7 +48,7 @@ def check(code: int, hints: tuple[str, ...], *words: str, **how: Any) -> str:
         (["helth", "--live"], "did you mean health?"),
         (["serve", "--listn", "x"], "slotkeeper serve: there is no --listn; did you mean --listen?"),
         (["serve", "--slotdir=/x"], "there is no --slotdir; did you mean --slot-dir?"),
-        (["serve", "--gibberish"], "slotkeeper serve --help lists all flags"),
+        (["serve", "--gibberish"], "slotkeeper serve --help-all lists all flags"),
         (["up", "--modle", "x"], "slotkeeper up: there is no --modle; did you mean --model?"),
         (["up", "-ngl", "99"], "flags of llama-server go after --"),
         (["up", "--context", "many"], "--context"),
@@ -67,7 +67,7 @@ def check(code: int, hints: tuple[str, ...], *words: str, **how: Any) -> str:
             ["serve", "--hot-bytes", "plenty"],
             "--hot-bytes: 'plenty' is not a size; write it as a number of bytes, or as in 32GiB",
         ),
-        (["serve", "--record-bytes", "5 gigs"], "as in 32GiB"),
+        (["serve", "--hot-bytes", "5 gigs"], "as in 32GiB"),
         (["serve", "--drain-delay", "soon"], "--drain-delay: 'soon' is not a number; write it as in 2.5"),
         (
             ["serve", "--upstream", "localhost:8081"],

@@ -43,7 +43,6 @@ from slotkeeper.observe.states import (
     Spent,
     service_text,
 )
-from slotkeeper.settings import Settings
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -174,7 +173,7 @@ async def engine_of(scene: Scene, folder: Path) -> AsyncIterator[Engine]:
 
 @asynccontextmanager
 async def watched(engine: Engine, scene: Scene) -> AsyncIterator[Sidecar]:
-    settings = Settings(
+    settings = lab.settings_of(
         upstream=(engine.base,),
         listen=lab.ANY_PORT,
         admin_listen=lab.ANY_PORT,
@@ -218,7 +217,7 @@ async def test_every_view_says_the_same_of_an_engine(browser: Browser, tmp_path:
 
 async def test_an_engine_that_was_never_there_is_down(browser: Browser):
     scene, absent = SCENES["killed"], f"http://127.0.0.1:{free_port()}"
-    settings = Settings(upstream=(absent,), listen=lab.ANY_PORT, admin_listen=lab.ANY_PORT)
+    settings = lab.settings_of(upstream=(absent,), listen=lab.ANY_PORT, admin_listen=lab.ANY_PORT)
     async with running(settings) as sidecar, reading(browser, admin_of(sidecar)) as looker:
         await shown(looker, scene, "absent")
         assert measured(sidecar, absent) == [EngineState.DOWN.value]

@@ -39,7 +39,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 def settings(base: str, slots: Path) -> Settings:
-    return Settings(
+    return lab.settings_of(
         upstream=(base,),
         listen=lab.ANY_PORT,
         admin_listen=lab.ANY_PORT,

@@ -20,6 +20,7 @@ from rich.console import Console
 from engine.conftest import SAME_IN_ANY_BATCH, probed
 from patience import PATIENCE
 from slotkeeper.app import Sidecar
+from slotkeeper.bench import lab
 from slotkeeper.bench.lab import url_of
 from slotkeeper.cli.doctor import doctor
 from slotkeeper.settings import Settings
@@ -64,7 +65,7 @@ async def answers_like(engine: Any, field: dict[str, Any]) -> AsyncIterator[str]
 
 def settings(upstream: str, engine: Any) -> Settings:
     at: dict[str, Any] = {"upstream": (upstream,), "listen": "127.0.0.1:0", "admin_listen": "127.0.0.1:0"}
-    return Settings(**(at | {"slot_dir": engine.slot_dir, "read_flags": False, "save_pause": 0.2}))
+    return lab.settings_of(**(at | {"slot_dir": engine.slot_dir, "read_flags": False, "save_pause": 0.2}))
 
 
 def story(about: str) -> str:

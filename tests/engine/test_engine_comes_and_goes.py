@@ -19,7 +19,6 @@ from slotkeeper.bench import lab
 from slotkeeper.engine.answers import Health
 from slotkeeper.engine.launch import find_engine, free_port
 from slotkeeper.scheduler.costs import Speed
-from slotkeeper.settings import Settings
 
 pytestmark = pytest.mark.alternating
 
@@ -30,7 +29,7 @@ LONG = "The lighthouse keeper counts the ships that pass by night. " * 30
 
 @asynccontextmanager
 async def in_front_of(*bases: str, **more: Any) -> AsyncIterator[tuple[Sidecar, aiohttp.ClientSession]]:
-    settings = Settings(
+    settings = lab.settings_of(
         upstream=bases,
         listen="127.0.0.1:0",
         admin_listen="127.0.0.1:0",

@@ -27,7 +27,6 @@ from slotkeeper.cli.top import top
 from slotkeeper.conversation.rules.base import RuleName
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.scheduler.figures import Unknown
-from slotkeeper.settings import Settings
 
 pytestmark = pytest.mark.alternating
 
@@ -178,7 +177,7 @@ async def test_without_the_engines_slots_the_ratios_are_unknown_and_not_perfect(
     ours: Document = {"listen": lab.ANY_PORT, "admin_listen": lab.ANY_PORT, "drain_delay": 0}
     async with (
         lab.tiny_engine(Tiny.HYBRID, build, tmp_path, context_tokens=CONTEXT, recipe=hidden) as engine,
-        running(Settings(upstream=(engine.base,), read_flags=False, **ours)) as sidecar,
+        running(lab.settings_of(upstream=(engine.base,), read_flags=False, **ours)) as sidecar,
         aiohttp.ClientSession(lab.url_of(sidecar)) as client,
     ):
         link = next(iter(sidecar.driver.links.values()))

@@ -61,7 +61,7 @@ def settings_of(base: str, **more: Any) -> Settings:
         "admin_listen": lab.ANY_PORT,
         "read_flags": False,
     }
-    return Settings(**(plain | {"drain_delay": 0, "drain_timeout": 1} | more))
+    return lab.settings_of(**(plain | {"drain_delay": 0, "drain_timeout": 1} | more))
 
 
 async def status_of(client: aiohttp.ClientSession, url: str) -> tuple[int, str]:

@@ -13,6 +13,7 @@ from engine.conftest import probed
 from patience import PATIENCE
 from slotkeeper.api.head import AUTH
 from slotkeeper.app import Sidecar
+from slotkeeper.bench import lab
 from slotkeeper.bench.lab import url_of
 from slotkeeper.bench.target import counted
 from slotkeeper.engine.answers import EngineError
@@ -49,7 +50,7 @@ ASKS: Final[dict[str, dict[str, Any]]] = {
 
 
 def before(engine: Any, **more: Any) -> Settings:
-    return Settings(
+    return lab.settings_of(
         upstream=(engine.base,),
         listen="127.0.0.1:0",
         admin_listen="127.0.0.1:0",

@@ -20,10 +20,10 @@ from patience import PATIENCE
 from programs import needs_b10434
 from slotkeeper.api.head import DECISION
 from slotkeeper.app import Sidecar, running, serve
+from slotkeeper.bench import lab
 from slotkeeper.bench.lab import ready, url_of
 from slotkeeper.engine.launch import EngineKind, free_port
 from slotkeeper.scheduler.types import Crowded, Reason
-from slotkeeper.settings import Settings
 
 ALICE: Final = {"Authorization": "Bearer a-long-key-of-alice"}
 ROOT: Final = {"X-Api-Key": "a-long-key-of-root"}
@@ -383,7 +383,7 @@ async def test_a_warning_is_logged_for_namespaces_without_a_slot_folder(
 ):
     if "slot_dir" in more:
         more = {"slot_dir": tmp_path / "slots"}
-    settings = Settings(
+    settings = lab.settings_of(
         upstream=("http://127.0.0.1:1",),
         listen="127.0.0.1:0",
         admin_listen="127.0.0.1:0",

@@ -16,12 +16,12 @@ from benchmarks.engines import deaths
 
 from patience import PATIENCE
 from slotkeeper.app import Sidecar, running, serve
+from slotkeeper.bench import lab
 from slotkeeper.bench.lab import rested
 from slotkeeper.cli.main import main
 from slotkeeper.engine.launch import free_port
 from slotkeeper.scheduler.costs import TRIPS
 from slotkeeper.scheduler.types import EngineId
-from slotkeeper.settings import Settings
 
 pytestmark = pytest.mark.alternating
 
@@ -42,7 +42,7 @@ def pair(engine_factory, build, tmp_path: Path):
 @asynccontextmanager
 async def in_front_of(folder: Path, **more: Any) -> AsyncIterator[tuple[Sidecar, httpx.AsyncClient]]:
     ours = {"listen": "127.0.0.1:0", "admin_listen": "127.0.0.1:0", "drain_delay": 0, "drain_timeout": 1.0}
-    settings = Settings(**{**ours, "slot_dir": folder, "save_pause": 0.05, "idle_tokens": 0, **more})
+    settings = lab.settings_of(**{**ours, "slot_dir": folder, "save_pause": 0.05, "idle_tokens": 0, **more})
     async with (
         running(settings) as sidecar,
         httpx.AsyncClient(base_url=f"http://{sidecar.addresses[0]}", timeout=PATIENCE) as client,
@@ -245,7 +245,7 @@ async def test_sighup_reads_the_table_of_engines_again(pair, tmp_path):
     left, right = pair
     path, data = tmp_path / "engines.toml", f"127.0.0.1:{free_port()}"
     path.write_text(table(left=left.base))
-    settings = Settings(
+    settings = lab.settings_of(
         upstreams_file=path, listen=data, admin_listen="127.0.0.1:0", drain_delay=0, drain_timeout=1
     )
     bound: list[str] = []

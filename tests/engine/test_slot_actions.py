@@ -13,6 +13,7 @@ from chaos.raw import until
 from engine.conftest import probed
 from patience import PATIENCE
 from slotkeeper.app import Sidecar
+from slotkeeper.bench import lab
 from slotkeeper.bench.lab import rested, url_of
 from slotkeeper.settings import Settings
 
@@ -25,7 +26,7 @@ TALK: Final[dict[str, Any]] = {
 
 
 def before(engine: Any, **more: Any) -> Settings:
-    return Settings(
+    return lab.settings_of(
         upstream=(engine.base,),
         listen="127.0.0.1:0",
         admin_listen="127.0.0.1:0",
@@ -90,13 +91,13 @@ async def test_a_client_can_restore_a_conversation_from_its_own_file(engine_fact
         assert answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 500
 
 
-async def test_slot_actions_can_be_turned_off(engine):
-    async with probed(before(engine, slot_actions="off")) as sidecar, client_of(sidecar) as client:
+async def test_slot_actions_are_refused_while_each_client_has_its_own_cache(engine):
+    async with probed(before(engine, namespaces="key")) as sidecar, client_of(sidecar) as client:
         for action in ("save", "restore", "erase"):
             answer = await client.post(f"/slots/0?action={action}", json={"filename": "mine"})
             assert answer.status_code == 403
             assert answer.json()["error"]["type"] == "permission_error"
-            assert "--slot-actions" in answer.json()["error"]["message"]
+            assert "--namespaces" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("action", ["save", "erase"])

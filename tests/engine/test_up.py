@@ -25,12 +25,13 @@ pytestmark = pytest.mark.alternating
 LONG = {"messages": [{"role": "user", "content": "Say something about rivers and mountains. " * 20}]}
 
 
+SCRIPT = "import sys; from slotkeeper.cli.main import main; from slotkeeper.settings import Settings\n"
 Start = Callable[..., AbstractContextManager[Up]]
 
 
 @pytest.fixture
 def words(build) -> list[str]:
-    own = [sys.executable, "-m", "slotkeeper", "up", "--engine", build, "--drain-delay", "0", *QUIET]
+    own = ["up", "--engine", build, "--drain-delay", "0", *QUIET]
     return [*own, "--model", str(build_model(Tiny.HYBRID))]
 
 
@@ -45,9 +46,11 @@ def up(words, environ, tmp_path) -> Start:
     """Return a function that starts `up`; at the end of the block the rest is killed, the engine too."""
 
     @contextmanager
-    def start(*own: str, engine: tuple[str, ...] = ()) -> Iterator[Up]:
+    def start(*own: str, engine: tuple[str, ...] = (), before: str = "") -> Iterator[Up]:
+        """`before` is run first in the process of `up`."""
         # One thread: on a busy machine two wait for each other (b11549: a hundred times slower).
-        running = Up([*words, *own, "--", "-t", "1", *engine], tmp_path / "up.log", environ)
+        python, script = [sys.executable, "-c"], f"{SCRIPT}{before}\nsys.exit(main())"
+        running = Up([*python, script, *words, *own, "--", "-t", "1", *engine], tmp_path / "up.log", environ)
         engine_pid = None
         try:
             wait_until(running.ready)
@@ -112,7 +115,7 @@ def test_a_killed_engine_is_replaced_and_serves_again(up):
 
 def test_a_frozen_engine_is_replaced_and_its_clients_only_wait(up):
     # Long enough that a busy machine does not make the engine silent for as long by itself.
-    with up("--engine-frozen-after", "10") as running:
+    with up(before="Settings.engine_frozen_after = 10.0") as running:
         first = running.engine
         assert running.chat().status_code == 200
         os.kill(first, signal.SIGSTOP)

@@ -111,15 +111,6 @@ async def test_why_shows_no_word_of_a_prompt_without_why_text(build, tmp_path, c
     assert "Nov" not in out
 
 
-async def test_why_reports_that_the_sidecar_keeps_no_requests(build, tmp_path, capsys):
-    async with lab.tiny_engine(Tiny.DENSE, build, tmp_path) as engine:
-        async with lab.in_front_of(engine.base, engine.flags, why_requests=0) as sidecar:
-            await converse(sidecar, "Sat Nov 21 2026")
-            code, out = await told(sidecar, None, capsys)
-            assert (code, "--why-requests 0" in out) == (0, True)
-            assert (await told(sidecar, "last", capsys))[0] == 1
-
-
 # -- top and health ------------------------------------------------------------------------------------
 
 

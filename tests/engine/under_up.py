@@ -13,7 +13,7 @@ import psutil
 
 from patience import PATIENCE
 
-QUIET = ("--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--log-format", "json")
+QUIET = ("--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0")
 CHAT = {"messages": [{"role": "user", "content": "Say something."}], "max_tokens": 8}
 
 

@@ -44,7 +44,7 @@ def beside(
     engine: str, log: Path, *words: str, data: str | None = None
 ) -> Iterator[tuple[subprocess.Popen[Any], str, str]]:
     """Run a sidecar in a separate process; once it serves, yield the process, data port and admin port."""
-    words = ("--upstream", engine, "--save-pause", "0.05", *words)
+    words = ("--upstream", engine, *words)
     with log.open("wb") as out, serving(*words, data=data, stdout=out, stderr=out) as sidecar:
         wait_until(lambda: httpx.get(f"http://{sidecar[2]}/readyz", timeout=PATIENCE).is_success)
         yield sidecar

@@ -35,7 +35,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         named = (word for base in upstreams for word in ("--upstream", base))
         where = (*named, "--listen", data, "--admin-listen", admin)
         files = ("--slot-dir", str(engine.slot_dir), "--cold-store", str(folder / "shared"))
-        more = (*files, "--save-pause", "0.05", "--drain-delay", "0")
+        more = (*files, "--drain-delay", "0")
         command = (sys.executable, "-m", "slotkeeper", "serve", *where, *more)
         secret = {"SLOTKEEPER_ADMIN_TOKEN": TOKEN}
         stack.enter_context(running(command, folder / "sidecar.log", f"http://{admin}/readyz", secret))

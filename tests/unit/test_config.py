@@ -10,7 +10,7 @@ from pydantic import ByteSize, TypeAdapter
 
 from slotkeeper.config import in_words, load, shown
 from slotkeeper.environment import SECRETS
-from slotkeeper.settings import Settings
+from slotkeeper.settings import GROUPS, Settings
 from slotkeeper.values import Address, UsageError
 
 # name -> (text as a variable, in a file, as a flag), three values that differ
@@ -28,47 +28,28 @@ VALUES: dict[str, tuple[str, str, str]] = {
     "engine_api_key": ("env-key", '"file-key"', "flag-key"),
     "admin_token": ("env-token", '"file-token"', "flag-token"),
     "admin_host": ("env.lan", '["file.lan"]', "flag.lan"),
-    "api_prefix": ("/env", '"/file"', "/flag"),
     "max_body_bytes": ("1001", "1002", "1003"),
     "drain_delay": ("1.5", "2.5", "3.5"),
     "drain_timeout": ("11", "12", "13"),
     "log_level": ("debug", '"warning"', "error"),
-    "log_format": ("json", '"console"', "auto"),
     "hot_bytes": ("1KiB", '"2MiB"', "3GiB"),
     "cold_bytes": ("1KiB", '"2MiB"', "3GiB"),
     "hourly_bytes": ("1GB", "12", "1.5GiB"),
-    "save_pause": ("11", "12", "13"),
     "idle_tokens": ("14", "15", "16"),
     "engine_wait": ("31", "32", "33"),
-    "swap_wait": ("34", "35", "36"),
-    "engine_frozen_after": ("31", "32", "33"),
     "keep_alive": ("17", "18", "19"),
     "save_timeout": ("11", "12", "13"),
-    "write_timeout": ("23", "24", "25"),
-    "read_ahead_bytes": ("1KiB", '"2MiB"', "3GiB"),
-    "body_timeout": ("23", "24", "25"),
-    "head_timeout": ("23", "24", "25"),
-    "max_waiting": ("23", "24", "25"),
-    "max_waiting_per_client": ("23", "24", "25"),
     "max_connections": ("23", "24", "25"),
-    "max_connections_per_address": ("23", "24", "25"),
     "trusted_proxies": ("10.0.0.1", '["10.0.0.0/8"]', "::1"),
-    "all_bodies_bytes": ("1KiB", '"2MiB"', "3GiB"),
-    "read_ahead_total": ("1KiB", '"2MiB"', "3GiB"),
     "rules": ("date=fix", '["all=off"]', "git_status=fix@qwen*"),
-    "probe": ("0", "false", "false"),
-    "read_flags": ("0", "false", "false"),
     "tls_cert": ("/env/cert", '"/file/cert"', "/flag/cert"),
     "tls_key": ("/env/key", '"/file/key"', "/flag/key"),
     "keys_file": ("/env/keys", '"/file/keys"', "/flag/keys"),
-    "slot_actions": ("off", '"off"', "off"),
     "namespaces": ("off", '"key"', "off"),
     "shared_slot_dir": ("1", "true", "true"),
     "evacuate": ("1", "true", "true"),
-    "why_requests": ("20", "21", "22"),
     "why_text": ("1", "true", "true"),
     "record": ("/env", '"/file"', "/flag"),
-    "record_bytes": ("1KiB", '"2MiB"', "3GiB"),
     "otlp_endpoint": ("http://env:4318", '"http://file:4318"', "http://flag:4318"),
 }
 
@@ -115,6 +96,15 @@ def test_every_setting_has_test_values():
     assert set(VALUES) == set(Settings.model_fields)
 
 
+def test_every_setting_is_in_one_group_and_in_its_order():
+    assert [name for names in GROUPS.values() for name in names] == list(Settings.model_fields)
+
+
+def test_what_follows_from_other_settings():
+    settings = load({"max_body_bytes": "1MiB", "max_connections": "1"}).settings
+    assert (settings.all_bodies_bytes, settings.max_connections_per_address) == (8 * 2**20, 1)
+
+
 @pytest.mark.parametrize("name", VALUES)
 def test_flag_beats_variable_beats_file_beats_default(name, monkeypatch, tmp_path):
     variable, line, flag = VALUES[name]
@@ -137,9 +127,9 @@ def test_flag_beats_variable_beats_file_beats_default(name, monkeypatch, tmp_pat
 
 def test_a_source_changes_only_what_it_names(monkeypatch, tmp_path):
     monkeypatch.setenv("SLOTKEEPER_LOG_LEVEL", "debug")
-    loaded = load({"api_prefix": "/llm"}, toml(tmp_path, "drain_delay = 9.0\n"))
+    loaded = load({"otlp_endpoint": "http://a:1"}, toml(tmp_path, "drain_delay = 9.0\n"))
     named = {name: origin.split()[0] for name, origin in loaded.origins.items() if origin != "default"}
-    assert named == {"log_level": "environment", "api_prefix": "flag", "drain_delay": "file"}
+    assert named == {"log_level": "environment", "otlp_endpoint": "flag", "drain_delay": "file"}
 
 
 def test_several_engines_can_be_named_in_every_source(monkeypatch, tmp_path):
@@ -221,7 +211,7 @@ def test_shown_values_can_be_set_again(monkeypatch):
     """Every row of --print-config, set as a variable, gives the same row again."""
     given = {
         "hot_bytes": "7GiB",
-        "probe": "false",
+        "evacuate": "false",
         "upstream": ["http://a:1", "http://b:1"],
         "slot_dir": "/s",
     }
@@ -250,12 +240,12 @@ def test_shown_values_can_be_set_again(monkeypatch):
         ("max_body_bytes", "many", "as in 32GiB"),
         ("hot_bytes", "16GiBs", "as in 32GiB"),
         ("hot_bytes", "-1", "as in 32GiB"),
-        ("probe", "perhaps", "neither true nor false"),
+        ("evacuate", "perhaps", "neither true nor false"),
         ("drain_delay", "-1", "greater than or equal to 0"),
         ("drain_timeout", "soon", "not a number; write it as in 2.5"),
         ("idle_tokens", "some", "not a whole number; write it as in 500"),
         ("log_level", "loud", "'debug', 'info', 'warning' or 'error'"),
-        ("log_format", "xml", "'auto', 'json' or 'console'"),
+        ("namespaces", "xml", "'auto', 'key' or 'off'"),
     ],
 )
 def test_a_bad_value_is_refused_with_its_flag_and_what_to_write(name, value, hint):

@@ -84,8 +84,8 @@ _OF_MODELS: Final = frozenset(
 )
 
 
-def classify(method: str, path: str, prefix: str = "") -> Api:
-    """Return the API of `path` (without its query); `prefix` is the engine's --api-prefix.
+def classify(method: str, path: str) -> Api:
+    """Return the API of `path` (without its query).
 
     For the engine a path with a trailing slash is another route (404), so it is OTHER here. Percent escapes
     make no difference: the engine decodes a path before it looks it up. The engine decodes more than we do;
@@ -93,9 +93,6 @@ def classify(method: str, path: str, prefix: str = "") -> Api:
     """
     if "%" in path:
         path = unquote(path)
-    if not path.startswith(prefix):
-        return Api.OTHER
-    path = path[len(prefix) :]
     if (method, path) in _OF_MODELS or (method == "POST" and path.startswith(UNLOAD_ONE)):
         return Api.MODELS
     if method != "POST":
@@ -131,27 +128,27 @@ _SHARED: Final = frozenset(
 )
 
 
-def is_shared(method: str, path: str, prefix: str = "") -> bool:
+def is_shared(method: str, path: str) -> bool:
     """Whether one client of the engine could see, slow or cut another by this route, whatever its body says.
 
     Slot actions, models, and resumable streams have their own checks.
     """
-    return ("GET" if method == "HEAD" else method, unquote(path).removeprefix(prefix)) in _SHARED
+    return ("GET" if method == "HEAD" else method, unquote(path)) in _SHARED
 
 
-def is_open(method: str, path: str, prefix: str = "") -> bool:
+def is_open(method: str, path: str) -> bool:
     """Whether the route needs no key: it shows no private data, and the engine asks for no key either."""
-    return method == "OPTIONS" or (method in {"GET", "HEAD"} and path.removeprefix(prefix) in OPEN)
+    return method == "OPTIONS" or (method in {"GET", "HEAD"} and path in OPEN)
 
 
-def is_for_clients(api: Api, method: str, path: str, prefix: str = "") -> bool:
+def is_for_clients(api: Api, method: str, path: str) -> bool:
     """Whether the route is for clients: it shows and changes nothing of other clients.
 
     All other routes are for operators: slots, metrics, adapters, the web UI, resumed streams. Paths are not
     decoded, so a path with escapes is for operators too.
     """
     if api in {Api.OTHER, Api.CONTROL, Api.MODELS}:
-        return ("GET" if method == "HEAD" else method, path.removeprefix(prefix)) in _OF_CLIENTS
+        return ("GET" if method == "HEAD" else method, path) in _OF_CLIENTS
     return True
 
 

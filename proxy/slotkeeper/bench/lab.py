@@ -183,6 +183,22 @@ async def engine(binary: EngineBinary, flags: Sequence[str], log: Path) -> Async
         yield started.process
 
 
+def settings_of(**values: Any) -> Settings:
+    """Return settings of these values, which may override the constants of `Settings`, too."""
+    constants = {name for name in values if name not in Settings.model_fields}
+    own = {name: _fixed(name, values.pop(name)) for name in constants}
+    kind: type[Settings] = type("SettingsOfTests", (Settings,), own)
+    return kind(**values)
+    return type(
+        "SettingsOfTests", (Settings,), {name: _fixed(name, value) for name, value in constants.items()}
+    )(**{name: value for name, value in values.items() if name not in constants})
+
+
+def _fixed(name: str, value: Any) -> property:
+    getattr(Settings, name)  # fails for a name that is neither a setting nor a constant
+    return property(lambda _: value)
+
+
 @asynccontextmanager
 async def in_front_of(base: str, flags: EngineFlags | None = None, **settings: Any) -> AsyncIterator[Sidecar]:
     """Run a sidecar that has probed the engine at `base`. `settings` override those of the laboratory."""
@@ -194,7 +210,9 @@ async def in_front_of(base: str, flags: EngineFlags | None = None, **settings: A
         "read_flags": False,  # off unless a test wants it
         "drain_timeout": 5,
     }
-    async with running(Settings(**(ours | settings)), {EngineId(base): flags} if flags else None) as started:
+    async with running(
+        settings_of(**(ours | settings)), {EngineId(base): flags} if flags else None
+    ) as started:
         await ready(started)
         yield started
 

@@ -52,7 +52,8 @@ def _check_flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
         hint = meant(name, known)
         if parser.prog.endswith(" up") and not hint:
             hint = f"; {ENGINE_WORDS}"
-        hint = hint or f"; {parser.prog} --help lists all flags"
+        all_ = "--help-all" if "--help-all" in known else "--help"
+        hint = hint or f"; {parser.prog} {all_} lists all flags"
         raise UsageError(f"{parser.prog}: there is no {name}{hint}")
 
 
@@ -64,30 +65,18 @@ METAVARS: Final = {
     "listen": "HOST:PORT",
     "admin_listen": "HOST:PORT",
     "admin_host": "NAME",
-    "slot_actions": "auto|on|off",
     "namespaces": "auto|key|off",
-    "otlp_endpoint": "URL",
+    **dict.fromkeys(("otlp_endpoint", "hints"), "URL"),
     "trusted_proxies": "NETWORK",
-    **dict.fromkeys(
-        (
-            "why_requests",
-            "max_connections",
-            "max_connections_per_address",
-            "max_waiting",
-            "max_waiting_per_client",
-        ),
-        "N",
-    ),
+    "max_connections": "N",
     "record": "DIR",
     **dict.fromkeys(("keys_file", "upstreams_file"), "FILE.toml"),
     "store_key_file": "FILE",
     **dict.fromkeys(("tls_cert", "tls_key"), "FILE.pem"),
-    **dict.fromkeys(("hot_bytes", "cold_bytes", "cold_store_bytes", "hourly_bytes"), "SIZE"),
-    **dict.fromkeys(("record_bytes", "max_body_bytes"), "SIZE"),
-    **dict.fromkeys(("read_ahead_bytes", "read_ahead_total", "all_bodies_bytes"), "SIZE"),
-    **dict.fromkeys(("save_pause", "save_timeout", "keep_alive", "drain_delay", "drain_timeout"), "SECONDS"),
-    **dict.fromkeys(("write_timeout", "body_timeout", "head_timeout"), "SECONDS"),
-    **dict.fromkeys(("engine_wait", "swap_wait", "engine_frozen_after"), "SECONDS"),
+    **dict.fromkeys(
+        ("hot_bytes", "cold_bytes", "cold_store_bytes", "hourly_bytes", "max_body_bytes"), "SIZE"
+    ),
+    **dict.fromkeys(("save_timeout", "keep_alive", "drain_delay", "drain_timeout", "engine_wait"), "SECONDS"),
 }
 ADMIN: Final = "the sidecar's admin port (default: SLOTKEEPER_ADMIN_LISTEN, else http://127.0.0.1:9090)"
 ADMIN_TOKEN: Final = "token of the admin port (default: SLOTKEEPER_ADMIN_TOKEN)"  # noqa: S105 - help
@@ -108,35 +97,37 @@ An ID is one that `ls` shows, or at least its last 4 letters.
 """
 
 
-def add_settings(parser: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
-    """Add a flag for every setting. Only the flags that were given count (argparse.SUPPRESS)."""
-    from slotkeeper.settings import Settings
+def add_settings(parser: argparse.ArgumentParser, without: Sequence[str] = (), *, basics: bool) -> None:
+    """Add a flag for every setting, or only for the basic ones, in groups as `--help` shows them.
+
+    Only the flags that were given count (argparse.SUPPRESS).
+    """
+    from slotkeeper.settings import BASICS, GROUPS
 
     parser.add_argument("--config", type=Path, metavar="FILE.toml", help="read settings from a file")
     parser.add_argument(
         "--print-config", action="store_true", help="show every setting and its origin, then exit"
     )
-    for name, field in Settings.model_fields.items():
-        if name in without:
-            continue
-        flag, dest, help_ = f"--{name.replace('_', '-')}", f"set_{name}", help_of(name)
-        if isinstance(field.default, bool):  # --probe and --no-probe
-            parser.add_argument(
-                flag,
-                dest=dest,
-                action=argparse.BooleanOptionalAction,
-                default=argparse.SUPPRESS,
-                help=help_,
-            )
-            continue
-        parser.add_argument(
-            flag,
-            dest=dest,
-            action="append" if isinstance(field.default, tuple) else "store",
-            default=argparse.SUPPRESS,
-            metavar=METAVARS.get(name, name.rpartition("_")[2].upper()),
-            help=help_,
-        )
+    parser.add_argument("--help-all", action="help", help="show all settings, then exit")
+    for title in [BASICS] if basics else GROUPS:
+        group = parser.add_argument_group(title)
+        for name in GROUPS[title]:
+            if name not in without:
+                _add_setting(group, name)
+
+
+def _add_setting(group: Any, name: str) -> None:
+    from slotkeeper.settings import Settings
+
+    flag, dest, field = f"--{name.replace('_', '-')}", f"set_{name}", Settings.model_fields[name]
+    if isinstance(field.default, bool):  # --evacuate and --no-evacuate
+        kind: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+    else:
+        kind = {
+            "action": "append" if isinstance(field.default, tuple) else "store",
+            "metavar": METAVARS.get(name, name.rpartition("_")[2].upper()),
+        }
+    group.add_argument(flag, dest=dest, default=argparse.SUPPRESS, help=help_of(name), **kind)
 
 
 def help_of(name: str) -> str:

@@ -36,7 +36,7 @@ Example: slotkeeper serve --upstream http://127.0.0.1:8081 --slot-dir /var/lib/s
 Next:    slotkeeper doctor --upstream http://127.0.0.1:8081, then point an agent at http://127.0.0.1:8080/v1
 
 Every flag can also be a variable (SLOTKEEPER_LISTEN=...) or a line in the file of --config (listen = "...").
-Flag beats variable beats file beats default; --print-config shows the result.
+Flag beats variable beats file beats default; --print-config shows the result. --help-all shows all settings.
 """
 EPILOG_OF_UP: Final = """\
 Example: slotkeeper up --model model.gguf --slots 2 --context 65536 -- -ngl 99
@@ -65,6 +65,7 @@ Next:    slotkeeper docs quickstart, then slotkeeper doctor --upstream http://12
 On a terminal a page opens in the pager (the variable PAGER). Otherwise its Markdown is printed as it is.
 """
 OF_SIDECARS: Final = ("serve", "up")  # until they handle signals, SIGINT ends them at once: __main__.py
+HELP: Final = frozenset({"-h", "--help"})  # show the basic settings only
 OF_UP: Final = ("upstream", "upstreams_file")  # `up` starts its engine itself
 
 
@@ -74,11 +75,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     own, engine_words = _split(words)
     parser, commands = _parser()
-    command = command_in(own)
+    command, basics = command_in(own), False
     if command in OF_SIDECARS:  # for other commands, loading the settings takes longer than all else
-        add_settings(commands[command], without=OF_UP if command == "up" else ())
+        basics = not HELP.isdisjoint(own)
+        add_settings(commands[command], without=OF_UP if command == "up" else (), basics=basics)
     try:
-        check_words(parser, commands, own)
+        check_words(parser, commands, own if not basics else ())
     except UsageError as error:
         parser.exit(2, f"{error}\n")
     args = parser.parse_args(own)
@@ -193,7 +195,7 @@ def _serve(commands: Any) -> None:
         loaded = settings_of(args)
         if args.print_config:
             return print_config(loaded)
-        configure(loaded.settings.log_level, loaded.settings.log_format)
+        configure(loaded.settings.log_level, "auto")
         try_folders(loaded.settings)
         try_files(loaded.settings)
         check_loops(loaded.settings)
@@ -253,7 +255,7 @@ def _up(commands: Any) -> None:
         loaded = settings_of(args)
         if args.print_config:
             return print_config(loaded, without=OF_UP)
-        configure(loaded.settings.log_level, loaded.settings.log_format)
+        configure(loaded.settings.log_level, "auto")
         try_folders(loaded.settings)
         try_files(loaded.settings)
         code: int = up(

@@ -32,10 +32,8 @@ def greeter(settings: Settings) -> Callable[[str, str], None]:
     """Return the function that gets HOST:PORT of both ports, as bound. It prints only to a terminal."""
 
     def greet(data: str, admin: str) -> None:
-        if out := terminal(settings.log_format):
-            print(
-                *greeting(data, admin, settings.api_prefix, settings.scheme), sep="\n", file=out, flush=True
-            )
+        if out := terminal():
+            print(*greeting(data, admin, settings.scheme), sep="\n", file=out, flush=True)
 
     return greet
 
@@ -44,7 +42,7 @@ def patience_of(settings: Settings) -> Callable[[int], None]:
     """Return the function that says at the first Ctrl-C what a second one does. It prints to a terminal."""
 
     def say(answers: int) -> None:
-        if out := terminal(settings.log_format):
+        if out := terminal():
             print(ending(answers, settings.drain_timeout), file=out, flush=True)
 
     return say
@@ -57,16 +55,14 @@ def ending(answers: int, seconds: float) -> str:
     return f"Stopping: {waits} are saved. Press Ctrl-C again to stop now."
 
 
-def terminal(log_format: str) -> TextIO | None:
-    """Return standard output or error, whichever is a terminal; None if the log there is JSON."""
-    if log_format == "json" and sys.stderr.isatty():
-        return None
+def terminal() -> TextIO | None:
+    """Return standard output or error, whichever is a terminal; None if neither is."""
     return next((stream for stream in (sys.stdout, sys.stderr) if stream.isatty()), None)
 
 
-def greeting(data: str, admin: str, api_prefix: str = "", scheme: str = "http") -> list[str]:
+def greeting(data: str, admin: str, scheme: str = "http") -> list[str]:
     """Return the three lines that tell a person where the sidecar is."""
-    agents = f"{scheme}://{Address.parse(data).reached}{api_prefix}"
+    agents = f"{scheme}://{Address.parse(data).reached}"
     watched = str(Address.parse(admin).reached)
     where = "" if (watched, scheme) == (USUAL_ADMIN_LISTEN, "http") else f" --admin {scheme}://{watched}"
     return [

@@ -95,8 +95,6 @@ async def _nothing(port: AdminClient, *, repeated: bool) -> str:
     state = await port.get("/api/state")
     if repeated and (await port.get("/api/requests", limit=1))["requests"]:
         return "None of the last requests computed tokens twice."
-    if state["totals"]["requests"]:
-        return "No request is kept: the sidecar runs with --why-requests 0."
     return f"No request has come yet: the sidecar began {span(state['uptime_seconds'])} ago."
 
 

@@ -115,8 +115,7 @@ class Body(Loan):
         except TimeoutError as error:
             self._budget.metrics.cut(ConnectionCut.BODY)
             raise ClientFault(
-                f"the body did not arrive in time, only {self._taken} bytes of it; send it at once, or raise "
-                "--body-timeout",
+                f"the body did not arrive in time, only {self._taken} bytes of it; send it at once",
                 status=408,
             ) from error
         except (web.RequestPayloadError, HttpProcessingError) as error:
@@ -146,7 +145,7 @@ class Body(Loan):
     def _full(self) -> ClientFault:
         return ClientFault(
             f"the requests being answered use all {self._budget.total} bytes for bodies; try again later, "
-            "or raise --all-bodies-bytes",
+            "or raise --max-body-bytes, of which all bodies may take eight times as much",
             status=429,
             retry_after=RETRY_AFTER,
         )

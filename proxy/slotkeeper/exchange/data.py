@@ -81,11 +81,6 @@ def _unchecked() -> UpstreamFault:
     )
 
 
-def _is_lora(path: str, prefix: str) -> bool:
-    """Whether a POST there changes the engine's LoRA adapters for all requests."""
-    return unquote(path).removeprefix(prefix) == "/lora-adapters"
-
-
 def _unloaded_by(path: str, body: bytes | None) -> str | None:
     """Return the name of the model that a request loads or unloads; None: all models of llama-swap."""
     if path in UNLOAD_ALL:
@@ -102,14 +97,12 @@ class DataPort:
         intake: Budget,
         connections: Connections,
         *,
-        api_prefix: str = "",
         draining: Callable[[], bool] = lambda: False,
     ) -> None:
         """`draining`: whether load balancers, which ask this port for its health, should send no more."""
         self._gate = gate
         self._connections = connections
         self._intake = intake
-        self._prefix = api_prefix
         self._running: set[asyncio.Task[Any]] = set()
         self._closing = False
         self._draining = draining
@@ -157,13 +150,13 @@ class DataPort:
         try:
             path = self._path(request)
             model, route = self._gate.driver.engines.route_at(path)
-            api = classify(request.method, route, self._prefix)
+            api = classify(request.method, route)
             self._not_again(request)
             self._gate.door.admit(request, api, path)
             self._gate.door.keep_apart(request, route)
             self._check_health(request, path)
             takes_slot, arrived = api in TAKES_SLOT, self._gate.driver.now()
-            streams = is_stream_route(route, self._prefix) and request.method != "OPTIONS"
+            streams = is_stream_route(route) and request.method != "OPTIONS"
             judged = await self._judged(request, api, arrived, always=streams)
             if isinstance(judged, Refusal):
                 return self._refused(api, judged, known_as)
@@ -216,7 +209,7 @@ class DataPort:
         if streams:
             let_in = judged is KeyCheck.LET_IN
             return await self._streamed(request, body, known_as, link, let_in=let_in)
-        changes = request.method == "POST" and _is_lora(route, self._prefix)
+        changes = request.method == "POST" and unquote(route) == "/lora-adapters"  # for all requests
         return await self._through(request, api, body, known_as, link, changes=changes)
 
     async def _judged(self, request: web.Request, api: Api, arrived: float, *, always: bool) -> Judged:
@@ -265,7 +258,7 @@ class DataPort:
 
         Requests that arrive are served: after the probe. Before the engine answers, its own answer says so.
         """
-        if request.method == "OPTIONS" or not is_open(request.method, path, self._prefix):
+        if request.method == "OPTIONS" or not is_open(request.method, path):
             return
         if self._draining():
             raise UpstreamFault("draining: this sidecar is about to end", status=503)
@@ -406,7 +399,6 @@ class DataPort:
         Running answers end first, and the contents of slots are saved: a router and llama-swap wait for
         neither. A model of llama-server's router is loaded by us, so that it evicts none on its own.
         """
-        path = path.removeprefix(self._prefix)
         named, engines = _unloaded_by(path, body), self._gate.driver.engines
         model = engines.model_of(named)
         router = engines.router_with(model, swaps=path in UNLOAD_ALL or path.startswith(UNLOAD_ONE))

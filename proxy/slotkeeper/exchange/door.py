@@ -93,7 +93,6 @@ class Door:
         driver: Driver,
         upstream: Upstream,
         *,
-        prefix: str = "",
         trusted: Sequence[Network] = (),
         keys: OwnKeys | None = None,
         namespaces: bool | None = False,
@@ -101,7 +100,7 @@ class Door:
         had_namespaces: Callable[[], bool] = lambda: False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`prefix` is the engine's --api-prefix, `trusted` are proxies in front, `keys` is our --keys-file.
+        """`trusted` are proxies in front, `keys` is our --keys-file.
 
         `namespaces`: one for each key; None: with `keys`, else from the second key on that an engine has
         verified. `secret` makes the namespaces of engine keys the same after a restart; without it they
@@ -109,7 +108,6 @@ class Door:
         """
         self.keys = keys
         self._shown = SHOWN if keys is None else OURS_SHOWN
-        self._prefix = prefix
         self._driver = driver
         self._trusted = trusted
         self._namespaces = True if namespaces is None and keys else namespaces
@@ -125,13 +123,13 @@ class Door:
 
     def admit(self, request: web.BaseRequest, api: Api, path: str) -> None:
         """Check the key by --keys-file, if there is one. Raises ClientFault if the client may not do this."""
-        if self.keys is None or is_open(request.method, path, self._prefix):
+        if self.keys is None or is_open(request.method, path):
             return
         given = key_in(request.headers)
         key = self.keys.find(given) if given else None
         if key is None:
             raise ClientFault(UNKNOWN_KEY if given else NO_KEY, status=401)
-        theirs = is_for_clients(api, request.method, path, self._prefix)
+        theirs = is_for_clients(api, request.method, path)
         unloads = request.query.get("reload")  # a router then reads its presets again
         if not key.operator and (unloads or not theirs):
             raise ClientFault(NOT_YOURS, status=403)
@@ -146,7 +144,7 @@ class Door:
         key = self.caller(request).key
         if not self._namespaces or (key and key.operator):
             return
-        if is_shared(request.method, route, self._prefix) or not is_plain(route):
+        if is_shared(request.method, route) or not is_plain(route):
             raise ClientFault(SHARED, status=403)
 
     @asynccontextmanager
@@ -318,7 +316,7 @@ class Door:
         if link.pulse.frozen:
             return KeyCheck.UNSURE
         try:
-            path = f"{self._prefix}{RUNNING if link.health is Health.SWAPPER else '/props'}"
+            path = RUNNING if link.health is Health.SWAPPER else "/props"
             answer = await self._upstream.look(link.address.base, path, headers, seconds=ASK_SECONDS)
         except UpstreamFault:
             link.kick()

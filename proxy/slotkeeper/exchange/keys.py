@@ -253,8 +253,8 @@ class Counted:
 
 
 CROWDED: Final = {
-    Crowded.ALL: "too many requests wait for a slot; try again later, or raise --max-waiting",
-    Crowded.CLIENT: "too many of your requests wait; try again later, or raise --max-waiting-per-client",
+    Crowded.ALL: "too many requests wait for a slot; try again later",
+    Crowded.CLIENT: "too many of your requests wait; try again later",
     Crowded.KEY_QUEUED: "too many requests of this key wait for a slot; try again later",
 }
 

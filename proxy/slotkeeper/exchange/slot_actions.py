@@ -54,8 +54,8 @@ class SlotAction:
         return self.slot is None or self.act is None
 
 
-def read_action(target: str, body: bytes, prefix: str = "") -> SlotAction:
-    """Parse an action. `prefix` is the engine's --api-prefix.
+def read_action(target: str, body: bytes) -> SlotAction:
+    """Parse an action.
 
     Raises ClientFault for a body that is not JSON, or that names one of our files.
     """
@@ -67,7 +67,7 @@ def read_action(target: str, body: bytes, prefix: str = "") -> SlotAction:
     return SlotAction(
         slot=slot,
         act=act,
-        target=f"{prefix}/slots/{NO_SLOT if slot is None else slot}?action={act or NO_ACTION}",
+        target=f"/slots/{NO_SLOT if slot is None else slot}?action={act or NO_ACTION}",
         body=b"{}" if act is Act.ERASE or act is None else _checked(body),
         model=named_model(body),
     )
@@ -104,18 +104,15 @@ def left_by(act: Act | None, status: int, answer: bytes) -> int | None:
 
 # -- running an action -----------------------------------------------------------------------------------
 
-OFF: Final = "slot actions are off here; the operator of the sidecar can allow them (--slot-actions on)"
+OFF: Final = "slot actions are off while clients have caches of their own (--namespaces)"
 
 
 class SlotActions:
     """Runs clients' slot actions. Each waits in the queue for its slot, as a request does."""
 
-    def __init__(
-        self, driver: Driver, upstream: Upstream, *, prefix: str, allowed: Callable[[], bool]
-    ) -> None:
+    def __init__(self, driver: Driver, upstream: Upstream, allowed: Callable[[], bool]) -> None:
         self._driver = driver
         self._upstream = upstream
-        self._prefix = prefix
         self._allowed = allowed
 
     async def answer(
@@ -127,7 +124,7 @@ class SlotActions:
         """
         if not self._allowed():
             raise ClientFault(OFF, status=403)
-        action = read_action(request.rel_url.raw_path_qs, body, self._prefix)
+        action = read_action(request.rel_url.raw_path_qs, body)
         driver = self._driver
         key = RequestId(f"action {next(driver.numbers)}")
         model = model or driver.engines.model_of(action.model)

@@ -32,9 +32,9 @@ END_MARKS: Final = (b'"stop":true', b'"error":')  # of the engine's own API, and
 MODEL: Final = "::"  # what follows in an id is a router's model
 
 
-def is_stream_route(path: str, prefix: str) -> bool:
-    """Whether the route reads, looks up or stops resumable streams; `prefix` is the engine's --api-prefix."""
-    return unquote(path).removeprefix(prefix) in {STREAM, LOOKUP}
+def is_stream_route(path: str) -> bool:
+    """Whether the route reads, looks up or stops resumable streams."""
+    return unquote(path) in {STREAM, LOOKUP}
 
 
 def given_ids(headers: Mapping[str, str]) -> tuple[str, ...]:

@@ -265,7 +265,7 @@ async def answering(link: EngineLink) -> AsyncIterator[None]:
     except EngineFrozenError as error:
         raise UpstreamFault(
             f"the engine at {link.address.base} has said nothing for {link.frozen_after:g} s, not even to "
-            "GET /health (--engine-frozen-after); is its process stopped, or its machine out of memory?",
+            "GET /health; is its process stopped, or its machine out of memory?",
             status=504,
             retry_after=RETRY_AFTER,
         ) from error

@@ -47,12 +47,6 @@ def test_an_escaped_path_is_decoded_as_the_engine_decodes_it():
     assert classify("POST", "/%76%31/messages") is Api.MESSAGES
 
 
-def test_the_path_prefix_is_required_if_the_engine_has_one():
-    assert classify("POST", "/llm/v1/messages", prefix="/llm") is Api.MESSAGES
-    assert classify("POST", "/llm/slots/3", prefix="/llm") is Api.CONTROL
-    assert classify("POST", "/v1/messages", prefix="/llm") is Api.OTHER
-
-
 def test_only_generating_routes_can_be_pinned_and_messages_cannot():
     generating = {api for api in Api if api.generates}
     assert generating == {
@@ -69,7 +63,7 @@ def test_only_generating_routes_can_be_pinned_and_messages_cannot():
 @pytest.mark.parametrize("path", ["/health", "/v1/health"])
 def test_health_routes_and_preflight_requests_need_no_key(path):
     assert is_open("GET", path)
-    assert is_open("HEAD", f"/llm{path}", "/llm")
+    assert is_open("HEAD", path)
     assert is_open("OPTIONS", "/slots")
     assert not is_open("POST", path)
     assert not is_open("GET", f"{path}/")
@@ -115,9 +109,7 @@ def test_routes_that_show_or_change_shared_state_are_for_operators(method, path)
     ],
 )
 def test_routes_that_concern_only_the_caller_are_for_clients(method, path):
-    for prefix in ("", "/llm"):
-        api = classify(method, prefix + path, prefix)
-        assert is_for_clients(api, method, prefix + path, prefix)
+    assert is_for_clients(classify(method, path), method, path)
 
 
 @pytest.mark.parametrize(
@@ -134,4 +126,4 @@ def test_routes_that_concern_only_the_caller_are_for_clients(method, path):
     ],
 )
 def test_routes_by_which_one_client_sees_or_changes_the_work_of_others_are_known(method, path, shared):
-    assert is_shared(method, path) is is_shared(method, f"/api{path}", "/api") is shared
+    assert is_shared(method, path) is shared

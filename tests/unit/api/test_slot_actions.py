@@ -24,10 +24,6 @@ def test_a_slot_action_is_sent_in_canonical_form(target, sent):
     assert (action.target, action.body, action.act) == (sent, b'{"filename":"b"}', Act.SAVE)
 
 
-def test_the_path_prefix_of_the_engine_is_kept():
-    assert read_action("/llm/slots/1?action=erase", b"", "/llm").target == "/llm/slots/1?action=erase"
-
-
 @pytest.mark.parametrize("word", ["", "-1", "+1", "1x", "%201", "\u0661", "4294967297", "x/../1?y"])
 def test_an_ambiguous_slot_id_is_refused(word):
     action = read_action(f"/slots/{word}?action=save", b'{"filename": "a"}')

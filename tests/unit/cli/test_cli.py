@@ -14,7 +14,7 @@ import pytest
 from slotkeeper import __version__
 from slotkeeper.cli.main import main
 from slotkeeper.exchange.keys import KeyList
-from slotkeeper.settings import Settings
+from slotkeeper.settings import BASICS, GROUPS, Settings
 
 COMMANDS = (
     "serve",
@@ -110,20 +110,34 @@ def test_the_help_of_every_command_explains_every_option_and_gives_an_example(co
     assert re.search(r" Next: \S+ \S+", out), "what to do then is not said"
 
 
-def test_help_of_serve_names_every_setting(run_cli):
-    _, out, _ = run_cli("serve", "--help")
+@pytest.mark.parametrize("command", ["serve", "up"])
+def test_the_first_page_of_help_has_the_basic_settings_and_fits_a_screen(
+    command, run_cli, capsys, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit):
+        main([command, "--hot-bytes", "1GiB", "--help"])
+    out = capsys.readouterr().out
+    assert out.count("\n") <= 40
+    shown = {name for name in Settings.model_fields if f"--{name.replace('_', '-')} " in out}
+    assert shown == {*GROUPS[BASICS]} - ({"upstream"} if command == "up" else set())
+
+
+def test_help_all_of_serve_names_every_setting_in_its_group(run_cli):
+    _, out, _ = run_cli("serve", "--help-all")
+    assert [title for title in GROUPS if f" {title}: --" not in out] == []
     missing = [name for name in Settings.model_fields if f"--{name.replace('_', '-')} " not in out]
     assert missing == []
 
 
 def test_help_of_serve_names_units_and_every_choice(run_cli):
     """All settings that are no whole numbers are seconds."""
-    _, out, _ = run_cli("serve", "--help")
+    _, out, _ = run_cli("serve", "--help-all")
     shown = dict(re.findall(r"\[--([a-z-]+) (\S+)\]", out))
     fields = Settings.model_fields
     seconds = [name.replace("_", "-") for name, field in fields.items() if field.annotation is float]
     assert [name for name in seconds if shown[name] != "SECONDS"] == []
-    choices = {"slot-actions": "auto|on|off", "namespaces": "auto|key|off"}
+    choices = {"namespaces": "auto|key|off"}
     assert {name: shown[name] for name in choices} == choices
 
 
@@ -148,32 +162,32 @@ def test_print_config_shows_value_and_origin_and_starts_nothing(command, run_cli
         "listen 127.0.0.1:1234 flag",
         "log_level debug environment",
         f"drain_delay 7.5 file {config}",
-        "log_format auto default",
+        "namespaces auto default",
     ):
         assert line in out
 
 
 def test_print_config_shows_no_secret_and_every_bracket(run_cli):
-    _, out, _ = run_cli("serve", "--print-config", "--admin-token", "s3cret", "--api-prefix", "/[red]x")
+    _, out, _ = run_cli("serve", "--print-config", "--admin-token", "s3cret", "--record", "/[red]x")
     assert "s3cret" not in out
     assert "admin_token **********" in out
     assert "/[red]x" in out
 
 
 def test_sizes_are_printed_with_binary_units(run_cli):
-    assert "(default: 64MiB)" in run_cli("serve", "--help")[1]
+    assert "(default: 64MiB)" in run_cli("serve", "--help-all")[1]
     code, out, _ = run_cli("serve", "--print-config", "--hot-bytes", "1.5GiB")
     assert code == 0
     assert "hot_bytes 1536MiB flag" in out
     assert "max_body_bytes 64MiB default" in out
 
 
-def test_probing_is_turned_off_by_a_flag_and_turned_on_by_another(run_cli, monkeypatch):
-    assert "probe true default" in run_cli("serve", "--print-config")[1]
-    assert "probe false flag" in run_cli("serve", "--print-config", "--no-probe")[1]
-    monkeypatch.setenv("SLOTKEEPER_PROBE", "false")
-    assert "probe false environment" in run_cli("serve", "--print-config")[1]
-    assert "probe true flag" in run_cli("serve", "--print-config", "--probe")[1]
+def test_a_switch_is_turned_on_by_a_flag_and_turned_off_by_another(run_cli, monkeypatch):
+    assert "evacuate false default" in run_cli("serve", "--print-config")[1]
+    assert "evacuate true flag" in run_cli("serve", "--print-config", "--evacuate")[1]
+    monkeypatch.setenv("SLOTKEEPER_EVACUATE", "true")
+    assert "evacuate true environment" in run_cli("serve", "--print-config")[1]
+    assert "evacuate false flag" in run_cli("serve", "--print-config", "--no-evacuate")[1]
 
 
 def test_several_upstream_flags_give_several_engines(run_cli):
@@ -202,8 +216,8 @@ def test_several_upstream_flags_give_several_engines(run_cli):
         (["up", "--slots", "257"], "--slots: 257 is not between 1 and 256"),
         (["up", "--context", "1" * 20], "is not between 1 and 2147483647 tokens"),
         (
-            ["serve", "--why-requests", "1" * 20],
-            "--why-requests: Input should be less than or equal to 1000000",
+            ["serve", "--max-connections", "0"],
+            "--max-connections: Input should be greater than or equal to 1",
         ),
         *(
             ([*command, wrong], f"{command[-1]}: {wrong} is not between 1 and 2147483647 tokens")

@@ -103,12 +103,11 @@ async def test_the_json_list_has_one_line_for_each_request(ask):
     assert [json.loads(text) for text in out.splitlines()] == documents["/api/requests"]["requests"]
 
 
-@pytest.mark.parametrize(("requests", "explanation"), [(0, "began 2 h ago"), (5, "--why-requests 0")])
-async def test_an_empty_list_is_explained(ask, requests, explanation):
-    figures = state()["totals"] | {"requests": requests}
+async def test_an_empty_list_is_explained(ask):
+    figures = state()["totals"] | {"requests": 0}
     code, out = await ask({"/api/requests": {"requests": []}, "/api/state": state(totals=figures)})
     assert code == 0
-    assert explanation in out
+    assert "began 2 h ago" in out
 
 
 async def test_an_empty_json_list_has_no_line(ask):
