@@ -30,7 +30,13 @@ HEAD = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n"
 DESCRIPTORS = 48  # of a process that needs about twenty
 
 # No connection is cut for its silence meanwhile.
-few = partial(settings, max_connections=MOST, head_timeout=PATIENCE, drain_timeout=1.0)
+few = partial(
+    settings,
+    max_connections=MOST,
+    max_connections_per_address=MOST,
+    head_timeout=PATIENCE,
+    drain_timeout=1.0,
+)
 
 
 def cut(sidecar: Sidecar, reason: str) -> float:

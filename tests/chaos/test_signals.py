@@ -31,6 +31,12 @@ from slotkeeper.app import running
 from slotkeeper.engine.launch import free_port
 
 CHAT = PATHS[Api.CHAT]
+UNPROBED = """
+import runpy
+from slotkeeper.settings import Settings
+Settings.probe = False
+runpy.run_module("slotkeeper", run_name="__main__")
+"""
 BOTH = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 
 
@@ -48,10 +54,11 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(fake: FakeEngine, *more: str) -> AsyncIterator[Served]:
+async def serving(fake: FakeEngine, *more: str, probe: bool = True) -> AsyncIterator[Served]:
     data, admin = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     words = ("--upstream", fake.base, "--listen", data, "--admin-listen", admin, *more)
-    command = (sys.executable, "-m", "slotkeeper", "serve", *words)
+    run = ("-m", "slotkeeper") if probe else ("-c", UNPROBED)
+    command = (sys.executable, *run, "serve", *words)
     process = await asyncio.create_subprocess_exec(*command, stderr=PIPE)
     try:
         await becomes(admin, "/readyz", 200)
@@ -66,7 +73,7 @@ async def serving(fake: FakeEngine, *more: str) -> AsyncIterator[Served]:
 
 def patient(fake: FakeEngine) -> AbstractAsyncContextManager[Served]:
     """Run a sidecar that waits up to an hour for running answers."""
-    return serving(fake, "--drain-delay", "0", "--drain-timeout", "3600")
+    return serving(fake, "--drain-delay", "0", "--drain-timeout", "3600", probe=False)
 
 
 async def status(address: str, path: str) -> int:
@@ -111,7 +118,7 @@ async def test_at_a_signal_a_running_stream_ends_complete_and_no_new_connection_
 
 
 async def test_during_the_drain_delay_requests_are_served_and_health_is_503(fake):
-    async with serving(fake, "--drain-delay", "3600") as served:
+    async with serving(fake, "--drain-delay", "3600", probe=False) as served:
         served.process.terminate()
         await becomes(served.admin, "/readyz", 503)
         assert await status(served.data, "/v1/models") == 200

@@ -109,7 +109,9 @@ async def test_a_request_in_the_same_segment_as_the_end_of_the_handshake_is_answ
 
 async def test_unfinished_handshakes_count_as_connections_and_have_a_deadline(engine, own):
     most = 6
-    async with running(tls_settings(engine, own, max_connections=most, head_timeout=1.0)) as sidecar:
+    async with running(
+        tls_settings(engine, own, max_connections=most, max_connections_per_address=most, head_timeout=1.0)
+    ) as sidecar:
         await ready(sidecar)
         connections = sidecar._connections[0]
         async with (

@@ -25,7 +25,8 @@ pytestmark = pytest.mark.alternating
 LONG = {"messages": [{"role": "user", "content": "Say something about rivers and mountains. " * 20}]}
 
 
-SCRIPT = "import sys; from slotkeeper.cli.main import main; from slotkeeper.settings import Settings\n"
+SETTINGS = "from slotkeeper.settings import Settings"
+MAIN = "import runpy; runpy.run_module('slotkeeper', run_name='__main__')"
 Start = Callable[..., AbstractContextManager[Up]]
 
 
@@ -49,7 +50,7 @@ def up(words, environ, tmp_path) -> Start:
     def start(*own: str, engine: tuple[str, ...] = (), before: str = "") -> Iterator[Up]:
         """`before` is run first in the process of `up`."""
         # One thread: on a busy machine two wait for each other (b11549: a hundred times slower).
-        python, script = [sys.executable, "-c"], f"{SCRIPT}{before}\nsys.exit(main())"
+        python, script = [sys.executable, "-c"], f"{SETTINGS}\n{before}\n{MAIN}"
         running = Up([*python, script, *words, *own, "--", "-t", "1", *engine], tmp_path / "up.log", environ)
         engine_pid = None
         try:
@@ -70,7 +71,8 @@ def up(words, environ, tmp_path) -> Start:
 
 def end_of(words: list[str], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """Run a command that ends by itself."""
-    return subprocess.run(words, env=environ, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    command = [sys.executable, "-m", "slotkeeper", *words]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 # -- normal starts -------------------------------------------------------------------------------------
