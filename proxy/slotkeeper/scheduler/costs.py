@@ -6,7 +6,6 @@ Rates and estimates come from the engine's own figures.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import combinations
 from math import inf, log2
@@ -327,27 +326,11 @@ class Served(Expected):
     prefilled_at: float = 0.0  # when its prompt should have been computed
 
 
-class Prefilled(NamedTuple):
-    """A prompt that an engine has computed."""
-
-    began: float
-    seconds: float
-    tokens: int
-
-    @property
-    def ended(self) -> float:
-        return self.began + self.seconds
-
-
-MAX_UNMEASURED_PREFILLS: Final = 32  # kept while others may still turn out to have run beside them
-
-
 @dataclass(slots=True)
 class EngineWork:
     """The requests that an engine has begun. It computes their prompts one after the other, oldest first."""
 
     served: dict[RequestId, Served] = field(default_factory=dict)
-    unmeasured: list[Prefilled] = field(default_factory=list)
     awaiting: int = 0  # requests that wait for one of its slots although other engines have free ones
 
     def begins(self, request: RequestId, now: float, *, prefill: float, reply: float) -> None:
@@ -358,33 +341,6 @@ class EngineWork:
 
     def ends(self, request: RequestId) -> None:
         self.served.pop(request, None)
-
-    def prefilled(
-        self, tokens: int, began: float, seconds: float, request: RequestId | None = None
-    ) -> Iterator[tuple[int, float]]:
-        """Record a prefill; yield the tokens and seconds of those that tell the speed of the engine.
-
-        Prompts that are computed at the same time share the engine's batches, and each of them reports the
-        time of all. So such prefills count as one: with all their tokens, in the time from the first one's
-        begin to the last one's end. They wait here until each request that began before their end has ended,
-        except the `request` that this prefill was for.
-        """
-        if tokens > 0 and seconds > 0:
-            self.unmeasured.append(Prefilled(began, seconds, tokens))
-        others = (one.since for other, one in self.served.items() if other != request)
-        running = min(others, default=inf)
-        waiting, self.unmeasured = sorted(self.unmeasured), []
-        while waiting:
-            beside = [waiting.pop(0)]
-            end = beside[0].ended
-            while waiting and waiting[0].began < end:
-                beside.append(waiting.pop(0))
-                end = max(end, beside[-1].ended)
-            if end <= running or len(beside) + len(waiting) > MAX_UNMEASURED_PREFILLS:
-                shared_seconds = end - beside[0].began if len(beside) > 1 else beside[0].seconds
-                yield sum(one.tokens for one in beside), shared_seconds
-            else:
-                self.unmeasured += beside
 
     def ahead(self, now: float, but: RequestId | None = None) -> float:
         """Seconds of prefill that a new request finds ahead of its own, or this one beside its own."""

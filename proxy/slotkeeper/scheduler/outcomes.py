@@ -244,12 +244,10 @@ def _learn(state: State, pending: Pending, event: Finished) -> Iterator[Effect]:
     if cached is None or plan is None:
         return
     rates = plan.table.rates
+    rates.prefilled((event.prompt_tokens or 0) - cached, event.prefill_seconds)
     if event.prefill_seconds is not None:
         sent_at = pending.pieces_until or pending.begun_at + pending.step_seconds
         began = sent_at if pending.computing_since is None else pending.computing_since
-        computed = (event.prompt_tokens or 0) - cached
-        for tokens, seconds in plan.table.work.prefilled(computed, began, event.prefill_seconds):
-            rates.prefilled(tokens, seconds)
         rates.replied(event.generated or 0, event.at - began - event.prefill_seconds)
     share_guesses(state.up_for(plan.table.model))
     if plan.source is Source.SNAPSHOT:

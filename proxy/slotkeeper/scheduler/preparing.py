@@ -209,10 +209,7 @@ def _planted(table: EngineTable, slot: SlotId, step: Step, event: Planted) -> bo
         table.leave(slot, event.at)
         return False
     end, cached = len(tokens), len(tokens) - event.computed
-    if event.seconds:
-        told = table.work.prefilled(event.computed, event.at - event.seconds, event.seconds, event.request)
-        for computed, seconds in told:
-            table.rates.prefilled(computed, seconds)
+    table.rates.prefilled(event.computed, event.seconds)
     cuts = None if tokens.chunks else event.cuts  # the engine also ends a batch at each image
     table.learn(by_batches(table.traits, cached=cached, end=end, cuts=cuts))
     if step.purpose in {Purpose.TOUCH, Purpose.EMPTY}:

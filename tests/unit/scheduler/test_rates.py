@@ -4,16 +4,7 @@ from math import inf
 
 import pytest
 
-from slotkeeper.scheduler.costs import (
-    CALL_SECONDS,
-    MAX_UNMEASURED_PREFILLS,
-    UNMEASURED_COPY_SHARE,
-    Copies,
-    EngineWork,
-    LinearTimes,
-    Rates,
-)
-from slotkeeper.scheduler.types import RequestId
+from slotkeeper.scheduler.costs import CALL_SECONDS, UNMEASURED_COPY_SHARE, Copies, LinearTimes, Rates
 
 MB = 10**6
 
@@ -126,51 +117,3 @@ def test_the_time_from_the_cold_tier_is_learned_and_limited_by_the_time_to_compu
     assert rates.restore_price(100 * MB) < before
     assert rates.bring_within(20_000) == 20.0
     assert rates.bring_within(10) == 1.0
-
-
-A, B = RequestId("a"), RequestId("b")
-
-
-def begun(*requests: RequestId, at: float = 0.0) -> EngineWork:
-    work = EngineWork()
-    for request in requests:
-        work.begins(request, at, prefill=1.0, reply=1.0)
-    return work
-
-
-def ended(
-    work: EngineWork, request: RequestId, tokens: int, began: float, seconds: float
-) -> list[tuple[int, float]]:
-    work.ends(request)
-    return list(work.prefilled(tokens, began, seconds))
-
-
-def test_prompts_that_share_batches_count_as_one_prefill():
-    work = begun(A, B)
-    assert ended(work, A, 500, 0.0, 4.0) == [], "the other one may have run beside it"
-    assert ended(work, B, 600, 0.5, 4.0) == [(1100, 4.5)]
-
-
-def test_prompts_that_an_engine_computes_one_after_the_other_count_each_alone():
-    work = begun(A, B)
-    assert ended(work, A, 500, 0.0, 4.0) == []
-    assert ended(work, B, 600, 4.0, 5.0) == [(500, 4.0), (600, 5.0)]
-
-
-def test_a_prefill_is_measured_although_a_later_request_still_runs():
-    work = begun(A)
-    work.begins(B, 6.0, prefill=1.0, reply=1.0)
-    assert ended(work, A, 500, 0.0, 4.0) == [(500, 4.0)]
-
-
-def test_a_plant_is_measured_before_the_request_that_it_is_for_has_ended():
-    assert list(begun(A).prefilled(500, 0.5, 4.0, A)) == [(500, 4.0)]
-    assert list(begun(A, B).prefilled(500, 0.5, 4.0, A)) == []
-
-
-def test_prefills_do_not_wait_for_ever_beside_a_long_answer():
-    work, measured = begun(A), []
-    for number in range(100):
-        measured += list(work.prefilled(64, float(number), 0.5))
-    assert len(work.unmeasured) <= MAX_UNMEASURED_PREFILLS
-    assert measured[0] == (64, 0.5)
