@@ -18,6 +18,7 @@ SHARE: Final = 0.3  # weight of a new measurement in the running mean
 LEAST_TOKENS: Final = 64  # the time of a shorter prefill is mostly the round trip
 LEAST_REPLY: Final = 8  # tokens: the time of a shorter answer is mostly the round trip
 LEAST_BYTES: Final = 64 * 1024
+LARGE_BYTES: Final = 64 * 1024 * 1024  # setup and other short delays hardly matter in the time of such a file
 # To and from the RAM prompt cache and checkpoints: 149.6 MiB took 13 ms (ggml-org/llama.cpp#22929, its log).
 # A machine whose free memory must be fetched anew may reach a hundredth of that. So until it was measured, a
 # copy of a large state costs at least this share of its tokens: as much as on the fast cards of the engine
@@ -43,7 +44,7 @@ class LinearTimes:
 
     Both are medians of the last measurements and of our guess. So neither a slow first file, which needs more
     setup, nor one that was held up by other load decides the estimate. A first one that is slower than the
-    guess counts as much as that (their geometric mean), a quicker one alone.
+    guess counts as much as that (their geometric mean), a quicker or a large one alone.
     """
 
     guess: float  # bytes or tokens per second, until something was measured
@@ -74,8 +75,12 @@ class LinearTimes:
             self.constant = max(0.0, median(time - self.each * size for size, time in self._seen))
         else:
             guess, found = 1 / self.guess, [time / size for size, time in self._seen]
-            first = min(found[0], geometric_mean([guess, found[0]]))
-            self.each = median_low([guess, *found]) if len(found) > 1 else first
+            if self._seen[0][0] >= LARGE_BYTES:
+                self.each = median_low(found)
+            elif len(found) > 1:
+                self.each = median_low([guess, *found])
+            else:
+                self.each = min(found[0], geometric_mean([guess, found[0]]))
             self.constant = 0.0
 
 
