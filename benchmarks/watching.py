@@ -3,9 +3,10 @@
 `python -m benchmarks.watching [--tokens 30000] [--turns 60]`
 
 "On" is everything that a request can write: the journal with text, log lines, a recording, and spans to a
-collector. Readers cost the same with and without requests, so they are measured separately: a scrape by
-Prometheus, an open dashboard. Each sidecar has its own engine; they get the same turns alternately. One more
-sidecar, with everything off, shows the noise of the machine.
+collector. "Off" still has the journal of the last requests, without text. Readers cost the same with and
+without requests, so they are measured separately: a scrape by Prometheus, an open dashboard. Each sidecar
+has its own engine; they get the same turns alternately. One more sidecar, with everything off, shows the
+noise of the machine.
 """
 
 from __future__ import annotations

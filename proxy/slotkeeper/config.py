@@ -12,7 +12,7 @@ from pydantic_settings import EnvSettingsSource, TomlConfigSettingsSource
 
 from slotkeeper.environment import PREFIX, check_names, secret_files
 from slotkeeper.settings import Settings
-from slotkeeper.values import PLAIN, UsageError, meant
+from slotkeeper.values import PLAIN, UsageError, meant, removed
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def _file(path: Path) -> Mapping[str, Any]:
 def _line(error: Any, origins: Mapping[str, str]) -> str:
     name = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":  # only a file can name a setting that does not exist
-        hint = meant(name.replace("-", "_").lower(), Settings.model_fields)
+        hint = removed(name) or meant(name.replace("-", "_").lower(), Settings.model_fields)
         return f"{_named(name, origins)}: there is no such setting{hint or '; --print-config lists them'}"
     problem = PLAIN.get(error["type"], error["msg"].removeprefix("Value error, "))
     if error["type"] in PLAIN:

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-from slotkeeper.values import UsageError, nearest
+from slotkeeper.values import UsageError, nearest, removed
 
 PREFIX: Final = "SLOTKEEPER_"
 SECRETS: Final = ("engine_api_key", "admin_token", "hints")
@@ -59,6 +59,8 @@ def check_names(names: Collection[str], settings: Collection[str] | None = None)
         word = name.removeprefix(PREFIX)
         if word == name or word in known or name in OTHERS or _LINK.search(name):
             continue
+        if (gone := removed(word)) and len(names) == len(settings):  # this command reads all settings
+            raise UsageError(f"{name}: there is no such variable{gone}")
         probably = nearest(word, known)
         if probably and known[probably] in names:
             raise UsageError(f"{name}: there is no such variable; did you mean {PREFIX}{probably}?")

@@ -15,6 +15,7 @@ from slotkeeper.upstreams import NamedUpstream, checked, read_table
 from slotkeeper.values import Address, host_name, network
 
 BODIES_AT_ONCE: Final = 8  # of the largest size, in memory
+ALL_BODIES_BYTES: Final = 512 * 2**20  # the least room for all of them together
 
 # A size, or "auto". It is decided before either is checked, so that a bad size has one error.
 BudgetSize = Annotated[
@@ -338,7 +339,7 @@ class Settings(BaseSettings):
     @property
     def all_bodies_bytes(self) -> int:
         """Room for the bodies of all requests that are being read or answered; more get 429."""
-        return BODIES_AT_ONCE * self.max_body_bytes
+        return max(ALL_BODIES_BYTES, BODIES_AT_ONCE * self.max_body_bytes)
 
     @property
     def max_connections_per_address(self) -> int:

@@ -39,6 +39,43 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return next(iter(get_close_matches(word, list(known), n=1, cutoff=CLOSE)), "")
 
 
+FIXED: Final = "its value is fixed now"
+# Settings that releases up to 0.7.0 had, and what holds in their place. A variable of such a name would else
+# be ignored silently, and the flag that is closest to it was not meant.
+REMOVED_SETTINGS: Final[Mapping[str, str]] = {
+    "all_bodies_bytes": "it follows from --max-body-bytes",
+    "api_prefix": "give the engine's --api-prefix as the path of --upstream",
+    "log_format": "logs are JSON except on a terminal",
+    "max_connections_per_address": "it is half of --max-connections",
+    "slot_actions": "clients' slot actions are refused where --namespaces are on, or with --keys-file",
+    **dict.fromkeys(
+        (
+            "body_timeout",
+            "engine_frozen_after",
+            "head_timeout",
+            "max_waiting",
+            "max_waiting_per_client",
+            "probe",
+            "read_ahead_bytes",
+            "read_ahead_total",
+            "read_flags",
+            "record_bytes",
+            "save_pause",
+            "swap_wait",
+            "why_requests",
+            "write_timeout",
+        ),
+        FIXED,
+    ),
+}
+
+
+def removed(word: str) -> str:
+    """Return the hint that ends a message about a setting that was removed; "" for any other name."""
+    name = word.lstrip("-").removeprefix("no-").replace("-", "_").lower()
+    return f"; it was removed: {REMOVED_SETTINGS[name]}" if name in REMOVED_SETTINGS else ""
+
+
 def meant(word: str, known: Iterable[str]) -> str:
     """Return the hint that ends a message about an unknown name; "" if no known name is close."""
     name = nearest(word, known)

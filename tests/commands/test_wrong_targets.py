@@ -48,6 +48,8 @@ def check(code: int, hints: tuple[str, ...], *words: str, **how: Any) -> str:
         (["helth", "--live"], "did you mean health?"),
         (["serve", "--listn", "x"], "slotkeeper serve: there is no --listn; did you mean --listen?"),
         (["serve", "--slotdir=/x"], "there is no --slotdir; did you mean --slot-dir?"),
+        (["serve", "--no-probe"], "there is no --no-probe; it was removed: its value is fixed now"),
+        (["serve", "--head-timeout", "60"], "there is no --head-timeout; it was removed"),
         (["serve", "--gibberish"], "slotkeeper serve --help-all lists all flags"),
         (["up", "--modle", "x"], "slotkeeper up: there is no --modle; did you mean --model?"),
         (["up", "-ngl", "99"], "flags of llama-server go after --"),

@@ -11,7 +11,7 @@ from pydantic import ByteSize, TypeAdapter
 from slotkeeper.config import in_words, load, shown
 from slotkeeper.environment import SECRETS
 from slotkeeper.settings import GROUPS, Settings
-from slotkeeper.values import Address, UsageError
+from slotkeeper.values import REMOVED_SETTINGS, Address, UsageError
 
 # name -> (text as a variable, in a file, as a flag), three values that differ
 VALUES: dict[str, tuple[str, str, str]] = {
@@ -101,8 +101,12 @@ def test_every_setting_is_in_one_group_and_in_its_order():
 
 
 def test_what_follows_from_other_settings():
-    settings = load({"max_body_bytes": "1MiB", "max_connections": "1"}).settings
-    assert (settings.all_bodies_bytes, settings.max_connections_per_address) == (8 * 2**20, 1)
+    settings = load({"max_body_bytes": "128MiB", "max_connections": "1"}).settings
+    assert (settings.all_bodies_bytes, settings.max_connections_per_address) == (1024 * 2**20, 1)
+
+
+def test_a_small_limit_of_one_body_does_not_lessen_the_room_for_all():
+    assert load({"max_body_bytes": "1MiB"}).settings.all_bodies_bytes == 512 * 2**20
 
 
 @pytest.mark.parametrize("name", VALUES)
@@ -329,6 +333,21 @@ def test_a_misspelled_setting_in_a_file_gets_a_suggestion(name, hint, tmp_path):
 def test_a_misspelled_variable_is_refused_with_a_suggestion(name, meant, monkeypatch):
     monkeypatch.setenv(name, "x")
     assert complaint() == f"{name}: there is no such variable; did you mean {meant}?"
+
+
+@pytest.mark.parametrize("name", REMOVED_SETTINGS)
+def test_a_variable_of_a_removed_setting_is_refused_and_says_what_holds_now(name, monkeypatch):
+    monkeypatch.setenv(f"SLOTKEEPER_{name.upper()}", "off")
+    assert complaint().endswith(f"there is no such variable; it was removed: {REMOVED_SETTINGS[name]}")
+
+
+def test_a_line_of_a_removed_setting_is_refused_and_says_what_holds_now(tmp_path):
+    path = toml(tmp_path, "record-bytes = 1\n")
+    assert "it was removed: its value is fixed now" in complaint(config=path)
+
+
+def test_no_removed_setting_is_a_setting():
+    assert not set(REMOVED_SETTINGS) & set(Settings.model_fields)
 
 
 @pytest.mark.parametrize(

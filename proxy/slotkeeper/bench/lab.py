@@ -189,9 +189,6 @@ def settings_of(**values: Any) -> Settings:
     own = {name: _fixed(name, values.pop(name)) for name in constants}
     kind: type[Settings] = type("SettingsOfTests", (Settings,), own)
     return kind(**values)
-    return type(
-        "SettingsOfTests", (Settings,), {name: _fixed(name, value) for name, value in constants.items()}
-    )(**{name: value for name, value in values.items() if name not in constants})
 
 
 def _fixed(name: str, value: Any) -> property:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from slotkeeper.values import PLAIN, UsageError, meant
+from slotkeeper.values import PLAIN, UsageError, meant, removed
 
 if TYPE_CHECKING:
     from slotkeeper.config import Loaded
@@ -49,7 +49,7 @@ def _check_flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
         name = word.partition("=")[0]
         if not FLAG.fullmatch(name) or any(flag.startswith(name) for flag in known):
             continue  # a value, a flag, or the beginning of one
-        hint = meant(name, known)
+        hint = removed(name) or meant(name, known)
         if parser.prog.endswith(" up") and not hint:
             hint = f"; {ENGINE_WORDS}"
         all_ = "--help-all" if "--help-all" in known else "--help"

@@ -145,7 +145,7 @@ class Body(Loan):
     def _full(self) -> ClientFault:
         return ClientFault(
             f"the requests being answered use all {self._budget.total} bytes for bodies; try again later, "
-            "or raise --max-body-bytes, of which all bodies may take eight times as much",
+            "or raise --max-body-bytes, of which all bodies may take eight times as much, if that is more",
             status=429,
             retry_after=RETRY_AFTER,
         )

@@ -44,7 +44,8 @@ class LinearTimes:
 
     Both are medians of the last measurements and of our guess. So neither a slow first file, which needs more
     setup, nor one that was held up by other load decides the estimate. A first one that is slower than the
-    guess counts as much as that (their geometric mean), a quicker or a large one alone.
+    guess counts as much as that (their geometric mean), a quicker one alone. If the first is large, the guess
+    no longer counts.
     """
 
     guess: float  # bytes or tokens per second, until something was measured
