@@ -262,7 +262,7 @@ class Settings(BaseSettings):
     read_flags: ClassVar[bool] = True  # read an engine's flags from /proc, if it runs here as the same user
     engine_frozen_after: ClassVar[float] = 30.0  # seconds without any answer, not even to GET /health
     swap_wait: ClassVar[float] = (
-        10.0  # seconds at most for requests of loaded models, before models are swapped
+        10.0  # seconds at most for requests of loaded models, then models are swapped
     )
     save_pause: ClassVar[float] = 0.25  # seconds without a request until a save; longer if saves are slow
     max_waiting: ClassVar[int] = 4000  # requests that wait for a slot; more get 429

@@ -234,12 +234,6 @@ class EngineTable:
         """Whether it is known which adapters count for requests that name none."""
         return not self.traits.adapters or (not self.changing and now - self.adapters_at <= ADAPTERS_STALE)
 
-    def crowd(self, slot: SlotId, hash_chain: Sequence[bytes], now: float) -> None:
-        """Record that a slot is given out. If another conversation loses it, the engine counts as crowded."""
-        contents = self.shadow.slots[slot]
-        if contents and contents.total >= WORTH_A_FILE and not succeeds(hash_chain, contents):
-            self.crowded_until = now + CROWDED_FOR
-
     def crowded(self, now: float) -> bool:
         return now < self.rests_at
 
@@ -252,18 +246,6 @@ class EngineTable:
     def put_off_until(self) -> float:
         """When to reconsider the saves that were put off; infinite if there are none."""
         return self.rests_at if self.put_off else inf
-
-    def ends(self) -> None:
-        """Reconsider states that were left to the engine's own disk cache: the slots are about to be lost."""
-        if self.traits.disk_cache:
-            self.settled.clear()
-
-    def take_up(self, now: float) -> None:
-        """Reconsider the saves that were put off, once the engine is no longer crowded."""
-        if self.put_off and not self.crowded(now):
-            for slot in self.put_off:
-                self.settled.pop(slot, None)
-            self.put_off.clear()
 
     def stalled(self, now: float) -> float:
         """Seconds until the engine can begin a task: it is reading or writing a file."""
@@ -361,6 +343,36 @@ class EngineTable:
     def may_have_wiped_beside(self, slot: SlotId) -> bool:
         """Whether a task in this slot may have emptied idle slots: none was seen to survive one (T6)."""
         return not self.proven and any(self.shadow.slots[other] for other in self.idle_beside(slot))
+
+    def works_for(self, request: RequestId) -> bool:
+        """Whether the engine may still work for a request whose client left."""
+        unseen = any(one.request == request and one.total is None for one in self.orphans)
+        return unseen or request in self.left.values()
+
+    def held_up_at_most(self, request: RequestId, now: float) -> float:
+        """Return the seconds for which this request may wait for a batch with others; infinite: unknown."""
+        if self.maintenance:
+            return inf
+        if self.work.served.keys() <= {request}:
+            return 0.0
+        return self.work.ahead(now, request) + self.rates.pass_seconds if self.rates.shown else inf
+
+    def file_bytes(self, tokens: int, checkpoints: int) -> int:
+        """Return the estimated bytes of a file of such a state as the engine writes it."""
+        return self.shadow.sizes.of(tokens, 0 if self.traits.files_carry is False else checkpoints)
+
+    def bytes_of(self, contents: SlotContents) -> int:
+        """Return the estimated bytes of a file of these contents."""
+        return self.file_bytes(contents.total, len(contents.checkpoints))
+
+    def save_seconds(self, contents: SlotContents) -> float:
+        """Return the estimated seconds of a save, in which the engine does nothing else."""
+        return self.rates.writing.seconds(self.bytes_of(contents))
+
+    @property
+    def file_terms(self) -> tuple[float, ...]:
+        """All that prices of files depend on: engines of equal traits and terms have equal prices."""
+        return (*self.rates.file_terms, *self.shadow.sizes.fitted)
 
     # -- changes: the engine ------------------------------------------------------------------------
 
@@ -464,6 +476,18 @@ class EngineTable:
         """Forget the files that warming has considered, except for these, which still exist."""
         self.warmed.intersection_update(but)
 
+    def ends(self) -> None:
+        """Reconsider states that were left to the engine's own disk cache: the slots are about to be lost."""
+        if self.traits.disk_cache:
+            self.settled.clear()
+
+    def take_up(self, now: float) -> None:
+        """Reconsider the saves that were put off, once the engine is no longer crowded."""
+        if self.put_off and not self.crowded(now):
+            for slot in self.put_off:
+                self.settled.pop(slot, None)
+            self.put_off.clear()
+
     # -- changes: its LoRA adapters ------------------------------------------------------------------
 
     def wants_adapters(self) -> None:
@@ -510,6 +534,12 @@ class EngineTable:
         self.suspect = set(saves)
 
     # -- changes: a slot ---------------------------------------------------------------------------
+
+    def crowd(self, slot: SlotId, hash_chain: Sequence[bytes], now: float) -> None:
+        """Record that a slot is given out. If another conversation loses it, the engine counts as crowded."""
+        contents = self.shadow.slots[slot]
+        if contents and contents.total >= WORTH_A_FILE and not succeeds(hash_chain, contents):
+            self.crowded_until = now + CROWDED_FOR
 
     def tends(self, slot: SlotId, step: Maintenance) -> None:
         """Record that a step of idle work begins in a slot."""
@@ -664,11 +694,6 @@ class EngineTable:
         for orphan in tuple(self.orphans):
             self.ended(orphan)
 
-    def works_for(self, request: RequestId) -> bool:
-        """Whether the engine may still work for a request whose client left."""
-        unseen = any(one.request == request and one.total is None for one in self.orphans)
-        return unseen or request in self.left.values()
-
     def leave(self, slot: SlotId, now: float, state: SlotState = SlotState.DRAINING) -> None:
         """Give up a slot. A task that was not seen to begin may still be on its way to it."""
         unbegun = self.states[slot] in (SlotState.LAUNCHED, SlotState.MAINTENANCE)
@@ -684,30 +709,7 @@ class EngineTable:
             if contents and self.shadow.isolates(contents.tokens.space):
                 self.shadow.doubted(slot)
 
-    def held_up_at_most(self, request: RequestId, now: float) -> float:
-        """Return the seconds for which this request may wait for a batch with others; infinite: unknown."""
-        if self.maintenance:
-            return inf
-        if self.work.served.keys() <= {request}:
-            return 0.0
-        return self.work.ahead(now, request) + self.rates.pass_seconds if self.rates.shown else inf
-
-    def file_bytes(self, tokens: int, checkpoints: int) -> int:
-        """Return the estimated bytes of a file of such a state as the engine writes it."""
-        return self.shadow.sizes.of(tokens, 0 if self.traits.files_carry is False else checkpoints)
-
-    def bytes_of(self, contents: SlotContents) -> int:
-        """Return the estimated bytes of a file of these contents."""
-        return self.file_bytes(contents.total, len(contents.checkpoints))
-
-    def save_seconds(self, contents: SlotContents) -> float:
-        """Return the estimated seconds of a save, in which the engine does nothing else."""
-        return self.rates.writing.seconds(self.bytes_of(contents))
-
-    @property
-    def file_terms(self) -> tuple[float, ...]:
-        """All that prices of files depend on: engines of equal traits and terms have equal prices."""
-        return (*self.rates.file_terms, *self.shadow.sizes.fitted)
+    # -- changes: what was learned ------------------------------------------------------------------
 
     def learn_files(self, snapshot: Snapshot) -> None:
         """Learn from the first long file whether this build writes a slot's checkpoints."""
