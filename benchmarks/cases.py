@@ -79,7 +79,7 @@ class Writer:
     """Writes random words, the same ones in each run."""
 
     def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)  # noqa: S311 - texts, not secrets
+        self._random = random.Random(seed)
 
     def prose(self, words: int) -> str:
         return " ".join(self._random.choice(WORDS) for _ in range(words)) + "."

@@ -72,7 +72,7 @@ WHOLE: Final = Job()
 
 def agent(number: int, *, seed: int, replies: Replies, job: Job = WHOLE) -> Script:
     """Yield the requests of one agent."""
-    rng = random.Random(f"{seed} {number}")  # noqa: S311 - nothing secret
+    rng = random.Random(f"{seed} {number}")
     return _Agent(number, rng, replies, job).works()
 
 
@@ -89,7 +89,7 @@ def crowd(conversations: int, *, seed: int, order: Order, replies: Replies) -> S
 def _order(conversations: int, order: Order, seed: int) -> Iterator[int]:
     everyone = [number for _ in range(REQUESTS) for number in range(conversations)]
     if order is Order.RANDOM:
-        random.Random(f"{seed} order").shuffle(everyone)  # noqa: S311 - nothing secret
+        random.Random(f"{seed} order").shuffle(everyone)
     return iter(everyone)
 
 

@@ -17,7 +17,7 @@ from typing import Final
 
 import orjson
 
-from slotkeeper.bench.timed_engine import EngineRates, traits_of
+from benchmarks.simulator.timed_engine import EngineRates, traits_of
 from slotkeeper.scheduler.engine_model import FLAGS, EngineTraits, Known, Memory
 
 KIB: Final = 1024

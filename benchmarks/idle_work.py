@@ -51,7 +51,7 @@ Row = dict[str, Any]
 async def lanes(build: str, model: Tiny, episodes: int, seed: int) -> tuple[Lanes, int]:
     """Return the answers of each lane, in the same order in all, and the tokens of idle work in the first."""
     heard: dict[str, list[Heard | None]] = {name: [] for name in LANES}
-    order = random.Random(seed)  # noqa: S311 - nothing secret
+    order = random.Random(seed)
     async with AsyncExitStack() as stack:
         http = await stack.enter_async_context(httpx.AsyncClient(timeout=PATIENT))
         scenes: dict[str, Scene] = {}
@@ -61,7 +61,7 @@ async def lanes(build: str, model: Tiny, episodes: int, seed: int) -> tuple[Lane
             task = progress.add_task(f"{build} {model}", total=episodes * len(LANES))
             for number in range(episodes):
                 for name in order.sample(list(LANES), len(LANES)):
-                    rng = random.Random(f"{seed} {number}")  # noqa: S311 - nothing secret
+                    rng = random.Random(f"{seed} {number}")
                     scene = scenes[name]
                     episode = Episode(base=scene.base, http=http, number=number, rng=rng)
                     heard[name] += await episode.play()

@@ -6,7 +6,6 @@ come one by one: next turns of conversations that are in a slot, of others, and 
 processor time of the scheduler's thread for one decision (the work when a request arrives and when its tokens
 are known), and for all events of one request.
 """
-# ruff: noqa: S311 - seeded randomness, nothing secret
 
 from __future__ import annotations
 
@@ -20,10 +19,10 @@ from typing import Any, Final
 from rich.table import Table
 
 from benchmarks.figures import console, keep
+from benchmarks.simulator.load import SimulatedTurn, Synthetic
+from benchmarks.simulator.timed_engine import FINGERPRINT, EngineRates, TimedEngine, traits_of
+from benchmarks.simulator.virtual_clock import VirtualClock
 from slotkeeper.api.waits import percentile
-from slotkeeper.bench.simulated_load import SimulatedTurn, Synthetic
-from slotkeeper.bench.timed_engine import FINGERPRINT, EngineRates, TimedEngine, traits_of
-from slotkeeper.bench.virtual_clock import VirtualClock
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Effect, Forward, Observe, Restore, Save
 from slotkeeper.scheduler.engine_model import Memory

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from benchmarks.simulator.load import USER_MARK, SimulatedTurn
 from slotkeeper.api.echo import Habit, judged
-from slotkeeper.bench.simulated_load import USER_MARK, SimulatedTurn
 from slotkeeper.scheduler.tokens import WIDTH, Boundary, BoundaryKind, Tokens
 
 END: Final = Tokens([2, 3])  # closes a message
@@ -26,7 +26,7 @@ Phase = Mapping[str, Iterator[Step]]
 
 
 def seeded(name: str) -> random.Random:
-    return random.Random(name)  # noqa: S311 - nothing secret
+    return random.Random(name)
 
 
 @dataclass(slots=True)

@@ -1,9 +1,9 @@
 """Seconds on engines of real proportions: each workload through the sidecar, and on the engine alone.
 
 `python -m benchmarks.profiles [--profile NAME or FILE ...] [--work NAME ...]`. A FILE is the output of
-`slotkeeper doctor --measure --json`: your own engine. Both legs are simulated (`slotkeeper.bench`) with the
-same clients, which wait for each answer and think as long. The stock leg sends each request as it comes, and
-the engine chooses the slot.
+`slotkeeper doctor --measure --json`: your own engine. Both legs are simulated (`benchmarks.simulator`) with
+the same clients, which wait for each answer and think as long. The stock leg sends each request as it comes,
+and the engine chooses the slot.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from rich.table import Table
 from benchmarks.engine_profiles import PROFILES, EngineProfile, read_profile
 from benchmarks.figures import console, keep
 from benchmarks.profile_work import WORK, Phase, Step
+from benchmarks.simulator.fleet import Asked, SimulatedSidecar
+from benchmarks.simulator.load import SimulatedTurn
+from benchmarks.simulator.timed_engine import Task, TimedEngine
+from benchmarks.simulator.virtual_clock import VirtualClock
 from slotkeeper.api.waits import percentile
-from slotkeeper.bench.simulated_fleet import Asked, SimulatedSidecar
-from slotkeeper.bench.simulated_load import SimulatedTurn
-from slotkeeper.bench.timed_engine import Task, TimedEngine
-from slotkeeper.bench.virtual_clock import VirtualClock
 from slotkeeper.scheduler.budgets import GIB
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Report

@@ -51,7 +51,7 @@ class Conversations:
     def __init__(self, number: int, tokens: int) -> None:
         self.number = number
         self.tokens = tokens
-        rng = random.Random(1)  # noqa: S311 - nothing secret
+        rng = random.Random(1)
         length = STRIDE * (number + SAMPLES + 1) + tokens + NEW_TOKENS * ROUNDS
         self._noise = array("i", (rng.randrange(VOCABULARY) for _ in range(length))).tobytes()
         self._system = self._noise[: tokens // SHARED * WIDTH]

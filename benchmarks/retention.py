@@ -210,7 +210,7 @@ def measure(name: str, seeds: Sequence[int], share: int) -> Row:
     again: dict[str, list[int]] = {rule: [] for rule in RULES}
     prompts = 0
     for seed in seeds:
-        requests = trace(random.Random(seed))  # noqa: S311 - nothing secret
+        requests = trace(random.Random(seed))
         budget = play(kind, requests[:TURNS], RULES["all kept"], 0).most // share
         prompts += sum(len(request.prompt) for request in requests)
         for rule, decide in RULES.items():

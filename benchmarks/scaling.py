@@ -1,6 +1,6 @@
 """What a fleet reuses as it grows, by the rule of its gateway: the tables of docs/scaling.md.
 
-`python -m benchmarks.scaling [--only NAME]`. Everything is simulated (`slotkeeper simulate`): the real
+`python -m benchmarks.scaling [--only NAME]`. Everything is simulated (`benchmarks.simulator`): the real
 scheduler, and engines that only simulate time. The same seeds give the same figures.
 """
 
@@ -13,9 +13,9 @@ from typing import Any, Final
 from rich.table import Table
 
 from benchmarks.figures import console, keep
-from slotkeeper.bench.simulate import ONE_SIDECAR, WAYS, Files, FleetShape, Simulation
-from slotkeeper.bench.simulated_load import LoadProfile, Synthetic
-from slotkeeper.bench.timed_engine import EngineRates
+from benchmarks.simulator.load import LoadProfile, Synthetic
+from benchmarks.simulator.simulation import ONE_SIDECAR, WAYS, Files, FleetShape, Simulation
+from benchmarks.simulator.timed_engine import EngineRates
 
 BOTH: Final = (Files.LOCAL, Files.SHARED)
 SHORT: Final = {

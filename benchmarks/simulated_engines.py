@@ -1,10 +1,10 @@
 """One sidecar over a fast and a slow engine, compared with static splits of the same agents.
 
-`python -m benchmarks.simulated_engines`. Time to the first token, in simulated time (`slotkeeper.bench`), so
-that no other work on the machine disturbs it. Each agent waits for its answer, thinks, and asks again. A few
-agents show the engines' speeds first, and leave their states in the slots. A split gives the fast engine a
-fixed number of agents, at least half; what the best one is depends on the load, and is known only afterwards.
-With files, each machine saves and restores slots at the speed of its disk.
+`python -m benchmarks.simulated_engines`. Time to the first token, in simulated time (`benchmarks.simulator`),
+so that no other work on the machine disturbs it. Each agent waits for its answer, thinks, and asks again. A
+few agents show the engines' speeds first, and leave their states in the slots. A split gives the fast engine
+a fixed number of agents, at least half; what the best one is depends on the load, and is known only
+afterwards. With files, each machine saves and restores slots at the speed of its disk.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any, Final
 from rich.table import Table
 
 from benchmarks.figures import console, keep
-from slotkeeper.bench.simulated_fleet import Asked, SimulatedSidecar
-from slotkeeper.bench.simulated_load import SimulatedTurn, Synthetic
-from slotkeeper.bench.timed_engine import EngineRates, traits_of
-from slotkeeper.bench.virtual_clock import VirtualClock
+from benchmarks.simulator.fleet import Asked, SimulatedSidecar
+from benchmarks.simulator.load import SimulatedTurn, Synthetic
+from benchmarks.simulator.timed_engine import EngineRates, traits_of
+from benchmarks.simulator.virtual_clock import VirtualClock
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Report
 from slotkeeper.scheduler.engine_model import Memory

@@ -22,6 +22,9 @@ from benchmarks.engine_profiles import PROFILES, EngineProfile
 from benchmarks.going_back import edits_after
 from benchmarks.profile_work import WORK
 from benchmarks.profiles import LIMITS, play, sidecar
+from benchmarks.simulator.load import LoadProfile, SimulatedTurn, Synthetic
+from benchmarks.simulator.simulation import ONE_SIDECAR, Files, FleetShape, Simulation
+from benchmarks.simulator.virtual_clock import VirtualClock
 
 from frozen.recorder import Recording, recorded
 from properties.test_any_swaps import PAIRS, World
@@ -33,9 +36,6 @@ from properties.test_placement_machine import (
     SharedEnginesMachine,
 )
 from properties.test_priority import PriorityMachine
-from slotkeeper.bench.simulate import ONE_SIDECAR, Files, FleetShape, Simulation
-from slotkeeper.bench.simulated_load import LoadProfile, SimulatedTurn, Synthetic
-from slotkeeper.bench.virtual_clock import VirtualClock
 from slotkeeper.scheduler.budgets import GIB
 from slotkeeper.scheduler.engine_model import Memory
 from slotkeeper.scheduler.tokens import Boundary, BoundaryKind

@@ -93,6 +93,7 @@ def percentile(values: Iterable[float], percent: float) -> float | None:
 
 # -- the least that a client can wait --------------------------------------------------------------------
 
+UBATCH_TOKENS: Final = 512  # tokens of a stock engine's ubatch, for which prefill rates are reported
 MEASURED: Final = 6  # prefills that are needed to fit three figures to them
 UNLIKE: Final = 2.0  # the longest must have this many times the tokens of the shortest
 ROUNDS: Final = 30  # of weighting: each lessens the weight of prefills that took unusually long

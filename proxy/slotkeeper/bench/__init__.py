@@ -1,1 +1,1 @@
-"""Measuring: tiny models, replayed sessions, the demo, the simulator."""
+"""Measuring: tiny models, replayed sessions, the demo."""

@@ -28,7 +28,6 @@ from slotkeeper.cli.arguments import (
     settings_of,
 )
 from slotkeeper.cli.commands import add_drain, add_health, add_lint, add_replay, add_top, add_why
-from slotkeeper.cli.simulating import add_simulate
 from slotkeeper.values import UsageError, server
 
 EPILOG_OF_SERVE: Final = """\
@@ -161,7 +160,6 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
     add_drain(commands)
     add_replay(commands, run_loop)
     add_lint(commands)
-    add_simulate(commands)
     _docs(commands)
     return parser, dict(commands.choices)
 

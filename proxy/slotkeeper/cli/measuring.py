@@ -21,9 +21,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from slotkeeper.api.waits import Prefilled, PrefillTimes, prefill_times
+from slotkeeper.api.waits import UBATCH_TOKENS, Prefilled, PrefillTimes, prefill_times
 from slotkeeper.bench.demo import prose
-from slotkeeper.bench.timed_engine import UBATCH
 from slotkeeper.cli.terminal import size
 from slotkeeper.engine.answers import EngineError
 from slotkeeper.engine.client import EngineClient
@@ -70,7 +69,7 @@ class Speeds:
         if times := self.times:
             step = max(self.answer - self.depth * times.depth_seconds, self.answer / 2)
             found |= {
-                "prefill": UBATCH / times.seconds(UBATCH, 0),
+                "prefill": UBATCH_TOKENS / times.seconds(UBATCH_TOKENS, 0),
                 "decode": 1 / step,
                 "deeper": times.depth_seconds,
             }
@@ -266,9 +265,9 @@ def _lines(reading: Reading, speeds: Speeds) -> Iterator[tuple[str, str]]:
         deepest = speeds.depth
         yield "a pass, whatever few tokens", f"{1000 * times.pass_seconds:.1f} ms"
         for depth in (0, deepest):
-            rate = UBATCH / times.seconds(UBATCH, depth)
+            rate = UBATCH_TOKENS / times.seconds(UBATCH_TOKENS, depth)
             where = f"behind {depth:,} tokens" if depth else "at the beginning"
-            yield f"prefill of {UBATCH} tokens {where}", f"{rate:,.0f} tokens/s"
+            yield f"prefill of {UBATCH_TOKENS} tokens {where}", f"{rate:,.0f} tokens/s"
     else:
         yield "prefill", "too few prefills fit into a slot"
     yield f"answer behind {speeds.depth:,} tokens", f"{1 / speeds.answer:,.1f} tokens/s"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from slotkeeper.bench.simulate import cache_aware, consistent_hash, lmetric, round_robin
+from benchmarks.simulator.simulation import cache_aware, consistent_hash, lmetric, round_robin
+
 from slotkeeper.scheduler.tokens import EMPTY, Tokens
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import orjson
 import pytest
+from benchmarks.simulator.load import BLOCK, Synthetic, from_files, mooncake
 
 from slotkeeper.bench.replay import LineError, TraceError
-from slotkeeper.bench.simulated_load import BLOCK, Synthetic, from_files, mooncake
 
 
 def line(at: int, length: int, *blocks: int, answered: int = 50) -> bytes:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from benchmarks.simulator.timed_engine import EngineRates, Task, TimedEngine, traits_of
+from benchmarks.simulator.virtual_clock import VirtualClock
 
-from slotkeeper.bench.timed_engine import EngineRates, Task, TimedEngine, traits_of
-from slotkeeper.bench.virtual_clock import VirtualClock
 from slotkeeper.scheduler.engine_model import Memory
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import SlotId

@@ -21,7 +21,8 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Final
 
-from slotkeeper.bench.virtual_clock import VirtualClock
+from benchmarks.simulator.virtual_clock import VirtualClock
+from slotkeeper.api.waits import UBATCH_TOKENS
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory, prefilled, user_starts
 from slotkeeper.scheduler.shadow import EngineShadow, ReusePlan, Source
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, first_kept
@@ -30,7 +31,6 @@ from slotkeeper.scheduler.types import SlotId, SlotView
 
 FINGERPRINT: Final = "simulated"
 NO_SLOT: Final = SlotId(-1)
-UBATCH: Final = 512  # tokens of a stock engine's ubatch, for which prefill rates are reported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +51,12 @@ class EngineRates:
     @property
     def token_seconds(self) -> float:
         """The time of each token in a batch, besides the pass."""
-        return max(0.0, (UBATCH / self.prefill - 1 / self.decode) / (UBATCH - 1))
+        return max(0.0, (UBATCH_TOKENS / self.prefill - 1 / self.decode) / (UBATCH_TOKENS - 1))
 
     @property
     def pass_seconds(self) -> float:
         """The time of a pass through the model, whatever few tokens it computes."""
-        return min(1 / self.decode, UBATCH / self.prefill) - self.token_seconds
+        return min(1 / self.decode, UBATCH_TOKENS / self.prefill) - self.token_seconds
 
     def state_bytes(self, tokens: int, checkpoints: int = 0) -> int:
         """Return the bytes of a state, in a file or in RAM."""
@@ -162,7 +162,7 @@ class TimedEngine:
     def _empty(self) -> EngineShadow:
         shadow = EngineShadow(self.traits)
         for checkpoints in (0, 8):  # the real sizes are no estimate
-            shadow.sizes.saw(UBATCH, checkpoints, self.rates.state_bytes(UBATCH, checkpoints))
+            shadow.sizes.saw(UBATCH_TOKENS, checkpoints, self.rates.state_bytes(UBATCH_TOKENS, checkpoints))
         return shadow
 
     def __repr__(self) -> str:

@@ -1,25 +1,25 @@
-"""`slotkeeper simulate`: its arguments, and how they become a simulation."""
-# ruff: noqa: PLC0415 - the command imports what it needs when it runs, so that --help stays quick
+"""What a fleet of many engines would reuse, by the rule of its gateway: `python -m benchmarks.simulator`."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
+from pydantic import ByteSize, TypeAdapter
+
+from benchmarks.simulator.load import LoadProfile, Synthetic, from_files
+from benchmarks.simulator.simulation import WAYS, Files, Simulation, shapes_of
+from benchmarks.simulator.timed_engine import EngineRates
+from slotkeeper.bench.measure import wide_console
+from slotkeeper.bench.replay import LineError, TraceError
 from slotkeeper.cli.arguments import MOST_SLOTS, between
-from slotkeeper.values import UsageError
+from slotkeeper.cli.terminal import Column, Row, fitted, ratio, say, seconds, size
+from slotkeeper.scheduler.engine_model import Memory
 
-if TYPE_CHECKING:
-    from slotkeeper.bench.simulated_load import LoadProfile
-    from slotkeeper.cli.terminal import Column, Row
-
-# These repeat names of bench/simulate.py and `Memory`: importing them would slow down --help.
-WAYS: Final = ("round-robin", "consistent-hash", "cache-aware", "lmetric", "one-sidecar")
-FILES: Final = ("none", "local", "shared")
-MEMORIES: Final = ("dense", "swa", "hybrid", "recurrent")
+MEMORIES: Final = tuple(memory.value for memory in Memory if memory is not Memory.UNKNOWN)
 MOST_ENGINES: Final = 500
 MOST: Final = 1_000_000  # conversations, turns, systems, requests
 MOST_SEED: Final = 2**32 - 1
@@ -42,9 +42,9 @@ input_length, output_length, hash_ids), or synthetic: agents with shared system 
 Without --way and --files, every gateway is tried, with a folder for each sidecar and with one shared store.
 """
 SIMULATE_EPILOG: Final = """\
-Example: slotkeeper simulate --engines 1,4,16
-         slotkeeper simulate day.jsonl --engines 2 --slots 2 --prefill-rate 900
-         slotkeeper simulate conversation_trace.jsonl --requests 2000 --engines 8 --json
+Example: python -m benchmarks.simulator --engines 1,4,16
+         python -m benchmarks.simulator day.jsonl --engines 2 --slots 2 --prefill-rate 900
+         python -m benchmarks.simulator conversation_trace.jsonl --requests 2000 --engines 8 --json
 Next:    slotkeeper docs scaling: what the results mean, and how to run a fleet
 Rates are those of one engine: `slotkeeper top` shows yours. The same arguments give the same figures.
 """
@@ -58,10 +58,9 @@ GATEWAY: Final = """how a sidecar is chosen: round-robin; consistent-hash of the
 SMG's rule; lmetric, new tokens times batch; or one-sidecar that has all engines (default: each of them)"""
 
 
-def add_simulate(commands: Any) -> None:
-    parser = commands.add_parser(
-        "simulate",
-        help="what a fleet of many engines would reuse, by gateway; no engine needed",
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.simulator",
         description=SIMULATE,
         epilog=SIMULATE_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -71,7 +70,9 @@ def add_simulate(commands: Any) -> None:
         "--engines", type=_counts, default=(1, 4), metavar="N,...", help="numbers of engines (1,4)"
     )
     parser.add_argument("--way", action="append", choices=WAYS, help=GATEWAY)
-    parser.add_argument("--files", action="append", choices=FILES, help="snapshots (default: local, shared)")
+    parser.add_argument(
+        "--files", action="append", choices=tuple(map(str, Files)), help="snapshots (default: local, shared)"
+    )
     parser.add_argument("--json", action="store_true", help="one line of JSON for each fleet")
     engine = parser.add_argument_group("each engine")
     engine.add_argument(
@@ -106,16 +107,17 @@ def add_simulate(commands: Any) -> None:
     )
     made.add_argument("--seed", type=between(int, 0, MOST_SEED), default=1, help="%(default)s")
     parser.add_argument("--requests", type=_count, metavar="N", help="most requests of a Mooncake trace")
-    parser.set_defaults(run=run)
+    return parser
 
 
-def run(args: argparse.Namespace) -> int:
-    from slotkeeper.bench.measure import wide_console
-    from slotkeeper.bench.simulate import Files, Simulation, shapes_of
-    from slotkeeper.cli.terminal import fitted, say
-    from slotkeeper.scheduler.engine_model import Memory
-
-    read = _read(args) if args.traces else None
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Simulate the fleets that the arguments name. Returns the exit code."""
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    try:
+        read = from_files(args.traces, most=args.requests) if args.traces else None
+    except (TraceError, LineError) as error:
+        parser.error(str(error))
     ways = tuple(args.way or WAYS)
     files = [Files(name) for name in args.files or (Files.LOCAL, Files.SHARED)]
     more = {
@@ -142,7 +144,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _columns() -> list[Column]:
     """Return the table's columns. A narrow terminal keeps the ratios."""
-    from slotkeeper.cli.terminal import Column, ratio, seconds, size
 
     def waits(percent: int) -> Callable[[Row], str]:
         return lambda row: seconds(row[f"first_token_p{percent}"])
@@ -169,19 +170,7 @@ def _columns() -> list[Column]:
     ]
 
 
-def _read(args: argparse.Namespace) -> LoadProfile:
-    from slotkeeper.bench.replay import LineError, TraceError
-    from slotkeeper.bench.simulated_load import from_files
-
-    try:
-        return from_files(args.traces, most=args.requests)
-    except (TraceError, LineError) as error:
-        raise UsageError(str(error)) from None
-
-
 def _made(args: argparse.Namespace, engines: int) -> LoadProfile:
-    from slotkeeper.bench.simulated_load import Synthetic
-
     return Synthetic(
         conversations=args.conversations * engines,
         turns=args.turns,
@@ -196,9 +185,7 @@ def _made(args: argparse.Namespace, engines: int) -> LoadProfile:
     ).load()
 
 
-def _rates(args: argparse.Namespace) -> Any:
-    from slotkeeper.bench.timed_engine import EngineRates
-
+def _rates(args: argparse.Namespace) -> EngineRates:
     given = {
         "prefill": args.prefill_rate,
         "decode": args.decode_rate,
@@ -216,8 +203,6 @@ def _counts(text: str) -> tuple[int, ...]:
 
 def _bytes(text: str) -> float:
     """Read a size such as 1e9, 64KiB or 2GB. Raises ValueError."""
-    from pydantic import ByteSize, TypeAdapter
-
     try:
         return float(text)
     except ValueError:
@@ -229,3 +214,7 @@ def _bytes(text: str) -> float:
 
 def _size(text: str) -> int:
     return int(between(_bytes, 1.0, float(MOST_BYTES), "bytes")(text))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

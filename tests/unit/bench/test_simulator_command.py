@@ -1,27 +1,28 @@
-"""`slotkeeper simulate` in a terminal and for programs."""
+"""`python -m benchmarks.simulator` in a terminal and for programs."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import orjson
 import pytest
-
-from slotkeeper.bench import simulate
-from slotkeeper.cli import simulating
-from slotkeeper.cli.main import main
-from slotkeeper.scheduler.engine_model import Memory
+from benchmarks.simulator.__main__ import main
 
 SMALL = ["--conversations", "3", "--turns", "2", "--system-tokens", "600", "--first-tokens", "100"]
 
 
-def test_the_command_offers_what_the_simulator_has():
-    """The command repeats these names, because the simulator's modules would slow down --help."""
-    assert simulating.WAYS == simulate.WAYS
-    assert tuple(simulate.Files) == simulating.FILES
-    assert tuple(memory for memory in Memory if memory is not Memory.UNKNOWN) == simulating.MEMORIES
+def refused(words: list[str], capsys: Any) -> str:
+    """Return what the command says of arguments that it does not accept."""
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "usage" in said
+    return said
 
 
 def test_the_text_output_has_a_line_for_each_fleet(capsys):
-    assert main(["simulate", "--engines", "2", "--way", "lmetric", "--way", "one-sidecar", *SMALL]) == 0
+    assert main(["--engines", "2", "--way", "lmetric", "--way", "one-sidecar", *SMALL]) == 0
     out = capsys.readouterr().out
     assert "2 engines, synthetic: 6 conversations of 2 turns" in out
     for word in ("lmetric", "one-sidecar", "local", "shared", "hit rate", "TTFT p50"):
@@ -29,10 +30,7 @@ def test_the_text_output_has_a_line_for_each_fleet(capsys):
 
 
 def test_the_json_output_has_a_line_for_each_fleet(capsys):
-    assert (
-        main(["simulate", "--engines", "1,2", "--way", "round-robin", "--files", "none", "--json", *SMALL])
-        == 0
-    )
+    assert main(["--engines", "1,2", "--way", "round-robin", "--files", "none", "--json", *SMALL]) == 0
     rows = [orjson.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(row["engines"], row["way"], row["files"]) for row in rows] == [
         (1, "one-sidecar", "none"),
@@ -53,7 +51,7 @@ def test_sizes_and_rates_accept_units_and_exponents(capsys):
         "300",
         "--json",
     ]
-    assert main(["simulate", *words, *SMALL]) == 0
+    assert main([*words, *SMALL]) == 0
     assert orjson.loads(capsys.readouterr().out)["first_token_p50"] > 0
 
 
@@ -84,11 +82,7 @@ def test_sizes_and_rates_accept_units_and_exponents(capsys):
     ],
 )
 def test_wrong_arguments_are_a_usage_error_that_says_what_to_write(words, hint, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["simulate", *words])
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert "usage" in said
+    said = refused(words, capsys)
     assert f"argument {words[0]}: " in said
     assert hint in said
 
@@ -105,10 +99,8 @@ def test_a_line_of_a_mooncake_trace_that_cannot_be_simulated_is_named(wrong, sai
     good = {"timestamp": 0, "input_length": 500, "output_length": 9, "hash_ids": [1]}
     trace = tmp_path / "trace.jsonl"
     trace.write_bytes(orjson.dumps(good) + b"\n" + orjson.dumps(good | wrong) + b"\n")
-    assert main(["simulate", str(trace)]) == 2
-    assert said in " ".join(capsys.readouterr().err.split())
+    assert said in refused([str(trace)], capsys)
 
 
 def test_a_missing_trace_is_a_usage_error(tmp_path, capsys):
-    assert main(["simulate", str(tmp_path / "day.jsonl")]) == 2
-    assert "day.jsonl" in capsys.readouterr().err
+    assert "day.jsonl" in refused([str(tmp_path / "day.jsonl")], capsys)

@@ -1,4 +1,4 @@
-"""`slotkeeper simulate`: the real scheduler with many simulated engines.
+"""One load on one fleet: the real scheduler with many simulated engines.
 
 Two bounds are compared with the gateways' rules: one sidecar that chooses among all engines itself, and one
 large cache, which reuses the longest prefix that any earlier prompt or reply had. Figures are those of
@@ -21,16 +21,16 @@ from hashlib import blake2b
 from math import sqrt
 from typing import Any, Final, Protocol
 
-from slotkeeper.api.waits import percentile
-from slotkeeper.bench.simulated_fleet import (
+from benchmarks.simulator.fleet import (
     Asked,
     Moved,
     SimulatedSidecar,
     SimulatedStore,
 )
-from slotkeeper.bench.simulated_load import LoadProfile, SimulatedTurn
-from slotkeeper.bench.timed_engine import EngineRates, traits_of
-from slotkeeper.bench.virtual_clock import VirtualClock
+from benchmarks.simulator.load import LoadProfile, SimulatedTurn
+from benchmarks.simulator.timed_engine import EngineRates, traits_of
+from benchmarks.simulator.virtual_clock import VirtualClock
+from slotkeeper.api.waits import percentile
 from slotkeeper.scheduler.budgets import GIB
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Report

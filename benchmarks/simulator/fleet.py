@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
-from slotkeeper.bench.simulated_load import SimulatedTurn
-from slotkeeper.bench.timed_engine import FINGERPRINT, EngineRates, Task, TimedEngine
-from slotkeeper.bench.virtual_clock import VirtualClock
+from benchmarks.simulator.load import SimulatedTurn
+from benchmarks.simulator.timed_engine import FINGERPRINT, EngineRates, Task, TimedEngine
+from benchmarks.simulator.virtual_clock import VirtualClock
 from slotkeeper.scheduler.catalog import NEVER, Catalog
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import (

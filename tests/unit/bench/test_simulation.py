@@ -5,10 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from benchmarks.simulator.load import Synthetic
+from benchmarks.simulator.simulation import (
+    ONE_SIDECAR,
+    WAYS,
+    Files,
+    FleetShape,
+    Simulated,
+    Simulation,
+    shapes_of,
+)
+from benchmarks.simulator.timed_engine import EngineRates
 
-from slotkeeper.bench.simulate import ONE_SIDECAR, WAYS, Files, FleetShape, Simulated, Simulation, shapes_of
-from slotkeeper.bench.simulated_load import Synthetic
-from slotkeeper.bench.timed_engine import EngineRates
 from slotkeeper.scheduler.engine_model import Memory
 
 LOAD = Synthetic(

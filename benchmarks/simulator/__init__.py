@@ -1,0 +1,1 @@
+"""The simulator: the real scheduler, with engines that only simulate time."""
