@@ -35,9 +35,6 @@ FOREIGN: Final = frozenset(
     {
         "this",
         "...",
-        "n",
-        "Authorization",
-        "X-Api-Key",
         "Retry-After: 2",
         "GET /slots",
         "/health",
@@ -54,7 +51,6 @@ FOREIGN: Final = frozenset(
         "--api-key",
         "--jinja",
         "-c",
-        "-v",
     }
 )
 
