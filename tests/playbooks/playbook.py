@@ -341,7 +341,16 @@ def written() -> Outcome:
 
 
 def filed(request: str, kept: Snapshot | None) -> Filed:
-    return Filed(at=0.0, engine=EngineId(ENGINE), request=RequestId(request), snapshot=kept, lasting=True)
+    """The check of a written file has ended: it is in the catalog now, or could not be kept."""
+    tokens = kept.tokens if kept else None
+    return Filed(
+        at=0.0,
+        engine=EngineId(ENGINE),
+        request=RequestId(request),
+        snapshot=kept,
+        tokens=tokens,
+        lasting=True,
+    )
 
 
 def unsaved(*, lasting: bool = True) -> Outcome:

@@ -318,6 +318,33 @@ def test_a_slot_is_not_saved_twice_while_its_file_is_checked():
     assert play << filed(save, None) << sees()  # it could not be kept
 
 
+def test_a_reply_that_becomes_known_while_its_slot_is_saved_is_known_there():
+    """Otherwise a prefetch would restore that file over the slot, which takes its checkpoints."""
+    play = talked(old(), generated=50)
+    assert play >> saves(0) << replies("r1", TALK + REPLY)
+    assert play.table.shadow.slots[0].tokens == TALK + REPLY
+
+
+def test_a_file_that_was_checked_after_its_slot_was_wanted_shows_what_the_slot_and_its_copy_hold():
+    play = talked(Play(ram_cache=True, **NEW_FILES), generated=50)
+    assert play >> saves(0) << written()
+    save = play.step.request
+    assert play << arrives("r2") << knows("r2", A) >> goes("r2", slot=1)
+    assert play << filed(save, snapshot("end", TALK + REPLY))
+    assert play.table.shadow.slots[0].tokens == TALK + REPLY
+    assert [entry.tokens for entry in play.table.shadow.ram] == [TALK + REPLY]
+
+
+def test_a_reply_that_becomes_known_after_the_engine_copied_its_slot_is_known_in_the_copy():
+    """The engine replaces the copy by a longer one; an unknown end would make us expect both."""
+    play = Play(ram_cache=True, **OLD_FILES)
+    assert play << arrives("r1") << knows("r1", TALK) >> goes("r1", slot=0)
+    assert play << ends("r1", len(TALK), 0, generated=50) >> reports("r1")
+    assert play << arrives("r2") << knows("r2", A) >> goes("r2", slot=1)
+    assert play << replies("r1", TALK + REPLY)
+    assert [entry.tokens for entry in play.table.shadow.ram] == [TALK + REPLY]
+
+
 def test_idle_work_continues_after_its_file_enters_the_catalog_if_no_request_waits():
     play = talked(old())
     assert play >> saves(0) << written()

@@ -34,7 +34,6 @@ from slotkeeper.scheduler.shadow import Source
 from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.steps import Chore
 from slotkeeper.scheduler.table import EngineTable, SlotState
-from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import RequestId, SlotId
 
 EMPTIED: Final = 1  # token that may remain in a slot that cannot be erased; the engine can free its cell
@@ -285,9 +284,3 @@ def exceeded(state: State, event: Exceeded) -> Iterator[Effect]:
         if contents := table.shadow.slots[slot]:
             yield _emptied(table, slot, PoolAct.PURGED, event.request, contents.total)
     table.look()
-
-
-def moved_one_known(table: EngineTable, request: RequestId, tokens: Tokens) -> None:
-    """Fill in the tokens of a request whose slot was moved to the RAM cache before they were known."""
-    if wipes(table.traits):
-        table.shadow.reply_known_in_ram(request, tokens)

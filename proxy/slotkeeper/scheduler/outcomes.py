@@ -318,11 +318,23 @@ def _left_by(request: RequestId, table: EngineTable) -> list[SlotId]:
 
 
 def reply_known(state: State, event: ReplyKnown) -> None:
+    """Fill in the tokens of a reply wherever its state is: in a slot, in the RAM cache, in a coming file.
+
+    Idle work may have the slot meanwhile. A state whose end stayed unknown would seem to be missing from all
+    files, and to be kept in the RAM cache beside a longer state that had replaced it.
+    """
     for table in state.tables.values():
         for slot in _left_by(event.request, table):
-            if table.owners[slot] is None:
+            owner = table.owners[slot]
+            if owner is None or owner in state.chores:
                 state.tree(table.model).add(table.shadow.reply_known(slot, event.tokens), event.at)
-        kv_pool.moved_one_known(table, event.request, event.tokens)
+        table.shadow.reply_known_in_ram(event.request, event.tokens)
+    for chore in state.chores.values():
+        if chore.home and chore.home.request == event.request:
+            chore.home = chore.home.known_as(event.tokens)
+    for save, contents in state.coming.items():
+        if contents.request == event.request:
+            state.coming[save] = contents.known_as(event.tokens)
 
 
 def next_known(state: State, event: NextKnown) -> None:
@@ -367,5 +379,5 @@ def rendered_late(state: State, event: Rendered) -> Iterator[Effect]:
         table = pending.plan.table
         for slot in _left_by(event.request, table):
             table.shadow.reply_known(slot, pending.prompt)
-        kv_pool.moved_one_known(table, event.request, pending.prompt)
+        table.shadow.reply_known_in_ram(event.request, pending.prompt)
     yield from close(state, pending)

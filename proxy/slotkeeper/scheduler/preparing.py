@@ -261,6 +261,8 @@ def filed(state: State, event: Filed) -> Iterator[Effect]:
     if table is None:
         yield from retention.kept(state, event.snapshot, event.at) if event.snapshot else ()
         return
+    if contents and contents.opaque and event.tokens is not None:
+        table.shadow.seen_in_file(contents, event.tokens)
     yield from _account(state, table, event, contents)
 
 

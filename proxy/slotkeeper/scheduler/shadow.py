@@ -243,8 +243,14 @@ class EngineShadow:
         return known.tokens
 
     def reply_known_in_ram(self, request: RequestId, tokens: Tokens) -> None:
-        """Fill in the tokens of a request whose slot was moved to the RAM cache before they were known."""
+        """Fill in the tokens of a request whose slot the engine copied before they were known."""
         self.ram[:] = [entry.known_as(tokens) if entry.request == request else entry for entry in self.ram]
+
+    def seen_in_file(self, contents: SlotContents, tokens: Tokens) -> None:
+        """Fill in the tokens that the file of these contents shows, if they are in a slot or copied still."""
+        self.slots[:] = [contents.known_as(tokens) if held is contents else held for held in self.slots]
+        if contents.request is not None:
+            self.reply_known_in_ram(contents.request, tokens)
 
     def next_known(self, slot: SlotId, tokens: Tokens | None, chance: float) -> None:
         """Record with which tokens the next turn will begin, and how likely that is. None: not known."""
@@ -325,6 +331,8 @@ class EngineShadow:
         )
         total = prompt_tokens + max(0, (generated or 0) - 1)
         tokens = prompt.cut(0, total) if prompt else EMPTY.within(space)
+        if base and base.opaque and base.request and cached >= base.total:  # the prompt went on from its end
+            self.reply_known_in_ram(base.request, tokens)
         kept_most = base is not None and cached >= base.total * KEEP
         contents = SlotContents(
             tokens=tokens,

@@ -119,6 +119,8 @@ class SlotContents:
 
     def known_as(self, tokens: Tokens) -> SlotContents:
         """Return the same state with more of its ids known. Its length does not change."""
+        if not self.opaque:
+            return self
         known = tokens.cut(0, self.total).within(self.tokens.space)
         return replace(self, tokens=known, opaque=self.total - len(known))
 

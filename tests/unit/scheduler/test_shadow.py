@@ -188,6 +188,16 @@ def test_a_state_with_an_unknown_end_is_not_treated_as_part_of_a_longer_one():
     assert in_ram(engine) == [A, A + E]
 
 
+@pytest.mark.parametrize(("cached", "known"), [(1003, True), (1000, False)])
+def test_a_prompt_that_goes_on_from_an_unknown_end_shows_what_the_copy_of_that_end_holds(cached, known):
+    """Only then the engine replaces that copy by the longer state."""
+    engine = shadow(None)
+    engine.slots[0] = state(A, opaque=3, request="r1")
+    engine.ram = [state(A, opaque=3, request="r1")]
+    finish(engine, prompt=A + E, prompt_tokens=len(A + E), cached=cached)
+    assert in_ram(engine) == [(A + E).cut(0, 1003) if known else A]
+
+
 def test_the_same_state_is_not_copied_again_but_its_token_ids_are_learned():
     engine = shadow(A, None, memory=Memory.HYBRID)
     engine.ram = [state(A.cut(0, 997), opaque=3, checkpoints=(Checkpoint(993, 1),))]
