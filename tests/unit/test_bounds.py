@@ -28,7 +28,7 @@ from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.request_record import BUCKET, BUCKETS, ClientFigures, Clients, History
 from slotkeeper.observe.request_record import NAMED_CLIENTS as CLIENTS
 from slotkeeper.observe.states import Spent
-from slotkeeper.runtime.late_renders import MOST_BYTES, LateRenders
+from slotkeeper.runtime.effect_runner import LATE_RENDER_BYTES, LateRenders
 from slotkeeper.runtime.render import Recent
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.scheduler.catalog import Catalog
@@ -362,8 +362,8 @@ def late_renders() -> tuple[int, int]:
         kept.keep(RequestId(f"short {n}"), 100, renders)
         most = max(most, len(kept))
     for n in range(10 * EARLY):
-        kept.keep(RequestId(f"long {n}"), MOST_BYTES // 4, renders)
-        most = max(most, len(kept) + kept.size - MOST_BYTES)
+        kept.keep(RequestId(f"long {n}"), LATE_RENDER_BYTES // 4, renders)
+        most = max(most, len(kept) + kept.size - LATE_RENDER_BYTES)
     return most, EARLY
 
 

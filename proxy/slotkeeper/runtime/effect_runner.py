@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from slotkeeper.api.errors import UpstreamFault
 from slotkeeper.engine.answers import EngineGoneError
@@ -15,7 +17,6 @@ from slotkeeper.engine.http import EngineAddress
 from slotkeeper.observe.log import Seldom, get_logger, sayable
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.engines import Engines
-from slotkeeper.runtime.late_renders import LateRenders
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.slot_files import Snapshots
 from slotkeeper.runtime.tasks import Tasks
@@ -54,14 +55,54 @@ from slotkeeper.scheduler.events import (
     Observed,
     ObserveFailed,
     Planted,
+    Rendered,
     Restored,
     Saved,
     TimerFired,
 )
 from slotkeeper.scheduler.router import RETRY_SECONDS
+from slotkeeper.scheduler.state import EARLY
 from slotkeeper.scheduler.types import Loading, RequestId, id_of
 
 log = get_logger(__name__)
+
+LATE_RENDER_BYTES: Final = 32 << 20  # of the bodies that wait for their engine
+
+Rendering = Callable[[], Coroutine[Any, Any, None]]
+
+
+@dataclass(slots=True)
+class LateRenders:
+    """Requests that cannot be rendered because their engine is not known yet: they wait for it.
+
+    The last of them are kept: at most EARLY, with bodies of at most LATE_RENDER_BYTES together.
+    """
+
+    tasks: Tasks
+    post: Callable[[Event], None]
+    _kept: dict[RequestId, tuple[int, Rendering]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def size(self) -> int:
+        """The bytes of their bodies."""
+        return sum(size for size, _ in self._kept.values())
+
+    def keep(self, request: RequestId, size: int, rendering: Rendering) -> None:
+        """Keep a request. `size`: bytes of its body. `rendering` must end in `Rendered`."""
+        self._kept[request] = size, rendering
+        while len(self._kept) > EARLY or self.size > LATE_RENDER_BYTES:
+            del self._kept[next(iter(self._kept))]
+
+    def start(self, request: RequestId) -> None:
+        """Render a request now. If it is not kept any more, its tokens stay unknown."""
+        _, rendering = self._kept.pop(request, (0, None))
+        if rendering is None:
+            self.post(Rendered(at=time.monotonic(), request=request, prompt=None))
+        else:
+            self.tasks.start(rendering())
 
 
 class EffectRunner:

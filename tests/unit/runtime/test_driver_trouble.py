@@ -10,8 +10,7 @@ import pytest
 
 from slotkeeper.engine.answers import EngineGoneError
 from slotkeeper.observe.metrics import Metrics
-from slotkeeper.runtime.driver import Driver
-from slotkeeper.runtime.renewal import LEAST_APART
+from slotkeeper.runtime.driver import RENEWAL_SECONDS, Driver
 from slotkeeper.scheduler.budgets import FolderRoom
 from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Observe, Report
@@ -160,7 +159,7 @@ async def test_a_bug_in_all_answers_of_the_slots_is_met_about_once_a_second(driv
     met = always(Observed)
     driver.post(EngineLost(at=driver.now(), engine=ENGINE))
     driver.post(EngineUp(at=driver.now(), engine=ENGINE, traits=TRAITS))
-    await asyncio.sleep(1.5 * LEAST_APART)
+    await asyncio.sleep(1.5 * RENEWAL_SECONDS)
     assert len(met) in {2, 3}
     assert (await granted(admit(driver, "a"))).reason is Reason.FAIL_OPEN
 
