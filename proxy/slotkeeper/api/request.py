@@ -10,9 +10,11 @@ converts nothing. Media are not part of any text.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, StrEnum
+from itertools import islice
 from math import isfinite
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
@@ -481,3 +483,36 @@ def can_assemble(ask: Ask) -> bool:
 def ask_for(body: bytes) -> bytes:
     """Return `body`, a JSON object that is not empty, with a request for progress as its first field."""
     return _first(body, PROGRESS + b":true")
+
+
+# -- forms with files: llama-server reads no model there, llama-swap does --------------------------------
+
+FORM_PARTS: Final = 1000  # of a form are read; llama-swap refuses more
+_BOUNDARY: Final = re.compile(r'multipart/form-data\b.*?;\s*boundary=(?:"([^"]+)"|([^\s;"]+))', re.IGNORECASE)
+_MODEL_FIELD: Final = re.compile(
+    rb"^content-disposition:.*;\s*name=\"?model\"?\s*(?:;|$)", re.IGNORECASE | re.MULTILINE
+)
+
+
+def named_in_form(content_type: str, form: bytes) -> str | None:
+    """Return the text field `model` of a form; None if it has none."""
+    found = _BOUNDARY.search(content_type)
+    if found is None:
+        return None
+    delimiter = b"--" + (found[1] or found[2]).encode()
+    for head, value in islice(_parts_of_form(form, delimiter), FORM_PARTS):
+        if _MODEL_FIELD.search(head) and b"filename" not in head:
+            return form[value].decode(errors="replace")
+    return None
+
+
+def _parts_of_form(form: bytes, delimiter: bytes) -> Iterator[tuple[bytes, slice]]:
+    """Yield the head of each part, and where its value is."""
+    at = form.find(delimiter)
+    while at >= 0:
+        begin = at + len(delimiter)
+        blank, end = form.find(b"\r\n\r\n", begin), form.find(b"\r\n" + delimiter, begin)
+        if not 0 <= blank < end:
+            return
+        yield form[begin:blank].replace(b"\r", b""), slice(blank + 4, end)
+        at = end + 2

@@ -12,8 +12,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from slotkeeper.api.errors import ClientFault
-from slotkeeper.api.form import named_in_form
-from slotkeeper.api.request import PromptSize
+from slotkeeper.api.request import PromptSize, named_in_form
 from slotkeeper.engine.answers import EngineError, EngineGoneError, Health
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.http import UPSTREAM, VERSIONLESS, EngineAddress

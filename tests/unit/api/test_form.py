@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slotkeeper.api.form import PARTS, named_in_form
+from slotkeeper.api.request import FORM_PARTS, named_in_form
 
 TYPE = "multipart/form-data; boundary=xx"
 
@@ -34,7 +34,7 @@ def test_the_field_is_found_behind_a_file_of_any_bytes(kind: str, head: str) -> 
         (TYPE, form(part('name="models"'), part('filename="model"'))),
         (TYPE, form(part('name="model"; filename="a"'))),
         (TYPE, b"--xx\r\nname=model--xx"),
-        (TYPE, form(*[part('name="x"')] * PARTS, part('name="model"'))),
+        (TYPE, form(*[part('name="x"')] * FORM_PARTS, part('name="model"'))),
     ],
 )
 def test_without_a_whole_text_field_there_is_no_name(kind: str, body: bytes) -> None:
