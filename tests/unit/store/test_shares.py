@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slotkeeper.scheduler.slot_contents import SnapshotId
-from slotkeeper.store.shares import Shares
+from slotkeeper.store.run_folder import Shares
 
 NAMES = st.sampled_from("abcdefgh")
 SIZES = {name: 10 ** (number % 4) + number for number, name in enumerate("abcdefgh")}
