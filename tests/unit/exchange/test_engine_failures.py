@@ -11,7 +11,7 @@ from slotkeeper.api.answer import Answer
 from slotkeeper.api.answer_builder import Figures
 from slotkeeper.api.head import Api
 from slotkeeper.engine.answers import EngineError, EngineGoneError
-from slotkeeper.exchange.engine_failures import FailedRequest, is_failure, judge
+from slotkeeper.exchange.exchange import FailedRequest, is_failure, judge
 from slotkeeper.runtime.tasks import here
 from unit.runtime.stubs import StubLink
 
