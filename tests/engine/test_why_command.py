@@ -22,7 +22,7 @@ from patience import PATIENCE
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
-from slotkeeper.cli.health import health
+from slotkeeper.cli.admin_client import health
 from slotkeeper.cli.why import why
 
 STORY = "The lighthouse keeper counts the ships that pass by night. " * 40

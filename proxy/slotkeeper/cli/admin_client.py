@@ -1,10 +1,11 @@
-"""The client of a running sidecar's admin port, for the commands that ask a sidecar.
+"""The client of a running sidecar's admin port, and the commands `health`, `drain` and `undrain`.
 
 It reads the variables that name the port without `Settings`, whose import takes longer than the request.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -168,3 +169,85 @@ def _of_this_machine() -> tuple[str, Path | None]:
     except ValueError as error:
         raise UsageError(f"{PREFIX}ADMIN_LISTEN: {error}") from None
     return f"{'https' if cert else 'http'}://{address}", Path(cert) if cert else None
+
+
+# -- `health` --------------------------------------------------------------------------------------------
+
+EXAMINE: Final = "`slotkeeper doctor --upstream URL` examines an engine."
+
+
+async def health(*, admin: str | None, live: bool, ca: Path | None = None) -> int:
+    """Return 0 if the sidecar is ready; else print why not on standard error and return 1.
+
+    `live`: only ask whether its process is alive. Probes need no token.
+    """
+    async with admin_port(admin, None, ca=ca, probes=True) as port:
+        try:
+            answer = await port.client.get("/livez" if live else "/readyz")
+        except httpx.HTTPError as error:
+            return _failed("health", str(port.unreached(error)))
+    if not answer.headers.get("Content-Type", "").startswith("text/plain"):
+        return _failed("health", str(strange(answer)))
+    if answer.is_success:
+        return 0
+    reason = answer.text.strip()
+    return _failed("health", f"{reason}. {EXAMINE}" if reason.startswith("no engine") else reason)
+
+
+# -- `drain` and `undrain`: take an engine out of use, and back ------------------------------------------
+
+LOOK_SECONDS: Final = 0.5  # between two requests for the state of an engine that is being drained
+
+
+async def drain(name: str, *, admin: str | None, token: str | None, ca: Path | None, wait: bool) -> int:
+    """Drain an engine; with `wait`, wait until nothing runs there any more. Returns the exit code."""
+    try:
+        async with admin_port(admin, token, ca=ca) as port:
+            engine = await port.asked("POST", "/api/drain", json={"engine": name})
+            if not engine["drained"] and wait:
+                print(f"{engine['engine']} is draining: it gets no new requests; running answers end.")  # noqa: T201
+                engine = await _drained(port, engine["engine"])
+    except AskedError as error:
+        return _failed("drain", error)
+    print(_drain_state(engine))  # noqa: T201
+    return 0
+
+
+async def undrain(name: str, *, admin: str | None, token: str | None, ca: Path | None) -> int:
+    """Use a drained engine again. Returns the exit code."""
+    try:
+        async with admin_port(admin, token, ca=ca) as port:
+            engine = await port.asked("POST", "/api/undrain", json={"engine": name})
+    except AskedError as error:
+        return _failed("undrain", error)
+    print(f"{engine['engine']} is in use again.")  # noqa: T201
+    return 0
+
+
+async def _drained(port: AdminClient, name: str) -> dict[str, Any]:
+    """Wait until an engine is drained, and return its state.
+
+    Raises AskedError if it is undrained or removed meanwhile.
+    """
+    while True:
+        engines = (await port.get("/api/state"))["engines"]
+        engine: dict[str, Any] | None = next((one for one in engines if one["engine"] == name), None)
+        if engine is None or not engine["draining"]:
+            raise AskedError(f"{name} is not being drained any more.")
+        if engine["drained"]:
+            return engine
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+def _drain_state(engine: dict[str, Any]) -> str:
+    name = engine["engine"]
+    if not engine["drained"]:
+        return f"{name} is draining; `slotkeeper top` shows when it is drained."
+    return f"{name} is drained: nothing runs there, and with snapshots, what its slots held is saved."
+
+
+def _failed(command: str, why: str | AskedError) -> int:
+    from slotkeeper.observe.standard_error import complain  # noqa: PLC0415 - its counter takes long to load
+
+    complain(command, why)
+    return 1

@@ -138,7 +138,7 @@ def add_drain(commands: Any) -> None:
     def run(args: argparse.Namespace) -> int:
         import asyncio
 
-        from slotkeeper.cli.draining import drain
+        from slotkeeper.cli.admin_client import drain
 
         where = {"admin": args.admin, "token": args.admin_token, "ca": args.admin_ca}
         return int(asyncio.run(drain(args.engine, **where, wait=not args.no_wait)))
@@ -157,7 +157,7 @@ def add_drain(commands: Any) -> None:
     def run_back(args: argparse.Namespace) -> int:
         import asyncio
 
-        from slotkeeper.cli.draining import undrain
+        from slotkeeper.cli.admin_client import undrain
 
         where = {"admin": args.admin, "token": args.admin_token, "ca": args.admin_ca}
         return int(asyncio.run(undrain(args.engine, **where)))
@@ -187,7 +187,7 @@ def add_health(commands: Any) -> None:
     def run(args: argparse.Namespace) -> int:
         import asyncio
 
-        from slotkeeper.cli.health import health
+        from slotkeeper.cli.admin_client import health
 
         return int(asyncio.run(health(admin=args.admin, live=args.live, ca=args.admin_ca)))
 

@@ -6,7 +6,7 @@ import pytest
 from pydantic import SecretStr
 
 from slotkeeper.app import Sidecar, running
-from slotkeeper.cli.health import health
+from slotkeeper.cli.admin_client import health
 from slotkeeper.cli.main import main
 from slotkeeper.settings import Settings
 
