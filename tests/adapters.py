@@ -14,7 +14,7 @@ import numpy as np
 from gguf import GGUFWriter
 
 from slotkeeper.bench.models import Tiny
-from slotkeeper.bench.tiny_weights import TINY_HEADS, D
+from slotkeeper.bench.tiny_models import TINY_HEADS, D
 
 RANK: Final = 4
 LOUD: Final = 2.0  # of the change, beside weights of about 1: answers differ within a few words

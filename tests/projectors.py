@@ -24,7 +24,7 @@ from typing import Any, Final
 import numpy as np
 from gguf import GGUFWriter
 
-from slotkeeper.bench.tiny_weights import N_FLAGS, D
+from slotkeeper.bench.tiny_models import N_FLAGS, D
 from slotkeeper.engine import file_canary
 
 WIDTH: Final = 32  # of the vision transformer
