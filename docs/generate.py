@@ -25,7 +25,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script it sees only i
 
 from benchmarks.tables import MEASURED, code, table
 
-from slotkeeper.config import in_words
 from slotkeeper.conversation.divergence import CAUSES
 from slotkeeper.conversation.likeness import RequestKind
 from slotkeeper.conversation.rules.apply import RULES
@@ -36,7 +35,7 @@ from slotkeeper.observe.request_record import ClientFigures
 from slotkeeper.observe.states import ENGINE_TEXTS, EngineState
 from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.types import EngineId, Reason
-from slotkeeper.settings import GROUPS, Settings
+from slotkeeper.settings import GROUPS, Settings, in_words
 
 DOCS: Final = Path(__file__).parent
 ROOT: Final = DOCS.parent

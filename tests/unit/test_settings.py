@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from pydantic import ByteSize, TypeAdapter
 
-from slotkeeper.config import in_words, load, shown
 from slotkeeper.environment import SECRETS
-from slotkeeper.settings import GROUPS, Settings
+from slotkeeper.settings import GROUPS, Settings, in_words, load, shown
 from slotkeeper.values import REMOVED_SETTINGS, Address, UsageError
 
 # name -> (text as a variable, in a file, as a flag), three values that differ

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from slotkeeper.values import PLAIN, UsageError, meant, removed
 
 if TYPE_CHECKING:
-    from slotkeeper.config import Loaded
+    from slotkeeper.settings import Loaded
 
 N = TypeVar("N", int, float)
 
@@ -132,8 +132,7 @@ def _add_setting(group: Any, name: str) -> None:
 
 def help_of(name: str) -> str:
     """Return a setting's description and its default."""
-    from slotkeeper.config import in_words
-    from slotkeeper.settings import Settings
+    from slotkeeper.settings import Settings, in_words
 
     field = Settings.model_fields[name]
     default = in_words(field.default)
@@ -141,7 +140,7 @@ def help_of(name: str) -> str:
 
 
 def settings_of(args: argparse.Namespace) -> Loaded:
-    from slotkeeper.config import load
+    from slotkeeper.settings import load
 
     flags = {name[4:]: value for name, value in vars(args).items() if name.startswith("set_")}
     return load(flags, args.config)
@@ -170,7 +169,7 @@ def between(read: Callable[[str], N], least: N, most: N, unit: str = "") -> Call
 
 def print_config(loaded: Loaded, without: Sequence[str] = ()) -> int:
     """Print the settings in columns of plain text: a table would cut long paths at the terminal's width."""
-    from slotkeeper.config import shown
+    from slotkeeper.settings import shown
 
     rows = [("setting", "value", "from"), *(row for row in shown(loaded) if row[0] not in without)]
     names, values = (max(len(row[column]) for row in rows) for column in (0, 1))
