@@ -248,6 +248,8 @@ def _parking(plan: Plan, want: Want) -> Plan | None:
     kept = reuse_plan.parked or table.shadow.elsewhere(victim, reuse_plan.slot)
     if kept and table.engine_keeps(victim):  # the engine saves it itself, or has done so
         return None
+    if table.awaits_first_save(victim):
+        return None
     lost, cost = loss(table, reuse_plan, want), parked_price(table, victim, want.now)
     saving: tuple[Step, ...] = (Keep(SaveMoment.PARK),)
     if (end := goes_on_from(victim, table.traits)) < victim.total:

@@ -16,7 +16,15 @@ from math import inf
 from typing import Final
 
 from slotkeeper.scheduler.adapters import set_in
-from slotkeeper.scheduler.costs import WORTH_A_FILE, Breaker, EngineWork, Expected, LinearTimes, Rates
+from slotkeeper.scheduler.costs import (
+    LARGE_BYTES,
+    WORTH_A_FILE,
+    Breaker,
+    EngineWork,
+    Expected,
+    LinearTimes,
+    Rates,
+)
 from slotkeeper.scheduler.effects import Released
 from slotkeeper.scheduler.engine_model import EngineTraits, Known, keeps_checkpoints, wipes
 from slotkeeper.scheduler.events import AdaptersSeen, Observed
@@ -124,6 +132,7 @@ class EngineTable:
     loaded: set[SlotId] = field(default_factory=set)  # a file was restored there, and no task ran since
     warmed: set[SnapshotId] = field(default_factory=set)  # snapshots that warming tried since it came up
     no_save_until: float = -1.0  # a save failed, and further ones would too
+    first_save: RequestId | None = None  # a save whose time will be the first that we know of this engine
     no_wipe_until: float = -1.0  # an erase failed
     no_touch_until: float = -1.0  # a prefill of one token failed
     crowded_until: float = -1.0  # more conversations than slots until then
@@ -172,6 +181,7 @@ class EngineTable:
         self.changing, self.asking, self.adapters_at = False, False, now
         self.warmed.clear()
         self.no_save_until = self.crowded_until = -1.0
+        self.first_save = None
         self.ram_misses = 0
         self.proven = False
         self.doubts = Doubts()
@@ -258,6 +268,23 @@ class EngineTable:
     def overdue_at(self, now: float) -> float:
         """When that number will change; infinite if no slot is in maintenance."""
         return min((one.overdue_at(now) for one in self.maintenance.values()), default=inf)
+
+    def save_begins(self, owner: RequestId) -> None:
+        """Record that a request, or idle work, has a slot saved."""
+        if not self.rates.writing.measured:
+            self.first_save = owner
+
+    def save_ended(self, owner: RequestId) -> None:
+        """Record that this save was measured, or failed."""
+        if self.first_save == owner:
+            self.first_save = None
+
+    def awaits_first_save(self, contents: SlotContents) -> bool:
+        """Whether a large state should not be parked now, because a first save will soon tell what it costs.
+
+        A price that was guessed is paid once then, not for each slot of a crowd.
+        """
+        return self.first_save is not None and self.bytes_of(contents) >= LARGE_BYTES
 
     def may_save(self, now: float) -> bool:
         return self.traits.snapshots and now >= self.no_save_until
