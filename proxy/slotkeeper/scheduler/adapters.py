@@ -96,6 +96,14 @@ def space_of(namespace: str, adapters: str) -> str:
     return f"{namespace}{SEPARATOR}{adapters}" if adapters else namespace
 
 
+def salted(hash_chain: tuple[bytes, ...], space: str, before: str = "") -> tuple[bytes, ...]:
+    """Return the digests of a space, in place of those of the one `before`."""
+    if space == before:
+        return hash_chain
+    salt, unsalted = space.encode(), len(before.encode())
+    return tuple(salt + digest[unsalted:] for digest in hash_chain)
+
+
 def namespace_in(space: str) -> str:
     return space.partition(SEPARATOR)[0]
 

@@ -13,7 +13,7 @@ from slotkeeper.scheduler.candidates import blind, changed_by_messages, cheapest
 from slotkeeper.scheduler.effects import Effect, Observe, PoolAct, Pooled
 from slotkeeper.scheduler.events import Arrived, Rendered
 from slotkeeper.scheduler.launching import begin, forward, held_back, requeue
-from slotkeeper.scheduler.pending import Form, Pending, Plan, Stage, Wait, Waiting, Weighed, priced_late
+from slotkeeper.scheduler.pending import Form, Pending, Plan, Stage, Wait, Waiting, Weighed
 from slotkeeper.scheduler.prices import computed
 from slotkeeper.scheduler.state import CurrentScene, State
 from slotkeeper.scheduler.table import EngineTable, SlotState
@@ -53,26 +53,8 @@ def rendered(state: State, event: Rendered) -> None:
     pending = state.requests.get(event.request)
     if pending is None or pending.rendered:
         return
-    event = spaces.rendered_within(event, pending.arrived.space)
-    pending.rendered, pending.unknown = True, event.unknown
-    pending.waits_in = None
-    own = Form(pending.arrived.hash_chain, event.prompt, event.boundaries)
-    if pending.other is not None:
-        pending.other = replace(pending.other, prompt=event.rewritten, boundaries=event.rewritten_boundaries)
-    elif pending.weighed is not None:  # messages have decided the form; the prices are recorded now
-        own = priced_late(pending, event)
-    _takes(state, pending, own)
-    pending.predict()
-    if pending.stage in (Stage.PREPARING, Stage.RUNNING):  # it was placed by its messages, without tokens
-        pending.work_begins(pending.begun_at)
-
-
-def _takes(state: State, pending: Pending, form: Form) -> None:
-    """Let the request take this form from now on."""
-    pending.arrived = replace(pending.arrived, hash_chain=form.hash_chain)
-    pending.prompt = form.prompt
-    if form.prompt is not None:
-        pending.structure = launching.structured(state, form.prompt, form.boundaries, pending.arrived.model)
+    model = pending.arrived.model
+    pending.tokens_known(event, state.tree(model), state.markers(model))
 
 
 def settle(state: State, now: float) -> Iterator[Effect]:
@@ -244,14 +226,15 @@ def _decide(state: State, pending: Pending, now: float) -> Plan | None:
     if len(sets) > 1:
         sets.sort(key=partial(_price_under, state, pending, now))
     if sets:
-        spaces.moved_to(state, pending, sets[0])
+        model = pending.arrived.model
+        pending.moves_to(sets[0], state.tree(model), state.markers(model))
     return _decide_form(state, pending, now)
 
 
 def _price_under(state: State, pending: Pending, now: float, adapters: str) -> tuple[bool, float]:
     """Return whether a request under these adapters would have to wait, and the price of its place."""
-    trial = replace(pending)
-    spaces.moved_to(state, trial, adapters)
+    trial, model = replace(pending), pending.arrived.model
+    trial.moves_to(adapters, state.tree(model), state.markers(model))
     plan = _place(state, trial, now)
     return plan is None or plan.wait, plan.price if plan else 0.0
 
@@ -261,13 +244,13 @@ def _decide_form(state: State, pending: Pending, now: float) -> Plan | None:
 
     None: it waits.
     """
-    other, request = pending.other, pending.arrived
+    other, request, model = pending.other, pending.arrived, pending.arrived.model
     if other is None:
         return _place(state, pending, now)
     if not pending.rendered:
         plan = _form_by_messages(state, request, other, now)
         if plan is not None:
-            _weighed(state, pending, Weighed(None, None, taken=True))
+            pending.chooses(Weighed(None, None, taken=True), state.tree(model), state.markers(model))
         return plan
     own_plan = _place(state, pending, now)
     as_changed = replace(pending, arrived=replace(request, hash_chain=other.hash_chain), prompt=other.prompt)
@@ -276,7 +259,7 @@ def _decide_form(state: State, pending: Pending, now: float) -> Plan | None:
     weighed = Weighed.of(price, price_changed, moved=request.moved, fits=other.fits(request.most))
     plan = changed_plan if weighed.taken else own_plan
     if plan and not plan.wait:
-        _weighed(state, pending, weighed)
+        pending.chooses(weighed, state.tree(model), state.markers(model))
     return plan
 
 
@@ -287,13 +270,6 @@ def _form_by_messages(state: State, request: Arrived, other: Form, now: float) -
     if len(tables) != 1:  # with several engines, tokens decide
         return None
     return changed_by_messages(tables, request.hash_chain, other.hash_chain, now)
-
-
-def _weighed(state: State, pending: Pending, weighed: Weighed) -> None:
-    """Record the decision between the two forms. If tokens are still unknown, they follow in `rendered`."""
-    other, pending.other, pending.weighed = pending.other, None, weighed
-    if other is not None and weighed.taken:
-        _takes(state, pending, other)
 
 
 def _place(state: State, pending: Pending, now: float) -> Plan | None:

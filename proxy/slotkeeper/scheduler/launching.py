@@ -14,36 +14,16 @@ from slotkeeper.scheduler.candidates import STEER_TAIL, steer
 from slotkeeper.scheduler.costs import WORTH_A_FILE
 from slotkeeper.scheduler.effects import Effect, Forward, Step
 from slotkeeper.scheduler.engine_model import TAIL, user_starts
-from slotkeeper.scheduler.pending import Pending, Plan, Stage, Structure
+from slotkeeper.scheduler.pending import Pending, Plan, Stage
 from slotkeeper.scheduler.shadow import Source
 from slotkeeper.scheduler.slot_contents import as_file, edits, reuse
 from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.steps import effect
 from slotkeeper.scheduler.table import EngineTable, SlotState
-from slotkeeper.scheduler.tokens import UNKNOWN, Boundary, Tokens, in_replies
+from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import ModelName, Reason, SlotId
 
 # -- plants ----------------------------------------------------------------------------------------------
-
-
-def structured(state: State, prompt: Tokens, boundaries: tuple[Boundary, ...], model: ModelName) -> Structure:
-    """Return where other prompts may diverge from this one.
-
-    Branch points within a reply do not count: they come from a reply that returned changed, and no other
-    prompt will diverge there.
-    """
-    markers = next((table.traits.markers for table in state.up_for(model)), UNKNOWN)
-    tree = state.tree(model)
-    branches = tree.branches(prompt)
-    inside = in_replies((branch.at for branch in branches), prompt, boundaries, markers) if branches else ()
-    outside = tuple(branch for branch in branches if branch.at not in inside)
-    return Structure(
-        boundaries=boundaries,
-        branches=outside,
-        known=tree.longest(prompt),
-        known_at=tree.passed_at(prompt),
-        known_of_other_sets=tree.longest_of_other_sets(prompt),
-    )
 
 
 def behind(state: State, pending: Pending, plan: Plan | None) -> Plan | None:

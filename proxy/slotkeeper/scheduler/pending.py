@@ -10,11 +10,12 @@ what the client had left out must leave room for an answer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf
 from typing import Final
 
+from slotkeeper.scheduler.adapters import salted
 from slotkeeper.scheduler.effects import Load, Report, Step, Wipe
 from slotkeeper.scheduler.engine_model import user_starts
 from slotkeeper.scheduler.events import Arrived, Finished, Gone, Rendered
@@ -23,7 +24,7 @@ from slotkeeper.scheduler.prompt_tree import Branch, PromptTree
 from slotkeeper.scheduler.shadow import ReusePlan, Source
 from slotkeeper.scheduler.slot_contents import SlotContents, reuse
 from slotkeeper.scheduler.table import EngineTable
-from slotkeeper.scheduler.tokens import Boundary, BoundaryKind, Tokens
+from slotkeeper.scheduler.tokens import Boundary, BoundaryKind, Markers, Tokens, in_replies
 from slotkeeper.scheduler.types import Priority, Reason, RequestId, SlotId
 
 BYTES_PER_TOKEN: Final = 4  # of JSON schemas, approximately
@@ -40,6 +41,11 @@ class Form:
     def fits(self, most: int) -> bool:
         """Whether the form has at most this many tokens; 0: no limit."""
         return not most or (self.prompt is not None and len(self.prompt) <= most)
+
+    def moved(self, space: str, before: str) -> Form:
+        """Return the form in this space, in place of the one `before`."""
+        chain = salted(self.hash_chain, space, before)
+        return replace(self, hash_chain=chain, prompt=self.prompt and self.prompt.within(space))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +124,25 @@ class Structure:
     known_at: float = 0.0  # when they were last computed, in seconds
     known_of_other_sets: int = 0  # tokens at its beginning that were computed with other LoRA adapters
     shared_until: float = inf  # tokens at its beginning with which other conversations may begin as well
+
+    @classmethod
+    def of(
+        cls, prompt: Tokens, boundaries: tuple[Boundary, ...], tree: PromptTree, markers: Markers
+    ) -> Structure:
+        """Return where other prompts may diverge from this one.
+
+        Branch points within a reply do not count: they come from a reply that returned changed, and no other
+        prompt will diverge there.
+        """
+        branches = tree.branches(prompt)
+        inside = in_replies((each.at for each in branches), prompt, boundaries, markers) if branches else ()
+        return cls(
+            boundaries=boundaries,
+            branches=tuple(branch for branch in branches if branch.at not in inside),
+            known=tree.longest(prompt),
+            known_at=tree.passed_at(prompt),
+            known_of_other_sets=tree.longest_of_other_sets(prompt),
+        )
 
     @property
     def head(self) -> int:
@@ -229,6 +254,63 @@ class Pending:
     def begun(self) -> bool:
         """Whether it ever had a place."""
         return self.begun_at > 0.0
+
+    # -- its tokens, and its form ----------------------------------------------------------------------
+
+    def tokens_known(self, event: Rendered, tree: PromptTree, markers: Markers) -> None:
+        """Take in the renderer's answer. `tree`: the prompts of its model; `markers`: its template's."""
+        self.rendered, self.unknown, self.waits_in = True, event.unknown, None
+        chain, space = self.arrived.hash_chain, self.arrived.space
+        own, changed = (prompt and prompt.within(space) for prompt in (event.prompt, event.rewritten))
+        form = Form(chain, own, event.boundaries)
+        if self.other is not None:
+            self.other = replace(self.other, prompt=changed, boundaries=event.rewritten_boundaries)
+        elif self.weighed is not None:  # messages have decided the form; the prices are recorded now
+            self.weighed = self._priced_late(self.weighed, own, changed)
+            if self.weighed.taken:
+                form = Form(chain, changed, event.rewritten_boundaries)
+        self._takes(form, tree, markers)
+        self.predict()
+        if self.stage in (Stage.PREPARING, Stage.RUNNING):  # it was placed by its messages, without tokens
+            self.work_begins(self.begun_at)
+
+    def _priced_late(self, weighed: Weighed, own: Tokens | None, changed: Tokens | None) -> Weighed:
+        """Return the decision with the prices of both forms for the state that the slot held."""
+        plan = self.plan
+        if plan is None:
+            return weighed
+        base = self.base or (plan.table.shadow.slots[plan.slot] if plan.slot is not None else None)
+        mine, rules = (
+            None if prompt is None else len(prompt) - reuse(base, prompt, plan.table.traits)
+            for prompt in (own, changed)
+        )
+        return Weighed(mine, rules, weighed.taken)
+
+    def chooses(self, weighed: Weighed, tree: PromptTree, markers: Markers) -> None:
+        """Record the decision between the two forms. Tokens that are still unknown follow later."""
+        other, self.other, self.weighed = self.other, None, weighed
+        if other is not None and weighed.taken:
+            self._takes(other, tree, markers)
+
+    def moves_to(self, adapters: str, tree: PromptTree, markers: Markers) -> None:
+        """Move to the space of these adapters, which depend on the engine that it will get."""
+        if self.arrived.adapters == adapters:
+            return
+        before = self.arrived.space
+        self.arrived = replace(self.arrived, adapters=adapters)
+        space = self.arrived.space
+        if self.other is not None:
+            self.other = self.other.moved(space, before)
+        form = Form(self.arrived.hash_chain, self.prompt, self.structure.boundaries)
+        self._takes(form.moved(space, before), tree, markers)
+
+    def _takes(self, form: Form, tree: PromptTree, markers: Markers) -> None:
+        self.arrived = replace(self.arrived, hash_chain=form.hash_chain)
+        self.prompt = form.prompt
+        if form.prompt is not None:
+            self.structure = Structure.of(form.prompt, form.boundaries, tree, markers)
+
+    # -- its place -------------------------------------------------------------------------------------
 
     def reuse_now(self, plan: Plan, slot: SlotId) -> ReusePlan:
         """Return the plan's own reuse plan; a new one if steps have changed the slot."""
@@ -362,18 +444,3 @@ def _seconds(usage: Usage | None, plan: Plan) -> float | None:
     """Estimate the prefill time of the reused tokens, at the rate that the engine has shown so far."""
     rate = plan.table.rates.shown
     return usage.reused / rate if usage and rate else None
-
-
-def priced_late(pending: Pending, event: Rendered) -> Form:
-    """Record the prices of both forms for the state that the slot held, and return the form that is sent."""
-    plan, taken = pending.plan, pending.goes_changed
-    base = pending.base or (plan.table.shadow.slots[plan.slot] if plan and plan.slot is not None else None)
-    if plan is not None:
-        own, changed = (
-            None if prompt is None else len(prompt) - reuse(base, prompt, plan.table.traits)
-            for prompt in (event.prompt, event.rewritten)
-        )
-        pending.weighed = Weighed(own, changed, taken)
-    if taken:
-        return Form(pending.arrived.hash_chain, event.rewritten, event.rewritten_boundaries)
-    return Form(pending.arrived.hash_chain, event.prompt, event.boundaries)

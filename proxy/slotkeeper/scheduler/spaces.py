@@ -27,10 +27,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from slotkeeper.scheduler import launching, retention
-from slotkeeper.scheduler.adapters import UNSURE, set_in, set_of
+from slotkeeper.scheduler.adapters import UNSURE, salted, set_in, set_of
 from slotkeeper.scheduler.candidates import STEER_TAIL, blind, cheapest
 from slotkeeper.scheduler.effects import AskAdapters, Effect, Wipe
-from slotkeeper.scheduler.events import AdaptersChange, AdaptersSeen, Arrived, Rendered
+from slotkeeper.scheduler.events import AdaptersChange, AdaptersSeen, Arrived
 from slotkeeper.scheduler.pending import Pending, Plan, Stage
 from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.table import EngineTable, SlotState
@@ -45,8 +45,8 @@ def without_loads_of_others(tables: Collection[EngineTable], space: str) -> list
 
 def confined(event: Arrived) -> Arrived:
     """Return the request as its space allows: salted digests, in a namespace no chosen slot, no bypass."""
-    salted = None if event.rewritten is None else _salted(event.rewritten, event.space)
-    event = replace(event, hash_chain=_salted(event.hash_chain, event.space), rewritten=salted)
+    rewritten = None if event.rewritten is None else salted(event.rewritten, event.space)
+    event = replace(event, hash_chain=salted(event.hash_chain, event.space), rewritten=rewritten)
     if not event.namespace:
         return event
     return replace(
@@ -57,42 +57,9 @@ def confined(event: Arrived) -> Arrived:
     )
 
 
-def _salted(hash_chain: tuple[bytes, ...], space: str, before: str = "") -> tuple[bytes, ...]:
-    """Return the digests of a space, in place of those of the one `before`."""
-    if space == before:
-        return hash_chain
-    salt, unsalted = space.encode(), len(before.encode())
-    return tuple(salt + digest[unsalted:] for digest in hash_chain)
-
-
-def moved_to(state: State, pending: Pending, adapters: str) -> None:
-    """Move a waiting request to the space of these adapters, which depend on the engine that it will get."""
-    request, before = pending.arrived, pending.arrived.space
-    if request.adapters == adapters:
-        return
-    request = replace(request, adapters=adapters)
-    space = request.space
-    pending.arrived = replace(request, hash_chain=_salted(request.hash_chain, space, before))
-    if other := pending.other:
-        chain, prompt = _salted(other.hash_chain, space, before), other.prompt
-        pending.other = replace(other, hash_chain=chain, prompt=prompt and prompt.within(space))
-    if pending.prompt is not None:
-        pending.prompt = pending.prompt.within(space)
-        boundaries = pending.structure.boundaries
-        pending.structure = launching.structured(state, pending.prompt, boundaries, request.model)
-
-
 def outdated(table: EngineTable, pending: Pending) -> bool:
     """Whether the engine's adapters have changed since the request was given its place there."""
     return set_of(table.traits.adapters, pending.arrived.lora) != pending.arrived.adapters
-
-
-def rendered_within(event: Rendered, space: str) -> Rendered:
-    """Return the rendered prompts, put into the space of their request."""
-    if not space:
-        return event
-    own, other = (prompt and prompt.within(space) for prompt in (event.prompt, event.rewritten))
-    return replace(event, prompt=own, rewritten=other)
 
 
 def emptied(plan: Plan, pending: Pending, now: float) -> Plan | None:
@@ -250,7 +217,7 @@ def _doubt(state: State, table: EngineTable, before: str, since: float) -> Itera
     table.doubt(before, since, saves)
     for pending in state.requests.values():
         if pending.plan and pending.plan.table is table and pending.arrived.lora is None:
-            moved_to(state, pending, UNSURE)
+            pending.moves_to(UNSURE, state.tree(table.model), state.markers(table.model))
     yield from _drop_newer(state, table, before, since)
 
 

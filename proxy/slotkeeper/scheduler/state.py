@@ -26,7 +26,7 @@ from slotkeeper.scheduler.router import Router
 from slotkeeper.scheduler.slot_contents import SlotContents, Tier
 from slotkeeper.scheduler.steps import Chore
 from slotkeeper.scheduler.table import EngineTable
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.tokens import UNKNOWN, Markers, Tokens
 from slotkeeper.scheduler.types import ClientId, EngineId, ModelName, Priority, RequestId, SlotId
 
 
@@ -223,6 +223,10 @@ class State:
     def tree(self, model: ModelName) -> PromptTree:
         """Return all prompts that were sent to this model. Prompts of two models have nothing in common."""
         return self.trees.setdefault(model, PromptTree())
+
+    def markers(self, model: ModelName) -> Markers:
+        """Return the markers of this model's template; unknown ones if no engine of it is up."""
+        return next((table.traits.markers for table in self.up_for(model)), UNKNOWN)
 
     def up_for(self, model: ModelName) -> list[EngineTable]:
         """Return the engines that are up and serve this model."""
