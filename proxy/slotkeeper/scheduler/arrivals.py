@@ -114,7 +114,7 @@ def _begins(state: State, pending: Pending, scene: CurrentScene, now: float) -> 
     plan, short = _decide_with_room(state, pending, now)
     if plan and not plan.wait and not short:
         yield from priority.noted(state, pending, now)
-        yield _serve_as_planned(state, pending, plan, now)
+        yield begin(state, pending, plan, now)
         return True
     if plan and short:  # 8
         yield from _make_room(state, pending, plan, short, now)
@@ -157,21 +157,6 @@ def _make_room(
         )
     for slot in short.victims:
         yield from chores.empty(state, table, slot, pending, now)
-
-
-def _serve_as_planned(state: State, pending: Pending, plan: Plan, now: float) -> Effect:
-    """Take the request out of the queue and start it.
-
-    If no other space's state may look as good to the engine (`Plan.clearing`), and PASSES requests have
-    overtaken it, no later request gets a slot of that engine for now.
-    """
-    plan = priority.in_pieces(pending, launching.planted(state, pending, plan, now))
-    priority.resumes(pending, plan)
-    state.queue.served(pending.arrived.request)
-    first = begin(state, pending, plan, now)
-    if plan.clearing and state.overtaken(pending):
-        plan.table.hold_back()
-    return first
 
 
 def _served_next(state: State, now: float) -> Sequence[RequestId]:

@@ -221,12 +221,6 @@ def _price(state: State, table: EngineTable, slot: SlotId, now: float) -> float:
     return min(lost, parked_price(table, contents, now)) if table.may_save(now) else lost
 
 
-def reserve(state: State, pending: Pending, plan: Plan) -> None:
-    """Promise its cells to a request that is sent, until its slot is free, also if its client disconnects."""
-    if cells_of(plan.table.traits) and plan.slot is not None and not pending.arrived.action:
-        plan.table.promise(plan.slot, need(state, pending, plan.table))
-
-
 # -- what the engine did ---------------------------------------------------------------------------------
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from slotkeeper.scheduler import kv_pool, planting
+from slotkeeper.scheduler import kv_pool, planting, priority
 from slotkeeper.scheduler.candidates import STEER_TAIL, steer
 from slotkeeper.scheduler.costs import WORTH_A_FILE
 from slotkeeper.scheduler.effects import Effect, Forward, Step
-from slotkeeper.scheduler.engine_model import TAIL, user_starts
+from slotkeeper.scheduler.engine_model import TAIL, cells_of, user_starts
 from slotkeeper.scheduler.pending import Pending, Plan, Stage
 from slotkeeper.scheduler.shadow import Source
 from slotkeeper.scheduler.slot_contents import as_file, edits, reuse
@@ -21,7 +21,7 @@ from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.steps import effect
 from slotkeeper.scheduler.table import EngineTable, SlotState
 from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.types import ModelName, Reason, SlotId
+from slotkeeper.scheduler.types import ModelName, Reason
 
 # -- plants ----------------------------------------------------------------------------------------------
 
@@ -98,37 +98,33 @@ def _with_plants(plan: Plan, plants: tuple[Step, ...], prompt: Tokens, *, pinnab
 
 def requeue(state: State, pending: Pending) -> None:
     """Put a request back into the queue: it lost its slot, gave way, or must be placed again after a step."""
-    pending.stage = Stage.QUEUED
-    pending.queued_at, pending.aged, pending.stood_back = state.at, False, False
-    if pending.plan:
-        pending.plan.table.work.ends(pending.arrived.request)
-    pending.plan = pending.slot = None
-    pending.steps_left = 0
+    pending.requeued(state.at)
     state.decides_again()
     state.queue.put_back(pending.arrived.request, pending.arrived.client)
 
 
 def begin(state: State, pending: Pending, plan: Plan, now: float) -> Effect:
-    """Give a request its place. Returns the effect of its first step, or the one that sends it."""
+    """Take a request out of the queue. Returns the effect of its first step, or the one that sends it.
+
+    If no other space's state may look as good to the engine (`Plan.clearing`), and PASSES requests have
+    overtaken it, no later request gets a slot of that engine for now.
+    """
+    request = pending.arrived
+    plan = priority.in_pieces(pending, planted(state, pending, plan, now))
+    table, found = plan.table, plan.found
+    state.queue.served(request.request)
     state.begun += 1
-    state.served_at[pending.arrived.hints.priority] = now
-    pending.waited += now - pending.queued_at
-    pending.plan, pending.begun_at = plan, now
-    plan.table.shadow.sends(pending.arrived.space)
-    pending.work_begins(now)
-    kv_pool.reserve(state, pending, plan)
-    pending.steps_left = len(plan.steps)
-    base = plan.found
-    pending.ahead_from = state.ahead.begins(base.tokens) if base else None
-    if plan.slot is not None and not pending.arrived.action:
-        plan.table.crowd(plan.slot, pending.arrived.hash_chain, now)
-    if not plan.steps:
-        return forward(pending, now)
-    if plan.slot is None:
-        raise AssertionError("a step needs a slot")
-    pending.stage = Stage.PREPARING
-    pending.slot = plan.slot
-    return next_step(state, pending, now)
+    state.served_at[request.hints.priority] = now
+    table.shadow.sends(request.space)
+    pending.placed(plan, now, ahead_from=state.ahead.begins(found.tokens) if found else None)
+    if plan.slot is not None and not request.action:
+        if cells_of(table.traits):  # they are promised until the slot is free, also without the client
+            table.promise(plan.slot, kv_pool.need(state, pending, table))
+        table.crowd(plan.slot, request.hash_chain, now)
+    first = next_step(state, pending, now) if plan.steps else forward(pending, now)
+    if plan.clearing and state.overtaken(pending):
+        table.hold_back()
+    return first
 
 
 def next_step(state: State, pending: Pending, now: float) -> Effect:
@@ -136,51 +132,23 @@ def next_step(state: State, pending: Pending, now: float) -> Effect:
     if plan is None or plan.slot is None:
         raise AssertionError("only a planned request takes steps")
     plan.table.move(plan.slot, SlotState.LAUNCHED, owner, now)
-    pending.step_began = now
     return effect(pending.step, owner, plan.table, plan.slot, tree=state.tree(plan.table.model))
 
 
 def forward(pending: Pending, now: float) -> Forward:
-    """Return the effect that sends the request, and update the shadow as the engine will change its slots."""
-    plan, request = pending.plan, pending.arrived.request
-    if plan is None:
-        raise AssertionError("only a planned request is forwarded")
-    table, slot = plan.table, plan.slot
-    if slot is not None and not pending.arrived.action:  # an action starts no task
-        _launch(pending, plan, slot, now)
-    pending.stage, pending.sent_at = Stage.RUNNING, now
-    if plan.pinned and slot is not None:
-        pending.slot = slot
-        table.move(slot, SlotState.LAUNCHED, request, now)
-    else:
-        pending.slot = None
-        if slot is not None and table.owners[slot] == request:
-            table.move(slot, SlotState.IDLE, None, now)
-        table.send(request, pending.arrived.copies, now, alone=plan.cleared)
-    pending.predict()
+    """Return the effect that sends the request to its place."""
+    plan, request = pending.sent(now), pending.arrived
     return Forward(
-        request=request,
-        engine=table.engine,
-        slot=slot if plan.pinned else None,
+        request=request.request,
+        engine=plan.table.engine,
+        slot=plan.slot if plan.pinned else None,
         reason=plan.reason,
         changed=pending.goes_changed,
         isolated=plan.isolated,
-        strict=table.shadow.isolates(pending.arrived.space),
-        priority=pending.arrived.hints.priority,
+        strict=plan.table.shadow.isolates(request.space),
+        priority=request.hints.priority,
         waited=pending.waited,
     )
-
-
-def _launch(pending: Pending, plan: Plan, slot: SlotId, now: float) -> None:
-    """Update the shadow for a task that begins in this slot, as far as we know."""
-    reuse_plan, table = pending.reuse_now(plan, slot), plan.table
-    idle = table.idle_beside(slot)
-    pending.held_up_seconds = table.held_up_at_most(pending.arrived.request, now)
-    pending.copied_bytes = table.shadow.copies(reuse_plan, idle).size
-    table.shadow.launch(reuse_plan, idle)
-    pending.base = reuse_plan.base
-    if plan.reason is Reason.BRIEF:
-        pending.predicted = reuse_plan.reuse  # its tokens arrive too late for a better prediction
 
 
 # -- without a plan --------------------------------------------------------------------------------------
@@ -225,15 +193,14 @@ def fail_open(state: State, now: float) -> Iterator[Effect]:
 
 
 def _sent(state: State, pending: Pending, ready: list[EngineTable], now: float) -> Iterator[Effect]:
-    request, reason = pending.arrived.request, pending.arrived.without_plan
-    pending.stage = Stage.RUNNING
+    request = pending.arrived
     table = min(ready, key=lambda t: t.load, default=None)
-    if table:
-        pending.plan = Plan(table=table, reason=reason, pinned=False)
-        table.send(request, pending.arrived.copies, now)
-        table.shadow.sends(pending.arrived.space)
-    engine = table.engine if table else state.fallback(pending.arrived.model)
-    space = pending.arrived.space
-    strict = table is not None and table.shadow.isolates(space)
-    changed = pending.goes_changed
-    yield Forward(request=request, engine=engine, slot=None, reason=reason, changed=changed, strict=strict)
+    pending.sent_without_place(table, now)
+    yield Forward(
+        request=request.request,
+        engine=table.engine if table else state.fallback(request.model),
+        slot=None,
+        reason=request.without_plan,
+        changed=pending.goes_changed,
+        strict=table is not None and table.shadow.isolates(request.space),
+    )

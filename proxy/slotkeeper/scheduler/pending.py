@@ -23,7 +23,7 @@ from slotkeeper.scheduler.figures import Answered, Loss, Lost, Unknown, Usage, l
 from slotkeeper.scheduler.prompt_tree import Branch, PromptTree
 from slotkeeper.scheduler.shadow import ReusePlan, Source
 from slotkeeper.scheduler.slot_contents import SlotContents, reuse
-from slotkeeper.scheduler.table import EngineTable
+from slotkeeper.scheduler.table import EngineTable, SlotState
 from slotkeeper.scheduler.tokens import Boundary, BoundaryKind, Markers, Tokens, in_replies
 from slotkeeper.scheduler.types import Priority, Reason, RequestId, SlotId
 
@@ -272,7 +272,7 @@ class Pending:
         self._takes(form, tree, markers)
         self.predict()
         if self.stage in (Stage.PREPARING, Stage.RUNNING):  # it was placed by its messages, without tokens
-            self.work_begins(self.begun_at)
+            self._work_begins(self.begun_at)
 
     def _priced_late(self, weighed: Weighed, own: Tokens | None, changed: Tokens | None) -> Weighed:
         """Return the decision with the prices of both forms for the state that the slot held."""
@@ -312,16 +312,86 @@ class Pending:
 
     # -- its place -------------------------------------------------------------------------------------
 
-    def reuse_now(self, plan: Plan, slot: SlotId) -> ReusePlan:
-        """Return the plan's own reuse plan; a new one if steps have changed the slot."""
-        shadow = plan.table.shadow
+    def placed(self, plan: Plan, now: float, *, ahead_from: int | None) -> None:
+        """Leave the queue for this place, and bring its work to the engine there.
+
+        `ahead_from`: the index from which what it reuses was computed in idle time; None: from nowhere on.
+        """
+        found = plan.reuse_plan
+        if self.begun and found is not None and self.pieces_until is not None:  # it gave way before
+            self.given_back += max(0, self.reached - found.reuse)
+        self.waited += now - self.queued_at
+        self.plan, self.ahead_from, self.begun_at = plan, ahead_from, now
+        self.steps_left, self.step_began = len(plan.steps), now
+        if plan.steps:
+            self.stage, self.slot = Stage.PREPARING, plan.slot
+        self._work_begins(now)
+
+    def requeued(self, now: float) -> None:
+        """Give up its place and wait again."""
+        if self.plan:
+            self.plan.table.work.ends(self.arrived.request)
+        self.stage, self.plan, self.slot, self.steps_left = Stage.QUEUED, None, None, 0
+        self.queued_at, self.aged, self.stood_back = now, False, False
+
+    def sent(self, now: float) -> Plan:
+        """Go to its place, in the engine's table and in its shadow. Returns the plan."""
+        plan, request = self.plan, self.arrived
+        if plan is None:
+            raise AssertionError("only a planned request is sent to a place")
+        table, slot = plan.table, plan.slot
+        if slot is not None and not request.action:  # an action starts no task
+            self._task_begins(plan, slot, now)
+        self.stage, self.sent_at = Stage.RUNNING, now
+        self.slot = slot if plan.pinned else None
+        if self.slot is not None:
+            table.move(self.slot, SlotState.LAUNCHED, request.request, now)
+        else:
+            if slot is not None and table.owners[slot] == request.request:
+                table.move(slot, SlotState.IDLE, None, now)
+            table.send(request.request, request.copies, now, alone=plan.cleared)
+        self.predict()
+        return plan
+
+    def _task_begins(self, plan: Plan, slot: SlotId, now: float) -> None:
+        """Change the shadow as the engine will for a task in this slot, as far as we know."""
+        table, shadow = plan.table, plan.table.shadow
         if plan.reuse_plan and not plan.steps:
-            return plan.reuse_plan
-        if self.prompt is not None:
-            return shadow.plan_reuse(slot, self.prompt)
-        if plan.reason in {Reason.BRIEF, Reason.UNRENDERED}:
-            return shadow.plan_reuse_blind(slot)
-        return ReusePlan(slot=slot, reuse=0, source=Source.SLOT, base=shadow.slots[slot], parked=False)
+            found = plan.reuse_plan
+        elif self.prompt is not None:  # steps have changed the slot
+            found = shadow.plan_reuse(slot, self.prompt)
+        elif plan.reason in {Reason.BRIEF, Reason.UNRENDERED}:
+            found = shadow.plan_reuse_blind(slot)
+        else:
+            found = ReusePlan(slot=slot, reuse=0, source=Source.SLOT, base=shadow.slots[slot], parked=False)
+        idle = table.idle_beside(slot)
+        self.held_up_seconds = table.held_up_at_most(self.arrived.request, now)
+        self.copied_bytes = shadow.copies(found, idle).size
+        shadow.launch(found, idle)
+        self.base = found.base
+        if plan.reason is Reason.BRIEF:
+            self.predicted = found.reuse  # its tokens arrive too late for a better prediction
+
+    def sent_without_place(self, table: EngineTable | None, now: float) -> None:
+        """Go to an engine that chooses the slot; None: to one that is not known."""
+        self.stage = Stage.RUNNING
+        if table is not None:
+            self.plan = Plan(table=table, reason=self.arrived.without_plan, pinned=False)
+            table.send(self.arrived.request, self.arrived.copies, now)
+            table.shadow.sends(self.arrived.space)
+
+    def adopted(self, table: EngineTable) -> None:
+        """Belong to an engine that was not known when it was sent there; then its tokens are needed."""
+        self.plan = Plan(table=table, reason=self.arrived.without_plan, pinned=False)
+        if self.arrived.rendered and self.prompt is None:
+            self.rendered = False
+
+    def runs_unseen(self, table: EngineTable, now: float) -> None:
+        """Run on an engine that has come up since: in which slot is unknown until GET /slots shows it."""
+        if self.plan is None:
+            self.adopted(table)
+        self.slot = None
+        table.send(self.arrived.request, self.arrived.copies, now)
 
     def predict(self) -> None:
         """Predict `cached`, once both the prompt and the slot's contents are known.
@@ -335,7 +405,7 @@ class Pending:
         elif self.prompt is not None and (self.slot is not None or self.plan.slot is not None):
             self.predicted = reuse(self.base, self.prompt, self.plan.table.traits)
 
-    def work_begins(self, now: float) -> None:
+    def _work_begins(self, now: float) -> None:
         """Record at its engine how much work the request brings, as far as that is known."""
         if self.plan is None:
             return

@@ -83,7 +83,7 @@ from slotkeeper.scheduler.events import (
     TimerFired,
 )
 from slotkeeper.scheduler.outcomes import close_ended
-from slotkeeper.scheduler.pending import Pending, Plan, Stage, Waiting
+from slotkeeper.scheduler.pending import Pending, Stage, Waiting
 from slotkeeper.scheduler.prices import share_guesses
 from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.retention import Wanted
@@ -115,8 +115,7 @@ def _adopted(state: State, table: EngineTable, now: float) -> Iterator[Effect]:
     adopted = [*_still_out(state, table, now), *_ended_early(state, table, now)]
     for pending in adopted:
         table.computed_for_others()
-        if pending.arrived.rendered and pending.prompt is None:
-            pending.rendered = False
+        if not pending.rendered:
             yield Render(request=pending.arrived.request)
 
 
@@ -125,14 +124,13 @@ def _still_out(state: State, table: EngineTable, now: float) -> Iterator[Pending
 
     Yields those that had no place before.
     """
-    for request, pending in state.requests.items():
+    for pending in state.requests.values():
         sent_open = pending.plan is None and table.engine == state.fallback(pending.arrived.model)
-        if pending.stage is Stage.RUNNING and sent_open:
-            pending.plan = Plan(table=table, reason=pending.arrived.without_plan, pinned=False)
-            yield pending
-        if pending.stage is Stage.RUNNING and pending.plan and pending.plan.table is table:
-            pending.slot = None
-            table.send(request, pending.arrived.copies, now)
+        sent_here = pending.plan is not None and pending.plan.table is table
+        if pending.stage is Stage.RUNNING and (sent_open or sent_here):
+            pending.runs_unseen(table, now)
+            if sent_open:
+                yield pending
 
 
 def _ended_early(state: State, table: EngineTable, now: float) -> Iterator[Pending]:
@@ -141,7 +139,7 @@ def _ended_early(state: State, table: EngineTable, now: float) -> Iterator[Pendi
         request, done = pending.arrived, pending.finished
         if done is None or not _of_one_set(table, pending):
             continue
-        pending.plan = Plan(table=table, reason=request.without_plan, pinned=False)
+        pending.adopted(table)
         adapters, model = set_of(table.traits.adapters, request.lora), request.model
         pending.moves_to(adapters, state.tree(model), state.markers(model))
         table.shadow.sends(pending.arrived.space)

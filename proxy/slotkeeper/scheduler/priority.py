@@ -225,13 +225,6 @@ def _pieces(prompt: Tokens, todo: range, starts: Sequence[int], batch: int, *, l
             at = end
 
 
-def resumes(pending: Pending, plan: Plan) -> None:
-    """Record how many tokens a request that gave way before must compute again, when it begins."""
-    found = plan.reuse_plan
-    if pending.begun and found is not None and pending.pieces_until is not None:
-        pending.given_back += max(0, pending.reached - found.reuse)
-
-
 # -- 4, 5: after a piece ---------------------------------------------------------------------------------
 
 
