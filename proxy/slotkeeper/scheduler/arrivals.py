@@ -275,7 +275,7 @@ def _place(state: State, pending: Pending, now: float) -> Plan | None:
 def _continuing(pending: Pending, tables: Sequence[EngineTable], now: float) -> Plan | None:
     """Return the slot that holds the conversation, by its messages; None where tokens decide."""
     request = pending.arrived
-    counted = len(tables) > 1 or priority.divisible(pending)
+    counted = len(tables) > 1 or pending.divisible
     if counted and request.rendered and (pending.prompt or not pending.rendered):
         return None
     safe = spaces.without_loads_of_others(tables, request.space)

@@ -16,16 +16,16 @@ from math import inf
 from typing import Final
 
 from slotkeeper.scheduler.adapters import salted
-from slotkeeper.scheduler.effects import Load, Report, Step, Wipe
+from slotkeeper.scheduler.effects import Keep, Load, Prefill, Purpose, Report, Step, Wipe
 from slotkeeper.scheduler.engine_model import user_starts
-from slotkeeper.scheduler.events import Arrived, Finished, Gone, Rendered
+from slotkeeper.scheduler.events import Arrived, Erased, Finished, Gone, Planted, Rendered, Restored, Saved
 from slotkeeper.scheduler.figures import Answered, Loss, Lost, Unknown, Usage, lost, oracle, usage_of
 from slotkeeper.scheduler.prompt_tree import Branch, PromptTree
 from slotkeeper.scheduler.shadow import ReusePlan, Source
 from slotkeeper.scheduler.slot_contents import SlotContents, reuse
 from slotkeeper.scheduler.table import EngineTable, SlotState
 from slotkeeper.scheduler.tokens import Boundary, BoundaryKind, Markers, Tokens, in_replies
-from slotkeeper.scheduler.types import Priority, Reason, RequestId, SlotId
+from slotkeeper.scheduler.types import Loading, Priority, Reason, RequestId, SaidBy, SlotId
 
 BYTES_PER_TOKEN: Final = 4  # of JSON schemas, approximately
 
@@ -153,8 +153,11 @@ class Structure:
 NO_STRUCTURE: Final = Structure()
 
 
+BORDERS: Final = {Purpose.PIECE, Purpose.PLANT}  # purposes of prefills after which a request may pause
+
 # -- one request, from arrival to report -----------------------------------------------------------------
 
+StepEnded = Planted | Saved | Restored | Erased
 Scene = tuple[tuple[int, bool, bool, bool, int], ...]  # decides which requests must wait: see `State.scene`
 
 
@@ -246,6 +249,14 @@ class Pending:
         return self.weighed is not None and self.weighed.taken
 
     @property
+    def divisible(self) -> bool:
+        """Whether it may be computed in pieces."""
+        request, hints = self.arrived, self.arrived.hints
+        low = hints.priority is Priority.LOW and hints.said_by is not SaidBy.SIDE_REQUEST
+        whole = request.copies > 1 or request.id_slot is not None or request.bypass or request.action
+        return low and request.generates and not (whole or request.lora is not None or self.plain)
+
+    @property
     def rank(self) -> int:
         """How urgent it is now; see `Priority.rank`."""
         return Priority.HIGH.rank if self.aged else self.arrived.hints.priority.rank
@@ -312,6 +323,11 @@ class Pending:
 
     # -- its place -------------------------------------------------------------------------------------
 
+    def ages(self, *, aged: bool) -> None:
+        """Become the next request, whatever its priority, or be so no more."""
+        if self.aged != aged:
+            self.aged, self.waits_in = aged, None
+
     def placed(self, plan: Plan, now: float, *, ahead_from: int | None) -> None:
         """Leave the queue for this place, and bring its work to the engine there.
 
@@ -333,6 +349,50 @@ class Pending:
             self.plan.table.work.ends(self.arrived.request)
         self.stage, self.plan, self.slot, self.steps_left = Stage.QUEUED, None, None, 0
         self.queued_at, self.aged, self.stood_back = now, False, False
+
+    # -- steps in its slot, before it is sent ----------------------------------------------------------
+
+    def counts(self, event: Planted) -> None:
+        """Count the tokens that were evaluated for it."""
+        computed = event.wasted if event.computed is None else event.computed
+        self.planted += computed
+        if self.stage is Stage.PREPARING and isinstance(self.step, Prefill) and self.step.parks:
+            self.parked += computed
+
+    def step_ended(self, event: StepEnded, *, ok: bool) -> bool:
+        """Take in the end of its step. Returns whether it can go on.
+
+        `step_seconds` are those spent neither on computing the prompt nor on saving the slot.
+        """
+        step, seconds = self.step, event.at - self.step_began
+        match step:
+            case Prefill(_, Purpose.TOUCH) | Load() | Wipe():
+                self.step_seconds += seconds
+            case Prefill(_, Purpose.STEER):
+                computing = event.seconds if isinstance(event, Planted) else None
+                self.step_seconds += max(0.0, seconds - (computing or 0.0))
+        if ok and isinstance(step, Prefill) and step.purpose is not Purpose.TOUCH:
+            self.reached = len(step.tokens)
+        if ok or isinstance(event, Saved):
+            return True
+        # If a file is missing, another may serve; if the engine refuses one, it may refuse all of them.
+        self.plain = not isinstance(event, Restored) or event.outcome is not Loading.UNFIT
+        return False
+
+    def goes_on(self, now: float, *, past_save: bool) -> bool:
+        """Go on to the next step, or past it if that is a save that can wait.
+
+        Returns whether a part of the prompt is computed behind which it may pause.
+        """
+        self.steps_left, self.step_began = self.steps_left - (2 if past_save else 1), now
+        left, steps = self.steps_left, self.plan.steps if self.plan else ()
+        done, saves = steps[-left - 1], left > 0 and isinstance(steps[-left], Keep)
+        pauses = isinstance(done, Prefill) and done.purpose in BORDERS and not saves and self.divisible
+        if pauses:
+            self.pieces_until = now
+        return pauses
+
+    # -- on its way, and in the engine -----------------------------------------------------------------
 
     def sent(self, now: float) -> Plan:
         """Go to its place, in the engine's table and in its shadow. Returns the plan."""

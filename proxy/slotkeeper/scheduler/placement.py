@@ -237,7 +237,7 @@ class Placement:
     def divided(self) -> bool:
         """Whether a request is computed in pieces, or waits to be: what its slot holds must not be lost."""
         state = self._state
-        return any(priority.divisible(p) for r in state.hinted if (p := state.requests.get(r)))
+        return any(p.divisible for r in state.hinted if (p := state.requests.get(r)))
 
     def has_waiting(self) -> bool:
         """Whether any request is queued for a slot."""

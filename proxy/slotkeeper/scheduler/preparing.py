@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final, assert_never
 
 from slotkeeper.scheduler import chores, planting, priority, retention, spaces
 from slotkeeper.scheduler.adapters import set_in
-from slotkeeper.scheduler.effects import Effect, Load, Prefill, Purpose, Step, Wipe
+from slotkeeper.scheduler.effects import Effect, Load, Prefill, Purpose, Step
 from slotkeeper.scheduler.engine_model import TAIL, cells_of
 from slotkeeper.scheduler.events import Erased, Filed, Planted, Restored, Saved
 from slotkeeper.scheduler.evidence import by_batches
 from slotkeeper.scheduler.launching import forward, next_step, requeue
 from slotkeeper.scheduler.outcomes import SURPRISE
-from slotkeeper.scheduler.pending import Pending, Stage
+from slotkeeper.scheduler.pending import Pending, Stage, StepEnded
 from slotkeeper.scheduler.shadow import Source
 from slotkeeper.scheduler.slot_contents import SlotContents
 from slotkeeper.scheduler.state import State
@@ -22,14 +22,12 @@ from slotkeeper.scheduler.steps import Chore
 from slotkeeper.scheduler.table import EngineTable, SlotState
 from slotkeeper.scheduler.types import Loading, PriorityAct, SlotId
 
-Ended = Planted | Saved | Restored | Erased
-
 SAME: Final = {Purpose.HOME, Purpose.DRAFT, Purpose.BACK}  # afterwards the slot is still its conversation's
 SAVES_REST: Final = 60.0  # seconds without saves after a failed one
 HOPELESS: Final = 3600.0  # the same if the files cannot be used
 
 
-def ended(state: State, event: Ended) -> Iterator[Effect]:
+def ended(state: State, event: StepEnded) -> Iterator[Effect]:
     """Take in the end of a step, of a chore or of a request that is being prepared."""
     if chore := state.chores.get(event.request):
         yield from _of_chore(state, chore, event)
@@ -40,38 +38,25 @@ def ended(state: State, event: Ended) -> Iterator[Effect]:
         yield from retention.kept(state, event.snapshot, event.at) if event.snapshot else ()
     pending = state.requests.get(event.request)
     if pending is not None and isinstance(event, Planted):
-        _count_planted(pending, event)
+        pending.counts(event)
     if pending is not None and pending.plan is not None and pending.stage is Stage.PREPARING:
         yield from _step_ended(state, pending, event)
 
 
-def _step_ended(state: State, pending: Pending, event: Ended) -> Iterator[Effect]:
+def _step_ended(state: State, pending: Pending, event: StepEnded) -> Iterator[Effect]:
     owned = state.slot_of(pending)
     if owned is None:  # the engine was restarted
         requeue(state, pending)
         return
     ok, effects = _take_in(state, *owned, pending.step, event)
     yield from effects
-    pending.step_seconds += _beside(pending.step, event, event.at - pending.step_began)
-    step = pending.step
-    if ok and isinstance(step, Prefill) and step.purpose is not Purpose.TOUCH:
-        pending.reached = len(step.tokens)
-    if not ok and not isinstance(event, Saved):
-        # If a file is missing, another may serve; if the engine refuses one, it may refuse all of them.
-        pending.plain = not isinstance(event, Restored) or event.outcome is not Loading.UNFIT
+    if pending.step_ended(event, ok=ok):
+        yield from _go_on(state, pending, *owned, now=event.at)
+    else:
         _without(state, pending, *owned, now=event.at)
-        return
-    yield from _go_on(state, pending, *owned, now=event.at)
 
 
-def _count_planted(pending: Pending, event: Planted) -> None:
-    computed = event.wasted if event.computed is None else event.computed
-    pending.planted += computed
-    if pending.stage is Stage.PREPARING and isinstance(pending.step, Prefill) and pending.step.parks:
-        pending.parked += computed
-
-
-def _of_chore(state: State, chore: Chore, event: Ended) -> Iterator[Effect]:
+def _of_chore(state: State, chore: Chore, event: StepEnded) -> Iterator[Effect]:
     if chore.owns and isinstance(event, Saved) and event.written:
         chore.written = True
     elif chore.owns:
@@ -86,7 +71,7 @@ def _of_chore(state: State, chore: Chore, event: Ended) -> Iterator[Effect]:
             yield from retention.kept(state, event.snapshot, event.at)
 
 
-def _note_ahead(state: State, chore: Chore, event: Ended) -> None:
+def _note_ahead(state: State, chore: Chore, event: StepEnded) -> None:
     """Record which tokens were prefetched, before the slot is changed.
 
     A prefill that was stopped began where the slot's own state ended.
@@ -97,18 +82,6 @@ def _note_ahead(state: State, chore: Chore, event: Ended) -> None:
             state.ahead.computed(step.tokens, len(step.tokens) - event.computed)
         elif event.stopped:
             state.ahead.computed(step.tokens, chore.table.shadow.plan_reuse(chore.slot, step.tokens).reuse)
-
-
-def _beside(step: Step, event: Ended, seconds: float) -> float:
-    """Return the seconds of a step that were spent neither on computing the prompt nor on saving the slot."""
-    match step:
-        case Prefill(_, Purpose.TOUCH) | Load() | Wipe():
-            return seconds
-        case Prefill(_, Purpose.STEER):
-            computing = event.seconds if isinstance(event, Planted) else None
-            return max(0.0, seconds - (computing or 0.0))
-        case _:
-            return 0.0
 
 
 def _without(state: State, pending: Pending, table: EngineTable, slot: SlotId, *, now: float) -> None:
@@ -122,11 +95,12 @@ def _go_on(
     state: State, pending: Pending, table: EngineTable, slot: SlotId, *, now: float
 ) -> Iterator[Effect]:
     """Return the next step of a request, or the request itself."""
-    pending.steps_left -= 1
     if (saved_later := _saved_later(state, pending, table, slot)) is not None:
-        pending.steps_left -= 1
         state.writes.give_back(table.bytes_of(saved_later))
-    paused = yield from _after_piece(state, pending, slot, now)
+    pauses, paused = pending.goes_on(now, past_save=saved_later is not None), False
+    if pauses and (weighed := priority.after_piece(state, pending, slot, now)):
+        yield weighed
+        paused = weighed.act is PriorityAct.GAVE_WAY
     # The slot was prepared for other adapters, or its engine is being drained meanwhile.
     outdated = spaces.outdated(table, pending) or table.engine in state.drained
     if paused or outdated or table.unsettled or table.orphans:  # the last two: a task may have got it (T1)
@@ -144,7 +118,7 @@ def _go_on(
 
 def _saved_later(state: State, pending: Pending, table: EngineTable, slot: SlotId) -> SlotContents | None:
     """Return the new head that the next step would save, if no other prompt has had it and it can wait."""
-    plan, contents, left = pending.plan, table.shadow.slots[slot], pending.steps_left
+    plan, contents, left = pending.plan, table.shadow.slots[slot], pending.steps_left - 1
     if not plan or not left or not contents or not planting.kept(plan.steps[: len(plan.steps) - left + 1], 1):
         return None
     end = contents.total
@@ -161,20 +135,8 @@ def _saved_later(state: State, pending: Pending, table: EngineTable, slot: SlotI
     return None if now else contents
 
 
-def _after_piece(state: State, pending: Pending, slot: SlotId, now: float) -> Generator[Effect, None, bool]:
-    """Whether a request gives way to another one, now that a part of its prompt is computed."""
-    plan = pending.plan
-    if plan is None or not priority.at_border(pending, plan):
-        return False
-    pending.pieces_until = now
-    weighed = priority.after_piece(state, pending, slot, now)
-    if weighed is not None:
-        yield weighed
-    return weighed is not None and weighed.act is PriorityAct.GAVE_WAY
-
-
 def _take_in(
-    state: State, table: EngineTable, slot: SlotId, step: Step, event: Ended
+    state: State, table: EngineTable, slot: SlotId, step: Step, event: StepEnded
 ) -> tuple[bool, list[Effect]]:
     """Update the shadow after a step. Returns whether the step's owner can continue, and effects."""
     match event:

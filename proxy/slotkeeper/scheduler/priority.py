@@ -32,7 +32,7 @@ from math import ceil, inf
 from typing import Final
 
 from slotkeeper.scheduler.candidates import TOUCH_PRICE
-from slotkeeper.scheduler.effects import Effect, Keep, Prefill, Purpose, Ranked, Step, Wipe
+from slotkeeper.scheduler.effects import Effect, Prefill, Purpose, Ranked, Step, Wipe
 from slotkeeper.scheduler.engine_model import TAIL, user_starts
 from slotkeeper.scheduler.pending import Pending, Plan, Stage
 from slotkeeper.scheduler.planting import MIN_COMPUTED_TOKENS
@@ -40,7 +40,7 @@ from slotkeeper.scheduler.prices import RAM_DOUBT
 from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.table import EngineTable
 from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.types import ModelName, Priority, PriorityAct, Reason, RequestId, SaidBy, SlotId
+from slotkeeper.scheduler.types import ModelName, Priority, PriorityAct, Reason, RequestId, SlotId
 
 # SDKs of OpenAI and Anthropic time out after 600 seconds. A low request waits at most twice this time for its
 # turn and then runs to its end, so eight minutes are left for computing it.
@@ -59,9 +59,7 @@ def in_turn(state: State, now: float) -> Sequence[RequestId]:
         return queue
     aged = {found for priority in Priority if (found := _aged(state, queue, priority, now))}
     for request in queue:
-        pending = state.requests[request]
-        if pending.aged != (request in aged):
-            pending.aged, pending.waits_in = not pending.aged, None
+        state.requests[request].ages(aged=request in aged)
     return sorted(queue, key=lambda request: (request not in aged, -state.requests[request].rank))
 
 
@@ -170,21 +168,12 @@ def _free_in(state: State, model: ModelName, now: float) -> int:
 
 MOST_GIVEN_BACK: Final = 0.05  # share of a prompt that may be computed again because its request gave way
 OURS: Final = {Purpose.PLANT, Purpose.STEER}  # prefills of a request's own prompt
-BORDERS: Final = {Purpose.PIECE, Purpose.PLANT}  # purposes of prefills after which a request may pause
-
-
-def divisible(pending: Pending) -> bool:
-    """Whether a request may be computed in pieces."""
-    request, hints = pending.arrived, pending.arrived.hints
-    low = hints.priority is Priority.LOW and hints.said_by is not SaidBy.SIDE_REQUEST
-    whole = request.copies > 1 or request.id_slot is not None or request.bypass or request.action
-    return low and request.generates and not (whole or request.lora is not None or pending.plain)
 
 
 def in_pieces(pending: Pending, plan: Plan) -> Plan:
     """Return the plan with its prefill divided into batches, if the request can give way between them."""
     prompt, found, traits = pending.prompt, plan.reuse_plan, plan.table.traits
-    if prompt is None or found is None or not (divisible(pending) and _helped(prompt, plan)):
+    if prompt is None or found is None or not (pending.divisible and _helped(prompt, plan)):
         return plan
     starts = () if traits.cuttable else user_starts(prompt, traits)[-1:]
     batch = max(traits.n_batch, traits.n_ubatch + TAIL)  # the engine makes its checkpoints in the last batch
@@ -226,13 +215,6 @@ def _pieces(prompt: Tokens, todo: range, starts: Sequence[int], batch: int, *, l
 
 
 # -- 4, 5: after a piece ---------------------------------------------------------------------------------
-
-
-def at_border(pending: Pending, plan: Plan) -> bool:
-    """Whether the last step computed a part of the prompt, and the next step does not save its state."""
-    left = pending.steps_left
-    done, saved = plan.steps[-left - 1], left > 0 and isinstance(plan.steps[-left], Keep)
-    return divisible(pending) and isinstance(done, Prefill) and done.purpose in BORDERS and not saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +289,7 @@ def _lost(table: EngineTable, slot: SlotId, now: float) -> tuple[float, int]:
 def stands_behind(state: State, pending: Pending, plan: Plan) -> RequestId | None:
     """Return the more urgent request because of which this one must wait; None if it may begin."""
     prompt, found = pending.prompt, plan.reuse_plan
-    if pending.aged or prompt is None or not divisible(pending):
+    if pending.aged or prompt is None or not pending.divisible:
         return None
     short = found is not None and len(prompt) - found.reuse <= plan.table.traits.n_batch
     if short and not pending.begun:  # one that gave way must wait, even if one batch of it is left
