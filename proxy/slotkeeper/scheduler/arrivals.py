@@ -110,8 +110,12 @@ def _is_cut_short(state: State, left_waiting: int) -> bool:
 
 
 def _begins(state: State, pending: Pending, scene: CurrentScene, now: float) -> Generator[Effect, None, bool]:
-    """Begin a request, or record that it keeps waiting. Returns whether it begins."""
-    plan, short = _decide_with_room(state, pending, now)
+    """Begin a request, or record that it keeps waiting, and for what. Returns whether it begins."""
+    plan = _decide(state, pending, now)
+    behind = priority.stands_behind(state, pending, plan) if plan and not plan.wait else None
+    if plan and behind is not None:
+        plan = replace(plan, wait=True)
+    short = kv_pool.shortage(state, pending, plan, now) if plan and not plan.wait else None
     if plan and not plan.wait and not short:
         yield from priority.noted(state, pending, now)
         yield begin(state, pending, plan, now)
@@ -119,30 +123,14 @@ def _begins(state: State, pending: Pending, scene: CurrentScene, now: float) -> 
     if plan and short:  # 8
         yield from _make_room(state, pending, plan, short, now)
         scene.changed()
-    yield from _keeps_waiting(state, pending, plan, scene, now)
+    before = state.requests.get(behind) if behind else None
+    # No event of the engine reports that a queued request before it begins.
+    drawn = None if before and before.stage is Stage.QUEUED else scene.drawn()
+    holds = _holds(state, pending, plan, now) if pending.rendered else ()
+    lacks_cells = short is not None and short.cells > 0
+    if pending.keeps_waiting(plan, drawn, behind=behind, holds=holds, lacks_cells=lacks_cells) and plan:  # 9
+        yield priority.stood_back(pending, plan, now)
     return False
-
-
-def _keeps_waiting(
-    state: State, pending: Pending, plan: Plan | None, scene: CurrentScene, now: float
-) -> Iterator[Effect]:
-    """Record that the request keeps waiting: in which scene, for which engine, and what it holds back."""
-    pending.waits_in = scene.drawn()
-    if plan and pending.stands_behind is not None:  # 9
-        yield from priority.stood_back(state, pending, plan, now)
-    pending.waits_for = plan.table if plan and plan.until else None
-    pending.holds = _holds(state, pending, plan, now) if pending.rendered else ()
-
-
-def _decide_with_room(
-    state: State, pending: Pending, now: float
-) -> tuple[Plan | None, kv_pool.Shortage | None]:
-    """Return where the request goes, and what keeps it from there."""
-    plan = _decide(state, pending, now)
-    pending.stands_behind = priority.stands_behind(state, pending, plan) if plan and not plan.wait else None
-    if plan and pending.stands_behind is not None:
-        plan = replace(plan, wait=True)
-    return plan, kv_pool.shortage(state, pending, plan, now) if plan and not plan.wait else None
 
 
 def _make_room(
@@ -150,8 +138,7 @@ def _make_room(
 ) -> Iterator[Effect]:
     """Empty idle slots for a request that lacks cells, if that is enough."""
     table, request = plan.table, pending.arrived.request
-    if short.cells and pending.short_since is None:
-        pending.short_since = now
+    if short.cells and not pending.lacked_cells:
         yield Pooled(
             request=request, engine=table.engine, act=PoolAct.WAITED, slot=plan.slot, cells=short.cells
         )
@@ -377,7 +364,7 @@ def waiting(state: State, pending: Pending) -> Waiting | None:
     if pending.stands_behind is not None:
         return Waiting(Wait.PRIORITY, (pending.stands_behind,))
     at_work = _at_work(state, tables)
-    if pending.short_since is not None:
+    if pending.lacked_cells:
         return Waiting(Wait.CELLS, at_work)
     if not any(table.idle for table in tables):
         return Waiting(Wait.SLOTS if at_work else Wait.IDLE_WORK, at_work)

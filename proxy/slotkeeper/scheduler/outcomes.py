@@ -88,21 +88,16 @@ def started(state: State, event: Started) -> None:
     owned = state.slot_of(pending) if pending else None
     if owned and owned[0].states[owned[1]] is SlotState.LAUNCHED:
         owned[0].move(owned[1], SlotState.RUNNING, event.request, event.at)
-    if pending and pending.plan and event.before_prefill:
-        pending.computing_since = event.at
-        pending.plan.table.rates.copied(
-            pending.copied_bytes, event.at - pending.sent_at, held_up=pending.held_up_seconds
-        )
+    if pending and event.before_prefill:
+        pending.computes(event.at)
 
 
 def finished(state: State, event: Finished) -> Iterator[Effect]:
     pending = state.requests.get(event.request)
     if pending is None:
         return
-    pending.finished, forgotten = event, False
-    if pending.plan:
-        pending.plan.table.work.ends(event.request)
-    pending.stage = Stage.ENDED
+    pending.ended(event)
+    forgotten = False
     claim = _claim(state, pending, event)
     if owned := state.slot_of(pending):
         pinned = pending.plan is not None and pending.plan.pinned
@@ -199,9 +194,8 @@ def _end_unseen(pending: Pending, table: EngineTable, event: Finished) -> bool:
 
     Returns whether another such request was given up for it.
     """
-    if event.slot is None or event.slot >= len(table.states):
+    if pending.slot is None:
         return table.ended_unseen(event.request, event.left, event.at)
-    pending.slot = SlotId(event.slot)
     table.ran_in(pending.slot, event.request, event.at)
     _release(pending, table, pending.slot, event, event.at, certain=True)
     return False
@@ -354,11 +348,7 @@ def observed(state: State, event: Observed) -> Iterator[Effect]:
         pending = state.requests.get(request)
         if pending is None:
             continue
-        pending.slot = slot
-        if pending.plan and pending.plan.slot != slot:  # not the slot that we expected
-            pending.base = table.shadow.slots[slot]
-            pending.predicted = None
-            pending.predict()
+        pending.seen_in(slot)
         if pending.finished:
             _release(pending, table, slot, pending.finished, event.at, certain=True)
     yield from close_ended(state)

@@ -229,7 +229,7 @@ class Pending:
     waits_for: EngineTable | None = None  # waits for a request there to end; other engines have free slots
     holds: Sequence[EngineTable] = ()  # engines for which the requests after it must wait too
     could_begin: int | None = None  # `State.begun` when it was first found to need more than a free slot
-    short_since: float | None = None  # when it first had to wait for cells of a shared KV buffer
+    lacked_cells: bool = False  # it has had to wait for cells of a shared KV buffer
     plain: bool = False  # take no steps: one has failed, or they would not help
     finished: Finished | None = None
     other: Form | None = None  # the form after the rules, until one of the two is chosen
@@ -281,7 +281,7 @@ class Pending:
             if self.weighed.taken:
                 form = Form(chain, changed, event.rewritten_boundaries)
         self._takes(form, tree, markers)
-        self.predict()
+        self._predict()
         if self.stage in (Stage.PREPARING, Stage.RUNNING):  # it was placed by its messages, without tokens
             self._work_begins(self.begun_at)
 
@@ -328,6 +328,32 @@ class Pending:
         if self.aged != aged:
             self.aged, self.waits_in = aged, None
 
+    def keeps_waiting(
+        self,
+        plan: Plan | None,
+        scene: Scene | None,
+        *,
+        behind: RequestId | None,
+        holds: Sequence[EngineTable],
+        lacks_cells: bool,
+    ) -> bool:
+        """Record for what it waits, and until which change. Returns whether it newly stands behind another.
+
+        `plan`: its best place. `scene`: in which nothing is decided anew; None: it is decided each time.
+        """
+        self.waits_in, self.stands_behind, self.holds = scene, behind, holds
+        self.waits_for = plan.table if plan and plan.until else None
+        self.lacked_cells |= lacks_cells
+        news = behind is not None and not self.stood_back
+        self.stood_back |= news
+        return news
+
+    def begun_since(self, begun: int) -> int:
+        """Return how many of all `begun` requests have begun since this was first asked."""
+        if self.could_begin is None:
+            self.could_begin = begun
+        return begun - self.could_begin
+
     def placed(self, plan: Plan, now: float, *, ahead_from: int | None) -> None:
         """Leave the queue for this place, and bring its work to the engine there.
 
@@ -337,7 +363,7 @@ class Pending:
         if self.begun and found is not None and self.pieces_until is not None:  # it gave way before
             self.given_back += max(0, self.reached - found.reuse)
         self.waited += now - self.queued_at
-        self.plan, self.ahead_from, self.begun_at = plan, ahead_from, now
+        self.plan, self.ahead_from, self.begun_at, self.stands_behind = plan, ahead_from, now, None
         self.steps_left, self.step_began = len(plan.steps), now
         if plan.steps:
             self.stage, self.slot = Stage.PREPARING, plan.slot
@@ -410,7 +436,7 @@ class Pending:
             if slot is not None and table.owners[slot] == request.request:
                 table.move(slot, SlotState.IDLE, None, now)
             table.send(request.request, request.copies, now, alone=plan.cleared)
-        self.predict()
+        self._predict()
         return plan
 
     def _task_begins(self, plan: Plan, slot: SlotId, now: float) -> None:
@@ -453,7 +479,32 @@ class Pending:
         self.slot = None
         table.send(self.arrived.request, self.arrived.copies, now)
 
-    def predict(self) -> None:
+    def computes(self, now: float) -> None:
+        """Learn what its engine copied before it began to compute."""
+        if self.plan:
+            self.computing_since = now
+            seconds = now - self.sent_at
+            self.plan.table.rates.copied(self.copied_bytes, seconds, held_up=self.held_up_seconds)
+
+    def seen_in(self, slot: SlotId) -> None:
+        """Run in the slot that GET /slots shows."""
+        self.slot = slot
+        if self.plan and self.plan.slot != slot:  # not the slot that we expected
+            self.base, self.predicted = self.plan.table.shadow.slots[slot], None
+            self._predict()
+
+    def ended(self, event: Finished) -> None:
+        """Take in the end of its answer, and its slot if only the answer says which it was."""
+        self.finished, self.stage = event, Stage.ENDED
+        if self.plan is None:
+            return
+        table = self.plan.table
+        table.work.ends(event.request)
+        slot = event.slot
+        if slot is not None and slot < len(table.states) and event.request in table.unsettled:
+            self.slot = SlotId(slot)
+
+    def _predict(self) -> None:
         """Predict `cached`, once both the prompt and the slot's contents are known.
 
         For an uncached request the prediction is 0 at once. So it does not reveal when a slot was found.

@@ -303,18 +303,13 @@ def stands_behind(state: State, pending: Pending, plan: Plan) -> RequestId | Non
     return None
 
 
-def stood_back(state: State, pending: Pending, plan: Plan, now: float) -> Iterator[Effect]:
-    """Report that the request does not begin; once each time that it enters the queue."""
-    other = state.requests.get(pending.stands_behind) if pending.stands_behind else None
-    if other and other.stage is Stage.QUEUED:  # no event of the engine reports a change of this
-        pending.waits_in = None
-    if not pending.stood_back:
-        pending.stood_back = True
-        yield Ranked(
-            request=pending.arrived.request,
-            act=PriorityAct.STOOD_BACK,
-            priority=pending.arrived.hints.priority,
-            other=pending.stands_behind,
-            engine=plan.table.engine,
-            waited=waited(pending, now),
-        )
+def stood_back(pending: Pending, plan: Plan, now: float) -> Ranked:
+    """Report that the request does not begin."""
+    return Ranked(
+        request=pending.arrived.request,
+        act=PriorityAct.STOOD_BACK,
+        priority=pending.arrived.hints.priority,
+        other=pending.stands_behind,
+        engine=plan.table.engine,
+        waited=waited(pending, now),
+    )

@@ -339,9 +339,7 @@ class State:
 
     def overtaken(self, pending: Pending) -> bool:
         """Whether PASSES requests have begun since this one could first have begun."""
-        if pending.could_begin is None:
-            pending.could_begin = self.begun
-        return self.begun - pending.could_begin >= PASSES
+        return pending.begun_since(self.begun) >= PASSES
 
     def scene(self, now: float) -> Scene:
         """Return what queue decisions depend on. While it is unchanged, no decision is made again."""
