@@ -1,9 +1,10 @@
-"""One module writes what an engine's slots and RAM cache hold, and one who has the slots."""
+"""One module writes what slots and RAM cache hold, one who has the slots, one what becomes of a request."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Final
 
@@ -11,11 +12,15 @@ import benchmarks
 import pytest
 
 import slotkeeper
+from slotkeeper.scheduler.pending import Pending
 
 # What variables and fields that hold such an object are called.
 TABLES: Final = {"table", "_table", "waits_for"}
 SHADOWS: Final = {"shadow", "_shadow"}
 WRITERS: Final = {"scheduler/table.py": TABLES, "scheduler/shadow.py": SHADOWS}
+REQUESTS: Final = {"pending", "_pending"}
+# In the scheduler, nobody assigns a field of such a name to another object.
+RECORD: Final = {field.name for field in fields(Pending)}
 CHANGE: Final = {
     *("append", "appendleft", "clear", "extend", "insert", "pop", "popleft", "remove", "reverse", "sort"),
     *("add", "discard", "update", "intersection_update", "difference_update", "popitem", "setdefault"),
@@ -61,8 +66,44 @@ def within(target: ast.expr, names: set[str]) -> bool:
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: "/".join(path.parts[-2:]))
 def test_nothing_else_changes_what_slots_hold_and_who_has_them(path: Path):
-    names = (TABLES | SHADOWS) - WRITERS.get("/".join(path.parts[-2:]), set())
+    names = (TABLES | SHADOWS | REQUESTS) - WRITERS.get("/".join(path.parts[-2:]), set())
     assert not list(writes(ast.parse(path.read_text("utf-8")), names))
+
+
+def writes_record(tree: ast.AST) -> Iterator[int]:
+    """Yield the lines that change a field of a request's record, whatever the variable is called."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
+            itself = isinstance(node.value, ast.Name) and node.value.id == "self"
+            if node.attr in RECORD and not itself:
+                yield node.lineno
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in SOURCES if path.parent.name == "scheduler"], ids=lambda path: path.name
+)
+def test_only_its_own_methods_change_a_request(path: Path):
+    assert not list(writes_record(ast.parse(path.read_text("utf-8"))))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "other.plan = None",
+        "state.requests[request].waited += now",
+        "pending.stage, pending.slot = Stage.RUNNING, slot",
+        "first = pending.plan = plan",
+        "del p.slot",
+        "for pending.slot in slots: pass",
+    ],
+)
+def test_a_change_of_a_request_is_seen(line: str):
+    assert list(writes_record(ast.parse(line)))
+
+
+@pytest.mark.parametrize("line", ["plan = pending.plan", "self.slot = slot", "replace(pending, plan=plan)"])
+def test_a_look_at_a_request_is_no_change(line: str):
+    assert not list(writes_record(ast.parse(line)))
 
 
 @pytest.mark.parametrize(
