@@ -112,23 +112,19 @@ def _is_cut_short(state: State, left_waiting: int) -> bool:
 def _begins(state: State, pending: Pending, scene: CurrentScene, now: float) -> Generator[Effect, None, bool]:
     """Begin a request, or record that it keeps waiting, and for what. Returns whether it begins."""
     plan = _decide(state, pending, now)
-    behind = priority.stands_behind(state, pending, plan) if plan and not plan.wait else None
-    if plan and behind is not None:
+    behind = priority.stands_behind(state, pending, plan)  # 9
+    if plan and behind:
         plan = replace(plan, wait=True)
-    short = kv_pool.shortage(state, pending, plan, now) if plan and not plan.wait else None
+    short = kv_pool.shortage(state, pending, plan, now)  # 8
     if plan and not plan.wait and not short:
         yield from priority.noted(state, pending, now)
         yield begin(state, pending, plan, now)
         return True
-    if plan and short:  # 8
+    if plan and short:
         yield from _make_room(state, pending, plan, short, now)
         scene.changed()
-    before = state.requests.get(behind) if behind else None
-    # No event of the engine reports that a queued request before it begins.
-    drawn = None if before and before.stage is Stage.QUEUED else scene.drawn()
-    holds = _holds(state, pending, plan, now) if pending.rendered else ()
-    lacks_cells = short is not None and short.cells > 0
-    if pending.keeps_waiting(plan, drawn, behind=behind, holds=holds, lacks_cells=lacks_cells) and plan:  # 9
+    holds, lacking = _holds(state, pending, plan, now), short.cells if short else 0
+    if pending.keeps_waiting(plan, scene.drawn(), behind=behind, holds=holds, lacking=lacking) and plan:
         yield priority.stood_back(pending, plan, now)
     return False
 
@@ -173,6 +169,8 @@ def _holds(state: State, pending: Pending, plan: Plan | None, now: float) -> Seq
     begin.
     """
     request, pinned = pending.arrived, pending.arrived.to_be_pinned
+    if not pending.rendered:
+        return ()
     if plan is not None and not plan.wait:  # it waits for cells
         return (plan.table,) if state.overtaken(pending) else ()
     if plan is not None:  # it waits for the best place

@@ -133,8 +133,10 @@ class Shortage:
     victims: tuple[SlotId, ...]  # idle slots that must be emptied; none: running requests have to end first
 
 
-def shortage(state: State, pending: Pending, plan: Plan, now: float) -> Shortage | None:
-    """Return what keeps a request from the chosen place; None if it may go there."""
+def shortage(state: State, pending: Pending, plan: Plan | None, now: float) -> Shortage | None:
+    """Return what keeps a request from the chosen place; None if it may go there, or waits anyway."""
+    if plan is None or plan.wait:
+        return None
     table, request = plan.table, pending.arrived
     pool = cells_of(table.traits)
     if not pool or request.action or plan.clears:

@@ -331,19 +331,21 @@ class Pending:
     def keeps_waiting(
         self,
         plan: Plan | None,
-        scene: Scene | None,
+        scene: Scene,
         *,
-        behind: RequestId | None,
+        behind: Pending | None,
         holds: Sequence[EngineTable],
-        lacks_cells: bool,
+        lacking: int,
     ) -> bool:
         """Record for what it waits, and until which change. Returns whether it newly stands behind another.
 
-        `plan`: its best place. `scene`: in which nothing is decided anew; None: it is decided each time.
+        `plan`: its best place. `lacking`: cells of a shared KV buffer that are missing there.
         """
-        self.waits_in, self.stands_behind, self.holds = scene, behind, holds
+        before_queued = behind is not None and behind.stage is Stage.QUEUED
+        self.waits_in = None if before_queued else scene  # no event of the engine reports a change of this
+        self.stands_behind, self.holds = behind.arrived.request if behind else None, holds
         self.waits_for = plan.table if plan and plan.until else None
-        self.lacked_cells |= lacks_cells
+        self.lacked_cells |= lacking > 0
         news = behind is not None and not self.stood_back
         self.stood_back |= news
         return news

@@ -286,11 +286,12 @@ def _lost(table: EngineTable, slot: SlotId, now: float) -> tuple[float, int]:
 # -- 6: before a request begins or continues -------------------------------------------------------------
 
 
-def stands_behind(state: State, pending: Pending, plan: Plan) -> RequestId | None:
+def stands_behind(state: State, pending: Pending, plan: Plan | None) -> Pending | None:
     """Return the more urgent request because of which this one must wait; None if it may begin."""
-    prompt, found = pending.prompt, plan.reuse_plan
-    if pending.aged or prompt is None or not pending.divisible:
+    prompt = pending.prompt
+    if plan is None or plan.wait or pending.aged or prompt is None or not pending.divisible:
         return None
+    found = plan.reuse_plan
     short = found is not None and len(prompt) - found.reuse <= plan.table.traits.n_batch
     if short and not pending.begun:  # one that gave way must wait, even if one batch of it is left
         return None
@@ -299,7 +300,7 @@ def stands_behind(state: State, pending: Pending, plan: Plan) -> RequestId | Non
             continue
         counted = other.stage is Stage.QUEUED and not other.rendered and other.arrived.request in state.queue
         if counted or _works(other, plan.table):
-            return other.arrived.request
+            return other
     return None
 
 
