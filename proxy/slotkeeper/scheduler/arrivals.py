@@ -12,7 +12,7 @@ from slotkeeper.scheduler import chores, kv_pool, launching, leaving, priority, 
 from slotkeeper.scheduler.candidates import blind, changed_by_messages, cheapest, continuing
 from slotkeeper.scheduler.effects import Effect, Observe, PoolAct, Pooled
 from slotkeeper.scheduler.events import Arrived, Rendered
-from slotkeeper.scheduler.launching import begin, forward, held_back, requeue
+from slotkeeper.scheduler.launching import begin, forward, requeue
 from slotkeeper.scheduler.pending import Form, Pending, Plan, Stage, Wait, Waiting, Weighed
 from slotkeeper.scheduler.prices import computed
 from slotkeeper.scheduler.state import CurrentScene, State
@@ -91,7 +91,10 @@ def _serve(state: State, now: float) -> Iterator[Effect]:
             model = pending.arrived.model
             if any(table.outdated(now) for table in state.open_for(model)):
                 continue  # GET /slots is being read
-            if not state.open_for(model) or _is_cut_short(state, left_waiting[model]):
+            if not state.open_for(model):
+                continue
+            if left_waiting[model] == LOOKAHEAD:
+                state.cut_short = True
                 continue
             begun = yield from _begins(state, pending, scene, now)
             left_waiting[model] += pending.rendered and not begun
@@ -101,12 +104,6 @@ def _serve(state: State, now: float) -> Iterator[Effect]:
             scene.changed()
             if not _any_free(state):
                 break
-
-
-def _is_cut_short(state: State, left_waiting: int) -> bool:
-    """Whether so many requests for the same model were left waiting that this one is not decided now."""
-    state.cut_short |= left_waiting == LOOKAHEAD
-    return left_waiting == LOOKAHEAD
 
 
 def _begins(state: State, pending: Pending, scene: CurrentScene, now: float) -> Generator[Effect, None, bool]:
@@ -143,10 +140,16 @@ def _make_room(
 
 
 def _served_next(state: State, now: float) -> Sequence[RequestId]:
-    """Return the queued requests that may be served; none if no slot is free: a long queue costs nothing."""
+    """Return the queued requests that may be served; none if no slot is free: a long queue costs nothing.
+
+    Bypassing requests, which wait only for pinned tasks to begin, go before all others of their models. One
+    whose engines are all down, drained or being unloaded holds nothing back.
+    """
     if not _any_free(state):
         return ()
-    queue, held = priority.in_turn(state, now), held_back(state)
+    queue = priority.in_turn(state, now)
+    models = {state.requests[request].arrived.model for request in state.bypassing}
+    held = {model for model in models if state.open_for(model)}
     return [each for each in queue if state.requests[each].arrived.model not in held] if held else queue
 
 
@@ -263,7 +266,8 @@ def _continuing(pending: Pending, tables: Sequence[EngineTable], now: float) -> 
     counted = len(tables) > 1 or pending.divisible
     if counted and request.rendered and (pending.prompt or not pending.rendered):
         return None
-    safe = spaces.without_loads_of_others(tables, request.space)
+    space = request.space  # the engine's RAM cache could give it a state of another one
+    safe = [table for table in tables if not (table.shadow.isolates(space) and table.shadow.may_load)]
     return continuing(safe, request.hash_chain, now)
 
 

@@ -21,7 +21,7 @@ from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.steps import effect
 from slotkeeper.scheduler.table import EngineTable, SlotState
 from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.types import ModelName, Reason
+from slotkeeper.scheduler.types import Reason
 
 # -- plants ----------------------------------------------------------------------------------------------
 
@@ -168,16 +168,6 @@ def bypass(state: State, now: float) -> Iterator[Effect]:
             continue
         state.bypassing.remove(request)
         yield from _sent(state, state.requests[request], ready, now)
-
-
-def held_back(state: State) -> set[ModelName]:
-    """Return the models for which no more requests may be sent before a bypassing one.
-
-    It waits only for pinned tasks to begin. One whose engines are all down, drained or being unloaded holds
-    nothing back.
-    """
-    models = {state.requests[request].arrived.model for request in state.bypassing}
-    return {model for model in models if state.open_for(model)}
 
 
 def fail_open(state: State, now: float) -> Iterator[Effect]:

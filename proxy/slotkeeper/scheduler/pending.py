@@ -569,7 +569,10 @@ class Pending:
         )
 
     def _report(self, usage: Usage | None, exact: bool | None) -> Report:
-        plan, unknown = self.plan, self._unknown()
+        plan, unknown = self.plan, self.unknown if self.prompt is None else None
+        if plan is None and unknown is None:  # no engine that we look into served it
+            unknown = Unknown.NO_ENGINE
+        rate = plan.table.rates.shown if plan else None  # of prefill, as far as the engine has shown it
         least = None
         if usage is not None and unknown is None:
             least = oracle(usage, min(self.structure.known, usage.prompt))
@@ -583,16 +586,10 @@ class Pending:
             oracle=least,
             exact=exact,
             lost=self._lost(usage, plan, least) if plan else None,
-            reused_seconds=_seconds(usage, plan) if plan else None,
+            reused_seconds=usage.reused / rate if usage and rate else None,
             step_seconds=self.step_seconds,
             unknown=unknown,
         )
-
-    def _unknown(self) -> Unknown | None:
-        """Return why the oracle is unknown: without its tokens, or without an engine that we look into."""
-        if self.prompt is None:
-            return self.unknown
-        return None if self.plan else Unknown.NO_ENGINE
 
     def _lost(self, usage: Usage | None, plan: Plan, least: int | None) -> Lost | None:
         """Return the tokens lost beyond the oracle, and why.
@@ -621,9 +618,3 @@ class Pending:
     def remember(self, tree: PromptTree, now: float) -> None:
         if self.prompt is not None:
             tree.add(self.prompt, now)
-
-
-def _seconds(usage: Usage | None, plan: Plan) -> float | None:
-    """Estimate the prefill time of the reused tokens, at the rate that the engine has shown so far."""
-    rate = plan.table.rates.shown
-    return usage.reused / rate if usage and rate else None

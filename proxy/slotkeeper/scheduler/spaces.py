@@ -23,7 +23,7 @@ discarded.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from slotkeeper.scheduler import launching, retention
@@ -36,11 +36,6 @@ from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.table import EngineTable, SlotState
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import Reason, SlotId
-
-
-def without_loads_of_others(tables: Collection[EngineTable], space: str) -> list[EngineTable]:
-    """Return the engines whose RAM cache can give a request of this space no state of another space."""
-    return [table for table in tables if not (table.shadow.isolates(space) and table.shadow.may_load)]
 
 
 def confined(event: Arrived) -> Arrived:
