@@ -98,19 +98,19 @@ def engine_states() -> str:
 
 
 def kinds() -> str:
-    return _members("request", RequestKind)
+    texts = descriptions(RequestKind)
+    return _listed((kind.value, texts[kind.name]) for kind in RequestKind)
 
 
 def causes() -> str:
-    rows = (
-        (code(c.value), seen.what, code(seen.rule.value if seen.rule else "")) for c, seen in CAUSES.items()
-    )
-    return table(("cause", "what was seen", "rule that undoes it"), rows)
+    """With the rule that undoes a cause, if it has another name."""
+    rules = {cause: seen.rule.value if seen.rule else cause.value for cause, seen in CAUSES.items()}
+    named = {cause: f" (rule {code(rule)})" if rule != cause.value else "" for cause, rule in rules.items()}
+    return _listed((cause.value, seen.what + named[cause]) for cause, seen in CAUSES.items())
 
 
-def _members(head: str, members: type[StrEnum]) -> str:
-    texts = descriptions(members)
-    return table((head, "what it is"), ((code(member.value), texts[member.name]) for member in members))
+def _listed(members: Iterable[tuple[str, str]]) -> str:
+    return "\n".join(f"* {code(name)}: {text}" for name, text in members)
 
 
 def rules() -> str:

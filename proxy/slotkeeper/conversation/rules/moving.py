@@ -215,44 +215,37 @@ class Date(Moving):
     name = RuleName.DATE
     kind = FactKind.DATE
     about = (
-        "opencode, pi, continue, mistral-vibe, aider, cline, and Claude Code write today's date into the "
-        "system text. It changes on the next day, and everything behind it is computed again."
+        "opencode, pi, continue, mistral-vibe, aider, cline and Claude Code write today's date into "
+        "the system text."
     )
     safe = (
-        "The system text keeps the date on which the conversation began. The newest message gives the "
-        "current date, each time it changes."
+        "The system text keeps the first date. The newest message gives the current one, each time it "
+        "changes."
     )
 
 
 class Clock(Moving):
     name = RuleName.CLOCK
     kind = FactKind.CLOCK
-    about = "Some clients (kimi-cli for each new session) write the time, with seconds, into the system text."
-    safe = (
-        "The system text keeps the time at which the conversation began. The newest message gives the "
-        "current time."
-    )
+    about = "Some clients (kimi-cli for each session) write the time, with seconds, into the system text."
+    safe = "The same, with the time."
 
 
 class WorkingDirectory(Moving):
     name = RuleName.CWD
     kind = FactKind.CWD
-    about = "The system text names the agent's working directory, and changes with it."
-    safe = "The system text keeps the first directory. The newest message gives the current one."
+    about = "The system text names the working directory."
+    safe = "The same, with the directory."
 
 
 class GitStatus(Moving):
     name = RuleName.GIT_STATUS
     kind = FactKind.GIT
     about = (
-        "qwen-code, continue, mistral-vibe, and Claude Code write branch, changed files, and commits into "
-        "the system text when they start. After each commit or edit a resumed conversation has another "
-        "system text."
+        "qwen-code, continue, mistral-vibe and Claude Code write branch, changed files and commits "
+        "into the system text."
     )
-    safe = (
-        "The system text keeps the first status. The newest message gives the current one, marked as data "
-        "from the repository."
-    )
+    safe = "The same, marked as data from the repository."
 
     def words(self, phrase: str) -> str:
         return _GIT_DATA + phrase
@@ -262,31 +255,27 @@ class Environment(Moving):
     name = RuleName.ENVIRONMENT
     kind = FactKind.ENVIRONMENT
     about = (
-        "Platform, shell, the list of files (kimi-cli), or a block of its own in the first message (codex' "
-        "environment_context) is written again when the client starts."
+        "Platform, shell, files (kimi-cli) or codex' environment_context are written again when the "
+        "client starts."
     )
-    safe = "The first description stays in its place. The newest message gives the current one in full."
+    safe = "The first description stays. The newest message gives the current one in full."
 
 
 class MemoryFile(Moving):
     name = RuleName.MEMORY_FILE
     kind = FactKind.MEMORY_FILE
-    about = (
-        "AGENTS.md, CLAUDE.md, and similar files are part of the system text. A line added to the file "
-        "changes everything behind it when the conversation is resumed. Open WebUI writes the memories that "
-        "it recalls for each question there (memory_context)."
-    )
+    about = "AGENTS.md, CLAUDE.md and similar files, and Open WebUI's memories, are part of the system text."
     safe = (
-        "The system text keeps the first version of the file. The newest message gives the current file in "
-        "full and says that it counts. A file that is added or removed stays as the client sends it."
+        "The first version stays. The newest message gives the current file in full and says that it "
+        "counts. An added or removed file stays as sent."
     )
 
 
 class Countdown(Moving):
     name = RuleName.COUNTDOWN
     kind = FactKind.COUNTDOWN
-    about = "Some clients say how many tokens are left, and update that number in earlier messages."
-    safe = "Each message keeps the count with which it was sent. The end of the prompt gives the current one."
+    about = "Some clients update in earlier messages how many tokens are left."
+    safe = "Each message keeps its first count. The end of the prompt gives the current one."
 
 
 # -- reminders -------------------------------------------------------------------------------------------
@@ -300,12 +289,11 @@ class Reminders:
     name = RuleName.REMINDERS
     default = Mode.OBSERVE
     about = (
-        "Claude Code, qwen-code, and others put <system-reminder> blocks into messages and drop, change, or "
-        "move them in later requests. Each time everything behind that message is computed again."
+        "Claude Code, qwen-code and others drop, change or move <system-reminder> blocks of earlier messages."
     )
     safe = (
-        "An earlier message keeps the reminders with which the model has read it. A new reminder that is "
-        "nowhere else in the conversation goes into the newest message."
+        "An earlier message keeps the reminders with which the model has read it. A new one goes into "
+        "the newest message."
     )
 
     def changes(self, scene: Scene) -> Iterator[Edit | Fact]:

@@ -219,13 +219,12 @@ class PrunedResults:
     name = RuleName.PRUNED_RESULTS
     default = Mode.OBSERVE
     about = (
-        "opencode, Kilo Code, Claude Code, Qwen Code, Hermes, OpenClaw, Gemini CLI, Cline, SWE-agent, and "
-        "OpenHands replace old results of tools by a placeholder, one line, or a part of them, some one at a "
-        "time. Each time everything behind the result is computed again."
+        "opencode, Kilo Code, Claude Code, Qwen Code, Hermes, OpenClaw, Gemini CLI, Cline, SWE-agent "
+        "and OpenHands replace old results of tools, some one at a time."
     )
     safe = (
-        "The model reads a result as this client sent it before, and never more. Where the context has no "
-        "room for that, all that the client has pruned goes through at once, when a user speaks."
+        "The model reads a result as this client sent it before, and never more. Without room, all "
+        "that was pruned goes through at once, when a user speaks."
     )
 
     def changes(self, scene: Scene) -> Iterator[Edit]:

@@ -43,13 +43,10 @@ class BillingNonce:
 
     name = RuleName.BILLING_NONCE
     default = Mode.FIX
-    about = (
-        "Claude Code begins its system text with a billing header whose `cch=` differs in each request, so "
-        "that nothing behind it could be reused."
-    )
+    about = "Claude Code begins its system text with a billing header whose `cch=` differs in each request."
     safe = (
-        "It keeps the stamp of the first request, as llama-server itself does on /v1/messages. The stamp is "
-        "a checksum for its vendor's servers and means nothing to the model."
+        "It keeps the first stamp, as llama-server does on /v1/messages; it is a checksum for the "
+        "vendor's servers."
     )
 
     def changes(self, scene: Scene) -> Iterator[Edit]:
@@ -70,13 +67,10 @@ class TrailingWhitespace:
 
     name = RuleName.TRAILING_WHITESPACE
     default = Mode.FIX
-    about = (
-        "Clients trim replies when they return or store them, and system texts when they build them again: "
-        "the same message, except for white space at its ends."
-    )
+    about = "Clients trim replies and system texts."
     safe = (
-        "Only white space at the ends of texts changes, and it becomes what the engine first received or "
-        "sampled. A message without a reply stays as the client wrote it."
+        "White space at the ends becomes what the engine first received or sampled. A message without "
+        "a reply stays."
     )
 
     def changes(self, scene: Scene) -> Iterator[Edit]:
@@ -97,13 +91,10 @@ class Reasoning:
 
     name = RuleName.REASONING
     default = Mode.OBSERVE
-    about = (
-        "Some clients return the reasoning of a reply at first and drop it later, or return that of some "
-        "replies only."
-    )
+    about = "Some clients return the reasoning of a reply at first and drop it later."
     safe = (
-        "The model's own reasoning goes back to the reply that it belongs to. A client that returns none is "
-        "left alone, and so is a reply that was already returned without it."
+        "The model's own reasoning goes back to its reply, unless the client returned that, or all, "
+        "without it."
     )
 
     def changes(self, scene: Scene) -> Iterator[Edit]:
@@ -193,8 +184,8 @@ class ToolOrder:
 
     name = RuleName.TOOL_ORDER
     default = Mode.FIX
-    about = "Clients that collect tools from several servers list them in the order in which those answered."
-    safe = "The same tools with the same texts, in another order. A tool that was removed stays removed."
+    about = "Clients list tools of several servers in the order in which those answered."
+    safe = "The same tools with the same texts. A removed tool stays removed."
 
     def changes(self, scene: Scene) -> Iterator[Edit]:
         if scene.before is None:
@@ -214,14 +205,8 @@ class SchemaKeys:
 
     name = RuleName.SCHEMA_KEYS
     default = Mode.FIX
-    about = (
-        "A client that builds its schemas again may write the keys of an object in another order: "
-        "mistral-vibe does so when a session is resumed."
-    )
-    safe = (
-        "The order of keys in a JSON object means nothing, nor does that of the names under `required`. A "
-        "tool with any other difference stays unchanged."
-    )
+    about = "Clients that build schemas again (mistral-vibe) may write keys in another order."
+    safe = "The order of keys, and of the names under `required`, means nothing. Any other difference stays."
 
     def changes(self, scene: Scene) -> Iterator[Edit]:
         if scene.before is None or scene.now.tools is scene.before.sent.tools:
@@ -259,13 +244,10 @@ class CallIds:
 
     name = RuleName.CALL_IDS
     default = Mode.FIX
-    about = (
-        "Clients that store calls without their ids make new ids for each request; some templates write ids "
-        "into the prompt."
-    )
+    about = "Clients that store calls without ids make new ones; some templates write them into the prompt."
     safe = (
-        "An id only links a call to its result: both get the same first id, and only if name, arguments and "
-        "place of the call are equal. No two calls get the same id."
+        "A call and its result get the same first id, if name, arguments and place are equal. No two "
+        "calls share one."
     )
 
     def changes(self, scene: Scene) -> Iterator[Edit]:
@@ -290,10 +272,10 @@ class ToolCalls:
     name = RuleName.TOOL_CALLS
     default = Mode.FIX
     about = (
-        "Most clients parse the arguments of a call and serialise them again when they return it: other "
-        "white space, other escapes, keys in another order, 1 for 1.0."
+        "Most clients serialise the arguments of a call again: white space, escapes, order of keys, 1 "
+        "for 1.0."
     )
-    safe = "The same JSON value, in the exact text that the model wrote. Anything else stays unchanged."
+    safe = "The same JSON value, in the text that the model wrote."
 
     def changes(self, scene: Scene) -> Iterator[Edit]:
         if scene.before is None:
