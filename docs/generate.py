@@ -39,6 +39,7 @@ from slotkeeper.settings import GROUPS, Settings, in_words
 
 DOCS: Final = Path(__file__).parent
 ROOT: Final = DOCS.parent
+TYPES: Final = ("counter", "gauge", "histogram", "info")  # of metrics, in the order of their lists
 MANY: Final = 6  # values of a label are listed up to this number
 
 
@@ -87,14 +88,12 @@ def _settings(names: Iterable[str]) -> Iterator[Sequence[str]]:
 
 def reasons() -> str:
     texts = descriptions(Reason)
-    return table(
-        ("decision", "why"), ((code(reason.value), _linked(texts[reason.name])) for reason in Reason)
-    )
+    return _listed((reason.value, _linked(texts[reason.name])) for reason in Reason)
 
 
 def engine_states() -> str:
-    head = ("state of an engine", "what `top`, the page and the log say")
-    return table(head, ((code(state.value), text) for state, text in ENGINE_TEXTS.items()))
+    """What `top`, the page and the log say."""
+    return _listed((state.value, text) for state, text in ENGINE_TEXTS.items())
 
 
 def kinds() -> str:
@@ -130,19 +129,19 @@ def _linked(text: str) -> str:
 
 
 def metrics() -> str:
-    return table(("metric", "type", "labels", "what it counts"), _metrics())
-
-
-def _metrics() -> Iterator[Sequence[str]]:
+    """By type, since a name does not show it."""
     live = Metrics()
     seen = EngineSeen(engine=EngineId("x"), state=EngineState.UP, answers=True, losses=0)
     live.watch(SlotFigures(Placement), EngineFigures(lambda: [seen]), ClientFigures(()))
     live.engine_added(seen.engine)
     labels = _labels(live)
+    lines: dict[str, list[str]] = {}
     for family in sorted(live.registry.collect(), key=lambda family: family.name):
         name = family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
         named = ", ".join(_label(label, values) for label, values in sorted(labels[family.name].items()))
-        yield code(name), family.type, named, family.documentation
+        line = f"* {code(name)}{' by ' + named if named else ''}: {family.documentation}"
+        lines.setdefault(family.type, []).append(line)
+    return "\n\n".join(f"**{kind.capitalize()}s**\n\n" + "\n".join(lines[kind]) for kind in TYPES)
 
 
 def _label(name: str, values: set[str]) -> str:
