@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -11,11 +12,14 @@ from aiohttp import web
 
 from slotkeeper.api import agent_hints, errors
 from slotkeeper.api import head as names
+from slotkeeper.api.answer import Answer
+from slotkeeper.api.document import Doc
 from slotkeeper.api.errors import ClientFault, Fault, UpstreamFault
 from slotkeeper.api.head import Api, Secrets
 from slotkeeper.api.head import request_id as safe_id
-from slotkeeper.api.request import HEAVY, NotPlain, is_large, placed, uncached
+from slotkeeper.api.request import HEAVY, NotPlain, chat_of, is_large, placed, uncached
 from slotkeeper.conversation.naming import Naming
+from slotkeeper.engine.answers import EngineError, EngineGoneError
 from slotkeeper.exchange.account import Account
 from slotkeeper.exchange.answer_filters import AnswerForm, NotAssembled, OutOfCells, form_for, gate_for
 from slotkeeper.exchange.bodies import SENT, Body, Budget
@@ -33,7 +37,7 @@ from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.heavy import Weigher
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.rewriting import Rewriting
-from slotkeeper.runtime.tasks import Aside, here
+from slotkeeper.runtime.tasks import Aside, Runner, here
 from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.events import Arrived, Started
 from slotkeeper.scheduler.pending import Pending
@@ -49,13 +53,6 @@ from slotkeeper.scheduler.types import (
 
 if TYPE_CHECKING:
     from slotkeeper.observe.spans import Spans  # of an extra
-from collections.abc import Mapping
-
-from slotkeeper.api.answer import Answer
-from slotkeeper.api.document import Doc
-from slotkeeper.api.request import chat_of
-from slotkeeper.engine.answers import EngineError, EngineGoneError
-from slotkeeper.runtime.tasks import Runner
 
 RETRY_AFTER: Final = 5  # seconds
 MIXED: Final = (
