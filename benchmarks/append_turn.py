@@ -19,7 +19,7 @@ from benchmarks.first_byte import table
 from benchmarks.own_time import PAUSE_SECONDS, Conversation
 from benchmarks.stage import DIRECT, OURS, stage
 from slotkeeper.api.waits import percentile
-from slotkeeper.bench.demo import prose
+from slotkeeper.bench.texts import prose
 
 TARGET_MS: Final = 5.0
 WARM_UP: Final = 3

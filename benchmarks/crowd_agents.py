@@ -16,8 +16,9 @@ from typing import Any, Final
 import orjson
 
 from slotkeeper.api.document import Doc
-from slotkeeper.bench.demo import prose, result, system, title, tool
+from slotkeeper.bench.demo import tool
 from slotkeeper.bench.target import PLAIN, Script, Turn
+from slotkeeper.bench.texts import prose, result, system, title
 
 SYSTEM: Final = 6000  # characters
 SUB_SYSTEM: Final = 2000

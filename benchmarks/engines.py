@@ -41,11 +41,11 @@ from slotkeeper.api.document import Doc
 from slotkeeper.api.head import Api
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
-from slotkeeper.bench.demo import prose, system
 from slotkeeper.bench.lab import Restartable
 from slotkeeper.bench.measure import Oracle
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.target import PLAIN
+from slotkeeper.bench.texts import prose, system
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.launch import EngineKind
 from slotkeeper.observe.log import configure

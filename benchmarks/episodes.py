@@ -21,8 +21,8 @@ from benchmarks.sessions import TOOL, user
 from slotkeeper.api.answer import Answer, AnswerReader
 from slotkeeper.api.document import Doc
 from slotkeeper.api.head import Api
-from slotkeeper.bench.demo import prose, result, system
 from slotkeeper.bench.target import CHAT, PLAIN, SILENCE, spoken
+from slotkeeper.bench.texts import prose, result, system
 
 PAUSE_SECONDS: Final = 0.3  # the longest pause between an answer and the next request
 TASKS: Final = 2  # of each episode, followed by one more question

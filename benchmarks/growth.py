@@ -21,7 +21,7 @@ from benchmarks.figures import console, keep
 from benchmarks.own_time import PAUSE_SECONDS, Conversation, conversations
 from benchmarks.stage import OURS, Way, stage
 from slotkeeper.api.waits import percentile
-from slotkeeper.bench.demo import prose
+from slotkeeper.bench.texts import prose
 
 LENGTHS: Final = (1000, 4000, 16000, 30000, 60000)
 KNOWN: Final = (1, 4, 16, 64)

@@ -28,7 +28,7 @@ from benchmarks.figures import console, keep
 from benchmarks.first_byte import PATH, PAUSE_SECONDS, WARM_UP, small_request
 from benchmarks.raw import post
 from benchmarks.stage import QUIET, engine_for, served
-from slotkeeper.bench.demo import prose
+from slotkeeper.bench.texts import prose
 from slotkeeper.exchange.connections import raise_descriptors
 
 TARGET: Final = 1.10

@@ -17,7 +17,7 @@ import orjson
 from benchmarks.raw import Took, post
 from benchmarks.stage import Way
 from slotkeeper.api.document import Doc
-from slotkeeper.bench.demo import prose
+from slotkeeper.bench.texts import prose
 
 PATH: Final = "/v1/chat/completions"
 PAUSE_SECONDS: Final = 0.15  # a pause longer than the sidecar's work after an answer

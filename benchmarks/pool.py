@@ -31,8 +31,8 @@ from rich.table import Table
 from benchmarks.figures import console, keep
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
-from slotkeeper.bench.demo import prose
 from slotkeeper.bench.models import Tiny
+from slotkeeper.bench.texts import prose
 from slotkeeper.observe.log import configure
 from slotkeeper.observe.request_record import RequestStage
 from slotkeeper.scheduler.effects import PoolAct

@@ -34,8 +34,8 @@ from benchmarks.figures import console, keep
 from slotkeeper.api.waits import percentile
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
-from slotkeeper.bench.demo import prose
 from slotkeeper.bench.models import Tiny
+from slotkeeper.bench.texts import prose
 from slotkeeper.observe.log import configure
 from slotkeeper.observe.request_record import RequestStage
 from slotkeeper.scheduler.types import Priority, PriorityAct

@@ -31,11 +31,11 @@ from benchmarks.sessions import user
 from slotkeeper.api.document import Doc
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
-from slotkeeper.bench.demo import prose, system
 from slotkeeper.bench.lab import Restartable
 from slotkeeper.bench.measure import totals
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.target import CHAT, PLAIN, Target, play
+from slotkeeper.bench.texts import prose, system
 from slotkeeper.observe.log import configure
 
 TIMED: Final = (Tiny.DENSE, Tiny.HYBRID)

@@ -11,8 +11,8 @@ from typing import Final
 
 from benchmarks.sessions import THINKING, user
 from slotkeeper.api.document import Doc
-from slotkeeper.bench.demo import edited, prose, system
 from slotkeeper.bench.target import PLAIN, Script, Turn
+from slotkeeper.bench.texts import edited, prose, system
 
 TURNS: Final = 2  # before the restart
 SYSTEM: Final = 3000  # characters

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from benchmarks.pruners import CLEARED
 from slotkeeper.api.document import Doc
-from slotkeeper.bench.demo import prose, result
 from slotkeeper.bench.target import PLAIN, Script, Turn
+from slotkeeper.bench.texts import prose, result
 from slotkeeper.conversation.divergence import Cause
 from slotkeeper.conversation.rules.base import RuleName
 

@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from slotkeeper.api.document import Doc
-from slotkeeper.bench.demo import edited, prose, result, system, title
 from slotkeeper.bench.target import PLAIN, Script, Turn
+from slotkeeper.bench.texts import edited, prose, result, system, title
 
 # The template's default: thinking is left out of the history before the last user message.
 THINKING: Final[Mapping[str, Any]] = MappingProxyType({})

@@ -27,8 +27,8 @@ from rich.table import Table
 import slotkeeper
 from benchmarks.figures import console, keep
 from slotkeeper.bench import lab
-from slotkeeper.bench.demo import prose
 from slotkeeper.bench.models import Tiny
+from slotkeeper.bench.texts import prose
 from slotkeeper.engine.launch import EngineKind
 from slotkeeper.observe.log import configure
 

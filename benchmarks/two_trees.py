@@ -28,7 +28,7 @@ from benchmarks.first_byte import small_request
 from benchmarks.own_time import PATH, PAUSE_SECONDS, Conversation
 from benchmarks.raw import post
 from benchmarks.stage import QUIET, Way, engine_for, processor_seconds, served
-from slotkeeper.bench.demo import prose
+from slotkeeper.bench.texts import prose
 
 HERE: Final = Path(__file__).parents[1]
 WARM_UP: Final = 10

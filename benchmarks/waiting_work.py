@@ -15,8 +15,8 @@ from benchmarks.crowd_agents import NAMES, Job, Replies, agent
 from benchmarks.restarted_chat import Change, RestartedChat
 from benchmarks.sessions import QUESTIONS, chat, document, edits, user
 from slotkeeper.api.document import Doc
-from slotkeeper.bench.demo import prose, system
 from slotkeeper.bench.target import PLAIN, Script, Turn
+from slotkeeper.bench.texts import prose, system
 
 SHRINK: Final = 8
 ANSWER_TOKENS: Final = 8

@@ -30,7 +30,7 @@ from rich.table import Table
 from benchmarks.figures import console, keep
 from benchmarks.own_time import Conversation
 from benchmarks.stage import Served, Way, engine_for, processor_seconds, served
-from slotkeeper.bench.demo import prose
+from slotkeeper.bench.texts import prose
 
 TARGET: Final = 0.05
 WARM_UP: Final = 5

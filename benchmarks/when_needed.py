@@ -20,9 +20,9 @@ from rich.table import Table
 from benchmarks.figures import console
 from benchmarks.sessions import append, user
 from slotkeeper.bench import lab
-from slotkeeper.bench.demo import prose, system
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.target import Script, Target, Turn, play
+from slotkeeper.bench.texts import prose, system
 from slotkeeper.engine.launch import EngineKind
 from slotkeeper.observe.log import configure
 

@@ -21,8 +21,8 @@ from grafana.rules import HITS
 from engine.conftest import wait_until
 from patience import PATIENCE
 from programs import program
-from slotkeeper.bench.demo import system
 from slotkeeper.bench.target import CHAT, Target, play
+from slotkeeper.bench.texts import system
 from slotkeeper.engine.launch import free_port
 
 TOKEN: Final = "scraped"  # noqa: S105 - of the admin port, for a test

@@ -20,7 +20,7 @@ from chaos.raw import until
 from engine.conftest import stock
 from patience import PATIENCE
 from slotkeeper.app import Sidecar, running
-from slotkeeper.bench.demo import prose
+from slotkeeper.bench.texts import prose
 from slotkeeper.engine.answers import RestoreResult
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.launch import find_engine, free_port

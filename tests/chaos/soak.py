@@ -44,9 +44,9 @@ from engine.mixes import tool
 from patience import PATIENCE
 from slotkeeper.api.head import Api
 from slotkeeper.bench import lab
-from slotkeeper.bench.demo import prose, system
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.target import PLAIN, Turn
+from slotkeeper.bench.texts import prose, system
 from slotkeeper.engine.http import KEPT
 from slotkeeper.engine.launch import runs_skulk
 

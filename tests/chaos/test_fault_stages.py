@@ -29,9 +29,9 @@ from patience import PATIENCE
 from slotkeeper.api.head import Api
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
-from slotkeeper.bench.demo import prose
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
+from slotkeeper.bench.texts import prose
 from slotkeeper.scheduler.types import EngineId
 
 pytestmark = pytest.mark.alternating

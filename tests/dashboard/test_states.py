@@ -28,8 +28,8 @@ from engine.under_up import QUIET, Up
 from patience import PATIENCE
 from slotkeeper.app import Sidecar, running
 from slotkeeper.bench import lab
-from slotkeeper.bench.demo import prose
 from slotkeeper.bench.models import Fat, Tiny, build
+from slotkeeper.bench.texts import prose
 from slotkeeper.cli.top import top
 from slotkeeper.engine.launch import EngineKind, find_engine, free_port
 from slotkeeper.observe.request_record import Record, RequestStage

@@ -7,8 +7,8 @@ from typing import Any, Final
 import httpx
 
 from patience import PATIENCE
-from slotkeeper.bench.demo import prose
 from slotkeeper.bench.target import PLAIN
+from slotkeeper.bench.texts import prose
 
 HOSTILE: Final = "<img src=x onerror=document.title='owned'>"
 BEFORE, BEHIND = prose(1500, 31), prose(1500, 32)

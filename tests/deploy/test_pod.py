@@ -17,7 +17,7 @@ from deploy.manifests import rendered
 from engine.conftest import wait_until
 from patience import PATIENCE
 from programs import program
-from slotkeeper.bench.demo import prose
+from slotkeeper.bench.texts import prose
 
 pytestmark = pytest.mark.alternating
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from slotkeeper.bench.demo import prose
+from slotkeeper.bench.texts import prose
 
 Doc = dict[str, Any]
 Send = Callable[[Doc], Awaitable[Doc]]

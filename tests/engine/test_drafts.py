@@ -13,9 +13,9 @@ import pytest
 from patience import PATIENCE
 from slotkeeper.api.document import Doc
 from slotkeeper.bench import lab
-from slotkeeper.bench.demo import prose
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.target import PLAIN
+from slotkeeper.bench.texts import prose
 from slotkeeper.engine.launch import EngineKind
 
 pytestmark = pytest.mark.alternating

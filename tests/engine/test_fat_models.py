@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from slotkeeper.bench import lab
-from slotkeeper.bench.demo import prose
 from slotkeeper.bench.models import Fat
+from slotkeeper.bench.texts import prose
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.file_canary import inspected
 from slotkeeper.engine.launch import EngineKind

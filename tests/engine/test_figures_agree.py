@@ -18,10 +18,10 @@ from rich.console import Console
 from chaos.raw import until
 from slotkeeper.app import Sidecar, running
 from slotkeeper.bench import lab
-from slotkeeper.bench.demo import prose, system, title
 from slotkeeper.bench.measure import Sample, Totals, totals
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.target import CHAT, Counter, Script, Shot, Target, Turn, play
+from slotkeeper.bench.texts import prose, system, title
 from slotkeeper.cli.terminal import tokens
 from slotkeeper.cli.top import top
 from slotkeeper.conversation.rules.base import RuleName

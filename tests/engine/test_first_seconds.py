@@ -22,9 +22,9 @@ from programs import needs_b10434
 from slotkeeper.api.head import DECISION
 from slotkeeper.app import Sidecar, running
 from slotkeeper.bench import lab
-from slotkeeper.bench.demo import prose
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
+from slotkeeper.bench.texts import prose
 from slotkeeper.engine.launch import EngineKind, find_engine
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.types import Reason

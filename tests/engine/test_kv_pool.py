@@ -15,8 +15,8 @@ from benchmarks.pool import ENGINES, Way, played, shared_engine, with_room
 from patience import PATIENCE
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
-from slotkeeper.bench.demo import prose
 from slotkeeper.bench.models import Tiny
+from slotkeeper.bench.texts import prose
 from slotkeeper.scheduler.effects import PoolAct
 
 CHATS, TURNS = 4, 3

@@ -6,7 +6,7 @@ import pytest
 from engine.conftest import probed
 from patience import PATIENCE
 from slotkeeper.bench import lab
-from slotkeeper.bench.demo import prose
+from slotkeeper.bench.texts import prose
 from slotkeeper.settings import Settings
 
 pytestmark = pytest.mark.learned_prices

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
-from slotkeeper.bench.demo import prose
+from slotkeeper.bench.texts import prose
 from slotkeeper.cli.snapshots import running, snapshots
 from slotkeeper.cli.top import top
 from slotkeeper.cli.why import why

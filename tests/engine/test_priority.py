@@ -15,8 +15,8 @@ from benchmarks.priority import BATCH, LOW, MOST_COMPUTED, Way, acts, measured
 from patience import PATIENCE
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
-from slotkeeper.bench.demo import prose
 from slotkeeper.bench.models import Tiny
+from slotkeeper.bench.texts import prose
 from slotkeeper.scheduler.types import PriorityAct
 
 LONG, QUESTIONS = 12_000, 40  # tokens of the long prompt; questions at most, until it is answered

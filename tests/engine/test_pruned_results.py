@@ -11,11 +11,11 @@ from benchmarks.pruners import PRUNERS, pruned
 
 import recorded
 from slotkeeper.bench import lab
-from slotkeeper.bench.demo import prose, result, system
 from slotkeeper.bench.measure import Sample, totals
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.replay import generates, merged, read, shot
 from slotkeeper.bench.target import PLAIN, Script, Target, Turn, play
+from slotkeeper.bench.texts import prose, result, system
 from slotkeeper.conversation.rules.base import Room, RuleName
 from slotkeeper.engine.launch import EngineKind
 

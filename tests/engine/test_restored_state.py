@@ -15,10 +15,10 @@ from slotkeeper.api.document import Doc
 from slotkeeper.api.head import DECISION
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
-from slotkeeper.bench.demo import edited, prose, system
 from slotkeeper.bench.lab import Restartable
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.target import PLAIN
+from slotkeeper.bench.texts import edited, prose, system
 from slotkeeper.engine.launch import EngineKind
 from slotkeeper.runtime import saving
 from slotkeeper.scheduler.slot_contents import Snapshot

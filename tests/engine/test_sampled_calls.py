@@ -17,7 +17,7 @@ import pytest
 from benchmarks.sessions import TOOL
 
 from patience import PATIENCE
-from slotkeeper.bench.demo import prose, system
+from slotkeeper.bench.texts import prose, system
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.scheduler.tokens import Tokens
 

@@ -6,7 +6,7 @@ import aiohttp
 
 from collector import collecting, values
 from slotkeeper.bench import lab
-from slotkeeper.bench.demo import prose
+from slotkeeper.bench.texts import prose
 from slotkeeper.observe.request_record import RequestStage
 from slotkeeper.observe.spans import REQUEST
 

@@ -13,8 +13,8 @@ import pytest
 from patience import PATIENCE
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
-from slotkeeper.bench.demo import prose
 from slotkeeper.bench.models import Tiny
+from slotkeeper.bench.texts import prose
 from slotkeeper.observe.states import Spent
 
 pytestmark = pytest.mark.alternating

@@ -15,8 +15,8 @@ from engine.dialects import PATHS
 from patience import PATIENCE
 from slotkeeper.api.head import Api
 from slotkeeper.bench import lab
-from slotkeeper.bench.demo import prose
 from slotkeeper.bench.models import Tiny
+from slotkeeper.bench.texts import prose
 
 pytestmark = pytest.mark.alternating
 

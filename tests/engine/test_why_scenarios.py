@@ -17,9 +17,9 @@ from benchmarks.sessions import SESSIONS, chat, user
 from patience import PATIENCE
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
-from slotkeeper.bench.demo import edited, prose, system
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.target import Target, Turn, at_once, play
+from slotkeeper.bench.texts import edited, prose, system
 from slotkeeper.conversation.divergence import CAUSES, Cause
 from slotkeeper.conversation.layout import Section
 from slotkeeper.conversation.likeness import RequestKind

@@ -19,8 +19,8 @@ from containers import ROOT
 from engine.conftest import Engine, Factory, wait_until
 from patience import PATIENCE
 from programs import program
-from slotkeeper.bench.demo import prose
 from slotkeeper.bench.target import counted
+from slotkeeper.bench.texts import prose
 from slotkeeper.engine.launch import free_port
 
 CONFIGS: Final = ROOT / "deploy" / "fleet"

@@ -17,8 +17,8 @@ from benchmarks.figures import keep
 
 from engine.conftest import wait_until
 from fleet.parts import Pod, Pods, Talk, client, haproxy, one_turn, smg
-from slotkeeper.bench.demo import prose
 from slotkeeper.bench.measure import Oracle
+from slotkeeper.bench.texts import prose
 from slotkeeper.engine.launch import free_port
 from slotkeeper.scheduler.tokens import Tokens
 

@@ -11,8 +11,8 @@ import pytest
 
 from slotkeeper.api.document import Doc
 from slotkeeper.bench import lab
-from slotkeeper.bench.demo import prose
 from slotkeeper.bench.lab import Restartable
+from slotkeeper.bench.texts import prose
 from slotkeeper.engine.launch import find_engine
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
