@@ -25,7 +25,6 @@ PASSED: Final = (
     "exchange/account.py",
     "exchange/exchange.py",
     "exchange/data.py",
-    "exchange/learning.py",
 )
 ROW: Final = re.compile(r"^\| `(\w+)` \| (debug|info|warning|error) \|", re.MULTILINE)
 WORD: Final = "Xylophonkonzert"  # with a number, it is in every message below and in no code

@@ -46,7 +46,7 @@ from slotkeeper.bench.target import counted
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.launch import EngineKind, find_engine, free_port
 from slotkeeper.engine.process import EngineProcess
-from slotkeeper.exchange import relay
+from slotkeeper.exchange import exchange
 from slotkeeper.scheduler.costs import LEAST_TOKENS, LinearTimes, Rates
 from slotkeeper.settings import Settings
 
@@ -102,7 +102,7 @@ def every_answer_has_its_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
     A request that continues in a slot is sent before its tokens are known. On a busy machine they may be
     known more than 50 ms after the engine has answered; then the header is missing.
     """
-    monkeypatch.setattr(relay, "PREDICTION_WAIT", PATIENCE)
+    monkeypatch.setattr(exchange, "PREDICTION_WAIT", PATIENCE)
 
 
 @pytest.fixture(autouse=True)

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
+from secrets import token_hex
 from typing import Final
 
+import aiohttp
 import orjson
 
 from slotkeeper.api import agent_hints
-from slotkeeper.api.answer import Answer, ProgressFilter
+from slotkeeper.api.answer import Answer, AnswerReader, ProgressFilter
 from slotkeeper.api.answer_builder import Figures
 from slotkeeper.api.document import Doc, NotOurs, Prompt
 from slotkeeper.api.errors import Fault, outcome_by, too_long
-from slotkeeper.api.head import Api, Secrets
+from slotkeeper.api.head import Api, Secrets, request_id
 from slotkeeper.api.request import (
     HEAVY,
     LARGE,
@@ -35,21 +37,22 @@ from slotkeeper.api.request import (
     size_of,
     understood,
 )
+from slotkeeper.api.waits import TokenTimes
 from slotkeeper.conversation.likeness import asks_aside
 from slotkeeper.conversation.naming import Naming
 from slotkeeper.engine.answers import EngineGoneError
-from slotkeeper.exchange.learning import AnsweredRequest, Explaining, Listener, NameKeeper, learn
 from slotkeeper.observe.log import get_logger, sayable
+from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.request_record import BRIEFEST_WAIT, Record, RequestStage
 from slotkeeper.runtime import render
 from slotkeeper.runtime.driver import LATEST, Driver
 from slotkeeper.runtime.heavy import Weighed, Weigher
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.render import boundaries_of
-from slotkeeper.runtime.rewriting import Rewriting
+from slotkeeper.runtime.rewriting import Rewriting, Taken
 from slotkeeper.runtime.tasks import Runner, here
 from slotkeeper.scheduler.effects import Forward
-from slotkeeper.scheduler.events import Finished, Gone, Rendered
+from slotkeeper.scheduler.events import Finished, Gone, NextKnown, Rendered, ReplyKnown
 from slotkeeper.scheduler.figures import Unknown, usage_of
 from slotkeeper.scheduler.tokens import Boundary, Tokens
 from slotkeeper.scheduler.types import NO_ROUTER, ModelName, Reason, RequestHints, RequestId
@@ -473,25 +476,47 @@ class Account:
         log.warning("count_differs", request_id=self.id, engine=counted, ours=len(self.prompt))
 
     async def _learn_reply(self, answer: Answer, link: EngineLink, *, brief: bool) -> None:
+        """Render the reply and the next turn's prefix for the driver; if that fails, nothing is known."""
+        driver = self._driver
         try:
             await self.rendered.wait()
             if brief:  # requests that follow at once would wait for the rendering of this reply
-                await self._driver.idle_moment(self.key, within=LATEST)
-            if self.ask is None or self.prompt is None or answer.reply is None:
+                await driver.idle_moment(self.key, within=LATEST)
+            ask, prompt, reply = self.ask, self.prompt, answer.reply
+            if ask is None or prompt is None or reply is None:
                 return
-            answered = AnsweredRequest(
-                request=self.key,
-                request_id=self.id,
-                client=self.record.client,
-                auth=self._auth,
-                ask=self.ask,
-                prompt=self.prompt,
-                reply=answer.reply,
-                generated=answer.figures.generated or 0,
-            )
-            await learn(self._driver, link, answered)
+            await self._as_sampled(link, ask, prompt, reply, answer.figures.generated or 0)
+            ahead = driver.looks_ahead and ask.claim.hints.prefetch
+            begins = await self._as_sent_back(link, ask, reply) if ahead else None
+            chance = driver.next_turns.chance(self.record.client, ask.api, reply)
+            driver.post(NextKnown(at=driver.now(), request=self.key, tokens=begins, chance=chance))
         finally:
-            self._driver.learning.discard(self.key)
+            driver.learning.discard(self.key)
+
+    async def _as_sampled(
+        self, link: EngineLink, ask: Ask, prompt: Tokens, reply: Doc, generated: int
+    ) -> None:
+        """Give the driver the reply's tokens as they were sampled."""
+        driver = self._driver
+        try:
+            tokens = await render.with_reply(link, ask, prompt, reply, generated=generated, auth=self._auth)
+        except render.FAILURES as error:
+            log.debug("reply_not_rendered", request_id=self.id, error=sayable(error))
+            return
+        if tokens is not None:
+            driver.post(ReplyKnown(at=driver.now(), request=self.key, tokens=tokens))
+
+    async def _as_sent_back(self, link: EngineLink, ask: Ask, reply: Doc) -> Tokens | None:
+        """Return the tokens with which the next turn begins."""
+        driver, client = self._driver, self.record.client
+        moment = partial(driver.idle_moment, self.key)
+        try:
+            return await driver.next_turns.prefix(
+                link, ask, reply, client=client, auth=self._auth, moment=moment
+            )
+        except (*render.FAILURES, NotOurs) as error:
+            log.debug("next_turn_not_rendered", request_id=self.id, error=sayable(error))
+            return None
 
     def _log(self, answer: Answer, forward: Forward, status: int) -> None:
         figures, usage = answer.figures, self.record.usage
@@ -519,3 +544,224 @@ class Account:
             first_token_seconds=None if first is None else round(first, 4),
             stall_seconds=None if stall is None else round(stall, 4),
         )
+
+
+# -- the answer ------------------------------------------------------------------------------------------
+
+UNREAD: Final = Answer(figures=Figures(), reply=None, complete=False, error=None)
+
+
+class Listener:
+    """Reads one answer. The client already has the bytes that are read here."""
+
+    def __init__(self, api: Api, record: Record, metrics: Metrics, now: Callable[[], float]) -> None:
+        """`now` returns seconds on the clock of `record.at`."""
+        self._api = api
+        self._record = record
+        self._metrics = metrics
+        self._now = now
+        self._reader: AnswerReader | None = None
+        self._times = TokenTimes()
+
+    def begin(self, answer: aiohttp.ClientResponse) -> None:
+        """Start to read an answer. A compressed answer is not read."""
+        if "Content-Encoding" not in answer.headers:
+            streamed = answer.content_type == "text/event-stream"
+            self._reader = AnswerReader(self._api, stream=streamed, status=answer.status)
+
+    @property
+    def events(self) -> int:
+        """Number of events read from the stream so far; about one for each generated token."""
+        return self._reader.events if self._reader else 0
+
+    def read(self, chunk: bytes) -> None:
+        if self._reader is None:
+            return
+        try:
+            self._reader.feed(chunk)
+            if self._times.read(self._reader, self._now):
+                self._record.times(self._times)
+        except Exception:
+            log.exception("answer_not_read", request_id=self._record.request_id)
+            self._give_up()
+
+    def without(self, progress: ProgressFilter) -> Callable[[bytes], bytes]:
+        """Return a function that removes progress events from chunks, and shows the progress to observers."""
+
+        def rest(chunk: bytes) -> bytes:
+            left, work = progress.feed(chunk), self._record.work
+            if work and progress.latest is not work.progress:
+                work.progress, work.progress_at = progress.latest, self._now()
+            return left
+
+        return rest
+
+    def broke_off(self, answer: aiohttp.ClientResponse) -> bool:
+        """Whether the answer ended without its end; False for an answer that is not read."""
+        delimited = "Content-Length" in answer.headers or "Transfer-Encoding" in answer.headers
+        try:
+            return self._reader is not None and self._reader.broke_off(delimited=delimited)
+        except Exception:
+            log.exception("answer_not_read", request_id=self._record.request_id)
+            self._give_up()
+            return False
+
+    def end(self) -> Answer:
+        """Return the answer, as far as it was read."""
+        try:
+            return self._reader.close() if self._reader else UNREAD
+        except Exception:
+            log.exception("answer_not_read", request_id=self._record.request_id)
+            self._give_up()
+            return UNREAD
+
+    def _give_up(self) -> None:
+        self._metrics.fallback("read")
+        self._reader = None
+
+
+# -- the conversation: its name, what the client rewrote, and what that cost -----------------------------
+
+HANDLE_BYTES: Final = 8  # enough that a handle cannot be guessed
+
+
+class NameKeeper:
+    """Writes the name of a request's conversation into its record.
+
+    No decision depends on a name, so a failure is only logged and counted.
+    """
+
+    def __init__(
+        self, names: Naming, metrics: Metrics, record: Record, headers: Mapping[str, str], given: str | None
+    ) -> None:
+        """`given` is the client's name for its conversation."""
+        self._names = names
+        self._metrics = metrics
+        self._record = record
+        self._headers = headers
+        self._given = given
+
+    def update(self, taken: Taken | None) -> None:
+        """Update the name by what is known so far."""
+        record, line = self._record, taken.conversation if taken else None
+        try:
+            if line is not None:
+                record.name = self._names.name(
+                    record.client,
+                    self._headers,
+                    line,
+                    coming=record.name,
+                    given=self._given,
+                    now=record.at,
+                )
+            else:
+                before = taken.match.before if taken else None
+                record.name = self._names.coming(
+                    record.client,
+                    self._headers,
+                    taken.received if taken else None,
+                    before=before.number if before else None,
+                    given=self._given,
+                    now=record.at,
+                )
+            record.name.handle = record.name.handle or token_hex(HANDLE_BYTES)
+            if record.keyed:
+                record.name.task = record.name.title = ""
+        except Exception:
+            log.exception("not_named", request_id=record.request_id)
+            self._metrics.fallback("explain")
+
+    def answered(self, taken: Taken | None, answer: Answer) -> None:
+        """Take the answer as a title if the agent has asked for one."""
+        if taken and answer.reply and answer.complete:
+            try:
+                self._names.answered(self._record.client, taken.received, answer.reply)
+            except Exception:
+                log.exception("not_named", request_id=self._record.request_id)
+                self._metrics.fallback("explain")
+
+
+class Explaining:
+    """Writes the conversation and its changes to the record. On failure the body is sent as it came."""
+
+    def __init__(self, rewriting: Rewriting, metrics: Metrics, record: Record, context: int) -> None:
+        """A slot holds `context` tokens; 0: unknown."""
+        self._rewriting = rewriting
+        self._metrics = metrics
+        self._context = context
+        self._record = record
+        self.taken: Taken | None = None  # the request with its forms; None: no chat, or not read
+
+    async def take(
+        self, api: Api, doc: Doc, *, headers: Mapping[str, str], run: Runner = here
+    ) -> Taken | None:
+        """Match the request and apply the rules; None if it is not a chat, or on failure."""
+        record = self._record
+        try:
+            self.taken = await self._rewriting.take(
+                api,
+                doc,
+                run=run,
+                request_id=record.request_id,
+                client=record.client,
+                headers=headers,
+                size=record.body_bytes,
+                now=record.at,
+                context=self._context,
+            )
+            if self.taken is not None:
+                self.taken.keyed = record.keyed
+        except Exception:
+            log.exception("rewrite_failed", request_id=record.request_id)
+            self._metrics.fallback("rewrite")
+        return self.taken
+
+    def goes(self, *, changed: bool) -> None:
+        """Record the form in which the request is sent."""
+        if self.taken is not None:
+            self._rewriting.goes(self.taken, changed=changed)
+
+    @property
+    def rules(self) -> list[str]:
+        """The names of the rules whose changes the rewritten form has."""
+        return self.taken.rules if self.taken else []
+
+    def settle(self) -> None:
+        """Find the conversation and the changes, once, while the engine works on the request."""
+        taken, record = self.taken, self._record
+        if taken is None or taken.judged is not None:
+            return
+        try:
+            judged, line = self._rewriting.settle(taken), taken.conversation
+        except Exception:
+            log.exception("explanation_failed", request_id=record.request_id)
+            self._failed()
+            return
+        if line is not None:
+            record.conversation = line.number
+            record.named = record.named or request_id(line.who.name, str) or None
+        if judged is not None:
+            record.kind, record.changes = judged.explained.kind, taken.changes
+
+    def answered(self, answer: Answer, prompt: Tokens | None, *, planted: int) -> None:
+        """Record the cost of the request's own changes. `planted` tokens were computed before it was sent."""
+        self.settle()
+        if self.taken is None:
+            return
+        try:
+            reply = answer.reply if answer.complete else None
+            self._record.divergence = self._rewriting.answered(
+                self.taken,
+                reply,
+                prompt,
+                answer.figures,
+                planted=planted,
+                decision=self._record.decision,
+            )
+        except Exception:
+            log.exception("explanation_failed", request_id=self._record.request_id)
+            self._failed()
+
+    def _failed(self) -> None:
+        self._metrics.fallback("explain")
+        self.taken = None

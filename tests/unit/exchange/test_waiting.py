@@ -15,7 +15,7 @@ from patience import PATIENCE
 from slotkeeper.api.answer import SseEvent, SseSplitter, comment
 from slotkeeper.api.errors import ClientFault, Fault, UpstreamFault, body, retold, sse
 from slotkeeper.api.head import Api
-from slotkeeper.exchange.relay import WAITING, Waiting
+from slotkeeper.exchange.exchange import WAITING, Waiting
 from slotkeeper.runtime.tasks import Tasks
 
 SHORT = 0.001
