@@ -17,8 +17,8 @@ from chaos.raw import Head, dial, until
 from slotkeeper.api.answer import AnswerReader
 from slotkeeper.api.head import Api
 from slotkeeper.app import running
+from slotkeeper.exchange import account
 from slotkeeper.observe.journal import Journal
-from slotkeeper.runtime import render
 from slotkeeper.scheduler.placement import Placement
 
 CHAT = PATHS[Api.CHAT]
@@ -66,8 +66,8 @@ def bug(owner: object, name: str):
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (render, "prompt_of"),
-        (render, "with_reply"),
+        (account, "prompt_of"),
+        (account, "with_reply"),
         (AnswerReader, "feed"),
         (AnswerReader, "close"),
         (AnswerReader, "first_token"),

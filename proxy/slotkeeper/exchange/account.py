@@ -44,11 +44,10 @@ from slotkeeper.engine.answers import EngineGoneError
 from slotkeeper.observe.log import get_logger, sayable
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.request_record import BRIEFEST_WAIT, Record, RequestStage
-from slotkeeper.runtime import render
 from slotkeeper.runtime.driver import LATEST, Driver
 from slotkeeper.runtime.heavy import Weighed, Weigher
 from slotkeeper.runtime.link import EngineLink
-from slotkeeper.runtime.render import boundaries_of
+from slotkeeper.runtime.render import RENDER_FAILURES, boundaries_of, prompt_of, with_reply
 from slotkeeper.runtime.rewriting import Rewriting, Taken
 from slotkeeper.runtime.tasks import Runner, here
 from slotkeeper.scheduler.effects import Forward
@@ -56,6 +55,7 @@ from slotkeeper.scheduler.events import Finished, Gone, NextKnown, Rendered, Rep
 from slotkeeper.scheduler.figures import Unknown, usage_of
 from slotkeeper.scheduler.tokens import Boundary, Tokens
 from slotkeeper.scheduler.types import NO_ROUTER, ModelName, Reason, RequestHints, RequestId
+from slotkeeper.vocab.tokenizer import TokenizeError
 
 # On other routes a different count may come from our conversion of the body.
 OUR_TOKENIZER: Final = frozenset({Api.CHAT, Api.COMPLETION, Api.COMPLETIONS})
@@ -308,9 +308,9 @@ class Account:
                 if unknown is not Unknown.NO_SLOTS:  # what its slots hold will never be known
                     late = partial(self._render_late, ask)
                     driver.effect_runner.late_renders.keep(key, self.record.body_bytes, late)
-        except render.FAILURES as error:
+        except RENDER_FAILURES as error:
             log.info("not_rendered", request_id=self.id, error=sayable(error))
-            if isinstance(error, render.OURS):
+            if isinstance(error, TokenizeError):  # else the model cannot take it, or the engine is gone
                 self._metrics.fallback("render")
         finally:
             (own, boundaries), (rewritten, others) = found
@@ -337,7 +337,7 @@ class Account:
         """Return the prompt's tokens and its boundaries. Raises what `render` raises."""
         large = self.record.body_bytes > LARGE
         async with self._driver.large_renders if large else nullcontext():
-            prompt = await render.prompt_of(link, ask, self._auth)
+            prompt = await prompt_of(link, ask, self._auth)
             return (prompt, () if prompt is None else await boundaries_of(link, ask, prompt, self._auth))
 
     @property
@@ -359,7 +359,7 @@ class Account:
                     break
                 count += len(await tokenizer.tokenize_prompt(prompt))
                 await asyncio.sleep(0)  # there may be thousands
-        except render.FAILURES as error:
+        except RENDER_FAILURES as error:
             log.info("not_rendered", request_id=self.id, error=sayable(error))
         self._computes = count or self.record.body_bytes // BYTES_OF_A_TOKEN
 
@@ -499,8 +499,8 @@ class Account:
         """Give the driver the reply's tokens as they were sampled."""
         driver = self._driver
         try:
-            tokens = await render.with_reply(link, ask, prompt, reply, generated=generated, auth=self._auth)
-        except render.FAILURES as error:
+            tokens = await with_reply(link, ask, prompt, reply, generated=generated, auth=self._auth)
+        except RENDER_FAILURES as error:
             log.debug("reply_not_rendered", request_id=self.id, error=sayable(error))
             return
         if tokens is not None:
@@ -514,7 +514,7 @@ class Account:
             return await driver.next_turns.prefix(
                 link, ask, reply, client=client, auth=self._auth, moment=moment
             )
-        except (*render.FAILURES, NotOurs) as error:
+        except (*RENDER_FAILURES, NotOurs) as error:
             log.debug("next_turn_not_rendered", request_id=self.id, error=sayable(error))
             return None
 

@@ -50,8 +50,7 @@ from slotkeeper.scheduler.tokens import (
 from slotkeeper.vocab.tokenizer import TokenizeError
 
 # ValueError and TokenizeError: a prompt that the tokenizer refuses (invalid ids, several prompts).
-FAILURES: Final = (EngineError, EngineGoneError, TokenizeError, ValueError)
-OURS: Final = TokenizeError  # all others: content that the model cannot take, or an engine that is gone
+RENDER_FAILURES: Final = (EngineError, EngineGoneError, TokenizeError, ValueError)
 
 # A message that is put after a reply so that the template renders the reply as history. After a tool's answer
 # the template keeps the reasoning as it was sampled; after a user's message it may strip it.
@@ -123,7 +122,7 @@ async def boundaries_of(
 async def _tried(looking: Awaitable[list[Boundary]]) -> list[Boundary]:
     try:
         return await looking
-    except FAILURES as error:
+    except RENDER_FAILURES as error:
         log.debug("boundaries_not_rendered", error=sayable(error))
         return []
 
@@ -240,7 +239,7 @@ class NextTurns:
         """Return the ids with which the next prompt will begin; None if that is not certain.
 
         It learns from the request and stores the reply, then waits for `moment` before it renders; None if
-        `moment` returns False. Raises the errors of rendering (`render.FAILURES`), and NotOurs for messages
+        `moment` returns False. Raises the errors of rendering (`RENDER_FAILURES`), and NotOurs for messages
         that are nested too deep.
         """
         if ask.chat is None or not ask.chat["messages"] or ask.claim.copies > 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slotkeeper.runtime.known_engine import FLAGS_FILE, MOST_PROCESSES, keep_flags, recalled_flags, with_flags
+from slotkeeper.runtime.link import FLAGS_FILE, MOST_PROCESSES, keep_flags, recalled_flags, with_flags
 from slotkeeper.scheduler.engine_model import EngineTraits, Known
 
 STOCK = EngineTraits()

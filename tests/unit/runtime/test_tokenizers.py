@@ -10,7 +10,7 @@ import pytest
 from slotkeeper.bench.models import Tiny, build
 from slotkeeper.engine.answers import EngineGoneError
 from slotkeeper.engine.traits import Reading
-from slotkeeper.runtime.known_engine import Tokenizers
+from slotkeeper.runtime.link import Tokenizers
 from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.vocab.gguf import read_header
 
