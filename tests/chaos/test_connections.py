@@ -19,8 +19,7 @@ from chaos.raw import Wire, dial, until
 from commands.process import serving
 from patience import PATIENCE
 from slotkeeper.api.head import Api
-from slotkeeper.app import Sidecar, running
-from slotkeeper.composition import ADMIN_CONNECTIONS, ADMIN_CONNECTIONS_OF_ONE, ADMIN_HEAD_SECONDS
+from slotkeeper.app import ADMIN_CONNECTIONS, ADMIN_CONNECTIONS_OF_ONE, ADMIN_HEAD_SECONDS, Sidecar, running
 from slotkeeper.exchange.upstream import MOST_HEADERS
 
 CHAT = PATHS[Api.CHAT]

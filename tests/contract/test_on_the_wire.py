@@ -13,8 +13,7 @@ from chaos.fake_engine import Fault
 from chaos.fake_http import Heard
 from chaos.raw import Wire, dial
 from slotkeeper.api.head import Api
-from slotkeeper.app import running
-from slotkeeper.composition import KEEPALIVE_SECONDS
+from slotkeeper.app import KEEPALIVE_SECONDS, running
 
 CHAT = PATHS[Api.CHAT]
 ASK = orjson.dumps(request_body(Api.CHAT, stream=False))

@@ -15,7 +15,7 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from collector import Collector, collecting, values
-from slotkeeper.composition import spans_to
+from slotkeeper.app import spans_to
 from slotkeeper.conversation.likeness import RequestKind
 from slotkeeper.observe.log import configure
 from slotkeeper.observe.request_record import Decision, Option, Record, RequestStage

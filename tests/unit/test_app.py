@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import ByteSize
 
-from slotkeeper.composition import limits_in, store_in
+from slotkeeper.app import limits_in, store_in
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.settings import Settings
 from slotkeeper.values import UsageError
