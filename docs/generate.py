@@ -68,22 +68,20 @@ def descriptions(members: type[StrEnum]) -> dict[str, str]:
 
 
 def settings() -> str:
-    """Every setting as a flag. The name of its variable and of its line in the file follow from it."""
-    head = ("setting", "default", "what it is")
-    tables = {title: table(head, _settings(names)) for title, names in GROUPS.items()}
-    return "\n\n".join(f"**{title[0].upper()}{title[1:]}**\n\n{rows}" for title, rows in tables.items())
+    """Every setting as a flag, with its default. The names of its variable and in the file follow from it."""
+    lists = {title: _listed(_settings(names)) for title, names in GROUPS.items()}
+    return "\n\n".join(f"**{title[0].upper()}{title[1:]}**\n\n{lines}" for title, lines in lists.items())
 
 
-def _settings(names: Iterable[str]) -> Iterator[Sequence[str]]:
+def _settings(names: Iterable[str]) -> Iterator[tuple[str, str]]:
     for name in names:
         field = Settings.model_fields[name]
         text = re.sub(r"`slotkeeper docs ([a-z-]+)`", r"[\1](\1.md)", str(field.description))
         if name in SECRETS:
             text += "; a secret, never shown"
-        flag = code("--" + name.replace("_", "-"))
-        if isinstance(field.default, bool):
-            flag += ", " + code("--no-" + name.replace("_", "-"))
-        yield flag, code(in_words(field.default)), text
+        if default := in_words(field.default):
+            text += f" ({code(default)})"
+        yield "--" + name.replace("_", "-"), text
 
 
 def reasons() -> str:

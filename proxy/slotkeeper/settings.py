@@ -60,10 +60,7 @@ class Settings(BaseSettings):
     admin_listen: str = Field(default=USUAL_ADMIN_LISTEN, description="metrics, probes and state, HOST:PORT")
     slot_dir: Path | None = Field(
         default=None,
-        description=(
-            "folder for snapshots of slots: the engine's --slot-save-path, as this machine sees it; on a "
-            "local disk, or on a tmpfs if there is enough memory (then with --cold-dir)"
-        ),
+        description="folder for snapshots of slots: the engine's --slot-save-path, as this machine sees it",
     )
     engine_api_key: SecretStr | None = Field(
         default=None, description="the engine's --api-key, for our own control calls"
@@ -76,33 +73,28 @@ class Settings(BaseSettings):
     upstreams_file: Path | None = Field(
         default=None,
         description=(
-            "TOML file with a table for each further engine (`slotkeeper docs engines`); read again at "
-            "SIGHUP: added engines are used, removed ones are drained"
+            "TOML file with a table for each further engine (`slotkeeper docs engines`); read again at SIGHUP"
         ),
     )
     engine_wait: float = Field(
         default=60.0,
         ge=0,
         description=(
-            "seconds that requests wait for an engine that loads, is probed, or has ended; when it is up "
-            "they are sent (again), unless their answer had begun; 0: answer them with an error at once"
+            "seconds that requests wait for an engine that loads, is probed, or has ended; 0: an error at "
+            "once"
         ),
     )
 
     # -- snapshots and idle work
     cold_dir: Path | None = Field(
         default=None,
-        description=(
-            "folder for snapshots that have no room in the slot folder: on a larger or slower disk, or on "
-            "one that outlives a tmpfs; only Slotkeeper needs access to it"
-        ),
+        description="larger or slower folder for snapshots that have no room in the slot folder",
     )
     hot_bytes: BudgetSize = Field(
         default="auto",
         description=(
-            "room for snapshots in the slot folder; the least valuable move to the cold folder or go; auto: "
-            "a quarter of what is free on its disk without them, up to half if four of the model's largest "
-            "states need that; of memory (a tmpfs) half as much"
+            "room for snapshots in the slot folder; auto: a quarter of what is free there, up to half for "
+            "large models, in memory half as much"
         ),
     )
     cold_bytes: BudgetSize = Field(
@@ -111,41 +103,36 @@ class Settings(BaseSettings):
     hourly_bytes: BudgetSize = Field(
         default="auto",
         description=(
-            "bytes that may be written in an hour for conversations that pause and for beginnings that "
-            "several share, because disks wear out; saves before an eviction are not counted; auto: a "
-            "sixteenth of the disk's size, and no limit in memory"
+            "bytes that may be written in an hour for paused conversations and shared beginnings, because "
+            "disks wear out; auto: a sixteenth of the disk's size, no limit in memory"
         ),
     )
     shared_slot_dir: bool = Field(
         default=False,
         description=(
-            "allow the slot folder and the cold folder to be writable for a group or for all, like volumes "
-            "of a pod; a user who can write there can make the engine load other files"
+            "allow the slot and the cold folder to be writable for a group or for all, like volumes of a "
+            "pod; who can write there can make the engine load other files"
         ),
     )
     evacuate: bool = Field(
         default=False,
         description=(
-            "when the sidecar stops, move all snapshots from the slot folder to the cold folder or shared "
-            "store; for a slot folder that ends with the sidecar (a tmpfs, an emptyDir of a pod)"
+            "when the sidecar stops, move all snapshots to the cold folder or shared store; for a slot "
+            "folder that ends with it (a tmpfs, an emptyDir of a pod)"
         ),
     )
     idle_tokens: int = Field(
         default=1_000_000,
         ge=0,
-        description=(
-            "prompt tokens that may be computed per hour in idle time, so that the next turn finds "
-            "its prefix ready (prefetch); 0: off"
-        ),
+        description="prompt tokens that may be computed per hour in idle time (prefetch); 0: off",
     )
 
     # -- a store that several sidecars share
     cold_store: str = Field(
         default="",
         description=(
-            "a store that several sidecars share, instead of a cold folder: s3://BUCKET/PREFIX (credentials "
-            "and endpoint from the variables AWS_...), or a folder that all of them see "
-            "(`slotkeeper docs shared-store`); needs the extra `s3`"
+            "a store that several sidecars share, instead of a cold folder: s3://BUCKET/PREFIX, or a folder "
+            "that all see (`slotkeeper docs shared-store`); needs the extra `s3`"
         ),
     )
     cold_store_bytes: ByteSize = Field(
@@ -160,8 +147,8 @@ class Settings(BaseSettings):
     hints: SecretStr | None = Field(
         default=None,
         description=(
-            "URL of a Redis or Valkey, redis://HOST:6379/0, that makes the shared store quicker: sidecars "
-            "record there what the store has and which states they write; needs the extra `hints`"
+            "URL of a Redis or Valkey, redis://HOST:6379/0, that makes the shared store quicker; needs the "
+            "extra `hints`"
         ),
     )
 
@@ -169,26 +156,24 @@ class Settings(BaseSettings):
     rules: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
         description=(
-            "what to do about clients that rewrite their own prompts: NAME=off|observe|fix, where NAME is a "
-            "rule or `all`, optionally with @ and a pattern for the User-Agent; the last match counts "
-            "(`slotkeeper docs rules`)"
+            "clients that rewrite their own prompts: NAME=off|observe|fix, where NAME is a rule or `all`, "
+            "optionally with @ and a pattern for the User-Agent; the last match counts (`slotkeeper docs "
+            "rules`)"
         ),
     )
     keep_alive: float = Field(
         default=10.0,
         ge=0,
         description=(
-            "seconds of silence after which a streaming client gets an SSE comment, while its request "
-            "waits for a slot, is prepared, or is in prefill; 0: no comments, for clients that cannot read "
-            "them (`slotkeeper docs agents`)"
+            "seconds of silence after which a waiting stream gets an SSE comment; 0: none (`slotkeeper docs "
+            "agents`)"
         ),
     )
     namespaces: Literal["auto", "key", "off"] = Field(
         default="auto",
         description=(
             "key: tokens computed for one API key are never reused for another; off: all keys share a cache; "
-            "auto: off until an engine has accepted a second key, from then on key "
-            "(`slotkeeper docs security`)"
+            "auto: key once an engine has accepted a second one (`slotkeeper docs security`)"
         ),
     )
     max_body_bytes: ByteSize = Field(
@@ -204,8 +189,8 @@ class Settings(BaseSettings):
     trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
         description=(
-            "proxies in front, ADDRESS or NETWORK/BITS, whose X-Forwarded-For is trusted: without keys, it "
-            "distinguishes clients"
+            "proxies in front, ADDRESS or NETWORK/BITS, whose X-Forwarded-For distinguishes clients without "
+            "keys"
         ),
     )
 
@@ -213,15 +198,14 @@ class Settings(BaseSettings):
     keys_file: Path | None = Field(
         default=None,
         description=(
-            "serve only clients with a key of this TOML file (`slotkeeper docs security`); the engine gets "
-            "--engine-api-key instead of theirs; read again at SIGHUP"
+            "serve only clients with a key of this TOML file (`slotkeeper docs security`); read again at "
+            "SIGHUP"
         ),
     )
     tls_cert: Path | None = Field(
         default=None,
         description=(
-            "use TLS on both ports, with this certificate and its intermediate certificates (PEM); read "
-            "again at SIGHUP"
+            "TLS on both ports, with this certificate and its intermediates (PEM); read again at SIGHUP"
         ),
     )
     tls_key: Path | None = Field(
@@ -233,8 +217,8 @@ class Settings(BaseSettings):
     admin_host: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
         description=(
-            "a host name under which the admin port may be called, besides localhost and IP addresses: the "
-            "host name or Service by which others reach it; may be given several times"
+            "a host name under which the admin port may be called, besides localhost and IP addresses; may "
+            "be given several times"
         ),
     )
 
@@ -255,22 +239,21 @@ class Settings(BaseSettings):
     why_text: bool = Field(
         default=False,
         description=(
-            "keep excerpts of prompts around the places where they diverge, in memory only, and show them "
-            "on the admin port"
+            "keep excerpts of prompts where they diverge, in memory only, and show them on the admin port"
         ),
     )
     record: Path | None = Field(
         default=None,
         description=(
-            "write every request to trace files in this folder, for `replay` and `lint`: whole prompts, "
-            "without credentials"
+            "write every request to files in this folder, for `replay` and `lint`: whole prompts, without "
+            "credentials"
         ),
     )
     otlp_endpoint: str = Field(
         default="",
         description=(
-            "send a span for each request to this OpenTelemetry collector, http://HOST:4318; needs the "
-            "extra `otel`; the OTEL_* variables set the rest"
+            "send a span for each request to this OpenTelemetry collector, http://HOST:4318; needs the extra "
+            "`otel`"
         ),
     )
 
