@@ -270,17 +270,18 @@ def profile_cells() -> str:
 
 def profile_work() -> str:
     """Return what the simulated workloads are."""
-    return table(("work", "clients"), ((name, about) for name, about in ABOUT.items()))
+    return "\n".join(f"* {name}: {about}" for name, about in ABOUT.items())
 
 
 def waiting_cells() -> str:
-    """Return the seconds on fat models, the worst of all rounds."""
+    """Return the seconds on fat models, the worst of all rounds: a table for each model."""
     shown = [COLUMNS.index(name) for name in WAITED]
-    rows = (
-        (row["model"], str(row["busy"] or ""), *(cells[at] for at in shown))
-        for row, cells in grouped(measured("waiting"))
-    )
-    return table(("model", "busy loops", *WAITED), rows)
+    rows: dict[str, list[Sequence[str]]] = {}
+    for row, cells in grouped(measured("waiting")):
+        work, *figures = (cells[at] for at in shown)
+        beside = f", {row['busy']} busy loops" if row["busy"] else ""
+        rows.setdefault(row["model"], []).append((work + beside, *figures))
+    return "\n\n".join(f"**{model}**\n\n{table(WAITED, mine)}" for model, mine in rows.items())
 
 
 def report_cells() -> str:

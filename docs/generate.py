@@ -23,7 +23,7 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script it sees only its own folder
 
-from benchmarks.tables import MEASURED, code, table
+from benchmarks.tables import MEASURED, code
 
 from slotkeeper.conversation.divergence import CAUSES
 from slotkeeper.conversation.likeness import RequestKind
@@ -111,8 +111,8 @@ def _listed(members: Iterable[tuple[str, str]]) -> str:
 
 
 def rules() -> str:
-    head = ("rule", "by itself", "what clients do", "why undoing it is safe")
-    return table(head, ((code(r.name.value), code(r.default.value), r.about, r.safe) for r in RULES))
+    """What a rule does by itself, what clients do, and why undoing it is safe."""
+    return "\n".join(f"* {code(r.name.value)} ({code(r.default.value)}): {r.about} {r.safe}" for r in RULES)
 
 
 def _linked(text: str) -> str:
