@@ -332,7 +332,7 @@ def _send_steered(state: State, now: float) -> Iterator[Effect]:
     closed = [table for pending, table in spaces.clearing(state) if state.overtaken(pending)]
     for request in tuple(state.steered):
         pending = state.requests[request]
-        owned = state.slot_of(pending)
+        owned = pending.owned
         if owned is None:
             state.steered.remove(request)
             requeue(state, pending)

@@ -230,11 +230,12 @@ def finished(state: State, pending: Pending, event: Finished) -> Iterator[Effect
     """Learn the length of an answer that has ended, and whether the engine emptied idle slots for it."""
     if event.generated is not None and pending.arrived.generates:
         state.outputs.add(pending.arrived.kind, event.generated)
-    if pending.plan is not None and event.prompt_tokens is not None:
+    table = pending.table
+    if table is not None and event.prompt_tokens is not None:
         cells = event.prompt_tokens + max(0, (event.generated or 0) - 1)
         if pending.slot is not None:
-            pending.plan.table.redeem(pending.slot)
-        yield from _purged(state, pending.plan.table, pending, cells)
+            table.redeem(pending.slot)
+        yield from _purged(state, table, pending, cells)
 
 
 def _purged(state: State, table: EngineTable, pending: Pending, cells: int) -> Iterator[Effect]:
@@ -269,9 +270,9 @@ def _emptied(table: EngineTable, slot: SlotId, act: PoolAct, request: RequestId,
 def exceeded(state: State, event: Exceeded) -> Iterator[Effect]:
     """Record that a request failed for lack of cells. Before that, the engine emptied all idle slots."""
     pending = state.requests.get(event.request)
-    if pending is None or pending.plan is None:
+    table = pending.table if pending else None
+    if pending is None or table is None:
         return
-    table = pending.plan.table
     act = PoolAct.RETRIED if event.again else PoolAct.FAILED
     yield Pooled(request=event.request, engine=table.engine, act=act, slot=pending.slot, cells=0)
     if not cells_of(table.traits):

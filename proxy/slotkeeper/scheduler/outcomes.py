@@ -85,7 +85,7 @@ SURPRISE: Final = 64  # tokens: after a prediction that is further off, the slot
 
 def started(state: State, event: Started) -> None:
     pending = state.requests.get(event.request)
-    owned = state.slot_of(pending) if pending else None
+    owned = pending.owned if pending else None
     if owned and owned[0].states[owned[1]] is SlotState.LAUNCHED:
         owned[0].move(owned[1], SlotState.RUNNING, event.request, event.at)
     if pending and event.before_prefill:
@@ -97,17 +97,17 @@ def finished(state: State, event: Finished) -> Iterator[Effect]:
     if pending is None:
         return
     pending.ended(event)
-    forgotten = False
+    table, forgotten = pending.table, False
     claim = _claim(state, pending, event)
-    if owned := state.slot_of(pending):
+    if owned := pending.owned:
         pinned = pending.plan is not None and pending.plan.pinned
         _release(pending, *owned, event, event.at, certain=pinned or event.slot == owned[1])
-    elif pending.plan and event.request in pending.plan.table.unsettled:
-        forgotten = _end_unseen(pending, pending.plan.table, event)
+    elif table and event.request in table.unsettled:
+        forgotten = _end_unseen(pending, table, event)
     yield from kv_pool.finished(state, pending, event)
     if event.prompt_tokens is not None:
-        if pending.plan and not event.failed:
-            pending.plan.table.breaker.worked()
+        if table and not event.failed:
+            table.breaker.worked()
         pending.remember(state.tree(pending.arrived.model), event.at)
         yield from _poisoned(state, pending, event, *claim) if claim else _learn(state, pending, event)
     yield from close(state, pending)
@@ -123,28 +123,27 @@ def request_failed(state: State, event: RequestFailed) -> None:
 def acted(state: State, event: Acted) -> None:
     """Take in a client's own slot action. The slot is free at once, since no task ran there."""
     pending = state.requests.pop(event.request, None)
-    if pending is None or pending.plan is None:
+    table = pending.table if pending else None
+    if pending is None or table is None:
         return
-    table = pending.plan.table
     table.work.ends(event.request)
-    if owned := state.slot_of(pending):
-        _, slot = owned
-        table.client_acted(slot, event.left, event.at)
+    if owned := pending.owned:
+        table.client_acted(owned[1], event.left, event.at)
     else:  # it was sent without a slot
         table.ran_no_task(event.request)
 
 
 def close(state: State, pending: Pending) -> Iterator[Effect]:
     """Report and forget a request whose answer has ended, whose tokens are known and whose slot was seen."""
-    request = pending.arrived.request
+    request, table = pending.arrived.request, pending.table
     if pending.stage is not Stage.ENDED or not pending.rendered:
         return
-    if pending.plan and any(o.request == request for o in pending.plan.table.orphans):
+    if table and any(orphan.request == request for orphan in table.orphans):
         return
     if report := pending.report():
         yield report
     del state.requests[request]
-    if pending.plan is None:
+    if table is None:
         state.ended_early(pending)
 
 
@@ -203,9 +202,9 @@ def _end_unseen(pending: Pending, table: EngineTable, event: Finished) -> bool:
 
 def _claim(state: State, pending: Pending, event: Finished) -> Claim | None:
     """Return a fault that the answer reveals, and record how many unknown tokens the answer leaves behind."""
-    if pending.plan is None or event.prompt_tokens is None:
+    table = pending.table
+    if table is None or event.prompt_tokens is None:
         return None
-    table = pending.plan.table
     tree, cached = state.tree(table.model), event.cached or 0
     claim = impossible(pending, tree, prompt_tokens=event.prompt_tokens, cached=cached)
     left = (event.generated or 0) + (event.prompt_tokens if pending.prompt is None else 0)
@@ -268,19 +267,20 @@ def gone(state: State, event: Gone) -> Iterator[Effect]:
     pending = state.requests.get(event.request)
     if pending is None:
         return
+    table = pending.table
     state.forget(event.request)
     if pending.stage is Stage.PREPARING:
         state.decides_again()
-    if pending.plan:
-        pending.plan.table.work.ends(event.request)
+    if table:
+        table.work.ends(event.request)
     if report := pending.broken_off(event):
         yield report
         if pending.prompt is not None and report.usage:  # this part was computed
             state.tree(pending.arrived.model).add(pending.prompt.cut(0, report.usage.prompt), event.at)
-    if owned := state.slot_of(pending):
+    if owned := pending.owned:
         _leave(pending, *owned, event.at)
-    elif pending.plan and event.request in pending.plan.table.unsettled:
-        pending.plan.table.client_left_unseen(event.request, event.at)
+    elif table and event.request in table.unsettled:
+        table.client_left_unseen(event.request, event.at)
 
 
 def _leave(pending: Pending, table: EngineTable, slot: SlotId, now: float) -> None:
@@ -365,8 +365,8 @@ def rendered_late(state: State, event: Rendered) -> Iterator[Effect]:
     if pending is None or pending.stage is not Stage.ENDED or pending.finished is None:
         return
     pending.remember(state.tree(pending.arrived.model), event.at)
-    if pending.plan and pending.prompt is not None:
-        table = pending.plan.table
+    table = pending.table
+    if table and pending.prompt is not None:
         for slot in _left_by(event.request, table):
             table.shadow.reply_known(slot, pending.prompt)
         table.shadow.reply_known_in_ram(event.request, pending.prompt)

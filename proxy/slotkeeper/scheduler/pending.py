@@ -237,11 +237,27 @@ class Pending:
     reported: bool = False
 
     @property
+    def table(self) -> EngineTable | None:
+        """The engine where it has its place; None: it has none, or went to an engine that is not known."""
+        return self.plan.table if self.plan else None
+
+    @property
+    def owned(self) -> tuple[EngineTable, SlotId] | None:
+        """The slot that it still owns; None if it owns none, or if the engine was restarted."""
+        table, slot = self.table, self.slot
+        if table is None or slot is None:
+            return None
+        return (table, slot) if table.owners[slot : slot + 1] == [self.arrived.request] else None
+
+    @property
+    def steps_ahead(self) -> Sequence[Step]:
+        """The steps that have not ended."""
+        return self.plan.steps[len(self.plan.steps) - self.steps_left :] if self.plan else ()
+
+    @property
     def step(self) -> Step:
-        """The next step of the plan."""
-        if self.plan is None or not self.steps_left:
-            raise AssertionError("only a planned request takes steps")
-        return self.plan.steps[-self.steps_left]
+        """The step that runs, or is about to begin."""
+        return self.steps_ahead[0]
 
     @property
     def goes_changed(self) -> bool:
@@ -373,8 +389,8 @@ class Pending:
 
     def requeued(self, now: float) -> None:
         """Give up its place and wait again."""
-        if self.plan:
-            self.plan.table.work.ends(self.arrived.request)
+        if table := self.table:
+            table.work.ends(self.arrived.request)
         self.stage, self.plan, self.slot, self.steps_left = Stage.QUEUED, None, None, 0
         self.queued_at, self.aged, self.stood_back = now, False, False
 
@@ -483,10 +499,10 @@ class Pending:
 
     def computes(self, now: float) -> None:
         """Learn what its engine copied before it began to compute."""
-        if self.plan:
+        if table := self.table:
             self.computing_since = now
             seconds = now - self.sent_at
-            self.plan.table.rates.copied(self.copied_bytes, seconds, held_up=self.held_up_seconds)
+            table.rates.copied(self.copied_bytes, seconds, held_up=self.held_up_seconds)
 
     def seen_in(self, slot: SlotId) -> None:
         """Run in the slot that GET /slots shows."""
@@ -497,10 +513,9 @@ class Pending:
 
     def ended(self, event: Finished) -> None:
         """Take in the end of its answer, and its slot if only the answer says which it was."""
-        self.finished, self.stage = event, Stage.ENDED
-        if self.plan is None:
+        self.finished, self.stage, table = event, Stage.ENDED, self.table
+        if table is None:
             return
-        table = self.plan.table
         table.work.ends(event.request)
         slot = event.slot
         if slot is not None and slot < len(table.states) and event.request in table.unsettled:
@@ -522,13 +537,12 @@ class Pending:
         """Record at its engine how much work the request brings, as far as that is known."""
         if self.plan is None:
             return
-        rates, computes = self.plan.table.rates, 0
+        table, rates, computes = self.plan.table, self.plan.table.rates, 0
         if self.prompt is not None:
             reused = self.plan.reuse_plan.reuse if self.plan.reuse_plan else self.predicted
             computes = len(self.prompt) - (reused or 0)
-        self.plan.table.work.begins(
-            self.arrived.request, now, prefill=computes / rates.prefill, reply=rates.reply / rates.decode
-        )
+        reply = rates.reply / rates.decode
+        table.work.begins(self.arrived.request, now, prefill=computes / rates.prefill, reply=reply)
 
     def report(self) -> Report | None:
         """Return the report, from the engine's own figures; None while one is missing."""

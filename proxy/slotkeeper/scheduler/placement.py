@@ -126,8 +126,7 @@ def _still_out(state: State, table: EngineTable, now: float) -> Iterator[Pending
     """
     for pending in state.requests.values():
         sent_open = pending.plan is None and table.engine == state.fallback(pending.arrived.model)
-        sent_here = pending.plan is not None and pending.plan.table is table
-        if pending.stage is Stage.RUNNING and (sent_open or sent_here):
+        if pending.stage is Stage.RUNNING and (sent_open or pending.table is table):
             pending.runs_unseen(table, now)
             if sent_open:
                 yield pending

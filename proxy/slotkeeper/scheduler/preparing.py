@@ -39,12 +39,12 @@ def ended(state: State, event: StepEnded) -> Iterator[Effect]:
     pending = state.requests.get(event.request)
     if pending is not None and isinstance(event, Planted):
         pending.counts(event)
-    if pending is not None and pending.plan is not None and pending.stage is Stage.PREPARING:
+    if pending is not None and pending.stage is Stage.PREPARING:
         yield from _step_ended(state, pending, event)
 
 
 def _step_ended(state: State, pending: Pending, event: StepEnded) -> Iterator[Effect]:
-    owned = state.slot_of(pending)
+    owned = pending.owned
     if owned is None:  # the engine was restarted
         requeue(state, pending)
         return

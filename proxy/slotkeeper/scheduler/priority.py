@@ -265,8 +265,7 @@ def _more_urgent(state: State, pending: Pending, table: EngineTable) -> MoreUrge
 
 
 def _works(other: Pending, table: EngineTable) -> bool:
-    begun = other.stage in {Stage.PREPARING, Stage.RUNNING}
-    return begun and other.plan is not None and other.plan.table is table
+    return other.stage in {Stage.PREPARING, Stage.RUNNING} and other.table is table
 
 
 def _lost(table: EngineTable, slot: SlotId, now: float) -> tuple[float, int]:

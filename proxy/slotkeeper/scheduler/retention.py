@@ -27,7 +27,7 @@ from slotkeeper.scheduler.effects import Budgeted, Drop, Effect, Forget, Load, P
 from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.scheduler.events import RoomSeen, SnapshotsChanged
 from slotkeeper.scheduler.idle_work import done
-from slotkeeper.scheduler.pending import Plan, Stage
+from slotkeeper.scheduler.pending import Plan
 from slotkeeper.scheduler.prefix_order import AnyState, PrefixOrder
 from slotkeeper.scheduler.slot_contents import HALF_LIFE, SlotContents, Snapshot, SnapshotId, Tier
 from slotkeeper.scheduler.state import State
@@ -299,8 +299,7 @@ def _strangers(catalog: Catalog, tier: Tier, here: Container[str]) -> list[Snaps
 
 def _needed(state: State) -> set[SnapshotId]:
     """Return the files that a begun request or idle work restores now, or after a step before."""
-    begun = (p for p in state.requests.values() if p.plan and p.stage is Stage.PREPARING)
-    left = (step for p in begun if p.plan for step in p.plan.steps[len(p.plan.steps) - p.steps_left :])
+    left = (step for pending in state.requests.values() for step in pending.steps_ahead)
     steps = (*left, *(chore.step for chore in state.chores.values()))
     return {step.snapshot.id for step in steps if isinstance(step, Load)}
 

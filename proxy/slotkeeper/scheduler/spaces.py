@@ -211,7 +211,7 @@ def _doubt(state: State, table: EngineTable, before: str, since: float) -> Itera
     saves = (*state.coming, *(chore.id for chore in state.chores.values() if chore.table is table))
     table.doubt(before, since, saves)
     for pending in state.requests.values():
-        if pending.plan and pending.plan.table is table and pending.arrived.lora is None:
+        if pending.table is table and pending.arrived.lora is None:
             pending.moves_to(UNSURE, state.tree(table.model), state.markers(table.model))
     yield from _drop_newer(state, table, before, since)
 

@@ -27,7 +27,7 @@ from slotkeeper.scheduler.slot_contents import SlotContents, Tier
 from slotkeeper.scheduler.steps import Chore
 from slotkeeper.scheduler.table import EngineTable
 from slotkeeper.scheduler.tokens import UNKNOWN, Markers, Tokens
-from slotkeeper.scheduler.types import ClientId, EngineId, ModelName, Priority, RequestId, SlotId
+from slotkeeper.scheduler.types import ClientId, EngineId, ModelName, Priority, RequestId
 
 
 class FairQueue:
@@ -315,8 +315,7 @@ class State:
 
     def open_accounts(self, table: EngineTable) -> bool:
         """Whether a request ended there whose tokens, and so its slot's contents, are not known yet."""
-        ended = (p.plan for p in self.requests.values() if p.stage is Stage.ENDED and p.plan)
-        return any(plan.table is table for plan in ended)
+        return any(p.stage is Stage.ENDED and p.table is table for p in self.requests.values())
 
     def waiting_requests(self) -> Iterator[RequestId]:
         """Yield all requests that wait for an engine, in the order in which they are served."""
@@ -363,14 +362,6 @@ class State:
         there = [p for p in reversed(self.early) if self.fallback(p.arrived.model) == engine]
         self.early = deque((p for p in self.early if p not in there), maxlen=EARLY)
         return there
-
-    def slot_of(self, pending: Pending) -> tuple[EngineTable, SlotId] | None:
-        """Return the slot that a request still owns; None if it owns none, or if the engine was restarted."""
-        if pending.plan is None or pending.slot is None:
-            return None
-        table = pending.plan.table
-        owned = pending.slot < len(table.owners) and table.owners[pending.slot] == pending.arrived.request
-        return (table, pending.slot) if owned else None
 
 
 def _openings(table: EngineTable, now: float) -> tuple[bool, bool, bool]:

@@ -29,14 +29,14 @@ def pending(table, slot):
 
 
 def test_a_request_owns_its_slot_until_the_table_changes():
-    state, table = state_with_engine()
+    _, table = state_with_engine()
     table.move(SlotId(1), SlotState.RUNNING, R, 2.0)
-    assert state.slot_of(pending(table, SlotId(1))) == (table, 1)
-    assert state.slot_of(pending(table, SlotId(0))) is None
-    assert state.slot_of(pending(table, None)) is None
-    assert state.slot_of(pending(None, SlotId(1))) is None
+    assert pending(table, SlotId(1)).owned == (table, 1)
+    assert pending(table, SlotId(0)).owned is None
+    assert pending(table, None).owned is None
+    assert pending(None, SlotId(1)).owned is None
     table.reset(EngineTraits(n_slots=1), 3.0)
-    assert state.slot_of(pending(table, SlotId(1))) is None
+    assert pending(table, SlotId(1)).owned is None
 
 
 def test_an_engine_that_is_down_is_not_listed_as_up():
