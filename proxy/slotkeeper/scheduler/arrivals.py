@@ -60,9 +60,8 @@ def rendered(state: State, event: Rendered) -> None:
 def settle(state: State, now: float) -> Iterator[Effect]:
     """Serve all requests that can be served now, start idle work, and ask for polls that are needed."""
     chores.release(state, now)
-    state.try_again(now)
     for table in state.tables.values():
-        table.waits_are_counted_anew()
+        table.round_begins(now)
     yield from launching.bypass(state, now)
     yield from _send_steered(state, now)
     yield from launching.fail_open(state, now)
@@ -198,7 +197,7 @@ def _decide(state: State, pending: Pending, now: float) -> Plan | None:
     sets = state.sets(pending.arrived)
     if len(sets) > 1:
         sets.sort(key=partial(_price_under, state, pending, now))
-    if sets:
+    if sets and sets[0] != pending.arrived.adapters:
         model = pending.arrived.model
         pending.moves_to(sets[0], state.tree(model), state.markers(model))
     return _decide_form(state, pending, now)

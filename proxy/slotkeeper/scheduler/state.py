@@ -237,11 +237,6 @@ class State:
         tables = [t for t in self.tables.values() if t.up and t.model == model and not t.leaving]
         return [table for table in tables if not table.failing] or tables
 
-    def try_again(self, now: float) -> None:
-        """Let engines with an open breaker be tried again, once their waiting time is over."""
-        for table in self.tables.values():
-            table.try_again(now)
-
     def sets(self, request: Arrived) -> list[str]:
         """Return the sets of LoRA adapters that a request would have on engines that are open: often one."""
         tables = self.open_for(request.model)

@@ -445,11 +445,6 @@ class EngineTable:
         self.breaker.failed(now, broken=broken)
         self.place_again()
 
-    def try_again(self, now: float) -> None:
-        """Let it be tried again, if it failed and the time to wait is over."""
-        if self.breaker.rested(now):
-            self.place_again()
-
     def computed_for_others(self) -> None:
         """Record that it may have states of which we do not know for whom they were computed."""
         self.private = False
@@ -458,9 +453,11 @@ class EngineTable:
         """Record that one of our tasks left so many tokens there whose ids we do not know."""
         self.unknown = max(self.unknown, tokens)
 
-    def waits_are_counted_anew(self) -> None:
-        """Begin a round of decisions: which requests wait for this engine is found again."""
+    def round_begins(self, now: float) -> None:
+        """Find again which requests wait for it; let it be tried again if it has rested after failures."""
         self.awaited, self.work.awaiting = False, 0
+        if self.breaker.rested(now):
+            self.place_again()
 
     def hold_back(self) -> None:
         """Keep later requests away, until the next round: one waits for tasks on their way there to begin."""
