@@ -5,6 +5,9 @@ The price of a form is what the engine would have to compute for it now, at the 
 tie the client's own form is sent. A form with tools in another order must save at least as much as is moved:
 the next agent may share this client's order, and would find it in the slot. A form to which the rules added
 what the client had left out must leave room for an answer.
+
+Only the methods of `Pending` change what is known of a request; each says what happened to it, and changes
+its engine's table and shadow with it.
 """
 
 from __future__ import annotations
@@ -543,6 +546,8 @@ class Pending:
             computes = len(self.prompt) - (reused or 0)
         reply = rates.reply / rates.decode
         table.work.begins(self.arrived.request, now, prefill=computes / rates.prefill, reply=reply)
+
+    # -- its report ------------------------------------------------------------------------------------
 
     def report(self) -> Report | None:
         """Return the report, from the engine's own figures; None while one is missing."""
