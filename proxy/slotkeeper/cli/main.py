@@ -7,8 +7,6 @@ import argparse
 import os
 import signal
 import sys
-
-# ruff: noqa: PLC0415 - each command imports what it needs, so that --help stays quick
 from collections.abc import Awaitable, Sequence
 from functools import partial
 from pathlib import Path
