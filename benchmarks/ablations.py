@@ -1,9 +1,13 @@
 """What each mechanism saves: the same work with all mechanisms, and without one of them.
 
+`python -m benchmarks.ablations --simulated [--without touch parking+crowded ...] [--seeds 5]` plays the
+engines and workloads of `benchmarks.profiles`, and leaves out every mechanism of the scheduler in turn. Names
+joined by `+` are left out together.
+
 `python -m benchmarks.ablations [--without habits ...] [--builds b10434 ...] [--models tiny-hybrid ...]
-[--sessions thinking ...] [--traces FILE.jsonl ...]`. The work: scripted sessions, where all idle work is done
-before each turn; four conversations on two slots whose engine is killed in the middle; and recorded sessions.
-Each figure is prompt tokens: computed while a client waited, and in all.
+[--sessions thinking ...] [--traces FILE.jsonl ...]` runs tiny engines. The work: scripted sessions, where all
+idle work is done before each turn; four conversations on two slots whose engine is killed in the middle; and
+recorded sessions. Each figure is prompt tokens: computed while a client waited, and in all.
 """
 
 from __future__ import annotations
@@ -11,28 +15,31 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
-from unittest.mock import patch
 
 from rich.table import Table
 
 from benchmarks import crowd, rewriting
+from benchmarks.engine_profiles import PROFILES
 from benchmarks.figures import BUILDS, console, keep
+from benchmarks.mechanisms import MECHANISMS, known, without
+from benchmarks.profile_work import WORK
+from benchmarks.profiles import compared
 from benchmarks.sessions import SESSIONS
 from benchmarks.ways import Way, opened
-from slotkeeper.api.echo import Habit
 from slotkeeper.bench.measure import Totals, totals
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.target import Script, Target, play
 from slotkeeper.observe.log import configure
 
 ALL: Final = "all"
+PREDICTED: Final = ("next-turns", "habits")  # the default: what the simulation does not have
+SEEDS: Final = 2  # runs of each simulated workload
 FORGETFUL: Final = "tool-loop, reasoning dropped"
 SPOKEN: Final = ("thinking", "tool-loop", FORGETFUL, "edits", "interleaved", "many-turns")
 CUT: Final = (Tiny.HYBRID, Tiny.SWA, Tiny.HYBRID_MTP)  # memory kinds that can be cut at checkpoints only
@@ -40,26 +47,6 @@ CONVERSATIONS, GAP_MS = crowd.MAIN
 COUNTED: Final = ("waited", "total")
 Row = dict[str, Any]
 Work = Callable[[str, Tiny], Awaitable[Row]]  # for a build and a model
-
-
-async def _unknown(*_: Any, **__: Any) -> None:
-    """Return a prediction that the next turn is unknown."""
-
-
-def _usual(habit: Habit, *_: Any, **__: Any) -> Habit:
-    return habit
-
-
-# The replacement of each mechanism that is left out.
-WITHOUT: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
-    {
-        ALL: {},
-        # The return of a reply is not predicted: no slot is prepared for the next turn.
-        "next-turns": {"slotkeeper.runtime.render.NextTurns.prefix": _unknown},
-        # The prediction uses only the request itself and the habits of its API.
-        "habits": {"slotkeeper.runtime.render.learnt": _usual},
-    }
-)
 
 
 def forgetful(script: Script) -> Script:
@@ -76,18 +63,6 @@ def forgetful(script: Script) -> Script:
 SCRIPTS: Final[Mapping[str, Callable[[], Script]]] = MappingProxyType(
     {**SESSIONS, FORGETFUL: lambda: forgetful(SESSIONS["tool-loop"]())}
 )
-
-
-@contextmanager
-def without(name: str) -> Iterator[None]:
-    patches = [patch(target, replacement) for target, replacement in WITHOUT[name].items()]
-    for one in patches:
-        one.start()
-    try:
-        yield
-    finally:
-        for one in patches:
-            one.stop()
 
 
 async def scripted(session: str, build: str, model: Tiny) -> Row:
@@ -124,7 +99,7 @@ async def run(
 ) -> list[Row]:
     rows: list[Row] = []
     for build, name, (label, work), model in product(builds, names, works.items(), models):
-        with without(name):
+        with without("" if name == ALL else name):
             found = await work(build, model)
         rows.append({"work": label, "build": build, "model": model.value, "without": name} | found)
         console.print(f"[dim]{label} {build} {model.value} {name}: {found}[/dim]")
@@ -144,17 +119,82 @@ def table(rows: Sequence[Row], names: Sequence[str]) -> Table:
     return shown
 
 
+# -- simulated -------------------------------------------------------------------------------------------
+
+
+def simulated(names: str, seeds: int) -> list[Row]:
+    """Return the rows of `benchmarks.profiles` without these mechanisms; "": with all."""
+    with without(names):
+        return [compared(profile, work, range(1, seeds + 1)) for profile in PROFILES for work in WORK]
+
+
+def worst(names: str, rows: Sequence[Row], whole: Sequence[Row]) -> Row:
+    """Return what leaving these mechanisms out costs: of all rows together, and of the one that loses most.
+
+    The row's figures are its published ratios to the stock engine, of seconds or tokens: what loses more.
+    """
+
+    def ratios(row: Row) -> Mapping[str, float]:
+        return {"seconds": row["ours"] / row["stock"], "tokens": row["computed"] / row["stock_computed"]}
+
+    found = []
+    for row, before in zip(rows, whole, strict=True):
+        with_it, left_out = ratios(before), ratios(row)
+        for unit in with_it:
+            facts = {"profile": row["profile"], "work": row["work"], "unit": unit}
+            found.append(facts | {"with": round(with_it[unit], 3), "left_out": round(left_out[unit], 3)})
+    most = max(found, key=lambda facts: facts["left_out"] - facts["with"])
+    sums = {
+        unit: round(sum(row[key] for row in rows) / sum(row[key] for row in whole), 4)
+        for unit, key in (("seconds", "ours"), ("tokens", "computed"))
+    }
+    return {"name": names, "sums": sums, "changes": [*rows] != [*whole], "worst": most}
+
+
+def simulated_table(rows: Sequence[Row]) -> Table:
+    shown = Table("without", "seconds", "tokens", "worst row", "÷ stock, with", "without")
+    for row in rows:
+        sums, most = row["sums"], row["worst"]
+        place = f"{most['profile']}, {most['work']}, {most['unit']}" if row["changes"] else "no row changes"
+        figures = (f"{most[key]:.3f}" for key in ("with", "left_out"))
+        shown.add_row(row["name"], f"{sums['seconds']:.3f}", f"{sums['tokens']:.3f}", place, *figures)
+    return shown
+
+
+def _simulate(names: Sequence[str], seeds: int) -> None:
+    whole = simulated("", seeds)
+    rows = [worst(name, simulated(name, seeds), whole) for name in names]
+    console.print(simulated_table(rows))
+    if {*names} >= {*IN_SIMULATION}:
+        keep("ablations", rows)
+
+
+IN_SIMULATION: Final = tuple(name for name, mechanism in MECHANISMS.items() if mechanism.simulated)
+TOGETHER: Final = ("parking+crowded",)  # these replace each other
+
+
+def _name(text: str) -> str:
+    try:
+        return known(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ablations", description=__doc__)
-    left_out = [name for name in WITHOUT if name != ALL]
-    parser.add_argument("--without", nargs="+", choices=left_out, default=left_out)
+    parser.add_argument("--simulated", action="store_true")
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--without", nargs="+", type=_name, metavar="NAME", help=", ".join(MECHANISMS))
     parser.add_argument("--builds", nargs="+", choices=BUILDS, default=list(BUILDS))
     parser.add_argument("--models", nargs="+", type=Tiny, default=list(CUT))
     parser.add_argument("--sessions", nargs="*", choices=list(SCRIPTS), default=list(SPOKEN))
     parser.add_argument("--traces", nargs="+", type=Path, default=[], metavar="FILE")
     args = parser.parse_args(argv)
+    if args.simulated:
+        _simulate(args.without or (*IN_SIMULATION, *TOGETHER), args.seeds)
+        return 0
     configure("error", "console")
-    names = [ALL, *args.without]
+    names = [ALL, *(args.without or PREDICTED)]
     works: dict[str, Work] = {session: partial(scripted, session) for session in args.sessions}
     works |= {"crowd": crowded}
     works |= {
@@ -162,7 +202,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     rows = asyncio.run(run(works, args.models, args.builds, names))
     console.print(table(rows, names))
-    keep("ablations", rows)
+    keep("ablations-tiny", rows)
     return 0
 
 

@@ -43,6 +43,7 @@ PICKED: Final[Mapping[str, Pick]] = MappingProxyType(
         "crowd": lambda figures: figures["rows"],
         "swaps": lambda figures: figures,
         "profiles": lambda figures: figures,
+        "ablations": lambda figures: figures,
         "waiting": lambda figures: figures,
         "pool": lambda figures: figures,
         "soak": lambda figures: figures["worlds"],

@@ -14,6 +14,7 @@ from typing import Any, Final
 from benchmarks import fleet_tables
 from benchmarks.engine_profiles import PROFILES, EngineProfile
 from benchmarks.figures import BUILDS
+from benchmarks.mechanisms import JOINED, MECHANISMS, WORSE, Mechanism
 from benchmarks.profile_work import ABOUT
 from benchmarks.waiting_figures import COLUMNS, grouped
 from slotkeeper.scheduler.figures import Sums
@@ -30,6 +31,7 @@ def code(text: str) -> str:
     return f"`{text}`" if text else ""
 
 
+LEAST_LOSS: Final = 0.005  # of a ratio that is shown with two digits
 Row = dict[str, Any]
 MODELS: Final = {
     "tiny-dense": "dense",
@@ -273,6 +275,38 @@ def profile_work() -> str:
     return "\n".join(f"* {name}: {about}" for name, about in ABOUT.items())
 
 
+def ablation_cells() -> str:
+    """Return what each mechanism does and saves, and why it is kept."""
+
+    def cells(row: Row) -> Sequence[str]:
+        names = row["name"].split(JOINED)
+        about = "; ".join(MECHANISMS[name].about for name in names) if len(names) == 1 else "both"
+        sums = (f"{row['sums'][unit]:.3f}" for unit in ("seconds", "tokens"))
+        most = row["worst"]
+        lost = most["left_out"] - most["with"]
+        changed = f"{most['work']}, {code(most['profile'])}: {most['with']:.2f} → {most['left_out']:.2f}"
+        place = f"{changed} {most['unit']}" if lost >= LEAST_LOSS else "-"
+        shown = place if row["changes"] else "no row changes"
+        return code(row["name"]), about, shown, *sums, _kept_because(lost, [MECHANISMS[n] for n in names])
+
+    head = (
+        "mechanism",
+        "what it does",
+        "row that loses most, ÷ stock",
+        "seconds",
+        "tokens",
+        "kept because of",
+    )
+    return table(head, map(cells, measured("ablations")))
+
+
+def _kept_because(lost: float, mechanisms: Sequence[Mechanism]) -> str:
+    if lost >= WORSE:
+        return "this row"
+    faults = [mechanism.fault for mechanism in mechanisms if mechanism.fault]
+    return ", ".join(map(code, faults)) or "**nothing found**"
+
+
 def waiting_cells() -> str:
     """Return the seconds on fat models, the worst of all rounds: a table for each model."""
     shown = [COLUMNS.index(name) for name in WAITED]
@@ -301,6 +335,7 @@ MEASURED: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
         "profile-engines": profile_engines,
         "profile-work": profile_work,
         "profile-cells": profile_cells,
+        "ablation-cells": ablation_cells,
         "waiting-cells": waiting_cells,
         "rewrites": rewrites,
         "recorded": recorded,
