@@ -125,6 +125,14 @@ def test_a_request_whose_client_left_keeps_its_cells_until_its_slot_is_free():
     assert play << sees(contents={0: 0}) >> goes("r2")
 
 
+def test_what_a_request_was_promised_no_longer_counts_once_its_slot_is_free():
+    play = pool(8000)
+    assert asks(play, "r1", A, answer_limit=2000) >> goes("r1", slot=0) << starts("r1") << leaves("r1")
+    assert play.later(60) << sees(contents={0: len(A)})
+    assert play << sees(0)  # a task of somebody else
+    assert in_use(play.placement._state, play.table) == 2000  # a quarter of the buffer
+
+
 def test_the_cells_in_use_are_reported():
     play = held(pool(4096), A)
     assert asks(play, "r1", B, 100) >> goes("r1")

@@ -233,8 +233,6 @@ def finished(state: State, pending: Pending, event: Finished) -> Iterator[Effect
     table = pending.table
     if table is not None and event.prompt_tokens is not None:
         cells = event.prompt_tokens + max(0, (event.generated or 0) - 1)
-        if pending.slot is not None:
-            table.redeem(pending.slot)
         yield from _purged(state, table, pending, cells)
 
 

@@ -613,13 +613,8 @@ class EngineTable:
         self.move(slot, SlotState.IDLE, None, now)
 
     def promise(self, slot: SlotId, cells: int) -> None:
-        """Promise cells of a shared KV buffer to the request that was sent to a slot."""
+        """Promise cells of a shared KV buffer to a request, until its slot is free."""
         self.promised[slot] = cells
-
-    def redeem(self, slot: SlotId) -> None:
-        """Take the promise back if the slot is free: its contents count instead."""
-        if slot in self.idle:
-            self.promised.pop(slot, None)
 
     def move(self, slot: SlotId, state: SlotState, owner: RequestId | None, now: float) -> None:
         was_idle = self.states[slot] is SlotState.IDLE
@@ -629,6 +624,8 @@ class EngineTable:
             self.loaded.discard(slot)
         if state is SlotState.FOREIGN:
             self.shadow.ran_with(slot, None)
+        if state is SlotState.IDLE:
+            self.promised.pop(slot, None)
         if state is SlotState.IDLE and slot in self.doubted:
             self.doubted.discard(slot)
             self.shadow.doubted(slot)
