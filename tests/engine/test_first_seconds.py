@@ -31,6 +31,9 @@ from slotkeeper.scheduler.types import Reason
 from slotkeeper.settings import Settings
 
 KEY = "a key of this engine"
+SLEEP_SECONDS = (
+    "6"  # without requests, until an engine sleeps: time to probe it before, also beside other work
+)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +234,11 @@ async def test_a_request_that_cannot_be_placed_has_one_reason_everywhere(tmp_pat
 async def test_a_sleeping_engine_is_ready_and_a_request_wakes_it(build, tmp_path):
     """`/readyz` and `/health` say so, and wake nothing."""
     binary = find_engine(build)
-    flags = [*lab.stock_flags(binary, build_model(Tiny.HYBRID), tmp_path), "--sleep-idle-seconds", "1"]
+    flags = [
+        *lab.stock_flags(binary, build_model(Tiny.HYBRID), tmp_path),
+        "--sleep-idle-seconds",
+        SLEEP_SECONDS,
+    ]
     async with (
         lab.engine(binary, flags, tmp_path / "log") as engine,
         lab.in_front_of(engine.base) as sidecar,
