@@ -231,7 +231,7 @@ MECHANISMS: Final[Mapping[str, Mechanism]] = MappingProxyType(
         ),
         "rests": Mechanism(
             "saves in rests that are expected to last",
-            {"chores.save_begins": _after_a_pause},
+            {"chores.save_due": _after_a_pause},
             fault="test_a_slow_save_does_not_begin_in_the_short_rests_of_another_client",
         ),
         "beside-answers": Mechanism(

@@ -1,4 +1,4 @@
-"""Documents of the admin port about recorded requests. No text of a prompt."""
+"""JSON documents of the admin port about recorded requests. No text of a prompt."""
 
 from __future__ import annotations
 

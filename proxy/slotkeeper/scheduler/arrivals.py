@@ -1,4 +1,4 @@
-"""Give slots to requests: the decision tree of `placement`, in code."""
+"""Give slots to the requests that wait: the decision tree of `placement`, in code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Candidates: every way to serve a prompt, each a plan with its price, and the cheapest of them.
+"""Every way to serve a prompt, now or by waiting for a better slot, each with its price; the cheapest wins.
 
 `Options` are the places that one engine offers, with what their plans share, which is computed once.
 `PriceBounds` are lower bounds of their prices, so that among many slots only a few have to be priced.

@@ -1,6 +1,7 @@
-"""Idle work: save slots whose conversations have paused, prefetch their next turns, and warm empty slots.
+"""Begin, advance and end idle work in free slots. What is done, and after which pause, is in `idle_work`.
 
-A chore owns its slot (MAINTENANCE) and takes one step at a time. While a request waits, no step follows.
+A chore saves a slot, prefetches its next turn, or warms an empty one. It owns its slot (MAINTENANCE) and
+takes one step at a time. While a request waits, no step follows.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from slotkeeper.scheduler.idle_work import (
     prefetch_plan,
     rest_until,
     restore_step,
-    save_begins,
+    save_due,
     unsaved,
     warming_step,
 )
@@ -300,7 +301,7 @@ def _due(state: State, table: EngineTable, contents: SlotContents, now: float) -
         return table.no_save_until
     back = crowd_cut(contents, table, state.catalog, now)
     if back or unsaved(contents, table.traits, state.catalog):
-        paused = save_begins(state, table, contents, now)
+        paused = save_due(state, table, contents, now)
     else:
         paused = rest_until(state, table, contents)
     if not _at_rest(state, table):

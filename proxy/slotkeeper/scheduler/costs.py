@@ -1,4 +1,4 @@
-"""Measures of one engine: its rates, the work that it has begun, its failures. And the user's limits.
+"""The rates of one engine, and what a file or a copy costs by them; its work and failures; the user's limits.
 
 Rates and estimates come from the engine's own figures.
 """

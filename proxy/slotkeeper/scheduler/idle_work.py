@@ -1,4 +1,6 @@
-"""Decide the next step of idle work in a slot. The decision is made again after each step.
+"""Decide idle work in a slot: its next step, and after how long a pause it is saved or prefetched.
+
+The decision is made again after each step.
 
 Newer builds write checkpoints into slot files, so one file at the end can be cut wherever the slot could be.
 Older builds do not (engine.md 2.6). There the end, the last prompt's end and every user message get a file
@@ -433,7 +435,7 @@ def pause(state: State, table: EngineTable, contents: SlotContents, now: float) 
     return min(LONGEST_SAVE_PAUSE_SECONDS, max(state.limits.pause, PAUSE_PER_SAVE * seconds))
 
 
-def save_begins(state: State, table: EngineTable, contents: SlotContents, now: float) -> float:
+def save_due(state: State, table: EngineTable, contents: SlotContents, now: float) -> float:
     """Return when a slot may be saved while its engine works for no client.
 
     A save stops the engine, and any client may come meanwhile, also that of another slot. So it begins in a

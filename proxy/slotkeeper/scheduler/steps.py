@@ -1,4 +1,4 @@
-"""Steps, bound to an owner and a slot: a request's step becomes an effect, idle work becomes a chore."""
+"""Turn a step of a plan (prefill, save, restore, erase) into an effect, for a request or for idle work."""
 
 from __future__ import annotations
 
