@@ -11,6 +11,8 @@ from playbooks.playbook import (
     acts,
     arrives,
     ends,
+    engine_lost,
+    engine_up,
     erased,
     erases,
     filled,
@@ -131,6 +133,13 @@ def test_what_a_request_was_promised_no_longer_counts_once_its_slot_is_free():
     assert play.later(60) << sees(contents={0: len(A)})
     assert play << sees(0)  # a task of somebody else
     assert in_use(play.placement._state, play.table) == 2000  # a quarter of the buffer
+
+
+def test_a_restarted_engine_has_promised_no_cells():
+    play = pool(8000)
+    assert asks(play, "r1", A, answer_limit=2000) >> goes("r1", slot=0) << starts("r1")
+    play << engine_lost() << engine_up()
+    assert not play.table.promised
 
 
 def test_the_cells_in_use_are_reported():

@@ -120,7 +120,7 @@ def _begins(state: State, pending: Pending, scene: CurrentScene, now: float) -> 
         yield from _make_room(state, pending, plan, short, now)
         scene.changed()
     holds, lacking = _holds(state, pending, plan, now), short.cells if short else 0
-    if pending.keeps_waiting(plan, scene.drawn(), behind=behind, holds=holds, lacking=lacking) and plan:
+    if pending.waits_on(plan, scene.drawn(), behind=behind, holds=holds, lacking=lacking) and plan:
         yield priority.stood_back(pending, plan, now)
     return False
 

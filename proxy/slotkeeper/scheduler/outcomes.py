@@ -312,23 +312,24 @@ def _left_by(request: RequestId, table: EngineTable) -> list[SlotId]:
 
 
 def reply_known(state: State, event: ReplyKnown) -> None:
-    """Fill in the tokens of a reply wherever its state is: in a slot, in the RAM cache, in a coming file.
+    _fill_in(state, event.request, event.tokens, event.at)
+
+
+def _fill_in(state: State, request: RequestId, tokens: Tokens, now: float) -> None:
+    """Fill in the tokens of a request wherever its state is: in a slot, in the RAM cache, in a coming file.
 
     Idle work may have the slot meanwhile. A state whose end stayed unknown would seem to be missing from all
     files, and to be kept in the RAM cache beside a longer state that had replaced it.
     """
     for table in state.tables.values():
-        for slot in _left_by(event.request, table):
+        for slot in _left_by(request, table):
             owner = table.owners[slot]
             if owner is None or owner in state.chores:
-                state.tree(table.model).add(table.shadow.reply_known(slot, event.tokens), event.at)
-        table.shadow.reply_known_in_ram(event.request, event.tokens)
-    for chore in state.chores.values():
-        if chore.home and chore.home.request == event.request:
-            chore.home = chore.home.known_as(event.tokens)
+                state.tree(table.model).add(table.shadow.reply_known(slot, tokens), now)
+        table.shadow.reply_known_in_ram(request, tokens)
     for save, contents in state.coming.items():
-        if contents.request == event.request:
-            state.coming[save] = contents.known_as(event.tokens)
+        if contents.request == request:
+            state.coming[save] = contents.known_as(tokens)
 
 
 def next_known(state: State, event: NextKnown) -> None:
@@ -365,9 +366,6 @@ def rendered_late(state: State, event: Rendered) -> Iterator[Effect]:
     if pending is None or pending.stage is not Stage.ENDED or pending.finished is None:
         return
     pending.remember(state.tree(pending.arrived.model), event.at)
-    table = pending.table
-    if table and pending.prompt is not None:
-        for slot in _left_by(event.request, table):
-            table.shadow.reply_known(slot, pending.prompt)
-        table.shadow.reply_known_in_ram(event.request, pending.prompt)
+    if pending.prompt is not None:
+        _fill_in(state, event.request, pending.prompt, event.at)
     yield from close(state, pending)

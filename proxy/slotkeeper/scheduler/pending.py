@@ -6,8 +6,7 @@ tie the client's own form is sent. A form with tools in another order must save 
 the next agent may share this client's order, and would find it in the slot. A form to which the rules added
 what the client had left out must leave room for an answer.
 
-Only the methods of `Pending` change what is known of a request; each says what happened to it, and changes
-its engine's table and shadow with it.
+Only the methods of `Pending` change what is known of a request; each says what happened to it.
 """
 
 from __future__ import annotations
@@ -347,7 +346,7 @@ class Pending:
         if self.aged != aged:
             self.aged, self.waits_in = aged, None
 
-    def keeps_waiting(
+    def waits_on(
         self,
         plan: Plan | None,
         scene: Scene,
@@ -455,7 +454,10 @@ class Pending:
             table.move(self.slot, SlotState.LAUNCHED, request.request, now)
         else:
             if slot is not None and table.owners[slot] == request.request:
+                promised = table.promised.get(slot)
                 table.move(slot, SlotState.IDLE, None, now)
+                if promised is not None:  # the engine will find the request's own tokens there (T5)
+                    table.promise(slot, promised)
             table.send(request.request, request.copies, now, alone=plan.cleared)
         self._predict()
         return plan

@@ -182,6 +182,7 @@ class EngineTable:
         self.warmed.clear()
         self.no_save_until = self.crowded_until = -1.0
         self.first_save = None
+        self.promised.clear()
         self.ram_misses = 0
         self.proven = False
         self.doubts = Doubts()
@@ -280,7 +281,7 @@ class EngineTable:
             self.first_save = None
 
     def awaits_first_save(self, contents: SlotContents) -> bool:
-        """Whether a large state should not be parked now, because a first save will soon tell what it costs.
+        """Whether a request should not park a large state now: a first save will soon tell what that costs.
 
         A price that was guessed is paid once then, not for each slot of a crowd.
         """
