@@ -103,7 +103,7 @@ def pick(doc: Doc, keys: tuple[str, ...]) -> Doc:
 # again, and are compared at once.
 
 # Keys that precede the messages in the prompt or decide how they are rendered. `model` chooses the template
-# in router mode (engine.md 7). A grammar can bring its own template text, so schemas count.
+# in router mode (engine.md 13). A grammar can bring its own template text, so schemas count.
 HEAD: Final = (
     "model",
     "tools",

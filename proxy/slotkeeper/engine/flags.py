@@ -219,7 +219,7 @@ class EngineFlags:
 
     @property
     def router(self) -> bool:
-        """Whether one process serves many models (engine.md 7)."""
+        """Whether one process serves many models (engine.md 13)."""
         return bool(self.models_dir or self.models_preset)
 
     def traits_into(self, traits: EngineTraits) -> EngineTraits:
