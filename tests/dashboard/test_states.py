@@ -244,7 +244,7 @@ async def test_an_engine_that_up_starts_again_is_awaited(browser: Browser, tmp_p
         while found is None:
             engines.add(first := running.engine or 0)
             os.kill(first, signal.SIGKILL)
-            await asyncio.to_thread(wait_until, lambda old=first: running.engine not in {None, old})
+            await asyncio.to_thread(wait_until, lambda: running.engine not in {None, *engines})
             engines.add(second := running.engine or 0)
             os.kill(second, signal.SIGSTOP)
             found = await awaited(admin, scene.state)
