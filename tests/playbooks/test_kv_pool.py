@@ -131,7 +131,7 @@ def test_what_a_request_was_promised_no_longer_counts_once_its_slot_is_free():
     play = pool(8000)
     assert asks(play, "r1", A, answer_limit=2000) >> goes("r1", slot=0) << starts("r1") << leaves("r1")
     assert play.later(60) << sees(contents={0: len(A)})
-    assert play << sees(0)  # a task of somebody else
+    assert play << sees(0)  # a task of another client
     assert in_use(play.placement._state, play.table) == 2000  # a quarter of the buffer
 
 

@@ -627,9 +627,9 @@ class EngineTable:
             self.shadow.ran_with(slot, None)
         if state is SlotState.IDLE:
             self.promised.pop(slot, None)
-        if state is SlotState.IDLE and slot in self.doubted:
-            self.doubted.discard(slot)
-            self.shadow.doubted(slot)
+            if slot in self.doubted:
+                self.doubted.discard(slot)
+                self.shadow.doubted(slot)
         if SlotState.MAINTENANCE not in (state, self.states[slot]):
             if state is not SlotState.IDLE and self.resting and self.active_at >= 0:
                 self.rates.rests.append(now - self.active_at)

@@ -19,7 +19,7 @@ TABLES: Final = {"table", "_table", "waits_for"}
 SHADOWS: Final = {"shadow", "_shadow"}
 WRITERS: Final = {"scheduler/table.py": TABLES, "scheduler/shadow.py": SHADOWS}
 REQUESTS: Final = {"pending", "_pending"}
-# In the scheduler, nobody assigns a field of such a name to another object.
+# In the scheduler, no module assigns a field of such a name to another object.
 RECORD: Final = {field.name for field in fields(Pending)}
 CHANGE: Final = {
     *("append", "appendleft", "clear", "extend", "insert", "pop", "popleft", "remove", "reverse", "sort"),
