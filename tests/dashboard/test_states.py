@@ -226,7 +226,8 @@ async def test_an_engine_that_was_never_there_is_down(browser: Browser):
 
 async def awaited(admin: str, state: EngineState) -> Document | None:
     """Return what the sidecar says in this state; None if the engine was up before it was stopped."""
-    found = await until(admin, lambda seen: seen["engines"][0]["state"] in {state, EngineState.FROZEN})
+    silent = {EngineState.SILENT, EngineState.FROZEN}  # an engine that was up, and does not answer
+    found = await until(admin, lambda seen: seen["engines"][0]["state"] in {state, *silent})
     return found if found["engines"][0]["state"] == state else None
 
 
