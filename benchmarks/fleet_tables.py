@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 Row = dict[str, Any]
 Measured = Callable[[str], Any]
 SHOWN: Final = (1, 4, 64, 500)  # engines
+FILES: Final = ("local", "shared")  # where snapshots are
 
 
 def of(measured: Measured, table: Callable[..., str]) -> Mapping[str, Callable[[], str]]:
@@ -20,15 +21,57 @@ def of(measured: Measured, table: Callable[..., str]) -> Mapping[str, Callable[[
         return (row for row in measured("scaling") if row["table"] == name)
 
     def gateways() -> str:
-        return table(("who chooses", "snapshots", "waited", "TTFT p95"), map(_of_gateway, rows("gateways")))
+        head = ("who chooses", "waited, local", "waited, shared", "TTFT p95, local", "TTFT p95, shared")
+        found = _by_files(rows("gateways"), "way")
+        return table(
+            head, ((way, *_of_files(_waited, mine), *_of_files(_p95, mine)) for (way,), mine in found)
+        )
 
     def growth() -> str:
-        head = ("engines", "who chooses", "snapshots", "hit rate", "one large cache", "TTFT p95")
-        return table(head, (_of_growth(row) for row in rows("growth") if row["engines"] in SHOWN))
+        head = (
+            "engines",
+            "who chooses",
+            "one large cache",
+            "hit rate, local",
+            "hit rate, shared",
+            "TTFT p95, local",
+            "TTFT p95, shared",
+        )
+        shown = (row for row in rows("growth") if row["engines"] in SHOWN)
+        found = _by_files(shown, "engines", "way")
+        return table(
+            head,
+            (
+                (
+                    f"{engines}",
+                    way,
+                    _rate(mine["local"], "large_cache"),
+                    *_of_files(_rate, mine),
+                    *_of_files(_p95, mine),
+                )
+                for (engines, way), mine in found
+            ),
+        )
 
     def crowds() -> str:
-        head = ("conversations for each engine", "snapshots", "waited", "TTFT p95")
-        return table(head, map(_of_crowd, rows("crowds")))
+        head = (
+            "conversations for each engine",
+            "waited, no snapshots",
+            "local",
+            "shared",
+            "TTFT p95, no snapshots",
+            "local",
+            "shared",
+        )
+        ways = ("none", *FILES)
+        found = _by_files(rows("crowds"), "conversations")
+        return table(
+            head,
+            (
+                (f"{number:g}", *_of_files(_waited, mine, ways), *_of_files(_p95, mine, ways))
+                for (number,), mine in found
+            ),
+        )
 
     def decisions() -> str:
         slowest: dict[int, Row] = {}
@@ -60,6 +103,21 @@ def of(measured: Measured, table: Callable[..., str]) -> Mapping[str, Callable[[
     }
 
 
+def _by_files(rows: Iterable[Row], *names: str) -> Iterable[tuple[tuple[Any, ...], dict[str, Row]]]:
+    """Yield the values of some fields, and their rows by where snapshots are."""
+    found: dict[tuple[Any, ...], dict[str, Row]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[name] for name in names), {})[row["files"]] = row
+    return found.items()
+
+
+def _of_files(
+    figure: Callable[[Row], str], mine: Mapping[str, Row], ways: Iterable[str] = FILES
+) -> Iterator[str]:
+    """Yield a figure for each place of snapshots; a dash where it was not measured."""
+    return (figure(mine[way]) if way in mine else "-" for way in ways)
+
+
 def _rate(row: Row, name: str = "hit_rate") -> str:
     return f"{row[name]:.3f}"
 
@@ -70,25 +128,6 @@ def _waited(row: Row) -> str:
 
 def _p95(row: Row) -> str:
     return f"{row['first_token_p95']:.1f} s"
-
-
-def _of_gateway(row: Row) -> Sequence[str]:
-    return row["way"], row["files"], _waited(row), _p95(row)
-
-
-def _of_growth(row: Row) -> Sequence[str]:
-    return (
-        f"{row['engines']}",
-        row["way"],
-        row["files"],
-        _rate(row),
-        _rate(row, "large_cache"),
-        _p95(row),
-    )
-
-
-def _of_crowd(row: Row) -> Sequence[str]:
-    return f"{row['conversations']:g}", row["files"], _waited(row), _p95(row)
 
 
 def _of_decision(row: Row) -> Sequence[str]:

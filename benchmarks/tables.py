@@ -14,7 +14,7 @@ from typing import Any, Final
 from benchmarks import fleet_tables
 from benchmarks.engine_profiles import PROFILES, EngineProfile
 from benchmarks.figures import BUILDS
-from benchmarks.mechanisms import JOINED, MECHANISMS, WORSE, Mechanism
+from benchmarks.mechanisms import JOINED, MECHANISMS, WORSE
 from benchmarks.profile_work import ABOUT
 from benchmarks.waiting_figures import COLUMNS, grouped
 from slotkeeper.scheduler.figures import Sums
@@ -23,8 +23,10 @@ FIGURES: Final = Path(__file__).parents[1] / "docs" / "figures.json"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    first, *others = (
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in (head, *rows)
+    )
+    return "\n".join((first, "|---" * len(head) + "|", *others))
 
 
 def code(text: str) -> str:
@@ -215,14 +217,27 @@ def swaps() -> str:
 
 
 def pool() -> str:
-    def cells(row: Row) -> Sequence[str]:
-        ratio, wait = f"{row['computed'] / row['oracle']:.2f}", f"{row['longest_wait_seconds']:.1f} s"
-        ours = row["way"] != "stock"
-        failed = f"{row['failed']} of {row['requests']}"
-        return str(row["chats"]), row["engine"], row["way"], failed, ratio, wait if ours else "-"
+    """Return a row for each engine and number of chats; figures of the three ways stand beside each other."""
+    found = {(row["chats"], row["engine"], row["way"]): row for row in measured("pool")}
 
-    head = ("chats", "engine", "way", "requests that failed", "total / oracle", "longest wait")
-    return table(head, map(cells, measured("pool")))
+    def cells(chats: int, engine: str) -> Sequence[str]:
+        stock, *ours = (found[chats, engine, way] for way in ("stock", "sidecar", "sidecar with a folder"))
+        failed = (f"{sum(row['failed'] for row in rows)}" for rows in ([stock], ours))
+        ratios = (f"{row['computed'] / row['oracle']:.2f}" for row in (stock, *ours))
+        waits = " / ".join(f"{row['longest_wait_seconds']:.1f}" for row in ours)
+        return str(chats), engine, *failed, *ratios, waits
+
+    head = (
+        "chats",
+        "engine",
+        "failed, stock",
+        "failed, ours",
+        "total, stock",
+        "total, ours",
+        "with a folder",
+        "longest wait, s",
+    )
+    return table(head, (cells(*key) for key in dict.fromkeys(key[:2] for key in found)))
 
 
 def cold_bytes() -> str:
@@ -276,35 +291,40 @@ def profile_work() -> str:
 
 
 def ablation_cells() -> str:
-    """Return what each mechanism does and saves, and why it is kept."""
-
-    def cells(row: Row) -> Sequence[str]:
-        names = row["name"].split(JOINED)
-        about = "; ".join(MECHANISMS[name].about for name in names) if len(names) == 1 else "both"
-        sums = (f"{row['sums'][unit]:.3f}" for unit in ("seconds", "tokens"))
-        most = row["worst"]
-        lost = most["left_out"] - most["with"]
-        changed = f"{most['work']}, {code(most['profile'])}: {most['with']:.2f} → {most['left_out']:.2f}"
-        place = f"{changed} {most['unit']}" if lost >= LEAST_LOSS else "-"
-        shown = place if row["changes"] else "no row changes"
-        return code(row["name"]), about, shown, *sums, _kept_because(lost, [MECHANISMS[n] for n in names])
-
-    head = (
-        "mechanism",
-        "what it does",
-        "row that loses most, ÷ stock",
-        "seconds",
-        "tokens",
-        "kept because of",
+    """Return what each mechanism saves, in a table; then the names of those that no row keeps."""
+    rows: Sequence[Row] = measured("ablations")
+    head = ("mechanism", "what it does", "row that loses most, ÷ stock", "seconds", "tokens")
+    others = [row["name"] for row in rows if _lost(row) < WORSE]
+    tested, unfounded = (
+        ", ".join(code(name) for name in others if _has_test(name) is wanted) for wanted in (True, False)
     )
-    return table(head, map(cells, measured("ablations")))
+    return (
+        f"{table(head, (_saving(row) for row in rows if _shows(row)))}\n\n"
+        f"No row loses 0.02, a test fails: {tested}.\n\nNeither was found yet: {unfounded}."
+    )
 
 
-def _kept_because(lost: float, mechanisms: Sequence[Mechanism]) -> str:
-    if lost >= WORSE:
-        return "this row"
-    faults = [mechanism.fault for mechanism in mechanisms if mechanism.fault]
-    return ", ".join(map(code, faults)) or "**nothing found**"
+def _has_test(name: str) -> bool:
+    return any(MECHANISMS[one].fault for one in name.split(JOINED))
+
+
+def _lost(row: Row) -> float:
+    return float(row["worst"]["left_out"] - row["worst"]["with"])
+
+
+def _shows(row: Row) -> bool:
+    """Whether a figure that is shown differs without the mechanism."""
+    summed = any(f"{ratio:.3f}" != "1.000" for ratio in row["sums"].values())
+    return bool(row["changes"]) and (_lost(row) >= LEAST_LOSS or summed)
+
+
+def _saving(row: Row) -> Sequence[str]:
+    most = row["worst"]
+    changed = f"{most['work']}, {code(most['profile'])}: {most['with']:.2f} → {most['left_out']:.2f}"
+    shown = f"{changed} {most['unit']}" if _lost(row) >= LEAST_LOSS else "-"
+    sums = (f"{row['sums'][unit]:.3f}" for unit in ("seconds", "tokens"))
+    about = "both" if JOINED in row["name"] else MECHANISMS[row["name"]].about
+    return code(row["name"]), about, shown, *sums
 
 
 def waiting_cells() -> str:

@@ -100,10 +100,15 @@ def kinds() -> str:
 
 
 def causes() -> str:
-    """With the rule that undoes a cause, if it has another name."""
-    rules = {cause: seen.rule.value if seen.rule else cause.value for cause, seen in CAUSES.items()}
-    named = {cause: f" (rule {code(rule)})" if rule != cause.value else "" for cause, rule in rules.items()}
-    return _listed((cause.value, seen.what + named[cause]) for cause, seen in CAUSES.items())
+    """Return the names of those that a rule undoes, for the rule says what they are, and the others."""
+    ruled = {cause.value: seen.rule.value for cause, seen in CAUSES.items() if seen.rule}
+    same = ", ".join(code(cause) for cause, rule in ruled.items() if rule == cause)
+    other = ", ".join(f"{code(cause)} ({code(rule)})" for cause, rule in ruled.items() if rule != cause)
+    alone = _listed((cause.value, seen.what) for cause, seen in CAUSES.items() if not seen.rule)
+    return (
+        f"* Undone by the rule of the same name: {same}\n* Undone by another rule: {other}\n\n"
+        f"By no rule:\n\n{alone}"
+    )
 
 
 def _listed(members: Iterable[tuple[str, str]]) -> str:

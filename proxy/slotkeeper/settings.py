@@ -52,15 +52,15 @@ class Settings(BaseSettings):
     upstream: Annotated[tuple[str, ...], NoDecode] = Field(
         default=("http://127.0.0.1:8081",),
         description=(
-            "URL of a llama-server, with any --api-prefix, or NAME=URL; repeat it for several engines with "
-            "the same model"
+            "URL of a llama-server, with any --api-prefix, or NAME=URL; several for engines with the "
+            "same model"
         ),
     )
     listen: str = Field(default="127.0.0.1:8080", description="where clients connect, HOST:PORT")
     admin_listen: str = Field(default=USUAL_ADMIN_LISTEN, description="metrics, probes and state, HOST:PORT")
     slot_dir: Path | None = Field(
         default=None,
-        description="folder for snapshots of slots: the engine's --slot-save-path, as this machine sees it",
+        description="folder for snapshots: the engine's --slot-save-path, as this machine sees it",
     )
     engine_api_key: SecretStr | None = Field(
         default=None, description="the engine's --api-key, for our own control calls"
@@ -80,46 +80,37 @@ class Settings(BaseSettings):
         default=60.0,
         ge=0,
         description=(
-            "seconds that requests wait for an engine that loads, is probed, or has ended; 0: an error at "
-            "once"
+            "seconds that requests wait for an engine that loads, is probed, or ended; 0: an error at once"
         ),
     )
 
     # -- snapshots and idle work
     cold_dir: Path | None = Field(
         default=None,
-        description="larger or slower folder for snapshots that have no room in the slot folder",
+        description="second, larger or slower folder for snapshots",
     )
     hot_bytes: BudgetSize = Field(
         default="auto",
-        description=(
-            "room for snapshots in the slot folder; auto: a quarter of what is free there, up to half for "
-            "large models, in memory half as much"
-        ),
+        description=("room for snapshots in the slot folder; auto: a part of what is free there"),
     )
-    cold_bytes: BudgetSize = Field(
-        default="auto", description="room for snapshots in the cold folder; auto: as for --hot-bytes"
-    )
+    cold_bytes: BudgetSize = Field(default="auto", description="the same for the cold folder")
     hourly_bytes: BudgetSize = Field(
         default="auto",
         description=(
-            "bytes that may be written in an hour for paused conversations and shared beginnings, because "
-            "disks wear out; auto: a sixteenth of the disk's size, no limit in memory"
+            "bytes that may be written in an hour for paused conversations and shared beginnings, "
+            "because disks wear out; auto: by the disk's size"
         ),
     )
     shared_slot_dir: bool = Field(
         default=False,
         description=(
-            "allow the slot and the cold folder to be writable for a group or for all, like volumes of a "
-            "pod; who can write there can make the engine load other files"
+            "allow the slot and the cold folder to be writable for a group or for all, like volumes "
+            "of a pod (`slotkeeper docs security`)"
         ),
     )
     evacuate: bool = Field(
         default=False,
-        description=(
-            "when the sidecar stops, move all snapshots to the cold folder or shared store; for a slot "
-            "folder that ends with it (a tmpfs, an emptyDir of a pod)"
-        ),
+        description=("when the sidecar stops, move all snapshots to the cold folder or shared store"),
     )
     idle_tokens: int = Field(
         default=1_000_000,
@@ -131,24 +122,25 @@ class Settings(BaseSettings):
     cold_store: str = Field(
         default="",
         description=(
-            "a store that several sidecars share, instead of a cold folder: s3://BUCKET/PREFIX, or a folder "
-            "that all see (`slotkeeper docs shared-store`); needs the extra `s3`"
+            "instead of a cold folder: s3://BUCKET/PREFIX, or a folder that all see (`slotkeeper docs "
+            "shared-store`); needs the extra `s3`"
         ),
     )
     cold_store_bytes: ByteSize = Field(
         default=ByteSize(512 * 2**30),
         ge=0,
-        description="room in the shared store, for all sidecars; least recently used states go; 0: no limit",
+        description="room in the shared store, for all sidecars; 0: no limit",
     )
     store_key_file: Path | None = Field(
         default=None,
-        description="file with a secret of 32 bytes or more, the same for all sidecars; encrypts the store",
+        description=(
+            "file with a secret of 32 bytes or more, which encrypts the store; the same for all sidecars"
+        ),
     )
     hints: SecretStr | None = Field(
         default=None,
         description=(
-            "URL of a Redis or Valkey, redis://HOST:6379/0, that makes the shared store quicker; needs the "
-            "extra `hints`"
+            "redis://HOST:6379/0: a Redis or Valkey that makes lookups faster; needs the extra `hints`"
         ),
     )
 
@@ -156,9 +148,8 @@ class Settings(BaseSettings):
     rules: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
         description=(
-            "clients that rewrite their own prompts: NAME=off|observe|fix, where NAME is a rule or `all`, "
-            "optionally with @ and a pattern for the User-Agent; the last match counts (`slotkeeper docs "
-            "rules`)"
+            "clients that rewrite their own prompts: NAME=off|observe|fix, optionally with @ and a "
+            "pattern for the User-Agent (`slotkeeper docs rules`)"
         ),
     )
     keep_alive: float = Field(
@@ -172,8 +163,8 @@ class Settings(BaseSettings):
     namespaces: Literal["auto", "key", "off"] = Field(
         default="auto",
         description=(
-            "key: tokens computed for one API key are never reused for another; off: all keys share a cache; "
-            "auto: key once an engine has accepted a second one (`slotkeeper docs security`)"
+            "key: tokens computed for one API key are never reused for another; off: all keys share a "
+            "cache; auto: key once there are two (`slotkeeper docs security`)"
         ),
     )
     max_body_bytes: ByteSize = Field(
@@ -182,9 +173,7 @@ class Settings(BaseSettings):
     max_connections: int = Field(
         default=8192,
         ge=1,
-        description=(
-            "client connections on the data port; fewer if the system grants fewer file descriptors"
-        ),
+        description=("client connections on the data port, if there are enough file descriptors"),
     )
     trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
@@ -216,10 +205,7 @@ class Settings(BaseSettings):
     )
     admin_host: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
-        description=(
-            "a host name under which the admin port may be called, besides localhost and IP addresses; may "
-            "be given several times"
-        ),
+        description=("names under which the admin port may be called, besides localhost and IP addresses"),
     )
 
     # -- shutdown
@@ -238,15 +224,13 @@ class Settings(BaseSettings):
     # -- explanations, recordings and spans
     why_text: bool = Field(
         default=False,
-        description=(
-            "keep excerpts of prompts where they diverge, in memory only, and show them on the admin port"
-        ),
+        description=("show excerpts of prompts where they diverge on the admin port; they stay in memory"),
     )
     record: Path | None = Field(
         default=None,
         description=(
-            "write every request to files in this folder, for `replay` and `lint`: whole prompts, without "
-            "credentials"
+            "write every request to files in this folder: whole prompts, without credentials "
+            "(`slotkeeper docs recording`)"
         ),
     )
     otlp_endpoint: str = Field(

@@ -117,31 +117,31 @@ class Metrics:
         )
         self.refusals = self._counter(
             "refused_requests_total",
-            "Requests answered 400, because the engine might read them differently from Slotkeeper.",
+            "Requests answered 400, because the engine might read them differently.",
             "reason",
         )
         self.cuts = self._counter(
-            "connections_cut_total", "Connections of clients that were refused or closed early.", "reason"
+            "connections_cut_total", "Client connections that were refused or closed early.", "reason"
         )
         self.sent_again = self._counter(
             "requests_sent_again_total",
-            "Times that a request was sent again, because its engine ended before the answer began.",
+            "Requests sent again, because their engine ended before the answer began.",
         )
         self.queue_wait = self._histogram(
-            "queue_wait_seconds", "Waiting for a free slot: the stage `queue` of each request.", PREFILL
+            "queue_wait_seconds", "Waiting for a free slot: the stage `queue`.", PREFILL
         )
         self.stages = self._histogram(
             "stage_seconds",
-            "Time that a request spent in each stage that it reached; the stages add up to its duration.",
+            "Time of requests in each stage.",
             STAGES,
             "stage",
         )
         self.priority_acts = self._counter(
-            "priority_total", "What was done because of priorities and deadlines of requests.", "reason"
+            "priority_total", "What was done because of priorities and deadlines.", "reason"
         )
         self.priority_wait = self._histogram(
             "priority_wait_seconds",
-            "In the queue in all, by the priority of the request.",
+            "Time in the queue.",
             PREFILL,
             "priority",
         )
@@ -156,7 +156,7 @@ class Metrics:
     def _about_tokens(self) -> None:
         self.prompt_tokens = self._counter(
             "prompt_tokens_total",
-            "Prompt tokens of client requests: reused from earlier work, and computed while they waited.",
+            "Prompt tokens of requests: reused, and computed while they waited.",
             "source",
         )
         self.prefill_tokens = self._counter(
@@ -173,7 +173,7 @@ class Metrics:
         )
         self.unknown_tokens = self._counter(
             "unknown_tokens_total",
-            "Prompt tokens computed for these requests: part of the purposes client and plant.",
+            "Prompt tokens computed for them: part of client and plant.",
             "reason",
         )
         self.prepared_tokens = self._counter(
@@ -181,17 +181,17 @@ class Metrics:
         )
         self.lost_tokens = self._counter(
             "lost_tokens_total",
-            "Prompt tokens that were computed again, by why no cache had them.",
+            "Prompt tokens computed again, because no cache had them.",
             "reason",
         )
         self.repeated = self._counter(
             "repeated_tokens_total",
-            "Prompt tokens computed again because of what the client had changed.",
+            "Prompt tokens computed again, because of what the client had changed.",
             "cause",
         )
         self.rewrites = self._counter(
             "rewrites_total",
-            "Requests in which a rule found something: fixed, observed, or declined as it saves nothing.",
+            "Requests in which a rule found something; declined: it saves nothing.",
             "rule",
             "action",
         )
@@ -201,7 +201,7 @@ class Metrics:
         )
         self.step_seconds = self._counter(
             "step_seconds_total",
-            "Time that requests waited for steps before them (not plants): subtract it from the time saved.",
+            "Time of steps before requests, but plants: subtract it from the time saved.",
         )
         self.prediction_error = self._histogram(
             "prediction_error_tokens", "Difference of predicted and real reuse.", ERRORS
@@ -213,34 +213,34 @@ class Metrics:
     def _about_engines(self) -> None:
         self.poisoned = self._counter(
             "poisoned_slots_total",
-            "Times that an engine reported impossible reuse, or was unsound after it refused a file.",
+            "Impossible reuse that an engine reported, or unsound after it refused a file.",
             "reason",
         )
         self.pool_acts = self._counter(
             "kv_pool_total",
-            "Actions on the KV buffer that all slots of an engine share.",
+            "Actions on a shared KV buffer.",
             "reason",
         )
         self.freezes = self._counter(
             "engine_freezes_total",
-            "Times that an engine was silent for so long that it counted as frozen.",
+            "Times that an engine was frozen.",
             "engine",
         )
         self.failures = self._counter(
             "engine_failures_total",
-            "Requests that failed at an engine, by its fault: these open its circuit breaker.",
+            "Requests that failed by an engine's fault: these open its circuit breaker.",
             "engine",
         )
         self.flags_learned = self._counter(
             "engine_flags_learned_total",
-            "Flags of engines that were learned at runtime, and how.",
+            "Flags that were learned, and how.",
             "flag",
             "how",
         )
         self.model_tokens = self._counter(
             "model_prompt_tokens_total",
-            "Prompt tokens for each model of a router: reused, computed and the least possible; or computed "
-            "while the least is unknown.",
+            "Prompt tokens by model of a router: reused, computed, the oracle; or computed without an "
+            "oracle.",
             "model",
             "source",
         )
@@ -249,7 +249,7 @@ class Metrics:
         )
         self.model_load_seconds = self._histogram(
             "model_load_seconds",
-            "From the request to load a model until it serves, without saving the other one.",
+            "Loading a model, without saving the other one.",
             PREFILL,
         )
 
@@ -259,13 +259,13 @@ class Metrics:
         )
         self.operation_seconds = self._histogram(
             "snapshot_seconds",
-            "Duration of operations on slot files, with hashing and waiting for the engine.",
+            "Operations on slot files, with hashing and waiting for the engine.",
             FILES,
             "op",
         )
         self.shared_losses = self._counter(
             "shared_losses_total",
-            "Times that the shared store, or its hints, became unusable.",
+            "Times that the shared store, or its hints, was lost.",
             "part",
         )
         self.shared_up = Gauge(
@@ -278,7 +278,7 @@ class Metrics:
     def _about_itself(self) -> None:
         self.fallbacks = self._counter(
             "fallbacks_total",
-            "Times that a part of Slotkeeper failed open, and requests that got no place.",
+            "Parts of Slotkeeper that failed open, and requests without a place.",
             "reason",
         )
         self.registry.register(DROPPED)

@@ -440,7 +440,7 @@ class ClientFigures(Collector):
         )
         tokens = CounterMetricFamily(
             "slotkeeper_client_prompt_tokens",
-            "Prompt tokens by client: reused from earlier work, and computed while it waited.",
+            "Prompt tokens by client: reused, and computed while it waited.",
             labels=(*LABELS, "source"),
         )
         saved = GaugeMetricFamily(

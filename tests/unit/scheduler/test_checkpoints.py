@@ -43,7 +43,7 @@ def test_a_prefill_four_tokens_past_a_boundary_leaves_a_checkpoint_there(build, 
     assert places(prefill(traits(**build), boundary + 4)) == [boundary - 512, boundary]
 
 
-# (what engine.md section 3 reports, traits, steps, user starts, list)
+# Lists as measured; engine.md section 3 has the rules: (name, traits, steps, user starts, list)
 MEASURED = [
     (
         "four steps, all survive",

@@ -1,4 +1,4 @@
-"""The RAM prompt cache and the engine's own choice: engine.md section 4 row by row, T6, 1.2."""
+"""The RAM prompt cache (engine.md section 4 and T6), and the engine's own choice of a slot (engine.md 1.2)."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def in_ram(engine):
     return [contents.tokens for contents in engine.ram]
 
 
-# -- pinned: the table of section 4 ------------------------------------------------------------------
+# -- pinned: what section 4 says of it ---------------------------------------------------------------
 
 
 def test_a_slot_that_would_keep_less_than_half_is_saved_and_the_best_entry_is_loaded():

@@ -215,8 +215,7 @@ class Date(Moving):
     name = RuleName.DATE
     kind = FactKind.DATE
     about = (
-        "opencode, pi, continue, mistral-vibe, aider, cline and Claude Code write today's date into "
-        "the system text."
+        "opencode, pi, continue, mistral-vibe, aider, cline and Claude Code write it into the system text."
     )
     safe = (
         "The system text keeps the first date. The newest message gives the current one, each time it "
@@ -228,14 +227,14 @@ class Clock(Moving):
     name = RuleName.CLOCK
     kind = FactKind.CLOCK
     about = "Some clients (kimi-cli for each session) write the time, with seconds, into the system text."
-    safe = "The same, with the time."
+    safe = "The system text keeps the first time. The newest message gives the current one."
 
 
 class WorkingDirectory(Moving):
     name = RuleName.CWD
     kind = FactKind.CWD
     about = "The system text names the working directory."
-    safe = "The same, with the directory."
+    safe = "The system text keeps the first directory. The newest message names the current one."
 
 
 class GitStatus(Moving):
@@ -245,7 +244,10 @@ class GitStatus(Moving):
         "qwen-code, continue, mistral-vibe and Claude Code write branch, changed files and commits "
         "into the system text."
     )
-    safe = "The same, marked as data from the repository."
+    safe = (
+        "The system text keeps the first status. The newest message gives the current one, marked "
+        "as data from the repository."
+    )
 
     def words(self, phrase: str) -> str:
         return _GIT_DATA + phrase
@@ -254,10 +256,7 @@ class GitStatus(Moving):
 class Environment(Moving):
     name = RuleName.ENVIRONMENT
     kind = FactKind.ENVIRONMENT
-    about = (
-        "Platform, shell, files (kimi-cli) or codex' environment_context are written again when the "
-        "client starts."
-    )
+    about = "Platform, shell, files (kimi-cli) or codex' environment_context change when the client starts."
     safe = "The first description stays. The newest message gives the current one in full."
 
 

@@ -218,13 +218,10 @@ class PrunedResults:
 
     name = RuleName.PRUNED_RESULTS
     default = Mode.OBSERVE
-    about = (
-        "opencode, Kilo Code, Claude Code, Qwen Code, Hermes, OpenClaw, Gemini CLI, Cline, SWE-agent "
-        "and OpenHands replace old results of tools, some one at a time."
-    )
+    about = "Many agents replace old results of tools, some one at a time."
     safe = (
-        "The model reads a result as this client sent it before, and never more. Without room, all "
-        "that was pruned goes through at once, when a user speaks."
+        "The model reads a result as this client sent it before. Without room, all that was pruned "
+        "goes through at once, when a user speaks."
     )
 
     def changes(self, scene: Scene) -> Iterator[Edit]:
