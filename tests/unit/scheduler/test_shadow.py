@@ -1,4 +1,4 @@
-"""The RAM prompt cache (engine.md section 4 and T6), and the engine's own choice of a slot (engine.md 1.2)."""
+"""The RAM prompt cache (engine.md section 4, T6), and the slot that the engine chooses (engine.md 1.2)."""
 
 import pytest
 
