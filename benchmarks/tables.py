@@ -54,7 +54,7 @@ WORK: Final = {
 }
 CROWD: Final = (4, 50)  # conversations, and milliseconds between requests, of the cell with a target
 
-WAITED: Final = ("work", "stock", "ours ÷ stock", "stock ÷ least", "ours ÷ least", "longest stall, ms")
+WAITED: Final = ("work", "stock", "ours ÷ stock", "ours ÷ least", "longest stall, ms")
 
 LEFT_OVER: Final = {
     "memory_kib": "memory, KiB, after the warm-up and at the end",
@@ -141,11 +141,10 @@ def recorded() -> str:
         return waited / oracle
 
     def cells(agent: str) -> Sequence[str]:
-        sessions = len({row["session"] for row in found if _agent(row) == agent})
         pairs = (_pair([ratio(agent, way, build) for build in BUILDS]) for way in ("stock", "default"))
-        return agent, str(sessions), *pairs
+        return agent, *pairs
 
-    return table(("agent", "sessions", "stock", "Slotkeeper"), map(cells, dict.fromkeys(map(_agent, found))))
+    return table(("agent", "stock", "Slotkeeper"), map(cells, dict.fromkeys(map(_agent, found))))
 
 
 def _agent(row: Row) -> str:
@@ -255,14 +254,14 @@ def cold_bytes() -> str:
 
 
 def store_uploads() -> str:
-    """Return what a turn uploads to a shared store, for parts of several sizes."""
-
-    def cells(row: Row) -> Sequence[str]:
-        least, requests = f"{row['least'] >> 10:,} KiB", f"{row['requests_per_turn']:.1f}"
-        return least, f"{row['token_bytes']:,}", f"{row['ratio']:.2f}", requests
-
-    head = ("parts from", "bytes of a token", "uploaded ÷ bytes of its tokens", "requests a turn")
-    return table(head, (cells(row) for row in measured("store_bytes") if "ratio" in row))
+    """Return what a turn uploads to a shared store, for parts of several sizes and tokens of two sizes."""
+    sizes: dict[int, list[str]] = {}
+    for row in measured("store_bytes"):
+        if "ratio" in row:
+            figures = (f"{row['ratio']:.2f}", f"{row['requests_per_turn']:.1f}")
+            sizes.setdefault(row["least"], []).extend(figures)
+    head = ("parts from", "4 KiB a token", "requests", "16 KiB a token", "requests")
+    return table(head, ((f"{least >> 10:,} KiB", *figures) for least, figures in sizes.items()))
 
 
 def profile_engines() -> str:
@@ -340,9 +339,9 @@ def waiting_cells() -> str:
 
 def report_cells() -> str:
     def cells(row: Row) -> Sequence[str]:
-        return row["about"], f"{row['ours'] / row['stock']:.2f}", f"{row['limit']:.2f}"
+        return row["about"], f"{row['ours'] / row['stock']:.2f}"
 
-    head = "workload", "Slotkeeper ÷ stock", "limit"
+    head = "workload", "Slotkeeper ÷ stock"
     return table(head, map(cells, measured("cases")))
 
 
