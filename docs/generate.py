@@ -104,10 +104,12 @@ def causes() -> str:
     ruled = {cause.value: seen.rule.value for cause, seen in CAUSES.items() if seen.rule}
     same = ", ".join(code(cause) for cause, rule in ruled.items() if rule == cause)
     other = ", ".join(f"{code(cause)} ({code(rule)})" for cause, rule in ruled.items() if rule != cause)
-    alone = _listed((cause.value, seen.what) for cause, seen in CAUSES.items() if not seen.rule)
+    alone = {cause.value: seen.what for cause, seen in CAUSES.items() if not seen.rule}
+    plain = [cause for cause, what in alone.items() if set(cause.split("_")) <= set(what.split())]
+    explained = _listed((cause, what) for cause, what in alone.items() if cause not in plain)
     return (
-        f"* Undone by the rule of the same name: {same}\n* Undone by another rule: {other}\n\n"
-        f"By no rule:\n\n{alone}"
+        f"* Undone by the rule of the same name: {same}\n* Undone by another rule: {other}\n"
+        f"* By no rule: {', '.join(map(code, plain))}\n{explained}"
     )
 
 

@@ -45,7 +45,6 @@ FOREIGN: Final = frozenset(
         "TimeoutStopSec",
         "ReadWritePaths=",
         "StateDirectory=",
-        "ssh -L 9090:127.0.0.1:9090 HOST",
         "--swa-full",
         "--no-slots",
         "--api-key",

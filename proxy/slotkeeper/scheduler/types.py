@@ -64,22 +64,22 @@ class Reason(StrEnum):
     CONTINUES = "continues"  # the request's messages extend those in the slot; decided without token ids
     PREFIX = "prefix"  # cheapest: this slot holds the longest reusable prefix
     RAM_CACHE = "ram_cache"  # the engine loads the prefix from its own RAM prompt cache
-    SNAPSHOT = "snapshot"  # a snapshot was restored, because that is cheaper than any slot as it is
+    SNAPSHOT = "snapshot"  # a snapshot was restored, because that is cheaper
     COLD = "cold"  # no reusable prefix anywhere: the slot that loses least
     CLIENT_CHOSE = "client_chose"  # the request carried id_slot
     ENGINE_CHOSE = "engine_chose"  # left to the engine, because pinning would lose (engine.md T6)
-    STEERED = "steered"  # the route ignores id_slot: the prefix was prefilled where the engine will look (T5)
+    STEERED = "steered"  # the route ignores id_slot: prefilled where the engine will look (T5)
     UNPINNABLE = "unpinnable"  # it takes a slot that cannot be chosen (embeddings, n > 1)
-    BRIEF = "brief"  # so short that the slot that loses least is best, whatever it holds
+    BRIEF = "brief"  # so short that the slot that loses least is best
     UNRENDERED = "unrendered"  # the prompt's tokens are unknown: placed by messages or age alone
-    SLOTLESS = "slotless"  # it takes no slot, and waited only for its model to be loaded
+    SLOTLESS = "slotless"  # it takes no slot, and waited only for its model
     BYPASS = "bypass"  # X-Slotkeeper-Bypass: 1
     FAIL_OPEN = "fail_open"  # Slotkeeper failed; the request went through unchanged
-    NO_ENGINE = "no_engine"  # no engine is up and none is expected: the client gets that engine's refusal
-    NOT_PROBED = "not_probed"  # the engine answers, but its probe had not succeeded in time
+    NO_ENGINE = "no_engine"  # no engine is up and none is expected
+    NOT_PROBED = "not_probed"  # the engine answers, but could not be probed in time
     SLOTS_HIDDEN = "slots_hidden"  # the engine does not show its slots (--no-slots)
     KEY_REFUSED = "key_refused"  # the engine refuses our key, or requires one that we do not have
-    KEY_UNCHECKED = "key_unchecked"  # no engine could say whether it accepts the client's key
+    KEY_UNCHECKED = "key_unchecked"  # no engine could check the client's key
 
 
 # The request went to the engine as it came, without a place, although its client did not ask for that.
