@@ -299,7 +299,7 @@ def ablation_cells() -> str:
     )
     return (
         f"{table(head, (_saving(row) for row in rows if _shows(row)))}\n\n"
-        f"No row loses 0.02, a test fails: {tested}.\n\nNeither was found yet: {unfounded}."
+        f"A test fails, but no row loses 0.02, without {tested}.\n\nNeither was found yet for {unfounded}."
     )
 
 

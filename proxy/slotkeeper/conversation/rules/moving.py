@@ -215,7 +215,8 @@ class Date(Moving):
     name = RuleName.DATE
     kind = FactKind.DATE
     about = (
-        "opencode, pi, continue, mistral-vibe, aider, cline and Claude Code write it into the system text."
+        "opencode, pi, continue, mistral-vibe, aider, cline and Claude Code write the date into the "
+        "system text."
     )
     safe = (
         "The system text keeps the first date. The newest message gives the current one, each time it "
