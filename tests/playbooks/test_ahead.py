@@ -24,6 +24,7 @@ from playbooks.playbook import (
     sees,
     snapshot,
     snapshots_changed,
+    starts,
     stops,
     unpinned,
     unsaved,
@@ -88,7 +89,7 @@ def test_a_prefetch_restores_a_file_first_if_the_slot_has_fewer_tokens():
 
 def test_nothing_is_prefetched_while_a_request_runs():
     play = Play()
-    assert play << arrives("r2") << knows("r2", OTHER) >> goes("r2", slot=0)
+    assert play << arrives("r2") << knows("r2", OTHER) >> goes("r2", slot=0) << starts("r2")
     assert play << arrives("r1", hash_chain=OUTLINE) << knows("r1", PROMPT) >> goes("r1", slot=1)
     assert play << ends("r1", 4000, 0, generated=150) >> reports("r1") << follows("r1", NEXT)
     assert play.later(5) << sees(0)

@@ -151,6 +151,7 @@ def test_a_request_waits_for_a_file_that_is_being_checked_if_another_file_has_al
         play
         << written()
         >> goes("r3", slot=0)
+        << starts("r3")
         << snapshots_changed(snapshot("early", A.cut(0, len(A) - 150)))
     )
     play << arrives("r4") << knows("r4", A + OTHER)
@@ -194,7 +195,7 @@ def test_while_the_first_large_save_is_under_way_no_other_slot_is_parked(token_b
 
 def test_once_a_first_large_save_has_failed_another_slot_may_be_parked():
     play = two_large_slots(64 * 1024)
-    assert play << unsaved(lasting=False) >> goes("r3", slot=0)
+    assert play << unsaved(lasting=False) >> goes("r3", slot=0) << starts("r3")
     assert play << arrives("r4") << knows("r4", OTHER) >> saves(1, SaveMoment.PARK)
 
 
@@ -203,7 +204,7 @@ def test_once_the_client_of_a_first_large_save_has_left_another_slot_may_be_park
     assert play << leaves("r3") << unsaved(lasting=False)
     assert play.later(1) << sees(contents={0: len(A), 1: len(B)})
     play.table.shadow.slots[0] = None
-    assert play << arrives("r4") << knows("r4", OTHER) >> goes("r4", slot=0)
+    assert play << arrives("r4") << knows("r4", OTHER) >> goes("r4", slot=0) << starts("r4")
     assert play << arrives("r5") << knows("r5", C) >> saves(1, SaveMoment.PARK)
 
 

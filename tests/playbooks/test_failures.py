@@ -83,7 +83,7 @@ def test_tokens_that_arrive_after_the_answer_give_one_exact_report():
 def test_no_request_continues_in_a_slot_that_is_taken():
     play = Play()
     first = arrives("r1", hash_chain=TALK)
-    assert play << first << knows("r1", A) >> goes("r1", slot=0)
+    assert play << first << knows("r1", A) >> goes("r1", slot=0) << starts("r1")
     assert play << arrives("r2", hash_chain=(*TALK, b"answer"))
     assert play << knows("r2", A + MORE) >> goes("r2", slot=1)
 
@@ -220,7 +220,7 @@ def test_a_plant_of_a_lost_engine_does_not_reserve_a_slot():
     play = planting()
     assert play << engine_lost() << engine_up() << sees()
     for request in ("r3", "r4"):
-        assert play << arrives(request) << knows(request, A) >> goes(request)
+        assert play << arrives(request) << knows(request, A) >> goes(request) << starts(request)
     assert play << planted("r2", None)
     assert play.placement.queued == 1
     assert play << ends("r4", 1000) >> reports("r4") >> goes("r2", slot=1)
@@ -303,7 +303,8 @@ def test_a_long_queue_is_not_decided_again_while_nothing_changes(monkeypatch):
     for n in range(50):  # slot 1 is free, but all of them wait for what slot 0 holds
         assert play << arrives(f"r{n}", f"client{n}") << knows(f"r{n}", A + Tokens([n]))
     assert decide.call_count == 2 * 50  # when it arrived, and when its tokens were known
-    assert play << sees(contents={0: 1000}) >> goes("r0", slot=0) >> goes("r1", slot=1)
+    assert play << sees(contents={0: 1000}) >> goes("r0", slot=0)
+    assert play << starts("r0") >> goes("r1", slot=1)
 
 
 def test_a_request_behind_many_that_wait_for_a_busy_slot_gets_a_free_slot_soon():

@@ -227,7 +227,7 @@ def test_no_second_victim_is_chosen_while_the_first_is_emptied():
         >> fills(0, Purpose.EMPTY)
     )
     assert play << arrives("r2", brief=True, rendered=False, size=100, answer_limit=10) >> goes("r2", slot=3)
-    assert play << filled() >> goes("r1")
+    assert play << starts("r2") << filled() >> goes("r1")
 
 
 def test_if_no_slot_can_be_emptied_the_request_is_sent_and_the_engines_purge_is_modelled():
@@ -264,7 +264,7 @@ def test_small_requests_overtake_a_large_one_a_limited_number_of_times():
         play.table.shadow.slots[1:] = [None] * 3
     assert asks(play, "late", MORE, 10)  # this one would fit
     assert play.placement.queued == 2
-    play << ends("r0", 1000, generated=1) >> reports("r0") >> goes("big")
+    play << ends("r0", 1000, generated=1) >> reports("r0") >> goes("big") << starts("big")
     assert play >> pooled("late", PoolAct.WAITED) >> pooled("late", PoolAct.ERASED) >> fills(0, Purpose.EMPTY)
 
 

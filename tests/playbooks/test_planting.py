@@ -204,7 +204,8 @@ def test_a_request_with_the_same_beginning_waits_for_the_file_that_is_being_save
     assert play << ends("r3", 2000, 0) >> reports("r3")
     assert play.placement.queued == 1
     assert play << planted("r1", 1004) >> saves(0, SaveMoment.BOUNDARY)
-    assert play << saved("head", checkpoints=(488, 1000)) >> goes("r1", slot=0) >> saves(1, SaveMoment.PARK)
+    assert play << saved("head", checkpoints=(488, 1000)) >> goes("r1", slot=0)
+    assert play << starts("r1") >> saves(1, SaveMoment.PARK)
     assert (
         play
         << saved("bert")
@@ -223,7 +224,7 @@ def test_a_request_that_waits_for_a_file_continues_if_the_file_is_not_written(en
         assert play << leaves("r1") >> plants("r2", 1, Purpose.PLANT)
     else:
         assert play << planted("r1", 1004) >> saves(0, SaveMoment.BOUNDARY)
-        assert play << unsaved() >> goes("r1", slot=0) >> plants("r2", 1, Purpose.PLANT)
+        assert play << unsaved() >> goes("r1", slot=0) << starts("r1") >> plants("r2", 1, Purpose.PLANT)
 
 
 def test_a_failed_plant_costs_its_request_nothing_but_time():
@@ -285,7 +286,7 @@ def test_a_request_continues_once_its_file_is_written_and_others_wait_for_the_ca
     assert play << arrives("r1") << knows("r1", PROMPTS[0], AT_HEAD) >> plants("r1", 0, Purpose.PLANT)
     assert play << arrives("r2") << knows("r2", PROMPTS[1], AT_HEAD)
     assert play << planted("r1", 1004) >> saves(0, SaveMoment.BOUNDARY)
-    assert play << written() >> goes("r1", slot=0)
+    assert play << written() >> goes("r1", slot=0) << starts("r1")
     assert play.placement.queued == 1
     assert play.placement.unsaved(play.clock)
     if is_kept:

@@ -314,7 +314,7 @@ def test_a_low_request_continues_if_the_urgent_one_disconnects():
 
 def test_an_aged_request_begins_beside_a_more_urgent_one_and_does_not_give_way():
     play = Play(limits=CALM, memory="dense")
-    assert asks(play, "short", A) >> goes("short")
+    assert asks(play, "short", A) >> goes("short") << starts("short")
     assert asks(play, "low", LONG, LOW) >> ranked("low", PriorityAct.STOOD_BACK)
     play.later(AGES_AFTER - 1)
     assert play.wakes() >> ranked("low", PriorityAct.AGED) >> piece("low", ENDS[0], slot=1)

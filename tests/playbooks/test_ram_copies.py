@@ -84,7 +84,7 @@ def test_the_time_of_a_copy_is_learned_from_answers_that_begin_before_the_prefil
 def test_a_copy_beside_another_request_is_measured_unless_that_computes_its_prompt(computes):
     play = Play(ram_cache=True, memory="dense", n_slots=3)
     play.table.rates.prefilled(1000, 1.0)
-    assert play << arrives("r1") << knows("r1", Tokens(range(9000))) >> goes("r1")
+    assert play << arrives("r1") << knows("r1", Tokens(range(9000))) >> goes("r1") << starts("r1")
     play.later(0.0 if computes else 60.0)
     assert one_turn(play, "r2", FIRST, slot=1)
     assert play << arrives("r3") << knows("r3", Tokens(range(100_000, 101_000))) >> goes("r3", slot=2)

@@ -27,6 +27,7 @@ from playbooks.playbook import (
 )
 from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.events import Arrived
+from slotkeeper.scheduler.pending import Wait, Waiting
 from slotkeeper.scheduler.table import LINGER
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import Reason, RequestId, SlotId
@@ -45,10 +46,48 @@ def test_a_slot_takes_one_request_at_a_time():
 
 def test_two_requests_take_two_slots():
     play = Play()
-    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << starts("r1")
     assert play << arrives("r2") << knows("r2", B) >> goes("r2", slot=1)
     assert play << arrives("r3") << knows("r3", C)
     assert play.placement.queued == 1
+
+
+# -- one prompt to a batch -------------------------------------------------------------------------------
+
+
+def two_at_once(prompt=B, **more):
+    """A request is on its way to an engine of 1,000 tokens/s and 50 ms a pass when the next one comes."""
+    play = Play(**more)
+    for tokens in (100, 300, 500, 900):
+        play.table.rates.prefilled(tokens, 0.05 + tokens / 1000)
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0)
+    play << arrives("r2") << knows("r2", prompt)
+    return play
+
+
+def test_a_second_prompt_is_sent_when_the_engine_has_begun_the_first_one():
+    """Otherwise the engine would compute both in one batch, and both clients would wait for both."""
+    play = two_at_once()
+    assert play
+    assert play.placement.waiting("r2") == Waiting(Wait.TURN)
+    assert play << starts("r1") >> goes("r2", slot=1)
+
+
+def test_get_slots_also_shows_that_the_engine_has_begun():
+    assert two_at_once() << sees(0) >> goes("r2", slot=1)
+
+
+@pytest.mark.parametrize(("tokens", "waits"), [(40, False), (70, True)])
+def test_a_prompt_that_takes_less_than_a_pass_is_sent_at_once(tokens, waits):
+    play = two_at_once(B.cut(0, tokens))
+    assert play if waits else play >> goes("r2", slot=1)
+
+
+def test_a_prompt_is_sent_at_once_beside_a_long_one_that_fills_each_batch():
+    play = Play(n_slots=3)
+    assert play << arrives("r0") << knows("r0", Tokens(range(50_000))) >> goes("r0", slot=0) << starts("r0")
+    assert play << arrives("r1") << knows("r1", B) >> goes("r1", slot=1)
+    assert play << arrives("r2") << knows("r2", C) >> goes("r2", slot=2)
 
 
 def test_the_next_turn_goes_to_the_slot_of_the_previous_turn():

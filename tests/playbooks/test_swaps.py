@@ -169,8 +169,8 @@ def test_a_model_that_was_just_loaded_stays_for_the_swap_wait():
     assert play << ends("r1", 10) >> reports("r1") >> unloads("a")
     assert down(play.later(30), "a") >> loads("b")
     assert up(play, "b")
-    assert play << knows("r2", SHORT) >> goes("r2", engine="b")
-    assert play << knows("r3", SHORT + SHORT) >> goes("r3", engine="b")
+    assert play << knows("r2", SHORT) >> goes("r2", engine="b") << starts("r2")
+    assert play << knows("r3", SHORT + SHORT) >> goes("r3", engine="b") << starts("r3")
     assert play << ends("r2", 10) >> reports("r2")
     assert play.later(5) << arrives("r5", model="b") << knows("r5", SHORT) >> goes("r5", engine="b")
 

@@ -511,7 +511,7 @@ def test_a_request_that_ended_before_its_engine_was_known_is_found_in_its_slot_a
     sent_open(play, "r1", 1000)
     assert play << engine_up() >> renders("r1") << arrives("r2") << knows("r2", A + MORE)
     assert play << sees(contents={1: 1000}) >> goes("r2", slot=0, reason=Reason.COLD)
-    assert play << knows("r1", A)  # no second report
+    assert play << starts("r2") << knows("r1", A)  # no second report
     assert play.table.shadow.slots[1].tokens == A
     assert play << replies("r1", A + MORE.cut(0, 1))
     assert play << arrives("r3") << knows("r3", A + MORE) >> goes("r3", slot=1, reason=Reason.PREFIX)

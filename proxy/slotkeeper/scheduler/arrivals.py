@@ -109,7 +109,7 @@ def _begins(state: State, pending: Pending, scene: CurrentScene, now: float) -> 
     """Begin a request, or record that it keeps waiting, and for what. Returns whether it begins."""
     plan = _decide(state, pending, now)
     behind = priority.stands_behind(state, pending, plan)  # 9
-    if plan and behind:
+    if plan and (behind or _shares_batch(state, pending, plan, now)):
         plan = replace(plan, wait=True)
     short = kv_pool.shortage(state, pending, plan, now)  # 8
     if plan and not plan.wait and not short:
@@ -123,6 +123,30 @@ def _begins(state: State, pending: Pending, scene: CurrentScene, now: float) -> 
     if pending.waits_on(plan, scene.drawn(), behind=behind, holds=holds, lacking=lacking) and plan:
         yield priority.stood_back(pending, plan, now)
     return False
+
+
+def _shares_batch(state: State, pending: Pending, plan: Plan, now: float) -> bool:
+    """Whether the engine would compute this prompt in one batch with one that was sent just before.
+
+    Then both clients would wait until both are computed. If this one is sent when the engine has begun the
+    other, its client waits only one pass through the model longer, and the other client is not held up.
+    Beside a third prompt that fills each batch, it would wait for a whole batch more.
+    """
+    table, found = plan.table, plan.reuse_plan
+    if pending.prompt is None or found is None:
+        return False
+    seconds = (len(pending.prompt) - found.reuse) / table.rates.marginal_prefill
+    entering = {other.arrived.request for other in _entering(state, table)}
+    worth_it = bool(entering) and seconds > table.rates.pass_seconds
+    return worth_it and not table.work.computes(now, but=entering)
+
+
+def _entering(state: State, table: EngineTable) -> Iterator[Pending]:
+    """Yield the requests whose prompts, or first parts of them, the engine has not begun for all we know."""
+    for owner, slot_state in zip(table.owners, table.states, strict=True):
+        other = state.requests.get(owner) if owner and slot_state is SlotState.LAUNCHED else None
+        if other and other.stage is Stage.RUNNING:
+            yield other
 
 
 def _make_room(

@@ -155,7 +155,7 @@ def _in_maintenance(table: EngineTable, want: Want, slots: Collection[int]) -> I
             goes_on = common == len(becomes) < len(want.prompt)
             reuse_plan = replace(reuse_plan, reuse=common if goes_on else min(reuse_plan.reuse, common))
         seconds = 0.0 if maintenance.stalls else maintenance.left(want.now)
-        price = seconds * table.rates.prefill + price_of(table, reuse_plan, want)
+        price = seconds * table.rates.marginal_prefill + price_of(table, reuse_plan, want)
         plan = _plan(table, reuse_plan, price, wait=True)
         yield plan
         if parked := _parking(plan, want):  # its state can be saved then, if this step does not save it
@@ -726,7 +726,7 @@ def _terms(at: Options, compared: Comparison | None) -> tuple[float, int, float]
     """
     table, now = at.table, at.want.now
     if compared is None:
-        return table.stalled(now) * table.rates.prefill, 0, 1.0
+        return table.stalled(now) * table.rates.marginal_prefill, 0, 1.0
     held_up, beside = max(table.work.ahead(now), table.stalled(now)), len(table.work.served)
     if (until := over_in(at)) is not None:
         held_up, beside = held_up if DRAINS & set(table.states) else max(held_up, until), max(0, beside - 1)
@@ -862,7 +862,7 @@ def _order(plan: Plan, now: float) -> Order:
 
     A file that an engine reads or writes delays all its slots.
     """
-    held_up = plan.table.stalled(now) * plan.table.rates.prefill
+    held_up = plan.table.stalled(now) * plan.table.rates.marginal_prefill
     return plan.price + held_up, plan.wait, plan.table.load, plan.slot
 
 

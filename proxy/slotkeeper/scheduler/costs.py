@@ -6,6 +6,7 @@ Rates and estimates come from the engine's own figures.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import combinations
 from math import inf, log2
@@ -52,6 +53,7 @@ class LinearTimes:
     least: int = LEAST_BYTES  # smaller operations are not measured
     call_seconds: float = CALL_SECONDS
     _seen: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    separated: bool = False  # whether measurements have told the constant part and the other one apart
     constant: float = 0.0  # seconds for any size, besides the call
     each: float = field(init=False)  # seconds for each byte or token
 
@@ -71,7 +73,8 @@ class LinearTimes:
         self._seen.append((size, seconds))
         pairs = [sorted(pair) for pair in combinations(self._seen, 2)]
         slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairs if b[0] >= UNLIKE * a[0]]
-        if len(slopes) >= PAIRS:
+        self.separated = len(slopes) >= PAIRS
+        if self.separated:
             self.each = max(0.0, median(slopes))
             self.constant = max(0.0, median(time - self.each * size for size, time in self._seen))
         else:
@@ -207,6 +210,20 @@ class Rates:
         """
         return max(self.prefilling.constant, 1 / self.decode if "decode" in self.measured else 0.0)
 
+    @property
+    def marginal_prefill(self) -> float:
+        """Tokens per second by which a prefill may be longer: it takes its pass through the model anyway.
+
+        Prices count in these tokens. Short prefills beside other work are slower for each token, and by their
+        rate a file would look cheaper than the few tokens that it saves.
+        """
+        one = self.prefilling
+        return 1 / one.each if one.separated and one.each else self.prefill
+
+    def prefill_seconds(self, tokens: int) -> float:
+        """Return the estimated seconds of a prefill of so many tokens."""
+        return self.prefilling.seconds(tokens) if self.prefilling.separated else tokens / self.prefill
+
     def prefilled(self, tokens: int, seconds: float | None) -> None:
         if seconds:
             self.prefilling.took(tokens, seconds)
@@ -267,19 +284,19 @@ class Rates:
         self.writing.took(size, seconds)
 
     def save_price(self, size: int) -> float:
-        return self.writing.seconds(size) * self.prefill
+        return self.writing.seconds(size) * self.marginal_prefill
 
     def copy_price(self, copies: Copies) -> float:
         """Return the price of copying these states to or from the engine's RAM cache."""
         if not copies.size:
             return 0.0
-        price = self.copying.seconds(copies.size) * self.prefill
+        price = self.copying.seconds(copies.size) * self.marginal_prefill
         known = self.copying.measured or copies.size < LEAST_COPY_BYTES
         return price if known else max(price, UNMEASURED_COPY_SHARE * copies.tokens)
 
     def restore_price(self, size: int, *, cold: bool = False) -> float:
         seconds = self.reading.seconds(size) + (self.bringing.seconds(size) if cold else 0.0)
-        return seconds * self.prefill
+        return seconds * self.marginal_prefill
 
     def bring_within(self, tokens: int) -> float:
         """Return after how many seconds to give up a copy from the cold tier: the time to compute the state.
@@ -352,6 +369,10 @@ class EngineWork:
         """Seconds of prefill that a new request finds ahead of its own, or this one beside its own."""
         until = (one.prefilled_at for request, one in self.served.items() if request != but)
         return max(0.0, max(until, default=now) - now)
+
+    def computes(self, now: float, *, but: Collection[RequestId]) -> bool:
+        """Whether it should still compute a prompt other than those of these requests."""
+        return any(one.prefilled_at > now for request, one in self.served.items() if request not in but)
 
     def free_in(self, now: float) -> float | None:
         """Seconds until a slot is free beyond those that requests wait for; None if that is unknown."""

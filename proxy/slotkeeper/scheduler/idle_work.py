@@ -476,7 +476,7 @@ def pause_beside_answers(table: EngineTable, contents: SlotContents, catalog: Ca
 def seconds_at_risk(table: EngineTable, contents: SlotContents, catalog: Catalog) -> float:
     """Return the seconds of prefill that are lost with the slot: of the tokens that are in no file."""
     unsaved_tokens = contents.total - catalog.covers(contents, table.traits)
-    return max(MIN_UNSAVED_TOKENS, unsaved_tokens) / table.rates.prefill
+    return max(MIN_UNSAVED_TOKENS, unsaved_tokens) / table.rates.marginal_prefill
 
 
 def patience(state: State, table: EngineTable, contents: SlotContents, now: float) -> float:
@@ -495,7 +495,7 @@ def patience(state: State, table: EngineTable, contents: SlotContents, now: floa
     restore, _, tokens = plan
     saves = tokens * rates.prefilling.each
     if restore:
-        saves += restore_price(table, restore.snapshot) / rates.prefill
+        saves += restore_price(table, restore.snapshot) / rates.marginal_prefill
     takes = rates.pass_seconds + saves
     saves *= contents.likely
     begins = max(soonest, takes)

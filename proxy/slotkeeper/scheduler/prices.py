@@ -127,7 +127,7 @@ def parked_price(table: EngineTable, contents: SlotContents, now: float) -> floa
     """Return the price of saving this state now, plus the restore if it is needed again."""
     rates = table.rates
     again = rates.restore_price(table.bytes_of(contents)) * contents.chance(now)
-    return table.save_seconds(contents) * rates.prefill + again
+    return table.save_seconds(contents) * rates.marginal_prefill + again
 
 
 def restore_price(table: EngineTable, snapshot: Snapshot) -> float:

@@ -74,6 +74,26 @@ def test_costs_of_files_are_the_tokens_that_the_engine_could_compute_meanwhile()
     assert rates.restore_price(2 * MB) == pytest.approx(4000 * (CALL_SECONDS + 0.002))
 
 
+def test_a_file_is_priced_in_the_tokens_by_which_a_prefill_may_be_longer():
+    """Short prefills take a pass each, so they say little about the time of a token more."""
+    rates = Rates()
+    for tokens in (64, 70, 80, 100, 600):
+        rates.prefilled(tokens, 0.5 + tokens / 250)
+    for tokens in (64, 70, 80, 100, 64, 70, 80, 100):
+        rates.prefilled(tokens, 0.5 + tokens / 250)
+    assert rates.prefill < 120
+    assert rates.marginal_prefill == pytest.approx(250, rel=0.01)
+    assert rates.prefill_seconds(600) == pytest.approx(2.9, rel=0.01)
+    rates.saved(200 * MB, 1.0)
+    assert rates.save_price(200 * MB) == pytest.approx(250, rel=0.02)
+
+
+def test_a_few_prefills_do_not_tell_a_pass_and_a_token_apart():
+    rates = Rates()
+    rates.prefilled(600, 2.9)
+    assert rates.marginal_prefill == rates.prefill == pytest.approx(600 / 2.9)
+
+
 def test_a_copy_costs_a_share_of_its_tokens_until_one_was_measured():
     rates, copies = Rates(), Copies(tokens=1000, size=100 * MB)
     rates.prefilled(600, 10.0)
