@@ -90,12 +90,13 @@ class LinearTimes:
 
 @dataclass(slots=True)
 class Speed:
-    """Measured tokens per second: the middle half of the last measurements."""
+    """Measured tokens per second: the middle half of the last measurements, and the fastest of them."""
 
     _seen: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     low: float = 0.0
     middle: float = 0.0
     high: float = 0.0
+    fastest: float = 0.0
 
     @property
     def known(self) -> bool:
@@ -104,6 +105,7 @@ class Speed:
 
     def was(self, speed: float) -> None:
         self._seen.append(speed)
+        self.fastest = max(self._seen)
         if self.known:
             self.low, self.middle, self.high = quantiles(self._seen, n=4, method="inclusive")
 
@@ -212,17 +214,14 @@ class Rates:
 
     @property
     def marginal_prefill(self) -> float:
-        """Tokens per second by which a prefill may be longer: it takes its pass through the model anyway.
+        """Tokens per second by which a prefill may be longer; prices count in tokens of this rate.
 
-        Prices count in these tokens. Short prefills beside other work are slower for each token, and by their
-        rate a file would look cheaper than the few tokens that it saves.
+        Short prefills, which take a pass each, and those beside other work are slower: by their rate a file
+        would look cheaper than the few tokens that it saves. It is the slope of the fitted time as soon as
+        that is known, but no more than the rate of the fastest of the last prefills.
         """
-        one = self.prefilling
-        return 1 / one.each if one.separated and one.each else self.prefill
-
-    def prefill_seconds(self, tokens: int) -> float:
-        """Return the estimated seconds of a prefill of so many tokens."""
-        return self.prefilling.seconds(tokens) if self.prefilling.separated else tokens / self.prefill
+        slope = self.prefilling.each if self.prefilling.separated else 0.0
+        return min(1 / slope if slope else inf, self.prefills.fastest or self.prefill)
 
     def prefilled(self, tokens: int, seconds: float | None) -> None:
         if seconds:

@@ -547,7 +547,7 @@ class Pending:
             reused = self.plan.reuse_plan.reuse if self.plan.reuse_plan else self.predicted
             computes = len(self.prompt) - (reused or 0)
         reply = rates.reply / rates.decode
-        table.work.begins(self.arrived.request, now, prefill=rates.prefill_seconds(computes), reply=reply)
+        table.work.begins(self.arrived.request, now, prefill=computes / rates.marginal_prefill, reply=reply)
 
     # -- its report ------------------------------------------------------------------------------------
 

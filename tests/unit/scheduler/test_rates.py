@@ -4,7 +4,14 @@ from math import inf
 
 import pytest
 
-from slotkeeper.scheduler.costs import CALL_SECONDS, UNMEASURED_COPY_SHARE, Copies, LinearTimes, Rates
+from slotkeeper.scheduler.costs import (
+    CALL_SECONDS,
+    REMEMBERED,
+    UNMEASURED_COPY_SHARE,
+    Copies,
+    LinearTimes,
+    Rates,
+)
 
 MB = 10**6
 
@@ -77,21 +84,22 @@ def test_costs_of_files_are_the_tokens_that_the_engine_could_compute_meanwhile()
 def test_a_file_is_priced_in_the_tokens_by_which_a_prefill_may_be_longer():
     """Short prefills take a pass each, so they say little about the time of a token more."""
     rates = Rates()
-    for tokens in (64, 70, 80, 100, 600):
-        rates.prefilled(tokens, 0.5 + tokens / 250)
-    for tokens in (64, 70, 80, 100, 64, 70, 80, 100):
-        rates.prefilled(tokens, 0.5 + tokens / 250)
-    assert rates.prefill < 120
-    assert rates.marginal_prefill == pytest.approx(250, rel=0.01)
-    assert rates.prefill_seconds(600) == pytest.approx(2.9, rel=0.01)
+    rates.prefilled(600, 2.5)
+    assert rates.marginal_prefill == rates.prefill == pytest.approx(240)
+    for tokens in (64, 70, 80, 100):
+        rates.prefilled(tokens, 0.5 + tokens / 300)
+    assert rates.prefill < 150
+    assert rates.marginal_prefill == pytest.approx(240), "faster than any prefill was: no"
     rates.saved(200 * MB, 1.0)
-    assert rates.save_price(200 * MB) == pytest.approx(250, rel=0.02)
+    assert rates.save_price(200 * MB) == pytest.approx(240, rel=0.02)
 
 
-def test_a_few_prefills_do_not_tell_a_pass_and_a_token_apart():
+def test_an_engine_that_has_become_slower_is_priced_by_its_last_prefills():
     rates = Rates()
-    rates.prefilled(600, 2.9)
-    assert rates.marginal_prefill == rates.prefill == pytest.approx(600 / 2.9)
+    rates.prefilled(600, 2.5)
+    for tokens in (400, 500, 600) * REMEMBERED:
+        rates.prefilled(tokens, 0.5 + tokens / 100)
+    assert rates.marginal_prefill == pytest.approx(600 / 6.5)
 
 
 def test_a_copy_costs_a_share_of_its_tokens_until_one_was_measured():
