@@ -15,6 +15,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from slotkeeper.api.echo import Habit
+from slotkeeper.scheduler.costs import Rates
 from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.scheduler.idle_work import pause, prefetch_plan
 from slotkeeper.scheduler.pending import Pending, Plan, Structure
@@ -74,6 +75,10 @@ def _zero(*_: Any, **__: Any) -> float:
 
 def _certain(*_: Any, **__: Any) -> float:
     return 1.0
+
+
+def _mean(rates: Rates) -> float:
+    return rates.prefill
 
 
 def _never(*_: Any, **__: Any) -> float:
@@ -137,6 +142,9 @@ MECHANISMS: Final[Mapping[str, Mechanism]] = MappingProxyType(
                 ("candidates._draining", "candidates._in_maintenance", "candidates.when_over"), _nothing
             ),
         ),
+        "one-prompt": Mechanism(
+            "sends a second prompt when the engine has begun the first", {"arrivals._shares_batch": _false}
+        ),
         "steer": Mechanism(
             "prefills a prompt where the engine will look for it",
             {"candidates.STEER_TAIL": NEVER_SO_MANY, "launching.STEER_TAIL": NEVER_SO_MANY},
@@ -170,6 +178,11 @@ MECHANISMS: Final[Mapping[str, Mechanism]] = MappingProxyType(
         "ram-doubt": Mechanism("trusts the RAM cache less with a draft model", {"prices.RAM_DOUBT": 0.0}),
         "file-times": Mechanism(
             "learns how long files, copies and prefills take", {"costs.LinearTimes.took": _none}
+        ),
+        "marginal": Mechanism(
+            "prices files by the time of a token more, not by the mean of short prefills",
+            {"costs.Rates.marginal_prefill": property(_mean)},
+            fault="test_a_file_is_priced_in_the_tokens_by_which_a_prefill_may_be_longer",
         ),
         "large-files": Mechanism(
             "believes the time of a large first file",

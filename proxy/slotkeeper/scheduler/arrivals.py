@@ -109,7 +109,7 @@ def _begins(state: State, pending: Pending, scene: CurrentScene, now: float) -> 
     """Begin a request, or record that it keeps waiting, and for what. Returns whether it begins."""
     plan = _decide(state, pending, now)
     behind = priority.stands_behind(state, pending, plan)  # 9
-    if plan and (behind or _shares_batch(state, pending, plan, now)):
+    if plan and (behind or _shares_batch(state, pending, plan, now)):  # 10
         plan = replace(plan, wait=True)
     short = kv_pool.shortage(state, pending, plan, now)  # 8
     if plan and not plan.wait and not short:

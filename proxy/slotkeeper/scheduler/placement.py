@@ -18,6 +18,8 @@ A request is served by the first of these that applies (`arrivals` carries the n
 8 If all slots share one KV buffer, the request takes the place from 1 to 6 only if its cells fit. Otherwise
   idle slots are emptied for it, or it waits as in 7. See `kv_pool`.
 9 A long request of low priority waits while more urgent ones are at work on that engine. See `priority`.
+10 A prompt that takes longer than a pass through the model waits until the engine has begun the one before,
+  because it would compute both in one batch.
 
 The order in which requests are considered: see `priority`.
 
