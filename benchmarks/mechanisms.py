@@ -142,9 +142,7 @@ MECHANISMS: Final[Mapping[str, Mechanism]] = MappingProxyType(
                 ("candidates._draining", "candidates._in_maintenance", "candidates.when_over"), _nothing
             ),
         ),
-        "one-prompt": Mechanism(
-            "sends a second prompt when the engine has begun the first", {"arrivals._shares_batch": _false}
-        ),
+        "one-prompt": Mechanism("keeps two prompts out of one batch", {"arrivals._shares_batch": _false}),
         "steer": Mechanism(
             "prefills a prompt where the engine will look for it",
             {"candidates.STEER_TAIL": NEVER_SO_MANY, "launching.STEER_TAIL": NEVER_SO_MANY},
@@ -180,7 +178,7 @@ MECHANISMS: Final[Mapping[str, Mechanism]] = MappingProxyType(
             "learns how long files, copies and prefills take", {"costs.LinearTimes.took": _none}
         ),
         "marginal": Mechanism(
-            "prices files by the time of a token more, not by the mean of short prefills",
+            "prices files by the marginal speed of a prefill",
             {"costs.Rates.marginal_prefill": property(_mean)},
             fault="test_a_file_is_priced_in_the_tokens_by_which_a_prefill_may_be_longer",
         ),
