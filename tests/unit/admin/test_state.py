@@ -158,7 +158,7 @@ async def test_a_slot_whose_request_left_the_journal_names_no_request(served):
 
 async def test_a_slot_with_a_running_request_is_not_idle(served):
     await granted(admit(served.driver, "1:a"))
-    assert (await served.slot(0))["state"] == "launched"
+    assert (await served.slot(0))["state"] == "running"
 
 
 async def test_checkpoints_and_the_prompt_cache_are_shown(served):
@@ -230,6 +230,7 @@ async def test_the_order_of_the_queue_is_found_once_for_each_document(served, co
     for number in range(count):
         await arrives(served, f"r{number}")
         admit(served.driver, f"1:r{number}", Tokens([number] * 300))
+    await settled()
     asked, in_turn = [], priority.in_turn
 
     def counted(*given: Any) -> Sequence[RequestId]:

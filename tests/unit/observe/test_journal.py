@@ -114,7 +114,7 @@ def test_an_impossible_prefill_time_does_not_extend_beyond_the_end(play):
 def test_a_queued_request_has_a_span_for_its_wait(play):
     for request, prompt in (("r1", A), ("r2", X)):
         play.comes(request)
-        assert play << knows(request, prompt) >> goes(request)
+        assert play << knows(request, prompt) >> goes(request) << starts(request)
     third = play.comes("r3")
     assert play << knows("r3", B)
     assert third.spans == []
@@ -134,12 +134,13 @@ def test_a_request_that_was_read_at_once_was_read_all_the_same(play):
 def test_what_a_request_waited_for_and_behind_whom_is_known_after_its_end(play):
     for request, prompt in (("r1", A), ("r2", X)):
         play.comes(request)
-        assert play << knows(request, prompt) >> goes(request)
+        assert play << knows(request, prompt) >> goes(request) << starts(request)
     third = play.comes("r3")
     assert play << knows("r3", B)
     fourth = play.comes("r4")
     assert play << knows("r4", Y)
     assert play.later(5) << ends("r1", 2000, 0) >> reports("r1") >> goes("r3", slot=0)
+    assert play << starts("r3")
     assert play.later(3) << ends("r2", 2000, 0) >> reports("r2") >> goes("r4", slot=1)
     assert play << ends("r3", 2000, 0) >> reports("r3")
     waited = third.queued[Wait.SLOTS]
@@ -152,7 +153,7 @@ def test_what_a_request_waited_for_and_behind_whom_is_known_after_its_end(play):
 def test_the_wait_of_a_client_that_leaves_is_kept(play):
     for request, prompt in (("r1", A), ("r2", X)):
         play.comes(request)
-        assert play << knows(request, prompt) >> goes(request)
+        assert play << knows(request, prompt) >> goes(request) << starts(request)
     came = play.comes("r3")
     assert play << knows("r3", B)
     assert play.later(5) << leaves("r3")
@@ -216,7 +217,7 @@ def test_a_restore_is_a_stage_of_its_own_and_the_present_stage_counts_while_it_r
 def test_a_request_in_the_queue_counts_its_wait_so_far(play):
     for request, prompt in (("r1", A), ("r2", X)):
         play.comes(request)
-        assert play << knows(request, prompt) >> goes(request)
+        assert play << knows(request, prompt) >> goes(request) << starts(request)
     third = play.comes("r3")
     assert play << knows("r3", B)
     assert stage_of(third) is Spent.QUEUE

@@ -84,7 +84,7 @@ def test_a_request_whose_tokens_come_after_its_answer_is_followed_until_its_repo
 def test_a_request_that_leaves_the_queue_has_a_span_for_its_wait(play):
     for request, prompt in (("r1", A), ("r2", X)):
         play.comes(request)
-        assert play << knows(request, prompt) >> goes(request)
+        assert play << knows(request, prompt) >> goes(request) << starts(request)
     third = play.comes("r3")
     assert play.later(3) << leaves("r3")
     assert stages(third) == [RequestStage.QUEUE]

@@ -17,7 +17,7 @@ from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory
-from slotkeeper.scheduler.events import Arrived, Finished, Rendered
+from slotkeeper.scheduler.events import Arrived, Finished, Rendered, Started
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import ClientId, EngineId, RequestId, SlotId, SlotView
 
@@ -136,7 +136,14 @@ def arrival(name: str, **more) -> Arrived:
 
 
 def admit(driver: Driver, name: str, prompt: Tokens = PROMPT, **more) -> asyncio.Future[Forward]:
+    """Ask for a place. The engine begins the request at once."""
     grant = driver.admit(arrival(name, **more))
+
+    def begins(granted: asyncio.Future[Forward]) -> None:
+        if not granted.cancelled():
+            driver.post(Started(at=driver.now(), request=RequestId(name)))
+
+    grant.add_done_callback(begins)
     driver.post(Rendered(at=driver.now(), request=RequestId(name), prompt=prompt))
     return grant
 
