@@ -22,6 +22,7 @@ from slotkeeper.scheduler.types import ModelName, Reason, RequestId, SlotId
 # A decision on a long prompt takes milliseconds. Once this many requests for one model have to wait in a
 # round, the later ones are left without a decision until the next round (`chores.NEXT_ROUND`).
 LOOKAHEAD: Final = 16
+BEGINNING_SECONDS: Final = 0.01  # from sending a request until its engine is seen to have begun it
 
 
 def arrived(state: State, event: Arrived) -> None:
@@ -129,7 +130,8 @@ def _shares_batch(state: State, pending: Pending, plan: Plan, now: float) -> boo
     """Whether the engine would compute this prompt in one batch with one that was sent just before.
 
     Then both clients would wait until both are computed. If this one is sent when the engine has begun the
-    other, its client waits only one pass through the model longer, and the other client is not held up.
+    other, its client waits only one pass through the model and that moment longer, and the other client is
+    not held up.
     Beside a third prompt that fills each batch, it would wait for a whole batch more.
     """
     table, found = plan.table, plan.reuse_plan
@@ -137,8 +139,8 @@ def _shares_batch(state: State, pending: Pending, plan: Plan, now: float) -> boo
         return False
     seconds = (len(pending.prompt) - found.reuse) / table.rates.marginal_prefill
     entering = {other.arrived.request for other in _entering(state, table)}
-    worth_it = bool(entering) and seconds > table.rates.pass_seconds
-    return worth_it and not table.work.computes(now, but=entering)
+    worth_it = seconds > table.rates.pass_seconds + BEGINNING_SECONDS
+    return bool(entering) and worth_it and not table.work.computes(now, but=entering)
 
 
 def _entering(state: State, table: EngineTable) -> Iterator[Pending]:
