@@ -91,7 +91,7 @@ class Settings(BaseSettings):
     )
     hot_bytes: BudgetSize = Field(
         default="auto",
-        description=("room for snapshots in the slot folder; auto: a part of what is free there"),
+        description="room for snapshots in the slot folder; auto: a part of what is free there",
     )
     cold_bytes: BudgetSize = Field(default="auto", description="the same for the cold folder")
     hourly_bytes: BudgetSize = Field(
@@ -110,7 +110,7 @@ class Settings(BaseSettings):
     )
     evacuate: bool = Field(
         default=False,
-        description=("when the sidecar stops, move all snapshots to the cold folder or shared store"),
+        description="when the sidecar stops, move all snapshots to the cold folder or shared store",
     )
     idle_tokens: int = Field(
         default=1_000_000,
@@ -173,7 +173,7 @@ class Settings(BaseSettings):
     max_connections: int = Field(
         default=8192,
         ge=1,
-        description=("client connections on the data port, if there are enough file descriptors"),
+        description="client connections on the data port, if there are enough file descriptors",
     )
     trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
@@ -205,7 +205,7 @@ class Settings(BaseSettings):
     )
     admin_host: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
-        description=("names under which the admin port may be called, besides localhost and IP addresses"),
+        description="names under which the admin port may be called, besides localhost and IP addresses",
     )
 
     # -- shutdown
@@ -224,7 +224,7 @@ class Settings(BaseSettings):
     # -- explanations, recordings and spans
     why_text: bool = Field(
         default=False,
-        description=("show excerpts of prompts where they diverge on the admin port; they stay in memory"),
+        description="show excerpts of prompts where they diverge on the admin port; they stay in memory",
     )
     record: Path | None = Field(
         default=None,

@@ -138,17 +138,12 @@ def _shares_batch(state: State, pending: Pending, plan: Plan, now: float) -> boo
     if pending.prompt is None or found is None:
         return False
     seconds = (len(pending.prompt) - found.reuse) / table.rates.marginal_prefill
-    entering = {other.arrived.request for other in _entering(state, table)}
-    worth_it = seconds > table.rates.pass_seconds + BEGINNING_SECONDS
-    return bool(entering) and worth_it and not table.work.computes(now, but=entering)
-
-
-def _entering(state: State, table: EngineTable) -> Iterator[Pending]:
-    """Yield the requests whose prompts, or first parts of them, the engine has not begun for all we know."""
-    for owner, slot_state in zip(table.owners, table.states, strict=True):
-        other = state.requests.get(owner) if owner and slot_state is SlotState.LAUNCHED else None
-        if other and other.stage is Stage.RUNNING:
-            yield other
+    if seconds <= table.rates.pass_seconds + BEGINNING_SECONDS:
+        return False
+    owners = (table.owners[slot] for slot in table.in_state(SlotState.LAUNCHED))
+    others = (state.requests.get(owner) for owner in owners if owner)
+    entering = {other.arrived.request for other in others if other and other.stage is Stage.RUNNING}
+    return bool(entering) and not table.work.ahead(now, entering)
 
 
 def _make_room(

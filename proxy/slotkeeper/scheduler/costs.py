@@ -364,14 +364,10 @@ class EngineWork:
     def ends(self, request: RequestId) -> None:
         self.served.pop(request, None)
 
-    def ahead(self, now: float, but: RequestId | None = None) -> float:
-        """Seconds of prefill that a new request finds ahead of its own, or this one beside its own."""
-        until = (one.prefilled_at for request, one in self.served.items() if request != but)
+    def ahead(self, now: float, but: Collection[RequestId] = ()) -> float:
+        """Seconds of prefill that a new request finds ahead of its own, or beside those of these requests."""
+        until = (one.prefilled_at for request, one in self.served.items() if request not in but)
         return max(0.0, max(until, default=now) - now)
-
-    def computes(self, now: float, *, but: Collection[RequestId]) -> bool:
-        """Whether it should still compute a prompt other than those of these requests."""
-        return any(one.prefilled_at > now for request, one in self.served.items() if request not in but)
 
     def free_in(self, now: float) -> float | None:
         """Seconds until a slot is free beyond those that requests wait for; None if that is unknown."""

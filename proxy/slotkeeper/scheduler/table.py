@@ -383,7 +383,7 @@ class EngineTable:
             return inf
         if self.work.served.keys() <= {request}:
             return 0.0
-        return self.work.ahead(now, request) + self.rates.pass_seconds if self.rates.shown else inf
+        return self.work.ahead(now, {request}) + self.rates.pass_seconds if self.rates.shown else inf
 
     def file_bytes(self, tokens: int, checkpoints: int) -> int:
         """Return the estimated bytes of a file of such a state as the engine writes it."""

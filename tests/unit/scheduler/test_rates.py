@@ -89,7 +89,7 @@ def test_a_file_is_priced_in_the_tokens_by_which_a_prefill_may_be_longer():
     for tokens in (64, 70, 80, 100):
         rates.prefilled(tokens, 0.5 + tokens / 300)
     assert rates.prefill < 150
-    assert rates.marginal_prefill == pytest.approx(240), "faster than any prefill was: no"
+    assert rates.marginal_prefill == pytest.approx(240), "no more than that of the fastest prefill"
     rates.saved(200 * MB, 1.0)
     assert rates.save_price(200 * MB) == pytest.approx(240, rel=0.02)
 
