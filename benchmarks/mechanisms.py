@@ -15,11 +15,11 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from slotkeeper.api.echo import Habit
-from slotkeeper.scheduler.costs import Rates
 from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.scheduler.idle_work import pause, prefetch_plan
 from slotkeeper.scheduler.pending import Pending, Plan, Structure
 from slotkeeper.scheduler.planting import CutPlace, places
+from slotkeeper.scheduler.rates import Rates
 from slotkeeper.scheduler.slot_contents import SlotContents
 from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.table import EngineTable
@@ -163,7 +163,7 @@ MECHANISMS: Final[Mapping[str, Mechanism]] = MappingProxyType(
             "discounts a state whose last message is edited", {"prices.KEPT_AFTER_EDIT": 1.0}
         ),
         "ram-copies": Mechanism(
-            "counts copies to and from the engine's RAM cache", {"costs.Rates.copy_price": _zero}
+            "counts copies to and from the engine's RAM cache", {"rates.Rates.copy_price": _zero}
         ),
         "small-ram": Mechanism(
             "knows states that exceed the RAM cache",
@@ -175,16 +175,16 @@ MECHANISMS: Final[Mapping[str, Mechanism]] = MappingProxyType(
         ),
         "ram-doubt": Mechanism("trusts the RAM cache less with a draft model", {"prices.RAM_DOUBT": 0.0}),
         "file-times": Mechanism(
-            "learns how long files, copies and prefills take", {"costs.LinearTimes.took": _none}
+            "learns how long files, copies and prefills take", {"rates.LinearTimes.took": _none}
         ),
         "marginal": Mechanism(
             "prices files by the marginal speed of a prefill",
-            {"costs.Rates.marginal_prefill": property(_mean)},
+            {"rates.Rates.marginal_prefill": property(_mean)},
             fault="test_a_file_is_priced_in_the_tokens_by_which_a_prefill_may_be_longer",
         ),
         "large-files": Mechanism(
             "believes the time of a large first file",
-            {"costs.LARGE_BYTES": NEVER_SO_MANY},
+            {"rates.LARGE_BYTES": NEVER_SO_MANY},
             fault="test_a_large_slow_first_file_counts_alone",
         ),
         "first-save": Mechanism(
@@ -335,7 +335,7 @@ MECHANISMS: Final[Mapping[str, Mechanism]] = MappingProxyType(
         ),
         "breaker": Mechanism(
             "rests an engine that fails",
-            {"costs.Breaker.failed": _none},
+            {"rates.Breaker.failed": _none},
             fault="test_several_failures_in_a_row_open_the_breaker",
         ),
         "outdated": Mechanism(

@@ -23,7 +23,7 @@ from benchmarks.simulator.load import SimulatedTurn, Synthetic
 from benchmarks.simulator.timed_engine import FINGERPRINT, EngineRates, TimedEngine, traits_of
 from benchmarks.simulator.virtual_clock import VirtualClock
 from slotkeeper.api.waits import percentile
-from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.effects import Effect, Forward, Observe, Restore, Save
 from slotkeeper.scheduler.engine_model import Memory
 from slotkeeper.scheduler.events import (

@@ -24,8 +24,7 @@ from benchmarks.simulator.load import SimulatedTurn
 from benchmarks.simulator.timed_engine import Task, TimedEngine
 from benchmarks.simulator.virtual_clock import VirtualClock
 from slotkeeper.api.waits import percentile
-from slotkeeper.scheduler.budgets import GIB
-from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.budgets import GIB, Limits
 from slotkeeper.scheduler.effects import Report
 
 SLOTS: Final = 2

@@ -23,7 +23,7 @@ from benchmarks.simulator.fleet import Asked, SimulatedSidecar
 from benchmarks.simulator.load import SimulatedTurn, Synthetic
 from benchmarks.simulator.timed_engine import EngineRates, traits_of
 from benchmarks.simulator.virtual_clock import VirtualClock
-from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.effects import Report
 from slotkeeper.scheduler.engine_model import Memory
 

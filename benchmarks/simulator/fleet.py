@@ -18,8 +18,8 @@ from typing import Final
 from benchmarks.simulator.load import SimulatedTurn
 from benchmarks.simulator.timed_engine import FINGERPRINT, EngineRates, Task, TimedEngine
 from benchmarks.simulator.virtual_clock import VirtualClock
+from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.catalog import NEVER, Catalog
-from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import (
     Effect,
     Erase,

@@ -48,8 +48,7 @@ from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.membership import link_to
 from slotkeeper.runtime.rewriting import Rewriting
 from slotkeeper.runtime.tasks import Aside, Tasks
-from slotkeeper.scheduler.budgets import UNLIMITED
-from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.budgets import UNLIMITED, Limits
 from slotkeeper.scheduler.types import EngineId
 from slotkeeper.settings import BudgetSize, Settings
 from slotkeeper.store.store import Store

@@ -28,11 +28,13 @@ from pydantic_settings import (
 
 from slotkeeper.conversation.rules.base import Setting
 from slotkeeper.environment import PREFIX, SECRETS, USUAL_ADMIN_LISTEN, check_names, secret_files
+from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.upstreams import NamedUpstream, checked, read_table
 from slotkeeper.values import PLAIN, Address, UsageError, host_name, meant, network, removed
 
 BODIES_AT_ONCE: Final = 8  # of the largest size, in memory
 ALL_BODIES_BYTES: Final = 512 * 2**20  # the least room for all of them together
+LIMITS: Final = Limits()  # the usual ones
 
 # A size, or "auto". It is decided before either is checked, so that a bad size has one error.
 BudgetSize = Annotated[
@@ -77,7 +79,7 @@ class Settings(BaseSettings):
         ),
     )
     engine_wait: float = Field(
-        default=60.0,
+        default=LIMITS.engine_wait,
         ge=0,
         description=(
             "seconds that requests wait for an engine that loads, is probed, or ended; 0: an error at once"
@@ -113,7 +115,7 @@ class Settings(BaseSettings):
         description="when the sidecar stops, move all snapshots to the cold folder or shared store",
     )
     idle_tokens: int = Field(
-        default=1_000_000,
+        default=LIMITS.idle_tokens,
         ge=0,
         description="prompt tokens that may be computed per hour in idle time (prefetch); 0: off",
     )
@@ -245,12 +247,10 @@ class Settings(BaseSettings):
     probe: ClassVar[bool] = True  # test an unused engine whose flags cannot be read with 32 to 86 tokens
     read_flags: ClassVar[bool] = True  # read an engine's flags from /proc, if it runs here as the same user
     engine_frozen_after: ClassVar[float] = 30.0  # seconds without any answer, not even to GET /health
-    swap_wait: ClassVar[float] = (
-        10.0  # seconds at most for requests of loaded models, then models are swapped
-    )
-    save_pause: ClassVar[float] = 0.25  # seconds without a request until a save; longer if saves are slow
-    max_waiting: ClassVar[int] = 4000  # requests that wait for a slot; more get 429
-    max_waiting_per_client: ClassVar[int] = 1000  # of these, from one client: one key, else one address
+    swap_wait: ClassVar[float] = LIMITS.swap_wait
+    save_pause: ClassVar[float] = LIMITS.pause
+    max_waiting: ClassVar[int] = LIMITS.waiting  # more get 429
+    max_waiting_per_client: ClassVar[int] = LIMITS.waiting_of_one  # one client: one key, else one address
     head_timeout: ClassVar[float] = 20.0  # seconds in which a new connection must send a request's head
     body_timeout: ClassVar[float] = 30.0  # seconds for a request's body, and one more for each 16 KiB of it
     write_timeout: ClassVar[float] = 30.0  # seconds without reading after which a client is cut off

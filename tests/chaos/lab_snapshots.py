@@ -26,7 +26,7 @@ from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.launch import find_engine, free_port
 from slotkeeper.engine.process import EngineProcess
 from slotkeeper.runtime.sharing import WRITERS
-from slotkeeper.scheduler.costs import Rates
+from slotkeeper.scheduler.rates import Rates
 from slotkeeper.scheduler.slot_contents import SlotContents, SnapshotId
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import EngineId

@@ -18,8 +18,8 @@ from chaos.raw import dial, until
 from patience import PATIENCE
 from slotkeeper.api.head import Api
 from slotkeeper.app import Sidecar, running
-from slotkeeper.scheduler import costs
-from slotkeeper.scheduler.costs import TRIPS
+from slotkeeper.scheduler import rates
+from slotkeeper.scheduler.rates import TRIPS
 from slotkeeper.scheduler.types import EngineId
 
 
@@ -74,8 +74,8 @@ async def test_a_request_that_failed_after_its_first_byte_is_not_sent_again():
 
 
 async def test_an_engine_that_answers_with_errors_gets_no_more_requests(monkeypatch):
-    monkeypatch.setattr(costs, "FIRST_REST", PATIENCE)  # seconds: it is not tried again meanwhile
-    monkeypatch.setattr(costs, "LONGEST_REST", PATIENCE)
+    monkeypatch.setattr(rates, "FIRST_REST", PATIENCE)  # seconds: it is not tried again meanwhile
+    monkeypatch.setattr(rates, "LONGEST_REST", PATIENCE)
     async with two() as (sidecar, engines):
         await posted(sidecar)
         name = last_engine(sidecar)
@@ -132,7 +132,7 @@ async def test_requests_that_the_engines_template_refuses_do_not_count_as_failur
 
 @pytest.mark.parametrize("api", [Api.CHAT, Api.COMPLETION, Api.MESSAGES])
 async def test_an_engine_that_fails_all_requests_with_500_is_taken_out(monkeypatch, api):
-    monkeypatch.setattr(costs, "FIRST_REST", PATIENCE)  # seconds: it is not tried again meanwhile
+    monkeypatch.setattr(rates, "FIRST_REST", PATIENCE)  # seconds: it is not tried again meanwhile
     async with two() as (sidecar, engines):
         await posted(sidecar, api)
         name = last_engine(sidecar)
@@ -148,7 +148,7 @@ async def test_an_engine_that_fails_all_requests_with_500_is_taken_out(monkeypat
 @pytest.mark.parametrize("api", [Api.CHAT, Api.RESPONSES, Api.MESSAGES])
 async def test_an_engine_whose_streams_end_with_its_errors_is_taken_out(monkeypatch, api):
     """The head of a stream is sent when its task begins, so an error of the computation is an event."""
-    monkeypatch.setattr(costs, "FIRST_REST", PATIENCE)  # seconds: it is not tried again meanwhile
+    monkeypatch.setattr(rates, "FIRST_REST", PATIENCE)  # seconds: it is not tried again meanwhile
     async with two() as (sidecar, engines):
         await posted(sidecar, api, stream=True)
         name = last_engine(sidecar)

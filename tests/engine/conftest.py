@@ -47,7 +47,7 @@ from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.launch import EngineKind, find_engine, free_port
 from slotkeeper.engine.process import EngineProcess
 from slotkeeper.exchange import exchange
-from slotkeeper.scheduler.costs import LEAST_TOKENS, LinearTimes, Rates
+from slotkeeper.scheduler.rates import LEAST_TOKENS, LinearTimes, Rates
 from slotkeeper.settings import Settings
 
 BUILDS: Final = tuple(

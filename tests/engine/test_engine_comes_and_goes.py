@@ -18,7 +18,7 @@ from slotkeeper.app import Sidecar, running
 from slotkeeper.bench import lab
 from slotkeeper.engine.answers import Health
 from slotkeeper.engine.launch import find_engine, free_port
-from slotkeeper.scheduler.costs import Speed
+from slotkeeper.scheduler.rates import Speed
 
 pytestmark = pytest.mark.alternating
 

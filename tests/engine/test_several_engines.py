@@ -20,7 +20,7 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.lab import rested
 from slotkeeper.cli.main import main
 from slotkeeper.engine.launch import free_port
-from slotkeeper.scheduler.costs import TRIPS
+from slotkeeper.scheduler.rates import TRIPS
 from slotkeeper.scheduler.types import EngineId
 
 pytestmark = pytest.mark.alternating

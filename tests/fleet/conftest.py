@@ -55,7 +55,7 @@ def patient_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.setattr("slotkeeper.scheduler.retention.LEAST_SECONDS", PATIENCE)
     monkeypatch.setattr("slotkeeper.scheduler.retention.MOST_SECONDS", PATIENCE)
-    monkeypatch.setattr("slotkeeper.scheduler.costs.LEAST_PATIENCE", PATIENCE)
+    monkeypatch.setattr("slotkeeper.scheduler.rates.LEAST_PATIENCE", PATIENCE)
     monkeypatch.setattr("slotkeeper.store.shared.LONGEST_LOOK", PATIENCE)
 
 

@@ -29,7 +29,7 @@ from playbooks.playbook import (
     unpinned,
     unsaved,
 )
-from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.effects import Purpose, SaveMoment
 from slotkeeper.scheduler.events import TimerFired
 from slotkeeper.scheduler.table import LINGER

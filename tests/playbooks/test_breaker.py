@@ -18,7 +18,8 @@ from playbooks.playbook import (
     starts,
     unpinned,
 )
-from slotkeeper.scheduler.costs import FIRST_REST, LONGEST_REST, TRIPS, Limits
+from slotkeeper.scheduler.budgets import Limits
+from slotkeeper.scheduler.rates import FIRST_REST, LONGEST_REST, TRIPS
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import Reason
 

@@ -18,8 +18,7 @@ from playbooks.playbook import (
     snapshot,
     snapshots_changed,
 )
-from slotkeeper.scheduler.budgets import FolderRoom
-from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.budgets import FolderRoom, Limits
 from slotkeeper.scheduler.effects import Budgeted
 from slotkeeper.scheduler.events import RoomSeen
 from slotkeeper.scheduler.slot_contents import Tier

@@ -25,7 +25,7 @@ from playbooks.playbook import (
     unpinned,
 )
 from playbooks.playbook import lists as listed
-from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import Reason
 

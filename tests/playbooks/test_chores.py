@@ -34,7 +34,7 @@ from playbooks.playbook import (
     unsaved,
     written,
 )
-from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.effects import Plant, Purpose, Restore
 from slotkeeper.scheduler.slot_contents import SnapshotId
 from slotkeeper.scheduler.tokens import Tokens

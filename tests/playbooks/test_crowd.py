@@ -36,9 +36,10 @@ from playbooks.playbook import (
     written,
 )
 from slotkeeper.scheduler import arrivals
-from slotkeeper.scheduler.costs import Limits, StateSize
+from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.effects import Purpose, SaveMoment
 from slotkeeper.scheduler.events import TimerFired
+from slotkeeper.scheduler.rates import StateSize
 from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import Reason

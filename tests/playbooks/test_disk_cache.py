@@ -27,7 +27,7 @@ from playbooks.playbook import (
     sees,
     unpinned,
 )
-from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.effects import Purpose, Save, SaveMoment
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import Reason

@@ -30,7 +30,7 @@ from playbooks.playbook import (
     starts,
     unpinned,
 )
-from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.effects import Purpose, SaveMoment
 from slotkeeper.scheduler.events import ModelsListed
 from slotkeeper.scheduler.router import ModelStatus, ModelView

@@ -19,7 +19,7 @@ from playbooks.playbook import (
     snapshot,
     snapshots_changed,
 )
-from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.effects import Drop, Forget
 from slotkeeper.scheduler.retention import BATCH, LEAST_SECONDS, MOST, MOST_SECONDS, Wanted
 from slotkeeper.scheduler.slot_contents import Tier

@@ -23,7 +23,7 @@ from playbooks.playbook import (
     saved,
     saves,
 )
-from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.effects import Forward, Plant, Purpose, Save, SaveMoment
 from slotkeeper.scheduler.engine_model import TAIL, marked
 from slotkeeper.scheduler.tokens import Boundary, BoundaryKind, Tokens

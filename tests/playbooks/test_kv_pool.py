@@ -33,7 +33,7 @@ from playbooks.playbook import (
     starts,
     unsaved,
 )
-from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.effects import PoolAct, Purpose
 from slotkeeper.scheduler.engine_model import Known
 from slotkeeper.scheduler.kv_pool import in_use

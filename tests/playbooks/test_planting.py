@@ -32,8 +32,9 @@ from playbooks.playbook import (
     unsaved,
     written,
 )
-from slotkeeper.scheduler.costs import Limits, LinearTimes
+from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.effects import Plant, Purpose, SaveMoment
+from slotkeeper.scheduler.rates import LinearTimes
 from slotkeeper.scheduler.tokens import Boundary, BoundaryKind, Tokens
 from slotkeeper.scheduler.types import NO_ROUTER, Reason, SlotId
 

@@ -25,7 +25,7 @@ from playbooks.playbook import (
     saves,
     starts,
 )
-from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.effects import Effect, Forward, Plant, Purpose, Ranked, SaveMoment
 from slotkeeper.scheduler.priority import AGES_AFTER
 from slotkeeper.scheduler.state import HINT_MARGIN, Outputs

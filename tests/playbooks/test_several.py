@@ -26,8 +26,9 @@ from playbooks.playbook import (
     starts,
     written,
 )
-from slotkeeper.scheduler.costs import MEASURED, Limits
+from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.effects import Purpose, SaveMoment
+from slotkeeper.scheduler.rates import MEASURED
 from slotkeeper.scheduler.tokens import Boundary, BoundaryKind, Tokens
 from slotkeeper.scheduler.types import EngineId, Reason
 

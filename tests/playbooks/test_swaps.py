@@ -27,7 +27,7 @@ from playbooks.playbook import (
     unloads,
     unpinned,
 )
-from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.effects import Purpose
 from slotkeeper.scheduler.events import ModelsListed
 from slotkeeper.scheduler.router import RETRY_SECONDS

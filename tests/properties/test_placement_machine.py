@@ -15,7 +15,7 @@ from properties.simulated import SimulatedEngine, Task
 from slotkeeper.observe.journal import Journal
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.request_record import Record
-from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.effects import (
     Drop,
     Effect,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from playbooks.playbook import Play, arrives, ends, knows
 from properties.test_placement_machine import ARRIVALS, SETTINGS, PlacementMachine, seen_by_a
-from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.effects import Effect, Forward, Ranked
 from slotkeeper.scheduler.engine_model import Memory
 from slotkeeper.scheduler.events import Arrived, Event

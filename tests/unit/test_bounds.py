@@ -32,13 +32,13 @@ from slotkeeper.runtime.effect_runner import LATE_RENDER_BYTES, LateRenders
 from slotkeeper.runtime.render import Recent
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.scheduler.catalog import Catalog
-from slotkeeper.scheduler.costs import REMEMBERED as TIMES
-from slotkeeper.scheduler.costs import LinearTimes, Speed
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.events import SnapshotsChanged
 from slotkeeper.scheduler.figures import Usage
 from slotkeeper.scheduler.idle_work import coldest
 from slotkeeper.scheduler.prompt_tree import PromptTree
+from slotkeeper.scheduler.rates import REMEMBERED as TIMES
+from slotkeeper.scheduler.rates import LinearTimes, Speed
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.slot_contents import RAM_ENTRIES, SlotContents, Snapshot, SnapshotId, Tier, publish
 from slotkeeper.scheduler.state import ANSWERS, EARLY, KINDS, Ahead, FairQueue, Outputs

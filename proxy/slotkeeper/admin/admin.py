@@ -23,8 +23,7 @@ from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.states import ENGINE_TEXTS
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.slot_files import Snapshots
-from slotkeeper.scheduler.budgets import Budgets
-from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.budgets import Budgets, Limits
 from slotkeeper.scheduler.events import SnapshotsChanged
 from slotkeeper.scheduler.slot_contents import SnapshotId
 from slotkeeper.store import files

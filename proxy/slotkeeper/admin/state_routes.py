@@ -33,7 +33,7 @@ from slotkeeper.observe.sentences import FEW
 from slotkeeper.observe.states import ENGINE_TEXTS, Doing, Moment, Spent, service_text, unknown_text
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
-from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.engine_model import FlagSeen, Memory
 from slotkeeper.scheduler.pending import Stage, Wait
 from slotkeeper.scheduler.slot_contents import SlotContents, Tier

@@ -30,8 +30,7 @@ from slotkeeper.engine.memory import checkpoint_bytes, free_memory
 from slotkeeper.engine.router_client import RouterClient
 from slotkeeper.engine.swap_client import SwapClient
 from slotkeeper.engine.traits import Reading, identify, read_answers, read_traits
-from slotkeeper.scheduler.budgets import Budgets, budgets
-from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.budgets import Budgets, Limits, budgets
 from slotkeeper.scheduler.engine_model import EngineTraits, Known
 from slotkeeper.scheduler.router import ModelStatus
 from slotkeeper.scheduler.slot_contents import Tier

@@ -28,7 +28,7 @@ from slotkeeper.engine.answers import EngineError
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.file_canary import removed, swept, temporary
 from slotkeeper.engine.traits import Reading
-from slotkeeper.scheduler.costs import LinearTimes
+from slotkeeper.scheduler.rates import LinearTimes
 from slotkeeper.scheduler.slot_contents import Tier
 from slotkeeper.scheduler.types import SlotId
 from slotkeeper.store.snapshot_folder import SnapshotFolder

@@ -28,8 +28,7 @@ from slotkeeper.runtime.membership import Membership
 from slotkeeper.runtime.render import NextTurns
 from slotkeeper.runtime.slot_files import Snapshots
 from slotkeeper.runtime.tasks import Tasks
-from slotkeeper.scheduler.budgets import FolderRoom
-from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.budgets import FolderRoom, Limits
 from slotkeeper.scheduler.effects import (
     Budgeted,
     Drained,

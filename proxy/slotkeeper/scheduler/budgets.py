@@ -1,4 +1,4 @@
-"""How many bytes of snapshots each folder may hold, and how many may be written in an hour.
+"""The limits that the user has set, and how many bytes of snapshots each folder may hold and get in an hour.
 
 What the user has not set follows the disk and the model:
 
@@ -15,9 +15,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
-from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.slot_contents import Tier
 
 GIB: Final = 2**30
@@ -38,6 +38,23 @@ MAX_SHARES: Final = 2
 HOURLY_SHARE: Final = 1 / 16  # of the disk's size
 
 LOGGED_CHANGE: Final = 0.25  # a smaller change is not logged
+HOUR: Final = 3600.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits that the user has set. None: they follow the disk and the model."""
+
+    hot_bytes: int | None = None
+    cold_bytes: int | None = 0  # 0: there is no cold tier
+    shared_bytes: int | None = None  # the cold tier's own share, if other sidecars use it too
+    hourly_bytes: int | None = None  # written per hour while conversations pause
+    pause: float = 0.25  # seconds without a request until a save; longer if saves are slow
+    engine_wait: float = 60.0  # seconds for which requests wait for an engine that has exited
+    idle_tokens: int = 1_000_000  # computed per hour in idle time
+    waiting: int = 4000  # queued requests
+    waiting_of_one: int = 1000  # queued requests of one client
+    swap_wait: float = 10.0  # seconds for which a request waits before its model may replace another
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,3 +142,35 @@ def _tier(given: int | None, tier: Tier, rooms: Mapping[Tier, FolderRoom], large
         return UNLIMITED
     room = rooms[tier]
     return room.share(largest, sum(other.device == room.device for other in rooms.values()))
+
+
+@dataclass(slots=True)
+class HourlyBudget:
+    """A budget for idle work, in bytes or tokens. At most one hour's worth can be spent at once."""
+
+    hourly: int
+    left: float
+    at: float
+
+    def wait(self, size: int, now: float) -> float:
+        """Return the seconds until `size` may be spent; infinite if it exceeds one hour's worth."""
+        refill = (now - self.at) * self.hourly / HOUR
+        self.left, self.at = min(float(self.hourly), self.left + refill), now
+        if size <= self.left:
+            return 0.0
+        return (size - self.left) * HOUR / self.hourly if size <= self.hourly else inf
+
+    def spend(self, size: int, now: float) -> bool:
+        """Spend `size` and return True, if the budget allows it now."""
+        if self.wait(size, now):
+            return False
+        self.left -= size
+        return True
+
+    def give_back(self, size: int) -> None:
+        """Take back what was spent for work that is not done."""
+        self.left = min(float(self.hourly), self.left + size)
+
+    def becomes(self, hourly: int) -> None:
+        """Take another budget from now on."""
+        self.hourly, self.left = hourly, min(self.left, float(hourly))

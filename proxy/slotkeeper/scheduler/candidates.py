@@ -22,7 +22,6 @@ from operator import attrgetter
 from typing import Final, NamedTuple
 
 from slotkeeper.scheduler.catalog import Catalog, Covered
-from slotkeeper.scheduler.costs import WORTH_A_FILE
 from slotkeeper.scheduler.effects import Keep, Load, Prefill, Purpose, SaveMoment, Step, Wipe
 from slotkeeper.scheduler.engine_model import EngineTraits, checkpoints_last, foreign_token
 from slotkeeper.scheduler.pending import Plan
@@ -37,6 +36,7 @@ from slotkeeper.scheduler.prices import (
     price_of,
     restore_price,
 )
+from slotkeeper.scheduler.rates import WORTH_A_FILE
 from slotkeeper.scheduler.shadow import ReusePlan, Source
 from slotkeeper.scheduler.slot_contents import (
     HALF_LIFE,

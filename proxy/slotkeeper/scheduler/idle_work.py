@@ -32,7 +32,6 @@ from typing import Final
 
 from slotkeeper.scheduler.adapters import set_in
 from slotkeeper.scheduler.catalog import NEVER, Catalog
-from slotkeeper.scheduler.costs import SHORTEST, WORTH_A_FILE
 from slotkeeper.scheduler.effects import Keep, Load, Prefill, Purpose, SaveMoment, Step, Wipe
 from slotkeeper.scheduler.engine_model import (
     EngineTraits,
@@ -47,6 +46,7 @@ from slotkeeper.scheduler.engine_model import (
 )
 from slotkeeper.scheduler.planting import PLANT_PRICE_TOKENS
 from slotkeeper.scheduler.prices import blind_price, parked_price, restore_price
+from slotkeeper.scheduler.rates import SHORTEST, WORTH_A_FILE
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, Tier, goes_on_from, reuse
 from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.steps import Chore

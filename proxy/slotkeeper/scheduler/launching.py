@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from slotkeeper.scheduler import kv_pool, planting, priority
 from slotkeeper.scheduler.candidates import STEER_TAIL, steer
-from slotkeeper.scheduler.costs import WORTH_A_FILE
 from slotkeeper.scheduler.effects import Effect, Forward, Step
 from slotkeeper.scheduler.engine_model import TAIL, cells_of, user_starts
 from slotkeeper.scheduler.pending import Pending, Plan, Stage
+from slotkeeper.scheduler.rates import WORTH_A_FILE
 from slotkeeper.scheduler.shadow import Source
 from slotkeeper.scheduler.slot_contents import as_file, edits, reuse
 from slotkeeper.scheduler.state import State

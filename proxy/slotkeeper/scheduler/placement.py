@@ -46,9 +46,8 @@ from slotkeeper.scheduler import (
     spaces,
 )
 from slotkeeper.scheduler.adapters import set_of
-from slotkeeper.scheduler.budgets import Budgets, FolderRoom
+from slotkeeper.scheduler.budgets import Budgets, FolderRoom, Limits
 from slotkeeper.scheduler.catalog import Catalog
-from slotkeeper.scheduler.costs import Limits
 from slotkeeper.scheduler.effects import Effect, Learned, Render
 from slotkeeper.scheduler.engine_model import EngineTraits, Known, cells_of, may_share
 from slotkeeper.scheduler.events import (

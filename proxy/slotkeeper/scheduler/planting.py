@@ -28,8 +28,8 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Final
 
+from slotkeeper.scheduler.budgets import HourlyBudget
 from slotkeeper.scheduler.catalog import Catalog
-from slotkeeper.scheduler.costs import WORTH_A_FILE, HourlyBudget
 from slotkeeper.scheduler.effects import Keep, Prefill, Purpose, SaveMoment, Step
 from slotkeeper.scheduler.engine_model import (
     TAIL,
@@ -41,6 +41,7 @@ from slotkeeper.scheduler.engine_model import (
     thins_at_each_task,
 )
 from slotkeeper.scheduler.pending import Structure
+from slotkeeper.scheduler.rates import WORTH_A_FILE
 from slotkeeper.scheduler.shadow import ReusePlan
 from slotkeeper.scheduler.slot_contents import first_kept
 from slotkeeper.scheduler.table import EngineTable

@@ -24,9 +24,9 @@ from statistics import fmean
 from typing import Final, Self
 
 from slotkeeper.scheduler.catalog import Catalog
-from slotkeeper.scheduler.costs import Speed
 from slotkeeper.scheduler.effects import Load
 from slotkeeper.scheduler.pending import Plan
+from slotkeeper.scheduler.rates import Speed
 from slotkeeper.scheduler.shadow import ReusePlan, Source
 from slotkeeper.scheduler.slot_contents import (
     SlotContents,

@@ -13,8 +13,8 @@ from enum import StrEnum
 from typing import Any
 
 from slotkeeper.scheduler.adapters import namespace_in, set_in
-from slotkeeper.scheduler.costs import Copies, StateSize
 from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Known, after_prefill, generous
+from slotkeeper.scheduler.rates import Copies, StateSize
 from slotkeeper.scheduler.slot_contents import (
     KEEP,
     SlotContents,

@@ -13,10 +13,9 @@ from itertools import chain
 from typing import Final
 
 from slotkeeper.scheduler.adapters import set_of
-from slotkeeper.scheduler.budgets import Budgets, FolderRoom, budgets
+from slotkeeper.scheduler.budgets import Budgets, FolderRoom, HourlyBudget, Limits, budgets
 from slotkeeper.scheduler.candidates import PriceBounds
 from slotkeeper.scheduler.catalog import Catalog
-from slotkeeper.scheduler.costs import HourlyBudget, Limits
 from slotkeeper.scheduler.effects import Released
 from slotkeeper.scheduler.engine_model import unmarked
 from slotkeeper.scheduler.events import Arrived

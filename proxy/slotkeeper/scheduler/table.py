@@ -16,7 +16,11 @@ from math import inf
 from typing import Final
 
 from slotkeeper.scheduler.adapters import set_in
-from slotkeeper.scheduler.costs import (
+from slotkeeper.scheduler.effects import Released
+from slotkeeper.scheduler.engine_model import EngineTraits, Known, keeps_checkpoints, wipes
+from slotkeeper.scheduler.events import AdaptersSeen, Observed
+from slotkeeper.scheduler.evidence import Doubts
+from slotkeeper.scheduler.rates import (
     LARGE_BYTES,
     WORTH_A_FILE,
     Breaker,
@@ -25,10 +29,6 @@ from slotkeeper.scheduler.costs import (
     LinearTimes,
     Rates,
 )
-from slotkeeper.scheduler.effects import Released
-from slotkeeper.scheduler.engine_model import EngineTraits, Known, keeps_checkpoints, wipes
-from slotkeeper.scheduler.events import AdaptersSeen, Observed
-from slotkeeper.scheduler.evidence import Doubts
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId, succeeds
 from slotkeeper.scheduler.tokens import Tokens

@@ -21,7 +21,7 @@ from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.request_record import PromptDivergence, Record
 from slotkeeper.observe.sentences import FEW
 from slotkeeper.runtime.driver import Driver
-from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.figures import Loss, Lost
 from unit.observe.watched import record
 from unit.runtime.stubs import ENGINE, StubLink

@@ -17,7 +17,7 @@ from slotkeeper.admin import admin as module
 from slotkeeper.admin.admin import AdminPort, SnapshotRoutes, rfc3339
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.driver import Driver
-from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.slot_contents import Tier
 from slotkeeper.store.index import Kept
 from slotkeeper.store.store import Store

@@ -21,7 +21,7 @@ from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.request_record import Record
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.scheduler import priority
-from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.engine_model import Checkpoint
 from slotkeeper.scheduler.events import EngineLost, SnapshotsChanged
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId, Tier

@@ -11,8 +11,7 @@ import pytest
 from slotkeeper.engine.answers import EngineGoneError
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.driver import RENEWAL_SECONDS, Driver
-from slotkeeper.scheduler.budgets import FolderRoom
-from slotkeeper.scheduler.costs import Limits
+from slotkeeper.scheduler.budgets import FolderRoom, Limits
 from slotkeeper.scheduler.effects import Observe, Report
 from slotkeeper.scheduler.events import (
     Acted,

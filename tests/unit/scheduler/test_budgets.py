@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from slotkeeper.scheduler.budgets import GIB, UNLIMITED, Budgets, FolderRoom, budgets
-from slotkeeper.scheduler.costs import HourlyBudget, Limits
+from slotkeeper.scheduler.budgets import GIB, UNLIMITED, Budgets, FolderRoom, HourlyBudget, Limits, budgets
 from slotkeeper.scheduler.slot_contents import Tier
 
 TIB = 1024 * GIB

@@ -4,7 +4,7 @@ from math import inf
 
 import pytest
 
-from slotkeeper.scheduler.costs import (
+from slotkeeper.scheduler.rates import (
     CALL_SECONDS,
     REMEMBERED,
     UNMEASURED_COPY_SHARE,

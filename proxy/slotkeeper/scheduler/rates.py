@@ -1,4 +1,4 @@
-"""The rates of one engine, and what a file or a copy costs by them; its work and failures; the user's limits.
+"""What is known of how fast one engine is, how much work it has, and whether requests fail there.
 
 Rates and estimates come from the engine's own figures.
 """
@@ -36,6 +36,7 @@ MEASURED: Final = 3  # measurements needed before an engine's speed is compared 
 NEARLY_EQUAL: Final = (
     1e-3  # files of more similar form do not tell the bytes of tokens and of checkpoints apart
 )
+WORTH_A_FILE: Final = 256  # tokens: a shorter state is faster to compute than to restore
 LEAST_PATIENCE: Final = 1.0  # seconds: a shorter wait depends more on chance than on the cold tier
 
 
@@ -419,57 +420,3 @@ class Breaker:
     def on_trial(self, *, busy: bool) -> bool:
         """Whether the engine is being tried with one request at a time, and that one is running."""
         return self.failures >= TRIPS and busy
-
-
-# -- limits ----------------------------------------------------------------------------------------------
-
-HOUR: Final = 3600.0
-WORTH_A_FILE: Final = 256  # tokens: a shorter state is faster to compute than to restore
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits that the user has set. None: they follow the disk and the model (budgets.py)."""
-
-    hot_bytes: int | None = None
-    cold_bytes: int | None = 0  # 0: there is no cold tier
-    shared_bytes: int | None = None  # the cold tier's own share, if other sidecars use it too
-    hourly_bytes: int | None = None  # written per hour while conversations pause
-    pause: float = 0.25  # seconds without a request after which a conversation is saved
-    engine_wait: float = 60.0  # seconds for which requests wait for an engine that has exited
-    idle_tokens: int = 1_000_000  # computed per hour in idle time
-    waiting: int = 4000  # queued requests
-    waiting_of_one: int = 1000  # queued requests of one client
-    swap_wait: float = 10.0  # seconds for which a request waits before its model may replace another
-
-
-@dataclass(slots=True)
-class HourlyBudget:
-    """A budget for idle work, in bytes or tokens. At most one hour's worth can be spent at once."""
-
-    hourly: int
-    left: float
-    at: float
-
-    def wait(self, size: int, now: float) -> float:
-        """Return the seconds until `size` may be spent; infinite if it exceeds one hour's worth."""
-        refill = (now - self.at) * self.hourly / HOUR
-        self.left, self.at = min(float(self.hourly), self.left + refill), now
-        if size <= self.left:
-            return 0.0
-        return (size - self.left) * HOUR / self.hourly if size <= self.hourly else inf
-
-    def spend(self, size: int, now: float) -> bool:
-        """Spend `size` and return True, if the budget allows it now."""
-        if self.wait(size, now):
-            return False
-        self.left -= size
-        return True
-
-    def give_back(self, size: int) -> None:
-        """Take back what was spent for work that is not done."""
-        self.left = min(float(self.hourly), self.left + size)
-
-    def becomes(self, hourly: int) -> None:
-        """Take another budget from now on."""
-        self.hourly, self.left = hourly, min(self.left, float(hourly))
