@@ -28,7 +28,7 @@ from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.request_record import BUCKET, BUCKETS, ClientFigures, Clients, History
 from slotkeeper.observe.request_record import NAMED_CLIENTS as CLIENTS
 from slotkeeper.observe.states import Spent
-from slotkeeper.runtime.effect_runner import LATE_RENDER_BYTES, LateRenders
+from slotkeeper.runtime.driver import LATE_RENDER_BYTES, LateRenders
 from slotkeeper.runtime.render import Recent
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.scheduler.catalog import Catalog

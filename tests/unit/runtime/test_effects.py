@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from patience import PATIENCE
 from slotkeeper.engine.answers import EngineError
 from slotkeeper.observe.metrics import Metrics
-from slotkeeper.runtime.effect_runner import EffectRunner
+from slotkeeper.runtime.driver import EffectRunner
 from slotkeeper.runtime.engines import Engines
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.scheduler.budgets import GIB, Budgets
