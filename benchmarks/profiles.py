@@ -23,7 +23,7 @@ from benchmarks.simulator.fleet import Asked, SimulatedSidecar
 from benchmarks.simulator.load import SimulatedTurn
 from benchmarks.simulator.timed_engine import Task, TimedEngine
 from benchmarks.simulator.virtual_clock import VirtualClock
-from slotkeeper.api.waits import percentile
+from slotkeeper.api.latency import percentile
 from slotkeeper.scheduler.budgets import GIB, Limits
 from slotkeeper.scheduler.effects import Report
 

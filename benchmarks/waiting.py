@@ -6,7 +6,7 @@ another with the same flags, one after the other, so that neither works beside t
 engines. `--busy` starts that many busy loops beside them.
 
 The bound, "least", is the time of the tokens that any cache must compute, at the speed that the stock engine
-showed in this run (`slotkeeper.api.waits`), with no other queue than any server has (`least_waits`).
+showed in this run (`slotkeeper.api.latency`), with no other queue than any server has (`least_waits`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from benchmarks.stage import QUIET, Served, peak_memory_bytes, processor_seconds
 from benchmarks.waiting_figures import COLUMNS, KEY, Row, grouped
 from benchmarks.waiting_work import WORK, Client, Work, append
 from slotkeeper.api.document import Doc
-from slotkeeper.api.waits import PrefillTimes
+from slotkeeper.api.latency import PrefillTimes
 from slotkeeper.bench import lab
 from slotkeeper.bench.measure import Oracle, Sample, Totals, times_of, totals
 from slotkeeper.bench.models import Fat, build

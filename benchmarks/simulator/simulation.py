@@ -30,7 +30,7 @@ from benchmarks.simulator.fleet import (
 from benchmarks.simulator.load import LoadProfile, SimulatedTurn
 from benchmarks.simulator.timed_engine import EngineRates, traits_of
 from benchmarks.simulator.virtual_clock import VirtualClock
-from slotkeeper.api.waits import percentile
+from slotkeeper.api.latency import percentile
 from slotkeeper.scheduler.budgets import GIB, Limits
 from slotkeeper.scheduler.effects import Report
 from slotkeeper.scheduler.engine_model import Memory

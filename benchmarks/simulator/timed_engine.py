@@ -22,7 +22,7 @@ from math import ceil
 from typing import Final
 
 from benchmarks.simulator.virtual_clock import VirtualClock
-from slotkeeper.api.waits import UBATCH_TOKENS
+from slotkeeper.api.latency import UBATCH_TOKENS
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory, prefilled, user_starts
 from slotkeeper.scheduler.shadow import EngineShadow, ReusePlan, Source
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, first_kept

@@ -21,7 +21,7 @@ from slotkeeper.api.head import Api
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.engine.http import EngineAddress
-from slotkeeper.exchange import answer_filters, exchange
+from slotkeeper.exchange import exchange
 from slotkeeper.scheduler.types import ModelName
 
 Doc = dict[str, Any]
@@ -140,17 +140,18 @@ async def user(sidecar) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.fixture
-def routed(monkeypatch: pytest.MonkeyPatch) -> list[answer_filters.AnswerForm]:
+def routed(monkeypatch: pytest.MonkeyPatch) -> list[exchange.AnswerForm]:
     """Request answers as from a router's model from now on; return the list of chosen forms."""
-    chosen: list[answer_filters.AnswerForm] = []
+    chosen: list[exchange.AnswerForm] = []
+    own = exchange.form_for
 
-    def form_for(ask: Any, body: bytes, forward: Any, link: Any) -> answer_filters.AnswerForm:
+    def form_for(ask: Any, body: bytes, forward: Any, link: Any) -> exchange.AnswerForm:
         as_model = SimpleNamespace(
             address=EngineAddress(link.address.base, ModelName("m")),
             assembles=link.assembles,
             health=link.health,
         )
-        chosen.append(answer_filters.form_for(ask, body, forward, as_model))  # type: ignore[arg-type]
+        chosen.append(own(ask, body, forward, as_model))  # type: ignore[arg-type]
         return chosen[-1]
 
     monkeypatch.setattr(exchange, "form_for", form_for)

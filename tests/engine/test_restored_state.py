@@ -20,7 +20,7 @@ from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.target import PLAIN
 from slotkeeper.bench.texts import edited, prose, system
 from slotkeeper.engine.launch import EngineKind
-from slotkeeper.runtime import saving
+from slotkeeper.runtime import slot_files
 from slotkeeper.scheduler.slot_contents import Snapshot
 from slotkeeper.scheduler.types import Reason
 
@@ -152,15 +152,15 @@ class Made(NamedTuple):
 def spied(monkeypatch: pytest.MonkeyPatch) -> list[Made]:
     """Treat every file as a large one, and record what is done to each."""
     made: list[Made] = []
-    monkeypatch.setattr(saving, "LARGE", 0)
+    monkeypatch.setattr(slot_files, "LARGE", 0)
 
     def worth_keeping(file, places, stale):
         kept = found(file, places, stale)
         made.append(Made(len(file.records), len(kept)))
         return kept
 
-    found = saving.worth_keeping
-    monkeypatch.setattr(saving, "worth_keeping", worth_keeping)
+    found = slot_files.worth_keeping
+    monkeypatch.setattr(slot_files, "worth_keeping", worth_keeping)
     return made
 
 

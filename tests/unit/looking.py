@@ -9,7 +9,7 @@ from typing import Any, Final
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from slotkeeper.api.waits import waits
+from slotkeeper.api.latency import waits
 from slotkeeper.conversation.divergence import Cause
 from slotkeeper.conversation.layout import Section
 from slotkeeper.conversation.likeness import RequestKind

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from slotkeeper.api.waits import Prefilled, PrefillTimes, Waits, prefill_times, waits
+from slotkeeper.api.latency import Prefilled, PrefillTimes, Waits, prefill_times, waits
 from slotkeeper.scheduler.figures import Counted, Sums, Unknown, Usage
 from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.tokens import Tokens

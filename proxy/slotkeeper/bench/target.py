@@ -21,8 +21,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from slotkeeper.api.answer import Answer, AnswerReader
 from slotkeeper.api.document import Doc, NotOurs, rows, table
 from slotkeeper.api.head import PLANTED, REWRITTEN, Api, classify
+from slotkeeper.api.latency import TokenTimes
 from slotkeeper.api.request import Ask, parse
-from slotkeeper.api.waits import TokenTimes
 from slotkeeper.bench.measure import Oracle, Sample
 from slotkeeper.engine.answers import EngineError, EngineGoneError
 from slotkeeper.engine.client import EngineClient

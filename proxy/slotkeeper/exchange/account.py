@@ -22,6 +22,7 @@ from slotkeeper.api.answer_builder import Figures
 from slotkeeper.api.document import Doc, NotOurs, Prompt
 from slotkeeper.api.errors import Fault, outcome_by, too_long
 from slotkeeper.api.head import Api, Secrets, request_id
+from slotkeeper.api.latency import TokenTimes
 from slotkeeper.api.request import (
     HEAVY,
     LARGE,
@@ -37,7 +38,6 @@ from slotkeeper.api.request import (
     size_of,
     understood,
 )
-from slotkeeper.api.waits import TokenTimes
 from slotkeeper.conversation.likeness import asks_aside
 from slotkeeper.conversation.naming import Naming
 from slotkeeper.engine.answers import EngineGoneError

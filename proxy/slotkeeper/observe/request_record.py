@@ -20,7 +20,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from slotkeeper.api.answer import Progress
-from slotkeeper.api.waits import TokenTimes
+from slotkeeper.api.latency import TokenTimes
 from slotkeeper.conversation.divergence import Cause
 from slotkeeper.conversation.layout import Section
 from slotkeeper.conversation.likeness import RequestKind
@@ -257,7 +257,7 @@ class Record:
     priority: Priority = Priority.NORMAL
     ranked: list[Ranked] = field(default_factory=list)  # actions because of priorities
     first_token: float | None = None  # seconds
-    stall: float | None = None  # seconds: the longest of its answer (api/waits.py)
+    stall: float | None = None  # seconds: the longest of its answer (api/latency.py)
     seconds: float | None = None
     work: Work | None = None
     outcome: str = RUNNING

@@ -11,7 +11,15 @@ from hypothesis import strategies as some
 
 from slotkeeper.api.answer import AnswerReader, comment
 from slotkeeper.api.head import Api
-from slotkeeper.api.waits import Prefilled, PrefillTimes, TokenTimes, Waits, percentile, prefill_times, waits
+from slotkeeper.api.latency import (
+    Prefilled,
+    PrefillTimes,
+    TokenTimes,
+    Waits,
+    percentile,
+    prefill_times,
+    waits,
+)
 
 ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":null}}]}\n\n'
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'

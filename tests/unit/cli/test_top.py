@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 
 from patience import PATIENCE
-from slotkeeper.api.waits import waits
+from slotkeeper.admin.state_routes import summary, time_of
+from slotkeeper.api.latency import waits
 from slotkeeper.cli.main import main
 from slotkeeper.cli.top import HISTORY, ScreenState, history, screen, top
-from slotkeeper.observe.accounts import summary, time_of
 from slotkeeper.observe.request_record import Record, RequestStage
 from slotkeeper.observe.states import (
     ENGINE_TEXTS,

@@ -10,11 +10,11 @@ import pytest
 from pydantic import SecretStr
 from rich.console import Console
 
+from slotkeeper.admin.state_routes import detail, summary
 from slotkeeper.cli.main import main
 from slotkeeper.cli.terminal import COLUMNS
 from slotkeeper.cli.why import NO_TEXT, why
 from slotkeeper.conversation.rules.base import Mode
-from slotkeeper.observe.accounts import detail, summary
 from slotkeeper.observe.request_record import Decision, Option
 from slotkeeper.scheduler.types import Reason
 from slotkeeper.values import UsageError

@@ -5,13 +5,13 @@ from datetime import UTC, datetime
 import orjson
 import pytest
 
+from slotkeeper.admin.state_routes import detail, summary
 from slotkeeper.conversation.divergence import Cause
 from slotkeeper.conversation.layout import Section
 from slotkeeper.conversation.likeness import RequestKind
 from slotkeeper.conversation.naming import Name
 from slotkeeper.conversation.rules.apply import ShownChange
 from slotkeeper.conversation.rules.base import Mode, RuleName
-from slotkeeper.observe.accounts import detail, summary
 from slotkeeper.observe.request_record import Decision, Option, PromptDivergence, Record, RequestStage
 from slotkeeper.observe.sentences import sentences, verdict
 from slotkeeper.scheduler.figures import Loss, Lost

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from slotkeeper.admin.state_routes import detail
 from slotkeeper.conversation.divergence import CAUSES, NEW_SESSION, Cause
 from slotkeeper.conversation.layout import Section
 from slotkeeper.conversation.rules.apply import ShownChange
 from slotkeeper.conversation.rules.base import Mode, RuleName
-from slotkeeper.observe.accounts import detail
 from slotkeeper.observe.request_record import (
     MOST_BEHIND,
     Decision,

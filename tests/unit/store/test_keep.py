@@ -12,7 +12,7 @@ import pytest
 from recipes import other_last_token, whole
 from slotkeeper.engine.slotfile import SlotFile, patched, repair_window
 from slotkeeper.engine.slotfile import keep as keep_records
-from slotkeeper.runtime.saving import Editing
+from slotkeeper.runtime.slot_files import Editing
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store.intake import SavedFile, SlotFileEdit

@@ -16,7 +16,7 @@ from slotkeeper.api.answer_builder import Figures
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import parse
 from slotkeeper.engine.answers import Health
-from slotkeeper.exchange.answer_filters import CellsGate, OutOfCells, form_for, gate_for
+from slotkeeper.exchange.exchange import CellsGate, OutOfCells, form_for, gate_for
 from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.engine_model import EngineTraits, Known, Memory
 from slotkeeper.scheduler.events import EngineUp, Exceeded
@@ -71,7 +71,7 @@ def test_every_other_stream_is_passed_on_unchanged(events, more, places):
 def test_the_error_of_a_request_that_was_already_sent_again_is_passed_on():
     open_, told = gate(shut=False)
     assert open_.passing(ERROR) == ERROR
-    open_.note_last(ERROR)
+    open_.last = ERROR
     open_.ended(Answer(figures=Figures(), reply=None, complete=False, error="server_error"))
     assert [event.again for event in told] == [False]
     assert open_.lacked
@@ -79,7 +79,7 @@ def test_the_error_of_a_request_that_was_already_sent_again_is_passed_on():
 
 def test_an_answer_that_quotes_the_error_text_has_not_failed():
     shut, told = gate()
-    shut.note_last(WORD)
+    shut.last = WORD
     shut.ended(Answer(figures=Figures(), reply=None, complete=True, error=None))
     assert told == []
 
