@@ -23,6 +23,7 @@ from slotkeeper.scheduler.rates import Speed
 pytestmark = pytest.mark.alternating
 
 ONE = ["-t", "1"]
+AWAKE_SECONDS = 2  # without requests, until an engine sleeps
 CHAT = "/v1/chat/completions"
 LONG = "The lighthouse keeper counts the ships that pass by night. " * 30
 
@@ -73,16 +74,23 @@ async def is_ready(sidecar: Sidecar) -> None:
     await until(ready, "all engines are probed")
 
 
-async def is_ready_and_awake(sidecar: Sidecar, base: str) -> None:
-    """Use the engine until it is probed: on a busy machine it could sleep before, and is then not probed."""
+@asynccontextmanager
+async def kept_awake(base: str) -> AsyncIterator[None]:
+    """Use the engine inside the block: on a busy machine it could sleep before the next step of a test."""
 
-    async def ready() -> bool:
-        async with direct.get("/slots") as answer:
-            assert answer.status == 200
-        return all(link.ready for link in sidecar.driver.links.values())
+    async def use() -> None:
+        async with aiohttp.ClientSession(base) as direct:
+            while True:
+                async with direct.get("/slots") as answer:
+                    assert answer.status == 200
+                await asyncio.sleep(AWAKE_SECONDS / 10)
 
-    async with aiohttp.ClientSession(base) as direct:
-        await until(ready, "the engine is probed")
+    using = asyncio.get_running_loop().create_task(use())
+    try:
+        yield
+    finally:
+        using.cancel()
+        await asyncio.wait([using])
 
 
 async def settled(sidecar: Sidecar) -> None:
@@ -167,6 +175,7 @@ async def test_a_restart_between_two_health_checks_is_noticed(engine_factory, bu
     async with in_front_of(engine.base) as (sidecar, client):
         await is_ready(sidecar)
         await asked(client, LONG)
+        await lab.rested(sidecar)  # work that the dead engine would fail makes the slot's contents unknown
         (link,) = sidecar.driver.links.values()
         (table,) = sidecar.driver.placement.tables.values()
         before = link.process
@@ -265,7 +274,7 @@ async def test_a_sleeping_engine_is_woken_only_by_requests(engine_factory, build
 
     A request waits until a slot can be chosen, and its state is restored if there is a file.
     """
-    engine = engine_factory("tiny-hybrid", build, args=[*ONE, "--sleep-idle-seconds", "2"])
+    engine = engine_factory("tiny-hybrid", build, args=[*ONE, "--sleep-idle-seconds", str(AWAKE_SECONDS)])
     folder = {"slot_dir": engine.slot_dir, "save_pause": 0.05} if files else {}
 
     async def asleep() -> bool:
@@ -273,10 +282,12 @@ async def test_a_sleeping_engine_is_woken_only_by_requests(engine_factory, build
             return (await answer.json())["is_sleeping"]
 
     async with in_front_of(engine.base, **folder) as (sidecar, client):
-        await is_ready_and_awake(sidecar, engine.base)
-        reply, _, _ = await asked(client, LONG)
+        async with kept_awake(engine.base):
+            await is_ready(sidecar)
+            reply, _, _ = await asked(client, LONG)
+            await lab.rested(sidecar)
         await until(asleep, "the engine sleeps although the sidecar polls it")
-        await asyncio.sleep(2.5)  # more polls, and all idle work
+        await asyncio.sleep(AWAKE_SECONDS + 0.5)  # more polls
         assert await asleep()
         async with client.get("/v1/models") as answer:
             assert answer.status == 200
@@ -285,7 +296,8 @@ async def test_a_sleeping_engine_is_woken_only_by_requests(engine_factory, build
         assert headers["X-Slotkeeper-Decision"] == ("snapshot" if files else "cold")
         assert int(headers["X-Slotkeeper-Predicted"]) <= cached
         assert (cached > 500) == files
-        _, headers, cached = await asked(client, LONG, reply, "And then?", again, "And after that?")
+        async with kept_awake(engine.base):
+            _, headers, cached = await asked(client, LONG, reply, "And then?", again, "And after that?")
         assert 500 < int(headers["X-Slotkeeper-Predicted"]) <= cached
 
 
