@@ -13,7 +13,18 @@ import aiohttp
 import pytest
 
 from chaos.raw import cut_short
-from engine.test_engine_waits import CHAT, CONTEXT, ENDLESS, VERY_LONG, Chat, asked, said, until
+from engine.test_engine_waits import (
+    CHAT,
+    CONTEXT,
+    ENDLESS,
+    VERY_LONG,
+    Chat,
+    asked,
+    opening,
+    said,
+    stop,
+    until,
+)
 from patience import PATIENCE
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
@@ -36,11 +47,6 @@ BODIES = {
 async def mortal(build, tmp_path) -> AsyncIterator[lab.Restartable]:
     async with lab.tiny_engine(Tiny.HYBRID, build, tmp_path, context_tokens=CONTEXT) as mortal:
         yield mortal
-
-
-def stop(mortal: lab.Restartable) -> None:
-    assert mortal.process.pid is not None
-    os.kill(mortal.process.pid, signal.SIGSTOP)
 
 
 def resume(mortal: lab.Restartable) -> None:
@@ -133,8 +139,12 @@ async def test_a_stream_that_had_no_token_yet_ends_with_an_error_event(mortal):
     async with (
         lab.keeping(mortal, keep_alive=0.05) as sidecar,
         aiohttp.ClientSession(lab.url_of(sidecar)) as client,
-        client.post(CHAT, json=said(VERY_LONG, stream=True)) as answer,
     ):
+        (table,) = sidecar.driver.placement.tables.values()
+        opens = opening(client, said(VERY_LONG, stream=True))
+        await until(lambda: table.serving)
+        stop(mortal)
+        answer = await opens
         assert answer.status == 200, "the sidecar had to send a comment"
         with frozen(mortal, sidecar):
             heard = await answer.read()
@@ -259,11 +269,10 @@ async def test_if_a_frozen_engine_is_replaced_requests_wait_and_are_sent_again(m
         begun = await stack.enter_async_context(client.post(CHAT, json=said("A ship", **ENDLESS)))
         await begun.content.readany()
         (table,) = sidecar.driver.placement.tables.values()
-        waits = [
-            asyncio.get_running_loop().create_task(asked(client, said(VERY_LONG))),
-            asyncio.get_running_loop().create_task(asked(client, said("In line"))),
-        ]
-        await until(lambda: not table.idle and sidecar.driver.placement.queued == 1)
+        waits = [asyncio.get_running_loop().create_task(asked(client, said(VERY_LONG)))]
+        await until(lambda: not table.idle)  # else the other could be answered before this one arrives
+        waits.append(asyncio.get_running_loop().create_task(asked(client, said("In line"))))
+        await until(lambda: sidecar.driver.placement.queued == 1)
         stop(mortal)
         link.frozen_after = SOON
         await until(lambda: bool(starts))

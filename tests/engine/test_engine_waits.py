@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -64,6 +66,12 @@ async def until(true: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
+def stop(mortal: lab.Restartable) -> None:
+    """Stop the engine: it computes nothing more, and its connections stay open."""
+    assert mortal.process.pid is not None
+    os.kill(mortal.process.pid, signal.SIGSTOP)
+
+
 async def is_down(sidecar: Sidecar) -> None:
     (link,) = sidecar.driver.links.values()
     await until(lambda: not link.up)
@@ -78,6 +86,15 @@ async def asked(
 ) -> tuple[int, dict[str, Any]]:
     async with client.post(CHAT, json=body, headers=headers) as answer:
         return answer.status, await answer.json()
+
+
+def opening(client: aiohttp.ClientSession, body: dict[str, Any]) -> asyncio.Task[aiohttp.ClientResponse]:
+    """Send a request; the task ends with the head of its answer."""
+
+    async def opened() -> aiohttp.ClientResponse:
+        return await client.post(CHAT, json=body)
+
+    return asyncio.get_running_loop().create_task(opened())
 
 
 async def hears_it_waits(answer: aiohttp.ClientResponse, heard: bytearray) -> None:
@@ -153,18 +170,18 @@ async def test_a_waiting_stream_gets_comments_and_then_its_whole_answer(mortal, 
             for n in range(2):
                 endless = said(f"{n} ships", **ENDLESS)
                 await (await stack.enter_async_context(client.post(CHAT, json=endless))).content.readany()
-        # the headers, and no event yet
-        async with client.post(CHAT, json=said(VERY_LONG, stream=True)) as answer:
-            heard = bytearray()
-            if at == "in the engine":
-                await until(lambda: SlotState.RUNNING in table.states)
-            else:
-                await until(lambda: sidecar.driver.placement.queued == 1)
-            mortal.kill()
-            await is_down(sidecar)
-            await hears_it_waits(answer, heard)
-            await mortal.start()
-            heard += await answer.read()
+        opens, heard = opening(client, said(VERY_LONG, stream=True)), bytearray()
+        if at == "in the engine":
+            await until(lambda: SlotState.RUNNING in table.states)
+            stop(mortal)  # before its first token
+        else:
+            await until(lambda: sidecar.driver.placement.queued == 1)
+        answer = await opens  # its head, and no event yet
+        mortal.kill()
+        await is_down(sidecar)
+        await hears_it_waits(answer, heard)
+        await mortal.start()
+        heard += await answer.read()
         assert answer.status == 200
         assert b'"error":' not in heard  # the model may well say "error"
         assert heard.endswith(b"data: [DONE]\n\n")
