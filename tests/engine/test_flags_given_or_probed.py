@@ -37,6 +37,7 @@ async def test_a_restarted_sidecar_knows_the_flags_of_an_engine_in_use(build, tm
         async with lab.in_front_of(engine.base, **settings) as started:
             async with Target(lab.url_of(started)) as target:
                 await play(SESSIONS["append"](), target, session="s")
+            await lab.rested(started)  # what the last answer shows is learned
             (table,) = started.driver.placement.tables.values()
             first = dict(table.traits.knowledge)
         async with lab.in_front_of(engine.base, **settings) as again:
