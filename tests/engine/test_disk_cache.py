@@ -86,7 +86,8 @@ async def talked(at: httpx.AsyncClient, turns: int) -> list[tuple[int, str]]:
 
 
 async def rested(sidecar: Sidecar) -> None:
-    """Wait until no work has run for several pauses."""
+    """Wait until all that is to be saved is saved, and then until no work has run for several pauses."""
+    await lab.rested(sidecar)
     placement, quiet = sidecar.driver.placement, 0
     async with asyncio.timeout(PATIENCE):
         while quiet < 10:
