@@ -20,6 +20,7 @@ from aiohttp.test_utils import TestServer
 from benchmarks.routers import ALIAS, MODELS, PROGRAM, Talk, fresh_client, talks
 from rich.console import Console
 
+from chaos.raw import until
 from engine.swappers import (
     MORE,
     ROUNDS,
@@ -155,6 +156,8 @@ async def test_at_rest_and_in_a_swap_it_is_asked_little(kind: str, build: str, t
 
         await Talk("coder", "a").turn(client)
         await lab.rested(sidecar)
+        (router,) = sidecar.driver.engines.routers.values()
+        await until(lambda: not (router._swaps or router._since), "the load is over for its watch too")
         before, began = looks(), time.monotonic()
         await asyncio.sleep(REST_SECONDS)
         at_rest = looks() - before
