@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -135,6 +135,16 @@ async def until(true: Callable[[], object], why: str = "") -> None:
     try:
         async with asyncio.timeout(PATIENCE):
             while not true():
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        raise AssertionError(f"not so within {PATIENCE:g} s: {why}") from None
+
+
+async def until_async(true: Callable[[], Awaitable[object]], why: str = "") -> None:
+    """Wait for a condition whose check takes a request."""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while not await true():
                 await asyncio.sleep(0.005)
     except TimeoutError:
         raise AssertionError(f"not so within {PATIENCE:g} s: {why}") from None
