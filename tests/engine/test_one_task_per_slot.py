@@ -15,6 +15,7 @@ import aiohttp
 import orjson
 import pytest
 
+from engine.conftest import SAME_IN_ANY_BATCH
 from slotkeeper.bench import lab
 
 MODELS = ["tiny-dense", "tiny-hybrid"]
@@ -81,7 +82,7 @@ async def undisturbed(url: str) -> list[str]:
 async def test_two_tasks_in_one_slot_corrupt_an_answer_and_the_sidecar_prevents_it(
     engine_factory, build, model
 ):
-    engine = engine_factory(model, build, args=["-t", "1"])
+    engine = engine_factory(model, build, args=SAME_IN_ANY_BATCH)
     expected = await undisturbed(engine.base)
     assert await undisturbed(engine.base) == expected, "the same prompt gives the same text"
     rounds = [await corrupted(engine.base, expected)]
