@@ -112,6 +112,13 @@ async def lives(admin: str, source: str | None = None) -> bool:
         return (await wire.head()).status == 200
 
 
+@pytest.fixture
+def patient_admin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no connection to the admin port be cut for its silence."""
+    monkeypatch.setattr("slotkeeper.app.ADMIN_HEAD_SECONDS", PATIENCE)
+
+
+@pytest.mark.usefixtures("patient_admin")
 @pytest.mark.parametrize(
     "sources", [["127.0.0.2"], [f"127.0.0.{n}" for n in range(2, 10)]], ids=["one", "many"]
 )
@@ -128,6 +135,7 @@ async def test_probes_are_answered_while_idle_connections_fill_the_admin_port(si
         assert all([await lives(admin, source) for source in ("127.0.0.1", sources[0])])
 
 
+@pytest.mark.usefixtures("patient_admin")
 async def test_a_request_on_the_admin_port_is_not_closed_for_a_new_connection(sidecar, monkeypatch):
     """Only if all connections are busy, the oldest request is."""
     admin, goes_on, busy = sidecar.addresses[1], asyncio.Event(), 0
