@@ -252,7 +252,7 @@ async def test_a_file_is_restored_only_for_the_key_whose_prompt_it_holds(engine_
 
 
 CHAT_ID: Final = {"X-Conversation-Id": "chat"}
-ENDLESS: Final = {"prompt": "A story.", "n_predict": 20_000, "ignore_eos": True, "stream": True}
+ENDLESS: Final = {"prompt": "A story.", "n_predict": 60_000, "ignore_eos": True, "stream": True}
 
 
 async def left(client_: httpx.AsyncClient, body: dict[str, Any]) -> None:

@@ -31,10 +31,10 @@ def body(number: int, **more: Any) -> Document:
 
 
 @asynccontextmanager
-async def in_front(build: str, folder: Any, *, slots: int):
+async def in_front(build: str, folder: Any, *, slots: int, context_tokens: int = 16384):
     flags = partial(lab.up_flags, slots=slots)
     async with (
-        lab.tiny_engine(Tiny.HYBRID, build, folder, context_tokens=16384, recipe=flags) as engine,
+        lab.tiny_engine(Tiny.HYBRID, build, folder, context_tokens=context_tokens, recipe=flags) as engine,
         lab.in_front_of(engine.base, slot_dir=engine.flags.slot_save_path, save_pause=0.05) as sidecar,
         aiohttp.ClientSession(lab.url_of(sidecar), timeout=aiohttp.ClientTimeout(PATIENCE)) as client,
     ):
@@ -86,7 +86,8 @@ async def test_one_client_at_a_time_waits_in_no_queue_whatever_its_slot_needs(bu
 
 
 async def test_a_request_that_waits_for_a_slot_shows_the_queue_while_it_waits(build, tmp_path):
-    async with in_front(build, tmp_path, slots=1) as (sidecar, client), asyncio.TaskGroup() as group:
+    shown = in_front(build, tmp_path, slots=1, context_tokens=65536)
+    async with shown as (sidecar, client), asyncio.TaskGroup() as group:
 
         async def stages_are(*stages: str) -> list[Document]:
             async with asyncio.timeout(PATIENCE):
@@ -96,7 +97,7 @@ async def test_a_request_that_waits_for_a_slot_shows_the_queue_while_it_waits(bu
                         return seen
                     await asyncio.sleep(0.02)
 
-        first = group.create_task(ask(client, body(1, max_tokens=8000, ignore_eos=True)))
+        first = group.create_task(ask(client, body(1, max_tokens=50_000, ignore_eos=True)))
         await stages_are("answer")
         second = group.create_task(ask(client, body(2)))
         early = late = (await stages_are("answer", "queue"))[1]

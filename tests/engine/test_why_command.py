@@ -24,6 +24,7 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.cli.admin_client import health
 from slotkeeper.cli.why import why
+from slotkeeper.engine.launch import free_port
 
 STORY = "The lighthouse keeper counts the ships that pass by night. " * 40
 SYSTEM = "You are helpful.\n<env>\nToday's date: {}\n</env>\n" + STORY
@@ -197,8 +198,8 @@ async def test_top_redraws_its_screen_and_restores_the_terminal(build, tmp_path)
 
 async def test_top_waits_for_a_sidecar_that_was_stopped(build, tmp_path):
     async with lab.tiny_engine(Tiny.DENSE, build, tmp_path) as engine, AsyncExitStack() as after:
-        async with lab.in_front_of(engine.base, engine.flags) as sidecar:
-            admin = sidecar.addresses[1]
+        admin = f"127.0.0.1:{free_port()}"
+        async with lab.in_front_of(engine.base, engine.flags, admin_listen=admin):
             words = ("top", "--admin", f"http://{admin}", "--every", "0.1")
             shown = await after.enter_async_context(terminal(*words))
             await shown.shows("No request has come yet")
