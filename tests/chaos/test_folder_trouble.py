@@ -168,7 +168,7 @@ async def test_snapshots_are_offered_again_after_their_folder_was_missing(
             monkeypatch.setattr("slotkeeper.store.trouble.RETRY_SECONDS", SOON)
             await asyncio.sleep(2 * SOON)  # until the next attempt
             await comes_back(sidecar, client, talks)
-            assert {snapshot.id for snapshot in catalog_of} >= here
+            await until(lambda: {snapshot.id for snapshot in catalog_of} >= here, "all are offered")
 
 
 async def test_an_engine_with_another_save_folder_works_without_snapshots(tmp_path: Path, build: str):

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.async_api import Browser, expect
 
+from chaos.raw import until_async
 from dashboard.reading import CLOCK, NEWEST, Reader, admin_of, reading
 from dashboard.traffic import HOSTILE, ask, talk
 from slotkeeper.app import Sidecar
@@ -65,14 +66,23 @@ def drawn(nodes: list[dict[str, Any]]) -> set[str]:
 
 
 async def test_the_page_shows_the_figures_of_the_api(reader: Reader, busy: Sidecar):
+    """They are compared until they agree: a prefill ahead may change a slot between two looks."""
     await lab.rested(busy)
     await reader.open()
-    (engine,) = (await reader.document("/api/state"))["engines"]
-    for number, slot in enumerate(engine["slots"]):
-        line = reader.page.locator(".slot").nth(number)
-        await expect(line).to_contain_text(f"{slot['held_tokens']:,} of ")
-    nodes = (await reader.document("/api/tree"))["nodes"]
-    await expect(reader.page.locator("#tree .prompt")).to_have_count(len(drawn(nodes)))
+
+    async def slots_agree() -> bool:
+        (engine,) = (await reader.document("/api/state"))["engines"]
+        lines = await reader.page.locator(".slot").all_text_contents()
+        held = [f"{slot['held_tokens']:,} of " for slot in engine["slots"]]
+        return len(lines) == len(held) and all(map(str.__contains__, lines, held))
+
+    await until_async(slots_agree, "the page shows what its slots hold")
+
+    async def tree_agrees() -> bool:
+        nodes = (await reader.document("/api/tree"))["nodes"]
+        return await reader.page.locator("#tree .prompt").count() == len(drawn(nodes))
+
+    await until_async(tree_agrees, "the page shows the tree")
     await expect(reader.page.locator("#tiers li").first).to_contain_text("hot")
 
 

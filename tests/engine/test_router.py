@@ -27,6 +27,7 @@ from benchmarks.routers import (
 )
 from rich.console import Console
 
+from chaos.raw import until
 from engine.swappers import computed, saved_turn, turn_that_reuses
 from patience import PATIENCE
 from programs import needs_b10434
@@ -60,6 +61,12 @@ async def unsaved(folder: Path, **settings: float) -> AsyncIterator[tuple[str, T
         talk = Talk("coder", "a")
         await talk.turn(client)
         yield started.base, talk, client
+
+
+async def noticed(sidecar: Sidecar) -> None:
+    """Wait until the sidecar has learnt that the coder is unloaded."""
+    (coder,) = (table for table in sidecar.driver.placement.tables.values() if table.model == "coder")
+    await until(lambda: not coder.up, "it is known to be unloaded")
 
 
 async def _rest(lines: AsyncIterator[str]) -> list[str]:
@@ -143,6 +150,7 @@ async def test_a_swap_by_another_client_loses_at_most_the_last_turn(tmp_path: Pa
         async with httpx.AsyncClient(base_url=started.base, timeout=PATIENCE) as elsewhere:
             await Talk("writer", "b").turn(elsewhere)
         await comes_to(started.base, "coder", ModelStatus.UNLOADED)
+        await noticed(sidecar)
         await turn_that_reuses(talk, client)
 
 
@@ -295,10 +303,7 @@ async def test_a_reload_of_presets_loses_no_saved_state(tmp_path: Path) -> None:
         listed = (await client.get("/models?reload=1")).json()["data"]
         assert {entry["id"] for entry in listed} == {*MODELS, "third"}
         await comes_to(started.base, "coder", ModelStatus.UNLOADED)
-        (coder,) = (table for table in sidecar.driver.placement.tables.values() if table.model == "coder")
-        async with asyncio.timeout(PATIENCE):
-            while coder.up:  # the sidecar learns it afterwards
-                await asyncio.sleep(0.02)
+        await noticed(sidecar)
         answer = await turn_that_reuses(talk, client)
         assert answer.headers["X-Slotkeeper-Decision"] == "snapshot"
         await Talk("third", "b").turn(client)
