@@ -10,6 +10,7 @@ import pytest
 from chaos.fake_engine import FakeEngine
 from chaos.raw import until
 from engine.conftest import build, engine, engine_factory, pytest_generate_tests
+from patience import PATIENCE
 from slotkeeper.app import Sidecar, running
 from slotkeeper.bench import lab
 from slotkeeper.observe.log import configure
@@ -35,6 +36,7 @@ def settings(*upstream: str, **more: Any) -> Settings:
         "admin_listen": "127.0.0.1:0",
         "idle_tokens": 0,
         "probe": False,
+        "engine_wait": PATIENCE,
     }
     return lab.settings_of(upstream=upstream, **(ours | more))
 

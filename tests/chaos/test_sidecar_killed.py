@@ -31,6 +31,7 @@ from slotkeeper.store.store import Store
 pytestmark = pytest.mark.alternating
 
 KILLS = 6  # on each build
+MOST = 24  # kills: on a busy machine it takes more until a file is restored
 TALKS = 12
 TURNS = 4
 EARLY = 5  # in one of this many runs the sidecar may be killed before it serves, while it cleans its folder
@@ -144,11 +145,13 @@ def nothing_is_torn(engine: Bench, sidecar: RunningSidecar) -> None:
 @pytest.mark.parametrize("model", ["tiny-hybrid"])
 async def test_a_sidecar_killed_at_any_moment_leaves_no_torn_snapshot(tmp_path: Path, model: str, build: str):
     chance = random.Random(f"{build}")
-    saved, restored = set(), set()
+    saved, restored = set[SnapshotId](), set[SnapshotId]()
     async with bench(model, build, tmp_path / "engine") as engine:
         talks = await undisturbed(engine, TALKS, TURNS)
         crowds = [Crowd(talks[at::CLIENTS], chance) for at in range(CLIENTS)]
-        for number in range(KILLS):
+        for number in range(MOST):
+            if number >= KILLS and restored:
+                break
             async with running_sidecar(engine, tmp_path / f"{number}.log") as sidecar:
                 if number % EARLY:
                     await serves(sidecar)
@@ -177,7 +180,7 @@ async def test_a_sidecar_killed_at_any_moment_leaves_no_torn_snapshot(tmp_path: 
         saved |= sidecar.ids("snapshot_saved")
         restored |= sidecar.ids("snapshot_restored")
         assert not list(engine.slots.glob("*.tmp"))
-    assert answered(crowds) >= KILLS - KILLS // EARLY
+    assert answered(crowds) >= sum(number % EARLY > 0 for number in range(KILLS))
     assert all(crowd.broken for crowd in crowds)
     assert saved
     assert restored
