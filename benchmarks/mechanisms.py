@@ -78,7 +78,7 @@ def _certain(*_: Any, **__: Any) -> float:
 
 
 def _mean(rates: Rates) -> float:
-    return rates.prefill
+    return rates.prefill.mean
 
 
 def _never(*_: Any, **__: Any) -> float:

@@ -26,7 +26,7 @@ from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.engine.launch import find_engine, free_port
 from slotkeeper.engine.process import EngineProcess
 from slotkeeper.runtime.sharing import WRITERS
-from slotkeeper.scheduler.rates import Rates
+from slotkeeper.scheduler.rates import Measured, Rates
 from slotkeeper.scheduler.slot_contents import SlotContents, SnapshotId
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import EngineId
@@ -259,7 +259,7 @@ class FixedRates(Rates):
 def prefer_files(sidecar: Sidecar) -> None:
     """Have the sidecar restore a talk that has a file, however busy the machine is."""
     for table in sidecar.driver.placement.tables.values():
-        table.rates = FixedRates(prefill=PREFILL)
+        table.rates = FixedRates(prefill=Measured(PREFILL))
 
 
 @asynccontextmanager

@@ -123,7 +123,7 @@ def guessed_prices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 def measured_nothing(rates: Rates, tokens: int, seconds: float | None) -> None:
     """Show the guess as the measured rate of prefill."""
     if seconds and tokens >= LEAST_TOKENS:
-        rates.measured |= {"prefill"}
+        rates.prefill.measured = True
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from slotkeeper.app import Sidecar, running
 from slotkeeper.bench import lab
 from slotkeeper.engine.answers import Health
 from slotkeeper.engine.launch import find_engine, free_port
-from slotkeeper.scheduler.rates import Speed
+from slotkeeper.scheduler.rates import Measured
 
 pytestmark = pytest.mark.alternating
 
@@ -207,7 +207,7 @@ async def test_a_conversation_stays_with_its_engine_and_moves_if_that_engine_die
     engine_factory, build, monkeypatch
 ):
     # Else one of two equal engines may seem several times as fast: a busy machine holds up short answers.
-    monkeypatch.setattr(Speed, "known", False)
+    monkeypatch.setattr(Measured, "comparable", False)
     engines = [engine_factory("tiny-hybrid", build, args=ONE) for _ in range(2)]
     async with in_front_of(*(engine.base for engine in engines)) as (sidecar, client):
         await is_ready(sidecar)

@@ -46,7 +46,7 @@ def patient(client: Viewer, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LEAST_SECONDS", "MOST_SECONDS"):
         monkeypatch.setattr(retention, name, PATIENCE)
     for table in client.sidecar.driver.placement.tables.values():
-        table.rates.prefill = 1.0
+        table.rates.prefill.mean = 1.0
 
 
 async def uploaded(client: Viewer) -> None:

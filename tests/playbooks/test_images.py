@@ -147,7 +147,7 @@ def test_no_file_ends_behind_an_image_if_that_may_abort_the_engine_or_buys_nothi
 
 def test_no_file_ends_behind_an_image_if_it_is_dearer_than_the_image():
     play = Play(n_slots=1, **OLD_FILES, **LATER_BUILD)
-    play.table.rates.prefill = 1e6  # tokens per second
+    play.table.rates.prefill.mean = 1e6  # tokens per second
     play << arrives("r1") << knows("r1", TEXT + CLOSED + ASKS[0])
     assert play >> plants("r1", 0, Purpose.PLANT, tokens=behind(ASKS[0]))
     assert play << planted("r1", END + TAIL) >> goes("r1", slot=0, reason=Reason.COLD)

@@ -187,7 +187,7 @@ def test_an_engine_without_measured_rates_gets_the_rates_of_the_others():
     play.names.append(EngineId("e2"))
     assert play << engine_up("e2") << sees(engine="e2")
     new = play.placement.tables[EngineId("e2")].rates
-    assert (new.prefill, new.decode, new.reply, new.shown) == (5000, 20, 100, None)
+    assert (new.prefill.mean, new.decode.mean, new.reply.mean, new.prefill.shown) == (5000, 20, 100, None)
 
 
 def test_rates_are_learned_from_answers():
@@ -196,9 +196,9 @@ def test_rates_are_learned_from_answers():
     play.later(9.97)
     assert play << ends("r1", 1000, prefill_seconds=5.0, generated=500) >> reports("r1")
     rates = play.table.rates
-    assert rates.prefill == pytest.approx(1000 - 0.3 * 800)
-    assert rates.decode == pytest.approx(50 + 0.3 * (500 / 5 - 50), rel=0.01)
-    assert rates.reply == pytest.approx(100 + 0.3 * 400)
+    assert rates.prefill.mean == pytest.approx(1000 - 0.3 * 800)
+    assert rates.decode.mean == pytest.approx(50 + 0.3 * (500 / 5 - 50), rel=0.01)
+    assert rates.reply.mean == pytest.approx(100 + 0.3 * 400)
 
 
 def test_a_request_never_waits_if_its_only_engine_has_a_free_slot():

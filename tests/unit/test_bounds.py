@@ -38,7 +38,7 @@ from slotkeeper.scheduler.figures import Usage
 from slotkeeper.scheduler.idle_work import coldest
 from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.rates import REMEMBERED as TIMES
-from slotkeeper.scheduler.rates import LinearTimes, Speed
+from slotkeeper.scheduler.rates import LinearTimes, Measured
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.slot_contents import RAM_ENTRIES, SlotContents, Snapshot, SnapshotId, Tier, publish
 from slotkeeper.scheduler.state import ANSWERS, EARLY, KINDS, Ahead, FairQueue, Outputs
@@ -172,7 +172,7 @@ def file_times() -> tuple[int, int]:
 
 
 def speeds() -> tuple[int, int]:
-    speed = Speed()
+    speed = Measured(1.0)
     for n in range(10 * TIMES):
         speed.was(100.0 + n)
     return len(speed._seen), TIMES

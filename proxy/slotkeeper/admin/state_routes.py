@@ -216,7 +216,7 @@ class StateRoutes:
         }
         if table is None:
             return known | NOTHING_KNOWN
-        rates = table.rates
+        rate = table.rates.prefill
         return known | {
             "memory": table.traits.memory.value,
             "context_tokens": table.traits.n_ctx,
@@ -225,7 +225,7 @@ class StateRoutes:
             "adapters": table.traits.adapter_set,
             "disk_cache": table.traits.disk_cache or None,
             "flags": [flag(seen) for seen in table.traits.flags_seen()],
-            "prefill_tokens_per_second": round(rates.prefill, 1) if "prefill" in rates.measured else None,
+            "prefill_tokens_per_second": round(rate.mean, 1) if rate.measured else None,
             "slots": [
                 {
                     "slot": slot,

@@ -465,8 +465,8 @@ def _decided(live: _Live, pending: Pending | None, begun: float, now: float) -> 
     live.record.decision = Decision(
         chosen=option(plan),
         beaten=tuple(map(option, plan.beaten)),
-        rate=plan.table.rates.prefill,
-        measured=plan.table.rates.shown is not None,
+        rate=plan.table.rates.prefill.mean,
+        measured=plan.table.rates.prefill.measured,
         held=held.total if held else 0,
         common=held.tokens.lcp(pending.prompt) if held and pending.prompt is not None else None,
     )

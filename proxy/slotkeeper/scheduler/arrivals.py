@@ -54,8 +54,7 @@ def rendered(state: State, event: Rendered) -> None:
     pending = state.requests.get(event.request)
     if pending is None or pending.rendered:
         return
-    model = pending.arrived.model
-    pending.tokens_known(event, state.tree(model), state.markers(model))
+    pending.tokens_known(event, state.prompts(pending.arrived.model))
 
 
 def settle(state: State, now: float) -> Iterator[Effect]:
@@ -219,15 +218,14 @@ def _decide(state: State, pending: Pending, now: float) -> Plan | None:
     if len(sets) > 1:
         sets.sort(key=partial(_price_under, state, pending, now))
     if sets and sets[0] != pending.arrived.adapters:
-        model = pending.arrived.model
-        pending.moves_to(sets[0], state.tree(model), state.markers(model))
+        pending.moves_to(sets[0], state.prompts(pending.arrived.model))
     return _decide_form(state, pending, now)
 
 
 def _price_under(state: State, pending: Pending, now: float, adapters: str) -> tuple[bool, float]:
     """Return whether a request under these adapters would have to wait, and the price of its place."""
-    trial, model = replace(pending), pending.arrived.model
-    trial.moves_to(adapters, state.tree(model), state.markers(model))
+    trial = replace(pending)
+    trial.moves_to(adapters, state.prompts(pending.arrived.model))
     plan = _place(state, trial, now)
     return plan is None or plan.wait, plan.price if plan else 0.0
 
@@ -237,13 +235,13 @@ def _decide_form(state: State, pending: Pending, now: float) -> Plan | None:
 
     None: it waits.
     """
-    other, request, model = pending.other, pending.arrived, pending.arrived.model
+    other, request = pending.other, pending.arrived
     if other is None:
         return _place(state, pending, now)
     if not pending.rendered:
         plan = _form_by_messages(state, request, other, now)
         if plan is not None:
-            pending.chooses(Weighed(None, None, taken=True), state.tree(model), state.markers(model))
+            pending.chooses(Weighed(None, None, taken=True), state.prompts(request.model))
         return plan
     own_plan = _place(state, pending, now)
     as_changed = replace(pending, arrived=replace(request, hash_chain=other.hash_chain), prompt=other.prompt)
@@ -252,7 +250,7 @@ def _decide_form(state: State, pending: Pending, now: float) -> Plan | None:
     weighed = Weighed.of(price, price_changed, moved=request.moved, fits=other.fits(request.most))
     plan = changed_plan if weighed.taken else own_plan
     if plan and not plan.wait:
-        pending.chooses(weighed, state.tree(model), state.markers(model))
+        pending.chooses(weighed, state.prompts(request.model))
     return plan
 
 

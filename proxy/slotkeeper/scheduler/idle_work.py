@@ -493,7 +493,7 @@ def patience(state: State, table: EngineTable, contents: SlotContents, now: floa
     if not rates.pass_seconds:
         return soonest
     restore, _, tokens = plan
-    saves = tokens * rates.prefilling.each
+    saves = rates.beyond_a_pass(tokens)
     if restore:
         saves += restore_price(table, restore.snapshot) / rates.marginal_prefill
     takes = rates.pass_seconds + saves

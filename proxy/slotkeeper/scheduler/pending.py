@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf
-from typing import Final
+from typing import Final, NamedTuple
 
 from slotkeeper.scheduler.adapters import salted
 from slotkeeper.scheduler.effects import Keep, Load, Prefill, Purpose, Report, Step, Wipe
@@ -116,6 +116,13 @@ class Plan:
         return emptied if self.pinned else self.cleared
 
 
+class Prompts(NamedTuple):
+    """What is known of a model's prompts."""
+
+    tree: PromptTree  # those that were sent to it
+    markers: Markers  # of its template
+
+
 @dataclass(frozen=True, slots=True)
 class Structure:
     """The known structure of a prompt."""
@@ -128,14 +135,13 @@ class Structure:
     shared_until: float = inf  # tokens at its beginning with which other conversations may begin as well
 
     @classmethod
-    def of(
-        cls, prompt: Tokens, boundaries: tuple[Boundary, ...], tree: PromptTree, markers: Markers
-    ) -> Structure:
+    def of(cls, prompt: Tokens, boundaries: tuple[Boundary, ...], beside: Prompts) -> Structure:
         """Return where other prompts may diverge from this one.
 
         Branch points within a reply do not count: they come from a reply that returned changed, and no other
         prompt will diverge there.
         """
+        tree, markers = beside
         branches = tree.branches(prompt)
         inside = in_replies((each.at for each in branches), prompt, boundaries, markers) if branches else ()
         return cls(
@@ -286,8 +292,8 @@ class Pending:
 
     # -- its tokens, and its form ----------------------------------------------------------------------
 
-    def tokens_known(self, event: Rendered, tree: PromptTree, markers: Markers) -> None:
-        """Take in the renderer's answer. `tree`: the prompts of its model; `markers`: its template's."""
+    def tokens_known(self, event: Rendered, beside: Prompts) -> None:
+        """Take in the renderer's answer. `beside`: the prompts of its model, here and below."""
         self.rendered, self.unknown, self.waits_in = True, event.unknown, None
         chain, space = self.arrived.hash_chain, self.arrived.space
         own, changed = (prompt and prompt.within(space) for prompt in (event.prompt, event.rewritten))
@@ -298,7 +304,7 @@ class Pending:
             self.weighed = self._priced_late(self.weighed, own, changed)
             if self.weighed.taken:
                 form = Form(chain, changed, event.rewritten_boundaries)
-        self._takes(form, tree, markers)
+        self._takes(form, beside)
         self._predict()
         if self.stage in (Stage.PREPARING, Stage.RUNNING):  # it was placed by its messages, without tokens
             self._work_begins(self.begun_at)
@@ -315,13 +321,13 @@ class Pending:
         )
         return Weighed(mine, rules, weighed.taken)
 
-    def chooses(self, weighed: Weighed, tree: PromptTree, markers: Markers) -> None:
+    def chooses(self, weighed: Weighed, beside: Prompts) -> None:
         """Record the decision between the two forms. Tokens that are still unknown follow later."""
         other, self.other, self.weighed = self.other, None, weighed
         if other is not None and weighed.taken:
-            self._takes(other, tree, markers)
+            self._takes(other, beside)
 
-    def moves_to(self, adapters: str, tree: PromptTree, markers: Markers) -> None:
+    def moves_to(self, adapters: str, beside: Prompts) -> None:
         """Move to the space of these adapters, which depend on the engine that it will get."""
         if self.arrived.adapters == adapters:
             return
@@ -331,13 +337,13 @@ class Pending:
         if self.other is not None:
             self.other = self.other.moved(space, before)
         form = Form(self.arrived.hash_chain, self.prompt, self.structure.boundaries)
-        self._takes(form.moved(space, before), tree, markers)
+        self._takes(form.moved(space, before), beside)
 
-    def _takes(self, form: Form, tree: PromptTree, markers: Markers) -> None:
+    def _takes(self, form: Form, beside: Prompts) -> None:
         self.arrived = replace(self.arrived, hash_chain=form.hash_chain)
         self.prompt = form.prompt
         if form.prompt is not None:
-            self.structure = Structure.of(form.prompt, form.boundaries, tree, markers)
+            self.structure = Structure.of(form.prompt, form.boundaries, beside)
 
     # -- its place -------------------------------------------------------------------------------------
 
@@ -546,7 +552,7 @@ class Pending:
         if self.prompt is not None:
             reused = self.plan.reuse_plan.reuse if self.plan.reuse_plan else self.predicted
             computes = len(self.prompt) - (reused or 0)
-        reply = rates.reply / rates.decode
+        reply = rates.reply.mean / rates.decode.mean
         table.work.begins(self.arrived.request, now, prefill=computes / rates.marginal_prefill, reply=reply)
 
     # -- its report ------------------------------------------------------------------------------------
@@ -593,7 +599,7 @@ class Pending:
         plan, unknown = self.plan, self.unknown if self.prompt is None else None
         if plan is None and unknown is None:  # no engine that we look into served it
             unknown = Unknown.NO_ENGINE
-        rate = plan.table.rates.shown if plan else None  # of prefill, as far as the engine has shown it
+        rate = plan.table.rates.prefill.shown if plan else None
         least = None
         if usage is not None and unknown is None:
             least = oracle(usage, min(self.structure.known, usage.prompt))

@@ -140,8 +140,8 @@ def _ended_early(state: State, table: EngineTable, now: float) -> Iterator[Pendi
         if done is None or not _of_one_set(table, pending):
             continue
         pending.adopted(table)
-        adapters, model = set_of(table.traits.adapters, request.lora), request.model
-        pending.moves_to(adapters, state.tree(model), state.markers(model))
+        adapters = set_of(table.traits.adapters, request.lora)
+        pending.moves_to(adapters, state.prompts(request.model))
         table.shadow.sends(pending.arrived.space)
         state.requests[request.request] = pending
         table.ended_early(request.request, request.copies, done.left, now)

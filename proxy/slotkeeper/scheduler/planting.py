@@ -424,7 +424,7 @@ def saved_at_once(
     at_work = len(table.states) - len(table.idle) + (slot in table.idle)
     stops = table.rates.writing.seconds(table.file_bytes(end, checkpoints)) * at_work
     chance = CHANCE_SHARED_SOON if stops > SHORT_WAIT_SECONDS else CHANCE_SHARED_SOON_AT_A_SHORT_WAIT
-    return chance * (end - catalog.covered(head, traits)) > stops * table.rates.prefill
+    return chance * (end - catalog.covered(head, traits)) > stops * table.rates.prefill.mean
 
 
 def kept(plan_steps: Sequence[Step], left: int) -> Tokens | None:

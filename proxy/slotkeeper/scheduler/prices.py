@@ -26,7 +26,7 @@ from typing import Final, Self
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.effects import Load
 from slotkeeper.scheduler.pending import Plan
-from slotkeeper.scheduler.rates import Speed
+from slotkeeper.scheduler.rates import Measured
 from slotkeeper.scheduler.shadow import ReusePlan, Source
 from slotkeeper.scheduler.slot_contents import (
     SlotContents,
@@ -180,9 +180,9 @@ class Comparison:
     @classmethod
     def of(cls, tables: Collection[EngineTable]) -> Self:
         return cls(
-            _speeds([(table.engine, table.rates.prefills, table.rates.prefill) for table in tables]),
-            _speeds([(table.engine, table.rates.decodes, table.rates.decode) for table in tables]),
-            fmean(table.rates.reply for table in tables) if tables else 0.0,
+            _speeds({table.engine: table.rates.prefill for table in tables}),
+            _speeds({table.engine: table.rates.decode for table in tables}),
+            fmean(table.rates.reply.mean for table in tables) if tables else 0.0,
         )
 
     def seconds(
@@ -208,24 +208,25 @@ class Comparison:
         return held_up + here + later + self.reply / self.decode[table.engine]
 
 
-def _speeds(engines: Sequence[tuple[EngineId, Speed, float]]) -> dict[EngineId, float]:
-    """Return the speed of each engine, from its measured one and our guess.
+def _speeds(engines: Mapping[EngineId, Measured]) -> dict[EngineId, float]:
+    """Return the speed of each engine. One with too few measurements gets the mean of the others.
 
-    One with too few measurements gets the mean of the others.
+    Engines whose measurements overlap are equally fast.
     """
     known = sorted(
-        ((speed, engine) for engine, speed, _ in engines if speed.known), key=lambda one: one[0].middle
+        ((speed, engine) for engine, speed in engines.items() if speed.comparable),
+        key=lambda one: one[0].middle,
     )
     if not known:
-        return dict.fromkeys((engine for engine, *_ in engines), fmean(guess for *_, guess in engines))
-    groups: list[list[tuple[Speed, EngineId]]] = []
+        return dict.fromkeys(engines, fmean(speed.mean for speed in engines.values()))
+    groups: list[list[tuple[Measured, EngineId]]] = []
     for speed, engine in known:
         if groups and speed.low <= max(other.high for other, _ in groups[-1]):
             groups[-1].append((speed, engine))
         else:
             groups.append([(speed, engine)])
     usual = fmean(speed.middle for speed, _ in known)
-    speeds = dict.fromkeys((engine for engine, *_ in engines), usual)
+    speeds = dict.fromkeys(engines, usual)
     for group in groups:
         speeds |= dict.fromkeys((engine for _, engine in group), fmean(speed.middle for speed, _ in group))
     return speeds
@@ -233,8 +234,9 @@ def _speeds(engines: Sequence[tuple[EngineId, Speed, float]]) -> dict[EngineId, 
 
 def share_guesses(tables: Collection[EngineTable]) -> None:
     """Give an engine without measurements the mean of the others."""
-    for name in ("prefill", "decode", "reply"):
-        shown = [getattr(table.rates, name) for table in tables if name in table.rates.measured]
-        for table in tables if shown else ():
-            if name not in table.rates.measured:
-                setattr(table.rates, name, fmean(shown))
+    figures = ((table.rates.prefill, table.rates.decode, table.rates.reply) for table in tables)
+    for figure in zip(*figures, strict=True):
+        measured = [of_one.mean for of_one in figure if of_one.measured]
+        for of_one in figure if measured else ():
+            if not of_one.measured:
+                of_one.mean = fmean(measured)

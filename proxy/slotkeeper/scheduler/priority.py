@@ -233,12 +233,12 @@ def after_piece(state: State, pending: Pending, slot: SlotId, now: float) -> Ran
     table, other = plan.table, _more_urgent(state, pending, plan.table)
     if other is None:
         return None
-    left, rates = (len(prompt) - pending.reached) / table.rates.prefill, table.rates
+    left, rates = (len(prompt) - pending.reached) / table.rates.prefill.mean, table.rates
     needs_slot = other.waits and not table.idle_beside(slot)
-    gain = left + (rates.reply / rates.decode if needs_slot else 0.0)
+    gain = left + (rates.reply.mean / rates.decode.mean if needs_slot else 0.0)
     lost, again = _lost(table, slot, now) if needs_slot else (TOUCH_PRICE, 0)
     affordable = pending.given_back + again <= MOST_GIVEN_BACK * len(prompt)
-    loss = lost / rates.prefill
+    loss = lost / rates.prefill.mean
     return Ranked(
         request=pending.arrived.request,
         act=PriorityAct.GAVE_WAY if affordable and loss < gain else PriorityAct.KEPT_ON,

@@ -90,24 +90,34 @@ class LinearTimes:
 
 
 @dataclass(slots=True)
-class Speed:
-    """Measured tokens per second: the middle half of the last measurements, and the fastest of them."""
+class Measured:
+    """A figure of an engine that varies: its running mean, and the last measurements of it."""
 
-    _seen: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    mean: float  # our guess, until something was measured
+    measured: bool = False
+    # Of the last measurements. The quartiles are known once these are enough (`comparable`).
     low: float = 0.0
     middle: float = 0.0
     high: float = 0.0
-    fastest: float = 0.0
+    most: float = 0.0
+    _seen: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
     @property
-    def known(self) -> bool:
+    def comparable(self) -> bool:
         """Whether there are enough measurements. A single one may come from a moment of other load."""
         return len(self._seen) >= MEASURED
 
-    def was(self, speed: float) -> None:
-        self._seen.append(speed)
-        self.fastest = max(self._seen)
-        if self.known:
+    @property
+    def shown(self) -> float | None:
+        """The mean for observers; None before the first measurement."""
+        return self.mean if self.measured else None
+
+    def was(self, value: float) -> None:
+        self.mean = self.mean + SHARE * (value - self.mean) if self.measured else value
+        self.measured = True
+        self._seen.append(value)
+        self.most = max(self._seen)
+        if self.comparable:
             self.low, self.middle, self.high = quantiles(self._seen, n=4, method="inclusive")
 
 
@@ -184,8 +194,8 @@ class Rates:
     The values before the first measurement are those of a small model on a good machine with a disk.
     """
 
-    prefill: float = 1000.0  # tokens per second
-    # A prefill: its constant part is the time of a pass through the model, which reads all weights.
+    prefill: Measured = field(default_factory=lambda: Measured(1000.0))  # tokens per second
+    # Of a prefill: the constant part is the time of a pass through the model, which reads all weights.
     prefilling: LinearTimes = field(default_factory=lambda: LinearTimes(1000.0, least=1, call_seconds=0.0))
     reading: LinearTimes = field(default_factory=lambda: LinearTimes(1e9))  # of a restore
     writing: LinearTimes = field(default_factory=lambda: LinearTimes(5e8))  # of a save
@@ -193,17 +203,13 @@ class Rates:
     copying: LinearTimes = field(
         default_factory=lambda: LinearTimes(COPY_BYTES_PER_SECOND, least=LEAST_COPY_BYTES, call_seconds=0.0)
     )
-    decode: float = 50.0  # tokens per second of one answer, while others run beside it
-    reply: float = 200.0  # tokens of an answer
-    prefills: Speed = field(default_factory=Speed)
-    decodes: Speed = field(default_factory=Speed)
-    bringing: LinearTimes = field(
-        default_factory=lambda: LinearTimes(2e8)
-    )  # from the cold tier to the hot one
+    # Tokens per second of one answer, while others run beside it.
+    decode: Measured = field(default_factory=lambda: Measured(50.0))
+    reply: Measured = field(default_factory=lambda: Measured(200.0))  # tokens of an answer
+    bringing: LinearTimes = field(default_factory=lambda: LinearTimes(2e8))  # from cold tier to hot tier
     pauses: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # seconds, of all clients
     # Seconds for which the engine worked for no client, until a request of any of them began.
     rests: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
-    measured: frozenset[str] = frozenset()
 
     @property
     def pass_seconds(self) -> float:
@@ -211,7 +217,11 @@ class Rates:
 
         A token of an answer takes at least one pass, unless a draft model foretells several.
         """
-        return max(self.prefilling.constant, 1 / self.decode if "decode" in self.measured else 0.0)
+        return max(self.prefilling.constant, 1 / self.decode.mean if self.decode.measured else 0.0)
+
+    def beyond_a_pass(self, tokens: int) -> float:
+        """Return the seconds by which a prefill of these tokens takes longer than a pass."""
+        return tokens * self.prefilling.each
 
     @property
     def marginal_prefill(self) -> float:
@@ -222,14 +232,13 @@ class Rates:
         that is known, but no more than the rate of the fastest of the last prefills.
         """
         slope = self.prefilling.each if self.prefilling.separated else 0.0
-        return min(1 / slope if slope else inf, self.prefills.fastest or self.prefill)
+        return min(1 / slope if slope else inf, self.prefill.most or self.prefill.mean)
 
     def prefilled(self, tokens: int, seconds: float | None) -> None:
         if seconds:
             self.prefilling.took(tokens, seconds)
         if seconds and tokens >= LEAST_TOKENS:
-            self._learn("prefill", tokens / seconds)
-            self.prefills.was(tokens / seconds)
+            self.prefill.was(tokens / seconds)
 
     def paused(self, pauses: tuple[float, ...]) -> None:
         """Record seconds between an answer and the next turn of its conversation."""
@@ -238,17 +247,16 @@ class Rates:
     def replied(self, tokens: int, seconds: float) -> None:
         """Record how long an answer of this many tokens took after its prompt was computed."""
         if tokens >= LEAST_REPLY and seconds > 0:
-            self._learn("decode", tokens / seconds)
-            self.decodes.was(tokens / seconds)
+            self.decode.was(tokens / seconds)
         if tokens:
-            self._learn("reply", float(tokens))
+            self.reply.was(float(tokens))
 
     @property
     def file_terms(self) -> tuple[float, ...]:
         """All that prices of files depend on: engines of equal terms have equal prices."""
         reading, writing, bringing = self.reading, self.writing, self.bringing
         return (
-            self.prefill,
+            self.marginal_prefill,
             reading.constant,
             reading.each,
             writing.constant,
@@ -256,11 +264,6 @@ class Rates:
             bringing.constant,
             bringing.each,
         )
-
-    @property
-    def shown(self) -> float | None:
-        """Measured prefill rate in tokens per second; None before the first measurement."""
-        return self.prefill if "prefill" in self.measured else None
 
     def copied(self, size: int, seconds: float, *, held_up: float = 0.0) -> None:
         """Record how long the engine copied so many bytes to and from its RAM cache.
@@ -303,13 +306,7 @@ class Rates:
 
         So neither a slow store nor a slow engine can cost more than twice the faster of the two.
         """
-        return max(LEAST_PATIENCE, tokens / self.prefill)
-
-    def _learn(self, name: str, value: float) -> None:
-        old = getattr(self, name)
-        known = name in self.measured
-        setattr(self, name, old + SHARE * (value - old) if known else value)
-        self.measured |= {name}
+        return max(LEAST_PATIENCE, tokens / self.prefill.mean)
 
 
 # -- work: what an engine has begun for clients, and when it should be finished ---------------------------

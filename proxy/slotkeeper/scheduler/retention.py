@@ -383,7 +383,7 @@ def _wanted(state: State, engines: Iterable[EngineTable], prompt: Tokens) -> Ite
         here = max(_at_hand(state, table, prompt) for table in tables)
         missing = len(prompt) - here
         if missing >= WORTH_A_FILE:
-            seconds = missing / max(table.rates.prefill for table in tables)
+            seconds = missing / max(table.rates.prefill.mean for table in tables)
             within = min(MOST_SECONDS, max(LEAST_SECONDS, seconds))
             yield Wanted(traits=tables[0].traits, prompt=prompt, here=here, within=within)
 

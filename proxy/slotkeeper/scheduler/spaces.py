@@ -212,7 +212,7 @@ def _doubt(state: State, table: EngineTable, before: str, since: float) -> Itera
     table.doubt(before, since, saves)
     for pending in state.requests.values():
         if pending.table is table and pending.arrived.lora is None:
-            pending.moves_to(UNSURE, state.tree(table.model), state.markers(table.model))
+            pending.moves_to(UNSURE, state.prompts(table.model))
     yield from _drop_newer(state, table, before, since)
 
 

@@ -19,13 +19,13 @@ from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.effects import Released
 from slotkeeper.scheduler.engine_model import unmarked
 from slotkeeper.scheduler.events import Arrived
-from slotkeeper.scheduler.pending import Pending, Scene, Stage
+from slotkeeper.scheduler.pending import Pending, Prompts, Scene, Stage
 from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.router import Router
 from slotkeeper.scheduler.slot_contents import SlotContents, Tier
 from slotkeeper.scheduler.steps import Chore
 from slotkeeper.scheduler.table import EngineTable
-from slotkeeper.scheduler.tokens import UNKNOWN, Markers, Tokens
+from slotkeeper.scheduler.tokens import UNKNOWN, Tokens
 from slotkeeper.scheduler.types import ClientId, EngineId, ModelName, Priority, RequestId
 
 
@@ -223,9 +223,10 @@ class State:
         """Return all prompts that were sent to this model. Prompts of two models have nothing in common."""
         return self.trees.setdefault(model, PromptTree())
 
-    def markers(self, model: ModelName) -> Markers:
-        """Return the markers of this model's template; unknown ones if no engine of it is up."""
-        return next((table.traits.markers for table in self.up_for(model)), UNKNOWN)
+    def prompts(self, model: ModelName) -> Prompts:
+        """Return what is known of this model's prompts; its markers are unknown if no engine of it is up."""
+        markers = next((table.traits.markers for table in self.up_for(model)), UNKNOWN)
+        return Prompts(self.tree(model), markers)
 
     def up_for(self, model: ModelName) -> list[EngineTable]:
         """Return the engines that are up and serve this model."""

@@ -146,7 +146,7 @@ class Chore:
             case Prefill(tokens):
                 computes = len(tokens) - self.table.shadow.plan_reuse(self.slot, tokens).reuse
                 most = traits.n_batch if self.ahead else computes  # a prefetch is stopped after one batch
-                return min(computes, most) / rates.prefill
+                return min(computes, most) / rates.prefill.mean
             case Load(snapshot):
                 return rates.reading.seconds(snapshot.size)
             case _:

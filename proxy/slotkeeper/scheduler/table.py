@@ -383,7 +383,8 @@ class EngineTable:
             return inf
         if self.work.served.keys() <= {request}:
             return 0.0
-        return self.work.ahead(now, {request}) + self.rates.pass_seconds if self.rates.shown else inf
+        ahead = self.work.ahead(now, {request})
+        return ahead + self.rates.pass_seconds if self.rates.prefill.measured else inf
 
     def file_bytes(self, tokens: int, checkpoints: int) -> int:
         """Return the estimated bytes of a file of such a state as the engine writes it."""
