@@ -135,7 +135,7 @@ MECHANISMS: Final[Mapping[str, Mechanism]] = MappingProxyType(
         ),
         "restore": Mechanism("restores a file before a request", {"candidates._restored": _nothing}),
         "parking": Mechanism("saves a slot before a request overwrites it", {"candidates._parking": _none}),
-        "coming-files": Mechanism("waits for a file that is being written", {"launching._coming": _nothing}),
+        "coming-files": Mechanism("waits for a file that is being written", {"arrivals._coming": _nothing}),
         "waits": Mechanism(
             "waits for a slot that is better than the free ones",
             dict.fromkeys(
@@ -294,7 +294,7 @@ MECHANISMS: Final[Mapping[str, Mechanism]] = MappingProxyType(
         # flags that cannot be read
         "flags-by-batches": Mechanism(
             "infers batch sizes from prefills",
-            {"preparing.by_batches": _as_before},
+            {"launching.by_batches": _as_before},
             fault="test_the_ends_of_a_plants_batches_reveal_the_batch_size",
         ),
         "flags-by-reuse": Mechanism(

@@ -34,7 +34,7 @@ from chaos.raw import until
 from patience import PATIENCE
 from slotkeeper.app import Sidecar
 from slotkeeper.runtime import link, slot_files
-from slotkeeper.scheduler import preparing
+from slotkeeper.scheduler import launching
 from slotkeeper.store import files, snapshot_folder
 
 pytestmark = pytest.mark.alternating
@@ -50,7 +50,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retry at once what would be retried after half a minute."""
     monkeypatch.setattr("slotkeeper.store.trouble.RETRY_SECONDS", SOON)
     monkeypatch.setattr(slot_files, "RETRY", SOON)
-    monkeypatch.setattr(preparing, "SAVES_REST", SOON)
+    monkeypatch.setattr(launching, "SAVES_REST", SOON)
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from playbooks.playbook import (
 from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.effects import Save, SaveMoment
 from slotkeeper.scheduler.events import TimerFired
-from slotkeeper.scheduler.preparing import SAVES_REST
+from slotkeeper.scheduler.launching import SAVES_REST
 from slotkeeper.scheduler.rates import LinearTimes
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import Reason

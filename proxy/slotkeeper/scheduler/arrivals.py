@@ -8,15 +8,19 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from slotkeeper.scheduler import chores, kv_pool, launching, leaving, priority, spaces
+from slotkeeper.scheduler import chores, kv_pool, launching, leaving, planting, priority, spaces
 from slotkeeper.scheduler.candidates import blind, changed_by_messages, cheapest, continuing
 from slotkeeper.scheduler.effects import Effect, Observe, PoolAct, Pooled
+from slotkeeper.scheduler.engine_model import TAIL
 from slotkeeper.scheduler.events import Arrived, Rendered
 from slotkeeper.scheduler.launching import begin, forward, requeue
 from slotkeeper.scheduler.pending import Form, Pending, Plan, Stage, Wait, Waiting, Weighed
 from slotkeeper.scheduler.prices import computed
+from slotkeeper.scheduler.rates import WORTH_A_FILE
+from slotkeeper.scheduler.slot_contents import as_file, reuse
 from slotkeeper.scheduler.state import CurrentScene, State
 from slotkeeper.scheduler.table import EngineTable, SlotState
+from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import ModelName, Reason, RequestId, SlotId
 
 # A decision on a long prompt takes milliseconds. Once this many requests for one model have to wait in a
@@ -274,7 +278,7 @@ def _place(state: State, pending: Pending, now: float) -> Plan | None:
         tables = open_tables[:1] if request.action else sorted(open_tables, key=lambda t: t.load)
         return _clients_own(tables, request.id_slot, pending, now)  # 2
     if request.generates and not request.pinnable and state.isolates(request):
-        return spaces.steered(state, pending, now)
+        return _behind(state, pending, spaces.steered(state, pending, now))
     return _by_content(state, pending, now)
 
 
@@ -314,9 +318,35 @@ def _by_content(state: State, pending: Pending, now: float) -> Plan | None:
             own_scales=request.lora is not None,
             bounds=state.bounds,
         )
-        return launching.behind(state, pending, plan)
+        return _behind(state, pending, plan)
     reason = Reason.UNRENDERED if request.pinnable else Reason.UNPINNABLE
     return _losing_least(state, request, reason, now)  # 6
+
+
+def _behind(state: State, pending: Pending, plan: Plan | None) -> Plan | None:
+    """Return the plan; it waits if a file that will soon be there gives back enough more of the prompt."""
+    prompt, reuse_plan = pending.prompt, plan.reuse_plan if plan else None
+    if plan is None or prompt is None or reuse_plan is None or pending.plain:
+        return plan
+    if any(gain - reuse_plan.reuse > least for gain, least in _coming(state, pending, prompt, plan.table)):
+        return replace(plan, wait=True)
+    return plan
+
+
+def _coming(state: State, but: Pending, prompt: Tokens, table: EngineTable) -> Iterator[tuple[int, float]]:
+    """Yield how much of a prompt each coming file gives back, and how much justifies waiting for it; tokens.
+
+    A file that is written needs only its check, which takes about as long as a restore.
+    """
+    rates = table.rates
+    for contents in state.coming.values():
+        price = 2 * rates.restore_price(table.bytes_of(contents))
+        yield reuse(as_file(contents, table.traits), prompt, table.traits), price
+    for other in state.requests.values():
+        if other.stage is Stage.PREPARING and other.plan and other is not but:
+            shared = planting.kept(other.plan.steps, other.steps_left)
+            if shared and (common := prompt.lcp(shared)) >= len(shared) - TAIL:
+                yield common, WORTH_A_FILE
 
 
 def _losing_least(state: State, request: Arrived, reason: Reason, now: float) -> Plan | None:

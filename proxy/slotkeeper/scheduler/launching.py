@@ -1,58 +1,89 @@
-"""Start a request once its place is chosen: plants, steps in the slot, then the request itself.
+"""Take a request to the engine once its place is chosen: plants, steps in its slot, then the request itself.
 
-`planting` decides what to plant; this module makes it part of a plan. It also sends requests without a plan:
-they asked for a bypass, or no engine of their model is up.
+`planting` decides what to plant; this module makes it part of a plan. The ends of idle work's steps arrive
+here too, and what any step has changed in a slot, in the catalog and in what we know of the engine. Requests
+without a plan are sent here as well: they asked for a bypass, or no engine of their model is up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Final, assert_never
 
-from slotkeeper.scheduler import kv_pool, planting, priority
+from slotkeeper.scheduler import chores, kv_pool, planting, priority, retention, spaces
+from slotkeeper.scheduler.adapters import set_in
 from slotkeeper.scheduler.candidates import STEER_TAIL, steer
-from slotkeeper.scheduler.effects import Effect, Forward, Step
+from slotkeeper.scheduler.effects import Effect, Forward, Load, Prefill, Purpose, Step
 from slotkeeper.scheduler.engine_model import TAIL, cells_of, user_starts
-from slotkeeper.scheduler.pending import Pending, Plan, Stage
-from slotkeeper.scheduler.rates import WORTH_A_FILE
+from slotkeeper.scheduler.events import Erased, Filed, Planted, Restored, Saved
+from slotkeeper.scheduler.evidence import by_batches
+from slotkeeper.scheduler.outcomes import SURPRISE
+from slotkeeper.scheduler.pending import Pending, Plan, Stage, StepEnded
 from slotkeeper.scheduler.shadow import Source
-from slotkeeper.scheduler.slot_contents import as_file, edits, reuse
+from slotkeeper.scheduler.slot_contents import SlotContents, edits
 from slotkeeper.scheduler.state import State
-from slotkeeper.scheduler.steps import effect
+from slotkeeper.scheduler.steps import Chore, effect
 from slotkeeper.scheduler.table import EngineTable, SlotState
 from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.scheduler.types import Reason
+from slotkeeper.scheduler.types import Loading, PriorityAct, Reason, SlotId
 
-# -- plants ----------------------------------------------------------------------------------------------
+SAME: Final = {Purpose.HOME, Purpose.DRAFT, Purpose.BACK}  # afterwards the slot is still its conversation's
+SAVES_REST: Final = 60.0  # seconds without saves after a failed one
+HOPELESS: Final = 3600.0  # the same if the files cannot be used
 
-
-def behind(state: State, pending: Pending, plan: Plan | None) -> Plan | None:
-    """Return the plan; it waits if a file that will soon be there gives back enough more of the prompt."""
-    prompt, reuse_plan = pending.prompt, plan.reuse_plan if plan else None
-    if plan is None or prompt is None or reuse_plan is None or pending.plain:
-        return plan
-    if any(gain - reuse_plan.reuse > least for gain, least in _coming(state, pending, prompt, plan.table)):
-        return replace(plan, wait=True)
-    return plan
+# -- the beginning: the first step, or the request itself ------------------------------------------------
 
 
-def _coming(state: State, but: Pending, prompt: Tokens, table: EngineTable) -> Iterator[tuple[int, float]]:
-    """Yield how much of a prompt each coming file gives back, and how much justifies waiting for it; tokens.
+def begin(state: State, pending: Pending, plan: Plan, now: float) -> Effect:
+    """Take a request out of the queue. Returns the effect of its first step, or the one that sends it.
 
-    A file that is written needs only its check, which takes about as long as a restore.
+    If no other space's state may look as good to the engine (`Plan.clearing`), and PASSES requests have
+    overtaken it, no later request gets a slot of that engine for now.
     """
-    rates = table.rates
-    for contents in state.coming.values():
-        price = 2 * rates.restore_price(table.bytes_of(contents))
-        yield reuse(as_file(contents, table.traits), prompt, table.traits), price
-    for other in state.requests.values():
-        if other.stage is Stage.PREPARING and other.plan and other is not but:
-            shared = planting.kept(other.plan.steps, other.steps_left)
-            if shared and (common := prompt.lcp(shared)) >= len(shared) - TAIL:
-                yield common, WORTH_A_FILE
+    request = pending.arrived
+    plan = priority.in_pieces(pending, _plants_added(state, pending, plan, now))
+    table, found = plan.table, plan.found
+    state.queue.served(request.request)
+    state.begun += 1
+    state.served_at[request.hints.priority] = now
+    table.shadow.sends(request.space)
+    pending.placed(plan, now, ahead_from=state.ahead.begins(found.tokens) if found else None)
+    if plan.slot is not None and not request.action:
+        if cells_of(table.traits):  # they are promised until the slot is free, also without the client
+            table.promise(plan.slot, kv_pool.need(state, pending, table))
+        table.crowd(plan.slot, request.hash_chain, now)
+    first = next_step(state, pending, now) if plan.steps else forward(pending, now)
+    if plan.clearing and state.overtaken(pending):
+        table.hold_back()
+    return first
 
 
-def planted(state: State, pending: Pending, plan: Plan, now: float) -> Plan:
+def next_step(state: State, pending: Pending, now: float) -> Effect:
+    plan, owner = pending.plan, pending.arrived.request
+    if plan is None or plan.slot is None:
+        raise AssertionError("only a planned request takes steps")
+    plan.table.move(plan.slot, SlotState.LAUNCHED, owner, now)
+    return effect(pending.step, owner, plan.table, plan.slot, tree=state.tree(plan.table.model))
+
+
+def forward(pending: Pending, now: float) -> Forward:
+    """Return the effect that sends the request to its place."""
+    plan, request = pending.sent(now), pending.arrived
+    return Forward(
+        request=request.request,
+        engine=plan.table.engine,
+        slot=plan.slot if plan.pinned else None,
+        reason=plan.reason,
+        changed=pending.goes_changed,
+        isolated=plan.isolated,
+        strict=plan.table.shadow.isolates(request.space),
+        priority=request.hints.priority,
+        waited=pending.waited,
+    )
+
+
+def _plants_added(state: State, pending: Pending, plan: Plan, now: float) -> Plan:
     """Return the plan with the plants that are worth it."""
     prompt, reuse_plan = pending.prompt, plan.reuse_plan
     if prompt is None or reuse_plan is None or pending.plain:
@@ -93,7 +124,115 @@ def _with_plants(plan: Plan, plants: tuple[Step, ...], prompt: Tokens, *, pinnab
     return plan
 
 
-# -- steps, and the request ------------------------------------------------------------------------------
+# -- the ends of steps -----------------------------------------------------------------------------------
+
+
+def ended(state: State, event: StepEnded) -> Iterator[Effect]:
+    """Take in the end of a step, of a chore or of a request that is being prepared."""
+    if chore := state.chores.get(event.request):
+        yield from _of_chore(state, chore, event)
+        return
+    if isinstance(event, Saved) and event.request not in state.requests:  # its client disconnected meanwhile
+        for table in state.tables.values():
+            table.save_ended(event.request)
+        yield from retention.kept(state, event.snapshot, event.at) if event.snapshot else ()
+    pending = state.requests.get(event.request)
+    if pending is not None and isinstance(event, Planted):
+        pending.counts(event)
+    if pending is not None and pending.stage is Stage.PREPARING:
+        yield from _step_ended(state, pending, event)
+
+
+def _step_ended(state: State, pending: Pending, event: StepEnded) -> Iterator[Effect]:
+    owned = pending.owned
+    if owned is None:  # the engine was restarted
+        requeue(state, pending)
+        return
+    ok, effects = _take_in(state, *owned, pending.step, event)
+    yield from effects
+    if pending.step_ended(event, ok=ok):
+        yield from _go_on(state, pending, *owned, now=event.at)
+    else:
+        _without(state, pending, *owned, now=event.at)
+
+
+def _of_chore(state: State, chore: Chore, event: StepEnded) -> Iterator[Effect]:
+    if chore.owns and isinstance(event, Saved) and event.written:
+        chore.written = True
+    elif chore.owns:
+        _note_ahead(state, chore, event)
+        ok, effects = _take_in(state, chore.table, chore.slot, chore.step, event)
+        chore.recognise()
+        yield from effects
+        yield from chores.step_ended(state, chore, ok=ok, now=event.at)
+    else:  # the engine was restarted; its file is still good
+        del state.chores[event.request]
+        if isinstance(event, Saved) and event.snapshot:
+            yield from retention.kept(state, event.snapshot, event.at)
+
+
+def _note_ahead(state: State, chore: Chore, event: StepEnded) -> None:
+    """Record which tokens were prefetched, before the slot is changed.
+
+    A prefill that was stopped began where the slot's own state ended.
+    """
+    step = chore.step
+    if isinstance(event, Planted) and isinstance(step, Prefill) and step.purpose is Purpose.NEXT:
+        if event.computed is not None:
+            state.ahead.computed(step.tokens, len(step.tokens) - event.computed)
+        elif event.stopped:
+            state.ahead.computed(step.tokens, chore.table.shadow.plan_reuse(chore.slot, step.tokens).reuse)
+
+
+def _without(state: State, pending: Pending, table: EngineTable, slot: SlotId, *, now: float) -> None:
+    """Place the request again: a step has failed, or its slot has become uncertain."""
+    if table.owners[slot] == pending.arrived.request:
+        table.move(slot, SlotState.IDLE, None, now)
+    requeue(state, pending)
+
+
+def _go_on(
+    state: State, pending: Pending, table: EngineTable, slot: SlotId, *, now: float
+) -> Iterator[Effect]:
+    """Return the next step of a request, or the request itself."""
+    if (saved_later := _saved_later(state, pending, table, slot)) is not None:
+        state.writes.give_back(table.bytes_of(saved_later))
+    pauses, paused = pending.goes_on(now, past_save=saved_later is not None), False
+    if pauses and (weighed := priority.after_piece(state, pending, slot, now)):
+        yield weighed
+        paused = weighed.act is PriorityAct.GAVE_WAY
+    # The slot was prepared for other adapters, or its engine is being drained meanwhile.
+    outdated = spaces.outdated(table, pending) or table.engine in state.drained
+    if paused or outdated or table.unsettled or table.orphans:  # the last two: a task may have got it (T1)
+        _without(state, pending, table, slot, now=now)
+    elif pending.steps_left:
+        yield next_step(state, pending, now)
+    elif pending.plan and pending.plan.clears:
+        _without(state, pending, table, slot, now=now)
+    elif pending.plan and pending.plan.pinned:
+        yield forward(pending, now)
+    else:
+        table.move(slot, SlotState.RUNNING, pending.arrived.request, now)
+        state.steered.append(pending.arrived.request)
+
+
+def _saved_later(state: State, pending: Pending, table: EngineTable, slot: SlotId) -> SlotContents | None:
+    """Return the new head that the next step would save, if no other prompt has had it and it can wait."""
+    plan, contents, left = pending.plan, table.shadow.slots[slot], pending.steps_left - 1
+    if not plan or not left or not contents or not planting.kept(plan.steps[: len(plan.steps) - left + 1], 1):
+        return None
+    end = contents.total
+    others = (state.requests[request].prompt for request in state.waiting_requests())
+    awaited = any(prompt and prompt.lcp(contents.tokens) >= end - TAIL for prompt in others)
+    now = awaited or planting.saved_at_once(
+        contents.tokens,
+        pending.structure,
+        slot,
+        checkpoints=len(contents.checkpoints),
+        table=table,
+        catalog=state.catalog,
+    )
+    return None if now else contents
 
 
 def requeue(state: State, pending: Pending) -> None:
@@ -103,52 +242,171 @@ def requeue(state: State, pending: Pending) -> None:
     state.queue.put_back(pending.arrived.request, pending.arrived.client)
 
 
-def begin(state: State, pending: Pending, plan: Plan, now: float) -> Effect:
-    """Take a request out of the queue. Returns the effect of its first step, or the one that sends it.
-
-    If no other space's state may look as good to the engine (`Plan.clearing`), and PASSES requests have
-    overtaken it, no later request gets a slot of that engine for now.
-    """
-    request = pending.arrived
-    plan = priority.in_pieces(pending, planted(state, pending, plan, now))
-    table, found = plan.table, plan.found
-    state.queue.served(request.request)
-    state.begun += 1
-    state.served_at[request.hints.priority] = now
-    table.shadow.sends(request.space)
-    pending.placed(plan, now, ahead_from=state.ahead.begins(found.tokens) if found else None)
-    if plan.slot is not None and not request.action:
-        if cells_of(table.traits):  # they are promised until the slot is free, also without the client
-            table.promise(plan.slot, kv_pool.need(state, pending, table))
-        table.crowd(plan.slot, request.hash_chain, now)
-    first = next_step(state, pending, now) if plan.steps else forward(pending, now)
-    if plan.clearing and state.overtaken(pending):
-        table.hold_back()
-    return first
+# -- what a step has changed -----------------------------------------------------------------------------
 
 
-def next_step(state: State, pending: Pending, now: float) -> Effect:
-    plan, owner = pending.plan, pending.arrived.request
-    if plan is None or plan.slot is None:
-        raise AssertionError("only a planned request takes steps")
-    plan.table.move(plan.slot, SlotState.LAUNCHED, owner, now)
-    return effect(pending.step, owner, plan.table, plan.slot, tree=state.tree(plan.table.model))
+def _take_in(
+    state: State, table: EngineTable, slot: SlotId, step: Step, event: StepEnded
+) -> tuple[bool, list[Effect]]:
+    """Update the shadow after a step. Returns whether the step's owner can continue, and effects."""
+    match event:
+        case Planted():
+            return _planted(table, slot, step, event), []
+        case Saved():
+            return event.snapshot is not None, _saved(state, table, slot, event)
+        case Restored():
+            return event.outcome is Loading.DONE, _restored(state, table, slot, step, event)
+        case Erased():
+            table.shadow.erase(slot)
+            if not event.ok:
+                table.erasures_rest(event.at + SAVES_REST)
+            return event.ok, []
+        case _:
+            assert_never(event)
 
 
-def forward(pending: Pending, now: float) -> Forward:
-    """Return the effect that sends the request to its place."""
-    plan, request = pending.sent(now), pending.arrived
-    return Forward(
-        request=request.request,
-        engine=plan.table.engine,
-        slot=plan.slot if plan.pinned else None,
-        reason=plan.reason,
-        changed=pending.goes_changed,
-        isolated=plan.isolated,
-        strict=plan.table.shadow.isolates(request.space),
-        priority=request.hints.priority,
-        waited=pending.waited,
+def _planted(table: EngineTable, slot: SlotId, step: Step, event: Planted) -> bool:
+    if not isinstance(step, Prefill):
+        raise AssertionError("a plant answers a prefill")  # noqa: TRY004
+    tokens, shadow = step.tokens, table.shadow
+    if event.unsent:  # the next attempt would fail as well
+        shadow.next_unknown(slot)
+        return False
+    shadow.ran_with(slot, None if event.computed is None else set_in(tokens.space))
+    if event.computed is None:  # the engine may still be running it
+        if event.stopped:
+            shadow.stopped(slot, tokens)
+        else:
+            shadow.lost(slot)
+        if step.purpose is Purpose.EMPTY:
+            table.touches_rest(event.at + SAVES_REST)
+        table.leave(slot, event.at)
+        return False
+    end, cached = len(tokens), len(tokens) - event.computed
+    table.rates.prefilled(event.computed, event.seconds)
+    cuts = None if tokens.chunks else event.cuts  # the engine also ends a batch at each image
+    table.learn(by_batches(table.traits, cached=cached, end=end, cuts=cuts))
+    if step.purpose in {Purpose.TOUCH, Purpose.EMPTY}:
+        shadow.touch(slot, table.idle_beside(slot))
+    else:
+        _prefilled(table, slot, step, event, cached)
+    return True
+
+
+def _prefilled(table: EngineTable, slot: SlotId, step: Prefill, event: Planted, cached: int) -> None:
+    """Update the slot's contents after a prefill, for which the engine reused `cached` tokens."""
+    tokens, shadow = step.tokens, table.shadow
+    before, reuse_plan = shadow.slots[slot], shadow.plan_reuse(slot, tokens)
+    shadow.launch(reuse_plan, table.idle_beside(slot))
+    if reuse_plan.source is Source.RAM and cached < reuse_plan.reuse - SURPRISE:
+        shadow.forget_ram()  # the engine loaded another entry
+    shadow.finish(
+        slot,
+        prompt=tokens,
+        prompt_tokens=len(tokens),
+        cached=cached,
+        generated=0,
+        user_starts=(),  # a raw prompt has no messages (engine.md 1.6)
+        hash_chain=before.hash_chain if before and step.purpose in SAME else (),
+        request=event.request,
+        now=before.used if before and step.purpose.idle else event.at,
     )
+
+
+def filed(state: State, event: Filed) -> Iterator[Effect]:
+    """Take in the check of a file that its engine had written: it is in the catalog now, or failed."""
+    if event.request in state.chores:
+        yield from ended(
+            state,
+            Saved(
+                at=event.at,
+                request=event.request,
+                snapshot=event.snapshot,
+                tokens=event.tokens,
+                checkpoints=event.checkpoints,
+                seconds=event.seconds,
+                lasting=event.lasting,
+            ),
+        )
+        return
+    contents = state.coming.pop(event.request, None)
+    state.decides_again()
+    table = state.tables.get(event.engine)
+    if table is None:
+        yield from retention.kept(state, event.snapshot, event.at) if event.snapshot else ()
+        return
+    if contents and contents.opaque and event.tokens is not None:
+        table.shadow.seen_in_file(contents, event.tokens)
+    yield from _account(state, table, event, contents)
+
+
+def _saved(state: State, table: EngineTable, slot: SlotId, event: Saved) -> list[Effect]:
+    """Take in a saved file: it shows what the slot really held, and which checkpoints it carries."""
+    contents = table.shadow.slots[slot]
+    if event.written:
+        if contents:
+            state.coming[event.request] = contents
+        return []
+    if contents and event.tokens is not None:
+        carried = event.checkpoints if event.snapshot and table.traits.files_carry else None
+        if carried and not contents.tokens.chunks:
+            table.learn(table.doubts.by_file(table.traits, contents, carried))
+        table.shadow.observed(slot, contents.seen_as(event.tokens, carried))
+    return _account(state, table, event, contents)
+
+
+def _account(
+    state: State, table: EngineTable, event: Saved | Filed, contents: SlotContents | None
+) -> list[Effect]:
+    """Learn from a save about the engine and its folder, and make room for a new file."""
+    snapshot = event.snapshot
+    table.save_ended(event.request)
+    if snapshot is None:
+        if event.lasting:
+            table.saves_rest(event.at + SAVES_REST)
+        return []
+    if event.request in table.suspect:
+        return retention.drop(state, snapshot)
+    table.learn_files(snapshot)
+    kept, written = len(snapshot.checkpoints), max(len(snapshot.checkpoints), len(event.checkpoints))
+    left_out = table.file_bytes(0, written) - table.file_bytes(0, kept)  # after the engine had written them
+    table.rates.saved(snapshot.size + left_out, event.seconds)
+    if contents and not snapshot.shared:
+        snapshot = replace(snapshot, turns=contents.turns)
+    effects = retention.kept(state, snapshot, event.at)
+    fits = snapshot.id in state.catalog  # otherwise there was no room for it
+    if fits and not state.catalog.covered(snapshot.tokens, table.traits):  # it cannot be extended (T4)
+        table.saves_rest(event.at + HOPELESS)
+        effects += retention.drop(state, snapshot)
+    return effects
+
+
+def _restored(state: State, table: EngineTable, slot: SlotId, step: Step, event: Restored) -> list[Effect]:
+    if not isinstance(step, Load):
+        raise AssertionError("a restore answers a load")  # noqa: TRY004
+    snapshot = step.snapshot
+    table.rates.brought(snapshot.size, event.brought)
+    match event.outcome:
+        case Loading.DONE:
+            whole = snapshot if event.checkpoints else replace(snapshot, checkpoints=())
+            table.restored(slot, whole, event.at)
+            table.rates.restored(snapshot.size, event.seconds)
+            return []
+        case Loading.UNFIT:
+            state.catalog.take(snapshot.id)
+            return []
+        case Loading.REFUSED:
+            table.shadow.erase(slot)
+            if not cells_of(table.traits):  # a pool may lack adjacent cells for it
+                # Its file is kept: perhaps the engine is not as we think.
+                state.catalog.take(snapshot.id)
+            return []
+        case Loading.LOST:
+            table.shadow.lost(slot)
+            table.leave(slot, event.at)
+            return []
+        case _:
+            assert_never(event.outcome)
 
 
 # -- without a plan --------------------------------------------------------------------------------------

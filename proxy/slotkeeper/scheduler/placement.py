@@ -38,9 +38,9 @@ from slotkeeper.scheduler import (
     arrivals,
     chores,
     kv_pool,
+    launching,
     leaving,
     outcomes,
-    preparing,
     priority,
     retention,
     spaces,
@@ -340,9 +340,9 @@ class Placement:
             case AdaptersChange() | AdaptersSeen():
                 yield from spaces.adapters_changed(self._state, event)
             case Planted() | Saved() | Restored() | Erased():
-                yield from preparing.ended(self._state, event)
+                yield from launching.ended(self._state, event)
             case Filed():
-                yield from preparing.filed(self._state, event)
+                yield from launching.filed(self._state, event)
             case SnapshotsChanged():
                 yield from retention.snapshots_changed(self._state, event)
             case RoomSeen():

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from slotkeeper.scheduler import launching, retention
+from slotkeeper.scheduler import retention
 from slotkeeper.scheduler.adapters import UNSURE, salted, set_in, set_of
 from slotkeeper.scheduler.candidates import STEER_TAIL, blind, cheapest
 from slotkeeper.scheduler.effects import AskAdapters, Effect, Wipe
@@ -92,7 +92,6 @@ def steered(state: State, pending: Pending, now: float) -> Plan | None:
         plan = cheapest(
             free, prompt, hash_chain=chain, pinnable=False, now=now, catalog=state.catalog, own_scales=own
         )
-        plan = launching.behind(state, pending, plan)
     return replace(plan, cleared=True) if plan else None
 
 
