@@ -94,7 +94,7 @@ class World:
         more |= {"now": self._clock, "context": self._context}
         taken = at_once(self.rewriting.take(Api.CHAT, doc, **more))
         assert taken is not None
-        rewritten, (moved, most) = taken.rewritten, taken.bounds
+        rewritten, moved, most = taken.rewritten, taken.outcome.moved, taken.outcome.most
         self._post(
             Arrived(
                 at=self._clock,

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from secrets import token_hex
 from typing import Final
@@ -40,6 +41,7 @@ from slotkeeper.api.request import (
 )
 from slotkeeper.conversation.likeness import asks_aside
 from slotkeeper.conversation.naming import Naming
+from slotkeeper.conversation.rules.apply import Outcome
 from slotkeeper.engine.answers import EngineGoneError
 from slotkeeper.observe.log import get_logger, sayable
 from slotkeeper.observe.metrics import Metrics
@@ -62,7 +64,6 @@ OUR_TOKENIZER: Final = frozenset({Api.CHAT, Api.COMPLETION, Api.COMPLETIONS})
 
 Found = tuple[Tokens | None, tuple[Boundary, ...]]
 NOT_FOUND: Final[Found] = (None, ())
-BYTES_OF_A_TOKEN: Final = 4  # about, of a body whose tokens are not counted
 NO_SECRETS: Final = Secrets(frozenset())
 
 log = get_logger(__name__)
@@ -105,24 +106,13 @@ class Account:
         self.id = request_id
         self.key = RequestId("")
         self.claim: Claim = UNNAMED
-        self.own: Ask | None = None  # as the client wrote it; None: only the engine can read it
-        self.rewritten: Ask | None = None  # as the rules propose it; None: they change nothing
-        self.moved, self.most = 0, 0  # see `Arrived`
-        self._received = b""
         self.parsed = False  # the body is a JSON object, which we have read
-        self._rewritten: Doc = {}
-        self._changed = False  # whether the rules' form is sent
-        self._prompts: tuple[Tokens | None, Tokens | None] = (None, None)  # the prompt of either form
+        self.forms = Forms()
+        self.charge = Charge(api)
         self.arrived = driver.now()
         self.outcome = "broken"
         self.key_name: str | None = None  # the name of the client's key in --keys-file
         self.model = NO_ROUTER  # the model of a router that must serve it
-        self.cost = 0  # tokens computed and generated for it
-        self.limited = False  # whether the tokens of its key are limited
-        self._inputs: list[Prompt] = []  # the prompts of a request with several, for a limited key
-        self._computes: int | None = None  # their tokens, if they are counted
-        self.left = False  # its client left, or its answer broke off, before it had ended
-        self._counted = 0  # tokens of its slot that were cached, or are in `cost`, at that time
         self.progress: ProgressFilter | None = None  # the prefill's progress, if we asked for it
         self.record = Record(
             request_id=request_id,
@@ -144,10 +134,10 @@ class Account:
 
         Raises NotPlain for a body that must not be forwarded, and ClientFault for values that are too large.
         """
-        self.record.body_bytes, self._received = len(body), body
+        self.record.body_bytes, self.forms.received = len(body), body
         doc, self.claim = await run(understood, self._api, body, encoding)
-        if self.limited:
-            self._inputs = await run(inputs_of, self._api, doc)
+        if self.charge.limited:
+            self.charge.inputs = await run(inputs_of, self._api, doc)
         self.parsed = True
         return doc
 
@@ -156,7 +146,7 @@ class Account:
 
         It also raises ClientFault for a prompt that fits no engine's context. So does `parse`.
         """
-        self.record.body_bytes, self._received = len(body), body
+        self.record.body_bytes, self.forms.received = len(body), body
         weighed = await weigher(self._api, body, encoding)
         self.claim, self.parsed = weighed.claim, True
         self.record.model = None if self._secrets.stand_in(weighed.model or "") else weighed.model
@@ -193,16 +183,16 @@ class Account:
             named = model_of(doc)
             self.record.model = None if named and self._secrets.stand_in(named) else named
             if rewriting:
-                if rewriting.keeps_text:
+                if rewriting.text:
                     self.record.keyed = await run(self._secrets.masked, body) != body
                 context = self._driver.context(self.claim.model)
                 self._explaining = Explaining(rewriting, self._metrics, self.record, context)
                 taken = await self._explaining.take(self._api, doc, headers=self._headers, run=run)
                 self._name.update(taken)
-            self.own = await run(read, self._api, doc, self.claim)
+            self.forms.own = await run(read, self._api, doc, self.claim)
             if taken and taken.rewritten is not None:
-                self._rewritten, (self.moved, self.most) = taken.rewritten, taken.bounds
-                self.rewritten = await run(read, self._api, taken.rewritten, self.claim)
+                self.forms.proposed = taken.outcome
+                self.forms.rewritten = await run(read, self._api, taken.rewritten, self.claim)
         except NotOurs as why:
             log.info("unreadable_request", request_id=self.id, route=self._api.value, why=why.reason)
         except Fault:
@@ -225,21 +215,14 @@ class Account:
 
     # -- the form that is sent ---------------------------------------------------------------------
 
-    @property
-    def ask(self) -> Ask | None:
-        return self.rewritten if self._changed else self.own
-
-    @property
-    def prompt(self) -> Tokens | None:
-        return self._prompts[self._changed]
-
     def goes(self, forward: Forward) -> bytes:
         """Return the body to send, and note its form. `settle` makes the report while the engine works."""
-        self._changed = forward.changed and self.rewritten is not None
+        forms = self.forms
+        forms.changed = forward.changed and forms.rewritten is not None
         self._weighed()
         if self._explaining:
-            self._explaining.goes(changed=self._changed)
-        return orjson.dumps(self._rewritten) if self._changed else self._received
+            self._explaining.goes(changed=forms.changed)
+        return orjson.dumps(forms.proposed.doc) if forms.proposed and forms.changed else forms.received
 
     def settle(self) -> None:
         """Record the request's conversation and what its client rewrote. It may be called many times."""
@@ -267,7 +250,7 @@ class Account:
         self._driver.effect_runner.lend(self.key, self._auth)
         self._driver.note(self._driver.journal.follow, self.key, self.record)
         self.rendered = asyncio.Event()
-        ask, self._changed = self.own, False
+        ask, self.forms.changed = self.forms.own, False
         self._unrendered = ask if ask and (ask.chat is not None or ask.prompt is not None) else None
         return self._unrendered is not None
 
@@ -293,7 +276,7 @@ class Account:
         self.record.renders = started
         found: list[Found] = [NOT_FOUND, NOT_FOUND]
         driver.engines.pictures.keep(ask.images)
-        asks, unknown = [ask, *filter(None, (self.rewritten,))], Unknown.NO_TOKENS
+        asks, unknown = [ask, *filter(None, (self.forms.rewritten,))], Unknown.NO_TOKENS
         try:
             while (link := await driver.engines.serving(self.model, lambda: self._open)).ready:
                 try:
@@ -314,10 +297,11 @@ class Account:
                 self._metrics.fallback("render")
         finally:
             (own, boundaries), (rewritten, others) = found
-            self._prompts = (own, rewritten)
+            self.forms.prompts = (own, rewritten)
             rendered.set()
             at = driver.now()
-            tokens = None if self.prompt is None else len(self.prompt)
+            prompt = self.forms.prompt
+            tokens = None if prompt is None else len(prompt)
             self.record.add(RequestStage.RENDER, started, at, tokens=tokens)
             self.record.renders = None
             driver.post(
@@ -343,35 +327,8 @@ class Account:
     @property
     def rules(self) -> list[str]:
         """The names of the rules that changed the body that is sent."""
-        return self._explaining.rules if self._explaining and self._changed else []
-
-    # -- several prompts: the engine's figures are those of one, or there are none ------------------
-
-    async def count_inputs(self, link: EngineLink) -> None:
-        """Count the tokens of embeddings, rankings and several prompts for a limited key, before they run."""
-        heavy = self.record.body_bytes > HEAVY and self.claim.copies > 1  # not parsed here
-        if not self.limited or not (self._inputs or heavy or self._api is Api.TASK):
-            return
-        count, tokenizer = 0, link.tokenizer
-        try:
-            for prompt in self._inputs:
-                if tokenizer is None:
-                    break
-                count += len(await tokenizer.tokenize_prompt(prompt))
-                await asyncio.sleep(0)  # there may be thousands
-        except RENDER_FAILURES as error:
-            log.info("not_rendered", request_id=self.id, error=sayable(error))
-        self._computes = count or self.record.body_bytes // BYTES_OF_A_TOKEN
-
-    def _work(self, figures: Figures) -> int:
-        """Return the tokens that an engine computed and generated for an answer with these figures.
-
-        All answers of one request count as long as the one of the figures.
-        """
-        computed = (figures.prompt_tokens or 0) - (figures.cached or 0)
-        if self._computes is not None and not (self._api is Api.TASK and computed):
-            computed = self._computes
-        return computed + (figures.generated or 0) * max(1, self.claim.copies)
+        taken = self._explaining.taken if self._explaining else None
+        return taken.rules if taken and self.forms.changed else []
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -383,9 +340,9 @@ class Account:
         pending = driver.placement.pending(self.key)
         planted = pending.planted if pending else 0
         self._weighed()
-        self.cost += planted + (self._work(figures) if status < 400 else 0)
+        self.charge.ended(figures if status < 400 else None, planted, copies=self.claim.copies)
         self.outcome = outcome_by(status)
-        self._open = self.left = False
+        self._open = False
         driver.effect_runner.forget(self.key)
         self._note(figures, planted, status)
         driver.post(
@@ -405,10 +362,10 @@ class Account:
         self._log(answer, forward, status)
         self._check_count(figures.prompt_tokens, link)
         if status < 400 and self._explaining:
-            self._explaining.answered(answer, self.prompt, planted=planted)
+            self._explaining.answered(answer, self.forms.prompt, planted=planted)
             self._name.answered(self._explaining.taken, answer)
         self._metrics.history.add(repeated=self.record.repeated)
-        known = self.ask is not None and figures.generated and answer.complete and status < 400
+        known = self.forms.ask is not None and figures.generated and answer.complete and status < 400
         if known and answer.reply is not None:
             self._answered = answer, link
             driver.learning.add(self.key)
@@ -417,25 +374,17 @@ class Account:
     def gone(self) -> None:
         """Report that the client left or the answer broke off, unless the end is reported already."""
         if self._open:
-            self._open, self.left, driver = False, True, self._driver
+            self._open, driver = False, self._driver
             reached, cached = self._reached()
             pending = driver.placement.pending(self.key)
             planted = driver.effect_runner.computed(self.key) + (pending.planted if pending else 0)
-            own = max(0, (reached or 0) - cached, self._computes or 0) + self.listener.events
-            self.cost += planted + own
             predicted = pending.predicted if pending else None
-            self._counted = own + ((predicted or 0) if reached is None else cached)
+            held = (predicted or 0) if reached is None else cached
+            self.charge.left_at((reached or 0) - cached, self.listener.events, planted, held=held)
             driver.effect_runner.forget(self.key)
             driver.post(Gone(at=driver.now(), request=self.key, reached=reached, cached=cached))
             if self._rendering is not None:  # its tokens are not needed any more
                 self._rendering.cancel()
-
-    def cost_of_rest(self, held: int | None) -> int:
-        """Return the tokens that the engine computed and generated for this request after its client left.
-
-        `held`: tokens in its slot when the engine released it; None: unknown, which counts as none.
-        """
-        return max(0, (held or 0) - self._counted)
 
     def _reached(self) -> tuple[int | None, int]:
         """Return the tokens reached by the prefill and those cached, by the engine's last report."""
@@ -465,15 +414,16 @@ class Account:
 
     def _check_count(self, counted: int | None, link: EngineLink) -> None:
         """Stop trusting the tokenizer if the engine counts other tokens: it is not exact for this model."""
-        if self.prompt is None or counted is None or counted == len(self.prompt):
+        prompt = self.forms.prompt
+        if prompt is None or counted is None or counted == len(prompt):
             return
-        if self.prompt.chunks:
-            link.images.distrust(self.prompt)
+        if prompt.chunks:
+            link.images.distrust(prompt)
         elif self._api in OUR_TOKENIZER and link.tokenizer is not None:
-            link.tokenizer.distrust(f"counted {len(self.prompt)} tokens where the engine counted {counted}")
+            link.tokenizer.distrust(f"counted {len(prompt)} tokens where the engine counted {counted}")
         else:
             return
-        log.warning("count_differs", request_id=self.id, engine=counted, ours=len(self.prompt))
+        log.warning("count_differs", request_id=self.id, engine=counted, ours=len(prompt))
 
     async def _learn_reply(self, answer: Answer, link: EngineLink, *, brief: bool) -> None:
         """Render the reply and the next turn's prefix for the driver; if that fails, nothing is known."""
@@ -482,7 +432,7 @@ class Account:
             await self.rendered.wait()
             if brief:  # requests that follow at once would wait for the rendering of this reply
                 await driver.idle_moment(self.key, within=LATEST)
-            ask, prompt, reply = self.ask, self.prompt, answer.reply
+            ask, prompt, reply = self.forms.ask, self.forms.prompt, answer.reply
             if ask is None or prompt is None or reply is None:
                 return
             await self._as_sampled(link, ask, prompt, reply, answer.figures.generated or 0)
@@ -544,6 +494,95 @@ class Account:
             first_token_seconds=None if first is None else round(first, 4),
             stall_seconds=None if stall is None else round(stall, 4),
         )
+
+
+# -- the two forms of a request ---------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Forms:
+    """A request as its client wrote it, and as the rules propose it; one of these is sent."""
+
+    received: bytes = b""  # the client's body
+    own: Ask | None = None  # as the client wrote it; None: only the engine can read it
+    proposed: Outcome | None = None  # of the rules; None: they change nothing
+    rewritten: Ask | None = None  # what they propose
+    changed: bool = False  # whether the rules' form is sent
+    prompts: tuple[Tokens | None, Tokens | None] = (None, None)  # the prompt of either form
+
+    @property
+    def ask(self) -> Ask | None:
+        """The form that is sent."""
+        return self.rewritten if self.changed else self.own
+
+    @property
+    def prompt(self) -> Tokens | None:
+        """The prompt of the form that is sent."""
+        return self.prompts[self.changed]
+
+
+# -- what a request costs its key ------------------------------------------------------------------------
+
+BYTES_OF_A_TOKEN: Final = 4  # about, of a body whose tokens are not counted
+
+
+@dataclass(slots=True)
+class Charge:
+    """The tokens that engines have computed and generated for one request.
+
+    Of several prompts the engine's figures are those of one, or there are none.
+    """
+
+    api: Api
+    limited: bool = False  # whether the tokens of its key are limited
+    tokens: int = 0  # so far
+    left: bool = False  # its client left, or its answer broke off, before it had ended
+    inputs: list[Prompt] = field(default_factory=list)  # the prompts of a request with several
+    _computes: int | None = None  # their tokens, if they are counted
+    _counted: int = 0  # tokens of its slot that were cached, or are in `tokens`, when its client left
+
+    async def count_inputs(self, link: EngineLink, record: Record, *, copies: int) -> None:
+        """Count the tokens of embeddings, rankings and several prompts for a limited key, before they run."""
+        heavy = record.body_bytes > HEAVY and copies > 1  # not parsed here
+        if not self.limited or not (self.inputs or heavy or self.api is Api.TASK):
+            return
+        count, tokenizer = 0, link.tokenizer
+        try:
+            for prompt in self.inputs:
+                if tokenizer is None:
+                    break
+                count += len(await tokenizer.tokenize_prompt(prompt))
+                await asyncio.sleep(0)  # there may be thousands
+        except RENDER_FAILURES as error:
+            log.info("not_rendered", request_id=record.request_id, error=sayable(error))
+        self._computes = count or record.body_bytes // BYTES_OF_A_TOKEN
+
+    def ended(self, figures: Figures | None, planted: int, *, copies: int) -> None:
+        """Add an answer that has ended, and the tokens planted for it. `figures`: None if it is an error.
+
+        All answers of one request count as long as the one of the figures.
+        """
+        self.left = False
+        self.tokens += planted
+        if figures is None:
+            return
+        computed = (figures.prompt_tokens or 0) - (figures.cached or 0)
+        if self._computes is not None and not (self.api is Api.TASK and computed):
+            computed = self._computes
+        self.tokens += computed + (figures.generated or 0) * max(1, copies)
+
+    def left_at(self, computed: int, generated: int, planted: int, *, held: int) -> None:
+        """Add what was done when the client left. `held`: cached tokens of its slot, as far as known."""
+        own = max(0, computed, self._computes or 0) + generated
+        self.tokens += planted + own
+        self.left, self._counted = True, own + held
+
+    def of_rest(self, held: int | None) -> int:
+        """Return the tokens that the engine computed and generated for this request after its client left.
+
+        `held`: tokens in its slot when the engine released it; None: unknown, which counts as none.
+        """
+        return max(0, (held or 0) - self._counted)
 
 
 # -- the answer ------------------------------------------------------------------------------------------
@@ -720,11 +759,6 @@ class Explaining:
         """Record the form in which the request is sent."""
         if self.taken is not None:
             self._rewriting.goes(self.taken, changed=changed)
-
-    @property
-    def rules(self) -> list[str]:
-        """The names of the rules whose changes the rewritten form has."""
-        return self.taken.rules if self.taken else []
 
     def settle(self) -> None:
         """Find the conversation and the changes, once, while the engine works on the request."""

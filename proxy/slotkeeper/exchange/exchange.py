@@ -170,7 +170,7 @@ class Exchange:
         )
         if key := self._caller.key:
             self._account.key_name = key.name
-            self._account.limited = key.tokens_per_minute is not None and not form
+            self._account.charge.limited = key.tokens_per_minute is not None and not form
         self._trace = gate.spans.begin(known) if gate.spans else None
         self._body_out = body  # the form that is sent
         self._forward: Forward | None = None  # the decision, once it is made
@@ -213,9 +213,9 @@ class Exchange:
         account, counted = self._account, self._counted
         if counted is None:
             return
-        counted.cost = account.cost
-        if account.left and self._forward is not None:
-            counted.stays(partial(self._gate.driver.when_released, account.key), account.cost_of_rest)
+        counted.cost = account.charge.tokens
+        if account.charge.left and self._forward is not None:
+            counted.stays(partial(self._gate.driver.when_released, account.key), account.charge.of_rest)
 
     async def _understand(self) -> None:
         """Parse the body. Raises ClientFault if the engine might read it differently, or for large values."""
@@ -288,7 +288,7 @@ class Exchange:
 
     def _hears_comments(self) -> bool:
         """Whether the client gets keep-alive comments: it asked for a stream and not for bypass."""
-        ask = self._account.ask
+        ask = self._account.forms.ask
         return ask is not None and ask.stream and self._request.headers.get(names.BYPASS) != "1"
 
     # -- the request -------------------------------------------------------------------------------
@@ -311,7 +311,8 @@ class Exchange:
         if not arrival.brief:
             account.render()
         forward = await driver.admit(arrival)
-        await account.count_inputs(driver.links[forward.engine])
+        link, copies = driver.links[forward.engine], account.claim.copies
+        await account.charge.count_inputs(link, account.record, copies=copies)
         self._body_out = account.goes(forward) if self._api.generates and self._let_in else self._body
         asyncio.get_running_loop().call_later(AT_WORK, self._settle)
         if forward.reason is not Reason.BRIEF:  # a brief request is rendered after its answer
@@ -340,7 +341,8 @@ class Exchange:
 
     def _arrival(self, hints: RequestHints, *, renders: bool) -> Arrived:
         account, key = self._account, self._caller.key
-        ask, other, divided = account.own, account.rewritten, self._gate.driver.placement.divided
+        forms, divided = account.forms, self._gate.driver.placement.divided
+        ask, other, proposed = forms.own, forms.rewritten, forms.proposed
         return Arrived(
             at=self._gate.driver.now(),
             request=account.key,
@@ -354,8 +356,8 @@ class Exchange:
             copies=account.claim.copies,
             hash_chain=ask.hash_chain if ask and ask.cache_prompt else (),
             rewritten=other.hash_chain if other else None,
-            moved=account.moved,
-            most=account.most,
+            moved=proposed.moved if proposed else 0,
+            most=proposed.most if proposed else 0,
             brief=self._api.pinnable and len(self._body) <= BRIEF_BYTES and not (other or divided),
             lora=account.claim.lora,
             uncached=ask is not None and not ask.cache_prompt,
@@ -444,7 +446,7 @@ class Exchange:
     def _formed(self, forward: Forward, link: EngineLink) -> AnswerForm:
         """Return the body to send, with the fields that are ours, and the filters for its answer."""
         body = placed(self._without_cache(self._body_out, forward), self._account.claim, forward.slot)
-        return form_for(self._account.ask, body, forward, link)
+        return form_for(self._account.forms.ask, body, forward, link)
 
     def _without_cache(self, body: bytes, forward: Forward) -> bytes:
         """Return the body to send; with caching off if the engine may reuse a state of others."""

@@ -208,11 +208,6 @@ class Taken:
         return self.outcome.doc if self.outcome.edits else None
 
     @property
-    def bounds(self) -> tuple[int, int]:
-        """The values of `Arrived.moved` and `Arrived.most`, for the scheduler."""
-        return self.outcome.moved, self.outcome.most
-
-    @property
     def rules(self) -> list[str]:
         """The names of the rules that change the request."""
         fixing = [done for done in self.outcome.done if done.mode is Mode.FIX]
@@ -238,7 +233,7 @@ class Rewriting:
     def __init__(self, choice: Choice, metrics: Metrics, *, text: bool = False) -> None:
         """`text`: whether excerpts of prompts may be kept for `why`."""
         self.conversations = Conversations()
-        self._text = text
+        self.text = text
         self._before = RecentRequests()
         self._choice = choice
         self._metrics = metrics
@@ -246,11 +241,6 @@ class Rewriting:
 
     def __repr__(self) -> str:
         return f"<Rewriting {self.conversations!r}>"
-
-    @property
-    def keeps_text(self) -> bool:
-        """Whether excerpts of prompts may be kept for `why`."""
-        return self._text
 
     async def take(
         self,
@@ -315,7 +305,7 @@ class Rewriting:
                 put_right: Action = "fixed" if taken.changed or taken.rewritten is None else "declined"
                 self._metrics.rewritten(done.rule, put_right if done.mode is Mode.FIX else "observed")
             declined = taken.rewritten is not None and not taken.changed
-            taken.changes = changes(taken.outcome.done, text=self._text and taken.quotable, declined=declined)
+            taken.changes = changes(taken.outcome.done, text=self.text and taken.quotable, declined=declined)
         return taken.judged
 
     def answered(
@@ -346,7 +336,7 @@ class Rewriting:
             return reply_parted(judged, decision, figures.cached)
         self._metrics.lost(cost.why.cause, cost.tokens)
         report(cost, request_id=taken.request_id, fixed=fixed)
-        text = self._text and taken.quotable
+        text = self.text and taken.quotable
         return prompt_divergence(cost, cost.why.cause, prompt, judged.parent, fixed=fixed, text=text)
 
     def _enter_all(self) -> None:

@@ -76,7 +76,7 @@ async def test_a_failed_naming_does_not_fail_the_request(driver):
 
     made = Account(driver, Api.CHAT, "r-1", {}, {}, client="anna", conversation=None, names=Broken())
     await made.parse(BODY)
-    assert made.ask is not None
+    assert made.forms.ask is not None
     assert fallbacks(driver, "explain") == 1
 
 
@@ -155,7 +155,7 @@ async def test_a_request_that_is_sent_again_reports_nothing_of_its_first_answer(
     mine.listener.read(PREFILLING)
     mine.gone()
     assert (left[-1].reached, left[-1].cached) == (300, 100)
-    cost = mine.cost
+    cost = mine.charge.tokens
     mine.open()
     mine.gone()
-    assert (left[-1].reached, left[-1].cached, mine.cost) == (None, 0, cost)
+    assert (left[-1].reached, left[-1].cached, mine.charge.tokens) == (None, 0, cost)
