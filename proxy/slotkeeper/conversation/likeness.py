@@ -339,18 +339,13 @@ def _by_words(layout: Layout, match: Match) -> RequestKind | None:
     new = layout.messages[layout.lead + (match.common if match.before else 0) :]
     if any(says(m, ASIDE_SYSTEM) for m in lead) or any(user_says(m, ASIDE) for m in new[-1:]):
         return RequestKind.SIDE
-    if _cut_short(match) and any(user_says(m, SUMMARIZED) for m in (*new, *layout.messages[-1:])):
+    # While all messages of the conversation are there, these words prove nothing: a user may also ask
+    # what was done so far.
+    old = match.before.received if match.before else None
+    cut_short = old is None or match.common < len(old.messages) - old.lead
+    if cut_short and any(user_says(m, SUMMARIZED) for m in (*new, *layout.messages[-1:])):
         return RequestKind.COMPACTION
     return None
-
-
-def _cut_short(match: Match) -> bool:
-    """Whether messages of the conversation are gone.
-
-    If not, words of `SUMMARIZED` prove nothing: a user may also ask what was done so far.
-    """
-    old = match.before.received if match.before else None
-    return old is None or match.common < len(old.messages) - old.lead
 
 
 def _beside(layout: Layout, match: Match) -> bool:

@@ -308,13 +308,15 @@ class EngineHttp:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         body = self.address.body(method, body)
         data = orjson.dumps(body) if body is not None else None
-        headers, url = self._with_credential(headers or {}), self.address.url(method, path)
+        sent, url = headers or {}, self.address.url(method, path)
+        if not any(name in AUTH for name in sent):  # else they hold a credential of the client
+            sent = {**self._own, **sent}
         if self.barred and path != RUNNING:
             raise EngineGoneError(f"{url}: the model is not loaded")
 
         async def send(session: aiohttp.ClientSession) -> aiohttp.ClientResponse:
             stream = BytesIO(data) if data is not None else None  # aiohttp warns of bytes above 1 MiB
-            return await session.request(method, url, data=stream, headers=headers, timeout=limits.timeout)
+            return await session.request(method, url, data=stream, headers=sent, timeout=limits.timeout)
 
         try:
             async with (
@@ -345,11 +347,6 @@ class EngineHttp:
             response.close()
             again -= 1
         raise aiohttp.ServerDisconnectedError("llama-swap got no answer from the model's server")
-
-    def _with_credential(self, headers: Headers) -> Headers:
-        """Add our own key, unless the headers hold a credential."""
-        own = {} if any(name in AUTH for name in headers) else self._own
-        return {**own, **headers}
 
     @asynccontextmanager
     async def _connected(self, kind: CallKind) -> AsyncIterator[tuple[aiohttp.ClientSession, bool]]:

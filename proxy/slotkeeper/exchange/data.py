@@ -162,7 +162,9 @@ class DataPort:
                 return self._refused(api, judged, known_as)
             async with self._gate.door.counted(request, api) as counted:
                 body = await incoming.read()
-                model = model or self._in_form(request, body)
+                # llama-swap would load the model that a form names
+                kind = request.headers.get("Content-Type", "")
+                model = model or self._gate.driver.engines.model_of_form(kind, body or b"")
                 if takes_slot:
                     given = (self._gate, request, api, body or b"", known_as)
                     exchange = Exchange(
@@ -286,11 +288,6 @@ class DataPort:
             driver.post(Gone(at=driver.now(), request=key))
             raise
         return driver.links[forward.engine]
-
-    def _in_form(self, request: web.Request, body: bytes | None) -> ModelName:
-        """Return the model of llama-swap that a form names: it would load that model for the form."""
-        kind = request.headers.get("Content-Type", "")
-        return self._gate.driver.engines.model_of_form(kind, body or b"")
 
     async def _model_in(self, request: web.BaseRequest, body: bytes | None) -> str | None:
         """Return the model that a request names, as a router reads it: in a POST's body or a GET's query."""

@@ -64,7 +64,6 @@ from slotkeeper.runtime.rewriting import Rewriting
 from slotkeeper.runtime.tasks import Aside, Runner, Tasks, here
 from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.events import Arrived, Exceeded, Started
-from slotkeeper.scheduler.pending import Pending
 from slotkeeper.scheduler.types import (
     NO_ROUTER,
     WITHOUT_PLACE,
@@ -148,6 +147,7 @@ class Exchange:
         self._let_in = judged is not KeyCheck.UNSURE
         self._waits_since = arrived
         self._request = request
+        self._asks_bypass = request.headers.get(names.BYPASS) == "1"
         self._api = api
         self._body = body
         self._form = form
@@ -228,9 +228,9 @@ class Exchange:
                     self._incoming.extend(SENT)
                     return  # forwarded with its claim
             if self._api.generates and self._let_in:
-                given = self._body, self._rewriting()
+                rewriting = None if self._asks_bypass else self._gate.rewriting
                 self._incoming.extend()
-                await self._account.parse(*given, encoding=encoding, run=run, model=model)
+                await self._account.parse(self._body, rewriting, encoding=encoding, run=run, model=model)
             else:
                 await self._account.understand(self._body, encoding, run=run)
         except NotPlain as why:
@@ -282,14 +282,10 @@ class Exchange:
                 parsed=self._account.parsed,
             )
 
-    def _rewriting(self) -> Rewriting | None:
-        """Return the rewriting; None if the client asked for bypass."""
-        return None if self._request.headers.get(names.BYPASS) == "1" else self._gate.rewriting
-
     def _hears_comments(self) -> bool:
         """Whether the client gets keep-alive comments: it asked for a stream and not for bypass."""
         ask = self._account.forms.ask
-        return ask is not None and ask.stream and self._request.headers.get(names.BYPASS) != "1"
+        return ask is not None and ask.stream and not self._asks_bypass
 
     # -- the request -------------------------------------------------------------------------------
 
@@ -374,11 +370,11 @@ class Exchange:
     @property
     def _bypasses(self) -> bool:
         """Whether it passes straight through: its client asked for that, or its key could not be checked."""
-        return self._request.headers.get(names.BYPASS) == "1" or not self._let_in
+        return self._asks_bypass or not self._let_in
 
     def _obstacle(self) -> Reason | None:
         """Return why it cannot be placed now although its client did not ask for a bypass."""
-        if self._request.headers.get(names.BYPASS) == "1":
+        if self._asks_bypass:
             return None
         obstacle = self._gate.driver.engines.obstacle(self._account.model)
         return obstacle or (None if self._let_in else Reason.KEY_UNCHECKED)
@@ -463,10 +459,6 @@ class Exchange:
     def _stream_ids(self) -> tuple[str, ...]:
         return self._gate.door.stream_ids(self._request, let_in=self._let_in)
 
-    def _planted(self, pending: Pending | None) -> int:
-        """Return the planted tokens; not parked ones, which would show how busy other namespaces are."""
-        return pending.planted - (pending.parked if self._namespace else 0) if pending else 0
-
     def _labels(self) -> dict[str, str]:
         """Return our own headers, as far as they are known."""
         if self._forward is None:
@@ -477,7 +469,9 @@ class Exchange:
         pending = self._gate.driver.placement.pending(self._account.key)
         if self._forward.slot is not None and not self._namespace:
             labels[names.SLOT] = str(self._forward.slot)
-        labels[names.PLANTED] = str(self._planted(pending))
+        # without parked tokens, which would show how busy other namespaces are
+        unseen = pending.parked if pending and self._namespace else 0
+        labels[names.PLANTED] = str(pending.planted - unseen if pending else 0)
         if priority := urgency(self._account.record, namespaced=bool(self._namespace)):
             labels[names.PRIORITY] = priority
         if rules := self._account.rules:
@@ -494,11 +488,6 @@ class Exchange:
 
 WAITING: Final = comment("waiting")
 JSON: Final = "application/json; charset=utf-8"  # as llama-server writes it
-
-
-def only_comments(data: bytes) -> bool:
-    """Whether bytes of a stream are comments, and the last one is complete."""
-    return data.endswith(b"\n\n") and all(line[:1] in {b"", b":"} for line in data.split(b"\n"))
 
 
 class Waiting:
@@ -552,9 +541,12 @@ class Waiting:
 
         The engine sends comments of its own during a long prefill. They are no part of its answer.
         """
-        if passing and (self.begun or not only_comments(passing)):
+        if not self.begun:
+            lines, whole = passing.split(b"\n"), passing.endswith(b"\n\n")
+            if not passing or (whole and all(line[:1] in {b"", b":"} for line in lines)):  # only comments
+                return passing
             self.begun = True
-            self.stop()
+        self.stop()
         return passing
 
     async def accept(self, answer: aiohttp.ClientResponse) -> web.StreamResponse:

@@ -273,7 +273,7 @@ def sampled(before: Conversation, messages: Sequence[Message], at: int) -> Doc |
     for message in messages[at : at + ITEMS]:
         if message.role is not Role.ASSISTANT:
             return None
-        known = _calling(before, message)
+        known = next((before.replies[call.id] for call in message.calls if call.id in before.replies), None)
         if known and (not said or _says(known, said)):
             return known
         if message.calls or said:
@@ -283,11 +283,6 @@ def sampled(before: Conversation, messages: Sequence[Message], at: int) -> Doc |
         if found:
             return found
     return None
-
-
-def _calling(before: Conversation, message: Message) -> Doc | None:
-    """Return the reply that made one of the message's calls."""
-    return next((before.replies[call.id] for call in message.calls if call.id in before.replies), None)
 
 
 def _saying(before: Conversation, said: str) -> Doc | None:
