@@ -148,7 +148,6 @@ def state(**given: Any) -> Document:
         "prefill_tokens_per_second": 812.3,
         "checkpoint_limit": 32,
         "adapters": "",
-        "disk_cache": None,
         "flags": [{"flag": "--checkpoint-min-step", "value": 0, "how": "canary"}],
         "slots": [idle, running],
         "ram_cache_entries_tokens": [],

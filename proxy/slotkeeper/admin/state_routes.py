@@ -61,7 +61,6 @@ NOTHING_KNOWN: Final[dict[str, Any]] = {
     "pool": None,
     "checkpoint_limit": 0,
     "adapters": "",
-    "disk_cache": None,
     "flags": [],
     "prefill_tokens_per_second": None,
     "slots": [],
@@ -223,7 +222,6 @@ class StateRoutes:
             "pool": self._driver.placement.pool_of(table),
             "checkpoint_limit": table.traits.checkpoint_cap,
             "adapters": table.traits.adapter_set,
-            "disk_cache": table.traits.disk_cache or None,
             "flags": [flag(seen) for seen in table.traits.flags_seen()],
             "prefill_tokens_per_second": round(rate.mean, 1) if rate.measured else None,
             "slots": [

@@ -146,7 +146,7 @@ def _plan(
         *words,
     ]
     log_path = folder / LOG_NAME
-    flags = replace(EngineFlags.parse(args, environ), build=binary.build, log=log_path)
+    flags = replace(EngineFlags.parse(args, environ), build=binary.build)
     return LaunchPlan(binary=binary, args=args, flags=flags, log_path=log_path)
 
 

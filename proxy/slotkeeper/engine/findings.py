@@ -287,9 +287,7 @@ def about_window(traits: EngineTraits) -> Iterator[Finding]:
 def about_caches(
     traits: EngineTraits, flags: EngineFlags | None, *, routed: bool = False
 ) -> Iterator[Finding]:
-    if traits.disk_cache:
-        yield about_disk_cache(traits)
-    if routed and traits.ram_cache and not traits.disk_cache:
+    if routed and traits.ram_cache:
         what = "The RAM prompt cache is lost at every swap, and takes memory that other models need."
         yield Finding(trap="ram-cache", severity=Severity.NOTE, what=what, do="Add --cache-ram 0.")
     if not routed and not traits.ram_cache:
@@ -305,21 +303,6 @@ def about_caches(
         if traits.files_carry:
             what = "Speculative decoding: in a slot file, only the checkpoints hold the draft's state."
         yield Finding(trap="draft", severity=Severity.NOTE, what=what)
-
-
-def about_disk_cache(traits: EngineTraits) -> Finding:
-    """Return which of the two should keep states: the engine's own cache on disk, or our snapshots."""
-    what = f"The engine keeps prompts on disk itself (seen in its {traits.disk_cache}). With --slot-dir"
-    if traits.speculative:
-        what += " Slotkeeper saves states all the same: the engine's have no draft state."
-        do = "Use --slot-dir, and leave the engine's disk cache out: it writes the same states again."
-    elif traits.adapters:
-        what += " Slotkeeper saves states all the same once requests have different LoRA adapters."
-        do = "Use --slot-dir, and leave the engine's disk cache out: it does not tell adapters apart."
-    else:
-        what += " Slotkeeper leaves conversations to it, and saves what they begin with in common."
-        do = "One machine: keep both. Several keys, or machines that share a store: only --slot-dir."
-    return Finding(trap="disk-cache", severity=Severity.NOTE, what=what, do=do)
 
 
 def about_sleep(props: Mapping[str, Any], flags: EngineFlags | None) -> Iterator[Finding]:

@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
-from slotkeeper.engine import disk_cache
-from slotkeeper.engine.disk_cache import Shown
 from slotkeeper.scheduler.engine_model import EngineTraits, Known
 
 AUTO_SLOTS: Final = 4  # without -np: four slots over one shared KV buffer (engine.md 6, T6)
@@ -177,16 +175,13 @@ class EngineFlags:
     sleep_idle_seconds: int = -1
     models_dir: str = ""
     models_preset: str = ""
-    disk_cache: bool = False  # whether it keeps prompts on disk itself, see `engine.disk_cache`
     build: int = 0  # of the started program, not from a flag; 0: not known
-    log: Path | None = None  # where that program writes its log; None: not known
 
     @classmethod
     def parse(cls, argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Self:
         """Parse a command line; the environment supplies flags that it does not give. Raises FlagError."""
         environ = environ or {}
-        found: dict[str, Any] = {"disk_cache": disk_cache.in_command_line(argv, environ)}
-        found |= {
+        found: dict[str, Any] = {
             key: convert(option.env, option, environ[option.env])
             for key, option in OPTIONS.items()
             if option.env in environ
@@ -232,14 +227,12 @@ class EngineFlags:
             checkpoint_cap=self.checkpoint_cap,
             checkpoint_min_step=self.checkpoint_min_step,
             similarity=self.similarity,
-            ram_cache=self.cache_ram != 0 or self.disk_cache,
-            idle_copy=self.cache_idle_slots and (self.cache_ram != 0 or self.disk_cache),
+            ram_cache=self.cache_ram != 0,
+            idle_copy=self.cache_idle_slots and self.cache_ram != 0,
             unified=self.unified or self.auto_slots,
         )
         known = replace(known, pool_cells=self.n_ctx if self.unified_per_slot else 0)
-        known = replace(known, ram_bytes=max(0, self.cache_ram) << 20 if not self.disk_cache else 0)
-        if self.disk_cache:
-            known = replace(known, disk_cache=Shown.FLAGS.value)
+        known = replace(known, ram_bytes=max(0, self.cache_ram) << 20)
         return replace(known, speculative=self.spec_type not in {"", "none"} or bool(self.draft_model))
 
 
@@ -263,9 +256,7 @@ def given(argv: Iterable[str]) -> frozenset[str]:
 
 PROC: Final = Path("/proc")
 LISTEN: Final = "0A"  # the state of a listening socket in /proc/net/tcp
-SETTINGS: Final = disk_cache.VARIABLES.union(
-    option.env for option in OPTIONS.values() if option.env.startswith("LLAMA_ARG_")
-)
+SETTINGS: Final = frozenset(option.env for option in OPTIONS.values() if option.env.startswith("LLAMA_ARG_"))
 PORT: Final = 80  # of a URL that names no port
 
 

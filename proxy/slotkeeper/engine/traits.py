@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from slotkeeper.engine import disk_cache, fingerprint
+from slotkeeper.engine import fingerprint
 from slotkeeper.engine.answers import EngineError, NoFilesError, Why, media_marker
 from slotkeeper.engine.canary import Tried, try_out
 from slotkeeper.engine.client import EngineClient
@@ -206,9 +206,6 @@ async def read_answers(client: EngineClient, flags: EngineFlags | None, headers:
     traits = replace(traits, projector=projector)
     if projector.startswith(fingerprint.OF_PROCESS):
         notes.append(NO_PROJECTOR)
-    log, by_flags = flags.log if flags else None, bool(traits.disk_cache)
-    shown = await asyncio.to_thread(disk_cache.detected, props, by_flags=by_flags, log=log)
-    traits = replace(traits, disk_cache=shown)
     return Reading(
         traits=traits, props=props, model=model, model_path=path, header=header, build=build, notes=notes
     )

@@ -245,9 +245,6 @@ def _parking(plan: Plan, want: Want) -> Plan | None:
         return None
     if victim.total < WORTH_A_FILE or table.shadow.stray(victim):
         return None
-    kept = reuse_plan.parked or table.shadow.elsewhere(victim, reuse_plan.slot)
-    if kept and table.engine_keeps(victim):  # the engine saves it itself, or has done so
-        return None
     if table.awaits_first_save(victim):
         return None
     lost, cost = loss(table, reuse_plan, want), parked_price(table, victim, want.now)

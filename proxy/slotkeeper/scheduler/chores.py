@@ -167,8 +167,6 @@ def _chore(
         return None
     if not state.ends(table) and (back := crowd_cut(contents, table, state.catalog, now)):
         return Chore(_name(state, now), table, slot, back, contents, leaves=True)
-    if table.engine_keeps(contents) and (not state.ends(table) or table.shadow.elsewhere(contents, slot)):
-        return None
     saving = first_step(contents, table, state.catalog, rested=True)
     return Chore(_name(state, now), table, slot, saving, contents) if saving else None
 

@@ -87,8 +87,6 @@ class EngineTraits:
     ram_cache: bool = True  # --cache-ram is not 0
     ram_bytes: int = STOCK_RAM_BYTES  # size of that cache; 0: it has no limit
     idle_copy: bool = True  # --cache-idle-slots
-    # What shows that its RAM cache continues on disk, and survives the process; empty: nothing does.
-    disk_cache: str = ""
     pool_cells: int = 0  # size of the --kv-unified buffer, if one slot cannot use all of it; 0: n_ctx
     unified: bool = False  # --kv-unified: with idle_copy, a task wipes every other idle slot (T6)
     speculative: bool = False  # it drafts tokens, by MTP or with a draft model

@@ -104,8 +104,7 @@ def engine_up(state: State, event: EngineUp) -> Iterator[Effect]:
         table = state.tables[event.engine] = EngineTable(event.engine, shadow, model=event.model)
     for router in state.routers.values():
         router.came_up(event.engine, event.at)
-    leaving, shares = event.engine in state.drained, state.limits.shared_bytes is not None
-    table.came_up(event.traits, event.at, fresh=event.fresh, leaving=leaving, shares=shares)
+    table.came_up(event.traits, event.at, fresh=event.fresh, leaving=event.engine in state.drained)
     share_guesses(state.up_for(table.model))
     yield from _adopted(state, table, event.at)
     yield from close_ended(state)

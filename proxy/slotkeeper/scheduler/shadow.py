@@ -195,8 +195,7 @@ class EngineShadow:
         if reuse_plan.parked and contents:
             self._publish(self.ram, contents)
         if reuse_plan.source is Source.RAM and reuse_plan.base in self.ram:
-            if not self.traits.disk_cache:  # there the file stays
-                self.ram.remove(reuse_plan.base)
+            self.ram.remove(reuse_plan.base)
             self._copied.clear()
         if reuse_plan.base is not contents:
             self.slots[reuse_plan.slot] = reuse_plan.base
@@ -300,10 +299,6 @@ class EngineShadow:
     def adapters_changed(self, traits: EngineTraits) -> None:
         """Take over the scales of adapters that the engine has now; its states may be of earlier ones."""
         self.traits, self.mixed = traits, True
-
-    def keep_disk_cache(self, before: EngineShadow) -> None:
-        """Take over what the engine's own disk cache kept when it was restarted."""
-        self.ram, self.mixed = before.ram, before.mixed
 
     def finish(
         self,

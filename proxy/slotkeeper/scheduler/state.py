@@ -292,8 +292,6 @@ class State:
     def closes(self) -> None:
         """Record that the sidecar is being stopped."""
         self.closing = True
-        for table in self.tables.values():
-            table.ends()
 
     def wanted(self, table: EngineTable) -> bool:
         """Whether a waiting request could get a slot there. No request can if the engine is leaving."""

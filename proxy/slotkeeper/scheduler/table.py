@@ -91,7 +91,6 @@ class EngineTable:
     rates: Rates = field(default_factory=Rates)
     model: ModelName = NO_ROUTER  # the model that it serves
     up: bool = True
-    shares: bool = False  # its states are kept for engines on other machines as well
     changing: bool = False  # its LoRA adapters are about to change: nothing begins there
     adapters_at: float = -inf  # when it was last asked which adapters it uses
     adapters_wanted: bool = False  # idle work waits for the answer
@@ -155,9 +154,7 @@ class EngineTable:
 
     def reset(self, traits: EngineTraits, now: float = -1.0) -> None:
         """Empty every slot: the engine is new, or was restarted."""
-        before, self.shadow = self.shadow, EngineShadow(traits, self.shadow.sizes)
-        if traits.disk_cache and traits.fingerprint == before.traits.fingerprint:
-            self.shadow.keep_disk_cache(before)
+        self.shadow = EngineShadow(traits, self.shadow.sizes)
         self.ram_missed = inf
         self.shadow.sizes.take_header(traits.token_bytes, traits.checkpoint_bytes)
         self.states = [SlotState.IDLE] * traits.n_slots
@@ -290,15 +287,6 @@ class EngineTable:
     def may_save(self, now: float) -> bool:
         return self.traits.snapshots and now >= self.no_save_until
 
-    def engine_keeps(self, contents: SlotContents) -> bool:
-        """Whether the engine itself keeps such a state on disk, once another task takes its slot.
-
-        It keeps no drafts, nothing for other machines, and no state that must be kept apart from others.
-        """
-        if not self.traits.disk_cache or not self.traits.ram_cache or self.traits.speculative:
-            return False
-        return not self.shares and not self.shadow.isolates(contents.tokens.space)
-
     def may_wipe(self, now: float) -> bool:
         return self.traits.slot_files and now >= self.no_wipe_until
 
@@ -405,21 +393,18 @@ class EngineTable:
 
     # -- changes: the engine ------------------------------------------------------------------------
 
-    def came_up(self, traits: EngineTraits, now: float, *, fresh: bool, leaving: bool, shares: bool) -> None:
+    def came_up(self, traits: EngineTraits, now: float, *, fresh: bool, leaving: bool) -> None:
         """Record that it answers: no slot is given out before GET /slots has shown them.
 
-        `fresh`: it has computed nothing yet. `leaving`: it is drained. `shares`: its states are kept for
-        engines on other machines as well.
+        `fresh`: it has computed nothing yet. `leaving`: it is drained.
         """
-        self.up, self.leaving, self.shares = True, leaving, shares
+        self.up, self.leaving = True, leaving
         self.reset(traits, now)
         self.breaker.worked()
         self.unseen = True
-        kept = bool(traits.disk_cache)  # by an earlier process, from which it may load
-        self.private, self.unknown = fresh and not kept, 0
-        if not fresh or kept:
-            self.shadow.mixed_before_us()
+        self.private, self.unknown = fresh, 0
         if not fresh:
+            self.shadow.mixed_before_us()
             self.shadow.used_before_us()
             self.shared_until = now + SHARED_FOR
 
@@ -435,7 +420,6 @@ class EngineTable:
     def leaves(self, *, leaving: bool) -> None:
         """Record that it is drained or about to be unloaded, or that it stays."""
         self.leaving = leaving
-        self.ends()
         self.place_again()
 
     def place_again(self) -> None:
@@ -501,11 +485,6 @@ class EngineTable:
     def forget_warmed(self, *, but: Iterable[SnapshotId]) -> None:
         """Forget the files that warming has considered, except for these, which still exist."""
         self.warmed.intersection_update(but)
-
-    def ends(self) -> None:
-        """Reconsider states that were left to the engine's own disk cache: the slots are about to be lost."""
-        if self.traits.disk_cache:
-            self.settled.clear()
 
     def take_up(self, now: float) -> None:
         """Reconsider the saves that were put off, once the engine is no longer crowded."""

@@ -15,7 +15,7 @@ ALL = frozenset(BY_NAME) | {"--no-webui"}
 
 
 def test_every_option_is_a_field_and_every_field_an_option():
-    assert {field.name for field in fields(EngineFlags)} == {*OPTIONS, "build", "disk_cache", "log"}
+    assert {field.name for field in fields(EngineFlags)} == {*OPTIONS, "build"}
 
 
 @pytest.mark.parametrize(("name", "entry"), BY_NAME.items())
