@@ -265,7 +265,8 @@ def lost(answered: Answered, tokens: int) -> Lost | None:
 def _why(answered: Answered) -> Loss:
     if answered.reason is Reason.BYPASS or answered.uncached:
         return Loss.BYPASSED
-    cached, shared = answered.cached, _shared(answered)
+    cached = answered.cached
+    shared = answered.base.tokens.lcp(answered.prompt) if answered.base else 0  # with the slot
     if answered.predicted is not None and answered.predicted - cached > answered.known - answered.predicted:
         return Loss.MISPREDICTED
     if shared - cached > answered.known - shared:  # most of it was in the slot
@@ -273,8 +274,3 @@ def _why(answered: Answered) -> Loss:
     if answered.reason in UNPLACED:
         return Loss.UNPLACED
     return Loss.RESTARTED if answered.restarted else Loss.OVERWRITTEN
-
-
-def _shared(answered: Answered) -> int:
-    """Return the tokens that the slot had in common with the prompt."""
-    return answered.base.tokens.lcp(answered.prompt) if answered.base else 0

@@ -183,18 +183,12 @@ def next_step(chore: Chore, catalog: Catalog, *, rested: bool) -> Step | None:
         return Keep(SaveMoment.PAUSE)
     if chore.leaves:
         return None
-    saved = isinstance(chore.step, Keep)
-    if saved and (step := _next_file(contents, home, chore.table, catalog, rested=rested)):
-        return step
+    if isinstance(chore.step, Keep):  # to the place of the next file
+        if contents is home and (mark := _mark(contents, chore.table.traits)):
+            return mark
+        if cut := _next_cut(contents, home, chore.table, catalog, rested=rested):
+            return cut
     return restore_step(chore, catalog)
-
-
-def _next_file(
-    contents: SlotContents, home: SlotContents, table: EngineTable, catalog: Catalog, *, rested: bool
-) -> Step | None:
-    """Return the step to the place of the next file, after a save; None if there are enough files."""
-    mark = _mark(contents, table.traits) if contents is home else None
-    return mark or _next_cut(contents, home, table, catalog, rested=rested)
 
 
 def restore_step(chore: Chore, catalog: Catalog) -> Step | None:

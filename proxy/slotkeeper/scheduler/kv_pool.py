@@ -32,7 +32,6 @@ from slotkeeper.scheduler.pending import Pending, Plan, Stage
 from slotkeeper.scheduler.prices import blind_price, parked_price
 from slotkeeper.scheduler.shadow import Source
 from slotkeeper.scheduler.state import State
-from slotkeeper.scheduler.steps import Chore
 from slotkeeper.scheduler.table import EngineTable, SlotState
 from slotkeeper.scheduler.types import RequestId, SlotId
 
@@ -76,7 +75,9 @@ def taken(state: State, table: EngineTable, slot: SlotId) -> int:
         return held if held > EMPTIED else 0
     owner = table.owners[slot]
     if owner is not None and (chore := state.chores.get(owner)):
-        return max(held, _chore_takes(chore))
+        home, goal = chore.home, chore.goal
+        whole = max(home.total if home else 0, len(goal.tokens) if goal else 0)
+        return max(held, whole, _step_takes(chore.step))
     promised = table.promised.get(slot, 0)
     pending = state.requests.get(owner) if owner is not None else None
     if pending is not None and pending.stage is Stage.RUNNING:
@@ -84,11 +85,6 @@ def taken(state: State, table: EngineTable, slot: SlotId) -> int:
     if what is SlotState.FOREIGN:
         return max(held, promised, table.traits.n_ctx // table.traits.n_slots)
     return max(held, promised)
-
-
-def _chore_takes(chore: Chore) -> int:
-    home, goal = chore.home, chore.goal
-    return max(home.total if home else 0, len(goal.tokens) if goal else 0, _step_takes(chore.step))
 
 
 def _step_takes(step: object) -> int:

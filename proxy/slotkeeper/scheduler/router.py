@@ -69,14 +69,10 @@ class Router:
         self.most, self.lost_until, self.chooses = most, None, chooses
         if not chooses and not any(self.is_(engine, *LOADED) for engine in self.leaving):
             self.leaving, self.unloading = (), False
-        self._forget_removed()
-        self._learn()
-
-    def _forget_removed(self) -> None:
-        """Forget what was learned of models that the router no longer lists."""
-        listed = self.models.keys()
+        listed = self.models.keys()  # of the others, nothing is remembered
         self.failed = {engine: until for engine, until in self.failed.items() if engine in listed}
         self.stays = {pair: stayed for pair, stayed in self.stays.items() if listed >= set(pair)}
+        self._learn()
 
     def _learn(self) -> None:
         """Record which models have stayed beside the one that was just loaded.

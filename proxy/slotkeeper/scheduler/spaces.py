@@ -194,14 +194,9 @@ def adapters_changed(state: State, event: AdaptersChange | AdaptersSeen) -> Iter
         return
     if isinstance(event, AdaptersChange):
         table.adapters_change()
-    else:
-        yield from _seen(state, table, event)
-
-
-def _seen(state: State, table: EngineTable, event: AdaptersSeen) -> Iterator[Effect]:
+        return
     before = table.traits.adapter_set
-    since = table.adapters_seen(event)
-    if since is not None:
+    if (since := table.adapters_seen(event)) is not None:
         yield from _doubt(state, table, before, since)
 
 

@@ -932,7 +932,8 @@ def _wiped(table: EngineTable, seen: Observed) -> bool:
     if not empty or (kept and kept != [max(believed, key=lambda slot: table.changed[slot])]):
         return False
     if any(v.held or v.busy for v in seen.slots):
-        _learn_unified(table, empty)
+        if not (table.proven or table.traits.unified):
+            table.shadow.assume_unified(empty)  # each task moves idle slots to the RAM cache, and clears them
         return False
     return _restarted(table, seen)
 
@@ -976,13 +977,6 @@ def _outlived_a_task(table: EngineTable, kept: SlotId, views: Mapping[SlotId, Sl
         for slot in views
         if slot != kept and slot < len(table.states)
     )
-
-
-def _learn_unified(table: EngineTable, wiped: list[SlotId]) -> None:
-    """Learn that each task moves idle slots to the RAM cache and clears them."""
-    if table.proven or table.traits.unified:
-        return
-    table.shadow.assume_unified(wiped)
 
 
 def _unrun(table: EngineTable, view: SlotView) -> bool:
