@@ -7,7 +7,6 @@ from benchmarks.cases import CASES, keeps, measure
 
 pytestmark = pytest.mark.alternating
 
-# Not "three chats": in one of three runs the RAM cache has dropped a state that we count on (0.37 of stock).
 QUICK = (
     "recap",
     "memories fixed",
