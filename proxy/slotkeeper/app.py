@@ -19,8 +19,8 @@ from slotkeeper.api.request import HEAVY
 from slotkeeper.conversation.naming import Naming
 from slotkeeper.conversation.rules.apply import DEFAULTS
 from slotkeeper.conversation.rules.base import Choice
+from slotkeeper.engine.client import EngineAddress
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.engine.http import EngineAddress
 from slotkeeper.exchange.bodies import Budget
 from slotkeeper.exchange.connections import (
     Complaints,

@@ -14,7 +14,7 @@ from chaos import soak
 from chaos.fake_answers import PATHS, answer_body, answer_events
 from chaos.soak import Heard, Standing, Step, Verdict, judged
 from slotkeeper.api.head import Api
-from slotkeeper.engine.http import KEPT
+from slotkeeper.engine.client import KEPT
 
 SAID = "one two three four"
 SHAPES = pytest.mark.parametrize("api", PATHS)

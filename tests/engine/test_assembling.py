@@ -20,7 +20,7 @@ from slotkeeper.api.assembling import Assembler, as_stream
 from slotkeeper.api.head import Api
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
-from slotkeeper.engine.http import EngineAddress
+from slotkeeper.engine.client import EngineAddress
 from slotkeeper.exchange import exchange
 from slotkeeper.scheduler.types import ModelName
 

@@ -12,8 +12,7 @@ from yarl import URL
 
 from patience import PATIENCE
 from slotkeeper.engine.answers import EngineError, EngineGoneError, Health
-from slotkeeper.engine.client import EngineClient
-from slotkeeper.engine.http import KEPT
+from slotkeeper.engine.client import KEPT, EngineClient
 from slotkeeper.engine.launch import free_port
 from slotkeeper.scheduler.types import SlotId
 

@@ -25,8 +25,7 @@ from slotkeeper.api.latency import TokenTimes
 from slotkeeper.api.request import Ask, parse
 from slotkeeper.bench.measure import Oracle, Sample
 from slotkeeper.engine.answers import EngineError, EngineGoneError
-from slotkeeper.engine.client import EngineClient
-from slotkeeper.engine.http import message_in
+from slotkeeper.engine.client import EngineClient, message_in
 from slotkeeper.scheduler.figures import Usage, usage_of
 from slotkeeper.scheduler.tokens import Tokens
 

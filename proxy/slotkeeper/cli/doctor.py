@@ -20,12 +20,11 @@ from slotkeeper.cli.measuring import NotMeasuredError, Speeds, measure
 from slotkeeper.cli.terminal import size
 from slotkeeper.engine.answers import SAID, EngineError, EngineGoneError, Health, NoFilesError, Odds
 from slotkeeper.engine.canary import LIKELIEST, TEXT
-from slotkeeper.engine.client import EngineClient
+from slotkeeper.engine.client import EngineAddress, EngineClient
 from slotkeeper.engine.file_canary import swept, unused
 from slotkeeper.engine.findings import Finding, Probe, Severity, about_files, examine, probe
 from slotkeeper.engine.fingerprint import TOLERANCE, Identity
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.engine.http import EngineAddress
 from slotkeeper.engine.memory import checkpoint_bytes, free_memory
 from slotkeeper.engine.router_client import RouterClient
 from slotkeeper.engine.swap_client import SwapClient

@@ -18,7 +18,7 @@ from rich.text import Text
 from slotkeeper.admin.admin import FileVerdict, overview, verified
 from slotkeeper.cli.admin_client import ANSWER_SECONDS, AdminClient, AskedError, admin_port, refusal
 from slotkeeper.cli.terminal import UNKNOWN, age, one_line, say, size
-from slotkeeper.engine.http import EngineAddress
+from slotkeeper.engine.client import EngineAddress
 from slotkeeper.observe.standard_error import complain
 from slotkeeper.scheduler.slot_contents import SnapshotId
 from slotkeeper.store import files

@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from slotkeeper.engine.answers import EngineError, Odds
-from slotkeeper.engine.client import EngineClient
+from slotkeeper.engine.client import EngineClient, Headers
 from slotkeeper.engine.file_canary import ANY, swept, unused
-from slotkeeper.engine.http import Headers
 from slotkeeper.scheduler.adapters import BASE, Adapter, Scales, scales_of
 from slotkeeper.scheduler.engine_model import TAIL, EngineTraits, Known, Memory
 from slotkeeper.scheduler.types import SlotId

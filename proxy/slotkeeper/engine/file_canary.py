@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from slotkeeper.engine.answers import EngineError, MediaPrompt, NoFilesError, Why
-from slotkeeper.engine.client import EngineClient
-from slotkeeper.engine.http import Headers
+from slotkeeper.engine.client import EngineClient, Headers
 from slotkeeper.engine.slotfile import Damage, SlotFile
 from slotkeeper.engine.slotfile_reader import read
 from slotkeeper.scheduler.engine_model import EngineTraits, keeps_checkpoints

@@ -11,9 +11,8 @@ from enum import StrEnum
 from typing import Any, Final
 
 from slotkeeper.engine.answers import EngineError
-from slotkeeper.engine.client import EngineClient
+from slotkeeper.engine.client import EngineClient, Headers
 from slotkeeper.engine.flags import AUTO_SLOTS, EngineFlags
-from slotkeeper.engine.http import Headers
 from slotkeeper.engine.memory import MAX_CHECKPOINTS, affordable_checkpoints
 from slotkeeper.engine.traits import Reading
 from slotkeeper.scheduler.engine_model import EngineTraits, Known, Memory, cells_of

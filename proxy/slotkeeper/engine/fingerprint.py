@@ -25,9 +25,8 @@ import orjson
 
 from slotkeeper.engine.answers import Odds
 from slotkeeper.engine.canary import TOKENS, Tried, try_out
-from slotkeeper.engine.client import EngineClient
+from slotkeeper.engine.client import EngineClient, Headers
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.engine.http import Headers
 from slotkeeper.scheduler.adapters import Adapter, single
 from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.vocab.gguf import GgufHeader

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from slotkeeper.engine.answers import EngineError
-from slotkeeper.engine.client import EngineClient
-from slotkeeper.engine.http import Headers
+from slotkeeper.engine.client import EngineClient, Headers
 from slotkeeper.scheduler.tokens import UNKNOWN, Boundary, BoundaryKind, Markers, Tokens, boundaries
 
 

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from slotkeeper.engine.answers import EngineError, EngineGoneError
-from slotkeeper.engine.client import QUICK, ControlClient, is_router
+from slotkeeper.engine.client import QUICK, CallKind, CallLimits, ControlClient, Headers, is_router
 from slotkeeper.engine.flags import EngineFlags, FlagError
-from slotkeeper.engine.http import CallKind, CallLimits, Headers
 from slotkeeper.scheduler.router import ModelStatus
 from slotkeeper.scheduler.types import ModelName
 

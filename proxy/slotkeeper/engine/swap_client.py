@@ -24,9 +24,17 @@ from typing import Any, ClassVar, Final
 import orjson
 
 from slotkeeper.engine.answers import EngineError
-from slotkeeper.engine.client import QUICK, READY, running_in
+from slotkeeper.engine.client import (
+    QUICK,
+    READY,
+    RUNNING,
+    CallKind,
+    CallLimits,
+    EngineAddress,
+    Headers,
+    running_in,
+)
 from slotkeeper.engine.flags import EngineFlags, FlagError
-from slotkeeper.engine.http import RUNNING, CallKind, CallLimits, EngineAddress, Headers
 from slotkeeper.engine.router_client import EVENTS, Listing, ModelEntry, RouterClient
 from slotkeeper.scheduler.router import ModelStatus
 from slotkeeper.scheduler.types import ModelName

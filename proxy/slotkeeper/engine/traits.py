@@ -14,7 +14,7 @@ from typing import Any, Final
 from slotkeeper.engine import fingerprint
 from slotkeeper.engine.answers import EngineError, NoFilesError, Why, media_marker
 from slotkeeper.engine.canary import Tried, try_out
-from slotkeeper.engine.client import EngineClient
+from slotkeeper.engine.client import EngineClient, Headers
 from slotkeeper.engine.file_canary import ProbeResult, probe_files, probe_images
 from slotkeeper.engine.fingerprint import (
     Identity,
@@ -25,7 +25,6 @@ from slotkeeper.engine.fingerprint import (
     voice_of,
 )
 from slotkeeper.engine.flags import AUTO_SLOTS, EngineFlags, flags_behind
-from slotkeeper.engine.http import Headers
 from slotkeeper.engine.markers import family_of, learn_markers, user_openers
 from slotkeeper.engine.memory import checkpoint_bytes, token_bytes
 from slotkeeper.scheduler.adapters import Adapter

@@ -25,7 +25,7 @@ from slotkeeper.api.errors import ClientFault, UpstreamFault
 from slotkeeper.api.head import AUTH, Api, is_for_clients, is_open, is_shared
 from slotkeeper.api.request import is_plain
 from slotkeeper.engine.answers import Health
-from slotkeeper.engine.http import RUNNING
+from slotkeeper.engine.client import RUNNING
 from slotkeeper.exchange.connections import Network, asker
 from slotkeeper.exchange.keys import Counted, CrowdedFault, Key, OwnKeys
 from slotkeeper.exchange.streams import digests, given_ids

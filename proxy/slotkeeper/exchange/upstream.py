@@ -28,8 +28,7 @@ from slotkeeper.api import head as names
 from slotkeeper.api.errors import ClientFault, UpstreamFault
 from slotkeeper.api.head import forwardable
 from slotkeeper.engine.answers import EngineFrozenError, Health
-from slotkeeper.engine.client import LOOP_STATUS
-from slotkeeper.engine.http import EngineAddress
+from slotkeeper.engine.client import LOOP_STATUS, EngineAddress
 from slotkeeper.runtime.link import EngineLink
 
 PIECE: Final = 64 * 1024

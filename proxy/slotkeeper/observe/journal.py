@@ -12,7 +12,7 @@ from itertools import dropwhile, islice
 from typing import Final
 
 from slotkeeper.conversation.naming import Name
-from slotkeeper.engine.http import EngineAddress
+from slotkeeper.engine.client import EngineAddress
 from slotkeeper.observe.request_record import (
     BRIEFEST_WAIT,
     NO_REQUEST,

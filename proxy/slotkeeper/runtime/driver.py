@@ -18,7 +18,7 @@ from typing import Any, Final, ParamSpec
 
 from slotkeeper.api.errors import UpstreamFault
 from slotkeeper.engine.answers import EngineGoneError
-from slotkeeper.engine.http import EngineAddress
+from slotkeeper.engine.client import EngineAddress
 from slotkeeper.observe.gauges import EngineFigures, SlotFigures
 from slotkeeper.observe.journal import Journal
 from slotkeeper.observe.log import Seldom, get_logger, sayable

@@ -14,8 +14,8 @@ from urllib.parse import unquote
 from slotkeeper.api.errors import ClientFault
 from slotkeeper.api.request import PromptSize, named_in_form
 from slotkeeper.engine.answers import EngineError, EngineGoneError, Health
+from slotkeeper.engine.client import UPSTREAM, VERSIONLESS, EngineAddress
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.engine.http import UPSTREAM, VERSIONLESS, EngineAddress
 from slotkeeper.engine.router_client import ModelEntry, RouterClient
 from slotkeeper.engine.swap_client import SwapClient
 from slotkeeper.observe.log import get_logger

@@ -18,10 +18,9 @@ from pydantic import TypeAdapter, ValidationError
 from slotkeeper.api.document import Doc, Prompt
 from slotkeeper.api.pictures import digests
 from slotkeeper.engine.answers import SAID, EngineError, EngineGoneError, Health, MediaPrompt
-from slotkeeper.engine.client import EngineClient
+from slotkeeper.engine.client import EngineAddress, EngineClient, Pulse
 from slotkeeper.engine.file_canary import ProbeResult
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.engine.http import EngineAddress, Pulse
 from slotkeeper.engine.traits import Reading, read_traits
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.states import ENGINE_TEXTS, EngineSigns, EngineState, engine_state

@@ -10,8 +10,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
 from slotkeeper.engine.answers import Health
+from slotkeeper.engine.client import EngineAddress
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.engine.http import EngineAddress
 from slotkeeper.observe.gauges import EngineSeen
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics

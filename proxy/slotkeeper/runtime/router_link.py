@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Final
 
 from slotkeeper.engine.answers import EngineError, EngineGoneError
-from slotkeeper.engine.http import EngineAddress
+from slotkeeper.engine.client import EngineAddress
 from slotkeeper.engine.router_client import Listing, ModelEntry, RouterClient, listen
 from slotkeeper.observe.log import get_logger, sayable
 from slotkeeper.observe.metrics import Metrics

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slotkeeper.engine.http import EngineAddress
+from slotkeeper.engine.client import EngineAddress
 from slotkeeper.engine.router_client import entry_of
 from slotkeeper.scheduler.router import ModelStatus
 

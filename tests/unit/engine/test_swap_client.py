@@ -15,8 +15,7 @@ from aiohttp.test_utils import TestServer
 
 from patience import PATIENCE
 from slotkeeper.engine.answers import EngineError, EngineGoneError, Health
-from slotkeeper.engine.client import EngineClient, running_in
-from slotkeeper.engine.http import EngineAddress
+from slotkeeper.engine.client import EngineAddress, EngineClient, running_in
 from slotkeeper.engine.router_client import ModelEntry
 from slotkeeper.engine.swap_client import LONGEST, SwapClient, flags_in
 from slotkeeper.scheduler.router import ModelStatus

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from patience import PATIENCE
 from slotkeeper.engine.answers import Health
-from slotkeeper.engine.http import EngineAddress
+from slotkeeper.engine.client import EngineAddress
 from slotkeeper.engine.router_client import ModelEntry
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime import link as link_module
