@@ -127,7 +127,9 @@ MECHANISMS: Final[Mapping[str, Mechanism]] = MappingProxyType(
     {
         # choose a place
         "messages": Mechanism(
-            "continues a conversation in its slot by its messages", {"arrivals._continuing": _none}
+            "continues a conversation in its slot by its messages",
+            {"arrivals._continuing": _none},
+            fault="test_a_brief_request_that_continues_a_conversation_goes_to_its_slot",
         ),
         "touch": Mechanism(
             "makes the engine load from its RAM cache by a task of one token",
@@ -285,7 +287,11 @@ MECHANISMS: Final[Mapping[str, Mechanism]] = MappingProxyType(
             {"idle_work._mark": _none},
             fault="test_with_a_draft_model_four_foreign_tokens_are_added_to_a_newer_engines_file",
         ),
-        "outdone": Mechanism("drops a file that a later one replaces", {"chores._outdone": _nothing}),
+        "outdone": Mechanism(
+            "drops a file that a later one replaces",
+            {"chores._outdone": _nothing},
+            fault="test_with_a_draft_model_a_file_is_dropped_once_a_later_one_of_the_same_tokens_has_the_draft_state",
+        ),
         "warming": Mechanism(
             "warms the drafts of an engine that came up",
             {"chores._may_warm": _false},

@@ -11,6 +11,7 @@ from playbooks.playbook import (
     Play,
     arrives,
     closing,
+    drops,
     ends,
     engine_lost,
     engine_up,
@@ -175,6 +176,26 @@ def test_with_a_draft_model_four_foreign_tokens_are_added_to_a_newer_engines_fil
     assert play.later(300) << sees()
     assert play << arrives("r2") << knows("r2", TALK + REPLY + A) >> goes("r2", slot=0)
     assert play << ends("r2", total + 5000, total) >> reports("r2", predicted=total)
+
+
+def test_with_a_draft_model_a_file_is_dropped_once_a_later_one_of_the_same_tokens_has_the_draft_state():
+    """The reply's tokens were not known before the first save. Of both files, the plain one is cheaper."""
+    play = Play(user_start=((USER,),), speculative=True, **NEW_FILES)
+    assert play << arrives("r1") << knows("r1", TALK) >> goes("r1", slot=0)
+    assert play << ends("r1", 1001, 0, generated=50) >> reports("r1")
+    play.later(60) << sees() >> saves(0)
+    first, whole, cuts = TALK.cut(0, 1), TALK + REPLY, (485, 600, 997)
+    marked = whole + first + first + first + first
+    play << saved("plain", whole, checkpoints=cuts, draft=True)
+    assert play >> fills(0, Purpose.DRAFT, tokens=marked)
+    assert play << filled(4) >> saves(0, tokens=marked)
+    play << saved(
+        "marked", size=(len(marked) + 50) * TOKEN_BYTES, checkpoints=(*cuts, len(whole)), draft=True
+    )
+    assert play >> drops("plain") << engine_lost() << engine_up() << sees()
+    assert (
+        play << arrives("r2") << knows("r2", whole + A) >> restores(0, "marked") << restored() >> goes("r2")
+    )
 
 
 def test_with_a_draft_model_an_old_engines_slot_is_computed_back_and_keeps_its_conversation():
