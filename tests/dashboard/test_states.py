@@ -60,7 +60,7 @@ class Scene:
     service: Service
     alert: str | None  # the alert that fires if it lasts
     args: tuple[str, ...] = ()  # of the engine
-    wait: float = 60.0  # --engine-wait
+    wait: float = 5 * PATIENCE  # --engine-wait: longer than all looks take
     happens: Callable[[Engine, Sidecar], Awaitable[None]] | None = None  # once the sidecar runs
     probed: bool = True  # whether the sidecar can probe the engine at first
     loads: bool = False  # whether it loads its model for as long as the test runs
@@ -237,8 +237,9 @@ async def test_an_engine_that_up_starts_again_is_awaited(browser: Browser, tmp_p
     words = [sys.executable, "-m", "slotkeeper", "up", "--engine", EngineKind.XLLAMACPP, "--model", model]
     kept = {key: value for key, value in os.environ.items() if not key.startswith("SLOTKEEPER_")}
     environ = {**kept, "XDG_STATE_HOME": str(tmp_path / "state")}
-    running = Up([*words, *QUIET, "--", "-t", "1"], tmp_path / "up.log", environ)
     scene, engines = SCENES["killed_and_awaited"], set[int]()
+    waits = ("--engine-wait", str(scene.wait))
+    running = Up([*words, *QUIET, *waits, "--", "-t", "1"], tmp_path / "up.log", environ)
     try:
         await asyncio.to_thread(wait_until, running.ready)
         admin, found = running.url("admin"), None
@@ -411,7 +412,7 @@ async def test_every_view_says_the_same_of_a_request_that_takes_long(
 
 async def test_every_view_says_the_same_of_a_request(browser: Browser, tmp_path: Path):
     """Two requests that do not end are at work in the two slots, and a third one waits for them."""
-    endless = said("A ship", max_tokens=50_000, ignore_eos=True, stream=True)
+    endless = said("A ship", max_tokens=60_000, ignore_eos=True, stream=True)
     async with (
         lab.tiny_engine(Tiny.HYBRID, EngineKind.XLLAMACPP, tmp_path, context_tokens=65536) as engine,
         lab.keeping(engine, drain_timeout=0) as sidecar,
@@ -434,7 +435,9 @@ async def test_every_view_says_the_same_of_a_request(browser: Browser, tmp_path:
             begun.append(
                 asyncio.get_running_loop().create_task(ask(client, "third-in-line", said("Good day")))
             )
-            seen = await until(admin, lambda it: it["queued"] == 1)
+            seen = await until(  # it may wait for something else first
+                admin, lambda it: it["queued"] == 1 and it["running"][0]["now"].get("wait") == "slots"
+            )
             now = seen["running"][0]["now"]
             assert (now["doing"], now["wait"], now["place"]) == ("queued", "slots", 1)
             assert sorted(now["behind"]) == ["endless-0", "endless-1"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -70,10 +71,14 @@ def test_a_deleted_pod_finishes_its_answer_and_the_next_pod_restores_its_state(b
         assert "slotkeeper_" in pod.admin("/metrics").raise_for_status().text
         with streamed(pod, messages) as lines:
             first = next(lines)
-            deadline = pod.told_to_end()
-            wait_until(lambda: not pod.passes("readinessProbe"))
-            assert pod.passes("livenessProbe")
-            assert at_work(pod), "the stream is still running"
+            pod.engine.tell(signal.SIGSTOP)  # so that its answer surely goes on
+            try:
+                deadline = pod.told_to_end()
+                wait_until(lambda: not pod.passes("readinessProbe"))
+                assert pod.passes("livenessProbe")
+                assert at_work(pod), "the stream is still running"
+            finally:
+                pod.engine.tell(signal.SIGCONT)
             assert reply(pod, [question(9, "Who comes late?")])["choices"], "not every node knows yet"
             said = [first, *lines]
         assert said[-1] == "data: [DONE]"
