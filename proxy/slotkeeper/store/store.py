@@ -52,15 +52,14 @@ class Store:
         hot: Path,
         cold: Path | ColdTier | None = None,
         *,
-        state: Path | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`state` is the folder of the index, by default the hot folder. `clock` is the wall clock."""
+        """`clock` is the wall clock."""
         self._clock = clock
         self._health = StoreHealth(time.monotonic)
         self._folders = {Tier.HOT: hot} | ({Tier.COLD: cold} if isinstance(cold, Path) else {})
         self._tiers = Tiers(hot, cold, clock=clock, health=self._health)
-        self._catalogue = Catalogue((state or hot) / files.INDEX, self._health)
+        self._catalogue = Catalogue(hot / files.INDEX, self._health)
         self._saving: set[str] = set()  # temporary names that an engine may be writing
 
     def __repr__(self) -> str:
