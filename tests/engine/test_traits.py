@@ -41,17 +41,16 @@ async def test_memory_slots_and_build_are_read_from_an_engine_started_by_others(
     assert any("started by others" in note for note in reading.notes)
 
 
-async def test_known_flags_and_the_users_overrides_replace_read_values(engine_factory, build):
+async def test_known_flags_replace_read_values(engine_factory, build):
     args = ["-ctxcp", "7", "-cms", "3", "-sps", "0.5", "--spec-type", "draft-mtp"]
     engine = engine_factory("tiny-hybrid-mtp", build, args=args)
     async with EngineClient(engine.base) as client:
         strange = (await read_traits(client)).traits
-        known = (await read_traits(client, engine.flags, {"n_swa": 99})).traits
+        known = (await read_traits(client, engine.flags)).traits
     assert strange.speculative
     assert strange.checkpoint_cap == 32
     assert known.speculative
     assert (known.checkpoint_cap, known.checkpoint_min_step, known.similarity) == (7, 3, 0.5)
-    assert known.n_swa == 99
 
 
 async def test_automatic_slots_are_recognised_without_flags(engine_factory, build):

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from slotkeeper.engine.answers import EngineError
-from slotkeeper.engine.client import EngineClient, Headers
+from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.flags import AUTO_SLOTS, EngineFlags
 from slotkeeper.engine.memory import MAX_CHECKPOINTS, affordable_checkpoints
 from slotkeeper.engine.traits import Reading
@@ -61,16 +61,16 @@ class Probe:
     slot_save: SaveSupport
 
 
-async def probe(client: EngineClient, *, headers: Headers | None = None) -> Probe:
+async def probe(client: EngineClient) -> Probe:
     """Ask the engine once.
 
     Raises EngineError (401 without the key, 503 while loading) and EngineGoneError.
     """
-    props = await client.props(headers=headers)
+    props = await client.props()
     save = SaveSupport.UNKNOWN
     if not props.get("is_sleeping") and props.get("role") != "router":
         try:
-            save = SaveSupport.YES if await client.saves_slots(headers=headers) else SaveSupport.NO
+            save = SaveSupport.YES if await client.saves_slots() else SaveSupport.NO
         except EngineError:
             save = SaveSupport.UNKNOWN
     return Probe(

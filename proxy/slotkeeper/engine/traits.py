@@ -59,7 +59,6 @@ class Reading:
 async def read_traits(
     client: EngineClient,
     flags: EngineFlags | None = None,
-    overrides: Mapping[str, Any] | None = None,
     *,
     headers: Headers | None = None,
     slot_dir: Path | None = None,
@@ -76,7 +75,6 @@ async def read_traits(
     Args:
         client: the client of that engine.
         flags: the flags that we started it with; None if another program started it.
-        overrides: fields of EngineTraits that the user sets.
         headers: credentials, if not the client's own.
         slot_dir: its --slot-save-path as this machine sees it; None = no snapshots, nothing is saved.
         may_compute: whether a canary is allowed in an unused engine.
@@ -106,7 +104,7 @@ async def read_traits(
         reading = replace(reading, traits=tried.traits_into(reading.traits), left=tried.left)
     started = flags.build if flags else 0
     build = fingerprint.in_words(reading.build, started, reading.model, reading.traits.state_version)
-    return replace(reading, build=build, traits=replace(reading.traits, **(overrides or {})))
+    return replace(reading, build=build)
 
 
 class _Probe:
