@@ -189,11 +189,6 @@ MECHANISMS: Final[Mapping[str, Mechanism]] = MappingProxyType(
             {"rates.LARGE_BYTES": NEVER_SO_MANY},
             fault="test_a_large_slow_first_file_counts_alone",
         ),
-        "first-save": Mechanism(
-            "parks no large state while the first save is measured",
-            {"table.EngineTable.awaits_first_save": _false},
-            fault="test_while_the_first_large_save_is_under_way_no_other_slot_is_parked",
-        ),
         # plant
         "planting": Mechanism("makes checkpoints and files while it prefills", {"planting.steps": _nothing}),
         "planted-files": Mechanism("saves shared beginnings at once", {"planting._files": _no_places}),

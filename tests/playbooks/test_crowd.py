@@ -32,7 +32,6 @@ from playbooks.playbook import (
     snapshot,
     snapshots_changed,
     starts,
-    unsaved,
     written,
 )
 from slotkeeper.scheduler import arrivals
@@ -174,39 +173,6 @@ def test_a_request_waits_for_a_file_that_is_being_checked_as_far_as_it_can_be_cu
     assert play << written() >> goes("r2", slot=0) << ends("r2", len(B)) >> reports("r2")
     play << arrives("r3") << knows("r3", A.cut(0, until) + OTHER)
     assert play.placement.queued == waits
-
-
-def two_large_slots(token_bytes: int) -> Play:
-    """Two conversations, and a request for which the first one's slot is being saved."""
-    play = Play(**{"memory": "dense", **NEW_FILES})
-    play.table.shadow.sizes = StateSize(token_bytes)
-    assert one_turn(play, "r1", A, slot=0)
-    assert one_turn(play, "r2", B, slot=1)
-    assert play << arrives("r3") << knows("r3", C) >> saves(0, SaveMoment.PARK)
-    return play
-
-
-@pytest.mark.parametrize(("token_bytes", "parks"), [(64 * 1024, False), (4096, True)])
-def test_while_the_first_large_save_is_under_way_no_other_slot_is_parked(token_bytes, parks):
-    """Its price was guessed; it is paid once, and then it is known."""
-    play = two_large_slots(token_bytes)
-    play << arrives("r4") << knows("r4", OTHER)
-    assert play >> (saves(1, SaveMoment.PARK) if parks else goes("r4", slot=1))
-
-
-def test_once_a_first_large_save_has_failed_another_slot_may_be_parked():
-    play = two_large_slots(64 * 1024)
-    assert play << unsaved(lasting=False) >> goes("r3", slot=0) << starts("r3")
-    assert play << arrives("r4") << knows("r4", OTHER) >> saves(1, SaveMoment.PARK)
-
-
-def test_once_the_client_of_a_first_large_save_has_left_another_slot_may_be_parked():
-    play = two_large_slots(64 * 1024)
-    assert play << leaves("r3") << unsaved(lasting=False)
-    assert play.later(1) << sees(contents={0: len(A), 1: len(B)})
-    play.table.shadow.slots[0] = None
-    assert play << arrives("r4") << knows("r4", OTHER) >> goes("r4", slot=0) << starts("r4")
-    assert play << arrives("r5") << knows("r5", C) >> saves(1, SaveMoment.PARK)
 
 
 # -- no long pause in a crowd ------------------------------------------------------------------------------

@@ -245,8 +245,6 @@ def _parking(plan: Plan, want: Want) -> Plan | None:
         return None
     if victim.total < WORTH_A_FILE or table.shadow.stray(victim):
         return None
-    if table.awaits_first_save(victim):
-        return None
     lost, cost = loss(table, reuse_plan, want), parked_price(table, victim, want.now)
     saving: tuple[Step, ...] = (Keep(SaveMoment.PARK),)
     if (end := goes_on_from(victim, table.traits)) < victim.total:

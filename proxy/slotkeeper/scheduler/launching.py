@@ -132,10 +132,8 @@ def ended(state: State, event: StepEnded) -> Iterator[Effect]:
     if chore := state.chores.get(event.request):
         yield from _of_chore(state, chore, event)
         return
-    if isinstance(event, Saved) and event.request not in state.requests:  # its client disconnected meanwhile
-        for table in state.tables.values():
-            table.save_ended(event.request)
-        yield from retention.kept(state, event.snapshot, event.at) if event.snapshot else ()
+    if isinstance(event, Saved) and event.request not in state.requests and event.snapshot:
+        yield from retention.kept(state, event.snapshot, event.at)  # its client has disconnected meanwhile
     pending = state.requests.get(event.request)
     if pending is not None and isinstance(event, Planted):
         pending.counts(event)
@@ -360,7 +358,6 @@ def _account(
 ) -> list[Effect]:
     """Learn from a save about the engine and its folder, and make room for a new file."""
     snapshot = event.snapshot
-    table.save_ended(event.request)
     if snapshot is None:
         if event.lasting:
             table.saves_rest(event.at + SAVES_REST)

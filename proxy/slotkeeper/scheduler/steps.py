@@ -18,9 +18,7 @@ from slotkeeper.scheduler.types import Place, RequestId, SlotId
 def effect(
     step: Step, owner: RequestId, table: EngineTable, slot: SlotId, *, tree: PromptTree
 ) -> Plant | Save | Restore | Erase:
-    """Return the effect that begins a step in a slot, and note a save in the table.
-
-    Its outcome is reported to `owner`.
+    """Return the effect that carries out a step in a slot; its outcome is reported to `owner`.
 
     Raises ValueError for a prefill under adapters that the engine does not have.
     """
@@ -31,7 +29,6 @@ def effect(
             return Plant(request=owner, place=place, tokens=tokens, purpose=purpose, lora=scales)
         case Keep(moment):
             contents = table.shadow.slots[slot] or SlotContents()
-            table.save_begins(owner)
             return Save(
                 request=owner,
                 place=place,

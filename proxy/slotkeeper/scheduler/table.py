@@ -20,15 +20,7 @@ from slotkeeper.scheduler.effects import Released
 from slotkeeper.scheduler.engine_model import EngineTraits, Known, keeps_checkpoints, wipes
 from slotkeeper.scheduler.events import AdaptersSeen, Observed
 from slotkeeper.scheduler.evidence import Doubts
-from slotkeeper.scheduler.rates import (
-    LARGE_BYTES,
-    WORTH_A_FILE,
-    Breaker,
-    EngineWork,
-    Expected,
-    LinearTimes,
-    Rates,
-)
+from slotkeeper.scheduler.rates import WORTH_A_FILE, Breaker, EngineWork, Expected, LinearTimes, Rates
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId, succeeds
 from slotkeeper.scheduler.tokens import Tokens
@@ -131,7 +123,6 @@ class EngineTable:
     loaded: set[SlotId] = field(default_factory=set)  # a file was restored there, and no task ran since
     warmed: set[SnapshotId] = field(default_factory=set)  # snapshots that warming tried since it came up
     no_save_until: float = -1.0  # a save failed, and further ones would too
-    first_save: RequestId | None = None  # a save whose time will be the first that we know of this engine
     no_wipe_until: float = -1.0  # an erase failed
     no_touch_until: float = -1.0  # a prefill of one token failed
     crowded_until: float = -1.0  # more conversations than slots until then
@@ -178,7 +169,6 @@ class EngineTable:
         self.changing, self.asking, self.adapters_at = False, False, now
         self.warmed.clear()
         self.no_save_until = self.crowded_until = -1.0
-        self.first_save = None
         self.promised.clear()
         self.ram_misses = 0
         self.proven = False
@@ -266,23 +256,6 @@ class EngineTable:
     def overdue_at(self, now: float) -> float:
         """When that number will change; infinite if no slot is in maintenance."""
         return min((one.overdue_at(now) for one in self.maintenance.values()), default=inf)
-
-    def save_begins(self, owner: RequestId) -> None:
-        """Record that a request, or idle work, has a slot saved."""
-        if not self.rates.writing.measured:
-            self.first_save = owner
-
-    def save_ended(self, owner: RequestId) -> None:
-        """Record that this save was measured, or failed."""
-        if self.first_save == owner:
-            self.first_save = None
-
-    def awaits_first_save(self, contents: SlotContents) -> bool:
-        """Whether a request should not park a large state now: a first save will soon tell what that costs.
-
-        A price that was guessed is paid once then, not for each slot of a crowd.
-        """
-        return self.first_save is not None and self.bytes_of(contents) >= LARGE_BYTES
 
     def may_save(self, now: float) -> bool:
         return self.traits.snapshots and now >= self.no_save_until
