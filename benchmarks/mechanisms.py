@@ -160,7 +160,6 @@ MECHANISMS: Final[Mapping[str, Mechanism]] = MappingProxyType(
         "chance": Mechanism(
             "discounts states that are old or were used once", {"slot_contents.SlotContents.chance": _certain}
         ),
-        "other-head": Mechanism("discounts a state whose tools change", {"prices.OTHER_HEAD": 1.0}),
         "after-edit": Mechanism(
             "discounts a state whose last message is edited", {"prices.KEPT_AFTER_EDIT": 1.0}
         ),

@@ -35,7 +35,6 @@ from slotkeeper.scheduler.slot_contents import (
     continues,
     edits,
     goes_on_from,
-    succeeds,
 )
 from slotkeeper.scheduler.table import EngineTable
 from slotkeeper.scheduler.tokens import Tokens
@@ -51,9 +50,6 @@ RAM_MISSED: Final = 0.5
 # or fewer, and for sixteen or more.
 IN_RAM: Final = 0.1
 IN_LARGE_RAM: Final = 0.025
-# Share of a loss that remains if the messages continue after other tools. If the request is a sub-agent's,
-# the main agent will need its state again; if the conversation got another tool, it will not. We cannot tell.
-OTHER_HEAD: Final = 0.5
 KEPT_AFTER_EDIT: Final = 0.1  # share of a loss that remains if the request edits the state's last message
 
 
@@ -99,8 +95,6 @@ def _loss(table: EngineTable, reuse_plan: ReusePlan, want: Want) -> float:
     if victim is None or continues(want.hash_chain, victim):
         return 0.0
     missed = _missed(victim, want)
-    if succeeds(want.hash_chain, victim):
-        missed *= OTHER_HEAD
     if edits(want.hash_chain, victim, want.now):
         missed *= KEPT_AFTER_EDIT
     kept = reuse_plan.parked or table.shadow.elsewhere(victim, reuse_plan.slot)
