@@ -174,7 +174,6 @@ MECHANISMS: Final[Mapping[str, Mechanism]] = MappingProxyType(
         "ram-missed": Mechanism(
             "trusts the RAM cache less once it lacked a state", {"prices.RAM_MISSED": 0.0}
         ),
-        "ram-doubt": Mechanism("trusts the RAM cache less with a draft model", {"prices.RAM_DOUBT": 0.0}),
         "file-times": Mechanism(
             "learns how long files, copies and prefills take", {"rates.LinearTimes.took": _none}
         ),

@@ -40,10 +40,6 @@ from slotkeeper.scheduler.table import EngineTable
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import EngineId, SlotId
 
-# Share of what the RAM cache promises, with a draft model: the engine may load an older state of the same
-# conversation. The contents of a slot are certain, because the task that makes the engine search copies them
-# first.
-RAM_DOUBT: Final = 0.03
 # Share of what the RAM cache promises, after it lacked a state that was no longer: it is probably too small.
 RAM_MISSED: Final = 0.5
 # Share of a loss that remains if the RAM cache has a copy, which it may drop: with room for four such states
@@ -72,7 +68,6 @@ def price_of(table: EngineTable, reuse_plan: ReusePlan, want: Want) -> float:
     lost = loss(table, reuse_plan, want)
     if moved and not any(h and _same(h, moved) for h in table.shadow.slots):
         lost += _missed(moved, want)  # a loaded entry leaves the RAM cache
-        lost += RAM_DOUBT * reuse_plan.reuse if table.traits.speculative else 0.0
     if moved and moved.total >= table.ram_missed:
         lost += RAM_MISSED * reuse_plan.reuse
     copying = table.rates.copy_price(table.shadow.copies(reuse_plan, table.idle))

@@ -36,7 +36,6 @@ from slotkeeper.scheduler.effects import Effect, Prefill, Purpose, Ranked, Step,
 from slotkeeper.scheduler.engine_model import TAIL, user_starts
 from slotkeeper.scheduler.pending import Pending, Plan, Stage
 from slotkeeper.scheduler.planting import MIN_COMPUTED_TOKENS
-from slotkeeper.scheduler.prices import RAM_DOUBT
 from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.table import EngineTable
 from slotkeeper.scheduler.tokens import Tokens
@@ -273,7 +272,7 @@ def _lost(table: EngineTable, slot: SlotId, now: float) -> tuple[float, int]:
     contents = table.shadow.slots[slot]
     held = contents.total if contents else 0
     if table.traits.ram_cache:  # the request returns before many other prompts can evict the copy
-        return TOUCH_PRICE + RAM_DOUBT * held, 0
+        return TOUCH_PRICE, 0
     if table.may_save(now):
         rates = table.rates
         size = table.bytes_of(contents) if contents else 0
