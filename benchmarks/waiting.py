@@ -28,6 +28,7 @@ from rich.table import Table
 from benchmarks.busy import busy_loops
 from benchmarks.figures import FOLDER, console, keep
 from benchmarks.least_waits import LeastRequest, least_waits
+from benchmarks.projectors import Projector, projector
 from benchmarks.stage import QUIET, Served, peak_memory_bytes, processor_seconds, served, written_bytes
 from benchmarks.waiting_figures import COLUMNS, KEY, Row, grouped
 from benchmarks.waiting_work import WORK, Client, Work, append
@@ -231,8 +232,8 @@ class Round:
 
 
 @asynccontextmanager
-async def sides(model: Fat) -> AsyncIterator[tuple[Side, Side]]:
-    """Run two engines with the same flags, and a sidecar in front of the second."""
+async def sides(model: Fat, *, images: bool = False) -> AsyncIterator[tuple[Side, Side]]:
+    """Run two engines with the same flags, and a sidecar in front of the second; `images`: they see."""
     binary, path = find_engine(), build(model)
     async with AsyncExitStack() as stack:
         root = Path(stack.enter_context(TemporaryDirectory(prefix="slotkeeper-waiting-")))
@@ -243,6 +244,7 @@ async def sides(model: Fat) -> AsyncIterator[tuple[Side, Side]]:
             flags = lab.stock_flags(binary, path, folder, slots=SLOTS, context_tokens=CONTEXT_TOKENS)
             flags[flags.index("-t") + 1] = THREADS
             flags += lab.DRAFTS if model in lab.WITH_DRAFTS else ()
+            flags += ["--mmproj", str(projector(Projector.QWEN, folder))] if images else ()
             started = lab.restartable(binary, flags, root / f"{name}.log")
             engines.append(await stack.enter_async_context(started))
         words = f"{QUIET} --slot-dir {root / 'ours'} --hot-bytes 8GiB"
@@ -252,7 +254,7 @@ async def sides(model: Fat) -> AsyncIterator[tuple[Side, Side]]:
 
 async def measured(model: Fat, name: str, work: Work, pause: float | None) -> Round:
     """Play one workload both ways, on fresh engines."""
-    async with sides(model) as (direct, through):
+    async with sides(model, images=work.images) as (direct, through):
         await through.rests()
         stock = await played(work, direct)
         ours = await played(work, through)

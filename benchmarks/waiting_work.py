@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Final
 
 from benchmarks.crowd_agents import NAMES, Job, Replies, agent
+from benchmarks.projectors import image, png
 from benchmarks.restarted_chat import Change, RestartedChat
 from benchmarks.sessions import QUESTIONS, chat, document, edits, user
 from slotkeeper.api.document import Doc
@@ -25,6 +26,9 @@ READING_SECONDS: Final = 1.0  # until a person goes on
 DOCUMENT_CHARACTERS: Final = 3600
 LONG_TOKENS: Final = 120  # of the answer beside which another client pauses
 BESIDE_TURNS: Final = 5  # of that client
+PICTURE_PIXELS: Final = 256  # of a side: 64 tokens of the projector of `benchmarks.waiting`
+PICTURES: Final = 2  # that a person shows, one after the other
+QUESTIONS_EACH: Final = 3  # about a picture
 JOB: Final = Job(tasks=1, calls=3, sub_agent=False, names=NAMES[:2], shrink=SHRINK, max_tokens=ANSWER_TOKENS)
 TITLED: Final = replace(JOB, titled=True)
 
@@ -48,6 +52,7 @@ class Phase:
 class Work:
     about: str
     phases: Callable[[], Iterator[Phase]]  # to be called for each run: scripts run once
+    images: bool = False  # whether its requests have images
 
     @property
     def alone(self) -> bool:
@@ -121,6 +126,36 @@ def _beside() -> Iterator[Phase]:
     )
 
 
+def _images() -> Iterator[Phase]:
+    yield Phase(
+        clients=tuple(
+            Client(name=f"person {number}", script=_shows(number), pause=READING_SECONDS)
+            for number in range(3)
+        )
+    )
+
+
+def _shows(person: int) -> Script:
+    """Show a picture, ask about it, and show the next one."""
+    history = [system(prose(1000, 20 + person))]
+    for number in range(PICTURES * QUESTIONS_EACH):
+        asked = user(10 * person + number, 150)
+        if number % QUESTIONS_EACH == 0:
+            picture = image(png(PICTURE_PIXELS, PICTURE_PIXELS, seed=10 * person + number))
+            asked = {**asked, "content": [picture, {"type": "text", "text": asked["content"]}]}
+        history.append(asked)
+        history.append(
+            (
+                yield Turn(
+                    label=f"question {number + 1}",
+                    messages=tuple(history),
+                    max_tokens=ANSWER_TOKENS,
+                    fields=PLAIN,
+                )
+            )
+        )
+
+
 def _in_two(script: Script) -> tuple[Script, Script]:
     """Return a script's first request, and all others."""
     heard: list[Doc] = []
@@ -164,6 +199,11 @@ WORK: Final[Mapping[str, Work]] = MappingProxyType(
         "document": Work(
             about="Eleven questions about one document",
             phases=_one(lambda: document(DOCUMENT_CHARACTERS, QUESTIONS, max_tokens=ANSWER_TOKENS, shrink=2)),
+        ),
+        "images": Work(
+            about="Three people on two slots; each shows two pictures and asks about them",
+            phases=_images,
+            images=True,
         ),
         "beside": Work(about="A running answer beside a client that pauses", phases=_beside),
     }

@@ -11,10 +11,10 @@ from typing import Any
 
 import httpx
 import pytest
+from benchmarks.projectors import Projector, projector
 
 from engine.conftest import SAME_IN_ANY_BATCH, evaluated
 from patience import PATIENCE
-from projectors import Projector, projector
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.engine import fingerprint

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import aiohttp
 import pytest
+from benchmarks.projectors import Projector, data_url, image, png, projector
 
-from projectors import Projector, data_url, image, png, projector
 from slotkeeper.api.head import DECISION, PREDICTED
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab

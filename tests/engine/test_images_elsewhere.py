@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from benchmarks.projectors import image
 
 from engine.test_images import (
     AROUND,
@@ -27,7 +28,6 @@ from engine.test_images import (
     words,
 )
 from patience import PATIENCE
-from projectors import image
 from slotkeeper.bench import lab
 from slotkeeper.engine.launch import EngineKind
 from slotkeeper.scheduler import retention
