@@ -21,7 +21,8 @@ pytestmark = pytest.mark.alternating
 
 STREAMS, LEAVERS, SLOTS = 200, 50, 4
 SMALL = ["-np", str(SLOTS), "-c", "16384", "-t", "1"]
-CROWD = 50  # of a hundred requests: on a busy machine many end before the last one has come
+CROWD = 100  # requests of one client
+LONG_TOKENS = 3000  # an answer that lasts until all of the crowd wait
 CHAT = "/v1/chat/completions"
 NEWCOMER = ClientId(digest_of("127.0.0.2"))
 
@@ -47,6 +48,12 @@ async def stay(client: aiohttp.ClientSession, number: int) -> None:
         stream = await answer.read()
     assert stream.endswith(b"data: [DONE]\n\n"), stream[-300:]
     assert b'"error":' not in stream
+
+
+async def hold(client: aiohttp.ClientSession, number: int, released: asyncio.Event) -> None:
+    """Keep a slot until `released`, then disconnect."""
+    async with client.post(CHAT, json={**body(number, LONG_TOKENS), "ignore_eos": True}):
+        await released.wait()
 
 
 async def leave(client: aiohttp.ClientSession, number: int, patience: float, words: int) -> None:
@@ -128,11 +135,17 @@ async def test_one_clients_request_is_not_stuck_behind_a_hundred_of_another_clie
     url = f"http://{crowd.addresses[0]}"
     many = aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0))
     one = aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(local_addr=("127.0.0.2", 0)))
-    order = Order(crowd, NEWCOMER)
+    placement, order, released = crowd.driver.placement, Order(crowd, NEWCOMER), asyncio.Event()
     async with many, one, asyncio.TaskGroup() as group:
-        for number in range(100):
+        for number in range(SLOTS):
+            group.create_task(hold(many, number, released))
+        await until(lambda: not any(table.idle for table in placement.tables.values()))
+        for number in range(SLOTS, CROWD):
             group.create_task(stay(many, number))
-        await until(lambda: crowd.driver.placement.queued >= CROWD)
-        await stay(one, 1000)
+        await until(lambda: placement.queued == CROWD - SLOTS)
+        newcomer = group.create_task(stay(one, 1000))
+        await until(lambda: placement.queued > CROWD - SLOTS)
+        released.set()
+        await newcomer
     assert order.sent
     assert order.overtaken <= 2 * SLOTS

@@ -83,6 +83,13 @@ def test_a_prompt_that_takes_hardly_longer_than_a_pass_is_sent_at_once(tokens, w
     assert play if waits else play >> goes("r2", slot=1)
 
 
+def test_no_later_prompt_begins_before_one_that_waits_for_a_batch_of_its_own():
+    """Otherwise a stream of short prompts, which wait for no other, would keep it back for ever."""
+    play = two_at_once(n_slots=3)
+    assert play << arrives("r3") << knows("r3", C.cut(0, 55))
+    assert play << starts("r1") >> goes("r2", slot=1) >> goes("r3", slot=2)
+
+
 def test_a_prompt_is_sent_at_once_beside_a_long_one_that_fills_each_batch():
     play = Play(n_slots=3)
     assert play << arrives("r0") << knows("r0", Tokens(range(50_000))) >> goes("r0", slot=0) << starts("r0")

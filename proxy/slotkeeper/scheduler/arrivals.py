@@ -115,7 +115,8 @@ def _begins(state: State, pending: Pending, scene: CurrentScene, now: float) -> 
     """Begin a request, or record that it keeps waiting, and for what. Returns whether it begins."""
     plan = _decide(state, pending, now)
     behind = priority.stands_behind(state, pending, plan)  # 9
-    if plan and (behind or _shares_batch(state, pending, plan, now)):  # 10
+    shares = plan is not None and _shares_batch(state, pending, plan, now)  # 10
+    if plan and (behind or shares):
         plan = replace(plan, wait=True)
     short = kv_pool.shortage(state, pending, plan, now)  # 8
     if plan and not plan.wait and not short:
@@ -125,7 +126,8 @@ def _begins(state: State, pending: Pending, scene: CurrentScene, now: float) -> 
     if plan and short:
         yield from _make_room(state, pending, plan, short, now)
         scene.changed()
-    holds, lacking = _holds(state, pending, plan, now), short.cells if short else 0
+    holds = (plan.table,) if plan and shares else _holds(state, pending, plan, now)
+    lacking = short.cells if short else 0
     if pending.waits_on(plan, scene.drawn(), behind=behind, holds=holds, lacking=lacking) and plan:
         yield priority.stood_back(pending, plan, now)
     return False
@@ -137,7 +139,8 @@ def _shares_batch(state: State, pending: Pending, plan: Plan, now: float) -> boo
     Then both clients would wait until both are computed. If this one is sent when the engine has begun the
     other, its client waits only one pass through the model and that moment longer, and the other client is
     not held up.
-    Beside a third prompt that fills each batch, it would wait for a whole batch more.
+    Beside a third prompt that fills each batch, it would wait for a whole batch more. Meanwhile no later
+    request may begin there, or a stream of short prompts would keep this one back for ever.
     """
     table, found = plan.table, plan.reuse_plan
     if pending.prompt is None or found is None:
