@@ -78,7 +78,7 @@ async def test_every_request_has_one_span_with_its_outcome_and_no_word_of_its_pr
                     await wire.rest()
     spans = {values(span)["slotkeeper.request_id"]: values(span) for span in collector.named(REQUEST)}
     assert set(spans) == set(PATHS)
-    assert {span["slotkeeper.outcome"] for span in spans.values()} == (
-        {"ok"} if fault is Fault.NONE else {"broken"}
-    )
+    outcomes = {span["slotkeeper.outcome"] for span in spans.values()}
+    # If the sidecar reads late, it learns of the end before it has passed a byte on.
+    assert outcomes <= ({"ok"} if fault is Fault.NONE else {"broken", "upstream_error"})
     assert WORD.encode() not in collector.raw

@@ -71,7 +71,7 @@ async def test_a_killed_engine_computes_only_new_tokens_after_its_restart(model,
     async with lab.tiny_engine(model, build, tmp_path) as engine, lab.keeping(engine) as sidecar:
         async with Target(lab.url_of(sidecar)) as target:
             await begin(chats, target, sidecar)
-            await engine.restart()
+            await lab.restarted(engine, sidecar)
             found = await continue_chats(chats, target, sidecar)
     expect_little_more_than_the_oracle(found)
 

@@ -56,7 +56,7 @@ async def test_a_listed_whole_snapshot_is_restored_and_a_removed_one_is_not(buil
         assert code == 0
         assert {line["id"] for line in lines if line["verdict"] == "whole"} == set(kept)
 
-        await engine.restart()
+        await lab.restarted(engine, sidecar)
         decision, cached = await say(sidecar)
         assert decision.startswith("snapshot")
         assert cached > 0
@@ -65,7 +65,7 @@ async def test_a_listed_whole_snapshot_is_restored_and_a_removed_one_is_not(buil
         assert code == 0
         assert {line["removed"] for line in lines} >= set(kept)
         assert not list(engine.flags.slot_save_path.glob("*.slot"))
-        await engine.restart()
+        await lab.restarted(engine, sidecar)
         decision, cached = await say(sidecar)
         assert not decision.startswith("snapshot")
         assert cached == 0
