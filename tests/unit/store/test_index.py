@@ -104,28 +104,18 @@ def change(path: Path, statement: str) -> None:
 
 
 async def test_the_store_continues_without_an_index(tmp_path: Path):
-    state = tmp_path / "state"
-    (state / INDEX).mkdir(parents=True)
     hot = tmp_path / "hot"
-    async with opened(hot, state=state) as store:
+    (hot / INDEX).mkdir(parents=True)
+    async with opened(hot) as store:
         assert store.trouble
         assert "not remembered" in str(store.trouble)
         kept = await keep(store, hot)
         await store.used(kept.id, paid=True)
         assert await offered(store, hot, kept.id)
         assert store.listing()[0].use.restores == 1  # as long as this process lives
-        (state / INDEX).rmdir()
+        (hot / INDEX).rmdir()
         await store.open()
         assert store.trouble is None
-
-
-async def test_the_index_is_in_the_state_folder_if_one_is_given(tmp_path: Path):
-    hot, state = tmp_path / "hot", tmp_path / "state"
-    async with opened(hot, state=state):
-        assert exists(state / INDEX)
-        assert not exists(hot / INDEX)
-    async with opened(hot):
-        assert exists(hot / INDEX)
 
 
 def exists(path: Path) -> bool:
