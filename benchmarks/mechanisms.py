@@ -158,7 +158,9 @@ MECHANISMS: Final[Mapping[str, Mechanism]] = MappingProxyType(
         # prices
         "loss": Mechanism("counts what a request overwrites", {"prices._loss": _zero}),
         "chance": Mechanism(
-            "discounts states that are old or were used once", {"slot_contents.SlotContents.chance": _certain}
+            "discounts states that are old",
+            {"slot_contents.SlotContents.chance": _certain},
+            fault="test_the_least_recently_used_contents_are_overwritten",
         ),
         "after-edit": Mechanism(
             "discounts a state whose last message is edited", {"prices.KEPT_AFTER_EDIT": 1.0}

@@ -99,13 +99,13 @@ def test_a_slot_is_not_parked_if_a_file_has_the_tokens_where_its_next_turn_conti
 
 @pytest.mark.parametrize("lasting", [True, False], ids=["checkpoints last", "any task thins them out"])
 def test_a_slot_is_not_cut_back_for_parking_if_its_request_then_finds_less_there(lasting):
-    play = old(user_start=((10_500,), (11_500,)), checkpoint_min_step=0 if lasting else 8192)
-    assert answered(play)  # checkpoints are at 500, 1500 and near the end
-    play << arrives("r2") << knows("r2", A.cut(0, 1501) + B)
+    play = old(user_start=((10_500,), (12_000,)), checkpoint_min_step=0 if lasting else 8192)
+    assert answered(play)  # checkpoints are at 500, 2000 and near the end
+    play << arrives("r2") << knows("r2", A.cut(0, 2001) + B)
     if lasting:
         assert play >> plants("r2", 0, Purpose.BACK, tokens=CUT)
-    else:  # 1500 tokens are there; one more is computed, and the shared beginning is saved
-        assert play >> plants("r2", 0, Purpose.PLANT, tokens=A.cut(0, 1501))
+    else:  # 2000 tokens are there; one more is computed, and the shared beginning is saved
+        assert play >> plants("r2", 0, Purpose.PLANT, tokens=A.cut(0, 2001))
 
 
 def test_a_slot_is_parked_uncut_if_its_next_turn_extends_it():

@@ -35,6 +35,7 @@ from playbooks.playbook import (
 from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.effects import Plant, Purpose, SaveMoment
 from slotkeeper.scheduler.rates import LinearTimes
+from slotkeeper.scheduler.slot_contents import HALF_LIFE
 from slotkeeper.scheduler.tokens import Boundary, BoundaryKind, Tokens
 from slotkeeper.scheduler.types import NO_ROUTER, Reason, SlotId
 
@@ -231,6 +232,7 @@ def test_a_request_that_waits_for_a_file_continues_if_the_file_is_not_written(en
 def test_a_failed_plant_costs_its_request_nothing_but_time():
     play = Play(n_slots=2, **LATER_BUILD)
     assert one_turn(play, "r1", PROMPTS[0], slot=0)
+    assert play.later(2 * HALF_LIFE) << sees()
     play.placement._state.tree(NO_ROUTER).add(PROMPTS[1])
     assert play << arrives("r2") << knows("r2", PROMPTS[2]) >> plants("r2", 1, Purpose.PLANT)
     assert play << planted("r2", None) >> goes("r2", slot=0)

@@ -17,6 +17,7 @@ from playbooks.playbook import (
     starts,
 )
 from slotkeeper.scheduler.effects import Purpose
+from slotkeeper.scheduler.slot_contents import HALF_LIFE
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import Reason
 
@@ -59,6 +60,7 @@ def test_a_large_state_is_not_copied_for_few_tokens_before_the_engine_has_shown_
     measured.table.rates.copied(100_000_000, 0.01)
     for play in (unknown, measured):
         assert one_turn(play, "r1", FIRST, slot=0)
+        assert play.later(HALF_LIFE) << sees()
     assert unknown << arrives("r2") << knows("r2", SECOND) >> goes("r2", slot=0, reason=Reason.PREFIX)
     assert measured << arrives("r2") << knows("r2", SECOND) >> plants("r2", 1, Purpose.TOUCH)
 

@@ -104,9 +104,9 @@ class SlotContents:
         return len(self.tokens) + self.opaque
 
     def chance(self, now: float) -> float:
-        """Return the chance of being used again: more turns and more recent use make it more likely."""
+        """Return the chance of being used again, which fades with time; 0 if no request of ours wrote it."""
         faded: float = 2.0 ** (-max(0.0, now - self.used) / HALF_LIFE)
-        return self.turns / (self.turns + 1) * faded
+        return faded if self.turns else 0.0
 
     def pauses_until(self, arrived_at: float | None) -> tuple[float, ...]:
         """Return the pauses of a conversation whose next turn arrived then.

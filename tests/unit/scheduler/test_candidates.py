@@ -324,7 +324,7 @@ def test_if_the_longest_matching_conversation_is_on_a_closed_engine_no_other_is_
 
 
 def test_a_prompt_of_unknown_tokens_overwrites_the_contents_least_likely_to_return():
-    engine = table(conversation(A, turns=5), conversation(A, turns=1), conversation(A, turns=9))
+    engine = table(*(replace(conversation(A), used=NOW - age) for age in (10, 90, 30)))
     assert blind([engine], pinnable=True, now=NOW, catalog=Catalog()).slot == 1
     assert blind([engine], pinnable=False, now=NOW, catalog=Catalog()).slot is None
     engine.up = False
