@@ -7,6 +7,7 @@ import io
 import os
 import re
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -21,6 +22,7 @@ from grafana.rules import ALERTS
 from playwright.async_api import Browser, expect
 from rich.console import Console
 from structlog.testing import capture_logs
+from yarl import URL
 
 from dashboard.reading import PHONE, Reader, admin_of, reading
 from engine.conftest import wait_until
@@ -224,11 +226,11 @@ async def test_an_engine_that_was_never_there_is_down(browser: Browser):
         assert service_text(Service.FAILS, 0) in await top_of(admin_of(sidecar))
 
 
-async def awaited(admin: str, state: EngineState) -> Document | None:
-    """Return what the sidecar says in this state; None if the engine was up before it was stopped."""
-    silent = {EngineState.SILENT, EngineState.FROZEN}  # an engine that was up, and does not answer
-    found = await until(admin, lambda seen: seen["engines"][0]["state"] in {state, *silent})
-    return found if found["engines"][0]["state"] == state else None
+def listens(url: str) -> bool:
+    """Whether connections to this address are accepted, by a stopped process too."""
+    with socket.socket() as probe:
+        probe.settimeout(PATIENCE)
+        return probe.connect_ex((URL(url).host, URL(url).port)) == 0
 
 
 async def test_an_engine_that_up_starts_again_is_awaited(browser: Browser, tmp_path: Path):
@@ -242,20 +244,23 @@ async def test_an_engine_that_up_starts_again_is_awaited(browser: Browser, tmp_p
     running = Up([*words, *QUIET, *waits, "--", "-t", "1"], tmp_path / "up.log", environ)
     try:
         await asyncio.to_thread(wait_until, running.ready)
-        admin, found = running.url("admin"), None
-        while found is None:
+        admin = running.url("admin")
+        engine = (await until(admin, bool))["engines"][0]["engine"]
+        while True:
             engines.add(first := running.engine or 0)
             os.kill(first, signal.SIGKILL)
             await asyncio.to_thread(wait_until, lambda: running.engine not in {None, *engines})
             engines.add(second := running.engine or 0)
             os.kill(second, signal.SIGSTOP)
-            found = await awaited(admin, scene.state)
+            if not listens(engine):
+                break  # else it was stopped too late, and is silent
+        found = await until(admin, lambda seen: seen["engines"][0]["state"] == scene.state)
         text = service_text(scene.service, scene.wait)
         assert found["service"] == {"state": scene.service, "text": text}
         screen = await top_of(admin)
         assert text in screen
         assert ENGINE_TEXTS[scene.state] in screen
-        series = f'slotkeeper_engine_state{{engine="{found["engines"][0]["engine"]}",state="awaited"}} 1.0'
+        series = f'slotkeeper_engine_state{{engine="{engine}",state="awaited"}} 1.0'
         assert series in await scraped(admin)
         async with reading(browser, admin) as looker:
             await shown(looker, scene, "restarting")
