@@ -39,10 +39,15 @@ class Up:
 
     @property
     def engine(self) -> int | None:
-        """Return the process id of the running engine."""
+        """Return the process id of the running engine.
+
+        Until it runs the engine's program it is a copy of `up`, which waits for that: if a test stopped it
+        then, `up` would do nothing more.
+        """
         with suppress(psutil.NoSuchProcess):
-            alive = [c.pid for c in psutil.Process(self.process.pid).children() if is_alive(c.pid)]
-            return alive[0] if alive else None
+            up = psutil.Process(self.process.pid)
+            alive = [child for child in up.children() if is_alive(child.pid)]
+            return next((child.pid for child in alive if child.cmdline() != up.cmdline()), None)
         return None
 
     def ready(self) -> bool:
