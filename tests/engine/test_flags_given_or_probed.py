@@ -12,6 +12,7 @@ import pytest
 from benchmarks.found_flags import ALIKE, Way, measure, ratio
 from benchmarks.sessions import SESSIONS
 
+from chaos.raw import until
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.target import Target, play
@@ -37,8 +38,8 @@ async def test_a_restarted_sidecar_knows_the_flags_of_an_engine_in_use(build, tm
         async with lab.in_front_of(engine.base, **settings) as started:
             async with Target(lab.url_of(started)) as target:
                 await play(SESSIONS["append"](), target, session="s")
-            await lab.rested(started)  # what the last answer shows is learned
             (table,) = started.driver.placement.tables.values()
+            await until(lambda: len(table.idle) == len(table.states), "what the last answer shows is learned")
             first = dict(table.traits.knowledge)
         async with lab.in_front_of(engine.base, **settings) as again:
             (table,) = again.driver.placement.tables.values()
