@@ -33,7 +33,7 @@ from slotkeeper.settings import Settings
 
 LOOK_SECONDS: Final = 0.02
 READY_SECONDS: Final = 120.0  # the probe sends some 50 prompts, and the machine may be busy
-REST_SECONDS: Final = 120.0
+REST_SECONDS: Final = 300.0  # a save that took seconds on a busy machine waits for a rest of a minute or two
 ANY_PORT: Final = "127.0.0.1:0"
 PREFILLED: Final = "slotkeeper_prefill_tokens_total"
 PAUSE_SECONDS: Final = 0.05  # until a conversation is saved, short so that tests need not wait
