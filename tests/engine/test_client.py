@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 
 import aiohttp
 import psutil
 import pytest
 from yarl import URL
 
-from patience import PATIENCE
+from chaos.raw import until_async
 from slotkeeper.engine.answers import EngineError, EngineGoneError, Health
 from slotkeeper.engine.client import KEPT, EngineClient
 from slotkeeper.engine.launch import free_port
@@ -23,13 +23,6 @@ CHAT = {"messages": [{"role": "user", "content": "Name the seven seas."}]}
 async def client(engine) -> AsyncIterator[EngineClient]:
     async with EngineClient(engine.base) as client:
         yield client
-
-
-async def until(true: Callable[[], Awaitable[object]], seconds: float = PATIENCE) -> None:
-    """Wait until an async condition holds."""
-    async with asyncio.timeout(seconds):
-        while not await true():
-            await asyncio.sleep(0.02)
 
 
 async def ids_for(client: EngineClient, word: str, length: int) -> list[int]:
@@ -157,7 +150,7 @@ async def test_a_slot_is_busy_while_it_generates(client, engine):
         async def released() -> bool:
             return not (await client.slots())[0].busy
 
-        await until(released)
+        await until_async(released)
 
 
 async def test_a_cancelled_prefill_frees_the_slot_before_its_last_token(client):
@@ -171,9 +164,9 @@ async def test_a_cancelled_prefill_frees_the_slot_before_its_last_token(client):
 
     async with asyncio.TaskGroup() as group:
         prefill = group.create_task(client.prefill(ids, SlotId(0)))
-        await until(busy)
+        await until_async(busy)
         prefill.cancel()
-    await until(idle)
+    await until_async(idle)
     held = (await client.slots())[0].held
     assert held is not None
     assert held < len(ids)

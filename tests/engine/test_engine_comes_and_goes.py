@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import pytest
 
-from chaos.raw import cut_short
+from chaos.raw import cut_short, until_async
 from patience import PATIENCE
 from slotkeeper.app import Sidecar, running
 from slotkeeper.bench import lab
@@ -45,15 +45,6 @@ async def in_front_of(*bases: str, **more: Any) -> AsyncIterator[tuple[Sidecar, 
         yield sidecar, client
 
 
-async def until(true: Callable[[], Awaitable[object]], why: str) -> None:
-    try:
-        async with asyncio.timeout(PATIENCE):
-            while not await true():
-                await asyncio.sleep(0.01)
-    except TimeoutError:
-        raise AssertionError(f"not so within {PATIENCE:g} s: {why}") from None
-
-
 async def readyz(sidecar: Sidecar) -> int:
     url = f"http://{sidecar.addresses[1]}/readyz"
     async with aiohttp.ClientSession() as client, client.get(url) as answer:
@@ -64,14 +55,14 @@ async def becomes(sidecar: Sidecar, status: int) -> None:
     async def so() -> bool:
         return await readyz(sidecar) == status
 
-    await until(so, f"readyz says {status}")
+    await until_async(so, f"readyz says {status}")
 
 
 async def is_ready(sidecar: Sidecar) -> None:
     async def ready() -> bool:
         return all(link.ready for link in sidecar.driver.links.values())
 
-    await until(ready, "all engines are probed")
+    await until_async(ready, "all engines are probed")
 
 
 @asynccontextmanager
@@ -101,7 +92,7 @@ async def settled(sidecar: Sidecar) -> None:
             sidecar.driver.snapshots is not None
         )
 
-    await until(quiet, "nothing is left to do")
+    await until_async(quiet, "nothing is left to do")
 
 
 def body(*said: str, **more: Any) -> dict[str, Any]:
@@ -197,7 +188,7 @@ async def test_a_restart_between_two_health_checks_is_noticed(engine_factory, bu
         async def noticed() -> bool:
             return link.ready and link.process != before
 
-        await until(noticed, "the new process is known")
+        await until_async(noticed, "the new process is known")
         assert not any(table.shadow.slots)
         _, headers, cached = await asked(client, LONG)
         assert int(headers["X-Slotkeeper-Predicted"]) == cached == 0
@@ -244,7 +235,7 @@ async def test_a_request_waits_while_its_engine_loads_and_no_longer(build, tmp_p
 
         engine.process.start()
         try:
-            await until(loads, "the engine loads its model")
+            await until_async(loads, "the engine loads its model")
             waits = group.create_task(refused(client))
             for _ in range(5):
                 await link.was_lost(link.losses)  # looks again
@@ -286,7 +277,7 @@ async def test_a_sleeping_engine_is_woken_only_by_requests(engine_factory, build
             await is_ready(sidecar)
             reply, _, _ = await asked(client, LONG)
             await lab.rested(sidecar)
-        await until(asleep, "the engine sleeps although the sidecar polls it")
+        await until_async(asleep, "the engine sleeps although the sidecar polls it")
         await asyncio.sleep(AWAKE_SECONDS + 0.5)  # more polls
         assert await asleep()
         async with client.get("/v1/models") as answer:
