@@ -103,9 +103,7 @@ def _serve(state: State, now: float) -> Iterator[Effect]:
             left_waiting[model] += pending.rendered and not begun
         if pending.waits_for and not begun:
             pending.waits_for.waited_for()
-        for table in () if begun else pending.holds:
-            table.hold_back()
-        if begun or pending.holds:
+        if begun or _hold(pending):
             scene.changed()
             if not _any_free(state):
                 break
@@ -179,6 +177,13 @@ def _served_next(state: State, now: float) -> Sequence[RequestId]:
     models = {state.requests[request].arrived.model for request in state.bypassing}
     held = {model for model in models if state.open_for(model)}
     return [each for each in queue if state.requests[each].arrived.model not in held] if held else queue
+
+
+def _hold(pending: Pending) -> bool:
+    """Keep later requests away from the engines that this one holds. Returns whether there are any."""
+    for table in pending.holds:
+        table.hold_back()
+    return bool(pending.holds)
 
 
 def _any_free(state: State) -> bool:
