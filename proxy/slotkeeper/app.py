@@ -164,11 +164,11 @@ class Sidecar:
 
     def _gate(self, upstream: Upstream) -> Gate:
         """Return the parts that handle each request of the data port."""
-        settings, trusted = self.settings, trusted_in(self.settings)
+        settings = self.settings
         door = Door(
             self.driver,
             upstream,
-            trusted=trusted,
+            trusted=trusted_in(settings),
             keys=self._keys,
             namespaces={"key": True, "off": False}.get(settings.namespaces),
             secret=self._secret,
@@ -186,7 +186,6 @@ class Sidecar:
             self._ahead,
             self._aside,
             Weigher(),
-            trusted,
             settings.drain_timeout,
             recorder=self._recorder,
             spans=self._spans,

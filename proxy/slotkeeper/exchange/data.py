@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -20,19 +19,16 @@ from slotkeeper.api.head import (
     UNLOAD_ALL,
     UNLOAD_ONE,
     Api,
-    Secrets,
     classify,
     is_open,
-    request_id,
-    takes_form,
 )
 from slotkeeper.api.request import HEAVY, NotPlain, named_model, plain
 from slotkeeper.engine.client import LOOP_STATUS
 from slotkeeper.exchange.bodies import Body, Budget, Outlet
 from slotkeeper.exchange.connections import Connections
-from slotkeeper.exchange.door import READS, Judged, KeyCheck, Refusal
-from slotkeeper.exchange.exchange import Exchange, Gate
-from slotkeeper.exchange.streams import LastEvent, Lookup, is_stream_route, within
+from slotkeeper.exchange.door import READS, KeyCheck, Refusal
+from slotkeeper.exchange.exchange import Call, Exchange, Gate
+from slotkeeper.exchange.streams import LastEvent, Lookup, within
 from slotkeeper.exchange.upstream import (
     GONE,
     IN_A_CIRCLE,
@@ -55,22 +51,12 @@ COUNTS_MESSAGES: Final = "/v1/messages/"  # Anthropic's API has one more route, 
 NO_STREAMS: Final = "this key has no resumable streams: it has limits, which hold for clients that stay"
 BODY_LEFT: Final = frozenset({408, 413, 429})  # more of the body may still arrive
 TAKES_SLOT: Final = frozenset({Api.TASK, *(api for api in Api if api.generates)})
-JUDGED: Final = TAKES_SLOT | {
-    Api.CONTROL,
-    Api.MODELS,
-}  # the engine must know the key of a client that calls these
+ACTS: Final = frozenset({Api.CONTROL, Api.MODELS})  # on slots or models
+JUDGED: Final = TAKES_SLOT | ACTS  # the engine must know the key of a client that calls these
 ON_THEIR_WAY: Final = 10.0  # seconds in which tasks that were sent before a change of adapters must begin
 PAUSE: Final = 0.01  # seconds between checks of these tasks
 
 log = get_logger(__name__)
-
-
-def _known_as(request: web.Request) -> str:
-    """Return the client's request id if it is valid and does not contain the client's key; else a new id."""
-    given = request.headers.get(names.REQUEST_ID)
-    if given is not None and Secrets.of(request.headers, request.query_string).stand_in(given):
-        given = None
-    return request_id(given, lambda: uuid.uuid4().hex)
 
 
 def _unchecked() -> UpstreamFault:
@@ -126,7 +112,7 @@ class DataPort:
         self._connections.begun(request.protocol)
         try:
             with Body(self._intake, request) as body:
-                response = await self._handle(request, body)
+                response = await self._handle(Call.of(request, self._gate.driver.now()), body)
         except asyncio.CancelledError:
             if request.writer.output_size:  # we cancelled it, if the client is still connected
                 abort(request)
@@ -144,99 +130,65 @@ class DataPort:
                 task.cancel()
         self._closing = True
 
-    async def _handle(self, request: web.Request, incoming: Body) -> web.StreamResponse:
-        api = Api.OTHER
-        known_as = _known_as(request)
+    async def _handle(self, call: Call, incoming: Body) -> web.StreamResponse:
+        gate, request = self._gate, call.request
         try:
-            path = self._path(request)
-            model, route = self._gate.driver.engines.route_at(path)
-            api = classify(request.method, route)
+            call.path = self._path(request)
+            call.model, call.route = gate.driver.engines.route_at(call.path)
+            call.api = classify(request.method, call.route)
             self._not_again(request)
-            self._gate.door.admit(request, api, path)
-            self._gate.door.keep_apart(request, route)
-            self._check_health(request, path)
-            takes_slot, arrived = api in TAKES_SLOT, self._gate.driver.now()
-            streams = is_stream_route(route) and request.method != "OPTIONS"
-            judged = await self._judged(request, api, arrived, always=streams)
-            if isinstance(judged, Refusal):
-                return self._refused(api, judged, known_as)
-            async with self._gate.door.counted(request, api) as counted:
-                body = await incoming.read()
+            gate.door.admit(request, call.api, call.path, call.route)
+            self._check_health(request, call.path)
+            if call.api in JUDGED or call.of_streams:
+                judged = await gate.door.judge(request, since=call.arrived, later=call.api in TAKES_SLOT)
+                if isinstance(judged, Refusal):
+                    return self._refused(call, judged)
+                call.judged = judged
+            async with gate.door.counted(request, call.api) as counted:
+                call.body = await incoming.read()
                 # llama-swap would load the model that a form names
-                kind = request.headers.get("Content-Type", "")
-                model = model or self._gate.driver.engines.model_of_form(kind, body or b"")
-                if takes_slot:
-                    given = (self._gate, request, api, body or b"", known_as)
-                    exchange = Exchange(
-                        *given,
-                        judged=judged,
-                        arrived=arrived,
-                        incoming=incoming,
-                        counted=counted,
-                        form=takes_form(path),
-                        model=model,
-                    )
-                    return await exchange.run()
-                called = (request, api, body, known_as)
-                return await self._without_slot(
-                    *called, model=model, route=route, judged=judged, streams=streams
-                )
+                call.model = call.model or gate.driver.engines.model_of_form(request.headers, call.body)
+                if call.api in TAKES_SLOT:
+                    return await Exchange(gate, call, incoming, counted).run()
+                return await self._without_slot(call)
         except Fault as fault:
-            return self._failed(request, api, fault, known_as)
+            return self._failed(call, fault)
         except GONE:
             return web.Response(status=499)  # the client is gone
         except Exception:
-            log.exception("exchange_failed", request_id=known_as)
-            return self._broken(request, api, known_as)
+            log.exception("exchange_failed", request_id=call.id)
+            return self._broken(call)
 
-    async def _without_slot(
-        self,
-        request: web.Request,
-        api: Api,
-        body: bytes | None,
-        known_as: str,
-        *,
-        model: ModelName,
-        route: str,
-        judged: KeyCheck,
-        streams: bool,
-    ) -> web.StreamResponse:
-        """Answer a request that takes no slot of its own; `streams`: it is about resumable streams."""
-        self._known(api, judged)
-        if api is Api.CONTROL:
-            return await self._acted(request, body or b"", known_as, model)
-        if api is Api.MODELS:
-            return await self._model_changed(request, body, known_as, unquote(route))
-        link = await self._serving(request, body, model)
-        if streams:
-            let_in = judged is KeyCheck.LET_IN
-            return await self._streamed(request, body, known_as, link, let_in=let_in)
-        changes = request.method == "POST" and unquote(route) == "/lora-adapters"  # for all requests
-        return await self._through(request, api, body, known_as, link, changes=changes)
+    async def _without_slot(self, call: Call) -> web.StreamResponse:
+        """Answer a request that takes no slot of its own. Raises UpstreamFault.
 
-    async def _judged(self, request: web.Request, api: Api, arrived: float, *, always: bool) -> Judged:
-        if api not in JUDGED and not always:
-            return KeyCheck.LET_IN
-        return await self._gate.door.judge(request, since=arrived, later=api in TAKES_SLOT)
-
-    @staticmethod
-    def _known(api: Api, judged: Judged) -> None:
-        """Raise UpstreamFault if a request acts on slots or models and no engine has judged its key."""
-        if api in {Api.CONTROL, Api.MODELS} and judged is not KeyCheck.LET_IN:
+        One that acts on slots or models is refused if no engine has judged its key.
+        """
+        if call.api in ACTS and call.judged is not KeyCheck.LET_IN:
             raise _unchecked()
+        if call.api is Api.CONTROL:
+            return await self._acted(call)
+        if call.api is Api.MODELS:
+            return await self._model_changed(call)
+        link = await self._serving(call, call.model)
+        if call.of_streams:
+            return await self._streamed(call, link)
+        changes = call.request.method == "POST" and unquote(call.route) == "/lora-adapters"
+        async with _changing_adapters(self._gate.driver, link) if changes else nullcontext():
+            return await self._passed_on(call, link)
 
-    def _broken(self, request: web.Request, api: Api, known_as: str) -> web.StreamResponse:
+    def _broken(self, call: Call) -> web.StreamResponse:
         """Answer after an unexpected error of our own."""
         self._gate.metrics.fallback("exchange")
-        if request.writer.output_size:  # a second head would land in the middle of a body
-            abort(request)
+        if call.request.writer.output_size:  # a second head would land in the middle of a body
+            abort(call.request)
             return web.Response(status=499)
-        return self._failed(request, api, OurFault("slotkeeper failed; its log says why"), known_as)
+        return self._failed(call, OurFault("slotkeeper failed; its log says why"))
 
-    def _refused(self, api: Api, refusal: Refusal, known_as: str) -> web.StreamResponse:
-        log.info("request_refused", request_id=known_as, status=refusal.status, error="by the engine")
-        self._gate.metrics.requests.labels(route=api.value, outcome="client_error").inc()
-        return refusal.response(known_as)
+    def _refused(self, call: Call, refusal: Refusal) -> web.StreamResponse:
+        log.info("request_refused", request_id=call.id, status=refusal.status, error="by the engine")
+        self._gate.metrics.requests.labels(route=call.api.value, outcome="client_error").inc()
+        return refusal.response(call.id)
 
     def _path(self, request: web.Request) -> str:
         """Return the path that is forwarded. Raises ClientFault if the engine might read another path."""
@@ -267,19 +219,19 @@ class DataPort:
         if self._gate.driver.engines.readiness() == (False, BEING_PROBED):
             raise UpstreamFault(BEING_PROBED, status=503)
 
-    async def _serving(self, request: web.Request, body: bytes | None, model: ModelName) -> EngineLink:
+    async def _serving(self, call: Call, model: ModelName) -> EngineLink:
         """Return the engine for a request without a slot: the first one that is ready.
 
-        `model` is the one that its path names. A request for a router's model waits until it is loaded: else
-        the router would load it and evict another.
+        A request for a router's `model` waits until it is loaded: else the router would load it and evict
+        another.
         """
         driver = self._gate.driver
         if driver.engines.routers and not model:
-            model = driver.engines.model_of(await self._model_in(request, body))
+            model = driver.engines.model_of(await self._model_in(call.request, call.body))
         if not model:
             return driver.engines.front()
         key = RequestId(f"{next(driver.numbers)}:slotless")
-        line = self._gate.door.caller(request).line
+        line = self._gate.door.caller(call.request).line
         arrived = Arrived(at=driver.now(), request=key, client=line, model=model, slotless=True)
         driver.engines.rouse(model)
         try:
@@ -300,78 +252,48 @@ class DataPort:
             return named if isinstance(named, str) else None
         return None
 
-    async def _through(
-        self,
-        request: web.Request,
-        api: Api,
-        body: bytes | None,
-        known_as: str,
-        link: EngineLink,
-        *,
-        changes: bool,
-    ) -> web.StreamResponse:
-        """Pass a request without a slot through, and copy its answer back. `changes`: it changes adapters."""
-        async with _changing_adapters(self._gate.driver, link) if changes else nullcontext():
-            return await self._passed_on(request, api, body, known_as, link)
-
-    async def _streamed(
-        self, request: web.Request, body: bytes | None, known_as: str, link: EngineLink, *, let_in: bool
-    ) -> web.StreamResponse:
+    async def _streamed(self, call: Call, link: EngineLink) -> web.StreamResponse:
         """Read, look up or stop resumable streams of the client's own namespace."""
-        space = self._gate.door.stream_space(request, let_in=let_in)
+        let_in = call.judged is KeyCheck.LET_IN
+        space = self._gate.door.stream_space(call.request, let_in=let_in)
         if space is None:
             raise ClientFault(NO_STREAMS, status=404) if let_in else _unchecked()
         if not space:
-            return await self._passed_on(request, Api.OTHER, body, known_as, link)
-        if request.method != "POST":
-            path = within(space, target(request))
-            return await self._passed_on(request, Api.OTHER, None, known_as, link, path=path)
+            return await self._passed_on(call, link)
+        if call.request.method != "POST":
+            call.body = None
+            return await self._passed_on(call, link, path=within(space, target(call.request)))
         try:
-            lookup = Lookup(space, body or b"")
+            lookup = Lookup(space, call.body or b"")
         except NotPlain as why:
             raise ClientFault(why.message) from why
-        async with answering(link), await self._sent(request, lookup.body, known_as, link) as sent:
+        call.body = lookup.body
+        async with answering(link), await self._sent(call, link) as sent:
             answer = await UpstreamAnswer.of(sent)
-        self._gate.metrics.requests.labels(
-            route=Api.OTHER.value, outcome=errors.outcome_by(answer.status)
-        ).inc()
+        self._count(call, answer.status)
         if answer.status == 200:
             answer = replace(answer, body=lookup.answer(answer.body))
-        return answer.response(known_as)
+        return answer.response(call.id)
 
-    async def _sent(
-        self,
-        request: web.Request,
-        body: bytes | None,
-        known_as: str,
-        link: EngineLink,
-        path: str | None = None,
-    ) -> ClientResponse:
+    async def _sent(self, call: Call, link: EngineLink, path: str | None = None) -> ClientResponse:
         """Send a request without a slot. Raises UpstreamFault."""
-        ids = self._gate.door.stream_ids(request, let_in=False)
+        ids = self._gate.door.stream_ids(call.request, let_in=False)
         try:
             async with answering(link):
                 return await self._gate.upstream.send(
-                    link.address, request, body, known_as, stream_ids=ids, path=path
+                    link.address, call.request, call.body, call.id, stream_ids=ids, path=path
                 )
         except UpstreamFault:
             link.kick()
             raise
 
     async def _passed_on(
-        self,
-        request: web.Request,
-        api: Api,
-        body: bytes | None,
-        known_as: str,
-        link: EngineLink,
-        *,
-        path: str | None = None,
+        self, call: Call, link: EngineLink, *, path: str | None = None
     ) -> web.StreamResponse:
         """Copy the engine's answer. With a `path` of our own it is a resumed stream, which must be whole."""
-        last = LastEvent()
-        async with await self._sent(request, body, known_as, link, path) as answer:
-            response = prepared(answer, known_as)
+        last, request = LastEvent(), call.request
+        async with await self._sent(call, link, path) as answer:
+            response = prepared(answer, call.id)
             await response.prepare(request)
             outcome = errors.outcome_by(answer.status)
             try:
@@ -382,61 +304,60 @@ class DataPort:
                         raise UpstreamFault("the resumed stream ends without its last event")  # noqa: TRY301
                     await out.end()
             except UpstreamFault as fault:
-                log.warning("answer_broke_off", request_id=known_as, error=fault.message)
+                log.warning("answer_broke_off", request_id=call.id, error=fault.message)
                 abort(request)
                 outcome = "broken"
-        self._gate.metrics.requests.labels(route=api.value, outcome=outcome).inc()
+        self._gate.metrics.requests.labels(route=call.api.value, outcome=outcome).inc()
         return response
 
-    async def _model_changed(
-        self, request: web.Request, body: bytes | None, known_as: str, path: str
-    ) -> web.StreamResponse:
+    async def _model_changed(self, call: Call) -> web.StreamResponse:
         """Load or unload a router's model for a client, as in a swap of our own.
 
         Running answers end first, and the contents of slots are saved: a router and llama-swap wait for
         neither. A model of llama-server's router is loaded by us, so that it evicts none on its own.
         """
-        named, engines = _unloaded_by(path, body), self._gate.driver.engines
+        path, engines = unquote(call.route), self._gate.driver.engines
+        named = _unloaded_by(path, call.body)
         model = engines.model_of(named)
         router = engines.router_with(model, swaps=path in UNLOAD_ALL or path.startswith(UNLOAD_ONE))
         front = router.front if router else engines.front()
         if router is None or (named is not None and not model):
-            return await self._passed_on(request, Api.MODELS, body, known_as, front)
+            return await self._passed_on(call, front)
         links = [link for link in router.loaded() if not model or link.address.model == model]
-        if path == LOAD_MODEL and not links and (await self._serving(request, body, model)).up:
-            return web.json_response({"success": True}, headers={names.REQUEST_ID: known_as})
+        if path == LOAD_MODEL and not links and (await self._serving(call, model)).up:
+            return web.json_response({"success": True}, headers={names.REQUEST_ID: call.id})
         if path == LOAD_MODEL or not links:
-            return await self._passed_on(request, Api.MODELS, body, known_as, front)
-        log.info("models_unloaded_by_client", request_id=known_as, engine=[link.engine for link in links])
+            return await self._passed_on(call, front)
+        log.info("models_unloaded_by_client", request_id=call.id, engine=[link.engine for link in links])
         async with self._gate.driver.membership.unloading(links, self._gate.drain_timeout):
-            response = await self._passed_on(request, Api.MODELS, body, known_as, front)
+            response = await self._passed_on(call, front)
             await router.unloaded(links)
         return response
 
-    async def _acted(
-        self, request: web.Request, body: bytes, known_as: str, model: ModelName
-    ) -> web.StreamResponse:
-        caller = self._gate.door.caller(request)
-        response = await self._gate.actions.answer(request, body, known_as, caller.line, model)
-        outcome = errors.outcome_by(response.status)
-        self._gate.metrics.requests.labels(route=Api.CONTROL.value, outcome=outcome).inc()
+    async def _acted(self, call: Call) -> web.StreamResponse:
+        line = self._gate.door.caller(call.request).line
+        response = await self._gate.actions.answer(call.request, call.body or b"", call.id, line, call.model)
+        self._count(call, response.status)
         return response
 
-    def _failed(self, request: web.Request, api: Api, fault: Fault, known_as: str) -> web.StreamResponse:
-        said = Secrets.of(request.headers, request.query_string).hidden(fault.loggable)
+    def _count(self, call: Call, status: int) -> None:
+        self._gate.metrics.requests.labels(route=call.api.value, outcome=errors.outcome_by(status)).inc()
+
+    def _failed(self, call: Call, fault: Fault) -> web.StreamResponse:
+        said = call.secrets.hidden(fault.loggable)
         if isinstance(fault, ClientFault):
-            log.info("request_refused", request_id=known_as, status=fault.status, error=said)
+            log.info("request_refused", request_id=call.id, status=fault.status, error=said)
         else:
             say = self._seldom if fault.status == LOOP_STATUS else log  # each sidecar asks every second
-            say.warning("request_failed", request_id=known_as, status=fault.status, error=said)
-        headers = {names.REQUEST_ID: known_as, "Server": "slotkeeper"}
-        if origin := request.headers.get("Origin"):  # as the engine does: else a page cannot read the error
+            say.warning("request_failed", request_id=call.id, status=fault.status, error=said)
+        headers = {names.REQUEST_ID: call.id, "Server": "slotkeeper"}
+        if origin := call.request.headers.get("Origin"):  # as the engine: else a page cannot read the error
             headers["Access-Control-Allow-Origin"] = origin
         if fault.retry_after is not None:
             headers["Retry-After"] = str(fault.retry_after)
         response = web.Response(
             status=fault.status,
-            body=errors.body(fault, Api.MESSAGES if COUNTS_MESSAGES in request.path else api),
+            body=errors.body(fault, Api.MESSAGES if COUNTS_MESSAGES in call.request.path else call.api),
             content_type="application/json",
             headers=headers,
         )

@@ -22,7 +22,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from slotkeeper.api.errors import ClientFault, UpstreamFault
-from slotkeeper.api.head import AUTH, Api, is_for_clients, is_open, is_shared
+from slotkeeper.api.head import AUTH, STREAM_ID, Api, is_for_clients, is_open, is_shared
 from slotkeeper.api.request import is_plain
 from slotkeeper.engine.answers import Health
 from slotkeeper.engine.client import RUNNING
@@ -110,7 +110,7 @@ class Door:
         self._shown = SHOWN if keys is None else OURS_SHOWN
         self._driver = driver
         self._trusted = trusted
-        self._namespaces = True if namespaces is None and keys else namespaces
+        self.namespaces = True if namespaces is None and keys else namespaces  # whether each key has one now
         self._first_key: bytes | None = None  # a digest of the first verified key
         self._secret = secret
         self._were_apart = had_namespaces
@@ -121,31 +121,33 @@ class Door:
         self._known: OrderedDict[Seen, float] = OrderedDict()
         self._refused: OrderedDict[Seen, tuple[float, Refusal]] = OrderedDict()
 
-    def admit(self, request: web.BaseRequest, api: Api, path: str) -> None:
-        """Check the key by --keys-file, if there is one. Raises ClientFault if the client may not do this."""
-        if self.keys is None or is_open(request.method, path):
+    def admit(self, request: web.BaseRequest, api: Api, path: str, route: str) -> None:
+        """Check what the client may do, before the engine judges its key. Raises ClientFault.
+
+        With --keys-file its key must be listed, and be an operator's for the operators' routes. With
+        namespaces no other client may use a route that is shared by all, or one that the engine may read
+        otherwise than we do. `route` is the path at the engine's own server.
+        """
+        listed = self.keys is not None and not is_open(request.method, path)
+        key = self._listed(request, api, path) if listed else None
+        if not self.namespaces or (key and key.operator):
             return
+        if is_shared(request.method, route) or not is_plain(route):
+            raise ClientFault(SHARED, status=403)
+
+    def _listed(self, request: web.BaseRequest, api: Api, path: str) -> Key:
+        """Return the client's entry of --keys-file. Raises ClientFault if it has none, or may not do this."""
         given = key_in(request.headers)
-        key = self.keys.find(given) if given else None
+        key = self.keys.find(given) if self.keys and given else None
         if key is None:
             raise ClientFault(UNKNOWN_KEY if given else NO_KEY, status=401)
         theirs = is_for_clients(api, request.method, path)
         unloads = request.query.get("reload")  # a router then reads its presets again
         if not key.operator and (unloads or not theirs):
             raise ClientFault(NOT_YOURS, status=403)
-        namespace = key.namespace if self._namespaces else ""
-        request[_CALLER] = Caller(_line(f"name {key.name}"), namespace, key)
-
-    def keep_apart(self, request: web.BaseRequest, route: str) -> None:
-        """Refuse a client of a namespace the routes that are shared by all. Raises ClientFault.
-
-        So it is with a path that the engine may read otherwise than we do.
-        """
-        key = self.caller(request).key
-        if not self._namespaces or (key and key.operator):
-            return
-        if is_shared(request.method, route) or not is_plain(route):
-            raise ClientFault(SHARED, status=403)
+        line, namespace = ClientId(digest_of(f"name {key.name}")), key.namespace if self.namespaces else ""
+        request[_CALLER] = Caller(line, namespace, key)
+        return key
 
     @asynccontextmanager
     async def counted(self, request: web.BaseRequest, api: Api) -> AsyncIterator[Counted | None]:
@@ -170,8 +172,18 @@ class Door:
             counted.close()
 
     def lent(self, request: web.BaseRequest) -> dict[str, str]:
-        """Return the client's credential for our own calls for this request; none with --keys-file."""
-        return {} if self.keys else credentials(request.headers)
+        """Return the client's credential for our own calls for this request; none with --keys-file.
+
+        The engine reads the first of several equal names.
+        """
+        given = request.headers
+        return {} if self.keys else {name: given[name] for name in AUTH if name in given}
+
+    def program_of(self, request: web.BaseRequest) -> str:
+        """Return digests of the client's identity and of its User-Agent, never what was sent."""
+        key, given = self.caller(request).key, filter(None, map(request.headers.get, AUTH))
+        who = f"name {key.name}" if key else next(given, None) or asker(request, self._trusted)
+        return f"{digest_of(who)}/{digest_of(request.headers.get('User-Agent', ''))}"
 
     async def judge(self, request: web.BaseRequest, *, since: float, later: bool = False) -> Judged:
         """Ask every engine that is up whether it accepts this client. It may wait for one that is gone.
@@ -196,7 +208,7 @@ class Door:
 
     def caller(self, request: web.BaseRequest) -> Caller:
         """Return whose request this is; by its address alone if no engine has verified its key."""
-        return request.get(_CALLER) or Caller(_line(asker(request, self._trusted)))
+        return request.get(_CALLER) or Caller(ClientId(digest_of(asker(request, self._trusted))))
 
     def stream_space(self, request: web.BaseRequest, *, let_in: bool) -> str | None:
         """Return the namespace of this client's resumable streams; None: it has none.
@@ -207,33 +219,31 @@ class Door:
         if self.keys:
             key = self.caller(request).key
             return key.namespace if key and key.operator and not key.limited else None
-        if not self._namespaces:
+        if not self.namespaces:
             return ""
         return (self.caller(request).namespace or ANYONE) if let_in else None
 
     def stream_ids(self, request: web.BaseRequest, *, let_in: bool) -> tuple[str, ...]:
         """Return the values of X-Conversation-Id that the engine gets for this request."""
+        if STREAM_ID not in request.headers:
+            return ()
         given, space = given_ids(request.headers), self.stream_space(request, let_in=let_in)
         if space is None:
             return ()
         return digests(space, given[:1]) if space else given
-
-    @property
-    def namespaces(self) -> bool:
-        """Whether each key now has its own namespace."""
-        return bool(self._namespaces)
 
     def _let_in(self, request: web.BaseRequest, *, verified: bool) -> None:
         """Remember the caller of a request that an engine accepts: its key is `verified`, or not needed."""
         if self.keys:
             return
         key = key_in(request.headers)
-        if verified and self._namespaces is None:
+        if verified and self.namespaces is None:
             one = _keyed(key, self._salt)
             self._first_key = self._first_key or one
-            self._namespaces = True if one != self._first_key or self._were_apart() else None
-        line = _line(f"key {key}" if verified else asker(request, self._trusted))
-        request[_CALLER] = Caller(line, self._namespace(key) if key and self._namespaces else "")
+            self.namespaces = True if one != self._first_key or self._were_apart() else None
+        who = f"key {key}" if verified else asker(request, self._trusted)
+        namespace = self._namespace(key) if key and self.namespaces else ""
+        request[_CALLER] = Caller(ClientId(digest_of(who)), namespace)
 
     def _namespace(self, key: str) -> str:
         """Return a key's namespace, which is the same after a restart once the folder is open.
@@ -339,18 +349,9 @@ class Door:
         return digest.digest()
 
 
-def credentials(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the credential headers for our own calls; the engine reads the first of several equal names."""
-    return {name: headers[name] for name in AUTH if name in headers}
-
-
 def key_in(headers: Mapping[str, str]) -> str:
     """Return the key as the engine reads it, the same from either header; "" if there is none."""
     return next(filter(None, map(headers.get, AUTH)), "").removeprefix(BEARER)
-
-
-def _line(who: str) -> ClientId:
-    return ClientId(digest_of(who))
 
 
 def digest_of(text: str) -> str:
@@ -367,10 +368,3 @@ def _keep(kept: OrderedDict[Seen, V], key: Seen, value: V, most: int) -> None:
     kept.move_to_end(key)
     if len(kept) > most:
         kept.popitem(last=False)
-
-
-def program_of(request: web.BaseRequest, caller: Caller, trusted: Sequence[Network]) -> str:
-    """Return digests of the client's identity and of its User-Agent, never what was sent."""
-    who = f"name {caller.key.name}" if caller.key else next(iter(credentials(request.headers).values()), None)
-    who = who or asker(request, trusted)
-    return f"{digest_of(who)}/{digest_of(request.headers.get('User-Agent', ''))}"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 import aiohttp
 from aiohttp import web
@@ -18,7 +19,7 @@ from slotkeeper.api.answer import Answer, ProgressFilter, comment
 from slotkeeper.api.assembling import Assembler, WholeAnswer, as_stream
 from slotkeeper.api.document import Doc
 from slotkeeper.api.errors import ClientFault, Fault, UpstreamFault
-from slotkeeper.api.head import Api, Secrets
+from slotkeeper.api.head import Api, Secrets, takes_form
 from slotkeeper.api.head import request_id as safe_id
 from slotkeeper.api.request import (
     HEAVY,
@@ -37,10 +38,10 @@ from slotkeeper.conversation.naming import Naming
 from slotkeeper.engine.answers import EngineError, EngineGoneError
 from slotkeeper.exchange.account import Account
 from slotkeeper.exchange.bodies import SENT, Body, Budget, Outlet
-from slotkeeper.exchange.connections import Network
-from slotkeeper.exchange.door import ANYONE, Door, KeyCheck, Refusal, program_of
+from slotkeeper.exchange.door import ANYONE, Door, KeyCheck, Refusal
 from slotkeeper.exchange.keys import CROWDED, Counted, CrowdedFault
 from slotkeeper.exchange.slot_actions import SlotActions
+from slotkeeper.exchange.streams import is_stream_route
 from slotkeeper.exchange.upstream import (
     EVENT_STREAM,
     GONE,
@@ -56,7 +57,6 @@ from slotkeeper.exchange.upstream import (
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.recording import Recorder
-from slotkeeper.observe.sentences import urgency
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.heavy import Weigher
 from slotkeeper.runtime.link import EngineLink
@@ -111,82 +111,97 @@ class Gate:
     ahead: Budget
     aside: Aside
     weigher: Weigher
-    trusted: tuple[Network, ...]  # proxies in front
     drain_timeout: float  # seconds that running answers get before a client's request unloads their model
     recorder: Recorder | None = None
     spans: Spans | None = None
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class Call:
+    """A request of a client, as far as the data port has read it."""
+
+    request: web.Request
+    id: str  # the client's own request id, if it is valid and shows no credential; else a new one
+    secrets: Secrets  # its credentials, which are never recorded
+    arrived: float  # seconds on the driver's clock; a wait for an engine counts from there
+    path: str = ""  # that is forwarded, without its query
+    route: str = ""  # the path at the engine's own server: llama-swap's paths may begin with a model
+    model: ModelName = NO_ROUTER  # of a router, if path or form name it
+    api: Api = Api.OTHER
+    judged: KeyCheck = KeyCheck.LET_IN
+    body: bytes | None = None  # None: it has none
+
+    @classmethod
+    def of(cls, request: web.Request, arrived: float) -> Self:
+        secrets = Secrets.of(request.headers, request.query_string)
+        given = request.headers.get(names.REQUEST_ID)
+        if given is not None and secrets.stand_in(given):
+            given = None
+        known_as = safe_id(given, lambda: uuid.uuid4().hex)
+        return cls(request=request, id=known_as, secrets=secrets, arrived=arrived)
+
+    @property
+    def of_streams(self) -> bool:
+        """Whether it reads, looks up or stops resumable streams."""
+        other = self.api is Api.OTHER and self.request.method != "OPTIONS"
+        return other and is_stream_route(self.route)
+
+
 class Exchange:
     """Asks the driver for a slot, forwards the request, and reports its end to the driver."""
 
-    def __init__(
-        self,
-        gate: Gate,
-        request: web.Request,
-        api: Api,
-        body: bytes,
-        request_id: str,
-        *,
-        judged: KeyCheck,
-        arrived: float,
-        incoming: Body,
-        counted: Counted | None = None,
-        form: bool = False,
-        model: ModelName = NO_ROUTER,
-    ) -> None:
-        """If no engine could judge the credential, the request passes through without any work for it.
+    def __init__(self, gate: Gate, call: Call, incoming: Body, counted: Counted | None) -> None:
+        """`incoming` is the memory of the body. `counted` counts the request for its key.
 
-        A wait for an engine counts from `arrived`, in seconds. `incoming` is the memory of the body.
-        `counted` counts the request for its key. `form`: the body is a form with a file, not JSON. `model` is
-        the one that the path names.
+        If no engine could judge the credential, the request passes through without any work for it.
         """
         self._gate = gate
-        self._judged = judged
+        self._call = call
         self._incoming = incoming
-        self._let_in = judged is not KeyCheck.UNSURE
-        self._waits_since = arrived
-        self._request = request
-        self._asks_bypass = request.headers.get(names.BYPASS) == "1"
-        self._api = api
-        self._body = body
-        self._form = form
-        self._model = model
-        self._caller = gate.door.caller(request)
         self._counted = counted
+        self._form = call.api is Api.TASK and takes_form(call.path)
+        self._body = self._body_out = call.body or b""  # as it came, and the form that is sent
+        self._caller = gate.door.caller(call.request)
+        self._let_in = call.judged is not KeyCheck.UNSURE
         self._namespace = self._caller.namespace or (ANYONE if gate.door.namespaces and self._let_in else "")
-        self._secrets = secrets = Secrets.of(request.headers, request.query_string)
-        known = secrets.without(request.headers)  # without credentials in a session's name or the like
+        self._asks_bypass = call.request.headers.get(names.BYPASS) == "1"
+        # Whether it passes straight through: its client asked for that, or its key could not be checked.
+        self._bypasses = self._asks_bypass or not self._let_in
+        self._hears_comments = False  # its client asked for a stream and not for bypass
+        self._stream_ids: tuple[str, ...] = ()  # that the engine gets
+        known = call.secrets.without(call.request.headers)  # no credentials in a session's name or the like
+        self._trace = gate.spans.begin(known) if gate.spans else None
         self._account = Account(
             gate.driver,
-            api,
-            request_id,
-            gate.door.lent(request),
+            call.api,
+            call.id,
+            gate.door.lent(call.request),
             known,
-            secrets=secrets,
-            client=program_of(request, self._caller, gate.trusted),
+            secrets=call.secrets,
+            client=gate.door.program_of(call.request),
             conversation=safe_id(known.get(names.CONVERSATION), str) or None,
             names=gate.names,
         )
         if key := self._caller.key:
             self._account.key_name = key.name
-            self._account.charge.limited = key.tokens_per_minute is not None and not form
-        self._trace = gate.spans.begin(known) if gate.spans else None
-        self._body_out = body  # the form that is sent
+            self._account.charge.limited = key.tokens_per_minute is not None and not self._form
+        tasks, labels = gate.driver.tasks, self._labels
+        self._waiting = Waiting(call.request, call.id, tasks, seconds=gate.keep_alive, labels=labels)
+        self._waits_since = call.arrived
         self._forward: Forward | None = None  # the decision, once it is made
         self._settled = False
         self._deaths = 0  # engines that ended while working on it
         self._outgrown = False  # an engine had no free cells for it
-        tasks, labels = gate.driver.tasks, self._labels
-        self._waiting = Waiting(request, request_id, tasks, seconds=gate.keep_alive, labels=labels)
 
     async def run(self) -> web.StreamResponse:
         account = self._account
         try:
-            agent_hints.check(self._request.headers)
+            agent_hints.check(self._call.request.headers)
             if not self._form:
                 await self._understand()
-            if self._hears_comments():
+            ask = account.forms.ask
+            self._hears_comments = ask is not None and ask.stream and not self._asks_bypass
+            if self._hears_comments:
                 self._waiting.start()
             return await self._served()
         except (asyncio.CancelledError, *GONE):
@@ -197,18 +212,18 @@ class Exchange:
             if self._waiting.opened is None:
                 raise
             account.gone()
-            said = self._secrets.hidden(fault.loggable)
+            said = self._call.secrets.hidden(fault.loggable)
             log.warning("request_failed", request_id=account.id, status=fault.status, error=said)
-            return await self._waiting.end(errors.sse(fault, self._api))
+            return await self._waiting.end(errors.sse(fault, self._call.api))
         finally:
             self._waiting.stop()
             account.close()
-            self._end()
+            self._charge()
             self._settle()
             if self._trace:
                 self._trace.end(account.record)
 
-    def _end(self) -> None:
+    def _charge(self) -> None:
         """Charge the key for the request. It counts on if its client left while an engine works for it."""
         account, counted = self._account, self._counted
         if counted is None:
@@ -220,14 +235,17 @@ class Exchange:
     async def _understand(self) -> None:
         """Parse the body. Raises ClientFault if the engine might read it differently, or for large values."""
         run = self._gate.aside if is_large(self._body) else here
-        encoding, model = ",".join(self._request.headers.getall("Content-Encoding", [])), self._model
+        encoding, model = (
+            ",".join(self._call.request.headers.getall("Content-Encoding", [])),
+            self._call.model,
+        )
         try:
             if len(self._body) > HEAVY:
                 weighed = await self._account.weigh(self._body, encoding, self._gate.weigher, model)
-                if not self._api.generates or not weighed.readable:
+                if not self._call.api.generates or not weighed.readable:
                     self._incoming.extend(SENT)
                     return  # forwarded with its claim
-            if self._api.generates and self._let_in:
+            if self._call.api.generates and self._let_in:
                 rewriting = None if self._asks_bypass else self._gate.rewriting
                 self._incoming.extend()
                 await self._account.parse(self._body, rewriting, encoding=encoding, run=run, model=model)
@@ -256,36 +274,26 @@ class Exchange:
             self._waits_since = self._gate.driver.now()
             self._account.gone()
             self._forward = None
-            if self._hears_comments():
+            if self._hears_comments:
                 self._waiting.start()
 
     def _settle(self) -> None:
         """Report and record the request, once. Nothing that is sent to the engine depends on it."""
-        if self._settled or not self._api.generates:
+        if self._settled or not self._call.api.generates:
             return
         self._settled = True
         self._account.settle()
-        if self._let_in:
-            self._keep(self._body)
-
-    def _keep(self, body: bytes) -> None:
-        """Record the request as the client sent it, for `--record`."""
-        if self._gate.recorder is not None:
+        if self._let_in and self._gate.recorder is not None:  # `--record`
             record = self._account.record
             self._gate.recorder.write(
-                path=self._request.path_qs,
-                headers=self._request.headers,
-                body=body,
+                path=self._call.request.path_qs,
+                headers=self._call.request.headers,
+                body=self._body,
                 client=record.client,
                 session=record.named or record.conversation,
                 at=record.received,
                 parsed=self._account.parsed,
             )
-
-    def _hears_comments(self) -> bool:
-        """Whether the client gets keep-alive comments: it asked for a stream and not for bypass."""
-        ask = self._account.forms.ask
-        return ask is not None and ask.stream and not self._asks_bypass
 
     # -- the request -------------------------------------------------------------------------------
 
@@ -297,11 +305,12 @@ class Exchange:
             account.waits()
         hints = account.hints(self._waits_since)
         await engines.awake(self._waits_since, account.model, hints.start_by)
-        account.model = self._model or await engines.newest_model_of(account.claim.model)
+        account.model = self._call.model or await engines.newest_model_of(account.claim.model)
         engines.rouse(account.model)
-        if self._judged is KeyCheck.LATER:
+        if self._call.judged is KeyCheck.LATER:
             await self._judge()
         self._check_line()
+        self._stream_ids = self._gate.door.stream_ids(self._call.request, let_in=self._let_in)
         renders = account.open()
         arrival = self._arrival(hints, renders=renders)
         if not arrival.brief:
@@ -309,7 +318,7 @@ class Exchange:
         forward = await driver.admit(arrival)
         link, copies = driver.links[forward.engine], account.claim.copies
         await account.charge.count_inputs(link, account.record, copies=copies)
-        self._body_out = account.goes(forward) if self._api.generates and self._let_in else self._body
+        self._body_out = account.goes(forward) if self._call.api.generates and self._let_in else self._body
         asyncio.get_running_loop().call_later(AT_WORK, self._settle)
         if forward.reason is not Reason.BRIEF:  # a brief request is rendered after its answer
             account.render()
@@ -319,11 +328,11 @@ class Exchange:
         """Have the engine that is back judge the key; if it cannot, the key stays accepted. Raises Fault."""
         if not self._gate.driver.engines.front(self._account.model).ready:
             return
-        judged = await self._gate.door.judge(self._request, since=self._waits_since)
+        judged = await self._gate.door.judge(self._call.request, since=self._waits_since)
         if isinstance(judged, Refusal):
             self._let_in = False
             raise errors.retold(judged.status, judged.body)
-        self._judged, self._caller = KeyCheck.LET_IN, self._gate.door.caller(self._request)
+        self._call.judged, self._caller = KeyCheck.LET_IN, self._gate.door.caller(self._call.request)
 
     def _check_line(self) -> None:
         """Check the limits of the queue. Raises CrowdedFault if too many requests wait."""
@@ -345,8 +354,8 @@ class Exchange:
             client=self._caller.line,
             namespace=self._namespace,
             model=account.model,
-            generates=self._api.generates,
-            pinnable=ask is not None and self._api.pinnable,
+            generates=self._call.api.generates,
+            pinnable=ask is not None and self._call.api.pinnable,
             rendered=renders,
             id_slot=account.claim.id_slot,
             copies=account.claim.copies,
@@ -354,10 +363,10 @@ class Exchange:
             rewritten=other.hash_chain if other else None,
             moved=proposed.moved if proposed else 0,
             most=proposed.most if proposed else 0,
-            brief=self._api.pinnable and len(self._body) <= BRIEF_BYTES and not (other or divided),
+            brief=self._call.api.pinnable and len(self._body) <= BRIEF_BYTES and not (other or divided),
             lora=account.claim.lora,
             uncached=ask is not None and not ask.cache_prompt,
-            resumable=bool(self._stream_ids()),
+            resumable=bool(self._stream_ids),
             bypass=self._bypasses,
             unplaced=self._obstacle(),
             kind=account.record.client,
@@ -366,11 +375,6 @@ class Exchange:
             outgrown=self._outgrown,
             hints=hints.limited(key.priority) if key else hints,
         )
-
-    @property
-    def _bypasses(self) -> bool:
-        """Whether it passes straight through: its client asked for that, or its key could not be checked."""
-        return self._asks_bypass or not self._let_in
 
     def _obstacle(self) -> Reason | None:
         """Return why it cannot be placed now although its client did not ask for a bypass."""
@@ -413,12 +417,12 @@ class Exchange:
                 held = self._bypasses or forward.reason not in WITHOUT_PLACE
                 answer = await self._gate.upstream.send(
                     link.address,
-                    self._request,
+                    self._call.request,
                     form.body,
                     self._account.id,
                     trace_parent=parent,
                     held=held,
-                    stream_ids=self._stream_ids(),
+                    stream_ids=self._stream_ids,
                 )
         except UpstreamFault:
             driver.failed(link, broken=True)
@@ -429,13 +433,12 @@ class Exchange:
             self._waiting.stop()
             early = form.progress is not None
             driver.post(Started(at=driver.now(), request=self._account.key, before_prefill=early))
-            answered = (self._request, self._api, self._account, self._waiting)
             cells = gate_for(driver, forward, outgrown=self._outgrown)
-            relay = Relay(driver, *answered, ahead=self._gate.ahead, cells=cells)
-            response = await relay.run(answer, forward, link, form, alone=not self._hears_comments())
+            relay = Relay(driver, self._call, self._account, self._waiting, self._gate.ahead, cells)
+            response = await relay.run(answer, forward, link, form, alone=not self._hears_comments)
         if is_failure(answer.status, self._account.listener.end()) and not (cells and cells.lacked):
-            auth = self._gate.door.lent(self._request)
-            failed = FailedRequest(self._api, self._body_out, auth, answer.status)
+            auth = self._gate.door.lent(self._call.request)
+            failed = FailedRequest(self._call.api, self._body_out, auth, answer.status)
             driver.tasks.start(judge(driver, link, failed, self._gate.aside))
         return response
 
@@ -447,17 +450,14 @@ class Exchange:
     def _without_cache(self, body: bytes, forward: Forward) -> bytes:
         """Return the body to send; with caching off if the engine may reuse a state of others."""
         one_of_many = self._namespace or (self._gate.door.namespaces and not self._let_in)
-        if not (one_of_many or forward.strict) or forward.isolated or not self._api.generates:
+        if not (one_of_many or forward.strict) or forward.isolated or not self._call.api.generates:
             return body
-        if not self._api.pinnable:
+        if not self._call.api.pinnable:
             traits = self._gate.driver.links[forward.engine].traits
             if traits and not traits.slot_files:  # no slot can be erased there, so it would be refused again
                 raise ClientFault(NEVER_APART, status=403)
             raise UpstreamFault(MIXED, status=503, retry_after=RETRY_AFTER)
         return uncached(body)
-
-    def _stream_ids(self) -> tuple[str, ...]:
-        return self._gate.door.stream_ids(self._request, let_in=self._let_in)
 
     def _labels(self) -> dict[str, str]:
         """Return our own headers, as far as they are known."""
@@ -472,7 +472,7 @@ class Exchange:
         # without parked tokens, which would show how busy other namespaces are
         unseen = pending.parked if pending and self._namespace else 0
         labels[names.PLANTED] = str(pending.planted - unseen if pending else 0)
-        if priority := urgency(self._account.record, namespaced=bool(self._namespace)):
+        if priority := self._account.record.urgency(namespaced=bool(self._namespace)):
             labels[names.PRIORITY] = priority
         if rules := self._account.rules:
             labels[names.REWRITTEN] = ", ".join(rules)
@@ -490,6 +490,7 @@ WAITING: Final = comment("waiting")
 JSON: Final = "application/json; charset=utf-8"  # as llama-server writes it
 
 
+@dataclass(slots=True, eq=False)
 class Waiting:
     """A client that asked for a stream and waits for its first event.
 
@@ -498,37 +499,28 @@ class Waiting:
     Until `begun`, the request can still be sent again and another answer can follow.
     """
 
-    def __init__(
-        self,
-        request: web.Request,
-        request_id: str,
-        tasks: Tasks,
-        *,
-        seconds: float,
-        labels: Callable[[], Mapping[str, str]],
-    ) -> None:
-        """`seconds` are between two comments, 0: there are none; `labels` are our own headers, as known."""
-        self._request = request
-        self._request_id = request_id
-        self._tasks = tasks
-        self._seconds = seconds
-        self._labels = labels
-        self._sent: dict[str, str] = {}  # labels that the sent head has
-        self._talking: asyncio.Task[None] | None = None
-        self.opened: web.StreamResponse | None = None
-        self.begun = False  # the client has bytes of the engine's answer
+    request: web.Request
+    request_id: str
+    tasks: Tasks
+    _: KW_ONLY
+    seconds: float  # between two comments; 0: there are none
+    labels: Callable[[], Mapping[str, str]]  # our own headers, as far as they are known
+    opened: web.StreamResponse | None = None
+    begun: bool = False  # the client has bytes of the engine's answer
+    _sent: dict[str, str] = field(default_factory=dict)  # labels that the sent head has
+    _talking: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Start comments, in the open answer or in our own answer, which begins with the first comment.
 
         If comments of a request that is sent again still run, they continue until `stop`.
         """
-        if self._talking is not None or not self._seconds:
+        if self._talking is not None or not self.seconds:
             return
         owner = asyncio.current_task()
         if owner is None:
             raise AssertionError("a handler runs in a task")
-        self._talking = self._tasks.start(self._talk(owner))
+        self._talking = self.tasks.start(self._talk(owner))
 
     def stop(self) -> None:
         """End the comments: no byte of ours is written after this. No comment is cut off."""
@@ -551,12 +543,12 @@ class Waiting:
 
     async def accept(self, answer: aiohttp.ClientResponse) -> web.StreamResponse:
         """Send the engine's head with our labels. After our own head, write late labels as a comment."""
-        labels = self._labels()
+        labels = self.labels()
         if self.opened is None:
-            response = prepared(answer, self._request_id)
+            response = prepared(answer, self.request_id)
             if answer.status < 400:  # else a client without a key would see what others have asked
                 response.headers.update(labels)
-            await response.prepare(self._request)
+            await response.prepare(self.request)
             if flows(answer):
                 self.opened, self._sent = response, dict(labels)
             else:
@@ -569,11 +561,11 @@ class Waiting:
 
     def whole(self, answer: aiohttp.ClientResponse, made: WholeAnswer) -> web.Response:
         """Return an answer that was made from the engine's stream, with the engine's head and our labels."""
-        headers = prepared(answer, self._request_id).headers
+        headers = prepared(answer, self.request_id).headers
         for name in ("Content-Type", "X-Accel-Buffering"):  # those of a stream
             headers.popall(name, None)
         if made.status < 400:
-            headers.update(self._labels())
+            headers.update(self.labels())
         headers["Content-Type"] = JSON
         return web.Response(status=made.status, headers=headers, body=made.body)
 
@@ -590,7 +582,7 @@ class Waiting:
         """Write comments for ever. If the client has left, cancel `owner`, the task of its request."""
         try:
             while True:
-                await asyncio.sleep(self._seconds)
+                await asyncio.sleep(self.seconds)
                 response = self.opened or await self._open()
                 await response.write(WAITING)
         except GONE:
@@ -599,19 +591,19 @@ class Waiting:
 
     async def _open(self) -> web.StreamResponse:
         """Send the head that the engine would send for a stream, with our own labels."""
-        self._sent = dict(self._labels())
-        origin = self._request.headers.get("Origin")
+        self._sent = dict(self.labels())
+        origin = self.request.headers.get("Origin")
         self.opened = web.StreamResponse(
             headers={
                 "Content-Type": EVENT_STREAM,
                 "Server": "slotkeeper",
                 "X-Accel-Buffering": "no",
                 **({"Access-Control-Allow-Origin": origin} if origin else {}),
-                names.REQUEST_ID: self._request_id,
+                names.REQUEST_ID: self.request_id,
                 **self._sent,
             }
         )
-        await self.opened.prepare(self._request)
+        await self.opened.prepare(self.request)
         return self.opened
 
 
@@ -667,17 +659,17 @@ class OutOfCells(UpstreamFault):
     """The engine had no free cell, and the client has no byte of an answer yet."""
 
 
+@dataclass(slots=True, eq=False)
 class CellsGate:
     """Holds back the beginning of an answer while it may be this error, and reports it to the driver."""
 
-    def __init__(self, driver: Driver, request: RequestId, *, shut: bool) -> None:
-        """`shut`: hold the beginning back. If not, everything passes."""
-        self._driver = driver
-        self._request = request
-        self._shut = shut
-        self._held = b""
-        self.last = b""  # the last bytes that the engine has sent
-        self.lacked = False  # the answer was this error
+    driver: Driver
+    request: RequestId
+    _: KW_ONLY
+    shut: bool  # the beginning of the answer is held back; else everything passes
+    last: bytes = b""  # the last bytes that the engine has sent
+    lacked: bool = False  # the answer was this error
+    _held: bytes = b""
 
     def ended(self, answer: Answer) -> None:
         """Report the error if it is the last event of an answer that was passed on."""
@@ -690,7 +682,7 @@ class CellsGate:
 
     def _report(self, *, again: bool) -> None:
         self.lacked = True
-        self._driver.post(Exceeded(at=self._driver.now(), request=self._request, again=again))
+        self.driver.post(Exceeded(at=self.driver.now(), request=self.request, again=again))
 
     async def whole(self, answer: aiohttp.ClientResponse) -> bytes:
         """Read a short answer of 500 that is no stream, and check it; read nothing of any other answer.
@@ -698,7 +690,7 @@ class CellsGate:
         Returns the bytes read. Raises OutOfCells, UpstreamFault.
         """
         size = answer.content_length
-        if not self._shut or answer.status != 500 or flows(answer) or size is None or size > LONGEST:
+        if not self.shut or answer.status != 500 or flows(answer) or size is None or size > LONGEST:
             return b""
         body = await whole(answer, lambda _: None)
         if NO_CELLS in body and b'"error"' in body:
@@ -707,7 +699,7 @@ class CellsGate:
 
     def passing(self, chunk: bytes) -> bytes:
         """Return the bytes of a stream that may be passed on. Raises OutOfCells."""
-        if not self._shut or not chunk:
+        if not self.shut or not chunk:
             return chunk
         self._held += chunk
         out = []
@@ -737,7 +729,7 @@ class CellsGate:
 
     def close(self) -> bytes:
         """Return the bytes held back; all that follows passes."""
-        held, self._held, self._shut = self._held, b"", False
+        held, self._held, self.shut = self._held, b"", False
         return held
 
 
@@ -756,34 +748,19 @@ def gate_for(driver: Driver, forward: Forward, *, outgrown: bool) -> CellsGate |
 PREDICTION_WAIT: Final = 0.05  # seconds that an answer's head may wait for our own prediction
 
 
+@dataclass(frozen=True, slots=True)
 class Relay:
     """Relays one answer: whole, as an error event, or visibly broken off (the connection ends within it).
 
     Raises UpstreamFault if it breaks off before the client has a byte of it.
     """
 
-    def __init__(
-        self,
-        driver: Driver,
-        request: web.Request,
-        api: Api,
-        account: Account,
-        waiting: Waiting,
-        *,
-        ahead: Budget,
-        cells: CellsGate | None,
-    ) -> None:
-        """`cells` detects that the engine had no free KV cells for the request; None where that cannot be.
-
-        `ahead` is the memory for bytes that the engine has sent and the client has not read yet.
-        """
-        self._cells = cells
-        self._driver = driver
-        self._ahead = ahead
-        self._request = request
-        self._api = api
-        self._account = account
-        self._waiting = waiting
+    driver: Driver
+    call: Call
+    account: Account
+    waiting: Waiting
+    ahead: Budget  # for bytes that the engine has sent and the client has not read yet
+    cells: CellsGate | None  # detects a lack of free KV cells; None where that cannot be
 
     async def run(
         self,
@@ -798,9 +775,9 @@ class Relay:
 
         `alone`: we may not write comments between the engine's events.
         """
-        account, waiting, streams = self._account, self._waiting, flows(answer)
+        account, waiting, streams = self.account, self.waiting, flows(answer)
         account.listener.begin(answer)
-        body = await self._cells.whole(answer) if self._cells else b""
+        body = await self.cells.whole(answer) if self.cells else b""
         await self._predicted()
         if waiting.opened is not None and not streams:
             return await self._retell(answer, forward, link, read=body)
@@ -809,8 +786,8 @@ class Relay:
         response = await waiting.accept(answer)
         if streams and not alone:
             waiting.start()
-        crowded = self._driver.placement.has_waiting
-        with Outlet(self._ahead, self._request, response, crowded=crowded) as out:
+        crowded = self.driver.placement.has_waiting
+        with Outlet(self.ahead, self.call.request, response, crowded=crowded) as out:
             try:
                 progress = form.progress if streams else None
                 await self._copied(answer, link, out.write, waiting.ends_with, progress, read=body)
@@ -823,8 +800,8 @@ class Relay:
                 account.gone()
                 await self._break_off(answer, out, fault)
                 return response
-            if self._cells:
-                self._cells.ended(account.listener.end())
+            if self.cells:
+                self.cells.ended(account.listener.end())
             account.finished(forward, link, answer.status)
             await out.end()
         return response
@@ -843,7 +820,7 @@ class Relay:
 
         Before `write` gets bytes, `written` gets them and returns those to write. `read`: bytes read before.
         """
-        listener, cells, streams = self._account.listener, self._cells, flows(answer)
+        listener, cells, streams = self.account.listener, self.cells, flows(answer)
         steps = [listener.without(progress)] if progress else []
         if cells and streams:
             steps.append(cells.passing)
@@ -862,7 +839,7 @@ class Relay:
 
         async with answering(link):
             await copy(answer, write, seen, passing, read=read)
-        self._waiting.stop()
+        self.waiting.stop()
         self._check_whole(answer, link)  # first: a request without a byte of its answer can be sent again
         if streams:
             await write((cells.close() if cells else b"") + (progress.close() if progress else b""))
@@ -891,13 +868,13 @@ class Relay:
         made = assembler.close()
         if made is None:
             link.assembles = False
-            log.warning("answer_not_assembled", request_id=self._account.id, engine=link.engine)
-            self._driver.metrics.fallback("assemble")
+            log.warning("answer_not_assembled", request_id=self.account.id, engine=link.engine)
+            self.driver.metrics.fallback("assemble")
             raise NotAssembled("no whole answer could be made of the engine's stream")
-        if self._cells:
-            self._cells.ended(self._account.listener.end())
-        self._account.finished(forward, link, made.status)
-        return self._waiting.whole(answer, made)
+        if self.cells:
+            self.cells.ended(self.account.listener.end())
+        self.account.finished(forward, link, made.status)
+        return self.waiting.whole(answer, made)
 
     def _check_whole(self, answer: aiohttp.ClientResponse, link: EngineLink) -> None:
         """Check that an answer which ended normally has its end. Raises UpstreamFault.
@@ -906,25 +883,25 @@ class Relay:
         its X-Conversation-Id, and a gateway in front of either for reasons of its own. Other servers than
         llama-server may write other last events, so their answers are not checked.
         """
-        if not self._api.generates or link.foreign or link.health.unlike_ours:
+        if not self.call.api.generates or link.foreign or link.health.unlike_ours:
             return
-        if self._account.listener.broke_off(answer):
+        if self.account.listener.broke_off(answer):
             of = "the router" if link.address.model else "the engine"
             raise UpstreamFault(f"{of} broke off in the middle of an answer: its last event is missing")
 
     async def _predicted(self) -> None:
         """Wait briefly for our prediction: only for a very short prompt it is not ready yet."""
-        pending = self._driver.placement.pending(self._account.key)
+        pending = self.driver.placement.pending(self.account.key)
         if pending and pending.predicted is None and not pending.rendered:
             with suppress(TimeoutError):
                 async with asyncio.timeout(PREDICTION_WAIT):
-                    await self._account.rendered.wait()
+                    await self.account.rendered.wait()
 
     async def _retell(
         self, answer: aiohttp.ClientResponse, forward: Forward, link: EngineLink, *, read: bytes
     ) -> web.StreamResponse:
         """Send the engine's answer as an error event: it is no stream, but the client already reads one."""
-        account = self._account
+        account = self.account
         try:
             async with answering(link):
                 account.listener.read(read)  # `CellsGate` has read a short answer of 500 already
@@ -937,16 +914,16 @@ class Relay:
         if answer.status < 400:
             account.outcome = "upstream_error"
             fault = UpstreamFault(f"the engine answered {answer.content_type} where a stream was asked for")
-        return await self._waiting.end(errors.sse(fault, self._api))
+        return await self.waiting.end(errors.sse(fault, self.call.api))
 
     async def _break_off(self, answer: aiohttp.ClientResponse, out: Outlet, fault: UpstreamFault) -> None:
         """Cut an incomplete answer: its connection ends within it, in a stream after an error event."""
-        log.warning("answer_broke_off", request_id=self._account.id, error=fault.message)
+        log.warning("answer_broke_off", request_id=self.account.id, error=fault.message)
         if flows(answer):
-            await out.write(b"\n\n" + errors.sse(fault, self._api))
+            await out.write(b"\n\n" + errors.sse(fault, self.call.api))
             await out.cut()
         else:
-            abort(self._request)
+            abort(self.call.request)
 
 
 # -- failed answers: the engine's own fault, which its circuit breaker counts, or the request's ----------

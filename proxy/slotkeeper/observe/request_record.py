@@ -346,6 +346,14 @@ class Record:
         """The conversation's name in answers; empty if it has none."""
         return self.name.given or self.name.handle
 
+    def urgency(self, *, namespaced: bool) -> str:
+        """Return priority and acts for the header of an answer; "" for normal priority without acts.
+
+        `namespaced`: acts are left out, because they would reveal the load of other namespaces.
+        """
+        acts = dict.fromkeys(ranked.act.value for ranked in ([] if namespaced else self.ranked))
+        return "; ".join([self.priority.value, *acts]) if acts or self.priority is not Priority.NORMAL else ""
+
     @property
     def goes_on(self) -> int | None:
         """The conversation; until that is settled, the one that the request seems to continue."""

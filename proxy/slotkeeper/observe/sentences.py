@@ -23,7 +23,7 @@ from slotkeeper.observe.states import BRIEF, Spent, duration, longest, wait_text
 from slotkeeper.scheduler.effects import PoolAct, Purpose, Ranked, SaveMoment
 from slotkeeper.scheduler.figures import Loss
 from slotkeeper.scheduler.pending import Wait
-from slotkeeper.scheduler.types import Priority, PriorityAct, Reason, id_of
+from slotkeeper.scheduler.types import PriorityAct, Reason, id_of
 
 LONG: Final = 1.0  # seconds of a stage that a list names
 SPENT_TEXTS: Final[Mapping[Spent, str]] = MappingProxyType(
@@ -362,12 +362,3 @@ def _ranked(ranked: Ranked, times: int) -> str:
     often = f", the last of {times} times" if times > 1 else ""
     priced = "" if ranked.gain is None else f"; gain {ranked.gain:,.2f} s, loss {ranked.loss:,.2f} s"
     return f"{words}{often} (after {ranked.waited:,.1f} s in the queue{priced})."
-
-
-def urgency(record: Record, *, namespaced: bool) -> str:
-    """Return priority and acts for the header of an answer; "" for normal priority without acts.
-
-    `namespaced`: acts are left out, because they would reveal the load of other namespaces.
-    """
-    acts = dict.fromkeys(ranked.act.value for ranked in ([] if namespaced else record.ranked))
-    return "; ".join([record.priority.value, *acts]) if acts or record.priority is not Priority.NORMAL else ""

@@ -203,11 +203,11 @@ class Engines:
                 return model, "/".join(["", *words[end:]])
         return NO_ROUTER, path
 
-    def model_of_form(self, content_type: str, form: bytes) -> ModelName:
+    def model_of_form(self, headers: Mapping[str, str], form: bytes | None) -> ModelName:
         """Return the model of llama-swap that a form names. llama-server's router reads no forms."""
-        if self.router_with(NO_ROUTER, swaps=True) is None:
+        if not self.routers or self.router_with(NO_ROUTER, swaps=True) is None:
             return NO_ROUTER
-        model = self.model_of(named_in_form(content_type, form))
+        model = self.model_of(named_in_form(headers.get("Content-Type", ""), form or b""))
         return model if self.router_with(model, swaps=True) else NO_ROUTER
 
     async def newest_model_of(self, named: Any) -> ModelName:

@@ -338,7 +338,7 @@ ALICE, ROOT = {"X-Api-Key": "a-long-key-of-alice"}, {"Authorization": "Bearer a-
 def refused(door: Door, method: str, path: str, headers: dict[str, str]) -> int | None:
     request = make_mocked_request(method, path, headers=headers)
     try:
-        door.admit(request, classify(method, request.path), request.path)
+        door.admit(request, classify(method, request.path), request.path, request.path)
     except ClientFault as fault:
         return fault.status
     return None
@@ -370,7 +370,7 @@ async def test_the_name_of_a_listed_key_is_its_namespace_and_queue(tmp_path):
     callers = []
     for headers in (ALICE, ROOT):
         request = make_mocked_request("POST", "/completion", headers=headers)
-        door.admit(request, Api.COMPLETION, "/completion")
+        door.admit(request, Api.COMPLETION, "/completion", "/completion")
         assert await door.judge(request, since=CAME) is KeyCheck.LET_IN
         callers.append(door.caller(request))
         assert door.lent(request) == {}

@@ -31,7 +31,6 @@ from slotkeeper.observe.sentences import (
     STEPS,
     place,
     sentences,
-    urgency,
     verdict,
 )
 from slotkeeper.observe.states import Spent
@@ -289,10 +288,10 @@ def test_equal_acts_in_a_row_are_explained_once():
 
 
 def test_the_priority_header_hides_acts_that_concern_other_namespaces():
-    assert urgency(record(), namespaced=False) == ""
+    assert record().urgency(namespaced=False) == ""
     came = record(priority=Priority.LOW, ranked=[ranked(PriorityAct.GAVE_WAY)] * 2)
-    assert urgency(came, namespaced=False) == "low; gave_way"
-    assert urgency(came, namespaced=True) == "low"
+    assert came.urgency(namespaced=False) == "low; gave_way"
+    assert came.urgency(namespaced=True) == "low"
 
 
 # -- the queue -----------------------------------------------------------------------------------------

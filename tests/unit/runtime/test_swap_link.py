@@ -282,9 +282,8 @@ async def test_a_path_without_a_version_is_that_path_at_the_server_of_its_model(
 
 async def test_a_form_names_a_model(scene):
     part = b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\n%s\r\n--x--'
-    found = [
-        scene.engines.model_of_form("multipart/form-data; boundary=x", part % name) for name in (b"a", b"z")
-    ]
+    headers = {"Content-Type": "multipart/form-data; boundary=x"}
+    found = [scene.engines.model_of_form(headers, part % name) for name in (b"a", b"z")]
     assert found == ["a", ""]
 
 
