@@ -1,9 +1,16 @@
-"""Slot files made from recipes in memory, and edits that only tests make."""
+"""Slot files made from recipes in memory, edits that only tests make, and a look at all files of a store."""
 
 from __future__ import annotations
 
-from slotkeeper.engine.slotfile import ByteSpan, Patch, Recipe, SlotFile
+from typing import Final
+
+from slotkeeper.engine.slotfile import BEFORE_IDS, HEADER, ByteSpan, Patch, Recipe, SlotFile
+from slotkeeper.scheduler.slot_contents import SnapshotId
 from slotkeeper.scheduler.tokens import WIDTH
+from slotkeeper.store.store import Store
+from slotkeeper.store.trouble import SnapshotError
+
+IDS_AT: Final = HEADER + WIDTH * BEFORE_IDS  # the offset of the first token's id
 
 
 def whole(file: SlotFile) -> Recipe:
@@ -24,5 +31,16 @@ def other_last_token(file: SlotFile, token: int) -> Patch:
 
     The draft model's state goes back, too.
     """
-    at = file.ids_at + WIDTH * (len(file.tokens) - 1)
+    at = IDS_AT + WIDTH * (len(file.tokens) - 1)
     return Patch(at, token.to_bytes(WIDTH, "little"))
+
+
+async def damaged(store: Store) -> dict[SnapshotId, SnapshotError]:
+    """Verify every snapshot. Returns those with a damaged or missing copy, and the reason."""
+    bad = {}
+    for kept in store.listing():
+        try:
+            await store.verify(kept.id)
+        except SnapshotError as error:
+            bad[kept.id] = error
+    return bad

@@ -26,6 +26,7 @@ from chaos.lab_snapshots import prefer_files
 from chaos.raw import cut_short, until
 from chaos.soak import events, text_of
 from patience import PATIENCE
+from recipes import damaged
 from slotkeeper.api.head import Api
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
@@ -348,7 +349,7 @@ async def nothing_is_left(scene: Scene) -> None:
     """Check that every file is complete, and that no engine refused a file or got one of another engine."""
     driver = scene.sidecar.driver
     assert driver.snapshots
-    assert await driver.snapshots.store.verify_all() == {}
+    assert await damaged(driver.snapshots.store) == {}
     assert not list(scene.folder.glob("*.tmp"))
     value = scene.sidecar.metrics.registry.get_sample_value
     name = "slotkeeper_snapshot_operations_total"

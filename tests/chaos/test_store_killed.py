@@ -18,7 +18,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from recipes import whole
+from recipes import damaged, whole
 from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store.files import INDEX, RUN_FOLDER
@@ -170,7 +170,7 @@ async def agrees(hot: Path, cold: Path, reported: Reported) -> int:
             in_runs = {id_ for id_ in there if tier is Tier.COLD and len(found[id_].tokens) == LONG}
             slots = {f"{id_}.{'runs' if id_ in in_runs else 'slot'}" for id_ in there}
             assert files == slots | {f"{id_}.json" for id_ in there}
-        assert await store.verify_all() == {}
+        assert await damaged(store) == {}
         for id_, kept in found.items():
             assert await offered(store, hot, id_) == state_of(kept.tokens[0] // 1000)
         with closing(sqlite3.connect(hot / INDEX)) as rows:

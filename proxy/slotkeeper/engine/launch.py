@@ -41,7 +41,6 @@ def recommended(
     *,
     port: int,
     slot_dir: Path,
-    host: str = "127.0.0.1",
     slots: int = SLOTS,
     context_tokens: int = CONTEXT_TOKENS,
     trained_tokens: int = 0,
@@ -57,7 +56,6 @@ def recommended(
         user: the arguments after `--`.
         port: the port on which the engine listens.
         slot_dir: the engine's `--slot-save-path`; see `private_folder`.
-        host: the address on which it listens.
         slots: their number; explicit, because the default shares one KV buffer (engine.md T6).
         context_tokens: of each slot; `-c` is for all of them together (engine.md 6).
         trained_tokens: the model's own limit, 0 = unknown.
@@ -69,7 +67,7 @@ def recommended(
     chosen = given(user)
     each = min(context_tokens, trained_tokens) if trained_tokens else context_tokens
     flags: list[tuple[str, ...]] = [
-        ("--host", host),
+        ("--host", "127.0.0.1"),
         ("--port", str(port)),
         ("--parallel", str(slots)),
         ("--ctx-size", str(each * slots)),

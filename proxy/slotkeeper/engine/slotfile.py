@@ -115,11 +115,6 @@ class SlotFile:
         cuts = f" checkpoints {[record.at for record in self.records]}" if self.records else ""
         return f"<SlotFile v{self.version} {len(self.tokens)} tokens {self.size} bytes{cuts}>"
 
-    @property
-    def ids_at(self) -> int:
-        """Offset of the first token's id."""
-        return HEADER + WIDTH * BEFORE_IDS
-
 
 def tokens_with_images(file: SlotFile, chunks: Sequence[Chunk]) -> Tokens | None:
     """Return the file's tokens with these images; None if the file has others, or has them elsewhere.

@@ -301,16 +301,6 @@ class Store:
             if first:
                 raise first
 
-    async def verify_all(self) -> dict[SnapshotId, SnapshotError]:
-        """Verify every snapshot. Returns those with a damaged or missing copy, and the reason."""
-        bad = {}
-        for kept in self.listing():
-            try:
-                await self.verify(kept.id)
-            except SnapshotError as error:
-                bad[kept.id] = error
-        return bad
-
     def _own(self, temporary: str) -> None:
         """Check that we gave this name out: any other name could lead out of the folder."""
         try:

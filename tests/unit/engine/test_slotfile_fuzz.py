@@ -7,7 +7,7 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes import whole
+from recipes import IDS_AT, whole
 from slotkeeper.engine.slotfile import Damage, SlotFile, Verdict, keep, size_of
 from unit.engine.slotfiles import KINDS, header, slot_file, verdict_on
 
@@ -23,7 +23,7 @@ def check(data: bytes) -> None:
         return
     assert isinstance(found, SlotFile)
     assert found.payload_end <= found.size == len(data)
-    assert found.ids_at + 4 * len(found.tokens) <= found.payload_end
+    assert IDS_AT + 4 * len(found.tokens) <= found.payload_end
     assert all(0 < record.at <= len(found.tokens) for record in found.records)
     assert size_of(whole(found)) == size_of(keep(found, found.records)) or not found.records
 

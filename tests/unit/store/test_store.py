@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from recipes import damaged
 from slotkeeper.engine.slotfile import SlotFile
 from slotkeeper.scheduler.slot_contents import Tier
 from slotkeeper.scheduler.tokens import Tokens
@@ -139,7 +140,7 @@ async def test_verify_finds_damage_in_every_tier(hot: Path, cold: Path):
         (cold / f"{bad.id}.slot").write_bytes(b"x")
         (cold / f"{worse.id}.slot").unlink()
         (hot / f"{worse.id}.slot").unlink()
-        found = await store.verify_all()
+        found = await damaged(store)
         assert {id_: type(error) for id_, error in found.items()} == {
             bad.id: UnfitError,
             worse.id: MissingError,
@@ -156,7 +157,7 @@ async def test_concurrent_operations_on_one_snapshot_run_one_after_the_other(hot
         work = [store.demote(kept.id), store.offer(kept.id, ENGINE), store.copy_cold(kept.id)] * 4
         await asyncio.gather(*work)
         assert await offered(store, hot, kept.id) == file_of(1)
-        assert await store.verify_all() == {}
+        assert await damaged(store) == {}
 
 
 class Stuck:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes import whole
+from recipes import damaged, whole
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store import snapshot_folder
 from slotkeeper.store.intake import SavedFile, SlotFileEdit
@@ -144,7 +144,7 @@ async def test_quarantine_is_bounded(hot: Path, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(snapshot_folder, "QUARANTINE_BYTES", 15)
         one = await keep(store, hot)
         (hot / f"{one.id}.slot").write_bytes(b"x" * 10)
-        await store.verify_all()
+        await damaged(store)
         assert names_in(hot) == {f"slotkeeper-quarantine/{one.id}.slot"}
 
 
