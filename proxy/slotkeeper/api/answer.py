@@ -6,7 +6,8 @@ Each API has a reading class in its own module; this module feeds it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final, Protocol
 
 import orjson
@@ -38,27 +39,26 @@ def comment(*lines: str) -> bytes:
     return b"".join(b": " + line.encode() + b"\n" for line in lines) + b"\n"
 
 
+@dataclass(slots=True, eq=False)
 class SseSplitter:
     """Collects the chunks of a stream and returns the events that they complete.
 
     An event of more than `limit` bytes is dropped.
     """
 
-    __slots__ = ("_after_cr", "_data", "_dropping", "_first", "_limit", "_name", "_partial", "_size")
-
-    def __init__(self, *, limit: int = LIMIT_BYTES) -> None:
-        self._limit = limit
-        self._partial: list[bytes] = []  # pieces of the line that is not complete
-        self._data: list[bytes] = []
-        self._name = ""
-        self._size = 0  # bytes of the event so far, its partial line included
-        self._dropping = False
-        self._after_cr = False
-        self._first = True
+    _: KW_ONLY
+    limit: int = LIMIT_BYTES
+    _partial: list[bytes] = field(default_factory=list)  # pieces of the line that is not complete
+    _data: list[bytes] = field(default_factory=list)
+    _name: str = ""
+    _size: int = 0  # bytes of the event so far, its partial line included
+    _dropping: bool = False
+    _after_cr: bool = False
+    _first: bool = True
 
     def __repr__(self) -> str:
         state = "dropping" if self._dropping else f"{len(self._data)} data lines"
-        return f"<SseSplitter {self._size} of {self._limit} bytes, {state}>"
+        return f"<SseSplitter {self._size} of {self.limit} bytes, {state}>"
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
         """Return the events that end within `chunk`."""
@@ -88,7 +88,7 @@ class SseSplitter:
 
     def _keep(self, piece: bytes) -> None:
         self._size += len(piece)
-        if self._size > self._limit:
+        if self._size > self.limit:
             self._dropping = True
             self._data = []
             # The rest of the line must not look like the empty line that ends an event.
@@ -140,15 +140,13 @@ class Progress:
     seconds: float  # since the prefill began
 
 
+@dataclass(slots=True, eq=False)
 class ProgressFilter:
     """Removes the progress events from one stream. They all come before the first other event."""
 
-    __slots__ = ("_finished", "_held", "latest")
-
-    def __init__(self) -> None:
-        self._held = b""
-        self._finished = False
-        self.latest: Progress | None = None
+    latest: Progress | None = None
+    _held: bytes = b""
+    _finished: bool = False
 
     def feed(self, chunk: bytes) -> bytes:
         """Return the bytes that may go to the client. At most one incomplete event is held back."""
@@ -214,6 +212,14 @@ class AnswerReading(Protocol):
         """Read a whole answer."""
 
 
+READINGS: Final[Mapping[Api, Callable[[AnswerBuilder], AnswerReading]]] = {  # else OpenAI's
+    Api.MESSAGES: AnthropicReading,
+    Api.RESPONSES: ResponsesReading,
+    Api.COMPLETION: LlamaReading,
+    Api.INFILL: LlamaReading,
+}
+
+
 class AnswerReader:
     """Reads the uncompressed bytes of one answer, in chunks of any size."""
 
@@ -221,7 +227,7 @@ class AnswerReader:
 
     def __init__(self, api: Api, *, stream: bool, status: int = 200) -> None:
         self._draft = AnswerBuilder()
-        self._reading = _reading(api, self._draft)
+        self._reading = READINGS.get(api, OpenAiReading)(self._draft)
         # An error is plain JSON even if the client asked for a stream (engine.md 7).
         self._splitter = SseSplitter() if stream and status < 400 else None
         self._status = status
@@ -297,15 +303,3 @@ class AnswerReader:
                 self._reading.body(doc)
         except _UNREADABLE:
             self._draft.unread += 1
-
-
-def _reading(api: Api, draft: AnswerBuilder) -> AnswerReading:
-    match api:
-        case Api.MESSAGES:
-            return AnthropicReading(draft)
-        case Api.RESPONSES:
-            return ResponsesReading(draft)
-        case Api.COMPLETION | Api.INFILL:
-            return LlamaReading(draft)
-        case _:
-            return OpenAiReading(draft)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from slotkeeper.api.document import Doc, integer
@@ -29,41 +29,24 @@ class Figures:
     draft_accepted: int | None = None
 
 
+@dataclass(slots=True, eq=False)
 class AnswerBuilder:
     """The parts of an answer that were read so far. `AnswerReader` makes the `Answer` from them."""
 
-    __slots__ = (
-        "_cached",
-        "_calls",
-        "_chars",
-        "_content",
-        "_generated",
-        "_prompt",
-        "_reasoning",
-        "_timings",
-        "complete",
-        "error",
-        "opened",
-        "slot",
-        "spoke",
-        "unread",
-    )
-
-    def __init__(self) -> None:
-        self._content: list[str] = []
-        self._reasoning: list[str] = []
-        self._calls: dict[Any, _Call] = {}
-        self._chars = 0
-        self._prompt: int | None = None
-        self._cached: int | None = None
-        self._generated: int | None = None
-        self._timings: Doc = {}
-        self.slot: int | None = None
-        self.opened = False  # the assistant's message has begun
-        self.spoke = False  # a generated token has come
-        self.complete = False
-        self.error: str | None = None
-        self.unread = 0  # events, or whole bodies, that could not be read
+    slot: int | None = None
+    opened: bool = False  # the assistant's message has begun
+    spoke: bool = False  # a generated token has come
+    complete: bool = False
+    error: str | None = None
+    unread: int = 0  # events, or whole bodies, that could not be read
+    _content: list[str] = field(default_factory=list)
+    _reasoning: list[str] = field(default_factory=list)
+    _calls: dict[Any, _Call] = field(default_factory=dict)
+    _chars: int = 0
+    _prompt: int | None = None
+    _cached: int | None = None
+    _generated: int | None = None
+    _timings: Doc = field(default_factory=dict)
 
     def __repr__(self) -> str:
         state = self.error or ("complete" if self.complete else "open")
@@ -161,15 +144,13 @@ class AnswerBuilder:
             pieces.append(piece)
 
 
+@dataclass(slots=True, eq=False)
 class _Call:
     """A tool call whose pieces are still coming."""
 
-    __slots__ = ("arguments", "call_id", "name")
-
-    def __init__(self) -> None:
-        self.name = ""
-        self.call_id = ""
-        self.arguments: list[str] = []
+    name: str = ""
+    call_id: str = ""
+    arguments: list[str] = field(default_factory=list)
 
     def message(self) -> Doc:
         function = {"name": self.name, "arguments": "".join(self.arguments) or "{}"}

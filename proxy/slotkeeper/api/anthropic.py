@@ -7,12 +7,14 @@ reach the template. Answers carry no timings (engine.md 1.3).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
 
 from slotkeeper.api.answer_builder import AnswerBuilder
 from slotkeeper.api.document import (
+    SECTIONS,
     Doc,
     NotOurs,
     SeenRequest,
@@ -23,7 +25,6 @@ from slotkeeper.api.document import (
     mark,
     pick,
     rows,
-    section_of,
     strings,
     table,
     text,
@@ -61,7 +62,7 @@ def _message(message: Doc, path: Path) -> Message:
     role = _ROLES.get(text(message, "role"), Role.USER)
     content, inner = message.get("content"), (*path, "content")
     if not isinstance(content, list):
-        return Message(role, path, strings(content, inner, section_of(role), _PARTS), content=content)
+        return Message(role, path, strings(content, inner, SECTIONS[role], _PARTS), content=content)
     if any(block.get("type") == "tool_result" for block in rows(content)):
         role = Role.TOOL  # also with a reminder beside the results: clients add and remove those
     return _message_of(role, path, content, inner)
@@ -73,7 +74,7 @@ def _message_of(role: Role, path: Path, content: list[Any], inner: Path) -> Mess
     answers: list[Text] = []
     thoughts: list[Text] = []
     media: list[bytes] = []
-    section = Section.USER if role is Role.TOOL else section_of(role)
+    section = Section.USER if role is Role.TOOL else SECTIONS[role]
     for n, block in enumerate(content):
         if not isinstance(block, dict):
             continue
@@ -131,29 +132,27 @@ def _as_wrapped(doc: Any) -> Any:
     return doc if "error" in doc else {"error": doc}
 
 
+@dataclass(slots=True, eq=False)
 class AnthropicReading:
     """Reads the events from message_start to message_stop, or a whole message."""
 
-    __slots__ = ("_draft",)
-
-    def __init__(self, draft: AnswerBuilder) -> None:
-        self._draft = draft
+    draft: AnswerBuilder
 
     def event(self, name: str, data: bytes) -> None:
         """Read one event. Events that carry neither a figure nor a token are not parsed."""
         if name in _SILENT:
             return
         doc = orjson.loads(data)
-        if self._draft.failed(_as_wrapped(doc) if name == "error" else doc):
+        if self.draft.failed(_as_wrapped(doc) if name == "error" else doc):
             return
         match doc.get("type"):
             case "message_start":
-                self._draft.opened = True
+                self.draft.opened = True
                 self._usage(table(doc, "message"))
             case "message_delta":
                 self._usage(doc)
             case "message_stop":
-                self._draft.complete = self._draft.error is None
+                self.draft.complete = self.draft.error is None
             case "content_block_start":
                 self._block(doc.get("index"), table(doc, "content_block"))
             case "content_block_delta":
@@ -163,32 +162,32 @@ class AnthropicReading:
 
     def body(self, doc: Any) -> None:
         """Read a whole message."""
-        self._draft.opened = True
+        self.draft.opened = True
         self._usage(doc)
         for index, block in enumerate(rows(doc.get("content"))):
             self._block(index, block)
 
     def _block(self, index: Any, block: Doc) -> None:
-        self._draft.say(block.get("text"))
-        self._draft.think(block.get("thinking"))
+        self.draft.say(block.get("text"))
+        self.draft.think(block.get("thinking"))
         if block.get("type") == "tool_use":
             given = block.get("input")
             # A stream begins the block with an empty input and sends the input's text in later events.
             arguments = compact(given) if given else None
-            self._draft.call(index, name=block.get("name"), call_id=block.get("id"), arguments=arguments)
+            self.draft.call(index, name=block.get("name"), call_id=block.get("id"), arguments=arguments)
 
     def _delta(self, index: Any, delta: Doc) -> None:
-        self._draft.say(delta.get("text"))
-        self._draft.think(delta.get("thinking"))
+        self.draft.say(delta.get("text"))
+        self.draft.think(delta.get("thinking"))
         if delta.get("type") == "input_json_delta":
-            self._draft.call(index, arguments=delta.get("partial_json"))
+            self.draft.call(index, arguments=delta.get("partial_json"))
 
     def _usage(self, doc: Doc) -> None:
         usage = table(doc, "usage")
         fresh, cached = integer(usage.get("input_tokens")), integer(usage.get("cache_read_input_tokens")) or 0
-        self._draft.usage(generated=usage.get("output_tokens"))
+        self.draft.usage(generated=usage.get("output_tokens"))
         if fresh is not None:
-            self._draft.usage(prompt=fresh + cached, cached=cached)
+            self.draft.usage(prompt=fresh + cached, cached=cached)
 
 
 # -- the chat body that llama-server makes from it, for rendering ----------------------------------------

@@ -42,8 +42,8 @@ _UNREADABLE: Final = (ValueError, TypeError, KeyError, IndexError, AttributeErro
 
 
 def assembles(api: Api, doc: Doc) -> bool:
-    """Whether the whole answer to this request can be assembled from a stream."""
-    return api in _ASSEMBLIES and doc.get("stream") is not True and NOT_FROM_STREAMS.isdisjoint(doc)
+    """Whether the whole answer to this request, which asks for no stream, can be assembled from one."""
+    return api in _ASSEMBLIES and NOT_FROM_STREAMS.isdisjoint(doc)
 
 
 def as_stream(body: bytes, api: Api, *, progress: bool) -> bytes:

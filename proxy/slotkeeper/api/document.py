@@ -258,17 +258,12 @@ def _written(value: Any) -> bytes:
 _MARK_BYTES: Final = 16
 # Tools have a field of their own, and `model` chooses the engine.
 _OPTIONS: Final = tuple(key for key in HEAD if key not in {"model", "tools"})
-_SECTIONS: Final = {
+SECTIONS: Final = {  # of a text in a message, by the message's role
     Role.SYSTEM: Section.SYSTEM,
     Role.USER: Section.USER,
     Role.ASSISTANT: Section.REPLY,
     Role.TOOL: Section.RESULT,
 }
-
-
-def section_of(role: Role) -> Section:
-    """Return the section of a text in a message of this role."""
-    return _SECTIONS[role]
 
 
 def strings(content: Any, path: Path, section: Section, parts: Mapping[str, str]) -> tuple[Text, ...]:
@@ -352,11 +347,6 @@ def named(headers: Mapping[str, str], doc: Doc) -> str | None:
         offers.append(name)
     secrets = Secrets.of(given) if offers else None
     return next((name for name in offers if secrets and not secrets.stand_in(name)), None)
-
-
-def offered(doc: Doc) -> str | None:
-    """Return any name that the body itself offers; the last choice is the user's id."""
-    return _in_body(doc) or _name(doc.get(_USER)) or _name(table(doc, "metadata").get(_USER))
 
 
 def _in_body(doc: Doc) -> str | None:

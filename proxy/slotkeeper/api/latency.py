@@ -19,16 +19,14 @@ from typing import Any, Final
 from slotkeeper.api.answer import AnswerReader
 
 
+@dataclass(slots=True, eq=False)
 class TokenTimes:
     """When the tokens of one answer came, in seconds on the clock of `read`."""
 
-    __slots__ = ("_events", "_last", "first", "stall")
-
-    def __init__(self) -> None:
-        self.first: float | None = None  # when the first token came; None: none has
-        self.stall: float | None = None  # the longest stall; None: fewer than two events, or no stream
-        self._last = 0.0
-        self._events = 0
+    first: float | None = None  # when the first token came; None: none has
+    stall: float | None = None  # the longest stall; None: fewer than two events, or no stream
+    _last: float = 0.0
+    _events: int = 0
 
     def read(self, reader: AnswerReader, clock: Callable[[], float]) -> bool:
         """Take the time, if the chunk that `reader` has just read ended an event.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import orjson
@@ -9,6 +10,7 @@ import orjson
 from slotkeeper.api.answer_builder import AnswerBuilder
 from slotkeeper.api.document import (
     HEAD,
+    SECTIONS,
     Doc,
     NotOurs,
     Prompt,
@@ -20,7 +22,6 @@ from slotkeeper.api.document import (
     options,
     pick,
     rows,
-    section_of,
     strings,
     table,
     text,
@@ -31,21 +32,19 @@ from slotkeeper.conversation.layout import Call, Layout, Message, Path, Role, Se
 _DONE: Final = b"[DONE]"
 
 
+@dataclass(slots=True, eq=False)
 class OpenAiReading:
     """Reads the first choice; with n > 1, the others share its prompt but not its text."""
 
-    __slots__ = ("_draft",)
-
-    def __init__(self, draft: AnswerBuilder) -> None:
-        self._draft = draft
+    draft: AnswerBuilder
 
     def event(self, name: str, data: bytes) -> None:  # noqa: ARG002 (its events have no names)
         """Read one chunk."""
         if data == _DONE:
-            self._draft.complete = self._draft.error is None
+            self.draft.complete = self.draft.error is None
         else:
             doc = orjson.loads(data)
-            if not self._draft.failed(doc):
+            if not self.draft.failed(doc):
                 self._chunk(doc, "delta")
 
     def body(self, doc: Any) -> None:
@@ -56,26 +55,26 @@ class OpenAiReading:
         for choice in rows(doc.get("choices")):
             if choice.get("index", 0) != 0:
                 continue
-            self._draft.opened = True
-            self._draft.say(choice.get("text"))
+            self.draft.opened = True
+            self.draft.say(choice.get("text"))
             self._message(table(choice, part))
         if usage := table(doc, "usage"):
             cached = table(usage, "prompt_tokens_details").get("cached_tokens")
             generated = usage.get("completion_tokens")
-            self._draft.usage(prompt=usage.get("prompt_tokens"), cached=cached, generated=generated)
+            self.draft.usage(prompt=usage.get("prompt_tokens"), cached=cached, generated=generated)
         elif progress := table(doc, "prompt_progress"):
             # The engine sends this when the slot starts: it is the first count of cached tokens.
-            self._draft.usage(prompt=progress.get("total"), cached=progress.get("cache"))
-        self._draft.timings(doc.get("timings"))
+            self.draft.usage(prompt=progress.get("total"), cached=progress.get("cache"))
+        self.draft.timings(doc.get("timings"))
 
     def _message(self, message: Doc) -> None:
         if not message:
             return
-        self._draft.say(message.get("content"))
-        self._draft.think(message.get("reasoning_content"))
+        self.draft.say(message.get("content"))
+        self.draft.think(message.get("reasoning_content"))
         for position, call in enumerate(rows(message.get("tool_calls"))):
             function = table(call, "function")
-            self._draft.call(
+            self.draft.call(
                 call.get("index", position),
                 name=function.get("name"),
                 call_id=call.get("id"),
@@ -124,7 +123,7 @@ def _message(message: Doc, path: Path) -> Message:
     return Message(
         role=role,
         path=path,
-        texts=strings(content, (*path, "content"), section_of(role), _PARTS),
+        texts=strings(content, (*path, "content"), SECTIONS[role], _PARTS),
         calls=_calls(message.get("tool_calls"), path) if role is Role.ASSISTANT else (),
         answers=_answers(message, path) if role is Role.TOOL else (),
         reasoning=_reasoning(message, path) if role is Role.ASSISTANT else None,
@@ -182,20 +181,18 @@ _LIFTED: Final = (
 )
 
 
+@dataclass(slots=True, eq=False)
 class LlamaReading:
     """Reads the first answer; of others, of n > 1 or of several prompts, only whether they have ended."""
 
-    __slots__ = ("_draft", "_ended", "_running")
-
-    def __init__(self, draft: AnswerBuilder) -> None:
-        self._draft = draft
-        self._ended = False  # the first answer has ended
-        self._running: set[Any] = set()  # the indexes of answers that have begun and not ended
+    draft: AnswerBuilder
+    _ended: bool = False  # the first answer has ended
+    _running: set[Any] = field(default_factory=set)  # the indexes of answers that have begun and not ended
 
     def event(self, name: str, data: bytes) -> None:  # noqa: ARG002 (its events have no names)
         """Read one chunk. A stream of several tasks begins with `data: null`."""
         doc = orjson.loads(data)
-        if not isinstance(doc, dict) or self._draft.failed(doc):
+        if not isinstance(doc, dict) or self.draft.failed(doc):
             return
         index, ended = doc.get("index", 0), doc.get("stop", True) is True
         if "index" not in doc:  # only a last chunk can be without it, or without `stop`
@@ -203,23 +200,23 @@ class LlamaReading:
         (self._running.discard if ended else self._running.add)(index)
         if index == 0:
             if doc.get("tokens"):
-                self._draft.spoke = True  # a token may give no text yet
+                self.draft.spoke = True  # a token may give no text yet
             self._object(doc)
             self._ended = self._ended or ended
-        self._draft.complete = self._ended and not self._running
+        self.draft.complete = self._ended and not self._running
 
     def body(self, doc: Any) -> None:
         """Read a whole answer: an object, or a list of objects."""
         self._object(doc[0] if isinstance(doc, list) else doc)
 
     def _object(self, doc: Doc) -> None:
-        self._draft.opened = True
-        self._draft.say(doc.get("content"))
-        self._draft.usage(prompt=doc.get("tokens_evaluated"), generated=doc.get("tokens_predicted"))
+        self.draft.opened = True
+        self.draft.say(doc.get("content"))
+        self.draft.usage(prompt=doc.get("tokens_evaluated"), generated=doc.get("tokens_predicted"))
         slot = integer(doc.get("id_slot"))
         if slot is not None and slot >= 0:  # every chunk except the last has -1
-            self._draft.slot = slot
-        self._draft.timings(doc.get("timings") or pick(doc, _LIFTED))
+            self.draft.slot = slot
+        self.draft.timings(doc.get("timings") or pick(doc, _LIFTED))
 
 
 # -- bodies ----------------------------------------------------------------------------------------------

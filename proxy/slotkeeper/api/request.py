@@ -31,7 +31,6 @@ from slotkeeper.api.document import (
     SeenRequest,
     Shape,
     hash_chain,
-    offered,
 )
 from slotkeeper.api.errors import ClientFault
 from slotkeeper.api.head import Api
@@ -367,7 +366,6 @@ class Ask:
     images: tuple[Picture, ...] = ()  # the images that `chat` names
     progress: bool  # the body has `return_progress` itself
     hash_chain: tuple[bytes, ...]  # chained digests: of all before the messages, then per message
-    conversation: str | None  # any name that the body offers for its conversation
     assembles: bool = False  # the whole answer that it wants can be made from a stream
 
 
@@ -386,9 +384,10 @@ def read(api: Api, doc: Doc, taken: Claim | None = None) -> Ask:
     chat, images = with_names(shape.chat) if shape.media else (shape.chat, ())
     hashed = chat or shape.chat
     pinned = api.pinnable  # /v1/messages ignores all fields that it does not know (T5)
+    stream = doc.get("stream") is True
     return Ask(
         api=api,
-        stream=doc.get("stream") is True,
+        stream=stream,
         claim=taken or claim(api, doc),
         cache_prompt=not (pinned and doc.get("cache_prompt") is False),
         chat=chat,
@@ -397,8 +396,7 @@ def read(api: Api, doc: Doc, taken: Claim | None = None) -> Ask:
         images=images,
         progress="return_progress" in doc,
         hash_chain=() if hashed is None else hash_chain(hashed, shape.lead),
-        conversation=offered(doc),
-        assembles=assembles(api, doc),
+        assembles=not stream and assembles(api, doc),
     )
 
 

@@ -6,6 +6,7 @@ know; for such an item `shape` raises `NotOurs`, and the request is forwarded un
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
@@ -13,6 +14,7 @@ import orjson
 from slotkeeper.api.answer_builder import AnswerBuilder
 from slotkeeper.api.document import (
     HEAD,
+    SECTIONS,
     Doc,
     NotOurs,
     SeenRequest,
@@ -22,7 +24,6 @@ from slotkeeper.api.document import (
     options,
     pick,
     rows,
-    section_of,
     strings,
     table,
     text,
@@ -94,7 +95,7 @@ def _spoken(item: Doc, path: Path, role: Role) -> Message | None:
     content = item["content"]
     if not _accepted(content):
         return None
-    texts = strings(content, (*path, "content"), section_of(role), _INPUT_TEXTS)
+    texts = strings(content, (*path, "content"), SECTIONS[role], _INPUT_TEXTS)
     media = _media(content)
     return Message(role, path, texts, media=media, content=None if media else content)
 
@@ -159,13 +160,11 @@ def _media(content: str | list[Any]) -> tuple[bytes, ...]:
 _ENDS: Final = frozenset({"response.completed", "response.incomplete"})
 
 
+@dataclass(slots=True, eq=False)
 class ResponsesReading:
     """Reads the deltas; the final response repeats their contents and replaces them."""
 
-    __slots__ = ("_draft",)
-
-    def __init__(self, draft: AnswerBuilder) -> None:
-        self._draft = draft
+    draft: AnswerBuilder
 
     def event(self, name: str, data: bytes) -> None:
         """Read one event. The `done` events repeat the deltas and are not parsed."""
@@ -175,38 +174,38 @@ class ResponsesReading:
         kind = doc.get("type", name)
         response = table(doc, "response")
         if kind in {"error", "response.failed"}:
-            if not (self._draft.failed(doc) or self._draft.failed(response)):
-                self._draft.error = str(doc.get("code") or "error")
+            if not (self.draft.failed(doc) or self.draft.failed(response)):
+                self.draft.error = str(doc.get("code") or "error")
         elif kind in _ENDS:
-            self._draft.complete = self._draft.error is None
+            self.draft.complete = self.draft.error is None
             self.body(response)
-            self._draft.timings(doc.get("timings"))
-        elif not self._draft.failed(doc):
+            self.draft.timings(doc.get("timings"))
+        elif not self.draft.failed(doc):
             self._delta(kind, doc)
 
     def body(self, doc: Any) -> None:
         """Read a whole response."""
         output = rows(doc.get("output"))
         if output:
-            self._draft.reset()
-        self._draft.opened = True
+            self.draft.reset()
+        self.draft.opened = True
         for item in output:
             self._item(item)
         usage = table(doc, "usage")
         cached = table(usage, "input_tokens_details").get("cached_tokens")
         generated = usage.get("output_tokens")
-        self._draft.usage(prompt=usage.get("input_tokens"), cached=cached, generated=generated)
-        self._draft.timings(doc.get("timings"))
+        self.draft.usage(prompt=usage.get("input_tokens"), cached=cached, generated=generated)
+        self.draft.timings(doc.get("timings"))
 
     def _delta(self, kind: str, doc: Doc) -> None:
-        self._draft.opened = True
+        self.draft.opened = True
         match kind:
             case "response.output_text.delta":
-                self._draft.say(doc.get("delta"))
+                self.draft.say(doc.get("delta"))
             case "response.reasoning_text.delta":
-                self._draft.think(doc.get("delta"))
+                self.draft.think(doc.get("delta"))
             case "response.function_call_arguments.delta":
-                self._draft.call(doc.get("item_id"), arguments=doc.get("delta"))
+                self.draft.call(doc.get("item_id"), arguments=doc.get("delta"))
             case "response.output_item.added":
                 item = table(doc, "item")
                 if item.get("type") == "function_call":
@@ -218,10 +217,10 @@ class ResponsesReading:
         match item.get("type"):
             case "reasoning":
                 for part in rows(item.get("content")):
-                    self._draft.think(part.get("text"))
+                    self.draft.think(part.get("text"))
             case "message":
                 for part in rows(item.get("content")):
-                    self._draft.say(part.get("text"))
+                    self.draft.say(part.get("text"))
             case "function_call":
                 self._call(item)
             case _:
@@ -229,7 +228,7 @@ class ResponsesReading:
 
     def _call(self, item: Doc) -> None:
         key = item.get("id") or item.get("call_id")
-        self._draft.call(
+        self.draft.call(
             key,
             name=item.get("name"),
             call_id=item.get("call_id"),

@@ -10,8 +10,9 @@ before its buffer is full.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from io import BytesIO
 from types import TracebackType
 from typing import Final, Self
@@ -58,12 +59,13 @@ class Budget:
         self._seldom.warning("client_stalled", client=client, unread=unread, seconds=self.seconds)
 
 
+@dataclass(slots=True, eq=False)
 class Loan:
     """What one body takes of a budget. As a context manager it gives the memory back."""
 
-    def __init__(self, budget: Budget) -> None:
-        self._budget = budget
-        self._taken = 0
+    budget: Budget
+    request: web.BaseRequest
+    _taken: int = field(init=False, default=0)
 
     def __enter__(self) -> Self:
         return self
@@ -71,13 +73,13 @@ class Loan:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._budget.free += self._taken
+        self.budget.free += self._taken
         self._taken = 0
 
     def take(self, wanted: int) -> int:
         """Take up to `wanted` bytes, and return the number taken."""
-        taken = max(0, min(wanted, self._budget.free))
-        self._budget.free -= taken
+        taken = max(0, min(wanted, self.budget.free))
+        self.budget.free -= taken
         self._taken += taken
         return taken
 
@@ -85,17 +87,15 @@ class Loan:
 class Body(Loan):
     """The body of one request. It has `seconds` to arrive, and a large one more (SLOWEST)."""
 
-    def __init__(self, budget: Budget, request: web.BaseRequest) -> None:
-        super().__init__(budget)
-        self._request = request
+    __slots__ = ()
 
     async def read(self) -> bytes | None:
         """Return the whole body; None for a request without one. Raises ClientFault."""
-        request = self._request
+        request = self.request
         if not request.body_exists:
             return None
         self._check(request.content_length or 0)
-        if self._budget.free <= self._budget.reserve:
+        if self.budget.free <= self.budget.reserve:
             raise self._full()
         if request.content.is_eof():  # a small body arrived with the head
             whole = await request.content.read()
@@ -105,7 +105,7 @@ class Body(Loan):
 
     async def _read(self, request: web.BaseRequest) -> bytes:
         whole = BytesIO()  # its bytes are not copied once more, as those of a bytearray would be
-        until = asyncio.get_running_loop().time() + self._budget.seconds
+        until = asyncio.get_running_loop().time() + self.budget.seconds
         try:
             async with asyncio.timeout_at(until) as limit:
                 while piece := await request.content.readany():
@@ -113,7 +113,7 @@ class Body(Loan):
                     whole.write(piece)
                     limit.reschedule(until + self._taken / SLOWEST)
         except TimeoutError as error:
-            self._budget.metrics.cut(ConnectionCut.BODY)
+            self.budget.metrics.cut(ConnectionCut.BODY)
             raise ClientFault(
                 f"the body did not arrive in time, only {self._taken} bytes of it; send it at once",
                 status=408,
@@ -126,25 +126,25 @@ class Body(Loan):
         """Take the memory for copies of a large body. Raises ClientFault if it is too little."""
         if self._taken > LARGE:
             wanted = copies * self._taken
-            if wanted > self._budget.free - self._budget.reserve:
+            if wanted > self.budget.free - self.budget.reserve:
                 raise self._full()
             self.take(wanted)
 
     def _add(self, size: int) -> None:
         self._check(self._taken + size)
-        if size > self._budget.free - self._budget.reserve:
+        if size > self.budget.free - self.budget.reserve:
             raise self._full()
         self.take(size)
 
     def _check(self, size: int) -> None:
-        if size > self._budget.each:
+        if size > self.budget.each:
             raise ClientFault(
-                f"the body is larger than {self._budget.each} bytes; raise --max-body-bytes", status=413
+                f"the body is larger than {self.budget.each} bytes; raise --max-body-bytes", status=413
             )
 
     def _full(self) -> ClientFault:
         return ClientFault(
-            f"the requests being answered use all {self._budget.total} bytes for bodies; try again later, "
+            f"the requests being answered use all {self.budget.total} bytes for bodies; try again later, "
             "or raise --max-body-bytes, of which all bodies may take eight times as much, if that is more",
             status=429,
             retry_after=RETRY_AFTER,
@@ -158,41 +158,32 @@ class Stalled(ConnectionResetError):  # noqa: N818 - handled like a client that 
     """The client did not read for too long, and its connection was reset."""
 
 
+@dataclass(slots=True, eq=False)
 class Outlet(Loan):
     """Writes one answer to its client, which has `seconds` to read a part of a full buffer."""
 
-    def __init__(
-        self,
-        ahead: Budget,
-        request: web.BaseRequest,
-        response: web.StreamResponse,
-        *,
-        crowded: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """`crowded`: whether other requests wait for the slot that this answer holds."""
-        super().__init__(ahead)
-        self._request = request
-        self._response = response
-        self._crowded = crowded
-        self._high = CHUNK  # bytes in the connection's buffer above which a write waits
-        self._looking: asyncio.Handle | None = None  # the next look at a client that must read
-        self._left = 0  # bytes that were unread after the last write
-        self._read_at = asyncio.get_running_loop().time()  # when the client was last seen to have read
+    response: web.StreamResponse
+    _: KW_ONLY
+    crowded: Callable[[], bool] = lambda: False  # whether other requests wait for the slot that it holds
+    _high: int = CHUNK  # bytes in the connection's buffer above which a write waits
+    _looking: asyncio.Handle | None = None  # the next look at a client that must read
+    _left: int = 0  # bytes that were unread after the last write
+    _read_at: float = field(default_factory=time.monotonic)  # when the client was last seen to have read
 
     async def write(self, data: bytes) -> None:
         """Write `data` as soon as the buffer has room. Raises GONE errors, including Stalled."""
         if self._holds_up():
             raise self._cut_off(self._left)
-        if self._request.protocol.writing_paused or not self._fits(len(data)):
-            await self._in_time(self._response.write(data))
+        if self.request.protocol.writing_paused or not self._fits(len(data)):
+            await self._in_time(self.response.write(data))
         else:
-            await self._response.write(data)
+            await self.response.write(data)
         self._left = self._unread()
 
     async def end(self) -> None:
         """End the answer. Waits while the client keeps reading; the slot is already free."""
         await self._drained()
-        await self._response.write_eof()
+        await self.response.write_eof()
 
     async def cut(self) -> None:
         """End the connection within the answer, after all that was written: the answer is incomplete.
@@ -200,50 +191,50 @@ class Outlet(Loan):
         The chunk that ends a body is missing. Bodies of HTTP/1.0 have none: only a reset tells such clients.
         """
         await self._drained()
-        if self._request.version < HttpVersion11:
-            abort(self._request)
-        elif self._request.transport is not None:
-            self._request.transport.close()
+        if self.request.version < HttpVersion11:
+            abort(self.request)
+        elif self.request.transport is not None:
+            self.request.transport.close()
 
     async def _drained(self) -> None:
-        plug, protocol = self._request.transport, self._request.protocol
+        plug, protocol = self.request.transport, self.request.protocol
         if plug is not None and self._taken:
             plug.set_write_buffer_limits(high=CHUNK)
         while protocol.writing_paused:
             unread = self._unread()
             try:
-                async with asyncio.timeout(self._budget.seconds):
-                    await self._request.writer.drain()
+                async with asyncio.timeout(self.budget.seconds):
+                    await self.request.writer.drain()
             except TimeoutError:
                 if self._unread() >= unread:
                     raise self._cut_off(unread) from None
 
     def _holds_up(self) -> bool:
         """Whether the client has read nothing for CROWDED_SECONDS while other requests wait for its slot."""
-        unread, now = self._unread(), asyncio.get_running_loop().time()
+        unread, now = self._unread(), time.monotonic()
         if not unread or unread < self._left:
             self._left, self._read_at = unread, now
-        return now - self._read_at > CROWDED_SECONDS and self._crowded()
+        return now - self._read_at > CROWDED_SECONDS and self.crowded()
 
     def _fits(self, size: int) -> bool:
         """Whether the buffer has room for `size` bytes, after it has grown if needed and possible."""
         lacking = self._unread() + size + FRAMING - self._high
         if lacking <= 0:
             return True
-        taken = self.take(min(-(-lacking // BLOCK) * BLOCK, self._budget.each - self._high))
-        plug = self._request.transport
+        taken = self.take(min(-(-lacking // BLOCK) * BLOCK, self.budget.each - self._high))
+        plug = self.request.transport
         if taken and plug is not None:
             self._high += taken
             plug.set_write_buffer_limits(high=self._high, low=max(self._high - BLOCK, self._high // 2))
         return taken >= lacking
 
     def _unread(self) -> int:
-        plug = self._request.transport
+        plug = self.request.transport
         return plug.get_write_buffer_size() if plug is not None else 0
 
     async def _in_time(self, writing: Awaitable[None]) -> None:
         try:
-            async with asyncio.timeout(self._budget.seconds) as limit:
+            async with asyncio.timeout(self.budget.seconds) as limit:
                 # once `writing` has put its bytes into the buffer
                 self._looking = asyncio.get_running_loop().call_soon(self._begin_looking, limit)
                 await writing
@@ -267,6 +258,6 @@ class Outlet(Loan):
 
     def _cut_off(self, unread: int) -> Stalled:
         """Reset the connection of a client that does not read, and return the error to raise."""
-        abort(self._request)
-        self._budget.stalled(self._request.remote, unread)
+        abort(self.request)
+        self.budget.stalled(self.request.remote, unread)
         return Stalled("the client does not read its answer")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import dropwhile, islice
 from typing import Final
 
@@ -153,21 +153,20 @@ Pendings = Callable[[RequestId], Pending | None]
 Waits = Callable[[RequestId], Waiting | None]
 
 
+@dataclass(slots=True, eq=False)
 class _Live:
     """An unfinished request: its record, its current step, and what it waits for in the queue."""
 
-    __slots__ = ("answered", "base", "head", "model", "plan", "record", "seen", "sent", "step", "wait")
-
-    def __init__(self, record: Record) -> None:
-        self.record = record
-        self.model = NO_ROUTER  # the model of a router that it needs
-        self.head: float | None = None  # when the engine's answer began
-        self.step: Effort | None = None
-        self.plan: Plan | None = None
-        self.base: SlotContents | None = None  # what its slot holds when it is sent there
-        self.sent = self.answered = False
-        self.wait: Wait | None = None  # what it waits for in the queue
-        self.seen = 0.0  # when that was looked at last, on the driver's clock
+    record: Record
+    model: ModelName = NO_ROUTER  # the model of a router that it needs
+    head: float | None = None  # when the engine's answer began
+    step: Effort | None = None
+    plan: Plan | None = None
+    base: SlotContents | None = None  # what its slot holds when it is sent there
+    sent: bool = False
+    answered: bool = False
+    wait: Wait | None = None  # what it waits for in the queue
+    seen: float = 0.0  # when that was looked at last, on the driver's clock
 
 
 class Journal:

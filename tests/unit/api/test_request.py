@@ -166,25 +166,6 @@ def test_an_infill_request_has_no_prompt_of_its_own():
 
 
 @pytest.mark.parametrize(
-    ("fields", "name"),
-    [
-        ({"prompt_cache_key": "k"}, "k"),
-        ({"metadata": {"user_id": "u"}}, "u"),
-        ({"session_id": "s", "prompt_cache_key": "k"}, "s"),
-        ({"conversation": {"id": "c"}}, "c"),
-        ({"conversation": "c"}, "c"),
-        ({"session_id": 7}, None),
-        ({"session_id": ""}, None),
-        ({"session_id": "x" * 513}, None),
-        ({"metadata": "x"}, None),
-        ({}, None),
-    ],
-)
-def test_a_conversation_has_the_name_that_the_body_gives(fields, name):
-    assert ask(messages=HELLO, **fields).conversation == name
-
-
-@pytest.mark.parametrize(
     ("field", "scales"),
     [
         ({}, None),

@@ -59,7 +59,6 @@ def asking(messages: list[Message], *, api: Api = Api.CHAT, copies: int = 1) -> 
         media=False,
         progress=False,
         hash_chain=(),
-        conversation=None,
     )
 
 

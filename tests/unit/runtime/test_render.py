@@ -28,7 +28,6 @@ def asked(*, chat=None, prompt=None, media=False) -> Ask:
         media=media,
         progress=False,
         hash_chain=(),
-        conversation=None,
     )
 
 

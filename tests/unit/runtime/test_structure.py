@@ -59,7 +59,6 @@ def asked(messages=TALK, **more) -> Ask:
         media=False,
         progress=False,
         hash_chain=(),
-        conversation=None,
         **{"chat": {"messages": messages, "seed": 1}, "prompt": None, **more},
     )
 
