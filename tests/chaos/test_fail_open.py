@@ -83,7 +83,7 @@ async def test_a_bug_in_the_sidecar_does_not_fail_an_answer(fake, data, api, own
     assert len(fake.ran) >= 2
 
 
-@pytest.mark.parametrize("name", ["report", "decision", "planted"])
+@pytest.mark.parametrize("name", ["report", "forwarded", "planted"])
 async def test_a_bug_in_the_metrics_does_not_fail_an_answer(fake, sidecar, data, name):
     with patch.object(type(sidecar.metrics), name, side_effect=RuntimeError("a bug")):
         await ask(data)

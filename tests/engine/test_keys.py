@@ -166,7 +166,7 @@ async def test_calls_and_prefills_for_a_request_use_the_clients_key(engine_facto
     assert {"/apply-template", "/tokenize", "/completion"} <= theirs
     assert {path for path, _ in ours} <= {"/health", "/props", "/slots"}
     assert [auth for _, auth in calls if len(auth) > 1] == []
-    assert sidecar.driver.effect_runner._lent == {}
+    assert sidecar.driver.effect_runner.lent == {}
 
 
 async def test_a_clients_key_replaces_the_sidecars_own_key_in_a_call(engine_factory, build):

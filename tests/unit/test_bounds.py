@@ -328,7 +328,7 @@ def series_of_metrics() -> tuple[int, int]:
 
     def count() -> int:
         for reason in Reason:
-            metrics.decision(reason)
+            metrics.decisions.labels(reason=reason.value).inc()
         return generate_latest(metrics.registry).count(b"\n")
 
     for n in range(CLIENTS + 1):

@@ -17,9 +17,9 @@ not express urgency.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from slotkeeper.api.document import Doc, integer, table
 from slotkeeper.api.errors import ClientFault
@@ -76,51 +76,45 @@ def _number(value: Any) -> float | None:
 # -- headers ---------------------------------------------------------------------------------------------
 
 
-def check(headers: Mapping[str, str]) -> None:
-    """Check our own headers. Raises ClientFault if a value is not valid."""
-    _asked(headers)
-    _max_wait(headers)
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The hints in our own headers; None for a header that is not there."""
+
+    priority: Priority | None
+    max_wait: float | None  # seconds
+
+    @classmethod
+    def by(cls, headers: Mapping[str, str]) -> Self:
+        """Read our own headers. Raises ClientFault if a value is not valid."""
+        asked, seconds = headers.get(PRIORITY), headers.get(MAX_WAIT)
+        try:
+            priority = None if asked is None else Priority(asked.strip().lower())
+        except ValueError:
+            raise ClientFault(f"{PRIORITY} has another value: say high, normal or low") from None
+        try:
+            wait = None if seconds is None else float(seconds)
+        except ValueError:
+            wait = -1.0
+        if wait is not None and not 0 <= wait <= LONGEST_WAIT:
+            raise ClientFault(
+                f"{MAX_WAIT} has another value: say a number of seconds, {LONGEST_WAIT:.0f} at most"
+            )
+        return cls(priority, wait)
+
+    def hints(self, of_body: RequestHints = NO_HINTS, *, aside: bool, since: float) -> RequestHints:
+        """Return all hints of one request.
+
+        `aside`: the request asks for a title, a suggestion or a summary. `since`: when its wait began, in
+        seconds on the scheduler's clock.
+        """
+        if self.priority is not None:
+            of_body = replace(of_body, priority=self.priority, said_by=SaidBy.HEADER)
+        elif aside and of_body.said_by is SaidBy.NOTHING:
+            of_body = replace(of_body, priority=Priority.LOW, said_by=SaidBy.SIDE_REQUEST)
+        return of_body if self.max_wait is None else replace(of_body, start_by=since + self.max_wait)
 
 
-def hints(
-    headers: Mapping[str, str], of_body: RequestHints = NO_HINTS, *, aside: bool, since: float
-) -> RequestHints:
-    """Return all hints of one request. Raises ClientFault if a header is not valid.
-
-    `aside`: the request asks for a title, a suggestion or a summary. `since`: when its wait began, in seconds
-    on the scheduler's clock.
-    """
-    asked, seconds = _asked(headers), _max_wait(headers)
-    if asked is not None:
-        of_body = replace(of_body, priority=asked, said_by=SaidBy.HEADER)
-    elif aside and of_body.said_by is SaidBy.NOTHING:
-        of_body = replace(of_body, priority=Priority.LOW, said_by=SaidBy.SIDE_REQUEST)
-    return of_body if seconds is None else replace(of_body, start_by=since + seconds)
-
-
-def _asked(headers: Mapping[str, str]) -> Priority | None:
-    value = headers.get(PRIORITY)
-    if value is None:
-        return None
-    try:
-        return Priority(value.strip().lower())
-    except ValueError:
-        raise ClientFault(f"{PRIORITY} has another value: say high, normal or low") from None
-
-
-def _max_wait(headers: Mapping[str, str]) -> float | None:
-    value = headers.get(MAX_WAIT)
-    if value is None:
-        return None
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds <= LONGEST_WAIT:
-        raise ClientFault(
-            f"{MAX_WAIT} has another value: say a number of seconds, {LONGEST_WAIT:.0f} at most"
-        )
-    return seconds
+NOTHING_ASKED: Final = Asked(None, None)
 
 
 # Fields of each API that limit the answer's tokens.

@@ -159,10 +159,6 @@ class CallLimits:
     kind: CallKind
     seconds: float | None
 
-    @property
-    def timeout(self) -> aiohttp.ClientTimeout:
-        return aiohttp.ClientTimeout(total=self.seconds, sock_connect=CONNECT_SECONDS)
-
 
 class Pulse:
     """The time of an engine's last sign of life, and all calls that wait for it; cancels them if it freezes.
@@ -299,18 +295,13 @@ class EngineHttp:
         Raises EngineError for every other status, and EngineGoneError if there is no answer or nothing may be
         sent (`barred`).
         """
-        async with (
-            self._counted(),
-            nullcontext() if limits.kind is CallKind.BRIEF else self.pulse.answer(),
-            self._asked(method, path, limits=limits, headers=headers, body=body) as response,
-        ):
-            yield response
-
-    @asynccontextmanager
-    async def _counted(self) -> AsyncIterator[None]:
         self.calls += 1
         try:
-            yield
+            async with (
+                nullcontext() if limits.kind is CallKind.BRIEF else self.pulse.answer(),
+                self._asked(method, path, limits=limits, headers=headers, body=body) as response,
+            ):
+                yield response
         finally:
             self.calls -= 1
 
@@ -327,6 +318,7 @@ class EngineHttp:
         body = self.address.body(method, body)
         data = orjson.dumps(body) if body is not None else None
         sent, url = headers or {}, self.address.url(method, path)
+        timeout = aiohttp.ClientTimeout(total=limits.seconds, sock_connect=CONNECT_SECONDS)
         if not any(name in AUTH for name in sent):  # else they hold a credential of the client
             sent = {**self._own, **sent}
         if self.barred and path != RUNNING:
@@ -334,7 +326,7 @@ class EngineHttp:
 
         async def send(session: aiohttp.ClientSession) -> aiohttp.ClientResponse:
             stream = BytesIO(data) if data is not None else None  # aiohttp warns of bytes above 1 MiB
-            return await session.request(method, url, data=stream, headers=sent, timeout=limits.timeout)
+            return await session.request(method, url, data=stream, headers=sent, timeout=timeout)
 
         try:
             async with (
@@ -352,14 +344,22 @@ class EngineHttp:
     async def _heard(
         self, send: Send, session: aiohttp.ClientSession, *, kept: bool, method: str, kind: CallKind
     ) -> aiohttp.ClientResponse:
-        """Send a call. A POST that llama-swap answers with 502 got no answer from the model's server.
+        """Send a call, and once more if the engine had closed the connection, which was idle (`kept`).
 
-        llama-swap keeps connections to that server, which closes them at any time. It sends only a GET again.
-        We send a POST again if it changes nothing. Raises aiohttp.ServerDisconnectedError.
+        A POST that llama-swap answers with 502 got no answer from the model's server: llama-swap keeps
+        connections to that server, which closes them at any time, and it sends only a GET again. We send a
+        POST again if it changes nothing. Raises aiohttp.ServerDisconnectedError.
         """
         again = 1 + (kind is not CallKind.TASK)
         while again:
-            response = await _sent(send, session, kept=kept)
+            try:
+                response = await send(session)
+            except aiohttp.ClientConnectorError:
+                raise
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                if not kept:
+                    raise
+                response = await send(session)
             if response.status != NOT_REACHED or method != "POST" or not self.address.swaps:
                 return response
             response.close()
@@ -403,18 +403,6 @@ def _numbers(path: str, text: bytes) -> list[int]:
         return list(orjson.loads(b"[" + text + b"]"))
     except orjson.JSONDecodeError as error:
         raise EngineError(200, f"{path}: not a list of numbers", foreign=True) from error
-
-
-async def _sent(send: Send, session: aiohttp.ClientSession, *, kept: bool) -> aiohttp.ClientResponse:
-    """Send a request, and once more if the engine had closed the connection, which was idle (`kept`)."""
-    try:
-        return await send(session)
-    except aiohttp.ClientConnectorError:
-        raise
-    except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-        if not kept:
-            raise
-        return await send(session)
 
 
 def _refusal(status: int, data: bytes) -> EngineError:

@@ -17,7 +17,7 @@ from typing import Final
 import aiohttp
 import orjson
 
-from slotkeeper.api import agent_hints
+from slotkeeper.api.agent_hints import NOTHING_ASKED
 from slotkeeper.api.answer import Answer, AnswerReader, ProgressFilter
 from slotkeeper.api.answer_builder import Figures
 from slotkeeper.api.document import Doc, NotOurs, Prompt
@@ -98,7 +98,6 @@ class Account:
         self._auth = auth
         self._headers = headers
         self._secrets = secrets
-        self._explaining: Explaining | None = None
         self._open = False  # the driver waits for its end
         self._rendering: asyncio.Task[None] | None = None
         self._answered: tuple[Answer, EngineLink] | None = None  # a complete answer with a reply
@@ -106,6 +105,7 @@ class Account:
         self.id = request_id
         self.key = RequestId("")
         self.claim: Claim = UNNAMED
+        self.asked = NOTHING_ASKED  # by our own headers
         self.parsed = False  # the body is a JSON object, which we have read
         self.forms = Forms()
         self.charge = Charge(api)
@@ -122,9 +122,8 @@ class Account:
             client=client,
             named=conversation,
         )
-        self._name = NameKeeper(
-            Naming() if names is None else names, self._metrics, self.record, headers, conversation
-        )
+        names = Naming() if names is None else names
+        self.notes = ConversationNotes(self.record, self._metrics, names, headers, secrets)
         driver.note(driver.journal.arrived, self.record)
 
     # -- the body ----------------------------------------------------------------------------------
@@ -174,7 +173,7 @@ class Account:
 
         A request whose prompt we cannot make is forwarded: the engine's error explains it better.
         """
-        self._name.update(None)
+        self.notes.name()
         doc, taken = await self.understand(body, encoding, run=run), None
         if is_large(body):
             await self._check_length(await run(size_of, self._api, doc), model)
@@ -186,9 +185,7 @@ class Account:
                 if rewriting.text:
                     self.record.keyed = await run(self._secrets.masked, body) != body
                 context = self._driver.context(self.claim.model)
-                self._explaining = Explaining(rewriting, self._metrics, self.record, context)
-                taken = await self._explaining.take(self._api, doc, headers=self._headers, run=run)
-                self._name.update(taken)
+                taken = await self.notes.take(rewriting, self._api, doc, context=context, run=run)
             self.forms.own = await run(read, self._api, doc, self.claim)
             if taken and taken.rewritten is not None:
                 self.forms.proposed = taken.outcome
@@ -208,36 +205,21 @@ class Account:
             self.record.passes(self._driver.now(), RequestStage.ENGINE)
 
     def hints(self, since: float) -> RequestHints:
-        """Return how urgent the request is. `since`: when its wait began, in seconds. Raises ClientFault."""
-        taken = self._explaining.taken if self._explaining else None
+        """Return how urgent the request is. `since`: when its wait began, in seconds."""
+        taken = self.notes.taken
         aside = taken is not None and asks_aside(taken.received)
-        return agent_hints.hints(self._headers, self.claim.hints, aside=aside, since=since)
+        return self.asked.hints(self.claim.hints, aside=aside, since=since)
 
     # -- the form that is sent ---------------------------------------------------------------------
 
     def goes(self, forward: Forward) -> bytes:
-        """Return the body to send, and note its form. `settle` makes the report while the engine works."""
+        """Return the body to send, and note its form. `notes.settle` reports on it while the engine works."""
         forms = self.forms
         forms.changed = forward.changed and forms.rewritten is not None
-        self._weighed()
-        if self._explaining:
-            self._explaining.goes(changed=forms.changed)
-        return orjson.dumps(forms.proposed.doc) if forms.proposed and forms.changed else forms.received
-
-    def settle(self) -> None:
-        """Record the request's conversation and what its client rewrote. It may be called many times."""
-        if self._explaining:
-            self._explaining.settle()
-            taken = self._explaining.taken
-            if self.record.named and self._secrets.stand_in(self.record.named):  # it may be from the body
-                self.record.named = None
-            if taken and taken.conversation is not None:
-                self._name.update(taken)
-
-    def _weighed(self) -> None:
-        pending = self._driver.placement.pending(self.key)
-        if pending is not None:
+        if pending := self._driver.placement.pending(self.key):
             self.record.weighed = pending.weighed
+        self.notes.goes(changed=forms.changed)
+        return orjson.dumps(forms.proposed.doc) if forms.proposed and forms.changed else forms.received
 
     # -- the tokens --------------------------------------------------------------------------------
 
@@ -247,7 +229,8 @@ class Account:
         self._open = True
         self.progress = None
         self.listener = Listener(self._api, self.record, self._metrics, self._driver.now)
-        self._driver.effect_runner.lend(self.key, self._auth)
+        if self._auth:
+            self._driver.effect_runner.lent[self.key] = self._auth
         self._driver.note(self._driver.journal.follow, self.key, self.record)
         self.rendered = asyncio.Event()
         ask, self.forms.changed = self.forms.own, False
@@ -275,7 +258,8 @@ class Account:
         driver, started, key, rendered = self._driver, self._driver.now(), self.key, self.rendered
         self.record.renders = started
         found: list[Found] = [NOT_FOUND, NOT_FOUND]
-        driver.engines.pictures.keep(ask.images)
+        if ask.images:
+            driver.engines.pictures.keep(ask.images)
         asks, unknown = [ask, *filter(None, (self.forms.rewritten,))], Unknown.NO_TOKENS
         try:
             while (link := await driver.engines.serving(self.model, lambda: self._open)).ready:
@@ -327,23 +311,21 @@ class Account:
     @property
     def rules(self) -> list[str]:
         """The names of the rules that changed the body that is sent."""
-        taken = self._explaining.taken if self._explaining else None
-        return taken.rules if taken and self.forms.changed else []
+        return self.notes.taken.rules if self.notes.taken and self.forms.changed else []
 
     # -- the end -----------------------------------------------------------------------------------
 
     def finished(self, forward: Forward, link: EngineLink, status: int) -> None:
         """Report that the answer has ended normally."""
-        self.settle()
-        answer = self.listener.end()
+        self.notes.settle()
+        answer, planted = self.listener.end(), 0
         figures, driver = answer.figures, self._driver
-        pending = driver.placement.pending(self.key)
-        planted = pending.planted if pending else 0
-        self._weighed()
+        if pending := driver.placement.pending(self.key):
+            planted, self.record.weighed = pending.planted, pending.weighed
         self.charge.ended(figures if status < 400 else None, planted, copies=self.claim.copies)
         self.outcome = outcome_by(status)
         self._open = False
-        driver.effect_runner.forget(self.key)
+        driver.effect_runner.lent.pop(self.key, None)
         self._note(figures, planted, status)
         driver.post(
             Finished(
@@ -361,10 +343,10 @@ class Account:
         self._metrics.waited(self.record.first_token, self.record.stall, self.id)
         self._log(answer, forward, status)
         self._check_count(figures.prompt_tokens, link)
-        if status < 400 and self._explaining:
-            self._explaining.answered(answer, self.forms.prompt, planted=planted)
-            self._name.answered(self._explaining.taken, answer)
-        self._metrics.history.add(repeated=self.record.repeated)
+        if status < 400:
+            self.notes.answered(answer, self.forms.prompt, planted=planted)
+        if repeated := self.record.repeated:
+            self._metrics.history.add(repeated=repeated)
         known = self.forms.ask is not None and figures.generated and answer.complete and status < 400
         if known and answer.reply is not None:
             self._answered = answer, link
@@ -381,7 +363,7 @@ class Account:
             predicted = pending.predicted if pending else None
             held = (predicted or 0) if reached is None else cached
             self.charge.left_at((reached or 0) - cached, self.listener.events, planted, held=held)
-            driver.effect_runner.forget(self.key)
+            driver.effect_runner.lent.pop(self.key, None)
             driver.post(Gone(at=driver.now(), request=self.key, reached=reached, cached=cached))
             if self._rendering is not None:  # its tokens are not needed any more
                 self._rendering.cancel()
@@ -397,7 +379,7 @@ class Account:
 
     def close(self) -> None:
         self.gone()
-        self.settle()
+        self.notes.settle()
         record, now = self.record, self._driver.now()
         if record.doing is not RequestStage.ENGINE or now - record.since >= BRIEFEST_WAIT:
             record.passes(now, None)
@@ -544,7 +526,7 @@ class Charge:
     async def count_inputs(self, link: EngineLink, record: Record, *, copies: int) -> None:
         """Count the tokens of embeddings, rankings and several prompts for a limited key, before they run."""
         heavy = record.body_bytes > HEAVY and copies > 1  # not parsed here
-        if not self.limited or not (self.inputs or heavy or self.api is Api.TASK):
+        if not (self.inputs or heavy or self.api is Api.TASK):
             return
         count, tokenizer = 0, link.tokenizer
         try:
@@ -590,23 +572,22 @@ class Charge:
 UNREAD: Final = Answer(figures=Figures(), reply=None, complete=False, error=None)
 
 
+@dataclass(slots=True, eq=False)
 class Listener:
     """Reads one answer. The client already has the bytes that are read here."""
 
-    def __init__(self, api: Api, record: Record, metrics: Metrics, now: Callable[[], float]) -> None:
-        """`now` returns seconds on the clock of `record.at`."""
-        self._api = api
-        self._record = record
-        self._metrics = metrics
-        self._now = now
-        self._reader: AnswerReader | None = None
-        self._times = TokenTimes()
+    api: Api
+    record: Record
+    metrics: Metrics
+    now: Callable[[], float]  # seconds on the clock of `record.at`
+    _reader: AnswerReader | None = None
+    _times: TokenTimes = field(default_factory=TokenTimes)
 
     def begin(self, answer: aiohttp.ClientResponse) -> None:
         """Start to read an answer. A compressed answer is not read."""
         if "Content-Encoding" not in answer.headers:
             streamed = answer.content_type == "text/event-stream"
-            self._reader = AnswerReader(self._api, stream=streamed, status=answer.status)
+            self._reader = AnswerReader(self.api, stream=streamed, status=answer.status)
 
     @property
     def events(self) -> int:
@@ -618,22 +599,18 @@ class Listener:
             return
         try:
             self._reader.feed(chunk)
-            if self._times.read(self._reader, self._now):
-                self._record.times(self._times)
+            if self._times.read(self._reader, self.now):
+                self.record.times(self._times)
         except Exception:
-            log.exception("answer_not_read", request_id=self._record.request_id)
+            log.exception("answer_not_read", request_id=self.record.request_id)
             self._give_up()
 
-    def without(self, progress: ProgressFilter) -> Callable[[bytes], bytes]:
-        """Return a function that removes progress events from chunks, and shows the progress to observers."""
-
-        def rest(chunk: bytes) -> bytes:
-            left, work = progress.feed(chunk), self._record.work
-            if work and progress.latest is not work.progress:
-                work.progress, work.progress_at = progress.latest, self._now()
-            return left
-
-        return rest
+    def without(self, progress: ProgressFilter, chunk: bytes) -> bytes:
+        """Return the chunk without progress events, and show the progress to observers."""
+        left, work = progress.feed(chunk), self.record.work
+        if work and progress.latest is not work.progress:
+            work.progress, work.progress_at = progress.latest, self.now()
+        return left
 
     def broke_off(self, answer: aiohttp.ClientResponse) -> bool:
         """Whether the answer ended without its end; False for an answer that is not read."""
@@ -641,7 +618,7 @@ class Listener:
         try:
             return self._reader is not None and self._reader.broke_off(delimited=delimited)
         except Exception:
-            log.exception("answer_not_read", request_id=self._record.request_id)
+            log.exception("answer_not_read", request_id=self.record.request_id)
             self._give_up()
             return False
 
@@ -650,12 +627,12 @@ class Listener:
         try:
             return self._reader.close() if self._reader else UNREAD
         except Exception:
-            log.exception("answer_not_read", request_id=self._record.request_id)
+            log.exception("answer_not_read", request_id=self.record.request_id)
             self._give_up()
             return UNREAD
 
     def _give_up(self) -> None:
-        self._metrics.fallback("read")
+        self.metrics.fallback("read")
         self._reader = None
 
 
@@ -664,43 +641,76 @@ class Listener:
 HANDLE_BYTES: Final = 8  # enough that a handle cannot be guessed
 
 
-class NameKeeper:
-    """Writes the name of a request's conversation into its record.
+@dataclass(slots=True, eq=False)
+class ConversationNotes:
+    """Records which conversation a request goes on with, its name, and what its client has changed in it.
 
-    No decision depends on a name, so a failure is only logged and counted.
+    On failure the body is sent as it came. No decision depends on a name, so a failure is only logged and
+    counted.
     """
 
-    def __init__(
-        self, names: Naming, metrics: Metrics, record: Record, headers: Mapping[str, str], given: str | None
-    ) -> None:
-        """`given` is the client's name for its conversation."""
-        self._names = names
-        self._metrics = metrics
-        self._record = record
-        self._headers = headers
-        self._given = given
+    record: Record
+    metrics: Metrics
+    names: Naming
+    headers: Mapping[str, str]
+    secrets: Secrets
+    rewriting: Rewriting | None = None  # once the request is matched
+    taken: Taken | None = None  # the request with its forms; None: no chat, or not read
+    given: str | None = None  # the client's name for its conversation
 
-    def update(self, taken: Taken | None) -> None:
+    def __post_init__(self) -> None:
+        self.given = self.record.named
+
+    async def take(
+        self, rewriting: Rewriting, api: Api, doc: Doc, *, context: int, run: Runner = here
+    ) -> Taken | None:
+        """Match the request and apply the rules; None if it is not a chat, or on failure.
+
+        A slot holds `context` tokens; 0: unknown.
+        """
+        record, self.rewriting = self.record, rewriting
+        try:
+            self.taken = await rewriting.take(
+                api,
+                doc,
+                run=run,
+                request_id=record.request_id,
+                client=record.client,
+                headers=self.headers,
+                size=record.body_bytes,
+                now=record.at,
+                context=context,
+            )
+            if self.taken is not None:
+                self.taken.keyed = record.keyed
+        except Exception:
+            log.exception("rewrite_failed", request_id=record.request_id)
+            self.metrics.fallback("rewrite")
+        self.name()
+        return self.taken
+
+    def name(self) -> None:
         """Update the name by what is known so far."""
-        record, line = self._record, taken.conversation if taken else None
+        record, taken = self.record, self.taken
+        line = taken.conversation if taken else None
         try:
             if line is not None:
-                record.name = self._names.name(
+                record.name = self.names.name(
                     record.client,
-                    self._headers,
+                    self.headers,
                     line,
                     coming=record.name,
-                    given=self._given,
+                    given=self.given,
                     now=record.at,
                 )
             else:
                 before = taken.match.before if taken else None
-                record.name = self._names.coming(
+                record.name = self.names.coming(
                     record.client,
-                    self._headers,
+                    self.headers,
                     taken.received if taken else None,
                     before=before.number if before else None,
-                    given=self._given,
+                    given=self.given,
                     now=record.at,
                 )
             record.name.handle = record.name.handle or token_hex(HANDLE_BYTES)
@@ -708,94 +718,65 @@ class NameKeeper:
                 record.name.task = record.name.title = ""
         except Exception:
             log.exception("not_named", request_id=record.request_id)
-            self._metrics.fallback("explain")
-
-    def answered(self, taken: Taken | None, answer: Answer) -> None:
-        """Take the answer as a title if the agent has asked for one."""
-        if taken and answer.reply and answer.complete:
-            try:
-                self._names.answered(self._record.client, taken.received, answer.reply)
-            except Exception:
-                log.exception("not_named", request_id=self._record.request_id)
-                self._metrics.fallback("explain")
-
-
-class Explaining:
-    """Writes the conversation and its changes to the record. On failure the body is sent as it came."""
-
-    def __init__(self, rewriting: Rewriting, metrics: Metrics, record: Record, context: int) -> None:
-        """A slot holds `context` tokens; 0: unknown."""
-        self._rewriting = rewriting
-        self._metrics = metrics
-        self._context = context
-        self._record = record
-        self.taken: Taken | None = None  # the request with its forms; None: no chat, or not read
-
-    async def take(
-        self, api: Api, doc: Doc, *, headers: Mapping[str, str], run: Runner = here
-    ) -> Taken | None:
-        """Match the request and apply the rules; None if it is not a chat, or on failure."""
-        record = self._record
-        try:
-            self.taken = await self._rewriting.take(
-                api,
-                doc,
-                run=run,
-                request_id=record.request_id,
-                client=record.client,
-                headers=headers,
-                size=record.body_bytes,
-                now=record.at,
-                context=self._context,
-            )
-            if self.taken is not None:
-                self.taken.keyed = record.keyed
-        except Exception:
-            log.exception("rewrite_failed", request_id=record.request_id)
-            self._metrics.fallback("rewrite")
-        return self.taken
+            self.metrics.fallback("explain")
 
     def goes(self, *, changed: bool) -> None:
         """Record the form in which the request is sent."""
-        if self.taken is not None:
-            self._rewriting.goes(self.taken, changed=changed)
+        if self.rewriting and self.taken:
+            self.rewriting.goes(self.taken, changed=changed)
 
     def settle(self) -> None:
-        """Find the conversation and the changes, once, while the engine works on the request."""
-        taken, record = self.taken, self._record
-        if taken is None or taken.judged is not None:
+        """Find the conversation and the changes, while the engine works on the request.
+
+        It may be called many times.
+        """
+        taken, record = self.taken, self.record
+        if taken is None or self.rewriting is None:
             return
-        try:
-            judged, line = self._rewriting.settle(taken), taken.conversation
-        except Exception:
-            log.exception("explanation_failed", request_id=record.request_id)
-            self._failed()
-            return
-        if line is not None:
-            record.conversation = line.number
-            record.named = record.named or request_id(line.who.name, str) or None
-        if judged is not None:
-            record.kind, record.changes = judged.explained.kind, taken.changes
+        if taken.judged is None:
+            try:
+                judged = self.rewriting.settle(taken)
+            except Exception as error:  # noqa: BLE001 - of whatever kind the bug is
+                self._failed(error)
+                return
+            if judged is not None:
+                record.kind, record.changes = judged.explained.kind, taken.changes
+        if taken.conversation is not None:
+            record.conversation = taken.conversation.number
+            named = record.named or request_id(taken.conversation.who.name, str)
+            record.named = (
+                named if named and not self.secrets.stand_in(named) else None
+            )  # it may be of the body
+            self.name()
 
     def answered(self, answer: Answer, prompt: Tokens | None, *, planted: int) -> None:
-        """Record the cost of the request's own changes. `planted` tokens were computed before it was sent."""
-        self.settle()
-        if self.taken is None:
+        """Record what the request's own changes have cost. `planted` tokens were computed before it was sent.
+
+        If the agent has asked for a title, it is the answer.
+        """
+        taken, reply = self.taken, answer.reply if answer.complete else None
+        if taken is None or self.rewriting is None:
             return
         try:
-            reply = answer.reply if answer.complete else None
-            self._record.divergence = self._rewriting.answered(
-                self.taken,
+            self.record.divergence = self.rewriting.answered(
+                taken,
                 reply,
                 prompt,
                 answer.figures,
                 planted=planted,
-                decision=self._record.decision,
+                decision=self.record.decision,
             )
+        except Exception as error:  # noqa: BLE001 - of whatever kind the bug is
+            self._failed(error)
+            return
+        try:
+            if reply:
+                self.names.answered(self.record.client, taken.received, reply)
         except Exception:
-            log.exception("explanation_failed", request_id=self._record.request_id)
-            self._failed()
+            log.exception("not_named", request_id=self.record.request_id)
+            self.metrics.fallback("explain")
 
-    def _failed(self) -> None:
-        self._metrics.fallback("explain")
+    def _failed(self, error: Exception) -> None:
+        log.error("explanation_failed", request_id=self.record.request_id, exc_info=error)
+        self.metrics.fallback("explain")
         self.taken = None

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Final, Self
 import aiohttp
 from aiohttp import web
 
-from slotkeeper.api import agent_hints, errors
+from slotkeeper.api import errors
 from slotkeeper.api import head as names
+from slotkeeper.api.agent_hints import Asked
 from slotkeeper.api.answer import Answer, ProgressFilter, comment
 from slotkeeper.api.assembling import Assembler, WholeAnswer, as_stream
 from slotkeeper.api.document import Doc
@@ -196,7 +197,7 @@ class Exchange:
     async def run(self) -> web.StreamResponse:
         account = self._account
         try:
-            agent_hints.check(self._call.request.headers)
+            account.asked = Asked.by(self._call.request.headers)
             if not self._form:
                 await self._understand()
             ask = account.forms.ask
@@ -218,16 +219,15 @@ class Exchange:
         finally:
             self._waiting.stop()
             account.close()
-            self._charge()
+            if self._counted is not None:
+                self._charge(self._counted)
             self._settle()
             if self._trace:
                 self._trace.end(account.record)
 
-    def _charge(self) -> None:
+    def _charge(self, counted: Counted) -> None:
         """Charge the key for the request. It counts on if its client left while an engine works for it."""
-        account, counted = self._account, self._counted
-        if counted is None:
-            return
+        account = self._account
         counted.cost = account.charge.tokens
         if account.charge.left and self._forward is not None:
             counted.stays(partial(self._gate.driver.when_released, account.key), account.charge.of_rest)
@@ -282,7 +282,7 @@ class Exchange:
         if self._settled or not self._call.api.generates:
             return
         self._settled = True
-        self._account.settle()
+        self._account.notes.settle()
         if self._let_in and self._gate.recorder is not None:  # `--record`
             record = self._account.record
             self._gate.recorder.write(
@@ -316,8 +316,9 @@ class Exchange:
         if not arrival.brief:
             account.render()
         forward = await driver.admit(arrival)
-        link, copies = driver.links[forward.engine], account.claim.copies
-        await account.charge.count_inputs(link, account.record, copies=copies)
+        if account.charge.limited:
+            link, copies = driver.links[forward.engine], account.claim.copies
+            await account.charge.count_inputs(link, account.record, copies=copies)
         self._body_out = account.goes(forward) if self._call.api.generates and self._let_in else self._body
         asyncio.get_running_loop().call_later(AT_WORK, self._settle)
         if forward.reason is not Reason.BRIEF:  # a brief request is rendered after its answer
@@ -407,7 +408,8 @@ class Exchange:
         """Send the request and relay the answer. `losses` is the engine's count from before the send."""
         driver = self._gate.driver
         link = driver.links[forward.engine]
-        driver.engines.check_listed(link, self._account.claim.model)
+        if link.routes:
+            driver.engines.check_listed(link, self._account.claim.model)
         run = self._gate.aside if len(self._body_out) > HEAVY else here
         form = await run(self._formed, forward, link)
         self._account.progress = form.progress
@@ -428,7 +430,7 @@ class Exchange:
             driver.failed(link, broken=True)
             raise
         async with answer:
-            if link.unloads(answer.status) and await link.was_lost(losses):
+            if link.address.model and link.unloads(answer.status) and await link.was_lost(losses):
                 raise UpstreamFault(f"the model {link.address.model} was unloaded before it began")
             self._waiting.stop()
             early = form.progress is not None
@@ -821,15 +823,12 @@ class Relay:
         Before `write` gets bytes, `written` gets them and returns those to write. `read`: bytes read before.
         """
         listener, cells, streams = self.account.listener, self.cells, flows(answer)
-        steps = [listener.without(progress)] if progress else []
+        steps: list[Callable[[bytes], bytes]] = []
+        if progress:
+            steps.append(partial(listener.without, progress))
         if cells and streams:
             steps.append(cells.passing)
         steps.append(written)
-
-        def passing(chunk: bytes) -> bytes:
-            for step in steps:
-                chunk = step(chunk)
-            return chunk
 
         def seen(chunk: bytes) -> None:
             link.pulse.answered()
@@ -838,7 +837,7 @@ class Relay:
             listener.read(chunk)
 
         async with answering(link):
-            await copy(answer, write, seen, passing, read=read)
+            await copy(answer, write, seen, steps, read=read)
         self.waiting.stop()
         self._check_whole(answer, link)  # first: a request without a byte of its answer can be sent again
         if streams:
@@ -883,7 +882,7 @@ class Relay:
         its X-Conversation-Id, and a gateway in front of either for reasons of its own. Other servers than
         llama-server may write other last events, so their answers are not checked.
         """
-        if not self.call.api.generates or link.foreign or link.health.unlike_ours:
+        if not self.call.api.generates or link.health.unlike_ours:
             return
         if self.account.listener.broke_off(answer):
             of = "the router" if link.address.model else "the engine"

@@ -13,7 +13,7 @@ import os
 import re
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from io import BytesIO
@@ -153,14 +153,40 @@ class Upstream:
     async def close(self) -> None:
         await self._session.close()
 
-    def outgoing(self, request: web.BaseRequest, body: bytes | None, request_id: str) -> CIMultiDict[str]:
-        """Return the headers to forward for this request."""
-        headers = outgoing(request, body, request_id)
+    def outgoing(
+        self,
+        request: web.BaseRequest,
+        body: bytes | None,
+        request_id: str,
+        *,
+        trace_parent: str | None = None,
+        stream_ids: Iterable[str] = (),
+    ) -> CIMultiDict[str]:
+        """Return the headers to forward, as `send` describes them.
+
+        They are the client's without hop-by-hop headers and ours, with X-Forwarded-* added, but without those
+        of ours that the engine would not take beside the client's own.
+        """
+        headers = CIMultiDict(forwardable(request.headers.items(), drop=NOT_SENT))
+        headers[names.REQUEST_ID] = request_id
+        if hops := names.hops(request.headers):
+            headers[names.HOPS] = ", ".join(hops)
+        if body:
+            headers["Content-Length"] = str(len(body))
+        if request.remote:
+            known = headers.popall("X-Forwarded-For", [])
+            headers["X-Forwarded-For"] = ", ".join([*known, request.remote])
+        headers.setdefault("X-Forwarded-Proto", request.scheme)
+        headers.setdefault("X-Forwarded-Host", request.host)
         if self._auth is not None:
             for name in names.AUTH:
                 headers.popall(name, None)
             headers.update(self._auth)
-        return fitting(headers, request)
+        for stream_id in stream_ids:
+            headers.add(names.STREAM_ID, stream_id)
+        if trace_parent is not None:
+            headers[names.TRACE_PARENT] = trace_parent
+        return _fitting(headers, request)
 
     async def send(
         self,
@@ -182,14 +208,8 @@ class Upstream:
         """
         wanted = target(request) if path is None else path
         url = URL(address.base + address.passed_on(wanted, held=held), encoded=True)
-        headers = self.outgoing(request, body, request_id)
-        for stream_id in stream_ids:
-            headers.add(names.STREAM_ID, stream_id)
-        if trace_parent is not None:
-            headers[names.TRACE_PARENT] = trace_parent
-        return await self._sent(
-            address.base, url, fitting(headers, request), method=request.method, body=body
-        )
+        headers = self.outgoing(request, body, request_id, trace_parent=trace_parent, stream_ids=stream_ids)
+        return await self._sent(address.base, url, headers, method=request.method, body=body)
 
     async def post(
         self, base: str, path: str, body: bytes, request: web.BaseRequest, request_id: str
@@ -216,12 +236,16 @@ class Upstream:
         limit: aiohttp.ClientTimeout = NO_LIMIT,
     ) -> aiohttp.ClientResponse:
         _name_hop(headers, self.name)
+        # A large body is a stream, so that its upload does not block the event loop. And aiohttp pauses
+        # between two pieces: so a connection that a write has broken is read to its end before the next write
+        # fails (`Connector`).
+        data = BytesIO(body) if body and len(body) > CHUNK else body or None
         try:
             return await self._session.request(
                 method,
                 url,
                 headers=headers,
-                data=_framed(body) if body else None,
+                data=data,
                 allow_redirects=False,
                 timeout=limit,
             )
@@ -283,32 +307,7 @@ def target(request: web.BaseRequest) -> str:
     return path
 
 
-def _framed(body: bytes) -> bytes | BytesIO:
-    """Return the body, a large one as a stream, so that its upload does not block the event loop.
-
-    Another reason: aiohttp pauses between two pieces. So a connection that a write has broken is read to its
-    end before the next write fails (`Connector`).
-    """
-    return body if len(body) <= CHUNK else BytesIO(body)
-
-
-def outgoing(request: web.BaseRequest, body: bytes | None, request_id: str) -> CIMultiDict[str]:
-    """Return the client's headers without hop-by-hop headers and ours, with X-Forwarded-* added."""
-    headers = CIMultiDict(forwardable(request.headers.items(), drop=NOT_SENT))
-    headers[names.REQUEST_ID] = request_id
-    if hops := names.hops(request.headers):
-        headers[names.HOPS] = ", ".join(hops)
-    if body:
-        headers["Content-Length"] = str(len(body))
-    if request.remote:
-        known = headers.popall("X-Forwarded-For", [])
-        headers["X-Forwarded-For"] = ", ".join([*known, request.remote])
-    headers.setdefault("X-Forwarded-Proto", request.scheme)
-    headers.setdefault("X-Forwarded-Host", request.host)
-    return headers
-
-
-def fitting(headers: CIMultiDict[str], request: web.BaseRequest) -> CIMultiDict[str]:
+def _fitting(headers: CIMultiDict[str], request: web.BaseRequest) -> CIMultiDict[str]:
     """Return the headers without those of ours that the engine would not take beside the client's own."""
     for name in LESS_NEEDED:
         if _room(headers) > len(OF_HOP):
@@ -363,17 +362,20 @@ async def copy(
     answer: aiohttp.ClientResponse,
     write: Callable[[bytes], Awaitable[None]],
     seen: Callable[[bytes], None],
-    through: Callable[[bytes], bytes] = bytes,
+    through: Sequence[Callable[[bytes], bytes]] = (),
     *,
     read: bytes = b"",
 ) -> None:
-    """Copy every chunk: `write` gets what `through` leaves of it, then `seen` gets the whole chunk.
+    """Copy every chunk: `write` gets what the functions of `through` leave of it, then `seen` all of it.
 
     `read` are bytes of the answer that were read before. Raises UpstreamFault if the engine breaks off, and
     GONE errors if the client does.
     """
     while chunk := read or await _next(answer):
-        if passing := through(chunk):
+        passing = chunk
+        for step in through:
+            passing = step(passing)
+        if passing:
             await write(passing)
         seen(chunk)
         read = b""

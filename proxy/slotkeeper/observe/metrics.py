@@ -291,12 +291,9 @@ class Metrics:
         for one in figures:
             self.registry.register(one)
 
-    def decision(self, reason: Reason) -> None:
-        self.decisions.labels(reason=reason.value).inc()
-
     def forwarded(self, forward: Forward) -> None:
         """Count a request that was sent to an engine."""
-        self.decision(forward.reason)
+        self.decisions.labels(reason=forward.reason.value).inc()
         if forward.waited is not None:
             self.priority_wait.labels(priority=forward.priority.value).observe(forward.waited)
 

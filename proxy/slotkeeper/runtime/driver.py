@@ -130,6 +130,7 @@ class Driver:
             new_link=new_link,
             api_key=api_key,
         )
+        self.links: Mapping[EngineId, EngineLink] = self.engines.links
         self.membership = Membership(self.engines, metrics, self.tasks, self.post, new_link)
         self.snapshots = (
             Snapshots(store, metrics, self.post, self._limits.shared_bytes or 0) if store else None
@@ -211,11 +212,6 @@ class Driver:
             self.metrics.engine_added(link.engine)
         self.engines.watch(self._engine_up, self._engine_lost, self.post)
 
-    @property
-    def links(self) -> Mapping[EngineId, EngineLink]:
-        """The links to engines by id, including the models of routers."""
-        return self.engines.links
-
     async def folder_tried(self) -> None:
         """Wait, up to SWEEP_PATIENCE seconds, until the slot folder is open or is known to be unusable."""
         if self.snapshots and not self.snapshots.tried.is_set():
@@ -281,11 +277,11 @@ class Driver:
         if call := self._leaving.pop(request, None):
             call(held)
 
-    def post(self, event: Event) -> None:
-        """Give one event to the scheduler and perform the effects. Never raises."""
-        self._take(event)
+    def post(self, event: Event | None) -> None:
+        """Give one event to the scheduler and perform the effects. Never raises.
 
-    def _take(self, event: Event | None) -> None:
+        None: a new scheduler is due.
+        """
         self._events.append(event)
         if self._busy:  # an effect posted it: the loop below takes it next
             return
@@ -406,7 +402,7 @@ class Driver:
 
     async def _renew_later(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
-        self._take(None)
+        self.post(None)
 
     def _renew(self) -> None:
         """Start a new scheduler, which knows the engines and snapshots, and reconciles first."""
@@ -429,7 +425,7 @@ class Driver:
                 grant.set_result(go)
                 released.append(go)
                 self._went_unplaced(go)
-                self.metrics.decision(Reason.FAIL_OPEN)
+                self.metrics.forwarded(go)
         self.note(self.journal.saw, cause, released, cause.at, self.now(), self.placement.pending)
 
     def _engine_up(self, link: EngineLink) -> None:
@@ -548,7 +544,7 @@ class EffectRunner:
         self._lost = lost
         self._progress = progress
         self.late_renders = LateRenders(tasks, post)
-        self._lent: dict[RequestId, Mapping[str, str]] = {}
+        self.lent: dict[RequestId, Mapping[str, str]] = {}  # clients' credentials, for plants until their end
         self._alarm: asyncio.Task[None] | None = None
         self._plants: dict[RequestId, asyncio.Task[None]] = {}
         self._reached: dict[RequestId, tuple[int, int]] = {}  # of running plants: token, cached
@@ -583,14 +579,6 @@ class EffectRunner:
             plant.cancel()
         return self._reached.pop(request, None)
 
-    def lend(self, request: RequestId, auth: Mapping[str, str]) -> None:
-        """Use the client's credential for plants of this request, until `forget`."""
-        if auth:
-            self._lent[request] = auth
-
-    def forget(self, request: RequestId) -> None:
-        self._lent.pop(request, None)
-
     def computed(self, request: RequestId) -> int:
         """Return the tokens that a running plant for this request has computed so far."""
         reached, cached = self._reached.get(request, (0, 0))
@@ -610,7 +598,7 @@ class EffectRunner:
     async def _plant(self, plant: Plant) -> None:
         computed, seconds, cuts, counted, unsent = None, None, None, 0, True
         link = self._engines.links[plant.place.engine]
-        auth = self._lent.get(plant.request) or link.auth
+        auth = self.lent.get(plant.request) or link.auth
 
         def count(reached: int, cached: int) -> None:  # called during the plant: a stopped one counts too
             nonlocal counted
@@ -836,7 +824,7 @@ class Renewal:
         self._snapshots: dict[SnapshotId, Snapshot] = {}  # those that no scheduler has been told of yet
         self._rooms: Mapping[Tier, FolderRoom] = {}
         self._at = -math.inf  # when the latest renewal was due
-        self._pending = False
+        self.pending = False  # whether the present scheduler is not told of the engines yet
 
     def new_placement(self) -> Placement:
         return Placement(*(link.engine for link in self._engines.upstreams), limits=self._limits)
@@ -846,11 +834,6 @@ class Renewal:
         log.error("placement_failed", request_id=asker(event), cause=type(event).__name__, exc_info=error)
         self._metrics.fallback("placement")
 
-    @property
-    def pending(self) -> bool:
-        """Whether the present scheduler is not told of the engines yet."""
-        return self._pending
-
     def keep(self, placement: Placement) -> None:
         """Keep what a scheduler that is replaced knows of snapshots and their folders."""
         self._snapshots |= {snapshot.id: snapshot for snapshot in placement.catalog}
@@ -858,10 +841,10 @@ class Renewal:
 
     def due_in(self) -> float | None:
         """Return after how many seconds to call `told`; None if that was returned already."""
-        if self._pending:
+        if self.pending:
             return None
         now = time.monotonic()
-        self._pending, self._at = True, max(now, self._at + RENEWAL_SECONDS)
+        self.pending, self._at = True, max(now, self._at + RENEWAL_SECONDS)
         return self._at - now
 
     def told(self, *, closing: bool) -> Told:
@@ -869,7 +852,7 @@ class Renewal:
 
         If one of these events fails, another new scheduler is told of the rest.
         """
-        events, self._pending = list(self._events(closing=closing)), False
+        events, self.pending = list(self._events(closing=closing)), False
         self._snapshots.clear()
         while True:
             placement, effects = self.new_placement(), []

@@ -130,7 +130,7 @@ class EngineLink:
         self._trouble = ""
         self._refusal: int | None = None  # the status with which it refused the last probe
         self._told = EngineState.DOWN  # the state that was logged last
-        self._doubt = False
+        self.doubtful = False  # it may be another process since the last look
         self.probing = False  # it answers, and a probe is about to begin or in progress
         self._hurried = False  # a request waits for the probe
         self.up = False  # probed: requests may be placed; until then they pass through unchanged
@@ -202,10 +202,10 @@ class EngineLink:
         return self.address.swaps and self.listed and self.health is Health.FOREIGN
 
     def unloads(self, status: int) -> bool:
-        """Whether a request may have this answer because its router was unloading the model."""
+        """Whether a request may have this answer because its router was unloading this model."""
         if self.address.swaps:
             return status in OF_SWAPPED and not self.foreign
-        return bool(self.address.model) and status in OF_UNLOADED
+        return status in OF_UNLOADED
 
     def kick(self) -> None:
         """Look at once, for example because a connection has failed."""
@@ -235,14 +235,9 @@ class EngineLink:
                 return True
         return False
 
-    @property
-    def doubtful(self) -> bool:
-        """Whether the engine may be another process since the last look."""
-        return self._doubt
-
     async def settle(self) -> None:
         """Wait until it is known whether the process changed: if so, its slots are empty."""
-        while self._doubt:
+        while self.doubtful:
             await self._looked.wait()
 
     async def doubt(self) -> bool:
@@ -250,7 +245,7 @@ class EngineLink:
 
         Requests wait meanwhile. Returns whether the engine is another process now.
         """
-        before, self._doubt = self.process, self.up
+        before, self.doubtful = self.process, self.up
         self.kick()
         await self.settle()
         return self.process != before
@@ -278,7 +273,7 @@ class EngineLink:
             self.probing = False
             self._tell_state()
             if not self._kick.is_set() and not self._slow:  # else `doubt` may have been called meanwhile
-                self._doubt = False
+                self.doubtful = False
             self._looked.set()
             self._looked = asyncio.Event()
             try:
@@ -287,7 +282,7 @@ class EngineLink:
                     await self._kick.wait()
                 self._kick.clear()
                 self._kicked = True
-                if not self._doubt:  # requests wait for a doubt to be settled
+                if not self.doubtful:  # requests wait for a doubt to be settled
                     await asyncio.sleep(EAGER / 4)  # one look for a burst of failures
             except TimeoutError:
                 pass
@@ -627,42 +622,41 @@ class EngineLink:
         """
         text = await self.client.apply_template(chat, headers=auth or self.auth)
         images = digests(chat) if self.images.marker else ()
-        with _lending(auth):
+        with self._tokenizer_for(auth) as tokenizer:
             if images:
-                return await self.images.tokens(self._tokenizer(), text, images, auth or self.auth)
-            return await self._tokenizer().tokenize(text)
+                return await self.images.tokens(tokenizer, text, images, auth or self.auth)
+            return await tokenizer.tokenize(text)
 
     async def prefill_prompt(self, prompt: Tokens, auth: Mapping[str, str]) -> Sequence[int] | MediaPrompt:
         """Return the form in which a prefill sends these tokens. Raises the errors of `render_chat`."""
         if not prompt.chunks:
             return prompt.ids()
-        with _lending(auth):
-            return await self.images.prompt(self._tokenizer(), prompt, auth)
+        with self._tokenizer_for(auth) as tokenizer:
+            return await self.images.prompt(tokenizer, prompt, auth)
 
     async def render_prompt(self, prompt: Prompt, auth: Mapping[str, str]) -> Tokens:
         """Return the tokens of a raw prompt. Raises the errors of `render.RENDER_FAILURES`."""
-        with _lending(auth):
-            return await self._tokenizer().tokenize_prompt(prompt)
+        with self._tokenizer_for(auth) as tokenizer:
+            return await tokenizer.tokenize_prompt(prompt)
 
     async def render_text(self, text: str, auth: Mapping[str, str]) -> Tokens:
         """Return the tokens of plain text in the middle of a prompt."""
-        with _lending(auth):
-            return await self._tokenizer().tokenize(text, add_special=False)
+        with self._tokenizer_for(auth) as tokenizer:
+            return await tokenizer.tokenize(text, add_special=False)
 
-    def _tokenizer(self) -> Tokenizer:
+    @contextmanager
+    def _tokenizer_for(self, auth: Mapping[str, str]) -> Iterator[Tokenizer]:
+        """Yield the tokenizer; its calls to the engine in this block use a client's credential.
+
+        Raises EngineGoneError before the engine was probed.
+        """
         if self.tokenizer is None:
             raise EngineGoneError(f"{self.engine} has not been probed yet")
-        return self.tokenizer
-
-
-@contextmanager
-def _lending(auth: Mapping[str, str]) -> Iterator[None]:
-    """Use a client's credential for the engine calls in this block."""
-    before = _LENT.set(auth)
-    try:
-        yield
-    finally:
-        _LENT.reset(before)
+        before = _LENT.set(auth)
+        try:
+            yield self.tokenizer
+        finally:
+            _LENT.reset(before)
 
 
 # -- its tokenizer ---------------------------------------------------------------------------------------

@@ -7,8 +7,9 @@ on it is made while the engine works on the request.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from slotkeeper.api.agent_hints import answer_cap
@@ -24,7 +25,6 @@ from slotkeeper.conversation.layout import (
     Keys,
     Layout,
     Match,
-    Near,
     Who,
 )
 from slotkeeper.conversation.likeness import keys_of
@@ -222,10 +222,6 @@ class Taken:
         own = self.rewritten is not None and not changed
         return Outcome(self.outcome.doc, self.received, self.outcome.done) if own else self.outcome
 
-    def judge(self, *, changed: bool) -> DivergenceReport:
-        """Return the report on one form. This is slow if long texts differ."""
-        return judge(self.match, self.received, self.form(changed=changed))
-
 
 class Rewriting:
     """Knows the conversations, and applies the rules to their requests."""
@@ -268,10 +264,10 @@ class Rewriting:
             return None
         layout, found_by = laid
         near = self.conversations.near(who, found_by, still=aside)
-        match = await run(_matched, who, layout, found_by, near)
         modes = self._choice.for_client(headers.get("User-Agent", ""))
         room = Room(context, answer_cap(api, doc)) if context else None
-        outcome = await run(_ruled, api, doc, layout, match, modes=modes, room=room)
+        found = partial(goes_on, who, layout, found_by, near)
+        match, outcome = await run(_ruled, api, doc, layout, found, modes=modes, room=room)
         taken = Taken(
             request_id=request_id,
             who=who,
@@ -300,7 +296,7 @@ class Rewriting:
         """Enter the request in its conversation. Returns its report; None while its form is not decided."""
         self._enter_all()
         if taken.judged is None and taken.changed is not None:
-            taken.judged = taken.ahead.get(taken.changed) or taken.judge(changed=taken.changed)
+            taken.judged = taken.ahead.get(taken.changed) or judge(taken.match, taken.received, taken.sent)
             for done in taken.outcome.done:
                 put_right: Action = "fixed" if taken.changed or taken.rewritten is None else "declined"
                 self._metrics.rewritten(done.rule, put_right if done.mode is Mode.FIX else "observed")
@@ -365,18 +361,19 @@ def _laid_out(api: Api, doc: Doc, who: Who, recent: Sequence[SeenRequest]) -> tu
     return None if layout is None else (layout, keys_of(who, layout))
 
 
-def _matched(who: Who, layout: Layout, found_by: Keys, near: Near) -> Match:
-    """Return the match, with copies of the conversations: the originals may change before they are read."""
-    match = goes_on(who, layout, found_by, near)
+def _ruled(
+    api: Api, doc: Doc, layout: Layout, found: Callable[[], Match], *, modes: Modes, room: Room | None
+) -> tuple[Match, Outcome]:
+    """Find the match and apply the rules.
+
+    The match gets copies of the conversations: the originals may change before they are read.
+    """
+    match, known = found(), seen(api, doc, layout)
     before, sibling, beside = (
         None if line is None else replace(line) for line in (match.before, match.sibling, match.beside)
     )
-    return replace(match, before=before, sibling=sibling, beside=beside)
-
-
-def _ruled(api: Api, doc: Doc, layout: Layout, match: Match, *, modes: Modes, room: Room | None) -> Outcome:
-    known = seen(api, doc, layout)
-    return canonical(
+    match = replace(match, before=before, sibling=sibling, beside=beside)
+    outcome = canonical(
         doc,
         layout,
         match,
@@ -385,8 +382,9 @@ def _ruled(api: Api, doc: Doc, layout: Layout, match: Match, *, modes: Modes, ro
         lay_out=lambda body: lay_out(api, body, known),
         room=room,
     )
+    return match, outcome
 
 
 def _judged(taken: Taken) -> dict[bool, DivergenceReport]:
     forms = (False, True) if taken.changed is None else (taken.changed,)
-    return {changed: taken.judge(changed=changed) for changed in forms}
+    return {changed: judge(taken.match, taken.received, taken.form(changed=changed)) for changed in forms}

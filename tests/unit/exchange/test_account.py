@@ -151,7 +151,7 @@ async def test_a_request_that_is_sent_again_reports_nothing_of_its_first_answer(
     mine.listener.begin(
         cast("Any", SimpleNamespace(headers={}, content_type="text/event-stream", status=200))
     )
-    mine.listener.without(mine.progress)(PREFILLING)
+    mine.listener.without(mine.progress, PREFILLING)
     mine.listener.read(PREFILLING)
     mine.gone()
     assert (left[-1].reached, left[-1].cached) == (300, 100)
