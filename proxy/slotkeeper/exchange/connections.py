@@ -392,11 +392,11 @@ def is_in(address: str, networks: Sequence[Network]) -> bool:
 
 def asker(request: web.BaseRequest, trusted: Sequence[Network]) -> str:
     """Return the client's address: the last hop that is no trusted proxy. X-Forwarded-For names the hops."""
-    hops = [request.remote or "?"]
-    if is_in(hops[0], trusted):
+    client = request.remote or "?"
+    if trusted and is_in(client, trusted):
         named = ",".join(request.headers.getall("X-Forwarded-For", [])).split(",")
-        hops = [*filter(None, map(str.strip, named)), hops[0]]
-    client = next((address for address in reversed(hops) if not is_in(address, trusted)), hops[0])
+        hops = [*filter(None, map(str.strip, named)), client]
+        client = next((address for address in reversed(hops) if not is_in(address, trusted)), hops[0])
     return site_of((client,))
 
 
