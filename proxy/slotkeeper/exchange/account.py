@@ -123,7 +123,7 @@ class Account:
             named=conversation,
         )
         names = Naming() if names is None else names
-        self.notes = ConversationNotes(self.record, self._metrics, names, headers, secrets)
+        self.notes = ConversationNotes(self.record, self._metrics, names, headers, secrets, conversation)
         driver.note(driver.journal.arrived, self.record)
 
     # -- the body ----------------------------------------------------------------------------------
@@ -654,12 +654,9 @@ class ConversationNotes:
     names: Naming
     headers: Mapping[str, str]
     secrets: Secrets
+    given: str | None  # the client's name for its conversation
     rewriting: Rewriting | None = None  # once the request is matched
     taken: Taken | None = None  # the request with its forms; None: no chat, or not read
-    given: str | None = None  # the client's name for its conversation
-
-    def __post_init__(self) -> None:
-        self.given = self.record.named
 
     async def take(
         self, rewriting: Rewriting, api: Api, doc: Doc, *, context: int, run: Runner = here

@@ -146,8 +146,9 @@ class DataPort:
                 call.judged = judged
             async with gate.door.counted(request, call.api) as counted:
                 call.body = await incoming.read()
-                # llama-swap would load the model that a form names
-                call.model = call.model or gate.driver.engines.model_of_form(request.headers, call.body)
+                if gate.driver.engines.routers and not call.model:
+                    # llama-swap would load the model that a form names
+                    call.model = gate.driver.engines.model_of_form(request.headers, call.body)
                 if call.api in TAKES_SLOT:
                     return await Exchange(gate, call, incoming, counted).run()
                 return await self._without_slot(call)

@@ -413,22 +413,7 @@ class Exchange:
         run = self._gate.aside if len(self._body_out) > HEAVY else here
         form = await run(self._formed, forward, link)
         self._account.progress = form.progress
-        try:
-            parent = self._trace.trace_parent if self._trace else None
-            async with answering(link):
-                held = self._bypasses or forward.reason not in WITHOUT_PLACE
-                answer = await self._gate.upstream.send(
-                    link.address,
-                    self._call.request,
-                    form.body,
-                    self._account.id,
-                    trace_parent=parent,
-                    held=held,
-                    stream_ids=self._stream_ids,
-                )
-        except UpstreamFault:
-            driver.failed(link, broken=True)
-            raise
+        answer = await self._sent(forward, link, form.body)
         async with answer:
             if link.address.model and link.unloads(answer.status) and await link.was_lost(losses):
                 raise UpstreamFault(f"the model {link.address.model} was unloaded before it began")
@@ -436,13 +421,43 @@ class Exchange:
             early = form.progress is not None
             driver.post(Started(at=driver.now(), request=self._account.key, before_prefill=early))
             cells = gate_for(driver, forward, outgrown=self._outgrown)
-            relay = Relay(driver, self._call, self._account, self._waiting, self._gate.ahead, cells)
-            response = await relay.run(answer, forward, link, form, alone=not self._hears_comments)
+            relay = Relay(
+                driver=driver,
+                call=self._call,
+                account=self._account,
+                waiting=self._waiting,
+                ahead=self._gate.ahead,
+                cells=cells,
+                forward=forward,
+                link=link,
+                form=form,
+                answer=answer,
+                streams=flows(answer),
+                comments=self._hears_comments,
+            )
+            response = await relay.run()
         if is_failure(answer.status, self._account.listener.end()) and not (cells and cells.lacked):
             auth = self._gate.door.lent(self._call.request)
             failed = FailedRequest(self._call.api, self._body_out, auth, answer.status)
             driver.tasks.start(judge(driver, link, failed, self._gate.aside))
         return response
+
+    async def _sent(self, forward: Forward, link: EngineLink, body: bytes) -> aiohttp.ClientResponse:
+        """Send the request. Raises UpstreamFault, which counts as a failure of the engine."""
+        try:
+            async with answering(link):
+                return await self._gate.upstream.send(
+                    link.address,
+                    self._call.request,
+                    body,
+                    self._account.id,
+                    trace_parent=self._trace.trace_parent if self._trace else None,
+                    held=self._bypasses or forward.reason not in WITHOUT_PLACE,
+                    stream_ids=self._stream_ids,
+                )
+        except UpstreamFault:
+            self._gate.driver.failed(link, broken=True)
+            raise
 
     def _formed(self, forward: Forward, link: EngineLink) -> AnswerForm:
         """Return the body to send, with the fields that are ours, and the filters for its answer."""
@@ -750,7 +765,7 @@ def gate_for(driver: Driver, forward: Forward, *, outgrown: bool) -> CellsGate |
 PREDICTION_WAIT: Final = 0.05  # seconds that an answer's head may wait for our own prediction
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Relay:
     """Relays one answer: whole, as an error event, or visibly broken off (the connection ends within it).
 
@@ -763,58 +778,49 @@ class Relay:
     waiting: Waiting
     ahead: Budget  # for bytes that the engine has sent and the client has not read yet
     cells: CellsGate | None  # detects a lack of free KV cells; None where that cannot be
+    forward: Forward
+    link: EngineLink
+    form: AnswerForm
+    answer: aiohttp.ClientResponse
+    streams: bool  # events may be added to the answer, and removed
+    comments: bool  # we may write comments between the engine's events
 
-    async def run(
-        self,
-        answer: aiohttp.ClientResponse,
-        forward: Forward,
-        link: EngineLink,
-        form: AnswerForm,
-        *,
-        alone: bool,
-    ) -> web.StreamResponse:
-        """Copy the answer, after our own head if that is sent. The first event ends the waiting.
-
-        `alone`: we may not write comments between the engine's events.
-        """
-        account, waiting, streams = self.account, self.waiting, flows(answer)
+    async def run(self) -> web.StreamResponse:
+        """Copy the answer, after our own head if that is sent. The first event ends the waiting."""
+        account, waiting, answer = self.account, self.waiting, self.answer
         account.listener.begin(answer)
         body = await self.cells.whole(answer) if self.cells else b""
         await self._predicted()
-        if waiting.opened is not None and not streams:
-            return await self._retell(answer, forward, link, read=body)
-        if form.assembler and streams:
-            return await self._assembled(answer, forward, link, form.progress, form.assembler)
+        if waiting.opened is not None and not self.streams:
+            return await self._retell(body)
+        if self.form.assembler and self.streams:
+            return await self._assembled(self.form.assembler)
         response = await waiting.accept(answer)
-        if streams and not alone:
+        if self.streams and self.comments:
             waiting.start()
         crowded = self.driver.placement.has_waiting
         with Outlet(self.ahead, self.call.request, response, crowded=crowded) as out:
             try:
-                progress = form.progress if streams else None
-                await self._copied(answer, link, out.write, waiting.ends_with, progress, read=body)
+                await self._copied(out.write, waiting.ends_with, read=body)
             except UpstreamFault as fault:
                 waiting.stop()
-                link.kick()
+                self.link.kick()
                 # Without a byte of an answer the client sees nothing of this, if it is sent again.
                 if not waiting.begun or isinstance(fault, OutOfCells):
                     raise
                 account.gone()
-                await self._break_off(answer, out, fault)
+                await self._break_off(out, fault)
                 return response
             if self.cells:
                 self.cells.ended(account.listener.end())
-            account.finished(forward, link, answer.status)
+            account.finished(self.forward, self.link, answer.status)
             await out.end()
         return response
 
     async def _copied(
         self,
-        answer: aiohttp.ClientResponse,
-        link: EngineLink,
         write: Callable[[bytes], Awaitable[None]],
         written: Callable[[bytes], bytes],
-        progress: ProgressFilter | None,
         *,
         read: bytes = b"",
     ) -> None:
@@ -822,35 +828,29 @@ class Relay:
 
         Before `write` gets bytes, `written` gets them and returns those to write. `read`: bytes read before.
         """
-        listener, cells, streams = self.account.listener, self.cells, flows(answer)
+        listener, cells = self.account.listener, self.cells
+        progress = self.form.progress if self.streams else None
         steps: list[Callable[[bytes], bytes]] = []
         if progress:
             steps.append(partial(listener.without, progress))
-        if cells and streams:
+        if cells and self.streams:
             steps.append(cells.passing)
         steps.append(written)
 
         def seen(chunk: bytes) -> None:
-            link.pulse.answered()
+            self.link.pulse.answered()
             if cells:
                 cells.last = chunk
             listener.read(chunk)
 
-        async with answering(link):
-            await copy(answer, write, seen, steps, read=read)
+        async with answering(self.link):
+            await copy(self.answer, write, seen, steps, read=read)
         self.waiting.stop()
-        self._check_whole(answer, link)  # first: a request without a byte of its answer can be sent again
-        if streams:
+        self._check_whole()  # first: a request without a byte of its answer can be sent again
+        if self.streams:
             await write((cells.close() if cells else b"") + (progress.close() if progress else b""))
 
-    async def _assembled(
-        self,
-        answer: aiohttp.ClientResponse,
-        forward: Forward,
-        link: EngineLink,
-        progress: ProgressFilter | None,
-        assembler: Assembler,
-    ) -> web.Response:
+    async def _assembled(self, assembler: Assembler) -> web.Response:
         """Return the whole answer that a stream contains. Until it is complete, the client has no byte of it.
 
         Raises UpstreamFault, NotAssembled.
@@ -860,32 +860,32 @@ class Relay:
             assembler.feed(chunk)
 
         try:
-            await self._copied(answer, link, take, bytes, progress)
+            await self._copied(take, bytes)
         except UpstreamFault:
-            link.kick()
+            self.link.kick()
             raise
         made = assembler.close()
         if made is None:
-            link.assembles = False
-            log.warning("answer_not_assembled", request_id=self.account.id, engine=link.engine)
+            self.link.assembles = False
+            log.warning("answer_not_assembled", request_id=self.account.id, engine=self.link.engine)
             self.driver.metrics.fallback("assemble")
             raise NotAssembled("no whole answer could be made of the engine's stream")
         if self.cells:
             self.cells.ended(self.account.listener.end())
-        self.account.finished(forward, link, made.status)
-        return self.waiting.whole(answer, made)
+        self.account.finished(self.forward, self.link, made.status)
+        return self.waiting.whole(self.answer, made)
 
-    def _check_whole(self, answer: aiohttp.ClientResponse, link: EngineLink) -> None:
+    def _check_whole(self) -> None:
         """Check that an answer which ended normally has its end. Raises UpstreamFault.
 
         A router ends a stream normally if its engine dies (engine.md 13), an engine if another request takes
         its X-Conversation-Id, and a gateway in front of either for reasons of its own. Other servers than
         llama-server may write other last events, so their answers are not checked.
         """
-        if not self.call.api.generates or link.health.unlike_ours:
+        if not self.call.api.generates or self.link.health.unlike_ours:
             return
-        if self.account.listener.broke_off(answer):
-            of = "the router" if link.address.model else "the engine"
+        if self.account.listener.broke_off(self.answer):
+            of = "the router" if self.link.address.model else "the engine"
             raise UpstreamFault(f"{of} broke off in the middle of an answer: its last event is missing")
 
     async def _predicted(self) -> None:
@@ -896,29 +896,27 @@ class Relay:
                 async with asyncio.timeout(PREDICTION_WAIT):
                     await self.account.rendered.wait()
 
-    async def _retell(
-        self, answer: aiohttp.ClientResponse, forward: Forward, link: EngineLink, *, read: bytes
-    ) -> web.StreamResponse:
+    async def _retell(self, read: bytes) -> web.StreamResponse:
         """Send the engine's answer as an error event: it is no stream, but the client already reads one."""
-        account = self.account
+        account, answer = self.account, self.answer
         try:
-            async with answering(link):
+            async with answering(self.link):
                 account.listener.read(read)  # `CellsGate` has read a short answer of 500 already
                 body = read + await whole(answer, account.listener.read)
         except UpstreamFault:
-            link.kick()
+            self.link.kick()
             raise
-        account.finished(forward, link, answer.status)
+        account.finished(self.forward, self.link, answer.status)
         fault = errors.retold(answer.status, body)
         if answer.status < 400:
             account.outcome = "upstream_error"
             fault = UpstreamFault(f"the engine answered {answer.content_type} where a stream was asked for")
         return await self.waiting.end(errors.sse(fault, self.call.api))
 
-    async def _break_off(self, answer: aiohttp.ClientResponse, out: Outlet, fault: UpstreamFault) -> None:
+    async def _break_off(self, out: Outlet, fault: UpstreamFault) -> None:
         """Cut an incomplete answer: its connection ends within it, in a stream after an error event."""
         log.warning("answer_broke_off", request_id=self.account.id, error=fault.message)
-        if flows(answer):
+        if self.streams:
             await out.write(b"\n\n" + errors.sse(fault, self.call.api))
             await out.cut()
         else:

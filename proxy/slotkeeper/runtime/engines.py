@@ -205,7 +205,7 @@ class Engines:
 
     def model_of_form(self, headers: Mapping[str, str], form: bytes | None) -> ModelName:
         """Return the model of llama-swap that a form names. llama-server's router reads no forms."""
-        if not self.routers or self.router_with(NO_ROUTER, swaps=True) is None:
+        if self.router_with(NO_ROUTER, swaps=True) is None:
             return NO_ROUTER
         model = self.model_of(named_in_form(headers.get("Content-Type", ""), form or b""))
         return model if self.router_with(model, swaps=True) else NO_ROUTER
