@@ -1,6 +1,7 @@
 """An engine that fails: half an answer never looks complete, and no request runs twice."""
 
 import asyncio
+from itertools import product
 
 import aiohttp
 import orjson
@@ -16,7 +17,6 @@ from slotkeeper.api.head import Api
 from slotkeeper.app import running
 from slotkeeper.engine.launch import free_port
 
-SHAPES = pytest.mark.parametrize("api", PATHS)
 CHAT = PATHS[Api.CHAT]
 
 
@@ -31,19 +31,19 @@ def message(api: Api, body: bytes) -> str:
     return doc["error"]["message"]
 
 
-@SHAPES
 @pytest.mark.parametrize("fault", [Fault.DIE_IN_STREAM, Fault.CUT_A_CHUNK])
-async def test_a_stream_that_breaks_off_ends_with_an_error_event_and_no_last_chunk(fake, data, api, fault):
-    fake.script.append(fault)
-    async with dial(data) as wire:
-        await wire.post(PATHS[api], request_body(api, stream=True))
-        assert (await wire.head()).status == 200
-        stream = await wire.cut()
-    assert not looks_whole(api, stream)
-    assert message(api, stream.rpartition(b"data: ")[2]) if api is not Api.RESPONSES else True
-    assert stream.endswith(b"\n\n")
-    assert b"broke off" in stream
-    assert len(fake.ran) == 1
+async def test_a_stream_that_breaks_off_ends_with_an_error_event_and_no_last_chunk(fake, data, fault):
+    for number, api in enumerate(PATHS, 1):
+        fake.script.append(fault)
+        async with dial(data) as wire:
+            await wire.post(PATHS[api], request_body(api, stream=True))
+            assert (await wire.head()).status == 200
+            stream = await wire.cut()
+        assert not looks_whole(api, stream)
+        assert message(api, stream.rpartition(b"data: ")[2]) if api is not Api.RESPONSES else True
+        assert stream.endswith(b"\n\n")
+        assert b"broke off" in stream
+        assert len(fake.ran) == number
 
 
 UNTIL_CLOSED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
@@ -58,29 +58,28 @@ def framed(events: list[bytes], *, chunked: bool) -> bytes:
     )
 
 
-@SHAPES
 @pytest.mark.parametrize("chunked", [True, False])
-@pytest.mark.parametrize("left_out", [1, 3])
 async def test_a_stream_without_its_last_event_is_cut_although_the_engine_ended_it_cleanly(
-    fake, data, api, chunked, left_out
+    fake, data, chunked
 ):
-    fake.custom = framed(answer_events(api, 3, 0)[:-left_out], chunked=chunked)
-    fake.script.append(Fault.CUSTOM_AND_END)
-    async with dial(data) as wire:
-        await wire.post(PATHS[api], request_body(api, stream=True))
-        assert (await wire.head()).status == 200
-        stream = await wire.cut()
-    assert b"one" in stream
-    assert b"its last event is missing" in stream
-    assert not looks_whole(api, stream)
+    for api, left_out in product(PATHS, (1, 3)):
+        fake.custom = framed(answer_events(api, 3, 0)[:-left_out], chunked=chunked)
+        fake.script.append(Fault.CUSTOM_AND_END)
+        async with dial(data) as wire:
+            await wire.post(PATHS[api], request_body(api, stream=True))
+            assert (await wire.head()).status == 200
+            stream = await wire.cut()
+        assert b"one" in stream
+        assert b"its last event is missing" in stream
+        assert not looks_whole(api, stream)
 
 
-@SHAPES
 @pytest.mark.parametrize("chunked", [True, False])
-async def test_a_whole_stream_and_one_that_ends_with_an_error_end_cleanly(fake, data, api, chunked):
-    events = answer_events(api, 3, 0)
-    failed = [*events[:2], sse(UpstreamFault("Compute error."), api)]
-    for sent in (events, failed):
+async def test_a_whole_stream_and_one_that_ends_with_an_error_end_cleanly(fake, data, chunked):
+    for api, fails in product(PATHS, (False, True)):
+        sent = answer_events(api, 3, 0)
+        if fails:
+            sent = [*sent[:2], sse(UpstreamFault("Compute error."), api)]
         fake.custom = framed(sent, chunked=chunked)
         fake.script.append(Fault.CUSTOM_AND_END)
         async with dial(data) as wire:
@@ -88,10 +87,10 @@ async def test_a_whole_stream_and_one_that_ends_with_an_error_end_cleanly(fake, 
             assert await wire.body(await wire.head()) == b"".join(sent)
 
 
-@SHAPES
-async def test_half_a_body_that_only_the_end_of_the_connection_ends_is_cut(fake, data, api):
-    body, start = answer_body(api, 3, 0), UNTIL_CLOSED.replace(b"text/event-stream", b"application/json")
-    for half in (True, False):
+async def test_half_a_body_that_only_the_end_of_the_connection_ends_is_cut(fake, data):
+    start = UNTIL_CLOSED.replace(b"text/event-stream", b"application/json")
+    for api, half in product(PATHS, (True, False)):
+        body = answer_body(api, 3, 0)
         fake.custom = start + (body[: len(body) // 2] if half else body)
         fake.script.append(Fault.CUSTOM_AND_END)
         async with dial(data) as wire:
@@ -100,16 +99,16 @@ async def test_half_a_body_that_only_the_end_of_the_connection_ends_is_cut(fake,
             assert await wire.cut() if half else await wire.body(head) == body
 
 
-@SHAPES
 @pytest.mark.parametrize("fault", [Fault.DIE_IN_BODY, Fault.DIE_IN_CHUNKS])
-async def test_a_body_that_breaks_off_closes_the_clients_connection(fake, data, api, fault):
-    fake.script.append(fault)
-    async with dial(data) as wire:
-        await wire.post(PATHS[api], request_body(api, stream=False))
-        head = await wire.head()
-        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
-            await wire.body(head)
-    assert len(fake.ran) == 1
+async def test_a_body_that_breaks_off_closes_the_clients_connection(fake, data, fault):
+    for number, api in enumerate(PATHS, 1):
+        fake.script.append(fault)
+        async with dial(data) as wire:
+            await wire.post(PATHS[api], request_body(api, stream=False))
+            head = await wire.head()
+            with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+                await wire.body(head)
+        assert len(fake.ran) == number
 
 
 @pytest.mark.parametrize("fault", [Fault.DIE_IN_CHUNKS, Fault.DIE_IN_STREAM])
@@ -125,30 +124,30 @@ async def test_an_http_1_0_client_sees_that_an_answer_broke_off(fake, data, faul
     assert reset
 
 
-@SHAPES
-async def test_an_engine_that_dies_before_its_head_gives_502_in_the_shape_of_the_api(fake, data, api):
-    fake.script.append(Fault.DIE_BEFORE_HEAD)
-    async with dial(data) as wire:
-        await wire.post(PATHS[api], request_body(api, stream=True))
-        head = await wire.head()
-        body = await wire.body(head)
-    assert head.status == 502
-    assert int(head["Retry-After"]) > 0
-    assert head["Content-Type"].startswith("application/json")
-    assert "closed the connection" in message(api, body)
-    assert len(fake.ran) == 1, "the request may have run, so it must not be sent again"
-
-
-@SHAPES
-async def test_an_engine_that_is_down_gives_503_in_the_shape_of_the_api(api):
-    async with running(settings(f"http://127.0.0.1:{free_port()}")) as lonely:
-        async with dial(lonely.addresses[0]) as wire:
+async def test_an_engine_that_dies_before_its_head_gives_502_in_the_shape_of_the_api(fake, data):
+    for number, api in enumerate(PATHS, 1):
+        fake.script.append(Fault.DIE_BEFORE_HEAD)
+        async with dial(data) as wire:
             await wire.post(PATHS[api], request_body(api, stream=True))
             head = await wire.head()
             body = await wire.body(head)
-        assert head.status == 503
+        assert head.status == 502
         assert int(head["Retry-After"]) > 0
-        assert "does not accept connections" in message(api, body)
+        assert head["Content-Type"].startswith("application/json")
+        assert "closed the connection" in message(api, body)
+        assert len(fake.ran) == number, "the request may have run, so it must not be sent again"
+
+
+async def test_an_engine_that_is_down_gives_503_in_the_shape_of_the_api():
+    async with running(settings(f"http://127.0.0.1:{free_port()}")) as lonely:
+        for api in PATHS:
+            async with dial(lonely.addresses[0]) as wire:
+                await wire.post(PATHS[api], request_body(api, stream=True))
+                head = await wire.head()
+                body = await wire.body(head)
+            assert head.status == 503
+            assert int(head["Retry-After"]) > 0
+            assert "does not accept connections" in message(api, body)
 
 
 async def test_the_503_of_a_loading_engine_is_forwarded(fake, data):
