@@ -10,7 +10,7 @@ import os
 import shutil
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +19,7 @@ import pytest
 
 from commands.process import NOBODY, ended, serving
 from slotkeeper.engine.launch import free_port
+from slotkeeper.settings import Settings
 
 USAGE, FAILURE = 2, 1
 TOKEN: Final = "s3cret"  # noqa: S105
@@ -27,15 +28,41 @@ EVERYWHERE: Final = "0.0.0.0"  # noqa: S104
 CAP_DAC_OVERRIDE, PR_CAPBSET_DROP = 1, 24
 
 
-def check(code: int, hints: tuple[str, ...], *words: str, **how: Any) -> str:
-    done = ended(*words, **how)
-    said = done.stdout + done.stderr
-    assert done.returncode == code, said
+Check = Callable[..., None]
+
+
+def examine(code: int, hints: tuple[str, ...], ended: tuple[int, str]) -> None:
+    found, said = ended
+    assert found == code, said
     for hint in hints:
         assert hint in said
     assert "Traceback" not in said
     assert "<" not in said.replace("<redacted>", ""), "a page for browsers was quoted"
-    return said
+
+
+@pytest.fixture
+def check(run_cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
+    """Run a command here, with these variables; check its exit code and what it says."""
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"SLOTKEEPER_{name.upper()}", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("COLUMNS", "1000")
+
+    def run(code: int, hints: tuple[str, ...], *words: str, env: Mapping[str, str] | None = None) -> None:
+        with monkeypatch.context() as variables:
+            for name, value in (env or {}).items():
+                variables.setenv(name, value)
+            found, *said = run_cli(*words)
+        examine(code, hints, (found, "".join(said)))
+
+    return run
+
+
+def check_process(code: int, hints: tuple[str, ...], *words: str, **how: Any) -> str:
+    """Run a command in its own process. Returns what it says."""
+    done = ended(*words, **how)
+    examine(code, hints, (done.returncode, done.stdout + done.stderr))
+    return done.stdout + done.stderr
 
 
 # -- words ---------------------------------------------------------------------------------------------
@@ -84,7 +111,7 @@ def check(code: int, hints: tuple[str, ...], *words: str, **how: Any) -> str:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_misspelled_word_gets_a_suggestion(words, hint):
+def test_a_misspelled_word_gets_a_suggestion(check, words, hint):
     check(
         FAILURE if hint == "no sidecar answers" else USAGE,
         (hint,),
@@ -93,7 +120,7 @@ def test_a_misspelled_word_gets_a_suggestion(words, hint):
     )
 
 
-def test_a_misspelled_setting_in_a_file_or_variable_gets_a_suggestion(tmp_path: Path):
+def test_a_misspelled_setting_in_a_file_or_variable_gets_a_suggestion(check, tmp_path: Path):
     config = tmp_path / "slotkeeper.toml"
     config.write_text('hot_byts = "32GiB"\n', "utf-8")
     check(
@@ -140,7 +167,7 @@ def address_of_this_machine() -> str:
         ("[::1]", "localhost"),
     ],
 )
-def test_an_upstream_that_is_the_sidecars_own_data_port_is_refused(listen, upstream):
+def test_an_upstream_that_is_the_sidecars_own_data_port_is_refused(check, listen, upstream):
     port = free_port()
     url = f"http://{upstream}:{port}"
     hints = (
@@ -150,12 +177,12 @@ def test_an_upstream_that_is_the_sidecars_own_data_port_is_refused(listen, upstr
     check(USAGE, hints, "serve", "--listen", f"{listen}:{port}", "--upstream", f"{url}/v1")
 
 
-def test_an_upstream_that_is_the_sidecars_own_admin_port_is_refused():
+def test_an_upstream_that_is_the_sidecars_own_admin_port_is_refused(check):
     address = f"127.0.0.1:{free_port()}"
     check(USAGE, ("--admin-listen",), "serve", "--admin-listen", address, "--upstream", f"http://{address}")
 
 
-def test_a_port_in_use_is_named():
+def test_a_port_in_use_is_named(check):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -205,11 +232,9 @@ def programs(tmp_path: Path) -> dict[str, Path]:
         ("broken", ("failed (3)", "cannot find libcuda.so")),
     ],
 )
-def test_an_engine_program_that_is_not_a_llama_server_is_a_usage_error(
-    command, name, hints, programs, tmp_path
-):
+def test_an_engine_program_that_is_not_a_llama_server_is_a_usage_error(check, command, name, hints, programs):
     path = str(programs[name])
-    check(USAGE, (path, *hints), command, "--engine", path, env={"XDG_STATE_HOME": str(tmp_path / "state")})
+    check(USAGE, (path, *hints), command, "--engine", path)
 
 
 # -- folders -------------------------------------------------------------------------------------------
@@ -247,25 +272,25 @@ def folders(tmp_path: Path) -> Iterator[dict[str, Path]]:
 )
 def test_an_unusable_folder_is_a_usage_error_at_the_start(name, hints, folders):
     words = ("serve", "--upstream", NOBODY, "--slot-dir", str(folders[name]))
-    check(USAGE, ("--slot-dir: ", *hints), *words, preexec_fn=without_override)
+    check_process(USAGE, ("--slot-dir: ", *hints), *words, preexec_fn=without_override)
 
 
 @pytest.mark.parametrize("flag", ["--slot-dir", "--cold-dir", "--record"])
-def test_every_folder_setting_is_checked_at_the_start(flag, folders):
+def test_every_folder_setting_is_checked_at_the_start(check, flag, folders):
     words = ("serve", "--upstream", NOBODY, flag, str(folders["no parent"]))
     check(USAGE, (f"{flag}: ", "Make it: mkdir -p"), *words)
 
 
 def test_up_checks_its_folders_too(folders):
     words = ("up", "--record", str(folders["closed"]))
-    check(USAGE, ("--record: ", "sudo install -d"), *words, preexec_fn=without_override)
+    check_process(USAGE, ("--record: ", "sudo install -d"), *words, preexec_fn=without_override)
 
 
 def test_the_suggested_command_repairs_the_folder(folders):
     """As far as the user's rights allow."""
     folder = folders["no parent"]
     words = ("serve", "--upstream", NOBODY, "--slot-dir", str(folder))
-    said = check(USAGE, ("mkdir -p",), *words)
+    said = check_process(USAGE, ("mkdir -p",), *words)
     assert os.system(said.rpartition("Make it: ")[2]) == 0  # noqa: S605 - of our own message
     with serving("--upstream", NOBODY, "--slot-dir", str(folder)) as (process, _, _):
         assert process.poll() is None
@@ -303,19 +328,19 @@ def elsewhere(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("command", ["serve", "doctor"])
-def test_an_upstream_that_is_not_a_llama_server_is_a_failure(command, elsewhere):
+def test_an_upstream_that_is_not_a_llama_server_is_a_failure(check, command, elsewhere):
     ports = ("--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0") if command == "serve" else ()
     hints = (f"{elsewhere} is not a llama-server", "by --upstream")
     check(FAILURE, hints, command, "--upstream", f"{elsewhere}/v1/", *ports)
 
 
 @pytest.mark.parametrize("command", [["why"], ["why", "last"], ["top"], ["health"], ["snapshots", "ls"]])
-def test_an_admin_address_that_is_not_a_sidecar_is_a_failure(command, elsewhere):
+def test_an_admin_address_that_is_not_a_sidecar_is_a_failure(check, command, elsewhere):
     check(FAILURE, ("is not on the admin port of a sidecar", "--admin"), *command, "--admin", elsewhere)
 
 
 @pytest.mark.parametrize("command", [["why"], ["why", "last"], ["top"], ["health"], ["snapshots", "ls"]])
-def test_commands_report_a_sidecar_that_is_down(command):
+def test_commands_report_a_sidecar_that_is_down(check, command):
     check(FAILURE, (f"no sidecar answers at {NOBODY}", "--admin"), *command, "--admin", NOBODY)
 
 
@@ -330,12 +355,12 @@ def ports() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("command", [["why"], ["why", "last"], ["top"], ["snapshots", "ls"]])
-def test_the_data_port_in_place_of_the_admin_port_is_a_failure(command, ports):
+def test_the_data_port_in_place_of_the_admin_port_is_a_failure(check, command, ports):
     check(FAILURE, ("is not on the admin port of a sidecar", "--admin"), *command, "--admin", ports[0])
 
 
 @pytest.mark.parametrize("command", [["why"], ["why", "last"], ["top"], ["snapshots", "ls"]])
-def test_a_wrong_or_missing_token_is_a_failure(command, ports):
+def test_a_wrong_or_missing_token_is_a_failure(check, command, ports):
     words = (*command, "--admin", ports[1])
     check(FAILURE, ("a bearer token is needed here", "--admin-token"), *words)
     check(
@@ -344,14 +369,14 @@ def test_a_wrong_or_missing_token_is_a_failure(command, ports):
     check(FAILURE, ("not the right one",), *words, env={"SLOTKEEPER_ADMIN_TOKEN": "guess"})
 
 
-def test_health_needs_no_token_and_reports_that_no_engine_is_up(ports):
+def test_health_needs_no_token_and_reports_that_no_engine_is_up(check, ports):
     hints = ("no engine is up: one does not answer", "slotkeeper doctor --upstream URL")
     for env in ({}, {"SLOTKEEPER_ADMIN_TOKEN": "guess"}):
         check(FAILURE, hints, "health", "--admin", ports[1], env=env)
         check(0, (), "health", "--live", "--admin", ports[1], env=env)
 
 
-def test_top_shows_an_engine_that_is_down(ports):
+def test_top_shows_an_engine_that_is_down(check, ports):
     check(
         0,
         (NOBODY.removeprefix("http://"), "down"),
