@@ -16,7 +16,7 @@ from patience import PATIENCE
 from slotkeeper.app import Sidecar
 from slotkeeper.bench.lab import url_of
 from slotkeeper.bench.models import Tiny
-from slotkeeper.scheduler.table import ADAPTERS_STALE
+from slotkeeper.scheduler import table
 from slotkeeper.settings import Settings
 
 MODELS: Final = ["tiny-dense", "tiny-hybrid"]
@@ -25,6 +25,7 @@ SECOND: Final = [{"id": 1, "scale": 1.0}]
 NONE: Final = [{"id": 0, "scale": 0.0}]
 SKY: Final = "The heron stood in the reeds and counted the frogs of the pond, {} by {}. "
 ONE_SLOT: Final = ["-np", "1"]
+STALE: Final = 0.2  # seconds until the engine is asked for its adapters again
 RAM: Final = {"no-ram-cache": ["--cache-ram", "0"], "ram-cache": []}
 
 Start = Callable[..., Engine]
@@ -145,9 +146,13 @@ Asked = Sequence[tuple[str, list[dict[str, Any]] | None]]
 
 
 async def alone(start: Start, model: str, asked: Asked) -> list[str]:
-    """Return the answers of an engine that computes each request without its cache."""
+    """Return the answers of an engine that computes each request, once, without its cache."""
+    said: dict[str, str] = {}
     async with direct(start(model)) as stock:
-        return [figures(await ask(stock, text, lora, cache_prompt=False))[1] for text, lora in asked]
+        for text, lora in asked:
+            if repr((text, lora)) not in said:
+                said[repr((text, lora))] = figures(await ask(stock, text, lora, cache_prompt=False))[1]
+    return [said[repr(one)] for one in asked]
 
 
 @pytest.mark.alternating
@@ -173,6 +178,7 @@ async def test_alternating_requests_under_two_adapters_never_share_states(start,
     assert computed <= 1.02 * least, (computed, least)
 
 
+@pytest.mark.alternating
 @pytest.mark.parametrize("flags", RAM.values(), ids=RAM)
 @pytest.mark.parametrize("files", [True, False], ids=["files", "no-files"])
 @pytest.mark.parametrize("model", MODELS)
@@ -195,6 +201,7 @@ ROUTES: Final[dict[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.alternating
 @pytest.mark.parametrize("hints", [{}, {"X-Slotkeeper-Bypass": "1"}], ids=["placed", "bypass"])
 @pytest.mark.parametrize("path", ROUTES)
 async def test_no_route_reuses_states_of_other_adapters(start, path, hints):
@@ -222,6 +229,7 @@ async def shown_files(sidecar: Sidecar) -> set[str]:
     return {one["adapters"].partition("*")[2] for one in found}
 
 
+@pytest.mark.alternating
 @pytest.mark.parametrize("model", MODELS)
 async def test_a_file_is_restored_only_for_a_request_with_the_files_adapters(start, model, tmp_path):
     """After a restart a request of the file's set uses it, and requests of other sets do not."""
@@ -244,10 +252,14 @@ async def test_a_file_is_restored_only_for_a_request_with_the_files_adapters(sta
     assert "1" in shown  # a slow engine's other slot may be worth a file too
 
 
+@pytest.mark.alternating
 @pytest.mark.parametrize("behind_our_back", [False, True], ids=["through-us", "behind-our-back"])
 @pytest.mark.parametrize("model", MODELS)
-async def test_answers_follow_scales_that_change_while_the_engine_runs(start, model, behind_our_back):
+async def test_answers_follow_scales_that_change_while_the_engine_runs(
+    start, model, behind_our_back, monkeypatch
+):
     """Each answer is that of the current scales, and the first scales find their states again."""
+    monkeypatch.setattr(table, "ADAPTERS_STALE", STALE)
     text, scales = story("scales"), [FIRST, SECOND, FIRST]
     expected = await alone(start, model, [(text, lora) for lora in scales])
     engine = start(model)
@@ -258,7 +270,7 @@ async def test_answers_follow_scales_that_change_while_the_engine_runs(start, mo
             changed = await (stock if behind_our_back else at).post("/lora-adapters", json=lora)
             assert changed.status_code == 200, changed.text
             if behind_our_back:  # the next request asks the engine if its last answer is older than this
-                await asyncio.sleep(ADAPTERS_STALE)
+                await asyncio.sleep(STALE)
             answer = await ask(at, text)
             said.append(answer.json()["content"])
             reused.append(figures(answer)[0] - int(answer.headers["x-slotkeeper-planted"]))

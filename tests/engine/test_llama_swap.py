@@ -40,6 +40,8 @@ from slotkeeper.cli.doctor import doctor
 from slotkeeper.runtime import router_link
 from swap_like import Swapped
 
+pytestmark = pytest.mark.alternating
+
 IDLE_SECONDS: Final = 2.0  # in which a sidecar that looks each second would have loaded a model
 TTL: Final = 3  # seconds
 REST_SECONDS: Final = 4.0
@@ -52,7 +54,6 @@ def kind(request: pytest.FixtureRequest) -> str:
     return wanted(request.param)
 
 
-@pytest.mark.alternating
 async def test_swaps_compute_no_more_tokens_than_models_that_stay_loaded(
     kind: str, build: str, tmp_path: Path
 ) -> None:
@@ -73,7 +74,6 @@ async def test_swaps_compute_no_more_tokens_than_models_that_stay_loaded(
             }
 
 
-@pytest.mark.alternating
 async def test_clients_of_two_models_all_get_answers(kind: str, build: str, tmp_path: Path) -> None:
     async with gateway(kind, build, tmp_path) as there, keeping(there, swap_wait=0.5) as (_, client):
 
