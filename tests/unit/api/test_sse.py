@@ -79,7 +79,6 @@ def test_a_dropped_event_is_not_kept_in_memory():
     assert repr(splitter) == "<SseSplitter 106000 of 100 bytes, dropping>"
 
 
-@pytest.mark.serial
 def test_a_long_line_in_small_pieces_costs_linear_time():
     def seconds(pieces):
         splitter = SseSplitter()
