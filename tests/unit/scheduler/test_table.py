@@ -11,8 +11,6 @@ from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.slot_contents import SlotContents
 from slotkeeper.scheduler.table import (
     COUNT_SLIP,
-    LINGER,
-    SHARED_FOR,
     SILENCE,
     STALE,
     EngineTable,
@@ -94,27 +92,6 @@ def test_idle_work_in_a_slot_is_forgotten_when_the_slot_leaves_it(after):
     assert engine.stalled(NOW) == 0
 
 
-@pytest.mark.parametrize("state", [IDLE, LAUNCHED, DRAINING, FOREIGN])
-@pytest.mark.parametrize("seen", ["busy", 7])
-def test_an_observation_older_than_the_state_of_the_slot_is_ignored(state, seen):
-    engine = table(A)
-    engine.move(SlotId(0), state, None, NOW)
-    engine.observed(observation(seen, asked=NOW - 0.001))
-    assert engine.states == [state]
-    assert totals(engine) == [1000]
-
-
-def test_a_slot_left_before_its_task_began_is_not_considered_free_for_a_moment():
-    engine = table(None)
-    engine.move(SlotId(0), LAUNCHED, R1, NOW)
-    engine.leave(SlotId(0), NOW)
-    assert engine.pin_on_its_way(NOW)
-    engine.observed(observation(0, asked=NOW + LINGER / 2))
-    assert engine.states == [DRAINING]
-    engine.observed(observation(0, asked=NOW + LINGER))
-    assert engine.states == [IDLE]
-
-
 def test_a_slot_left_while_running_is_free_at_the_next_observation():
     engine = table(None)
     engine.move(SlotId(0), RUNNING, R1, NOW)
@@ -151,34 +128,7 @@ def test_a_slot_observed_empty_is_empty_and_one_observed_full_is_unknown():
     assert len(engine.shadow.slots[2].tokens) == 0
 
 
-def test_a_state_of_unknown_length_takes_any_count():
-    engine = table(A, B)
-    engine.shadow.slots[0] = replace(engine.shadow.slots[0], rough=True)
-    engine.observed(observation(1500, 400))
-    contents = engine.shadow.slots[0]
-    assert (contents.tokens, contents.opaque, contents.rough) == (A, 500, False)
-    assert engine.shared_until == 0.0
-
-
 # -- unpinned requests -----------------------------------------------------------------------------------
-
-
-def test_an_unpinned_request_is_found_in_the_slot_that_became_busy():
-    engine = table(A, None)
-    engine.send(R1, 1, NOW - 1)
-    assert not engine.open_for_pins(NOW)
-    assert engine.observed(observation(1000, "busy")) == {R1: 1}
-    assert engine.owners == [None, R1]
-    assert engine.open_for_pins(NOW)
-
-
-def test_nothing_is_concluded_until_all_unpinned_requests_are_visible():
-    engine = table(None, None)
-    engine.send(R1, 1, NOW - 2)
-    engine.send(R2, 1, NOW - 1)
-    assert engine.observed(observation("busy", 0)) == {}
-    assert engine.states == [IDLE, IDLE]
-    assert engine.observed(observation("busy", "busy", asked=NOW + 1)) == {R1: 0, R2: 1}
 
 
 def test_the_older_task_belongs_to_the_older_request():
@@ -190,28 +140,12 @@ def test_the_older_task_belongs_to_the_older_request():
     assert engine.observed(replace(seen, slots=views)) == {R1: 1, R2: 0}
 
 
-def test_a_busy_slot_without_a_known_request_belongs_to_another_client():
-    engine = table(None, None)
-    engine.send(R1, 1, NOW - 1)
-    engine.observed(observation("busy", "busy"))
-    assert engine.states == [RUNNING, FOREIGN]
-    assert engine.shared_until == pytest.approx(NOW + SHARED_FOR, abs=1)
-
-
 def test_an_orphan_is_found_in_the_newest_slot_that_fits():
     engine = table(None, None, None)
     engine.orphans.append(Orphan(R1, 300, NOW - 1))
     assert engine.observed(observation(299, 301, 50)) == {R1: 1}
     assert engine.orphans == []
     assert totals(engine) == [299, 0, 50]  # the caller fills in slot 1
-
-
-def test_an_orphan_is_not_searched_in_an_older_observation():
-    engine = table(None)
-    engine.orphans.append(Orphan(R1, 300, NOW))
-    assert engine.observed(observation(300, asked=NOW - 1)) == {}
-    assert engine.orphans
-    assert not engine.open_for_pins(NOW)
 
 
 # -- restarts and unified buffers --------------------------------------------------------------------------
@@ -324,12 +258,6 @@ def test_a_request_deferred_by_the_engine_does_not_hide_a_lost_client():
     assert engine.watch(waiting=True, now=NOW) == SILENCE
 
 
-def test_a_failed_observation_is_not_repeated_at_once():
-    engine = table(None)
-    engine.unseen, engine.failures = True, 3
-    assert engine.watch(waiting=True, now=NOW) >= 0.1
-
-
 def test_on_a_shared_engine_an_observation_is_valid_for_a_moment_only():
     engine = table(A)
     engine.shared_until = NOW + 60
@@ -339,19 +267,6 @@ def test_on_a_shared_engine_an_observation_is_valid_for_a_moment_only():
     assert engine.watch(waiting=True, now=NOW + 2 * STALE) == 0.0
     assert engine.watch(waiting=False, now=NOW + 2 * STALE) is None
     assert engine.open_for_pins(NOW + 61)
-
-
-def test_unpinned_requests_need_room_and_no_pinned_request_being_sent():
-    engine = table(None, None)
-    engine.send(R1, 1, NOW)
-    assert engine.open_for_anything(NOW)
-    engine.send(R2, 1, NOW)
-    assert not engine.open_for_anything(NOW)
-    engine.unsettled.clear()
-    engine.move(SlotId(0), LAUNCHED, R1, NOW)
-    assert not engine.open_for_anything(NOW)
-    assert not engine.open_for_unpinned(NOW)
-    assert engine.open_for_pins(NOW)
 
 
 def test_two_misses_in_a_row_end_the_trust_in_the_prompt_cache():
