@@ -37,26 +37,8 @@ def why(**more) -> Loss:
     return found.why
 
 
-@pytest.mark.parametrize("tokens", [0, -1, -900])
-def test_nothing_is_lost_unless_more_than_the_oracle_was_computed(tokens):
-    assert lost(answered(), tokens) is None
-
-
 def test_a_single_token_is_a_loss():
     assert lost(answered(), 1) == Lost(Loss.OVERWRITTEN, 1)
-
-
-def test_tokens_that_no_slot_held_any_more_were_overwritten():
-    assert why() is Loss.OVERWRITTEN
-    assert why(base=SlotContents(tokens=OTHER)) is Loss.OVERWRITTEN
-
-
-def test_tokens_from_before_a_restart_are_lost_by_the_restart():
-    assert why(restarted=True) is Loss.RESTARTED
-
-
-def test_tokens_that_the_slot_held_but_could_not_be_cut_to_needed_a_checkpoint():
-    assert why(base=SlotContents(tokens=PROMPT.cut(0, 900) + OTHER)) is Loss.CHECKPOINT
 
 
 def test_the_larger_part_of_the_tokens_names_the_loss():
