@@ -27,7 +27,7 @@ from slotkeeper.engine.client import LOOP_STATUS
 from slotkeeper.exchange.bodies import Body, Budget, Outlet
 from slotkeeper.exchange.connections import Connections
 from slotkeeper.exchange.door import READS, KeyCheck, Refusal
-from slotkeeper.exchange.exchange import Call, Exchange, Gate
+from slotkeeper.exchange.exchange import Exchange, Gate, Inbound
 from slotkeeper.exchange.streams import LastEvent, Lookup, within
 from slotkeeper.exchange.upstream import (
     GONE,
@@ -112,7 +112,7 @@ class DataPort:
         self._connections.begun(request.protocol)
         try:
             with Body(self._intake, request) as body:
-                response = await self._handle(Call.of(request, self._gate.driver.now()), body)
+                response = await self._handle(Inbound.of(request, self._gate.driver.now()), body)
         except asyncio.CancelledError:
             if request.writer.output_size:  # we cancelled it, if the client is still connected
                 abort(request)
@@ -130,66 +130,68 @@ class DataPort:
                 task.cancel()
         self._closing = True
 
-    async def _handle(self, call: Call, incoming: Body) -> web.StreamResponse:
-        gate, request = self._gate, call.request
+    async def _handle(self, inbound: Inbound, incoming: Body) -> web.StreamResponse:
+        gate, request = self._gate, inbound.request
         try:
-            call.path = self._path(request)
-            call.model, call.route = gate.driver.engines.route_at(call.path)
-            call.api = classify(request.method, call.route)
+            inbound.path = self._path(request)
+            inbound.model, inbound.route = gate.driver.engines.route_at(inbound.path)
+            inbound.api = classify(request.method, inbound.route)
             self._not_again(request)
-            gate.door.admit(request, call.api, call.path, call.route)
-            self._check_health(request, call.path)
-            if call.api in JUDGED or call.of_streams:
-                judged = await gate.door.judge(request, since=call.arrived, later=call.api in TAKES_SLOT)
+            gate.door.admit(request, inbound.api, inbound.path, inbound.route)
+            self._check_health(request, inbound.path)
+            if inbound.api in JUDGED or inbound.of_streams:
+                judged = await gate.door.judge(
+                    request, since=inbound.arrived, later=inbound.api in TAKES_SLOT
+                )
                 if isinstance(judged, Refusal):
-                    return self._refused(call, judged)
-                call.judged = judged
-            async with gate.door.counted(request, call.api) as counted:
-                call.body = await incoming.read()
-                if gate.driver.engines.routers and not call.model:
+                    return self._refused(inbound, judged)
+                inbound.judged = judged
+            async with gate.door.counted(request, inbound.api) as counted:
+                inbound.body = await incoming.read()
+                if gate.driver.engines.routers and not inbound.model:
                     # llama-swap would load the model that a form names
-                    call.model = gate.driver.engines.model_of_form(request.headers, call.body)
-                if call.api in TAKES_SLOT:
-                    return await Exchange(gate, call, incoming, counted).run()
-                return await self._without_slot(call)
+                    inbound.model = gate.driver.engines.model_of_form(request.headers, inbound.body)
+                if inbound.api in TAKES_SLOT:
+                    return await Exchange(gate, inbound, incoming, counted).run()
+                return await self._without_slot(inbound)
         except Fault as fault:
-            return self._failed(call, fault)
+            return self._failed(inbound, fault)
         except GONE:
             return web.Response(status=499)  # the client is gone
         except Exception:
-            log.exception("exchange_failed", request_id=call.id)
-            return self._broken(call)
+            log.exception("exchange_failed", request_id=inbound.id)
+            return self._broken(inbound)
 
-    async def _without_slot(self, call: Call) -> web.StreamResponse:
+    async def _without_slot(self, inbound: Inbound) -> web.StreamResponse:
         """Answer a request that takes no slot of its own. Raises UpstreamFault.
 
         One that acts on slots or models is refused if no engine has judged its key.
         """
-        if call.api in ACTS and call.judged is not KeyCheck.LET_IN:
+        if inbound.api in ACTS and inbound.judged is not KeyCheck.LET_IN:
             raise _unchecked()
-        if call.api is Api.CONTROL:
-            return await self._acted(call)
-        if call.api is Api.MODELS:
-            return await self._model_changed(call)
-        link = await self._serving(call, call.model)
-        if call.of_streams:
-            return await self._streamed(call, link)
-        changes = call.request.method == "POST" and unquote(call.route) == "/lora-adapters"
+        if inbound.api is Api.CONTROL:
+            return await self._acted(inbound)
+        if inbound.api is Api.MODELS:
+            return await self._model_changed(inbound)
+        link = await self._serving(inbound, inbound.model)
+        if inbound.of_streams:
+            return await self._streamed(inbound, link)
+        changes = inbound.request.method == "POST" and unquote(inbound.route) == "/lora-adapters"
         async with _changing_adapters(self._gate.driver, link) if changes else nullcontext():
-            return await self._passed_on(call, link)
+            return await self._passed_on(inbound, link)
 
-    def _broken(self, call: Call) -> web.StreamResponse:
+    def _broken(self, inbound: Inbound) -> web.StreamResponse:
         """Answer after an unexpected error of our own."""
         self._gate.metrics.fallback("exchange")
-        if call.request.writer.output_size:  # a second head would land in the middle of a body
-            abort(call.request)
+        if inbound.request.writer.output_size:  # a second head would land in the middle of a body
+            abort(inbound.request)
             return web.Response(status=499)
-        return self._failed(call, OurFault("slotkeeper failed; its log says why"))
+        return self._failed(inbound, OurFault("slotkeeper failed; its log says why"))
 
-    def _refused(self, call: Call, refusal: Refusal) -> web.StreamResponse:
-        log.info("request_refused", request_id=call.id, status=refusal.status, error="by the engine")
-        self._gate.metrics.requests.labels(route=call.api.value, outcome="client_error").inc()
-        return refusal.response(call.id)
+    def _refused(self, inbound: Inbound, refusal: Refusal) -> web.StreamResponse:
+        log.info("request_refused", request_id=inbound.id, status=refusal.status, error="by the engine")
+        self._gate.metrics.requests.labels(route=inbound.api.value, outcome="client_error").inc()
+        return refusal.response(inbound.id)
 
     def _path(self, request: web.Request) -> str:
         """Return the path that is forwarded. Raises ClientFault if the engine might read another path."""
@@ -220,7 +222,7 @@ class DataPort:
         if self._gate.driver.engines.readiness() == (False, BEING_PROBED):
             raise UpstreamFault(BEING_PROBED, status=503)
 
-    async def _serving(self, call: Call, model: ModelName) -> EngineLink:
+    async def _serving(self, inbound: Inbound, model: ModelName) -> EngineLink:
         """Return the engine for a request without a slot: the first one that is ready.
 
         A request for a router's `model` waits until it is loaded: else the router would load it and evict
@@ -228,11 +230,11 @@ class DataPort:
         """
         driver = self._gate.driver
         if driver.engines.routers and not model:
-            model = driver.engines.model_of(await self._model_in(call.request, call.body))
+            model = driver.engines.model_of(await self._model_in(inbound.request, inbound.body))
         if not model:
             return driver.engines.front()
         key = RequestId(f"{next(driver.numbers)}:slotless")
-        line = self._gate.door.caller(call.request).line
+        line = self._gate.door.caller(inbound.request).line
         arrived = Arrived(at=driver.now(), request=key, client=line, model=model, slotless=True)
         driver.engines.rouse(model)
         try:
@@ -253,48 +255,48 @@ class DataPort:
             return named if isinstance(named, str) else None
         return None
 
-    async def _streamed(self, call: Call, link: EngineLink) -> web.StreamResponse:
+    async def _streamed(self, inbound: Inbound, link: EngineLink) -> web.StreamResponse:
         """Read, look up or stop resumable streams of the client's own namespace."""
-        let_in = call.judged is KeyCheck.LET_IN
-        space = self._gate.door.stream_space(call.request, let_in=let_in)
+        let_in = inbound.judged is KeyCheck.LET_IN
+        space = self._gate.door.stream_space(inbound.request, let_in=let_in)
         if space is None:
             raise ClientFault(NO_STREAMS, status=404) if let_in else _unchecked()
         if not space:
-            return await self._passed_on(call, link)
-        if call.request.method != "POST":
-            call.body = None
-            return await self._passed_on(call, link, path=within(space, target(call.request)))
+            return await self._passed_on(inbound, link)
+        if inbound.request.method != "POST":
+            inbound.body = None
+            return await self._passed_on(inbound, link, path=within(space, target(inbound.request)))
         try:
-            lookup = Lookup(space, call.body or b"")
+            lookup = Lookup(space, inbound.body or b"")
         except NotPlain as why:
             raise ClientFault(why.message) from why
-        call.body = lookup.body
-        async with answering(link), await self._sent(call, link) as sent:
+        inbound.body = lookup.body
+        async with answering(link), await self._sent(inbound, link) as sent:
             answer = await UpstreamAnswer.of(sent)
-        self._count(call, answer.status)
+        self._count(inbound, answer.status)
         if answer.status == 200:
             answer = replace(answer, body=lookup.answer(answer.body))
-        return answer.response(call.id)
+        return answer.response(inbound.id)
 
-    async def _sent(self, call: Call, link: EngineLink, path: str | None = None) -> ClientResponse:
+    async def _sent(self, inbound: Inbound, link: EngineLink, path: str | None = None) -> ClientResponse:
         """Send a request without a slot. Raises UpstreamFault."""
-        ids = self._gate.door.stream_ids(call.request, let_in=False)
+        ids = self._gate.door.stream_ids(inbound.request, let_in=False)
         try:
             async with answering(link):
                 return await self._gate.upstream.send(
-                    link.address, call.request, call.body, call.id, stream_ids=ids, path=path
+                    link.address, inbound.request, inbound.body, inbound.id, stream_ids=ids, path=path
                 )
         except UpstreamFault:
             link.kick()
             raise
 
     async def _passed_on(
-        self, call: Call, link: EngineLink, *, path: str | None = None
+        self, inbound: Inbound, link: EngineLink, *, path: str | None = None
     ) -> web.StreamResponse:
         """Copy the engine's answer. With a `path` of our own it is a resumed stream, which must be whole."""
-        last, request = LastEvent(), call.request
-        async with await self._sent(call, link, path) as answer:
-            response = prepared(answer, call.id)
+        last, request = LastEvent(), inbound.request
+        async with await self._sent(inbound, link, path) as answer:
+            response = prepared(answer, inbound.id)
             await response.prepare(request)
             outcome = errors.outcome_by(answer.status)
             try:
@@ -305,60 +307,64 @@ class DataPort:
                         raise UpstreamFault("the resumed stream ends without its last event")  # noqa: TRY301
                     await out.end()
             except UpstreamFault as fault:
-                log.warning("answer_broke_off", request_id=call.id, error=fault.message)
+                log.warning("answer_broke_off", request_id=inbound.id, error=fault.message)
                 abort(request)
                 outcome = "broken"
-        self._gate.metrics.requests.labels(route=call.api.value, outcome=outcome).inc()
+        self._gate.metrics.requests.labels(route=inbound.api.value, outcome=outcome).inc()
         return response
 
-    async def _model_changed(self, call: Call) -> web.StreamResponse:
+    async def _model_changed(self, inbound: Inbound) -> web.StreamResponse:
         """Load or unload a router's model for a client, as in a swap of our own.
 
         Running answers end first, and the contents of slots are saved: a router and llama-swap wait for
         neither. A model of llama-server's router is loaded by us, so that it evicts none on its own.
         """
-        path, engines = unquote(call.route), self._gate.driver.engines
-        named = _unloaded_by(path, call.body)
+        path, engines = unquote(inbound.route), self._gate.driver.engines
+        named = _unloaded_by(path, inbound.body)
         model = engines.model_of(named)
         router = engines.router_with(model, swaps=path in UNLOAD_ALL or path.startswith(UNLOAD_ONE))
         front = router.front if router else engines.front()
         if router is None or (named is not None and not model):
-            return await self._passed_on(call, front)
+            return await self._passed_on(inbound, front)
         links = [link for link in router.loaded() if not model or link.address.model == model]
-        if path == LOAD_MODEL and not links and (await self._serving(call, model)).up:
-            return web.json_response({"success": True}, headers={names.REQUEST_ID: call.id})
+        if path == LOAD_MODEL and not links and (await self._serving(inbound, model)).up:
+            return web.json_response({"success": True}, headers={names.REQUEST_ID: inbound.id})
         if path == LOAD_MODEL or not links:
-            return await self._passed_on(call, front)
-        log.info("models_unloaded_by_client", request_id=call.id, engine=[link.engine for link in links])
+            return await self._passed_on(inbound, front)
+        log.info("models_unloaded_by_client", request_id=inbound.id, engine=[link.engine for link in links])
         async with self._gate.driver.membership.unloading(links, self._gate.drain_timeout):
-            response = await self._passed_on(call, front)
+            response = await self._passed_on(inbound, front)
             await router.unloaded(links)
         return response
 
-    async def _acted(self, call: Call) -> web.StreamResponse:
-        line = self._gate.door.caller(call.request).line
-        response = await self._gate.actions.answer(call.request, call.body or b"", call.id, line, call.model)
-        self._count(call, response.status)
+    async def _acted(self, inbound: Inbound) -> web.StreamResponse:
+        line = self._gate.door.caller(inbound.request).line
+        response = await self._gate.actions.answer(
+            inbound.request, inbound.body or b"", inbound.id, line, inbound.model
+        )
+        self._count(inbound, response.status)
         return response
 
-    def _count(self, call: Call, status: int) -> None:
-        self._gate.metrics.requests.labels(route=call.api.value, outcome=errors.outcome_by(status)).inc()
+    def _count(self, inbound: Inbound, status: int) -> None:
+        self._gate.metrics.requests.labels(route=inbound.api.value, outcome=errors.outcome_by(status)).inc()
 
-    def _failed(self, call: Call, fault: Fault) -> web.StreamResponse:
-        said = call.secrets.hidden(fault.loggable)
+    def _failed(self, inbound: Inbound, fault: Fault) -> web.StreamResponse:
+        said = inbound.secrets.hidden(fault.loggable)
         if isinstance(fault, ClientFault):
-            log.info("request_refused", request_id=call.id, status=fault.status, error=said)
+            log.info("request_refused", request_id=inbound.id, status=fault.status, error=said)
         else:
             say = self._seldom if fault.status == LOOP_STATUS else log  # each sidecar asks every second
-            say.warning("request_failed", request_id=call.id, status=fault.status, error=said)
-        headers = {names.REQUEST_ID: call.id, "Server": "slotkeeper"}
-        if origin := call.request.headers.get("Origin"):  # as the engine: else a page cannot read the error
+            say.warning("request_failed", request_id=inbound.id, status=fault.status, error=said)
+        headers = {names.REQUEST_ID: inbound.id, "Server": "slotkeeper"}
+        if origin := inbound.request.headers.get(
+            "Origin"
+        ):  # as the engine: else a page cannot read the error
             headers["Access-Control-Allow-Origin"] = origin
         if fault.retry_after is not None:
             headers["Retry-After"] = str(fault.retry_after)
         response = web.Response(
             status=fault.status,
-            body=errors.body(fault, Api.MESSAGES if COUNTS_MESSAGES in call.request.path else call.api),
+            body=errors.body(fault, Api.MESSAGES if COUNTS_MESSAGES in inbound.request.path else inbound.api),
             content_type="application/json",
             headers=headers,
         )

@@ -118,8 +118,8 @@ class Gate:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Call:
-    """A request of a client, as far as the data port has read it."""
+class Inbound:
+    """A client's request, as far as the data port has read it."""
 
     request: web.Request
     id: str  # the client's own request id, if it is valid and shows no credential; else a new one
@@ -151,35 +151,37 @@ class Call:
 class Exchange:
     """Asks the driver for a slot, forwards the request, and reports its end to the driver."""
 
-    def __init__(self, gate: Gate, call: Call, incoming: Body, counted: Counted | None) -> None:
+    def __init__(self, gate: Gate, inbound: Inbound, incoming: Body, counted: Counted | None) -> None:
         """`incoming` is the memory of the body. `counted` counts the request for its key.
 
         If no engine could judge the credential, the request passes through without any work for it.
         """
         self._gate = gate
-        self._call = call
+        self._inbound = inbound
         self._incoming = incoming
         self._counted = counted
-        self._form = call.api is Api.TASK and takes_form(call.path)
-        self._body = self._body_out = call.body or b""  # as it came, and the form that is sent
-        self._caller = gate.door.caller(call.request)
-        self._let_in = call.judged is not KeyCheck.UNSURE
+        self._form = takes_form(inbound.path)
+        self._body = self._body_out = inbound.body or b""  # as it came, and the form that is sent
+        self._caller = gate.door.caller(inbound.request)
+        self._let_in = inbound.judged is not KeyCheck.UNSURE
         self._namespace = self._caller.namespace or (ANYONE if gate.door.namespaces and self._let_in else "")
-        self._asks_bypass = call.request.headers.get(names.BYPASS) == "1"
+        self._asks_bypass = inbound.request.headers.get(names.BYPASS) == "1"
         # Whether it passes straight through: its client asked for that, or its key could not be checked.
         self._bypasses = self._asks_bypass or not self._let_in
         self._hears_comments = False  # its client asked for a stream and not for bypass
         self._stream_ids: tuple[str, ...] = ()  # that the engine gets
-        known = call.secrets.without(call.request.headers)  # no credentials in a session's name or the like
+        known = inbound.secrets.without(
+            inbound.request.headers
+        )  # no credentials in a session's name or the like
         self._trace = gate.spans.begin(known) if gate.spans else None
         self._account = Account(
             gate.driver,
-            call.api,
-            call.id,
-            gate.door.lent(call.request),
+            inbound.api,
+            inbound.id,
+            gate.door.lent(inbound.request),
             known,
-            secrets=call.secrets,
-            client=gate.door.program_of(call.request),
+            secrets=inbound.secrets,
+            client=gate.door.program_of(inbound.request),
             conversation=safe_id(known.get(names.CONVERSATION), str) or None,
             names=gate.names,
         )
@@ -187,8 +189,8 @@ class Exchange:
             self._account.key_name = key.name
             self._account.charge.limited = key.tokens_per_minute is not None and not self._form
         tasks, labels = gate.driver.tasks, self._labels
-        self._waiting = Waiting(call.request, call.id, tasks, seconds=gate.keep_alive, labels=labels)
-        self._waits_since = call.arrived
+        self._waiting = Waiting(inbound.request, inbound.id, tasks, seconds=gate.keep_alive, labels=labels)
+        self._waits_since = inbound.arrived
         self._forward: Forward | None = None  # the decision, once it is made
         self._settled = False
         self._deaths = 0  # engines that ended while working on it
@@ -197,7 +199,7 @@ class Exchange:
     async def run(self) -> web.StreamResponse:
         account = self._account
         try:
-            account.asked = Asked.by(self._call.request.headers)
+            account.asked = Asked.by(self._inbound.request.headers)
             if not self._form:
                 await self._understand()
             ask = account.forms.ask
@@ -213,9 +215,9 @@ class Exchange:
             if self._waiting.opened is None:
                 raise
             account.gone()
-            said = self._call.secrets.hidden(fault.loggable)
+            said = self._inbound.secrets.hidden(fault.loggable)
             log.warning("request_failed", request_id=account.id, status=fault.status, error=said)
-            return await self._waiting.end(errors.sse(fault, self._call.api))
+            return await self._waiting.end(errors.sse(fault, self._inbound.api))
         finally:
             self._waiting.stop()
             account.close()
@@ -236,16 +238,16 @@ class Exchange:
         """Parse the body. Raises ClientFault if the engine might read it differently, or for large values."""
         run = self._gate.aside if is_large(self._body) else here
         encoding, model = (
-            ",".join(self._call.request.headers.getall("Content-Encoding", [])),
-            self._call.model,
+            ",".join(self._inbound.request.headers.getall("Content-Encoding", [])),
+            self._inbound.model,
         )
         try:
             if len(self._body) > HEAVY:
                 weighed = await self._account.weigh(self._body, encoding, self._gate.weigher, model)
-                if not self._call.api.generates or not weighed.readable:
+                if not self._inbound.api.generates or not weighed.readable:
                     self._incoming.extend(SENT)
                     return  # forwarded with its claim
-            if self._call.api.generates and self._let_in:
+            if self._inbound.api.generates and self._let_in:
                 rewriting = None if self._asks_bypass else self._gate.rewriting
                 self._incoming.extend()
                 await self._account.parse(self._body, rewriting, encoding=encoding, run=run, model=model)
@@ -279,15 +281,15 @@ class Exchange:
 
     def _settle(self) -> None:
         """Report and record the request, once. Nothing that is sent to the engine depends on it."""
-        if self._settled or not self._call.api.generates:
+        if self._settled or not self._inbound.api.generates:
             return
         self._settled = True
         self._account.notes.settle()
         if self._let_in and self._gate.recorder is not None:  # `--record`
             record = self._account.record
             self._gate.recorder.write(
-                path=self._call.request.path_qs,
-                headers=self._call.request.headers,
+                path=self._inbound.request.path_qs,
+                headers=self._inbound.request.headers,
                 body=self._body,
                 client=record.client,
                 session=record.named or record.conversation,
@@ -305,12 +307,12 @@ class Exchange:
             account.waits()
         hints = account.hints(self._waits_since)
         await engines.awake(self._waits_since, account.model, hints.start_by)
-        account.model = self._call.model or await engines.newest_model_of(account.claim.model)
+        account.model = self._inbound.model or await engines.newest_model_of(account.claim.model)
         engines.rouse(account.model)
-        if self._call.judged is KeyCheck.LATER:
+        if self._inbound.judged is KeyCheck.LATER:
             await self._judge()
         self._check_line()
-        self._stream_ids = self._gate.door.stream_ids(self._call.request, let_in=self._let_in)
+        self._stream_ids = self._gate.door.stream_ids(self._inbound.request, let_in=self._let_in)
         renders = account.open()
         arrival = self._arrival(hints, renders=renders)
         if not arrival.brief:
@@ -319,7 +321,7 @@ class Exchange:
         if account.charge.limited:
             link, copies = driver.links[forward.engine], account.claim.copies
             await account.charge.count_inputs(link, account.record, copies=copies)
-        self._body_out = account.goes(forward) if self._call.api.generates and self._let_in else self._body
+        self._body_out = account.goes(forward) if self._inbound.api.generates and self._let_in else self._body
         asyncio.get_running_loop().call_later(AT_WORK, self._settle)
         if forward.reason is not Reason.BRIEF:  # a brief request is rendered after its answer
             account.render()
@@ -329,11 +331,11 @@ class Exchange:
         """Have the engine that is back judge the key; if it cannot, the key stays accepted. Raises Fault."""
         if not self._gate.driver.engines.front(self._account.model).ready:
             return
-        judged = await self._gate.door.judge(self._call.request, since=self._waits_since)
+        judged = await self._gate.door.judge(self._inbound.request, since=self._waits_since)
         if isinstance(judged, Refusal):
             self._let_in = False
             raise errors.retold(judged.status, judged.body)
-        self._call.judged, self._caller = KeyCheck.LET_IN, self._gate.door.caller(self._call.request)
+        self._inbound.judged, self._caller = KeyCheck.LET_IN, self._gate.door.caller(self._inbound.request)
 
     def _check_line(self) -> None:
         """Check the limits of the queue. Raises CrowdedFault if too many requests wait."""
@@ -355,8 +357,8 @@ class Exchange:
             client=self._caller.line,
             namespace=self._namespace,
             model=account.model,
-            generates=self._call.api.generates,
-            pinnable=ask is not None and self._call.api.pinnable,
+            generates=self._inbound.api.generates,
+            pinnable=ask is not None and self._inbound.api.pinnable,
             rendered=renders,
             id_slot=account.claim.id_slot,
             copies=account.claim.copies,
@@ -364,7 +366,7 @@ class Exchange:
             rewritten=other.hash_chain if other else None,
             moved=proposed.moved if proposed else 0,
             most=proposed.most if proposed else 0,
-            brief=self._call.api.pinnable and len(self._body) <= BRIEF_BYTES and not (other or divided),
+            brief=self._inbound.api.pinnable and len(self._body) <= BRIEF_BYTES and not (other or divided),
             lora=account.claim.lora,
             uncached=ask is not None and not ask.cache_prompt,
             resumable=bool(self._stream_ids),
@@ -423,7 +425,7 @@ class Exchange:
             cells = gate_for(driver, forward, outgrown=self._outgrown)
             relay = Relay(
                 driver=driver,
-                call=self._call,
+                inbound=self._inbound,
                 account=self._account,
                 waiting=self._waiting,
                 ahead=self._gate.ahead,
@@ -437,8 +439,8 @@ class Exchange:
             )
             response = await relay.run()
         if is_failure(answer.status, self._account.listener.end()) and not (cells and cells.lacked):
-            auth = self._gate.door.lent(self._call.request)
-            failed = FailedRequest(self._call.api, self._body_out, auth, answer.status)
+            auth = self._gate.door.lent(self._inbound.request)
+            failed = FailedRequest(self._inbound.api, self._body_out, auth, answer.status)
             driver.tasks.start(judge(driver, link, failed, self._gate.aside))
         return response
 
@@ -448,7 +450,7 @@ class Exchange:
             async with answering(link):
                 return await self._gate.upstream.send(
                     link.address,
-                    self._call.request,
+                    self._inbound.request,
                     body,
                     self._account.id,
                     trace_parent=self._trace.trace_parent if self._trace else None,
@@ -467,9 +469,9 @@ class Exchange:
     def _without_cache(self, body: bytes, forward: Forward) -> bytes:
         """Return the body to send; with caching off if the engine may reuse a state of others."""
         one_of_many = self._namespace or (self._gate.door.namespaces and not self._let_in)
-        if not (one_of_many or forward.strict) or forward.isolated or not self._call.api.generates:
+        if not (one_of_many or forward.strict) or forward.isolated or not self._inbound.api.generates:
             return body
-        if not self._call.api.pinnable:
+        if not self._inbound.api.pinnable:
             traits = self._gate.driver.links[forward.engine].traits
             if traits and not traits.slot_files:  # no slot can be erased there, so it would be refused again
                 raise ClientFault(NEVER_APART, status=403)
@@ -773,7 +775,7 @@ class Relay:
     """
 
     driver: Driver
-    call: Call
+    inbound: Inbound
     account: Account
     waiting: Waiting
     ahead: Budget  # for bytes that the engine has sent and the client has not read yet
@@ -799,7 +801,7 @@ class Relay:
         if self.streams and self.comments:
             waiting.start()
         crowded = self.driver.placement.has_waiting
-        with Outlet(self.ahead, self.call.request, response, crowded=crowded) as out:
+        with Outlet(self.ahead, self.inbound.request, response, crowded=crowded) as out:
             try:
                 await self._copied(out.write, waiting.ends_with, read=body)
             except UpstreamFault as fault:
@@ -882,7 +884,7 @@ class Relay:
         its X-Conversation-Id, and a gateway in front of either for reasons of its own. Other servers than
         llama-server may write other last events, so their answers are not checked.
         """
-        if not self.call.api.generates or self.link.health.unlike_ours:
+        if not self.inbound.api.generates or self.link.health.unlike_ours:
             return
         if self.account.listener.broke_off(self.answer):
             of = "the router" if self.link.address.model else "the engine"
@@ -911,16 +913,16 @@ class Relay:
         if answer.status < 400:
             account.outcome = "upstream_error"
             fault = UpstreamFault(f"the engine answered {answer.content_type} where a stream was asked for")
-        return await self.waiting.end(errors.sse(fault, self.call.api))
+        return await self.waiting.end(errors.sse(fault, self.inbound.api))
 
     async def _break_off(self, out: Outlet, fault: UpstreamFault) -> None:
         """Cut an incomplete answer: its connection ends within it, in a stream after an error event."""
         log.warning("answer_broke_off", request_id=self.account.id, error=fault.message)
         if self.streams:
-            await out.write(b"\n\n" + errors.sse(fault, self.call.api))
+            await out.write(b"\n\n" + errors.sse(fault, self.inbound.api))
             await out.cut()
         else:
-            abort(self.call.request)
+            abort(self.inbound.request)
 
 
 # -- failed answers: the engine's own fault, which its circuit breaker counts, or the request's ----------
