@@ -15,8 +15,10 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from slotkeeper.api.echo import Habit
+from slotkeeper.scheduler.catalog import Catalog
+from slotkeeper.scheduler.effects import Step
 from slotkeeper.scheduler.engine_model import EngineTraits
-from slotkeeper.scheduler.idle_work import pause, prefetch_plan
+from slotkeeper.scheduler.idle_work import first_step, pause, prefetch_plan
 from slotkeeper.scheduler.pending import Pending, Plan, Structure
 from slotkeeper.scheduler.planting import CutPlace, places
 from slotkeeper.scheduler.rates import Rates
@@ -119,6 +121,12 @@ def _at_once(state: State, table: EngineTable, contents: SlotContents, _: float)
 
 def _after_a_pause(state: State, table: EngineTable, contents: SlotContents, now: float) -> float:
     return contents.used + pause(state, table, contents, now)
+
+
+def _only_to_park(
+    contents: SlotContents, table: EngineTable, catalog: Catalog, *, rested: bool
+) -> Step | None:
+    return None if rested else first_step(contents, table, catalog, rested=rested)
 
 
 # -- names -----------------------------------------------------------------------------------------------
@@ -226,7 +234,9 @@ MECHANISMS: Final[Mapping[str, Mechanism]] = MappingProxyType(
             {"planting._worth_being_first": _all},
         ),
         # idle work
-        "idle-saves": Mechanism("saves slots while conversations pause", {"chores.first_step": _none}),
+        "idle-saves": Mechanism(
+            "saves slots while conversations pause", {"idle_work.first_step": _only_to_park}
+        ),
         "prefetch": Mechanism(
             "prefetches the next turn's beginning",
             {"idle_work._pays_ahead": _false},
@@ -234,22 +244,22 @@ MECHANISMS: Final[Mapping[str, Mechanism]] = MappingProxyType(
         ),
         "patience": Mechanism(
             "prefetches only where clients will hardly wait for it",
-            {"chores.patience": _at_once},
+            {"idle_work.patience": _at_once},
             fault="test_a_short_prefetch_begins_when_its_client_will_probably_not_return_during_the_pass",
         ),
         "rests": Mechanism(
             "saves in rests that are expected to last",
-            {"chores.save_due": _after_a_pause},
+            {"idle_work.save_due": _after_a_pause},
             fault="test_a_slow_save_does_not_begin_in_the_short_rests_of_another_client",
         ),
         "beside-answers": Mechanism(
             "saves beside running answers after a long time",
-            {"chores.pause_beside_answers": _never},
+            {"idle_work.pause_beside_answers": _never},
             fault="test_while_other_slots_are_busy_a_conversation_is_saved_after_two_minutes",
         ),
         "make-way": Mechanism(
             "stops a prefetch when a request comes",
-            {"chores._make_way": _nothing},
+            {"idle_work._make_way": _nothing},
             fault="test_a_request_waits_for_a_short_prefetch_and_stops_a_long_one",
         ),
         "crowded": Mechanism(
@@ -259,7 +269,7 @@ MECHANISMS: Final[Mapping[str, Mechanism]] = MappingProxyType(
         ),
         "crowd-cut": Mechanism(
             "cuts a slot back and saves it in a crowd",
-            {"chores.crowd_cut": _none},
+            {"idle_work.crowd_cut": _none},
             fault="test_in_a_crowd_a_slot_is_cut_back_before_it_is_saved_and_is_not_restored",
         ),
         "cut-back": Mechanism(
@@ -284,12 +294,12 @@ MECHANISMS: Final[Mapping[str, Mechanism]] = MappingProxyType(
         ),
         "outdone": Mechanism(
             "drops a file that a later one replaces",
-            {"chores._outdone": _nothing},
+            {"idle_work._outdone": _nothing},
             fault="test_with_a_draft_model_a_file_is_dropped_once_a_later_one_of_the_same_tokens_has_the_draft_state",
         ),
         "warming": Mechanism(
             "warms the drafts of an engine that came up",
-            {"chores._may_warm": _false},
+            {"idle_work._may_warm": _false},
             fault="test_with_a_draft_model_empty_slots_of_an_old_engine_get_the_latest_conversations",
         ),
         # flags that cannot be read

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from slotkeeper.scheduler import chores, kv_pool, launching, leaving, planting, priority, spaces
+from slotkeeper.scheduler import idle_work, kv_pool, launching, leaving, planting, priority, spaces
 from slotkeeper.scheduler.candidates import blind, changed_by_messages, cheapest, continuing
 from slotkeeper.scheduler.effects import Effect, Observe, PoolAct, Pooled
 from slotkeeper.scheduler.engine_model import TAIL
@@ -24,7 +24,7 @@ from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import ModelName, Reason, RequestId, SlotId
 
 # A decision on a long prompt takes milliseconds. Once this many requests for one model have to wait in a
-# round, the later ones are left without a decision until the next round (`chores.NEXT_ROUND`).
+# round, the later ones are left without a decision until the next round (`idle_work.NEXT_ROUND`).
 LOOKAHEAD: Final = 16
 BEGINNING_SECONDS: Final = 0.01  # from sending a request until its engine is seen to have begun it
 
@@ -63,7 +63,7 @@ def rendered(state: State, event: Rendered) -> None:
 
 def settle(state: State, now: float) -> Iterator[Effect]:
     """Serve all requests that can be served now, start idle work, and ask for polls that are needed."""
-    chores.release(state, now)
+    idle_work.release(state, now)
     for table in state.tables.values():
         table.round_begins(now)
     yield from launching.bypass(state, now)
@@ -74,7 +74,7 @@ def settle(state: State, now: float) -> Iterator[Effect]:
     yield from _serve(state, now)
     yield from priority.expire(state, now)
     due_at = min(leaving.due_at(state, now), priority.due_at(state, now))
-    yield from chores.settle(state, now, or_at=due_at)
+    yield from idle_work.settle(state, now, or_at=due_at)
     yield from leaving.settle_drains(state, now)
     yield from spaces.ask_adapters(state, now)
     for table in state.tables.values():
@@ -162,7 +162,7 @@ def _make_room(
             request=request, engine=table.engine, act=PoolAct.WAITED, slot=plan.slot, cells=short.cells
         )
     for slot in short.victims:
-        yield from chores.empty(state, table, slot, pending, now)
+        yield from idle_work.empty(state, table, slot, pending, now)
 
 
 def _served_next(state: State, now: float) -> Sequence[RequestId]:

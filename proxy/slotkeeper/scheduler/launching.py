@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final, assert_never
 
-from slotkeeper.scheduler import chores, kv_pool, planting, priority, retention, spaces
+from slotkeeper.scheduler import idle_work, kv_pool, planting, priority, retention, spaces
 from slotkeeper.scheduler.adapters import set_in
 from slotkeeper.scheduler.candidates import STEER_TAIL, steer
 from slotkeeper.scheduler.effects import Effect, Forward, Load, Prefill, Purpose, Step
@@ -162,7 +162,7 @@ def _of_chore(state: State, chore: Chore, event: StepEnded) -> Iterator[Effect]:
         ok, effects = _take_in(state, chore.table, chore.slot, chore.step, event)
         chore.recognise()
         yield from effects
-        yield from chores.step_ended(state, chore, ok=ok, now=event.at)
+        yield from idle_work.step_ended(state, chore, ok=ok, now=event.at)
     else:  # the engine was restarted; its file is still good
         del state.chores[event.request]
         if isinstance(event, Saved) and event.snapshot:

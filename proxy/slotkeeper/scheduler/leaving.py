@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from math import inf
 
-from slotkeeper.scheduler import chores
+from slotkeeper.scheduler import idle_work
 from slotkeeper.scheduler.effects import Drained, Effect, Forward, LoadModel, Refuse, UnloadModel
 from slotkeeper.scheduler.events import DrainAsked, EnginesNamed, ModelsListed, SwapFailed
 from slotkeeper.scheduler.router import LOADED, ModelStatus, Router
@@ -225,7 +225,7 @@ def _may_unload(state: State, engine: EngineId, now: float) -> bool:
     if table is None or not table.up:  # it sleeps, or is not known yet
         return True
     known = table.at_rest and not state.open_accounts(table)
-    return known and not chores.left_at(state, table, now)
+    return known and not idle_work.left_at(state, table, now)
 
 
 def _refused(state: State, router: Router, now: float) -> Iterator[Effect]:
@@ -290,6 +290,6 @@ def _at_rest(state: State, engine: EngineId, now: float) -> bool:
     known = (state.tables.get(name) for name in (engine, *(router.models if router else ())))
     tables = [table for table in known if table is not None and table.up]
     return all(
-        table.at_rest and not state.open_accounts(table) and not chores.left_at(state, table, now)
+        table.at_rest and not state.open_accounts(table) and not idle_work.left_at(state, table, now)
         for table in tables
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from slotkeeper.scheduler import chores, kv_pool, retention
+from slotkeeper.scheduler import idle_work, kv_pool, retention
 from slotkeeper.scheduler.adapters import UNSURE
 from slotkeeper.scheduler.effects import Effect, Keep, Load, Poison, Poisoned, Prefill, Step
 from slotkeeper.scheduler.engine_model import cells_of, user_starts
@@ -228,7 +228,7 @@ def _poisoned(
         return
     table.poisoned(slot)
     if table.states[slot] is SlotState.IDLE and table.traits.snapshots:
-        yield chores.wipe(state, table, slot, event.at)
+        yield idle_work.wipe(state, table, slot, event.at)
 
 
 def _learn(state: State, pending: Pending, event: Finished) -> Iterator[Effect]:

@@ -24,19 +24,20 @@ A request is served by the first of these that applies (`arrivals` carries the n
 The order in which requests are considered: see `priority`.
 
 A slot gets no other task until the engine has released it (engine.md T1): see `table`.
-In idle time, slots whose conversations have paused are saved: see `chores`.
+In idle time, slots whose conversations have paused are saved: see `idle_work`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf
-from typing import Final, assert_never
+from types import MappingProxyType
+from typing import Any, Final
 
 from slotkeeper.scheduler import (
     arrivals,
-    chores,
+    idle_work,
     kv_pool,
     launching,
     leaving,
@@ -83,7 +84,6 @@ from slotkeeper.scheduler.events import (
     SwapFailed,
     TimerFired,
 )
-from slotkeeper.scheduler.outcomes import close_ended
 from slotkeeper.scheduler.pending import Pending, Stage, Waiting
 from slotkeeper.scheduler.prices import share_guesses
 from slotkeeper.scheduler.prompt_tree import PromptTree
@@ -107,7 +107,8 @@ def engine_up(state: State, event: EngineUp) -> Iterator[Effect]:
     table.came_up(event.traits, event.at, fresh=event.fresh, leaving=event.engine in state.drained)
     share_guesses(state.up_for(table.model))
     yield from _adopted(state, table, event.at)
-    yield from close_ended(state)
+    yield from outcomes.close_ended(state)
+    state.budget_again()
 
 
 def _adopted(state: State, table: EngineTable, now: float) -> Iterator[Effect]:
@@ -172,6 +173,7 @@ def files_found(state: State, event: FilesFound) -> None:
                 projector=seen.projector,
             )
         )
+    state.budget_again()
 
 
 def learned(state: State, before: Mapping[EngineId, EngineTraits]) -> Iterator[Effect]:
@@ -190,12 +192,74 @@ def learned(state: State, before: Mapping[EngineId, EngineTraits]) -> Iterator[E
 def engine_lost(state: State, event: EngineLost) -> Iterator[Effect]:
     if table := state.tables.get(event.engine):
         table.went_down(event.at, back_by=event.at + state.limits.engine_wait if event.returns else -inf)
-    yield from close_ended(state)
+    yield from outcomes.close_ended(state)
+
+
+def rendered(state: State, event: Rendered) -> Iterator[Effect]:
+    arrivals.rendered(state, event)
+    yield from outcomes.rendered_late(state, event)
+
+
+def snapshots_changed(state: State, event: SnapshotsChanged) -> Iterable[Effect]:
+    """Take in files that were found, moved or lost. Slots whose files are gone are not saved again."""
+    if event.gone:
+        idle_work.not_saved_again(state)
+    return retention.snapshots_changed(state, event)
+
+
+def timer_fired(state: State, event: TimerFired) -> None:
+    """Clear the pending timer. An earlier timer may fire too, so the time is checked."""
+    if state.wakes_at is not None and event.at >= state.wakes_at - EARLY:
+        state.wakes_at = None
+
+
+def closing(state: State, _: Closing) -> None:
+    """Take in that the sidecar is being stopped."""
+    state.closing = True
 
 
 # -- the public interface --------------------------------------------------------------------------------
 
 EARLY: Final = 0.01  # seconds by which a timer may fire too early
+# What takes in each event. It changes the state and returns or yields the effects, if there are any.
+TAKE_IN: Final[Mapping[type[Event], Callable[[State, Any], Iterable[Effect] | None]]] = MappingProxyType(
+    {
+        # requests
+        Arrived: arrivals.arrived,
+        Rendered: rendered,
+        Started: outcomes.started,
+        Finished: outcomes.finished,
+        Exceeded: kv_pool.exceeded,
+        Acted: outcomes.acted,
+        Gone: outcomes.gone,
+        ReplyKnown: outcomes.reply_known,
+        NextKnown: outcomes.next_known,
+        # steps in slots, and files
+        Planted: launching.ended,
+        Saved: launching.ended,
+        Restored: launching.ended,
+        Erased: launching.ended,
+        Filed: launching.filed,
+        SnapshotsChanged: snapshots_changed,
+        RoomSeen: retention.room_seen,
+        # engines
+        EngineUp: engine_up,
+        FilesFound: files_found,
+        EngineLost: engine_lost,
+        Observed: outcomes.observed,
+        ObserveFailed: outcomes.observe_failed,
+        RequestFailed: outcomes.request_failed,
+        AdaptersChange: spaces.adapters_changed,
+        AdaptersSeen: spaces.adapters_changed,
+        DrainAsked: leaving.drain_asked,
+        EnginesNamed: leaving.engines_named,
+        ModelsListed: leaving.models_listed,
+        SwapFailed: leaving.swap_failed,
+        # the sidecar
+        TimerFired: timer_fired,
+        Closing: closing,
+    }
+)
 
 
 class Placement:
@@ -213,7 +277,8 @@ class Placement:
         """Take in one event, and return what must be done now."""
         self._state.at = event.at
         before = {engine: table.traits for engine, table in self._state.tables.items()}
-        effects = [*self._take(event), *arrivals.settle(self._state, event.at)]
+        taken = TAKE_IN[type(event)](self._state, event) or ()
+        effects = [*taken, *arrivals.settle(self._state, event.at)]
         news = (*learned(self._state, before), *retention.budgeted(self._state))
         return [*effects, *news, *self._state.released()]
 
@@ -319,7 +384,7 @@ class Placement:
 
     def unsaved(self, now: float) -> bool:
         """Whether anything remains to be saved before the sidecar stops."""
-        return chores.left(self._state, now)
+        return idle_work.left(self._state, now)
 
     def waiting(self, request: RequestId) -> Waiting | None:
         """Return what a queued request waits for; None if it is not queued."""
@@ -329,99 +394,3 @@ class Placement:
     def pending(self, request: RequestId) -> Pending | None:
         """Return a request that has not ended."""
         return self._state.requests.get(request)
-
-    # -- dispatch of events ------------------------------------------------------------------------
-
-    def _take(self, event: Event) -> Iterator[Effect]:
-        match event:
-            case EngineUp() | FilesFound() | EngineLost() | Observed() | ObserveFailed():
-                yield from self._of_engine(event)
-            case AdaptersChange() | AdaptersSeen():
-                yield from spaces.adapters_changed(self._state, event)
-            case Planted() | Saved() | Restored() | Erased():
-                yield from launching.ended(self._state, event)
-            case Filed():
-                yield from launching.filed(self._state, event)
-            case SnapshotsChanged():
-                yield from retention.snapshots_changed(self._state, event)
-            case RoomSeen():
-                yield from retention.room_seen(self._state, event)
-            case TimerFired():
-                self._timer_fired(event)
-            case Closing():
-                self._state.closes()
-            case DrainAsked() | EnginesNamed() | RequestFailed() | ModelsListed() | SwapFailed():
-                self._of_all_engines(event)
-            case _:
-                yield from self._of_request(event)
-
-    def _of_all_engines(
-        self, event: DrainAsked | EnginesNamed | RequestFailed | ModelsListed | SwapFailed
-    ) -> None:
-        """Take in events about which engines exist and may be used."""
-        match event:
-            case DrainAsked():
-                leaving.drain_asked(self._state, event)
-            case EnginesNamed():
-                leaving.engines_named(self._state, event)
-            case RequestFailed():
-                outcomes.request_failed(self._state, event)
-            case ModelsListed():
-                leaving.models_listed(self._state, event)
-            case SwapFailed():
-                leaving.swap_failed(self._state, event)
-            case _:
-                assert_never(event)
-
-    def _timer_fired(self, event: TimerFired) -> None:
-        """Clear the pending timer. An earlier timer may fire too, so the time is checked."""
-        if self._state.wakes_at is not None and event.at >= self._state.wakes_at - EARLY:
-            self._state.wakes_at = None
-
-    def _of_request(
-        self,
-        event: Arrived | Rendered | Acted | Started | Finished | Exceeded | Gone | ReplyKnown | NextKnown,
-    ) -> Iterator[Effect]:
-        state = self._state
-        match event:
-            case Arrived():
-                arrivals.arrived(state, event)
-            case Rendered():
-                arrivals.rendered(state, event)
-                yield from outcomes.rendered_late(state, event)
-            case Acted():
-                outcomes.acted(state, event)
-            case Started():
-                outcomes.started(state, event)
-            case Finished():
-                yield from outcomes.finished(state, event)
-            case Exceeded():
-                yield from kv_pool.exceeded(state, event)
-            case Gone():
-                yield from outcomes.gone(state, event)
-            case ReplyKnown():
-                outcomes.reply_known(state, event)
-            case NextKnown():
-                outcomes.next_known(state, event)
-            case _:
-                assert_never(event)
-
-    def _of_engine(
-        self, event: EngineUp | FilesFound | EngineLost | Observed | ObserveFailed
-    ) -> Iterator[Effect]:
-        state = self._state
-        match event:
-            case Observed():
-                yield from outcomes.observed(state, event)
-            case ObserveFailed():
-                outcomes.observe_failed(state, event)
-            case EngineUp():
-                yield from engine_up(state, event)
-                state.budget_again()
-            case FilesFound():
-                files_found(state, event)
-                state.budget_again()
-            case EngineLost():
-                yield from engine_lost(state, event)
-            case _:
-                assert_never(event)

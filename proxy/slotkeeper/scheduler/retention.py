@@ -25,7 +25,6 @@ from slotkeeper.scheduler.catalog import Catalog, Node, PrefixTree, given
 from slotkeeper.scheduler.effects import Budgeted, Drop, Effect, Forget, Load, Prove
 from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.scheduler.events import RoomSeen, SnapshotsChanged
-from slotkeeper.scheduler.idle_work import done
 from slotkeeper.scheduler.pending import Plan
 from slotkeeper.scheduler.prefix_order import AnyState, PrefixOrder
 from slotkeeper.scheduler.rates import WORTH_A_FILE
@@ -217,12 +216,7 @@ def kept(state: State, snapshot: Snapshot, now: float) -> list[Effect]:
 
 
 def snapshots_changed(state: State, event: SnapshotsChanged) -> list[Effect]:
-    """Take in files that were found, moved or lost. Slots whose files are gone are not saved again."""
-    for table in state.up if event.gone else ():
-        for slot in table.idle:
-            contents = table.shadow.slots[slot]
-            if contents and done(contents, table, state.catalog):
-                table.needs_no_save(slot, contents)
+    """Take in files that were found, moved or lost."""
     for gone in event.gone:
         state.catalog.take(gone)
     for snapshot in event.snapshots:

@@ -289,10 +289,6 @@ class State:
     def waiting(self) -> bool:
         return bool(len(self.queue) or self.bypassing or self.steered)
 
-    def closes(self) -> None:
-        """Record that the sidecar is being stopped."""
-        self.closing = True
-
     def wanted(self, table: EngineTable) -> bool:
         """Whether a waiting request could get a slot there. No request can if the engine is leaving."""
         return self.waiting and not table.leaving

@@ -1,12 +1,13 @@
 from random import Random
+from typing import get_args, get_type_hints
 
 import pytest
 
 from slotkeeper.scheduler.adapters import Adapter
 from slotkeeper.scheduler.engine_model import EngineTraits, user_starts
-from slotkeeper.scheduler.events import Arrived, EngineUp
+from slotkeeper.scheduler.events import Arrived, EngineUp, Event
 from slotkeeper.scheduler.pending import Pending, Plan
-from slotkeeper.scheduler.placement import Placement
+from slotkeeper.scheduler.placement import TAKE_IN, Placement
 from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.table import Maintenance, Orphan, SlotState
 from slotkeeper.scheduler.tokens import Tokens
@@ -26,6 +27,12 @@ def pending(table, slot):
     arrived = Arrived(at=1.0, request=R, client=ClientId("c"))
     plan = Plan(table=table, reason=Reason.COLD) if table else None
     return Pending(arrived=arrived, plan=plan, slot=slot)
+
+
+@pytest.mark.parametrize("kind", get_args(Event))
+def test_each_event_is_taken_in_by_a_function_for_it(kind):
+    _, event, *_ = get_type_hints(TAKE_IN[kind]).values()
+    assert kind in (get_args(event) or (event,))
 
 
 def test_a_request_owns_its_slot_until_the_table_changes():
