@@ -136,7 +136,7 @@ MECHANISMS: Final[Mapping[str, Mechanism]] = MappingProxyType(
         # choose a place
         "messages": Mechanism(
             "continues a conversation in its slot by its messages",
-            {"arrivals._continuing": _none},
+            {"placement._continuing": _none},
             fault="test_a_brief_request_that_continues_a_conversation_goes_to_its_slot",
         ),
         "touch": Mechanism(
@@ -145,14 +145,14 @@ MECHANISMS: Final[Mapping[str, Mechanism]] = MappingProxyType(
         ),
         "restore": Mechanism("restores a file before a request", {"candidates._restored": _nothing}),
         "parking": Mechanism("saves a slot before a request overwrites it", {"candidates._parking": _none}),
-        "coming-files": Mechanism("waits for a file that is being written", {"arrivals._coming": _nothing}),
+        "coming-files": Mechanism("waits for a file that is being written", {"placement._coming": _nothing}),
         "waits": Mechanism(
             "waits for a slot that is better than the free ones",
             dict.fromkeys(
                 ("candidates._draining", "candidates._in_maintenance", "candidates.when_over"), _nothing
             ),
         ),
-        "one-prompt": Mechanism("keeps two prompts out of one batch", {"arrivals._shares_batch": _false}),
+        "one-prompt": Mechanism("keeps two prompts out of one batch", {"placement._shares_batch": _false}),
         "steer": Mechanism(
             "prefills a prompt where the engine will look for it",
             {"candidates.STEER_TAIL": NEVER_SO_MANY, "launching.STEER_TAIL": NEVER_SO_MANY},

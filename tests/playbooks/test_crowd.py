@@ -34,7 +34,7 @@ from playbooks.playbook import (
     starts,
     written,
 )
-from slotkeeper.scheduler import arrivals
+from slotkeeper.scheduler import placement
 from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.effects import Purpose, SaveMoment
 from slotkeeper.scheduler.events import TimerFired
@@ -372,10 +372,10 @@ def test_a_long_queue_is_not_decided_again_if_nothing_changed(monkeypatch):
     assert play << arrives("r1", id_slot=0) >> goes("r1", slot=0, reason=Reason.CLIENT_CHOSE)
     for number in range(200):
         assert play << arrives(f"w{number}", id_slot=0, rendered=False)
-    for _ in range(200 // arrivals.LOOKAHEAD + 2):  # until every request knows that it must wait
+    for _ in range(200 // placement.LOOKAHEAD + 2):  # until every request knows that it must wait
         assert play << starts("r1")
     asked: list[str] = []
-    for owner, name in ((arrivals, "_decide"), (State, "scene")):
+    for owner, name in ((placement, "_decide"), (State, "scene")):
         function = getattr(owner, name)
 
         def noted(*args: Any, name: str = name, function: Any = function) -> Any:

@@ -280,11 +280,11 @@ def test_no_request_waits_for_the_contents_of_a_lost_engine():
 
 
 def test_a_long_queue_is_not_decided_if_no_slot_is_free(monkeypatch):
-    from slotkeeper.scheduler import arrivals
+    from slotkeeper.scheduler import placement
 
     play = Play(n_slots=1)
-    decide = Mock(wraps=arrivals._decide)
-    monkeypatch.setattr(arrivals, "_decide", decide)
+    decide = Mock(wraps=placement._decide)
+    monkeypatch.setattr(placement, "_decide", decide)
     for n in range(100):
         play << arrives(f"r{n}", f"client{n}") << knows(f"r{n}", A + Tokens([n]))
     decide.reset_mock()
@@ -294,12 +294,12 @@ def test_a_long_queue_is_not_decided_if_no_slot_is_free(monkeypatch):
 
 
 def test_a_long_queue_is_not_decided_again_while_nothing_changes(monkeypatch):
-    from slotkeeper.scheduler import arrivals
+    from slotkeeper.scheduler import placement
 
     play = Play()
     assert play << arrives("r") << knows("r", A) >> goes("r", slot=0) << starts("r") << leaves("r")
-    decide = Mock(wraps=arrivals._decide)
-    monkeypatch.setattr(arrivals, "_decide", decide)
+    decide = Mock(wraps=placement._decide)
+    monkeypatch.setattr(placement, "_decide", decide)
     for n in range(50):  # slot 1 is free, but all of them wait for what slot 0 holds
         assert play << arrives(f"r{n}", f"client{n}") << knows(f"r{n}", A + Tokens([n]))
     assert decide.call_count == 2 * 50  # when it arrived, and when its tokens were known

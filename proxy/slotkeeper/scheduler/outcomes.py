@@ -22,7 +22,6 @@ from slotkeeper.scheduler.events import (
     NextKnown,
     Observed,
     ObserveFailed,
-    Rendered,
     ReplyKnown,
     RequestFailed,
     Started,
@@ -360,12 +359,11 @@ def observe_failed(state: State, event: ObserveFailed) -> None:
         table.poll_failed()
 
 
-def rendered_late(state: State, event: Rendered) -> Iterator[Effect]:
-    """Take in the tokens of a request whose answer has already ended, and add them to its slot's contents."""
-    pending = state.requests.get(event.request)
-    if pending is None or pending.stage is not Stage.ENDED or pending.finished is None:
+def rendered_late(state: State, pending: Pending, now: float) -> Iterator[Effect]:
+    """Add the tokens of a request whose answer has already ended to its slot's contents."""
+    if pending.stage is not Stage.ENDED or pending.finished is None:
         return
-    pending.remember(state.tree(pending.arrived.model), event.at)
+    pending.remember(state.tree(pending.arrived.model), now)
     if pending.prompt is not None:
-        _fill_in(state, event.request, pending.prompt, event.at)
+        _fill_in(state, pending.arrived.request, pending.prompt, now)
     yield from close(state, pending)
