@@ -23,8 +23,8 @@ from properties.bodies import Doc, Reply
 from properties.rewriting import WAYS, Agent, Request
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import lay_out
-from slotkeeper.conversation.book import Conversations
 from slotkeeper.conversation.layout import Call, Conversation, Layout, Match, Message, Role, Section, Who
+from slotkeeper.conversation.likeness import Conversations
 from slotkeeper.conversation.rules.apply import DEFAULTS, RULES, Outcome, canonical
 from slotkeeper.conversation.rules.base import Mode, RuleName, parsed
 

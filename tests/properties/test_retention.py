@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slotkeeper.scheduler import retention
-from slotkeeper.scheduler.catalog import PrefixTree
+from slotkeeper.scheduler.catalog import PrefixOrder, PrefixTree
 from slotkeeper.scheduler.catalog import given as given_tokens
 from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Memory
-from slotkeeper.scheduler.prefix_order import PrefixOrder
 from slotkeeper.scheduler.retention import BATCH, evict
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId, restored, reuse
 from slotkeeper.scheduler.tokens import Tokens

@@ -10,10 +10,9 @@ import recorded
 from slotkeeper.api.document import named
 from slotkeeper.bench.replay import merged, read
 from slotkeeper.cli.lint import costs, examined, laid_out
-from slotkeeper.conversation.book import Conversations
 from slotkeeper.conversation.causes import explain
 from slotkeeper.conversation.layout import Who
-from slotkeeper.conversation.likeness import RequestKind
+from slotkeeper.conversation.likeness import Conversations, RequestKind
 
 # Rewrites that cost more than 200 tokens, and their number; sessions that are not here rewrite nothing.
 CAUSES = {

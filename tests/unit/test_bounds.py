@@ -17,8 +17,8 @@ from slotkeeper.api.answer import SseSplitter
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import lay_out
 from slotkeeper.conversation import facts, naming
-from slotkeeper.conversation.book import REPLIES, Conversations
 from slotkeeper.conversation.layout import Who
+from slotkeeper.conversation.likeness import REPLIES, Conversations
 from slotkeeper.conversation.naming import Agents, Naming
 from slotkeeper.engine.process import trim
 from slotkeeper.exchange.connections import Connections

@@ -25,10 +25,10 @@ from slotkeeper.api.head import Api, classify
 from slotkeeper.api.request import lay_out
 from slotkeeper.bench.replay import Entry, Trace, TraceError, merged, read
 from slotkeeper.cli.terminal import one_line
-from slotkeeper.conversation.book import Conversations
 from slotkeeper.conversation.causes import Explained, explain
 from slotkeeper.conversation.divergence import CAUSES, NEW_SESSION, Cause, parted
 from slotkeeper.conversation.layout import Conversation, Layout, Section, Who
+from slotkeeper.conversation.likeness import Conversations
 from slotkeeper.conversation.naming import UNKNOWN, Agents
 from slotkeeper.conversation.rules.apply import DEFAULTS, canonical
 from slotkeeper.conversation.rules.base import Mode, Room, RuleName

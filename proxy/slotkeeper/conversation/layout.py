@@ -169,11 +169,6 @@ class Who:
     client: str  # digests of the API key (else of the address) and of the User-Agent
     name: str | None = None  # the client's name for the conversation
 
-    def may_continue(self, other: Who) -> bool:
-        """Whether its requests may continue the other's: the client is the same, and names do not differ."""
-        one_name = not (self.name and other.name) or self.name == other.name
-        return self.client == other.client and one_name
-
 
 @dataclass(slots=True, eq=False)
 class Conversation:

@@ -1,12 +1,17 @@
-"""Whether a request continues a conversation, how sure that is, and what kind of request it is."""
+"""Which conversation a request continues, how sure that is, and what kind of request it is.
+
+`Conversations` has the running ones, found again by name and by content, with the last request and replies of
+each. Their number and their characters are bounded; the least recently used one is dropped first.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from hashlib import blake2b
+from itertools import count, islice
 from typing import Any, Final
 
 import orjson
@@ -20,6 +25,7 @@ from slotkeeper.conversation.layout import (
     Layout,
     Match,
     Message,
+    Near,
     Role,
     Section,
     Text,
@@ -29,6 +35,7 @@ from slotkeeper.conversation.layout import (
 )
 from slotkeeper.conversation.phrases import ASIDE, ASIDE_SYSTEM, SUMMARIZED, SUMMARIZER, SUMMARY_ASKED
 from slotkeeper.conversation.rules.pruning import common
+from slotkeeper.scheduler.tokens import Tokens
 
 DIGEST_BYTES: Final = 16
 SAID: Final = "said:"  # prefix of the keys of replies without calls
@@ -41,19 +48,11 @@ Doc = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """How a request compares with the last one of a conversation. The highest `rank` wins."""
+    """How a request compares with the last one of a conversation."""
 
     conversation: Conversation
     common: int  # messages after the system text that both have
     appended: bool  # the request is the old one, unchanged, with something added at its end
-
-    @property
-    def rank(self) -> tuple[bool, int, float, int]:
-        """Sort key; exact continuations first.
-
-        Two runs of one task are equal up to their tools' results.
-        """
-        return self.appended, self.common, self.conversation.at, self.conversation.line
 
 
 def opening(layout: Layout) -> int:
@@ -69,28 +68,21 @@ def opening(layout: Layout) -> int:
 
 
 def keys_of(who: Who, layout: Layout) -> Keys:
-    """Return all keys by which a request's conversation is looked up, apart from its name."""
-    return Keys(_first(who, layout), _kin(who, layout))
+    """Return all keys by which a request's conversation is looked up, apart from its name.
 
-
-def _first(who: Who, layout: Layout) -> tuple[bytes, ...]:
-    at = layout.lead + opening(layout) - 1
-    return (_key("first", who.client, digest(layout.messages[at])),) if at >= layout.lead else ()
-
-
-def _kin(who: Who, layout: Layout) -> tuple[bytes, ...]:
-    """Return the keys that conversations of one agent share.
-
-    They are made of the system text without facts, the names of the tools, and the system text's first words.
+    Those that conversations of one agent share are made of the system text without facts, the names of the
+    tools, and the system text's first words.
     """
-    found = []
-    if layout.lead:
-        found.append(_key("system", who.client, *(digest(m) for m in layout.messages[: layout.lead])))
+    lead, kin = layout.lead, list[bytes]()
+    at = lead + opening(layout) - 1
+    first = (_key("first", who.client, digest(layout.messages[at])),) if at >= lead else ()
+    if lead:
+        kin.append(_key("system", who.client, *(digest(m) for m in layout.messages[:lead])))
         words = Text(NOWHERE, layout.messages[0].said[:FIRST_WORDS], Section.SYSTEM)
-        found.append(_key("words", who.client, digest(Message(Role.SYSTEM, NOWHERE, (words,)))))
+        kin.append(_key("words", who.client, digest(Message(Role.SYSTEM, NOWHERE, (words,)))))
     if layout.tools:
-        found.append(_key("tools", who.client, "\0".join(sorted(map(tool_name, layout.tools)))))
-    return tuple(found)
+        kin.append(_key("tools", who.client, "\0".join(sorted(map(tool_name, layout.tools)))))
+    return Keys(first, tuple(kin))
 
 
 def same_agent(old: Layout, new: Layout) -> bool:
@@ -155,15 +147,15 @@ def tools_key(who: Who) -> bytes:
 
 def likeness(conversation: Conversation, who: Who, layout: Layout) -> Likeness | None:
     """Compare a request with a conversation; None if the request does not continue it."""
-    if not who.may_continue(conversation.who):
+    other, old = conversation.who, conversation.received
+    if who.client != other.client or (who.name and other.name and who.name != other.name):
         return None
-    old = conversation.received
     count = common(old, layout)
     whole = count == len(old.messages) - old.lead
     if conversation.aside and not whole:
         return None  # only its own next request continues a title or a suggestion
     found = Likeness(conversation, count, whole and _extends(old, layout))
-    if who.name and who.name == conversation.who.name:
+    if who.name and who.name == other.name:
         goes_on = count >= max(1, opening(layout)) or _replaced(old, layout)
     else:
         goes_on = _by_content(found, layout, whole=whole)
@@ -229,7 +221,8 @@ def repeated(replies: Mapping[str, Doc], layout: Layout) -> dict[str, Doc]:
 def size(conversation: Conversation) -> int:
     """Return the number of characters that a conversation keeps."""
     layouts = {id(layout): layout for layout in (conversation.received, conversation.sent)}.values()
-    return sum(_size(layout) for layout in layouts) + sum(map(len, _kept(conversation)))
+    notes = (text for texts in conversation.notes.values() for text in texts)
+    return sum(map(_size, layouts)) + sum(map(len, (*notes, *conversation.noted.values())))
 
 
 def reply_key(reply: Doc) -> str:
@@ -252,12 +245,6 @@ def _size(layout: Layout) -> int:
     return said + calls + len(json_text(layout.tools)) + len(json_text(layout.options)) + PART * parts
 
 
-def _kept(conversation: Conversation) -> Iterator[str]:
-    for texts in conversation.notes.values():
-        yield from texts
-    yield from conversation.noted.values()
-
-
 def calls_of(reply: Mapping[str, Any]) -> Iterator[str]:
     """Yield the ids of a reply's tool calls."""
     calls = reply.get("tool_calls")
@@ -274,7 +261,213 @@ def _key(*parts: str | bytes | None) -> bytes:
     return hashed.digest()
 
 
-# -- the kind of a request --------------------------------------------------------------------------
+# -- the running conversations ---------------------------------------------------------------------------
+
+CHARACTERS: Final = 128 << 20  # of text, plus 4 for each token
+MOST: Final = 4096  # conversations
+COMPARED: Final = 128  # the latest conversations with the same first message or name; each costs microseconds
+REPLIES: Final = 256  # kept of one conversation
+
+
+class Conversations:
+    """The running conversations. Not thread-safe."""
+
+    def __init__(self, characters: int = CHARACTERS, most: int = MOST) -> None:
+        self._limit, self._most = characters, most
+        self._lines: OrderedDict[int, Conversation] = OrderedDict()  # by `Conversation.line`, the latest last
+        self._keys: dict[int, tuple[bytes, ...]] = {}  # the index keys of each line
+        self._index: dict[bytes, OrderedDict[int, None]] = {}
+        self._numbers = count(1)
+        self.characters = 0  # kept in all
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def __repr__(self) -> str:
+        return f"<Conversations {len(self)} | {self.characters} of {self._limit} characters>"
+
+    def find(self, who: Who, layout: Layout) -> Match:
+        """Return the conversation that a request continues, and its other relatives."""
+        found_by = keys_of(who, layout)
+        return goes_on(who, layout, found_by, self.near(who, found_by))
+
+    def near(self, who: Who, found_by: Keys, *, still: bool = False) -> Near:
+        """Return all that `goes_on` chooses from; with `still`, copies that another thread may read."""
+        lines = self._latest((*named_key(who), *found_by.first))
+        kin = [line for line in self._latest(found_by.kin, each=2) if not line.aside]
+        beside = self._latest((tools_key(who),), each=1)
+        if still:
+            lines, kin, beside = ([_copied(line) for line in some] for some in (lines, kin, beside))
+        return Near(tuple(lines), tuple(kin), beside[0] if beside else None)
+
+    def saw(
+        self,
+        match: Match,
+        who: Who,
+        *,
+        received: Layout,
+        sent: Layout,
+        notes: Mapping[int, tuple[str, ...]],
+        noted: Mapping[str, str],
+        now: float,
+        rules: Iterable[str] = (),
+    ) -> Conversation:
+        """Record a request that went to the engine.
+
+        A request that continues a conversation's end replaces that conversation's record. `rules` are the
+        rules that changed the request.
+        """
+        aside = leads_nowhere(received, match)
+        line = self._going_on(match, aside=aside)
+        if line is None:
+            replies = repeated(match.before.replies, received) if match.before else {}
+            key = next(self._numbers)
+            number = _number_of(match, received) or key
+            line = Conversation(number, who, received, sent, now, replies=replies, aside=aside, line=key)
+        else:
+            self._unlist(line)
+            line.who = Who(who.client, who.name or line.who.name)
+            line.received, line.sent, line.at, line.tokens = received, sent, now, None
+        line.notes, line.noted, line.rules = dict(notes), dict(noted), tuple(rules)
+        self._list(line, match.keys or keys_of(who, received))
+        self._evict()
+        return line
+
+    def resent(
+        self,
+        line: Conversation,
+        received: Layout,
+        *,
+        sent: Layout,
+        notes: Mapping[int, tuple[str, ...]],
+        noted: Mapping[str, str],
+        rules: Iterable[str],
+    ) -> None:
+        """Record that the request went to the engine in another form than `saw` recorded.
+
+        Nothing changes if the conversation's next request has come since.
+        """
+        if line.received is received:
+            line.sent, line.notes, line.noted, line.rules = sent, dict(notes), dict(noted), tuple(rules)
+
+    def replied(self, conversation: Conversation, reply: Doc) -> None:
+        """Record the reply to the last request, in chat shape. Beyond REPLIES, the oldest are dropped."""
+        replies = conversation.replies
+        keys = dict.fromkeys(tuple(calls_of(reply)) or (reply_key(reply),))
+        gone = [replies.pop(key) for key in keys if key in replies]
+        replies.update(dict.fromkeys(keys, reply))
+        gone += [replies.pop(key) for key in tuple(islice(replies, max(0, len(replies) - REPLIES)))]
+        if conversation.line in self._lines:
+            self._weigh(conversation, len(keys) * reply_size(reply) - sum(map(reply_size, gone)))
+            self._evict()
+
+    def rendered(self, conversation: Conversation, prompt: Tokens) -> None:
+        """Record the prompt tokens of the conversation's last request."""
+        before, conversation.tokens = conversation.tokens, prompt
+        if conversation.line in self._lines:
+            self._weigh(conversation, len(prompt.packed) - (len(before.packed) if before else 0))
+            self._evict()
+
+    def forget(self, conversation: Conversation) -> None:
+        """Drop the conversation, if it is known."""
+        line = self._lines.get(conversation.line)
+        if line is not None:
+            self._unlist(line)
+
+    def _going_on(self, match: Match, *, aside: bool) -> Conversation | None:
+        """Return the conversation whose last request this one continues or repeats; None if there is none."""
+        before = match.before
+        line = self._lines.get(before.line) if before and match.same_agent else None
+        if line is None or match.common < len(line.received.messages) - line.received.lead:
+            return None
+        return line if line.aside == aside else None
+
+    def _latest(self, wanted: Iterable[bytes], each: int = COMPARED) -> list[Conversation]:
+        seen: dict[int, None] = {}
+        for key in wanted:
+            seen.update(dict.fromkeys(islice(reversed(self._index.get(key, {})), each)))
+        return [self._lines[number] for number in seen]
+
+    def _list(self, line: Conversation, keys: Keys) -> None:
+        tools = (tools_key(line.who),) if line.received.tools and not line.aside else ()
+        kin = keys.kin if not line.aside else ()
+        found_by = (*named_key(line.who), *keys.first, *kin, *tools)
+        self._lines[line.line] = line
+        self._keys[line.line] = found_by
+        for key in found_by:
+            self._index.setdefault(key, OrderedDict())[line.line] = None
+        line.size = 0
+        self._weigh(line, size(line) + sum(map(reply_size, line.replies.values())))
+
+    def _unlist(self, line: Conversation) -> None:
+        del self._lines[line.line]
+        for key in self._keys.pop(line.line):
+            listed = self._index[key]
+            listed.pop(line.line, None)
+            if not listed:
+                del self._index[key]
+        self.characters -= line.size
+
+    def _weigh(self, line: Conversation, characters: int) -> None:
+        line.size += characters
+        self.characters += characters
+
+    def _evict(self) -> None:
+        """Drop the oldest conversations beyond the bounds. The latest always stays, whatever its length."""
+        while len(self._lines) > 1 and (self.characters > self._limit or len(self._lines) > self._most):
+            self._unlist(next(iter(self._lines.values())))
+
+
+def goes_on(who: Who, layout: Layout, found_by: Keys, near: Near) -> Match:
+    """Return the conversation that a request continues: one of the same agent, if there is any.
+
+    The match's `before` has only the notes in the messages that both have in common, and the facts in those
+    notes. Callers only read it; `Conversations.saw` finds the stored conversation by it.
+    """
+    alike = [like for line in near.lines if (like := likeness(line, who, layout))]
+    own = [like for like in alike if same_agent(like.conversation.received, layout)]
+    # Exact continuations first. Two runs of one task are equal up to their tools' results.
+    best = max(
+        own or alike,
+        key=lambda like: (like.appended, like.common, like.conversation.at, like.conversation.line),
+        default=None,
+    )
+    return Match(
+        before=_as_it_stands(best) if best else None,
+        common=best.common if best else 0,
+        sibling=max(
+            near.kin,
+            key=lambda line: (same_agent(line.received, layout), line.at, line.line),
+            default=None,
+        ),
+        beside=near.beside,
+        same_agent=bool(own) or best is None,
+        keys=found_by,
+    )
+
+
+def _copied(line: Conversation) -> Conversation:
+    """Copy a conversation. Only `replies` is ever changed in place; all other fields are replaced."""
+    return replace(line, replies=dict(line.replies))
+
+
+def _number_of(match: Match, layout: Layout) -> int | None:
+    """Return the number of the conversation that continues with more tools; None if a new one begins."""
+    before = match.before
+    if before is None or before.aside or match.same_agent or not more_tools(before.received, layout):
+        return None
+    return before.number if match.common >= len(before.received.messages) - before.received.lead else None
+
+
+def _as_it_stands(like: Likeness) -> Conversation:
+    line = like.conversation
+    if like.common >= len(line.received.messages) - line.received.lead:
+        return line
+    notes, noted = standing(line, like.common)
+    return replace(line, notes=notes, noted=noted)
+
+
+# -- the kind of a request -------------------------------------------------------------------------------
 
 
 class RequestKind(StrEnum):
@@ -361,12 +554,9 @@ def _going_on(old: Layout, new: Layout) -> RequestKind:
         return RequestKind.RETRY
     if len(new.messages) < len(old.messages):
         return RequestKind.BRANCH
-    return RequestKind.TOOL_ROUND_TRIP if _answers(new.messages[-1]) else RequestKind.MAIN_TURN
-
-
-def _answers(message: Message) -> bool:
-    """Whether the message brings results of tools and no words of the user, except a program's reminder."""
-    return message.role is Role.TOOL or bool(message.answers)
+    newest = new.messages[-1]  # of a tool, or with results and no words of the user but a program's reminder
+    brings_results = newest.role is Role.TOOL or newest.answers
+    return RequestKind.TOOL_ROUND_TRIP if brings_results else RequestKind.MAIN_TURN
 
 
 def _still_there(old: Layout, new: Layout, at: int) -> bool:

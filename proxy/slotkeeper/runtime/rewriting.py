@@ -17,7 +17,6 @@ from slotkeeper.api.answer_builder import Figures
 from slotkeeper.api.document import Doc, RecentRequests, SeenRequest, most_like, named, seen
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import lay_out
-from slotkeeper.conversation.book import Conversations, goes_on
 from slotkeeper.conversation.causes import Echo, Explained, by_our_rule, echo, explain, of_template
 from slotkeeper.conversation.divergence import CAUSES, Cause, length, parted
 from slotkeeper.conversation.layout import (
@@ -27,7 +26,7 @@ from slotkeeper.conversation.layout import (
     Match,
     Who,
 )
-from slotkeeper.conversation.likeness import keys_of
+from slotkeeper.conversation.likeness import Conversations, goes_on, keys_of
 from slotkeeper.conversation.rules.apply import RULES, Outcome, ShownChange, canonical, changes
 from slotkeeper.conversation.rules.base import Choice, Mode, Modes, Room
 from slotkeeper.observe.log import get_logger

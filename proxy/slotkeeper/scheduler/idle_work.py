@@ -423,7 +423,7 @@ def _bound(state: State, chore: Chore, now: float) -> Effect:
     return effect(chore.step, chore.id, chore.table, chore.slot, tree=state.tree(chore.table.model))
 
 
-# -- the steps of a chore -----------------------------------------------------------------------------------
+# -- the steps of a chore --------------------------------------------------------------------------------
 
 MIN_UNSAVED_TOKENS: Final = 32  # tokens that are in no file, below which a slot is not saved again
 MAX_BOUNDARY_FILES: Final = 8  # boundaries of one slot that get a file, at most

@@ -109,7 +109,7 @@ from slotkeeper.scheduler.types import (
     SlotId,
 )
 
-# -- requests that wait, and the places that they get -----------------------------------------------------
+# -- requests that wait, and the places that they get ----------------------------------------------------
 
 # A decision on a long prompt takes milliseconds. Once this many requests for one model have to wait in a
 # round, the later ones are left without a decision until the next round (`idle_work.NEXT_ROUND`).
@@ -495,7 +495,7 @@ def _send_steered(state: State, now: float) -> Iterator[Effect]:
         table.hold_back()
 
 
-# -- for observers: what a queued request waits for ----------------------------------------------------------
+# -- for observers: what a queued request waits for ------------------------------------------------------
 
 
 def waiting(state: State, pending: Pending) -> Waiting | None:
@@ -533,7 +533,7 @@ def _at_work(state: State, tables: Sequence[EngineTable]) -> tuple[RequestId, ..
     return tuple(dict.fromkeys(request for request in sent if request in state.requests))
 
 
-# -- engines that come and go, and other events -----------------------------------------------------------
+# -- engines that come and go, and other events ----------------------------------------------------------
 
 
 def engine_up(state: State, event: EngineUp) -> Iterator[Effect]:

@@ -21,12 +21,11 @@ from heapq import heapify, heappop, heapreplace
 from itertools import islice
 from typing import Final
 
-from slotkeeper.scheduler.catalog import Catalog, Node, PrefixTree, given
+from slotkeeper.scheduler.catalog import AnyState, Catalog, Node, PrefixOrder, PrefixTree, given
 from slotkeeper.scheduler.effects import Budgeted, Drop, Effect, Forget, Load, Prove
 from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.scheduler.events import RoomSeen, SnapshotsChanged
 from slotkeeper.scheduler.pending import Plan
-from slotkeeper.scheduler.prefix_order import AnyState, PrefixOrder
 from slotkeeper.scheduler.rates import WORTH_A_FILE
 from slotkeeper.scheduler.slot_contents import HALF_LIFE, SlotContents, Snapshot, SnapshotId, Tier
 from slotkeeper.scheduler.state import State

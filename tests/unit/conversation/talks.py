@@ -8,9 +8,9 @@ from typing import Any
 
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import lay_out
-from slotkeeper.conversation.book import Conversations
 from slotkeeper.conversation.causes import Explained, explain
 from slotkeeper.conversation.layout import Conversation, Layout, Match, Who
+from slotkeeper.conversation.likeness import Conversations
 
 SYSTEM = (
     "You are an agent that edits code.\n\n"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from slotkeeper.conversation.book import COMPARED, REPLIES, Conversations
 from slotkeeper.conversation.layout import Match, Who
-from slotkeeper.conversation.likeness import likeness
+from slotkeeper.conversation.likeness import COMPARED, REPLIES, Conversations, likeness
 from unit.conversation.talks import (
     DONE,
     HISTORY,

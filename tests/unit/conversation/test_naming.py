@@ -8,8 +8,8 @@ import pytest
 
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import lay_out
-from slotkeeper.conversation.book import Conversations
 from slotkeeper.conversation.layout import Conversation, Who
+from slotkeeper.conversation.likeness import Conversations
 from slotkeeper.conversation.naming import LONGEST, WORDS, Name, Naming, shortened, task_of, title_in
 from slotkeeper.conversation.phrases import TITLE_ASKED
 

@@ -8,9 +8,8 @@ from functools import partial
 
 import pytest
 
-from slotkeeper.scheduler.catalog import NEVER, Catalog
+from slotkeeper.scheduler.catalog import NEVER, Catalog, Neighbours, PrefixOrder
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory
-from slotkeeper.scheduler.prefix_order import Neighbours, PrefixOrder
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId, Tier, restored, reuse
 from slotkeeper.scheduler.tokens import Tokens
 

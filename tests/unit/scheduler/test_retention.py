@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from slotkeeper.scheduler.catalog import PrefixTree, cuts
+from slotkeeper.scheduler.catalog import PrefixOrder, PrefixTree, cuts
 from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Memory
-from slotkeeper.scheduler.prefix_order import PrefixOrder
 from slotkeeper.scheduler.retention import BATCH, evict
 from slotkeeper.scheduler.slot_contents import HALF_LIFE, SlotContents, Snapshot, SnapshotId
 from slotkeeper.scheduler.tokens import Tokens

@@ -22,12 +22,11 @@ from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.store import collector, part_objects, shared
 from slotkeeper.store.collector import StoreCollector
 from slotkeeper.store.files import Halt, Lane
-from slotkeeper.store.heads import parts_named
 from slotkeeper.store.index import Kept
 from slotkeeper.store.object_names import part_path, parts_in
 from slotkeeper.store.objects import Objects, ObjectSeen
 from slotkeeper.store.part_objects import FRESH
-from slotkeeper.store.shared import SharedStore
+from slotkeeper.store.shared import SharedStore, parts_named
 from slotkeeper.store.snapshot_folder import SnapshotFolder
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import MissingError, SnapshotError, StoreError
