@@ -80,18 +80,20 @@ NEXT_ROUND: Final = 0.1  # seconds, at most, until queued requests are decided t
 
 def settle(state: State, now: float, *, or_at: float = inf) -> Iterator[Effect]:
     """Give way to clients, begin idle work that is due, and set a timer for the next, or for `or_at`."""
-    yield from _make_way(state)
     due_at, working = inf, {chore.table.engine for chore in state.chores.values()}
+    if working:
+        yield from _make_way(state)
     for table in state.up:
         if table.engine in working:
             continue
-        table.take_up(now)
+        if table.put_off:
+            table.take_up(now)
         chore, due = _first_due(state, table, now)
         if chore:
             yield _begin(state, chore, now)
         else:
             yield from _warm(state, table, now)
-        due_at = min(due, table.put_off_until, due_at)
+        due_at = min(due, due_at, table.rests_at if table.put_off else inf)
     due_at = min(due_at, or_at, _decides_again(state, now), _gives_up(state, now))
     if due_at < (inf if state.wakes_at is None else state.wakes_at):
         state.wakes_at = due_at

@@ -27,7 +27,7 @@ from typing import Final
 
 from slotkeeper.scheduler.effects import Effect, Load, PoolAct, Pooled, Prefill
 from slotkeeper.scheduler.engine_model import Known, cells_of, wipes
-from slotkeeper.scheduler.events import Exceeded, Finished
+from slotkeeper.scheduler.events import Exceeded
 from slotkeeper.scheduler.pending import Pending, Plan, Stage
 from slotkeeper.scheduler.prices import blind_price, parked_price
 from slotkeeper.scheduler.shadow import Source
@@ -129,13 +129,11 @@ class Shortage:
     victims: tuple[SlotId, ...]  # idle slots that must be emptied; none: running requests have to end first
 
 
-def shortage(state: State, pending: Pending, plan: Plan | None, now: float) -> Shortage | None:
-    """Return what keeps a request from the chosen place; None if it may go there, or waits anyway."""
-    if plan is None or plan.wait:
-        return None
+def shortage(state: State, pending: Pending, plan: Plan, now: float) -> Shortage | None:
+    """Return what keeps a request from the chosen place, whose engine has a pool; None if it may go there."""
     table, request = plan.table, pending.arrived
     pool = cells_of(table.traits)
-    if not pool or request.action or plan.clears:
+    if request.action or plan.clears:
         return None
     if wipes(table.traits) and _beginning(state, table, but=plan.slot):
         return Shortage(0, ())
@@ -222,20 +220,10 @@ def _price(state: State, table: EngineTable, slot: SlotId, now: float) -> float:
 # -- what the engine did ---------------------------------------------------------------------------------
 
 
-def finished(state: State, pending: Pending, event: Finished) -> Iterator[Effect]:
-    """Learn the length of an answer that has ended, and whether the engine emptied idle slots for it."""
-    if event.generated is not None and pending.arrived.generates:
-        state.outputs.add(pending.arrived.kind, event.generated)
-    table = pending.table
-    if table is not None and event.prompt_tokens is not None:
-        cells = event.prompt_tokens + max(0, (event.generated or 0) - 1)
-        yield from _purged(state, table, pending, cells)
-
-
-def _purged(state: State, table: EngineTable, pending: Pending, cells: int) -> Iterator[Effect]:
-    """Report the idle slots that the engine has emptied for these cells, the lowest first."""
+def purged(state: State, table: EngineTable, pending: Pending, cells: int) -> Iterator[Effect]:
+    """Report the idle slots that the engine has emptied for an answer of these cells, the lowest first."""
     pool = cells_of(table.traits)
-    if not pool or wipes(table.traits):
+    if wipes(table.traits):
         return
     others = [SlotId(slot) for slot in range(len(table.states)) if slot != pending.slot]
     over = cells - pool + sum(_at_least(state, table, slot) for slot in others)

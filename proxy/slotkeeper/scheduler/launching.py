@@ -18,8 +18,7 @@ from slotkeeper.scheduler.effects import Effect, Forward, Load, Prefill, Purpose
 from slotkeeper.scheduler.engine_model import TAIL, cells_of, user_starts
 from slotkeeper.scheduler.events import Erased, Filed, Planted, Restored, Saved
 from slotkeeper.scheduler.evidence import by_batches
-from slotkeeper.scheduler.outcomes import SURPRISE
-from slotkeeper.scheduler.pending import Pending, Plan, Stage, StepEnded
+from slotkeeper.scheduler.pending import SURPRISE, Pending, Plan, Stage, StepEnded
 from slotkeeper.scheduler.shadow import Source
 from slotkeeper.scheduler.slot_contents import SlotContents, edits
 from slotkeeper.scheduler.state import State
@@ -42,7 +41,9 @@ def begin(state: State, pending: Pending, plan: Plan, now: float) -> Effect:
     overtaken it, no later request gets a slot of that engine for now.
     """
     request = pending.arrived
-    plan = priority.in_pieces(pending, _plants_added(state, pending, plan, now))
+    plan = _plants_added(state, pending, plan, now)
+    if pending.divisible:
+        plan = priority.in_pieces(pending, plan)
     table, found = plan.table, plan.found
     state.queue.served(request.request)
     state.begun += 1

@@ -71,16 +71,17 @@ def swap_failed(state: State, event: SwapFailed) -> None:
 
 
 def settle_swaps(state: State, now: float) -> Iterator[Effect]:
-    """Take the next step of every router's swap, and refuse requests that cannot be served."""
+    """Take the next step of every router's swap, and send or refuse requests that wait for their models."""
     for router in state.routers.values():
         yield from _refused(state, router, now)
         yield from _passed_on(state, router)
         if router.base not in state.drained:
             yield from _next_step(state, router, now)
     state.mark_leaving()
+    yield from _send_slotless(state, now)
 
 
-def send_slotless(state: State, now: float) -> Iterator[Effect]:
+def _send_slotless(state: State, now: float) -> Iterator[Effect]:
     """Forward requests that take no slot, as soon as their model is loaded or no longer expected."""
     for request in tuple(state.slotless):
         model = state.requests[request].arrived.model

@@ -26,7 +26,7 @@ from slotkeeper.scheduler.events import (
     RequestFailed,
     Started,
 )
-from slotkeeper.scheduler.pending import Pending, Plan, Stage
+from slotkeeper.scheduler.pending import SURPRISE, Pending, Plan, Stage
 from slotkeeper.scheduler.prices import share_guesses
 from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.shadow import Source
@@ -79,8 +79,6 @@ def _most(prompt: Tokens, states: Iterable[SlotContents | None]) -> int:
 
 # -- what happened to requests ---------------------------------------------------------------------------
 
-SURPRISE: Final = 64  # tokens: after a prediction that is further off, the slots are polled
-
 
 def started(state: State, event: Started) -> None:
     pending = state.requests.get(event.request)
@@ -103,8 +101,11 @@ def finished(state: State, event: Finished) -> Iterator[Effect]:
         _release(pending, *owned, event, event.at, certain=pinned or event.slot == owned[1])
     elif table and event.request in table.unsettled:
         forgotten = _end_unseen(pending, table, event)
-    yield from kv_pool.finished(state, pending, event)
+    if event.generated is not None and pending.arrived.generates:
+        state.outputs.add(pending.arrived.kind, event.generated)
     if event.prompt_tokens is not None:
+        if table and cells_of(table.traits):
+            yield from kv_pool.purged(state, table, pending, event.left)
         if table and not event.failed:
             table.breaker.worked()
         pending.remember(state.tree(pending.arrived.model), event.at)
@@ -241,7 +242,8 @@ def _learn(state: State, pending: Pending, event: Finished) -> Iterator[Effect]:
         sent_at = pending.pieces_until or pending.begun_at + pending.step_seconds
         began = sent_at if pending.computing_since is None else pending.computing_since
         rates.replied(event.generated or 0, event.at - began - event.prefill_seconds)
-    share_guesses(state.up_for(plan.table.model))
+    if len(alike := state.up_for(plan.table.model)) > 1:
+        share_guesses(alike)
     if plan.source is Source.SNAPSHOT:
         yield from retention.proved(state, plan, cached=cached, now=event.at)
     if pending.predicted is not None:

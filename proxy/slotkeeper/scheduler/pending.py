@@ -30,6 +30,7 @@ from slotkeeper.scheduler.tokens import Boundary, BoundaryKind, Markers, Tokens,
 from slotkeeper.scheduler.types import Loading, Priority, Reason, RequestId, SaidBy, SlotId
 
 BYTES_PER_TOKEN: Final = 4  # of JSON schemas, approximately
+SURPRISE: Final = 64  # tokens: a prediction of `cached` that is further off shows that the slots hold others
 
 
 @dataclass(frozen=True, slots=True)

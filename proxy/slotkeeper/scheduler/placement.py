@@ -52,7 +52,7 @@ from slotkeeper.scheduler.adapters import set_of
 from slotkeeper.scheduler.budgets import Budgets, FolderRoom, Limits
 from slotkeeper.scheduler.candidates import blind, changed_by_messages, cheapest, continuing
 from slotkeeper.scheduler.catalog import Catalog
-from slotkeeper.scheduler.effects import Effect, Learned, Observe, PoolAct, Pooled, Render
+from slotkeeper.scheduler.effects import Budgeted, Effect, Learned, Observe, PoolAct, Pooled, Render
 from slotkeeper.scheduler.engine_model import TAIL, EngineTraits, Known, cells_of, may_share
 from slotkeeper.scheduler.events import (
     Acted,
@@ -153,20 +153,27 @@ def rendered(state: State, event: Rendered) -> Iterator[Effect]:
 
 
 def settle(state: State, now: float) -> Iterator[Effect]:
-    """Serve all requests that can be served now, start idle work, and ask for polls that are needed."""
-    idle_work.release(state, now)
+    """Serve all requests that can be served now, start idle work, and ask for polls that are needed.
+
+    A policy that nothing uses now, such as routers or priorities, is not asked.
+    """
+    if state.chores:
+        idle_work.release(state, now)
     for table in state.tables.values():
         table.round_begins(now)
     yield from launching.bypass(state, now)
     yield from _send_steered(state, now)
     yield from launching.fail_open(state, now)
-    yield from leaving.settle_swaps(state, now)
-    yield from leaving.send_slotless(state, now)
+    if state.routers or state.slotless:
+        yield from leaving.settle_swaps(state, now)
     yield from _serve(state, now)
-    yield from priority.expire(state, now)
-    due_at = min(leaving.due_at(state, now), priority.due_at(state, now))
+    due_at = leaving.due_at(state, now) if state.routers else inf
+    if state.hinted:
+        yield from priority.expire(state, now)
+        due_at = min(due_at, priority.due_at(state, now))
     yield from idle_work.settle(state, now, or_at=due_at)
-    yield from leaving.settle_drains(state, now)
+    if state.drained:
+        yield from leaving.settle_drains(state, now)
     yield from spaces.ask_adapters(state, now)
     for table in state.tables.values():
         delay = table.watch(waiting=state.waiting, now=now)
@@ -203,13 +210,15 @@ def _serve(state: State, now: float) -> Iterator[Effect]:
 def _begins(state: State, pending: Pending, scene: CurrentScene, now: float) -> Generator[Effect, None, bool]:
     """Begin a request, or record that it keeps waiting, and for what. Returns whether it begins."""
     plan = _decide(state, pending, now)
-    behind = priority.stands_behind(state, pending, plan)  # 9
+    behind = priority.stands_behind(state, pending, plan) if plan and pending.divisible else None  # 9
     shares = plan is not None and _shares_batch(state, pending, plan, now)  # 10
     if plan and (behind or shares):
         plan = replace(plan, wait=True)
-    short = kv_pool.shortage(state, pending, plan, now)  # 8
+    pooled = plan is not None and not plan.wait and cells_of(plan.table.traits)
+    short = kv_pool.shortage(state, pending, plan, now) if plan and pooled else None  # 8
     if plan and not plan.wait and not short:
-        yield from priority.noted(state, pending, now)
+        if state.hinted:
+            yield from priority.noted(state, pending, now)
         yield begin(state, pending, plan, now)
         return True
     if plan and short:
@@ -264,7 +273,7 @@ def _served_next(state: State, now: float) -> Sequence[RequestId]:
     """
     if not _any_free(state):
         return ()
-    queue = priority.in_turn(state, now)
+    queue = priority.in_turn(state, now) if state.hinted else tuple(state.queue)
     models = {state.requests[request].arrived.model for request in state.bypassing}
     held = {model for model in models if state.open_for(model)}
     return [each for each in queue if state.requests[each].arrived.model not in held] if held else queue
@@ -629,6 +638,13 @@ def learned(state: State, before: Mapping[EngineId, EngineTraits]) -> Iterator[E
                 yield Learned(engine=engine, name=name, value=value, how=how)
 
 
+def budgeted(state: State) -> Iterator[Effect]:
+    """Report budgets that differ noticeably from those last reported; none before a folder was seen."""
+    if state.rooms and (state.told is None or state.budgets.differ(state.told)):
+        state.told = state.budgets
+        yield Budgeted(budgets=state.budgets)
+
+
 def engine_lost(state: State, event: EngineLost) -> Iterator[Effect]:
     if table := state.tables.get(event.engine):
         table.went_down(event.at, back_by=event.at + state.limits.engine_wait if event.returns else -inf)
@@ -714,7 +730,7 @@ class Placement:
         before = {engine: table.traits for engine, table in self._state.tables.items()}
         taken = TAKE_IN[type(event)](self._state, event) or ()
         effects = [*taken, *settle(self._state, event.at)]
-        news = (*learned(self._state, before), *retention.budgeted(self._state))
+        news = (*learned(self._state, before), *budgeted(self._state))
         return [*effects, *news, *self._state.released()]
 
     # -- for observers ---------------------------------------------------------------------------

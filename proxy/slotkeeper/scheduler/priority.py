@@ -84,8 +84,6 @@ def _ages_at(state: State, waiting: Sequence[Pending], priority: Priority) -> fl
 
 def due_at(state: State, now: float) -> float:
     """Return the time of the next change of order or expiry; infinite if there will be none."""
-    if not state.hinted:
-        return inf
     queue = tuple(state.queue)
     waiting = ((priority, _of(state, queue, priority)) for priority in Priority)
     ages = [_ages_at(state, found, priority) for priority, found in waiting if found]
@@ -98,8 +96,6 @@ def due_at(state: State, now: float) -> float:
 
 def noted(state: State, pending: Pending, now: float) -> Iterator[Effect]:
     """Report a request that is about to be served out of the queue's order because of priorities."""
-    if not state.hinted:
-        return
     other = _passed(state, pending)
     act = PriorityAct.AGED if pending.aged else PriorityAct.WENT_FIRST if other else None
     if act is not None:
@@ -170,9 +166,9 @@ OURS: Final = {Purpose.PLANT, Purpose.STEER}  # prefills of a request's own prom
 
 
 def in_pieces(pending: Pending, plan: Plan) -> Plan:
-    """Return the plan with its prefill divided into batches, if the request can give way between them."""
+    """Return the plan with its prefill divided into batches, between which a divisible request gives way."""
     prompt, found, traits = pending.prompt, plan.reuse_plan, plan.table.traits
-    if prompt is None or found is None or not (pending.divisible and _helped(prompt, plan)):
+    if prompt is None or found is None or not _helped(prompt, plan):
         return plan
     starts = () if traits.cuttable else user_starts(prompt, traits)[-1:]
     batch = max(traits.n_batch, traits.n_ubatch + TAIL)  # the engine makes its checkpoints in the last batch
@@ -284,10 +280,10 @@ def _lost(table: EngineTable, slot: SlotId, now: float) -> tuple[float, int]:
 # -- 6: before a request begins or continues -------------------------------------------------------------
 
 
-def stands_behind(state: State, pending: Pending, plan: Plan | None) -> Pending | None:
-    """Return the more urgent request because of which this one must wait; None if it may begin."""
+def stands_behind(state: State, pending: Pending, plan: Plan) -> Pending | None:
+    """Return the more urgent request because of which a divisible one must wait; None if it may begin."""
     prompt = pending.prompt
-    if plan is None or plan.wait or pending.aged or prompt is None or not pending.divisible:
+    if plan.wait or pending.aged or prompt is None:
         return None
     found = plan.reuse_plan
     short = found is not None and len(prompt) - found.reuse <= plan.table.traits.n_batch

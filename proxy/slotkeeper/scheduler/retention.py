@@ -22,7 +22,7 @@ from itertools import islice
 from typing import Final
 
 from slotkeeper.scheduler.catalog import AnyState, Catalog, Node, PrefixOrder, PrefixTree, given
-from slotkeeper.scheduler.effects import Budgeted, Drop, Effect, Forget, Load, Prove
+from slotkeeper.scheduler.effects import Drop, Effect, Forget, Load, Prove
 from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.scheduler.events import RoomSeen, SnapshotsChanged
 from slotkeeper.scheduler.pending import Plan
@@ -231,13 +231,6 @@ def room_seen(state: State, event: RoomSeen) -> list[Effect]:
     state.rooms |= event.rooms
     state.budget_again()
     return make_room(state, event.at)
-
-
-def budgeted(state: State) -> Iterator[Effect]:
-    """Report budgets that differ noticeably from those last reported; none before a folder was seen."""
-    if state.rooms and (state.told is None or state.budgets.differ(state.told)):
-        state.told = state.budgets
-        yield Budgeted(budgets=state.budgets)
 
 
 def make_room(state: State, now: float) -> list[Effect]:

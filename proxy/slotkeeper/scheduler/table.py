@@ -240,11 +240,6 @@ class EngineTable:
         """When the engine stops being crowded, if no request comes until then."""
         return min(self.crowded_until, self.active_at + LULL)
 
-    @property
-    def put_off_until(self) -> float:
-        """When to reconsider the saves that were put off; infinite if there are none."""
-        return self.rests_at if self.put_off else inf
-
     def stalled(self, now: float) -> float:
         """Seconds until the engine can begin a task: it is reading or writing a file."""
         return max((one.left(now) for one in self.maintenance.values() if one.stalls), default=0.0)
@@ -461,7 +456,7 @@ class EngineTable:
 
     def take_up(self, now: float) -> None:
         """Reconsider the saves that were put off, once the engine is no longer crowded."""
-        if self.put_off and not self.crowded(now):
+        if not self.crowded(now):
             for slot in self.put_off:
                 self.settled.pop(slot, None)
             self.put_off.clear()
