@@ -184,7 +184,9 @@ def _release(
         table.shadow.doubted(slot)
     table.move(slot, SlotState.IDLE if certain and not contents.rough else SlotState.DRAINING, None, now)
     holds_more = table.traits.speculative  # perhaps more than the answer's tokens (engine.md 3)
-    if holds_more or table.may_have_wiped_beside(slot):
+    # Nor is it certain that its task emptied no idle slot until one was seen to survive a task (T6).
+    wiped = not table.proven and any(table.shadow.slots[other] for other in table.idle_beside(slot))
+    if holds_more or wiped:
         table.look()
 
 

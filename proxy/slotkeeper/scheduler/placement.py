@@ -119,7 +119,9 @@ BEGINNING_SECONDS: Final = 0.01  # from sending a request until its engine is se
 
 def arrived(state: State, event: Arrived) -> None:
     sets = state.sets(event)
-    event = spaces.confined(replace(event, adapters=sets[0] if sets else ""))
+    event = replace(event, adapters=sets[0] if sets else "")
+    if event.space:
+        event = spaces.confined(event)
     # The engine could choose a slot of other adapters.
     if event.bypass and event.rendered and state.isolates(event):
         event = replace(event, bypass=False)
@@ -174,7 +176,8 @@ def settle(state: State, now: float) -> Iterator[Effect]:
     yield from idle_work.settle(state, now, or_at=due_at)
     if state.drained:
         yield from leaving.settle_drains(state, now)
-    yield from spaces.ask_adapters(state, now)
+    if any(table.traits.adapters for table in state.up):
+        yield from spaces.ask_adapters(state, now)
     for table in state.tables.values():
         delay = table.watch(waiting=state.waiting, now=now)
         if delay is not None:
@@ -188,7 +191,9 @@ def _serve(state: State, now: float) -> Iterator[Effect]:
     state.cut_short = False
     for request in _served_next(state, now):
         pending, begun = state.requests[request], False
-        if not scene.keeps_waiting(pending):
+        if (
+            pending.waits_in is None or pending.waits_in != scene.drawn()
+        ):  # it does not wait in this scene yet
             model = pending.arrived.model
             if any(table.outdated(now) for table in state.open_for(model)):
                 continue  # GET /slots is being read
@@ -480,7 +485,7 @@ def _send_steered(state: State, now: float) -> Iterator[Effect]:
 
     No other request begins on their engines before that.
     """
-    closed = [table for pending, table in spaces.clearing(state) if state.overtaken(pending)]
+    closed = [table for pending, table in state.clearing() if state.overtaken(pending)]
     for request in tuple(state.steered):
         pending = state.requests[request]
         owned = pending.owned

@@ -31,7 +31,7 @@ from slotkeeper.scheduler.adapters import UNSURE, salted, set_in, set_of
 from slotkeeper.scheduler.candidates import STEER_TAIL, blind, cheapest
 from slotkeeper.scheduler.effects import AskAdapters, Effect, Wipe
 from slotkeeper.scheduler.events import AdaptersChange, AdaptersSeen, Arrived
-from slotkeeper.scheduler.pending import Pending, Plan, Stage
+from slotkeeper.scheduler.pending import Pending, Plan
 from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.table import EngineTable, SlotState
 from slotkeeper.scheduler.tokens import Tokens
@@ -39,7 +39,7 @@ from slotkeeper.scheduler.types import Reason, SlotId
 
 
 def confined(event: Arrived) -> Arrived:
-    """Return the request as its space allows: salted digests, in a namespace no chosen slot, no bypass."""
+    """Return the request as its own space allows: salted digests, and in a namespace no chosen slot."""
     rewritten = None if event.rewritten is None else salted(event.rewritten, event.space)
     event = replace(event, hash_chain=salted(event.hash_chain, event.space), rewritten=rewritten)
     if not event.namespace:
@@ -119,17 +119,6 @@ def _free_of_rivals(
         if not idle and not busy and table.open_for_unpinned(now):
             free.append(table)
     return free, clear
-
-
-def clearing(state: State) -> Iterator[tuple[Pending, EngineTable]]:
-    """Yield requests that are being steered, and their engines.
-
-    A slot whose task begins meanwhile may have to be erased or waited for.
-    """
-    for owner in (owner for table in state.up for owner in table.owners if owner):
-        pending = state.requests.get(owner)
-        if pending and pending.stage is Stage.PREPARING and pending.plan and pending.plan.clearing:
-            yield pending, pending.plan.table
 
 
 def rivals(state: State, table: EngineTable, pending: Pending) -> tuple[Sequence[SlotId], Sequence[SlotId]]:

@@ -111,7 +111,7 @@ class Ahead:
 
     def begins(self, tokens: Tokens) -> int | None:
         """Return the index of the first token that was computed in idle time; None if none was."""
-        return self._begins.get(hash(unmarked(tokens)))
+        return self._begins.get(hash(unmarked(tokens))) if self._begins else None
 
 
 # -- the lengths of answers ------------------------------------------------------------------------------
@@ -306,6 +306,16 @@ class State:
         """Whether a request ended there whose tokens, and so its slot's contents, are not known yet."""
         return any(p.stage is Stage.ENDED and p.table is table for p in self.requests.values())
 
+    def clearing(self) -> Iterator[tuple[Pending, EngineTable]]:
+        """Yield requests that are being steered while slots of other spaces are kept from them, with engines.
+
+        A slot whose task begins meanwhile may have to be erased or waited for.
+        """
+        for owner in (owner for table in self.up for owner in table.owners if owner):
+            pending = self.requests.get(owner)
+            if pending and pending.stage is Stage.PREPARING and pending.plan and pending.plan.clearing:
+                yield pending, pending.plan.table
+
     def waiting_requests(self) -> Iterator[RequestId]:
         """Yield all requests that wait for an engine, in the order in which they are served."""
         return chain(self.slotless, self.bypassing, self.queue)
@@ -315,7 +325,8 @@ class State:
         yield from self.freed
         self.freed.clear()
         for table in self.tables.values():
-            yield from table.take_freed()
+            if table.freed:
+                yield from table.take_freed()
 
     def forget(self, request: RequestId) -> None:
         """Remove a request that was not served, from every queue."""
@@ -376,7 +387,3 @@ class CurrentScene:
 
     def changed(self) -> None:
         self._drawn = None
-
-    def keeps_waiting(self, pending: Pending) -> bool:
-        """Whether this same scene has already made the request wait."""
-        return pending.waits_in is not None and pending.waits_in == self.drawn()

@@ -324,10 +324,6 @@ class EngineTable:
         """The other idle slots."""
         return [other for other in self.idle if other != slot]
 
-    def may_have_wiped_beside(self, slot: SlotId) -> bool:
-        """Whether a task in this slot may have emptied idle slots: none was seen to survive one (T6)."""
-        return not self.proven and any(self.shadow.slots[other] for other in self.idle_beside(slot))
-
     def works_for(self, request: RequestId) -> bool:
         """Whether the engine may still work for a request whose client left."""
         unseen = any(one.request == request and one.total is None for one in self.orphans)
