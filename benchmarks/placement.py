@@ -30,7 +30,6 @@ from slotkeeper.scheduler.events import (
     Arrived,
     EngineUp,
     Event,
-    Filed,
     Finished,
     Observed,
     Rendered,
@@ -117,7 +116,7 @@ class Crowded:
                     size=max(1, size), created=at, used=at,
                 )  # fmt: skip
                 self.post(Saved(at=at, request=request, snapshot=None, written=True))
-                self.post(Filed(at=at, engine=place.engine, request=request, snapshot=kept, tokens=tokens))
+                self.post(Saved(at=at, engine=place.engine, request=request, snapshot=kept, tokens=tokens))
             case Forward():
                 self.placed = effect
 

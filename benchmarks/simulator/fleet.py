@@ -41,7 +41,6 @@ from slotkeeper.scheduler.events import (
     EngineUp,
     Erased,
     Event,
-    Filed,
     Finished,
     NextKnown,
     Observed,
@@ -336,7 +335,7 @@ class SimulatedSidecar:
             self._post(Saved(at=now, request=request, snapshot=None, written=True))
             kept = self._filed(effect, size, now)
             self._post(
-                Filed(
+                Saved(
                     at=now,
                     engine=place.engine,
                     request=request,

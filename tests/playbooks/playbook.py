@@ -79,7 +79,6 @@ from slotkeeper.scheduler.events import (
     Erased,
     Event,
     Exceeded,
-    Filed,
     Finished,
     Gone,
     ModelsListed,
@@ -340,10 +339,10 @@ def written() -> Outcome:
     return Outcome(lambda step, _: Saved(at=0.0, request=step.request, snapshot=None, written=True))
 
 
-def filed(request: str, kept: Snapshot | None) -> Filed:
+def filed(request: str, kept: Snapshot | None) -> Saved:
     """The check of a written file has ended: it is in the catalog now, or could not be kept."""
     tokens = kept.tokens if kept else None
-    return Filed(
+    return Saved(
         at=0.0,
         engine=EngineId(ENGINE),
         request=RequestId(request),

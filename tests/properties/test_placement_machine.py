@@ -39,7 +39,6 @@ from slotkeeper.scheduler.events import (
     EngineUp,
     Erased,
     Event,
-    Filed,
     Finished,
     Gone,
     NextKnown,
@@ -132,7 +131,7 @@ class PlacementMachine(RuleBasedStateMachine):
         self.actions: list[Save | Restore | Erase] = []  # on slots, on the way to an engine
         self.files: dict[SnapshotId, Tokens] = {}
         self.wakes: list[float] = []
-        self.filing: dict[RequestId, Filed] = {}  # written, but not kept yet
+        self.filing: dict[RequestId, Saved] = {}  # written, but not kept yet
         self.saves = 0
         self.prompts: dict[RequestId, Tokens] = {}
         self.unrendered: list[RequestId] = []
@@ -297,7 +296,7 @@ class PlacementMachine(RuleBasedStateMachine):
         told, request, name = tokens if kept else None, action.request, action.place.engine
         if not lost:
             self.inbox.append(Saved(at=0.0, request=request, snapshot=None, written=True))
-            self.filing[request] = Filed(
+            self.filing[request] = Saved(
                 at=0.0, engine=name, request=request, snapshot=kept, tokens=told, lasting=full
             )
         else:

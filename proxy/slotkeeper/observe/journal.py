@@ -49,7 +49,6 @@ from slotkeeper.scheduler.events import (
     EngineUp,
     Erased,
     Event,
-    Filed,
     Finished,
     Gone,
     Planted,
@@ -287,7 +286,7 @@ class Journal:
 
     def _own(self, event: Event, effects: Iterable[Effect]) -> None:
         """Note whose state a file holds: a prefix for others is the request's, all else the slot's."""
-        if isinstance(event, Saved | Filed) and event.snapshot:
+        if isinstance(event, Saved) and event.snapshot:
             self.owners.saved(event.request, event.snapshot.id)
         for effect in effects:
             live = self._live.get(getattr(effect, "request", NO_REQUEST))
@@ -326,6 +325,8 @@ def _event(live: _Live, event: Event, waits_for: Callable[[ModelName], RequestSt
             record.decision = replace(record.decision, common=live.base.tokens.lcp(prompt))
         case Started():
             live.head = event.at
+        case Saved(engine=engine) if engine is not None:
+            pass  # only its file was checked: the step has ended before
         case Planted() | Saved() | Restored() | Erased():
             _step_ended(live, event)
         case Finished():

@@ -23,7 +23,7 @@ from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.effects import Drop, Erase, Forget, Poison, Prove, Restore, Save, SaveMoment
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory, user_starts
-from slotkeeper.scheduler.events import Erased, Event, Filed, Restored, RoomSeen, Saved, SnapshotsChanged
+from slotkeeper.scheduler.events import Erased, Event, Restored, RoomSeen, Saved, SnapshotsChanged
 from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
 from slotkeeper.scheduler.types import Loading, id_of
 from slotkeeper.store import intake
@@ -147,7 +147,7 @@ class Snapshots:
     async def save(self, link: EngineLink, save: Save, later: Later) -> Saved:
         """Save a slot. Returns when the engine has written the file and the slot is free.
 
-        `later` starts the rest, which ends in a `Filed` event: checking the file and keeping it.
+        `later` starts the rest, which ends in another `Saved` event: checking the file and keeping it.
         """
         started, place, asker = time.monotonic(), save.place, id_of(save.request)
         failed = Saved(at=started, request=save.request, snapshot=None, lasting=True)
@@ -170,25 +170,15 @@ class Snapshots:
         return Saved(at=time.monotonic(), request=save.request, snapshot=None, written=True)
 
     async def _file(self, link: EngineLink, traits: EngineTraits, save: Save, file: Written) -> None:
-        """Keep the written file, and post `Filed`. Meanwhile its slot may serve a request again."""
-        saved = None
+        """Keep the written file, and post another `Saved`. Meanwhile its slot may serve a request again."""
+        saved = Saved(at=file.started, request=save.request, snapshot=None, lasting=True)
         try:
             saved = await self._keep(link, traits, save, file)
         except Exception:  # any error must be reported: a request may wait for the file
             log.exception("not_filed", request_id=id_of(save.request), place=str(save.place))
             self._metrics.fallback("files")
-        self._post(
-            Filed(
-                at=time.monotonic(),
-                engine=save.place.engine,
-                request=save.request,
-                snapshot=saved.snapshot if saved else None,
-                tokens=saved.tokens if saved else None,
-                checkpoints=saved.checkpoints if saved else (),
-                seconds=file.result.seconds,
-                lasting=saved is None or saved.lasting,
-            )
-        )
+        engine, seconds = save.place.engine, file.result.seconds
+        self._post(replace(saved, at=time.monotonic(), engine=engine, seconds=seconds))
 
     async def _keep(self, link: EngineLink, traits: EngineTraits, save: Save, file: Written) -> Saved:
         """Check what the engine has written, edit it, and add it to the catalog."""
@@ -230,7 +220,6 @@ class Snapshots:
             snapshot=by_our_clock(kept),
             tokens=kept.tokens,
             checkpoints=edit.written or (),
-            seconds=file.result.seconds,
         )
 
     async def _discard(self, name: str) -> None:

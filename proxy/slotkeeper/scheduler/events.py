@@ -103,7 +103,7 @@ class Planted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """A `Save` ended. `snapshot` is what was kept; None if nothing was.
+    """A `Save` ended, or the check of its file. `snapshot` is what was kept; None if nothing was.
 
     `tokens` and `checkpoints` are what the slot held, read from the engine's own file. The snapshot that was
     kept may have more or fewer checkpoints.
@@ -116,21 +116,8 @@ class Saved:
     checkpoints: tuple[int, ...] = ()
     seconds: float = 0.0  # time that the engine reported
     lasting: bool = False  # if it failed: further saves would fail too, for a while
-    written: bool = False  # the engine wrote the file, which is not checked yet: `Filed` will follow
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filed:
-    """A file that the engine had written was checked. `tokens` and `checkpoints` as in `Saved`."""
-
-    at: float
-    engine: EngineId
-    request: RequestId
-    snapshot: Snapshot | None
-    tokens: Tokens | None = None
-    checkpoints: tuple[int, ...] = ()
-    seconds: float = 0.0  # time that the engine reported
-    lasting: bool = False
+    written: bool = False  # the engine wrote the file, which is not checked yet: another `Saved` will follow
+    engine: EngineId | None = None  # in that one: the engine that wrote the file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -391,7 +378,6 @@ Event = (
     | Rendered
     | Planted
     | Saved
-    | Filed
     | Restored
     | Erased
     | SnapshotsChanged

@@ -16,7 +16,7 @@ from slotkeeper.scheduler.adapters import set_in
 from slotkeeper.scheduler.candidates import STEER_TAIL, steer
 from slotkeeper.scheduler.effects import Effect, Forward, Load, Prefill, Purpose, Step
 from slotkeeper.scheduler.engine_model import TAIL, cells_of, user_starts
-from slotkeeper.scheduler.events import Erased, Filed, Planted, Restored, Saved
+from slotkeeper.scheduler.events import Erased, Planted, Restored, Saved
 from slotkeeper.scheduler.evidence import by_batches
 from slotkeeper.scheduler.pending import SURPRISE, Pending, Plan, Stage, StepEnded
 from slotkeeper.scheduler.shadow import Source
@@ -132,6 +132,9 @@ def ended(state: State, event: StepEnded) -> Iterator[Effect]:
     """Take in the end of a step, of a chore or of a request that is being prepared."""
     if chore := state.chores.get(event.request):
         yield from _of_chore(state, chore, event)
+        return
+    if isinstance(event, Saved) and event.engine is not None:
+        yield from _checked(state, state.tables.get(event.engine), event)
         return
     if isinstance(event, Saved) and event.request not in state.requests and event.snapshot:
         yield from retention.kept(state, event.snapshot, event.at)  # its client has disconnected meanwhile
@@ -312,25 +315,10 @@ def _prefilled(table: EngineTable, slot: SlotId, step: Prefill, event: Planted, 
     )
 
 
-def filed(state: State, event: Filed) -> Iterator[Effect]:
-    """Take in the check of a file that its engine had written: it is in the catalog now, or failed."""
-    if event.request in state.chores:
-        yield from ended(
-            state,
-            Saved(
-                at=event.at,
-                request=event.request,
-                snapshot=event.snapshot,
-                tokens=event.tokens,
-                checkpoints=event.checkpoints,
-                seconds=event.seconds,
-                lasting=event.lasting,
-            ),
-        )
-        return
+def _checked(state: State, table: EngineTable | None, event: Saved) -> Iterator[Effect]:
+    """Take in the check of a file that had been written: it is in the catalog now, or failed."""
     contents = state.coming.pop(event.request, None)
     state.decides_again()
-    table = state.tables.get(event.engine)
     if table is None:
         yield from retention.kept(state, event.snapshot, event.at) if event.snapshot else ()
         return
@@ -354,9 +342,7 @@ def _saved(state: State, table: EngineTable, slot: SlotId, event: Saved) -> list
     return _account(state, table, event, contents)
 
 
-def _account(
-    state: State, table: EngineTable, event: Saved | Filed, contents: SlotContents | None
-) -> list[Effect]:
+def _account(state: State, table: EngineTable, event: Saved, contents: SlotContents | None) -> list[Effect]:
     """Learn from a save about the engine and its folder, and make room for a new file."""
     snapshot = event.snapshot
     if snapshot is None:

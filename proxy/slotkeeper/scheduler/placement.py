@@ -67,7 +67,6 @@ from slotkeeper.scheduler.events import (
     Erased,
     Event,
     Exceeded,
-    Filed,
     FilesFound,
     Finished,
     Gone,
@@ -695,7 +694,6 @@ TAKE_IN: Final[Mapping[type[Event], Callable[[State, Any], Iterable[Effect] | No
         Saved: launching.ended,
         Restored: launching.ended,
         Erased: launching.ended,
-        Filed: launching.filed,
         SnapshotsChanged: snapshots_changed,
         RoomSeen: retention.room_seen,
         # engines
