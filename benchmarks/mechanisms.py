@@ -320,7 +320,7 @@ MECHANISMS: Final[Mapping[str, Mechanism]] = MappingProxyType(
         ),
         "possible-states": Mechanism(
             "keeps the checkpoints that other flags would leave",
-            {"shadow.EngineShadow.possible_after": _nothing},
+            {"shadow.generous": _as_before},
             fault="test_a_checkpoint_that_survived_thinning_shows_that_planting_is_worth_it",
         ),
         # order

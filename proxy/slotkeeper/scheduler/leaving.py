@@ -288,9 +288,4 @@ def settle_drains(state: State, now: float) -> Iterator[Effect]:
 def _at_rest(state: State, engine: EngineId, now: float) -> bool:
     """Whether nothing runs there and all slots worth a file are saved; for a router, in all its models."""
     router = state.routers.get(engine)
-    known = (state.tables.get(name) for name in (engine, *(router.models if router else ())))
-    tables = [table for table in known if table is not None and table.up]
-    return all(
-        table.at_rest and not state.open_accounts(table) and not idle_work.left_at(state, table, now)
-        for table in tables
-    )
+    return all(_may_unload(state, name, now) for name in (engine, *(router.models if router else ())))

@@ -584,12 +584,18 @@ class Pending:
         """Return what a slot there holds if it is released now; the engine's count says how much of it."""
         if self.prompt is None:
             return None
-        base, kept, end, shadow = self.base, self.predicted or 0, len(self.prompt), table.shadow
-        users, images = user_starts(self.prompt, table.traits), self.prompt.chunks
+        base = self.base
+        checkpoints, possible = table.shadow.checkpoints_after(
+            base,
+            reuse=self.predicted or 0,
+            end=len(self.prompt),
+            user_starts=user_starts(self.prompt, table.traits),
+            images=self.prompt.chunks,
+        )
         return SlotContents(
             tokens=self.prompt,
-            checkpoints=shadow.checkpoints_after(base, reuse=kept, end=end, user_starts=users, images=images),
-            possible=shadow.possible_after(base, reuse=kept, end=end, user_starts=users, images=images),
+            checkpoints=checkpoints,
+            possible=possible,
             hash_chain=self.arrived.hash_chain,
             turns=base.turns if base else 1,
             used=self.arrived.at,

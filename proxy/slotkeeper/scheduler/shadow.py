@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from slotkeeper.scheduler.adapters import namespace_in, set_in
@@ -321,7 +322,7 @@ class EngineShadow:
         """
         base = self.slots[slot]
         images = prompt.chunks if prompt else ()
-        checkpoints = self.checkpoints_after(
+        checkpoints, possible = self.checkpoints_after(
             base, reuse=cached, end=prompt_tokens, user_starts=user_starts, images=images
         )
         total = prompt_tokens + max(0, (generated or 0) - 1)
@@ -333,9 +334,7 @@ class EngineShadow:
             tokens=tokens,
             opaque=total - len(tokens),
             checkpoints=checkpoints,
-            possible=self.possible_after(
-                base, reuse=cached, end=prompt_tokens, user_starts=user_starts, images=images
-            ),
+            possible=possible,
             slack=slack(total, first_kept(base, cached, self.traits), self.traits),
             floor=base.floor if base and cached else 0,
             from_file=bool(base and base.from_file and cached),
@@ -351,12 +350,14 @@ class EngineShadow:
 
     def broken_off(self, reuse_plan: ReusePlan, prompt: Tokens) -> SlotContents:
         """Return what a slot holds after a task was stopped. The engine's count will say how much of it."""
-        base, kept, end = reuse_plan.base, reuse_plan.reuse, len(prompt)
-        images = prompt.chunks
+        base, kept = reuse_plan.base, reuse_plan.reuse
+        checkpoints, possible = self.checkpoints_after(
+            base, reuse=kept, end=len(prompt), user_starts=(), images=prompt.chunks
+        )
         return SlotContents(
             tokens=prompt,
-            checkpoints=self.checkpoints_after(base, reuse=kept, end=end, user_starts=(), images=images),
-            possible=self.possible_after(base, reuse=kept, end=end, user_starts=(), images=images),
+            checkpoints=checkpoints,
+            possible=possible,
             hash_chain=base.hash_chain if base else (),
             turns=base.turns if base else 1,
             used=base.used if base else 0.0,
@@ -373,42 +374,25 @@ class EngineShadow:
         end: int,
         user_starts: Sequence[int],
         images: Sequence[Chunk] = (),
-    ) -> tuple[Checkpoint, ...]:
-        """Return the checkpoints of a state after one more task prefilled it up to `end`."""
-        self._tasks += 1
-        return after_prefill(
-            base.checkpoints if base else (),
-            reuse=reuse,
-            end=end,
-            user_starts=user_starts,
-            task=self._tasks,
-            traits=self.traits,
-            first=first_kept(base, reuse, self.traits),
-            images=images,
-        )
+    ) -> tuple[tuple[Checkpoint, ...], tuple[Checkpoint, ...]]:
+        """Return the checkpoints of a state after one more task prefilled it up to `end`.
 
-    def possible_after(
-        self,
-        base: SlotContents | None,
-        *,
-        reuse: int,
-        end: int,
-        user_starts: Sequence[int],
-        images: Sequence[Chunk] = (),
-    ) -> tuple[Checkpoint, ...]:
-        """Return `checkpoints_after` for an engine that discards none; empty if no flag is in doubt."""
-        if not self.traits.checkpoints_in_doubt:
-            return ()
-        return after_prefill(
-            base.possible if base else (),
+        Also those that an engine would have which discards none; no such if no flag is in doubt.
+        """
+        self._tasks += 1
+        after = partial(
+            after_prefill,
             reuse=reuse,
             end=end,
             user_starts=user_starts,
             task=self._tasks,
-            traits=generous(self.traits),
             first=first_kept(base, reuse, self.traits),
             images=images,
         )
+        left = after(base.checkpoints if base else (), traits=self.traits)
+        if not self.traits.checkpoints_in_doubt:
+            return left, ()
+        return left, after(base.possible if base else (), traits=generous(self.traits))
 
     def learn(self, traits: EngineTraits) -> None:
         """Take over corrected flags, and rebuild the lists of checkpoints accordingly."""
