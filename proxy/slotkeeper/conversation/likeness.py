@@ -368,12 +368,6 @@ class Conversations:
             self._weigh(conversation, len(prompt.packed) - (len(before.packed) if before else 0))
             self._evict()
 
-    def forget(self, conversation: Conversation) -> None:
-        """Drop the conversation, if it is known."""
-        line = self._lines.get(conversation.line)
-        if line is not None:
-            self._unlist(line)
-
     def _going_on(self, match: Match, *, aside: bool) -> Conversation | None:
         """Return the conversation whose last request this one continues or repeats; None if there is none."""
         before = match.before

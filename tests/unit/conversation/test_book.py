@@ -224,27 +224,16 @@ def test_the_latest_conversation_is_kept_even_if_it_exceeds_the_limit_of_charact
     assert clients.book.find(ME, LATER).before is line
 
 
-def test_a_forgotten_conversation_is_not_found_and_takes_no_characters():
-    clients = Clients()
-    _, line = clients.sends(LATER)
-    clients.book.forget(line)
-    clients.book.forget(line)
-    assert clients.book.find(ME, LATER) == Match(before=None)
-    assert (len(clients.book), clients.book.characters) == (0, 0)
-    assert repr(clients.book) == "<Conversations 0 | 0 of 134217728 characters>"
-    assert clients.book._index == {}
-
-
-def test_a_conversation_forgotten_during_its_request_begins_again():
-    clients = Clients()
+def test_a_conversation_dropped_during_its_request_begins_again():
+    clients = Clients(characters=10)  # only the latest is kept
     _, line = clients.sends(THEN)
     match = clients.book.find(ME, LATER)
-    clients.book.forget(line)
+    clients.sends(chat(system(), user("Something else.")))
     again = clients.book.saw(match, ME, received=LATER, sent=LATER, notes={}, noted={}, now=9.0)
     assert again is not line
-    assert len(clients.book) == 1
     clients.book.replied(line, {"role": "assistant", "content": "too late"})
-    assert clients.book.characters == again.size
+    assert repr(clients.book) == f"<Conversations 1 | {again.size} of 10 characters>"
+    assert {number for listed in clients.book._index.values() for number in listed} == {again.line}
 
 
 def test_replies_are_stored_by_their_call_ids_and_inherited_by_branches():
