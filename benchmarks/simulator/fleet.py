@@ -25,8 +25,8 @@ from slotkeeper.scheduler.effects import (
     Erase,
     Forward,
     Observe,
-    Plant,
     Poisoned,
+    Prefill,
     Report,
     Restore,
     Save,
@@ -235,7 +235,7 @@ class SimulatedSidecar:
         match effect:
             case Forward():
                 self._forward(effect)
-            case Plant():
+            case Prefill():
                 self._plant(effect)
             case Stop(request=request):
                 self._stop(request)
@@ -305,7 +305,7 @@ class SimulatedSidecar:
         self._post(NextKnown(at=now, request=request, tokens=following, chance=turn.chance))
         asked.ended()
 
-    def _plant(self, effect: Plant) -> None:
+    def _plant(self, effect: Prefill) -> None:
         engine, request = self._engine(effect.place), effect.request
         plant = engine.run(
             effect.tokens, NO_REPLY, effect.place.slot, ended=lambda: self._planted(request, plant)

@@ -20,7 +20,7 @@ PAGE: Final = PACKAGE.parents[1] / "docs" / "logs.md"
 LOGS: Final = ("log", "self._log", "self._seldom")
 LEVELS: Final = {name: name for name in ("debug", "info", "warning", "error")} | {"exception": "error"}
 # A line about a request has its id, and so has every line of the modules that requests pass.
-FOR_A_REQUEST: Final = re.compile(r"\b(Plant|Save|Restore|Erase|Event|Effect|Record)\b")
+FOR_A_REQUEST: Final = re.compile(r"\b(Prefill|Save|Restore|Erase|Event|Effect|Record)\b")
 PASSED: Final = (
     "exchange/account.py",
     "exchange/exchange.py",

@@ -22,5 +22,7 @@ def called(name: str, **fields: str) -> Form:
 # Present name of a class -> what it was. For example, of a `Seed` that was a `Plant` whose `tokens` are its
 # `prompt` now: "Seed": called("Plant", tokens="prompt").
 BEFORE: Final[Mapping[str, Form]] = {
+    "Prefill": called("Plant"),
+    "Save": lambda found: ("Save", {"size": 0, **found}),  # no default then
     "Saved": lambda found: ("Filed" if "engine" in found else "Saved", found),
 }

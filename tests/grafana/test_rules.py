@@ -17,7 +17,7 @@ from grafana.rules import ALERTS, BEYOND_ORACLE, COMPUTED_PER_ORACLE, ENGINES, J
 from playbooks.playbook import ends, filled, knows, sees, starts
 from programs import program
 from slotkeeper.observe.metrics import Metrics
-from slotkeeper.scheduler.effects import Forward, Plant, Report
+from slotkeeper.scheduler.effects import Forward, Prefill, Report
 from slotkeeper.scheduler.tokens import Boundary, BoundaryKind, Tokens
 from unit.observe.watched import WatchedPlay
 
@@ -284,7 +284,7 @@ class SlowHour(WatchedPlay):
         _ = self << knows(request, prompt, Boundary(HEAD, BoundaryKind.HEAD))
         if self.looking:  # its slots were not seen for some time
             _ = self << sees()
-        while isinstance(step := self.effects.popleft(), Plant):
+        while isinstance(step := self.effects.popleft(), Prefill):
             self.step = step
             self._plant(step)
         assert isinstance(step, Forward)
@@ -300,7 +300,7 @@ class SlowHour(WatchedPlay):
         self.metrics.waited(came.first_token, None, request)
         self.metrics.requests.labels(route="chat", outcome="ok").inc()
 
-    def _plant(self, plant: Plant) -> None:
+    def _plant(self, plant: Prefill) -> None:
         shadow = self.table.shadow
         computed = len(plant.tokens) - shadow.plan_reuse(plant.place.slot, plant.tokens).reuse
         for _ in range(0, computed, BATCH):

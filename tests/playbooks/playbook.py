@@ -50,9 +50,9 @@ from slotkeeper.scheduler.effects import (
     Learned,
     LoadModel,
     Observe,
-    Plant,
     PoolAct,
     Pooled,
+    Prefill,
     Prove,
     Purpose,
     Ranked,
@@ -171,7 +171,7 @@ class Play:
         assert self.effects, f"no effect, but {expected} was expected: {self.placement!r}"
         effect = self.effects.popleft()
         expected.check(effect)
-        if isinstance(effect, Plant | Save | Restore | Erase):
+        if isinstance(effect, Prefill | Save | Restore | Erase):
             self.step = effect
         return self
 
@@ -309,7 +309,7 @@ def snapshot(name: str, tokens: Tokens, **more: Any) -> Snapshot:
     )
 
 
-Step = Plant | Save | Restore | Erase
+Step = Prefill | Save | Restore | Erase
 
 
 @dataclass(frozen=True)
@@ -457,7 +457,7 @@ def learns(name: str, value: float | bool, how: Known) -> Expected:
 
 
 def plants(request: str, slot: int, purpose: Purpose, **wanted: Any) -> Expected:
-    return Expected(Plant, {"request": request, "place__slot": slot, "purpose": purpose, **wanted})
+    return Expected(Prefill, {"request": request, "place__slot": slot, "purpose": purpose, **wanted})
 
 
 def unpinned(request: str, reason: Reason, **wanted: Any) -> Expected:
@@ -478,7 +478,7 @@ def erases(slot: int) -> Expected:
 
 def fills(slot: int, purpose: Purpose, **wanted: Any) -> Expected:
     """A prefill of a chore, whose request name is not known."""
-    return Expected(Plant, {"place__slot": slot, "purpose": purpose, **wanted})
+    return Expected(Prefill, {"place__slot": slot, "purpose": purpose, **wanted})
 
 
 def stops() -> Expected:

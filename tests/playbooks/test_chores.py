@@ -36,7 +36,7 @@ from playbooks.playbook import (
     written,
 )
 from slotkeeper.scheduler.budgets import Limits
-from slotkeeper.scheduler.effects import Plant, Purpose, Restore
+from slotkeeper.scheduler.effects import Prefill, Purpose, Restore
 from slotkeeper.scheduler.slot_contents import SnapshotId
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import Loading, Reason, SlotId
@@ -446,7 +446,7 @@ def test_idle_work_ends_whatever_its_steps_return(step, outcome):
     play << outcome
     for _ in range(20):
         effect = play.effects.popleft() if play.effects else None
-        if isinstance(effect, Restore | Plant):
+        if isinstance(effect, Restore | Prefill):
             play.step = effect
             play << (restored() if isinstance(effect, Restore) else filled())
         elif effect is None:

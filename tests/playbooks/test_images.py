@@ -24,7 +24,7 @@ from playbooks.playbook import (
     saves,
 )
 from slotkeeper.scheduler.budgets import Limits
-from slotkeeper.scheduler.effects import Forward, Plant, Purpose, Save, SaveMoment
+from slotkeeper.scheduler.effects import Forward, Prefill, Purpose, Save, SaveMoment
 from slotkeeper.scheduler.engine_model import TAIL, marked
 from slotkeeper.scheduler.tokens import Boundary, BoundaryKind, Tokens
 from slotkeeper.scheduler.types import Reason
@@ -106,7 +106,7 @@ def test_no_plant_ends_inside_an_image_or_right_after_one(files):
         play << arrives(request) << knows(request, TEXT + image + question)
         while play.effects:
             match play.effects[0]:
-                case Plant(request=owner, tokens=tokens):
+                case Prefill(request=owner, tokens=tokens):
                     assert tokens.may_end(len(tokens))
                     ended += 1
                     play.effects.popleft()

@@ -30,7 +30,7 @@ from playbooks.playbook import (
     unpinned,
     unsaved,
 )
-from slotkeeper.scheduler.effects import Forward, Plant, Purpose, Report, Save
+from slotkeeper.scheduler.effects import Forward, Prefill, Purpose, Report, Save
 from slotkeeper.scheduler.figures import Loss, Lost
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import Loading, Reason
@@ -239,7 +239,7 @@ def served(play: Play, request: str, prompt: Tokens, percent: int, **asked: Any)
     """Answer a request: its plants succeed, its saves fail, `percent` of the predicted tokens are cached."""
     play << arrives(request, **asked) << knows(request, prompt)
     while not isinstance(step := play.effects.popleft(), Forward):
-        assert isinstance(step, Plant | Save)
+        assert isinstance(step, Prefill | Save)
         play.step = step
         play << (unsaved() if isinstance(step, Save) else filled(len(step.tokens)))
     cached = (play.pending(step.request).predicted or 0) * percent // 100

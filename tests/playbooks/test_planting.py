@@ -33,7 +33,7 @@ from playbooks.playbook import (
     written,
 )
 from slotkeeper.scheduler.budgets import Limits
-from slotkeeper.scheduler.effects import Plant, Purpose, SaveMoment
+from slotkeeper.scheduler.effects import Prefill, Purpose, SaveMoment
 from slotkeeper.scheduler.rates import LinearTimes
 from slotkeeper.scheduler.slot_contents import HALF_LIFE
 from slotkeeper.scheduler.tokens import Boundary, BoundaryKind, Tokens
@@ -147,7 +147,7 @@ def test_a_file_that_can_only_be_extended_ends_before_the_earliest_divergence(fi
         play.placement._state.tree(NO_ROUTER).add(document + Tokens(asked) + ASKS[0])
     play << arrives("r1") << knows("r1", document + Tokens([7]) + ASKS[1])
     play >> plants("r1", 0, Purpose.PLANT)
-    assert isinstance(play.step, Plant)
+    assert isinstance(play.step, Prefill)
     assert len(play.step.tokens) == begins
     assert play << planted("r1", begins) >> saves(0, SaveMoment.BOUNDARY)
 
@@ -348,7 +348,7 @@ def test_a_plant_does_not_prevent_the_requests_own_checkpoint(build):
     play >> plants("r1", 0, Purpose.PLANT, tokens=prompt.cut(0, 358)) << planted("r1", 358)
     play >> plants("r1", 0, Purpose.PLANT) << planted("r1", 612 - 358)
     play >> saves(0, SaveMoment.BOUNDARY) << saved("head")
-    if play.effects and isinstance(play.effects[0], Plant):
+    if play.effects and isinstance(play.effects[0], Prefill):
         play >> plants("r1", 0, Purpose.PLANT) << planted("r1")
     assert play >> goes("r1", slot=0) << ends("r1", 870, 616) >> reports("r1")
     assert held_checkpoints(play)[0] == 354
@@ -369,7 +369,7 @@ def test_a_checkpoint_and_a_file_that_nearly_coincide_cost_no_token_twice():
     play = with_quick_disk(n_slots=1, checkpoint_cap=64, **NEW_FILES, **LATER_BUILD)
     play << arrives("r1") << knows("r1", prompt, Boundary(len(head), BoundaryKind.HEAD))
     ends_at = []
-    while isinstance(play.effects[0], Plant):
+    while isinstance(play.effects[0], Prefill):
         ends_at.append(len(play.effects[0].tokens))
         play >> plants("r1", 0, Purpose.PLANT) << planted("r1")
     assert ends_at == sorted(set(ends_at))

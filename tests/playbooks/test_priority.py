@@ -26,7 +26,7 @@ from playbooks.playbook import (
     starts,
 )
 from slotkeeper.scheduler.budgets import Limits
-from slotkeeper.scheduler.effects import Effect, Forward, Plant, Purpose, Ranked, SaveMoment
+from slotkeeper.scheduler.effects import Effect, Forward, Prefill, Purpose, Ranked, SaveMoment
 from slotkeeper.scheduler.priority import AGES_AFTER
 from slotkeeper.scheduler.state import HINT_MARGIN, Outputs
 from slotkeeper.scheduler.tokens import Boundary, BoundaryKind, Tokens
@@ -155,8 +155,8 @@ def test_a_plant_of_a_low_request_is_divided_and_the_rest_is_part_of_the_last_ba
     play = one_slot(memory="hybrid", eager_thinning=False, checkpoint_min_step=0)
     play << arrives("low", hints=LOW) << knows("low", LONG, Boundary(9500, BoundaryKind.HEAD))
     found, purposes = [], set()
-    while isinstance(play.effects[0], Plant):
-        step = play.step = following(play, Plant)
+    while isinstance(play.effects[0], Prefill):
+        step = play.step = following(play, Prefill)
         found.append(len(step.tokens))
         purposes.add(step.purpose)
         play << filled(found[-1] - sum(found[-2:-1]))
@@ -188,8 +188,8 @@ def test_a_piece_makes_a_checkpoint_at_the_start_of_the_last_user_message():
     play = one_slot(memory="hybrid", user_start=((7, 8),))
     asks(play, "low", prompt, LOW)
     found = []
-    while isinstance(play.effects[0], Plant):
-        step = following(play, Plant)
+    while isinstance(play.effects[0], Prefill):
+        step = following(play, Prefill)
         found.append(len(step.tokens))
         play.step = step
         play << filled(found[-1] - sum(found[-2:-1]))
@@ -342,7 +342,7 @@ def test_all_tokens_of_all_pieces_are_reported_as_computed():
     for before, end in pairwise((0, *ENDS)):
         play << filled(end - before)
         if end != ENDS[-1]:
-            play.step = following(play, Plant)
+            play.step = following(play, Prefill)
     following(play, Forward)
     assert play << ends("low", len(LONG), ENDS[-1]) >> reports("low", usage__computed=len(LONG))
 

@@ -26,7 +26,7 @@ from playbooks.playbook import (
     starts,
     unpinned,
 )
-from slotkeeper.scheduler.effects import Erase, Forward, Plant, Purpose
+from slotkeeper.scheduler.effects import Erase, Forward, Prefill, Purpose
 from slotkeeper.scheduler.engine_model import Known
 from slotkeeper.scheduler.events import Erased, Event
 from slotkeeper.scheduler.state import EARLY, PASSES
@@ -606,7 +606,7 @@ class Rush:
         for event in events:
             self.play << event
             for effect in self.play.effects:
-                if isinstance(effect, Plant):
+                if isinstance(effect, Prefill):
                     self.steps.append(planted(effect.request, len(effect.tokens)))
                 elif isinstance(effect, Erase):
                     self.steps.append(Erased(at=0.0, request=effect.request, ok=True))

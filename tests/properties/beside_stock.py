@@ -24,7 +24,7 @@ from slotkeeper.conversation.rules.base import Choice
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.rewriting import Rewriting, Taken
 from slotkeeper.scheduler.budgets import Limits
-from slotkeeper.scheduler.effects import Effect, Forward, Observe, Plant
+from slotkeeper.scheduler.effects import Effect, Forward, Observe, Prefill
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.events import (
     Arrived,
@@ -153,7 +153,7 @@ class World:
             self._perform(self._effects.popleft())
 
     def _perform(self, effect: Effect) -> None:
-        if isinstance(effect, Plant):
+        if isinstance(effect, Prefill):
             task = self._run(Task(str(effect.request), effect.tokens, effect.place.slot, plant=True))
             computed = len(task.prompt) - task.cached
             self._post(Planted(at=self._clock, request=effect.request, computed=computed))

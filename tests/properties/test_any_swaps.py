@@ -17,7 +17,7 @@ from slotkeeper.scheduler.effects import (
     Forward,
     LoadModel,
     Observe,
-    Plant,
+    Prefill,
     Restore,
     Save,
     SetTimer,
@@ -105,7 +105,7 @@ class World:
                 assert not set(effect.aside) & set(self.running.values()), "an answer would be broken off"
                 self.status[effect.engine] = ModelStatus.LOADING
                 self.due.append(effect)
-            case Save() | Restore() | Plant() | Erase() | Observe():
+            case Save() | Restore() | Prefill() | Erase() | Observe():
                 self.due.append(effect)
             case SetTimer():
                 self.alarm = self.now + effect.delay
@@ -162,7 +162,7 @@ class World:
             case Restore():
                 assert self.saved[effect.snapshot.id] == effect.place.engine, "a file of another model"
                 yield Restored(at=self.now, request=effect.request, outcome=Loading.DONE)
-            case Plant():
+            case Prefill():
                 yield Planted(at=self.now, request=effect.request, computed=1)
             case Erase():
                 yield Erased(at=self.now, request=effect.request, ok=True)

@@ -22,7 +22,7 @@ from slotkeeper.scheduler.effects import (
     Erase,
     Forward,
     Observe,
-    Plant,
+    Prefill,
     Purpose,
     Render,
     Report,
@@ -165,7 +165,7 @@ class PlacementMachine(RuleBasedStateMachine):
         match effect:
             case Forward():
                 self.forwarded(effect)
-            case Plant():
+            case Prefill():
                 self.plant(effect)
             case Save() | Restore() | Erase():
                 self.actions.append(effect)
@@ -182,7 +182,7 @@ class PlacementMachine(RuleBasedStateMachine):
             case Render():
                 self.unrendered.append(effect.request)
 
-    def plant(self, effect: Plant) -> None:
+    def plant(self, effect: Prefill) -> None:
         ours = effect.request in self.placement._state.chores
         assert ours or effect.request in self.alive, "planted, but its client is gone"
         self.purposes[effect.request] = effect.purpose

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from slotkeeper.scheduler.candidates import cheapest
 from slotkeeper.scheduler.catalog import Catalog
-from slotkeeper.scheduler.effects import Load
+from slotkeeper.scheduler.effects import Restore
 from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Memory
 from slotkeeper.scheduler.pending import Plan
 from slotkeeper.scheduler.prices import Want, loss, price_of, restore_price
@@ -108,7 +108,7 @@ def worlds(draw):
 
 
 def file_of(plan: Plan) -> Snapshot | None:
-    return next((step.snapshot for step in plan.steps if isinstance(step, Load)), None)
+    return next((step.snapshot for step in plan.steps if isinstance(step, Restore)), None)
 
 
 def gives(world: World, snapshot: Snapshot) -> int:

@@ -29,9 +29,6 @@ from slotkeeper.scheduler.effects import (
     Effect,
     Erase,
     Forward,
-    Keep,
-    Load,
-    Plant,
     Pooled,
     Prefill,
     Ranked,
@@ -40,7 +37,6 @@ from slotkeeper.scheduler.effects import (
     Save,
     SaveMoment,
     Step,
-    Wipe,
 )
 from slotkeeper.scheduler.events import (
     Arrived,
@@ -101,13 +97,11 @@ class Owners:
 
 # -- steps as records name them --------------------------------------------------------------------------
 
-Effort = Plant | Save | Restore | Erase  # a step that an engine executes
 
-
-def shown_as(effort: Effort) -> tuple[RequestStage, int | None, str]:
+def shown_as(effort: Step) -> tuple[RequestStage, int | None, str]:
     """Return a step's stage, its number of tokens, and a note."""
     match effort:
-        case Plant():
+        case Prefill():
             return RequestStage.PLANT, len(effort.tokens), effort.purpose.value
         case Save():
             return RequestStage.SAVE, len(effort.tokens), effort.moment.value
@@ -133,12 +127,10 @@ def _word(step: Step) -> str:
     match step:
         case Prefill():
             return step.purpose.value
-        case Keep():
+        case Save():
             return step.moment.value
-        case Load():
-            return RequestStage.RESTORE.value
-        case Wipe():
-            return RequestStage.ERASE.value
+        case _:
+            return shown_as(step)[0].value
 
 
 # -- the journal -----------------------------------------------------------------------------------------
@@ -159,7 +151,7 @@ class _Live:
     record: Record
     model: ModelName = NO_ROUTER  # the model of a router that it needs
     head: float | None = None  # when the engine's answer began
-    step: Effort | None = None
+    step: Step | None = None
     plan: Plan | None = None
     base: SlotContents | None = None  # what its slot holds when it is sent there
     sent: bool = False
@@ -414,11 +406,11 @@ def _ran(live: _Live, head: float, first: float, end: float, *, tokens: int | No
 def _effect(live: _Live, effect: Effect, begun: float, now: float, pending: Pendings) -> None:
     record = live.record
     match effect:
-        case Plant() | Save() | Restore() | Erase():
+        case Prefill() | Save() | Restore() | Erase():
             _decided(live, pending(effect.request), begun, now)
             _gap(record, now, shown_as(effect)[0])
             live.step = effect
-            if isinstance(effect, Plant) and record.work is None:
+            if isinstance(effect, Prefill) and record.work is None:
                 record.work = Work(begun=now)
         case Forward():
             _forwarded(live, effect, begun, now, pending(effect.request))

@@ -43,9 +43,9 @@ from slotkeeper.scheduler.effects import (
     Learned,
     LoadModel,
     Observe,
-    Plant,
     Poisoned,
     Pooled,
+    Prefill,
     Prove,
     Ranked,
     Refuse,
@@ -473,7 +473,7 @@ Rendering = Callable[[], Coroutine[Any, Any, None]]
 FileStep = Save | Restore | Erase
 Housekeeping = Drop | Forget | Prove
 Operation = (
-    Plant
+    Prefill
     | Stop
     | FileStep
     | Housekeeping
@@ -551,7 +551,7 @@ class EffectRunner:
 
     def perform(self, effect: Operation) -> None:
         match effect:
-            case Plant():
+            case Prefill():
                 self._plants[effect.request] = self._tasks.start(self._plant(effect))
             case Stop():
                 self._stop(effect)
@@ -595,7 +595,7 @@ class EffectRunner:
     def planting(self) -> int:
         return len(self._plants)
 
-    async def _plant(self, plant: Plant) -> None:
+    async def _plant(self, plant: Prefill) -> None:
         computed, seconds, cuts, counted, unsent = None, None, None, 0, True
         link = self._engines.links[plant.place.engine]
         auth = self.lent.get(plant.request) or link.auth
@@ -762,7 +762,7 @@ class EffectRunner:
         )
 
 
-def _about(plant: Plant) -> dict[str, str]:
+def _about(plant: Prefill) -> dict[str, str]:
     """Return the log fields of a plant."""
     purpose, place = plant.purpose.value, str(plant.place)
     return {"request_id": id_of(plant.request), "purpose": purpose, "place": place}

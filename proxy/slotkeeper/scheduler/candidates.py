@@ -22,7 +22,7 @@ from operator import attrgetter
 from typing import Final, NamedTuple
 
 from slotkeeper.scheduler.catalog import Catalog, Covered
-from slotkeeper.scheduler.effects import Keep, Load, Prefill, Purpose, SaveMoment, Step, Wipe
+from slotkeeper.scheduler.effects import Erase, Prefill, Purpose, Restore, Save, SaveMoment, Step
 from slotkeeper.scheduler.engine_model import EngineTraits, checkpoints_last, foreign_token
 from slotkeeper.scheduler.pending import Plan
 from slotkeeper.scheduler.prices import (
@@ -193,7 +193,7 @@ def _as_it_is(at: Options, free: Collection[SlotId]) -> Iterator[Plan]:
     for slot in free:
         reuse_plan = table.shadow.plan_reuse(slot, want.prompt)
         wiped = reuse_plan.unsafe or (reuse_plan.foreign and table.may_wipe(want.now) and not want.plain)
-        steps = (Wipe(),) if wiped else ()
+        steps = (Erase(),) if wiped else ()
         yield _plan(table, reuse_plan, price_of(table, reuse_plan, want), steps=steps)
 
 
@@ -223,7 +223,7 @@ def _restored(at: Options, free: Collection[SlotId]) -> Iterator[Plan]:
         here = replace(at.restored, slot=slot)  # whatever the slot held is overwritten
         price = restore_price(table, snapshot) + price_of(table, here, want)
         steps = _touch_for_adapters(table, slot, want)
-        yield _plan(table, here, price + TOUCH_PRICE * len(steps), steps=(*steps, Load(snapshot)))
+        yield _plan(table, here, price + TOUCH_PRICE * len(steps), steps=(*steps, Restore(snapshot)))
 
 
 def _touch_for_adapters(table: EngineTable, slot: SlotId, want: Want) -> tuple[Step, ...]:
@@ -246,7 +246,7 @@ def _parking(plan: Plan, want: Want) -> Plan | None:
     if victim.total < WORTH_A_FILE or table.shadow.stray(victim):
         return None
     lost, cost = loss(table, reuse_plan, want), parked_price(table, victim, want.now)
-    saving: tuple[Step, ...] = (Keep(SaveMoment.PARK),)
+    saving: tuple[Step, ...] = (Save(SaveMoment.PARK),)
     if (end := goes_on_from(victim, table.traits)) < victim.total:
         back = victim.tokens.cut(0, end)
         saving = (Prefill(back, Purpose.BACK), *saving)
@@ -864,7 +864,7 @@ def _order(plan: Plan, now: float) -> Order:
 def _order_of_several(plan: Plan, *, want: Want, compared: Comparison) -> Order:
     """Return the key to sort plans by seconds, over engines of different speed and load."""
     reuse = plan.reuse_plan.reuse if plan.reuse_plan else 0
-    parked = any(isinstance(step, Keep) for step in plan.steps)  # nothing is lost
+    parked = any(isinstance(step, Save) for step in plan.steps)  # nothing is lost
     seconds = compared.seconds(
         plan.table,
         plan.price,
@@ -901,7 +901,7 @@ def _pinned_blind(plan: Plan, slot: SlotId, space: str, now: float) -> Plan:
     """Return the plan pinned to this slot. Contents of another space are erased first."""
     table = plan.table
     reuse_plan = table.shadow.plan_reuse_in_space(slot, space) if table.shadow.isolates(space) else None
-    steps = (Wipe(),) if reuse_plan and reuse_plan.foreign and table.may_wipe(now) else ()
+    steps = (Erase(),) if reuse_plan and reuse_plan.foreign and table.may_wipe(now) else ()
     return replace(plan, slot=slot, pinned=True, reuse_plan=reuse_plan, steps=steps)
 
 

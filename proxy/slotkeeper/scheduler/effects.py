@@ -1,4 +1,4 @@
-"""Effects: what the scheduler wants done. Also the steps of plans, which become effects.
+"""Effects: what the scheduler wants done.
 
 The driver carries out each effect and reports the outcome as an event.
 """
@@ -8,13 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
+from typing import Final
 
 from slotkeeper.scheduler.adapters import Scales
 from slotkeeper.scheduler.budgets import Budgets
 from slotkeeper.scheduler.engine_model import Known
 from slotkeeper.scheduler.figures import Counted, Lost, Unknown, Usage
 from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.tokens import EMPTY, Tokens
 from slotkeeper.scheduler.types import (
     NO_ROUTER,
     EngineId,
@@ -24,6 +25,7 @@ from slotkeeper.scheduler.types import (
     PriorityAct,
     Reason,
     RequestId,
+    SlotId,
 )
 
 
@@ -64,53 +66,72 @@ class SaveMoment(StrEnum):
     CLOSE = "close"  # the sidecar is being stopped
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plant:
-    """Prefill `tokens` in a slot; answered by `Planted`. `request`: the request or chore that needs it."""
+# -- steps: what can be done to a slot before a request goes there, or in idle time ----------------------
+# A step is part of a plan. When it begins it becomes an effect: it gets its owner, its slot, and the fields
+# that follow from what the slot holds then (steps.py).
 
-    request: RequestId
-    place: Place
+NOBODY: Final = RequestId("")
+NOWHERE: Final = Place(EngineId(""), SlotId(-1))
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Make the slot hold exactly these tokens; answered by `Planted`."""
+
     tokens: Tokens
     purpose: Purpose
     lora: Scales | None = None  # of LoRA adapters; None: those that the engine has for all
+    request: RequestId = NOBODY  # the request or chore that needs it
+    place: Place = NOWHERE
+
+    @property
+    def parks(self) -> bool:
+        """Whether the prefill only drops the last few tokens, so that the state before them can be saved."""
+        return self.purpose is Purpose.BACK
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Save what the slot holds to a file, and keep the file if it is complete; answered by `Saved`."""
+
+    moment: SaveMoment
+    tokens: Tokens = EMPTY  # what the slot should hold; the token list in the file decides
+    size: int = 0  # estimated size in bytes
+    cuts: tuple[int, ...] = ()  # where other prompts have diverged: checkpoints there are worth keeping
+    stale: tuple[int, ...] = ()  # checkpoints that must not be kept: they belong to other tokens (T11)
+    request: RequestId = NOBODY
+    place: Place = NOWHERE
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Restore a file into the slot; answered by `Restored`."""
+
+    snapshot: Snapshot
+    within: float = inf  # time limit in seconds for the copy from the cold tier
+    request: RequestId = NOBODY
+    place: Place = NOWHERE
+
+
+@dataclass(frozen=True, slots=True)
+class Erase:
+    """Empty the slot, or the engine would reuse contents that it must not (T9, T11); answered by `Erased`."""
+
+    request: RequestId = NOBODY
+    place: Place = NOWHERE
+
+
+Step = Prefill | Save | Restore | Erase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """Cancel a `Plant`, because a request needs the engine. Answered by `Planted`."""
+    """Cancel a `Prefill`, because a request needs the engine. Answered by `Planted`."""
 
     request: RequestId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Save:
-    """Save a slot to a file, and keep the file if it is complete; answered by `Saved`."""
-
-    request: RequestId
-    place: Place
-    moment: SaveMoment
-    tokens: Tokens  # what the slot should hold; the token list in the file decides
-    size: int  # estimated size in bytes
-    cuts: tuple[int, ...] = ()  # where other prompts have diverged: checkpoints there are worth keeping
-    stale: tuple[int, ...] = ()  # checkpoints that must not be kept: they belong to other tokens (T11)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restore:
-    """Restore a file into a slot; answered by `Restored`."""
-
-    request: RequestId
-    place: Place
-    snapshot: Snapshot
-    within: float = inf  # time limit in seconds for the copy from the cold tier
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Erase:
-    """Empty a slot; answered by `Erased`."""
-
-    request: RequestId
-    place: Place
+# -- other effects ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,11 +344,8 @@ class Report:
 
 
 Effect = (
-    Plant
+    Step
     | Stop
-    | Save
-    | Restore
-    | Erase
     | Drop
     | Forget
     | Prove
@@ -348,42 +366,3 @@ Effect = (
     | Released
     | Render
 )
-
-
-# -- steps: what can be done to a slot before a request goes there, or in idle time ----------------------
-# A step is part of a plan. Bound to its owner and its slot, it becomes an effect (steps.py).
-
-
-@dataclass(frozen=True, slots=True)
-class Prefill:
-    """Make the slot hold exactly these tokens."""
-
-    tokens: Tokens
-    purpose: Purpose
-
-    @property
-    def parks(self) -> bool:
-        """Whether the prefill only drops the last few tokens, so that the state before them can be saved."""
-        return self.purpose is Purpose.BACK
-
-
-@dataclass(frozen=True, slots=True)
-class Keep:
-    """Save what the slot holds."""
-
-    moment: SaveMoment
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Restore a file into the slot."""
-
-    snapshot: Snapshot
-
-
-@dataclass(frozen=True, slots=True)
-class Wipe:
-    """Empty the slot: otherwise the engine would reuse contents that it must not reuse (T9, T11)."""
-
-
-Step = Prefill | Keep | Load | Wipe

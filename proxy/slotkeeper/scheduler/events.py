@@ -89,7 +89,7 @@ class Rendered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planted:
-    """A `Plant` ended. `computed`: tokens that the engine evaluated; None if it failed or was stopped."""
+    """A `Prefill` ended. `computed`: tokens that the engine evaluated; None if it failed or was stopped."""
 
     at: float
     request: RequestId

@@ -38,17 +38,17 @@ from slotkeeper.scheduler.catalog import NEVER, Catalog
 from slotkeeper.scheduler.effects import (
     Drop,
     Effect,
-    Keep,
-    Load,
+    Erase,
     PoolAct,
     Pooled,
     Prefill,
     Purpose,
+    Restore,
+    Save,
     SaveMoment,
     SetTimer,
     Step,
     Stop,
-    Wipe,
 )
 from slotkeeper.scheduler.engine_model import (
     TAIL,
@@ -68,7 +68,7 @@ from slotkeeper.scheduler.prices import blind_price, parked_price, restore_price
 from slotkeeper.scheduler.rates import SHORTEST, WORTH_A_FILE
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, Tier, goes_on_from, reuse
 from slotkeeper.scheduler.state import State
-from slotkeeper.scheduler.steps import Chore, effect
+from slotkeeper.scheduler.steps import Chore, begun
 from slotkeeper.scheduler.table import EngineTable, SlotState
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import RequestId, SlotId
@@ -220,7 +220,7 @@ def step_ended(state: State, chore: Chore, *, ok: bool, now: float) -> Iterator[
     if _decided_again(chore, ok=ok):
         _end(state, chore, now)
         return
-    if ok and isinstance(chore.step, Keep):
+    if ok and isinstance(chore.step, Save):
         yield from _outdone(state, chore)
     if ok and chore.leaves:
         chore.left_back()
@@ -239,7 +239,7 @@ def step_ended(state: State, chore: Chore, *, ok: bool, now: float) -> Iterator[
 def _decided_again(chore: Chore, *, ok: bool) -> bool:
     """Whether the chore ends with this step; the slot's next work is then decided from the start."""
     ended_ahead = chore.computes_ahead or (chore.ahead and not ok)
-    return ended_ahead or isinstance(chore.step, Wipe) or chore.empties
+    return ended_ahead or isinstance(chore.step, Erase) or chore.empties
 
 
 def _note_settled(state: State, chore: Chore, *, ok: bool, rested: bool, now: float) -> None:
@@ -257,10 +257,10 @@ def _end(state: State, chore: Chore, now: float) -> None:
 
 def _next(state: State, chore: Chore, *, ok: bool, rested: bool, now: float) -> Step | None:
     if chore.goal is not None:
-        return chore.goal if ok and isinstance(chore.step, Load) else None
+        return chore.goal if ok and isinstance(chore.step, Restore) else None
     step = next_step(chore, state.catalog, rested=rested) if ok else None
-    failed = not ok and isinstance(chore.step, Keep)
-    dear = isinstance(step, Keep) and not state.wanted(chore.table) and not _pay(state, chore, now)
+    failed = not ok and isinstance(chore.step, Save)
+    dear = isinstance(step, Save) and not state.wanted(chore.table) and not _pay(state, chore, now)
     return restore_step(chore, state.catalog) if failed or dear else step
 
 
@@ -383,7 +383,7 @@ def _name(state: State, now: float) -> RequestId:
 
 def wipe(state: State, table: EngineTable, slot: SlotId, now: float) -> Effect:
     """Begin to erase an idle slot before it is given out again."""
-    return _begin(state, Chore(_name(state, now), table, slot, Wipe(), None), now)
+    return _begin(state, Chore(_name(state, now), table, slot, Erase(), None), now)
 
 
 def empty(state: State, table: EngineTable, slot: SlotId, pending: Pending, now: float) -> Iterator[Effect]:
@@ -411,7 +411,7 @@ def empty(state: State, table: EngineTable, slot: SlotId, pending: Pending, now:
 
 
 def _begin(state: State, chore: Chore, now: float) -> Effect:
-    if isinstance(chore.step, Keep):
+    if isinstance(chore.step, Save):
         _pay(state, chore, now)
     elif chore.ahead:
         state.idle.spend(chore.computes, now)
@@ -422,7 +422,7 @@ def _begin(state: State, chore: Chore, now: float) -> Effect:
 
 def _bound(state: State, chore: Chore, now: float) -> Effect:
     chore.began(now)
-    return effect(chore.step, chore.id, chore.table, chore.slot, tree=state.tree(chore.table.model))
+    return begun(chore.step, chore.id, chore.table, chore.slot, tree=state.tree(chore.table.model))
 
 
 # -- the steps of a chore --------------------------------------------------------------------------------
@@ -446,7 +446,7 @@ def unsaved(contents: SlotContents, traits: EngineTraits, catalog: Catalog) -> b
 
 def prefetch_plan(
     contents: SlotContents, table: EngineTable, catalog: Catalog
-) -> tuple[Load | None, Prefill, int] | None:
+) -> tuple[Restore | None, Prefill, int] | None:
     """Return the steps to what the next turn begins with, and the tokens to compute.
 
     None if that beginning or the length of the slot is not known, if the slot holds just that beginning, or
@@ -459,7 +459,7 @@ def prefetch_plan(
     here = reuse(contents, following, table.traits)
     best = catalog.best(following, table.traits, lambda s: here + restore_price(table, s))
     goal = Prefill(following, Purpose.NEXT)
-    first, computes = (Load(best[0]), len(following) - best[1]) if best else (None, len(following) - here)
+    first, computes = (Restore(best[0]), len(following) - best[1]) if best else (None, len(following) - here)
     return (first, goal, computes) if _pays_ahead(contents, computes, table.traits) else None
 
 
@@ -518,7 +518,7 @@ def parking_step(
 def emptying_step(table: EngineTable, prompt: Tokens, now: float) -> Step:
     """Return the step that makes a slot free its cells, for this prompt in another slot."""
     if table.may_wipe(now) and not wipes(table.traits):
-        return Wipe()
+        return Erase()
     return Prefill(foreign_token(prompt or Tokens([0])), Purpose.EMPTY)
 
 
@@ -535,7 +535,7 @@ def first_step(contents: SlotContents, table: EngineTable, catalog: Catalog, *, 
     if contents.rough or table.shadow.stray(contents):
         return None
     if unsaved(contents, table.traits, catalog):
-        return _mark(contents, table.traits) or Keep(SaveMoment.PAUSE)
+        return _mark(contents, table.traits) or Save(SaveMoment.PAUSE)
     return _next_cut(contents, contents, table, catalog, rested=rested)
 
 
@@ -547,10 +547,10 @@ def next_step(chore: Chore, catalog: Catalog, *, rested: bool) -> Step | None:
     if contents.total == home.total and home.opaque:  # the file showed the unknown token ids
         home = chore.home = contents
     if isinstance(chore.step, Prefill) and chore.step.purpose is not Purpose.HOME:
-        return Keep(SaveMoment.PAUSE)
+        return Save(SaveMoment.PAUSE)
     if chore.leaves:
         return None
-    if isinstance(chore.step, Keep):  # to the place of the next file
+    if isinstance(chore.step, Save):  # to the place of the next file
         if contents is home and (mark := _mark(contents, chore.table.traits)):
             return mark
         if cut := _next_cut(contents, home, chore.table, catalog, rested=rested):
@@ -708,7 +708,7 @@ def _step_to_end(
         saves = restore_price(table, best[0]) if home.sure else 0.0
         if computes <= saves + lost:
             return Prefill(home.tokens, Purpose.HOME)
-    return Load(best[0])
+    return Restore(best[0])
 
 
 # -- warm the slots of an engine that has just started ---------------------------------------------------
@@ -757,7 +757,7 @@ def warming_step(end: Snapshot, catalog: Catalog, table: EngineTable) -> Step | 
         early = end.tokens.cut(0, max(0, len(end.tokens) - tail + 1))
         best = catalog.best(early, table.traits, lambda _: 0.0)
         if best and len(best[0].tokens) == best[1]:
-            return Load(best[0])
+            return Restore(best[0])
         if len(end.tokens) <= 2 * tail:
             return Prefill(end.tokens, Purpose.DRAFT)
     return None

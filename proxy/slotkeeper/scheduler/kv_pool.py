@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from slotkeeper.scheduler.effects import Effect, Load, PoolAct, Pooled, Prefill
+from slotkeeper.scheduler.effects import Effect, PoolAct, Pooled, Prefill, Restore
 from slotkeeper.scheduler.engine_model import Known, cells_of, wipes
 from slotkeeper.scheduler.events import Exceeded
 from slotkeeper.scheduler.pending import Pending, Plan, Stage
@@ -91,7 +91,7 @@ def _step_takes(step: object) -> int:
     match step:
         case Prefill(tokens):
             return len(tokens)
-        case Load(snapshot):
+        case Restore(snapshot):
             return len(snapshot.tokens)
         case _:
             return 0
@@ -184,7 +184,7 @@ def _beginning(state: State, table: EngineTable, *, but: SlotId | None) -> bool:
     task begins.
     """
     chores = (state.chores.get(owner) for owner in table.owners if owner is not None)
-    computes = any(isinstance(chore.step, Prefill | Load) for chore in chores if chore)
+    computes = any(isinstance(chore.step, Prefill | Restore) for chore in chores if chore)
     return computes or any(slot != but for slot in table.in_state(SlotState.LAUNCHED))
 
 

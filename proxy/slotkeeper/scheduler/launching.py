@@ -14,7 +14,7 @@ from typing import Final, assert_never
 from slotkeeper.scheduler import idle_work, kv_pool, planting, priority, retention, spaces
 from slotkeeper.scheduler.adapters import set_in
 from slotkeeper.scheduler.candidates import STEER_TAIL, steer
-from slotkeeper.scheduler.effects import Effect, Forward, Load, Prefill, Purpose, Step
+from slotkeeper.scheduler.effects import Effect, Forward, Prefill, Purpose, Restore, Step
 from slotkeeper.scheduler.engine_model import TAIL, cells_of, user_starts
 from slotkeeper.scheduler.events import Erased, Planted, Restored, Saved
 from slotkeeper.scheduler.evidence import by_batches
@@ -22,7 +22,7 @@ from slotkeeper.scheduler.pending import SURPRISE, Pending, Plan, Stage, StepEnd
 from slotkeeper.scheduler.shadow import Source
 from slotkeeper.scheduler.slot_contents import SlotContents, edits
 from slotkeeper.scheduler.state import State
-from slotkeeper.scheduler.steps import Chore, effect
+from slotkeeper.scheduler.steps import Chore, begun
 from slotkeeper.scheduler.table import EngineTable, SlotState
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import Loading, PriorityAct, Reason, SlotId
@@ -65,7 +65,7 @@ def next_step(state: State, pending: Pending, now: float) -> Effect:
     if plan is None or plan.slot is None:
         raise AssertionError("only a planned request takes steps")
     plan.table.move(plan.slot, SlotState.LAUNCHED, owner, now)
-    return effect(pending.step, owner, plan.table, plan.slot, tree=state.tree(plan.table.model))
+    return begun(pending.step, owner, plan.table, plan.slot, tree=state.tree(plan.table.model))
 
 
 def forward(pending: Pending, now: float) -> Forward:
@@ -366,7 +366,7 @@ def _account(state: State, table: EngineTable, event: Saved, contents: SlotConte
 
 
 def _restored(state: State, table: EngineTable, slot: SlotId, step: Step, event: Restored) -> list[Effect]:
-    if not isinstance(step, Load):
+    if not isinstance(step, Restore):
         raise AssertionError("a restore answers a load")  # noqa: TRY004
     snapshot = step.snapshot
     table.rates.brought(snapshot.size, event.brought)

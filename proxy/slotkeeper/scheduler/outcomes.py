@@ -13,7 +13,7 @@ from typing import Final
 
 from slotkeeper.scheduler import idle_work, kv_pool, retention
 from slotkeeper.scheduler.adapters import UNSURE
-from slotkeeper.scheduler.effects import Effect, Keep, Load, Poison, Poisoned, Prefill, Step
+from slotkeeper.scheduler.effects import Effect, Poison, Poisoned, Prefill, Restore, Save, Step
 from slotkeeper.scheduler.engine_model import cells_of, user_starts
 from slotkeeper.scheduler.events import (
     Acted,
@@ -224,7 +224,7 @@ def _poisoned(
     place = None if slot is None else Place(table.engine, slot)
     yield Poisoned(request=request, place=place, why=why, cached=event.cached or 0, possible=possible)
     for step in pending.plan.steps:
-        if isinstance(step, Load):
+        if isinstance(step, Restore):
             yield from retention.drop(state, step.snapshot)
     if slot is None or table.owners[slot] is not None:
         return
@@ -292,7 +292,7 @@ def _leave(pending: Pending, table: EngineTable, slot: SlotId, now: float) -> No
     if pending.stage is Stage.RUNNING:
         table.left_unknown(0 if pending.prompt is not None else table.traits.n_ctx)
         table.shadow.observed(slot, pending.left_behind(table))
-    elif pending.steps_left and not isinstance(pending.step, Keep):  # a save changes nothing
+    elif pending.steps_left and not isinstance(pending.step, Save):  # a save changes nothing
         _leave_step(table, slot, pending.step, now)
     # A resumable stream continues without its client (engine.md 7): we do not wait for its end.
     table.client_left(slot, pending.arrived.request, now, resumable=pending.arrived.resumable)
@@ -300,7 +300,7 @@ def _leave(pending: Pending, table: EngineTable, slot: SlotId, now: float) -> No
 
 def _leave_step(table: EngineTable, slot: SlotId, step: Step, now: float) -> None:
     """Record what a slot will hold that is given up in the middle of a step."""
-    if isinstance(step, Load):
+    if isinstance(step, Restore):
         table.restored_unseen(slot, len(step.snapshot.tokens), now)
     elif isinstance(step, Prefill) and step.parks:
         table.shadow.stopped(slot, step.tokens)

@@ -18,7 +18,7 @@ from math import inf
 from typing import Final, NamedTuple
 
 from slotkeeper.scheduler.adapters import salted
-from slotkeeper.scheduler.effects import Keep, Load, Prefill, Purpose, Report, Step, Wipe
+from slotkeeper.scheduler.effects import Erase, Prefill, Purpose, Report, Restore, Save, Step
 from slotkeeper.scheduler.engine_model import user_starts
 from slotkeeper.scheduler.events import Arrived, Erased, Finished, Gone, Planted, Rendered, Restored, Saved
 from slotkeeper.scheduler.figures import Answered, Loss, Lost, Unknown, Usage, lost, oracle, usage_of
@@ -113,7 +113,7 @@ class Plan:
     def isolated(self) -> bool:
         """Whether the engine can use nothing of another space for the request."""
         foreign = self.reuse_plan is not None and self.reuse_plan.foreign
-        emptied = not foreign or any(isinstance(step, Wipe | Load) for step in self.steps)
+        emptied = not foreign or any(isinstance(step, Erase | Restore) for step in self.steps)
         return emptied if self.pinned else self.cleared
 
 
@@ -419,7 +419,7 @@ class Pending:
         """
         step, seconds = self.step, event.at - self.step_began
         match step:
-            case Prefill(_, Purpose.TOUCH) | Load() | Wipe():
+            case Prefill(_, Purpose.TOUCH) | Restore() | Erase():
                 self.step_seconds += seconds
             case Prefill(_, Purpose.STEER):
                 computing = event.seconds if isinstance(event, Planted) else None
@@ -439,7 +439,7 @@ class Pending:
         """
         self.steps_left, self.step_began = self.steps_left - (2 if past_save else 1), now
         left, steps = self.steps_left, self.plan.steps if self.plan else ()
-        done, saves = steps[-left - 1], left > 0 and isinstance(steps[-left], Keep)
+        done, saves = steps[-left - 1], left > 0 and isinstance(steps[-left], Save)
         pauses = isinstance(done, Prefill) and done.purpose in BORDERS and not saves and self.divisible
         if pauses:
             self.pieces_until = now

@@ -30,7 +30,7 @@ from typing import Final
 
 from slotkeeper.scheduler.budgets import HourlyBudget
 from slotkeeper.scheduler.catalog import Catalog
-from slotkeeper.scheduler.effects import Keep, Prefill, Purpose, SaveMoment, Step
+from slotkeeper.scheduler.effects import Prefill, Purpose, Save, SaveMoment, Step
 from slotkeeper.scheduler.engine_model import (
     TAIL,
     EngineTraits,
@@ -390,15 +390,15 @@ def _made(cut: Cut, prompt: Tokens, traits: EngineTraits) -> Iterator[Step]:
     if not cut.file:
         yield beyond
     elif not prompt.may_end(cut.at) and not traits.speculative:
-        yield from (beyond,) if traits.files_only_extend else (beyond, Keep(SaveMoment.BOUNDARY))
+        yield from (beyond,) if traits.files_only_extend else (beyond, Save(SaveMoment.BOUNDARY))
     elif not cut.checkpoint:
-        yield from (exactly, Keep(SaveMoment.BOUNDARY))
+        yield from (exactly, Save(SaveMoment.BOUNDARY))
     elif not traits.files_carry:
-        yield from (exactly, Keep(SaveMoment.BOUNDARY), beyond)
+        yield from (exactly, Save(SaveMoment.BOUNDARY), beyond)
     elif traits.speculative:
-        yield from (Prefill(marked(exactly.tokens), Purpose.PLANT), Keep(SaveMoment.BOUNDARY))
+        yield from (Prefill(marked(exactly.tokens), Purpose.PLANT), Save(SaveMoment.BOUNDARY))
     else:
-        yield from (beyond, Keep(SaveMoment.BOUNDARY))
+        yield from (beyond, Save(SaveMoment.BOUNDARY))
 
 
 def saved_at_once(
@@ -431,6 +431,6 @@ def kept(plan_steps: Sequence[Step], left: int) -> Tokens | None:
     """Return the tokens that the last `left` steps will save at a boundary; None if they save nothing."""
     for index in range(len(plan_steps) - left, len(plan_steps)):
         step, before = plan_steps[index], plan_steps[index - 1]
-        if index and isinstance(step, Keep) and step.moment is SaveMoment.BOUNDARY:
+        if index and isinstance(step, Save) and step.moment is SaveMoment.BOUNDARY:
             return before.tokens if isinstance(before, Prefill) else None
     return None

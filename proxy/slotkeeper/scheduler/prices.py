@@ -24,7 +24,7 @@ from statistics import fmean
 from typing import Final, Self
 
 from slotkeeper.scheduler.catalog import Catalog
-from slotkeeper.scheduler.effects import Load
+from slotkeeper.scheduler.effects import Restore
 from slotkeeper.scheduler.pending import Plan
 from slotkeeper.scheduler.rates import Measured
 from slotkeeper.scheduler.shadow import ReusePlan, Source
@@ -147,7 +147,7 @@ def computed(plan: Plan | None, prompt: Tokens | None) -> float | None:
         reuse_plan = plan.table.shadow.plan_reuse(plan.slot, prompt)
     if reuse_plan is None:
         return None
-    files = sum(restore_price(plan.table, step.snapshot) for step in plan.steps if isinstance(step, Load))
+    files = sum(restore_price(plan.table, step.snapshot) for step in plan.steps if isinstance(step, Restore))
     return len(prompt) - reuse_plan.reuse + files
 
 

@@ -32,7 +32,7 @@ from math import ceil, inf
 from typing import Final
 
 from slotkeeper.scheduler.candidates import TOUCH_PRICE
-from slotkeeper.scheduler.effects import Effect, Prefill, Purpose, Ranked, Step, Wipe
+from slotkeeper.scheduler.effects import Effect, Erase, Prefill, Purpose, Ranked, Step
 from slotkeeper.scheduler.engine_model import TAIL, user_starts
 from slotkeeper.scheduler.pending import Pending, Plan, Stage
 from slotkeeper.scheduler.planting import MIN_COMPUTED_TOKENS
@@ -173,7 +173,7 @@ def in_pieces(pending: Pending, plan: Plan) -> Plan:
     starts = () if traits.cuttable else user_starts(prompt, traits)[-1:]
     batch = max(traits.n_batch, traits.n_ubatch + TAIL)  # the engine makes its checkpoints in the last batch
     steps: list[Step] = []
-    at = 0 if any(isinstance(step, Wipe) for step in plan.steps) else found.reuse
+    at = 0 if any(isinstance(step, Erase) for step in plan.steps) else found.reuse
     for step in plan.steps:
         if isinstance(step, Prefill) and step.purpose in OURS and (end := prompt.lcp(step.tokens)) > at:
             left = len(prompt) - end  # sent with the request itself if less than a batch

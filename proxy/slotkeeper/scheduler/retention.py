@@ -22,7 +22,7 @@ from itertools import islice
 from typing import Final
 
 from slotkeeper.scheduler.catalog import AnyState, Catalog, Node, PrefixOrder, PrefixTree, given
-from slotkeeper.scheduler.effects import Drop, Effect, Forget, Load, Prove
+from slotkeeper.scheduler.effects import Drop, Effect, Forget, Prove, Restore
 from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.scheduler.events import RoomSeen, SnapshotsChanged
 from slotkeeper.scheduler.pending import Plan
@@ -287,7 +287,7 @@ def _needed(state: State) -> set[SnapshotId]:
     """Return the files that a begun request or idle work restores now, or after a step before."""
     left = (step for pending in state.requests.values() for step in pending.steps_ahead)
     steps = (*left, *(chore.step for chore in state.chores.values()))
-    return {step.snapshot.id for step in steps if isinstance(step, Load)}
+    return {step.snapshot.id for step in steps if isinstance(step, Restore)}
 
 
 def drop(state: State, snapshot: Snapshot) -> list[Effect]:
@@ -298,7 +298,7 @@ def drop(state: State, snapshot: Snapshot) -> list[Effect]:
 
 def proved(state: State, plan: Plan, *, cached: int, now: float) -> list[Effect]:
     """Take in what the engine reported about a restore. A file that saved little is not offered again."""
-    snapshot = next((step.snapshot for step in plan.steps if isinstance(step, Load)), None)
+    snapshot = next((step.snapshot for step in plan.steps if isinstance(step, Restore)), None)
     if snapshot is None or plan.reuse_plan is None:
         return []
     paid = cached * 2 >= plan.reuse_plan.reuse

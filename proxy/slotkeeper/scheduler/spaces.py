@@ -29,7 +29,7 @@ from dataclasses import replace
 from slotkeeper.scheduler import retention
 from slotkeeper.scheduler.adapters import UNSURE, salted, set_in, set_of
 from slotkeeper.scheduler.candidates import STEER_TAIL, blind, cheapest
-from slotkeeper.scheduler.effects import AskAdapters, Effect, Wipe
+from slotkeeper.scheduler.effects import AskAdapters, Effect, Erase
 from slotkeeper.scheduler.events import AdaptersChange, AdaptersSeen, Arrived
 from slotkeeper.scheduler.pending import Pending, Plan
 from slotkeeper.scheduler.state import State
@@ -69,7 +69,7 @@ def emptied(plan: Plan, pending: Pending, now: float) -> Plan | None:
         return None
     shadow = table.shadow
     found = shadow.plan_reuse(slot, prompt) if prompt else shadow.plan_reuse_in_space(slot, request.space)
-    steps = (Wipe(),) if found.foreign and table.may_wipe(now) else ()
+    steps = (Erase(),) if found.foreign and table.may_wipe(now) else ()
     return replace(plan, reuse_plan=found, steps=steps)
 
 
@@ -115,7 +115,7 @@ def _free_of_rivals(
     for table in sorted(able, key=lambda table: table.load):
         idle, busy = rivals(state, table, pending)
         if idle and not clear and table.open_for_pins(now):
-            clear = Plan(table=table, slot=idle[0], reason=Reason.STEERED, steps=(Wipe(),), clears=True)
+            clear = Plan(table=table, slot=idle[0], reason=Reason.STEERED, steps=(Erase(),), clears=True)
         if not idle and not busy and table.open_for_unpinned(now):
             free.append(table)
     return free, clear

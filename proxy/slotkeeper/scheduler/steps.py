@@ -1,12 +1,12 @@
-"""Turn a step of a plan (prefill, save, restore, erase) into an effect, for a request or for idle work."""
+"""Begin a step of a plan (prefill, save, restore, erase), for a request or for idle work."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, assert_never
+from dataclasses import dataclass, replace
+from typing import Final
 
 from slotkeeper.scheduler.adapters import Scales, scales_of, set_in
-from slotkeeper.scheduler.effects import Erase, Keep, Load, Plant, Prefill, Purpose, Restore, Save, Step, Wipe
+from slotkeeper.scheduler.effects import Prefill, Purpose, Restore, Save, Step
 from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.slot_contents import SlotContents
@@ -15,36 +15,27 @@ from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import Place, RequestId, SlotId
 
 
-def effect(
-    step: Step, owner: RequestId, table: EngineTable, slot: SlotId, *, tree: PromptTree
-) -> Plant | Save | Restore | Erase:
-    """Return the effect that carries out a step in a slot; its outcome is reported to `owner`.
+def begun(step: Step, owner: RequestId, table: EngineTable, slot: SlotId, *, tree: PromptTree) -> Step:
+    """Return a step as it begins in a slot; its outcome is reported to `owner`.
 
     Raises ValueError for a prefill under adapters that the engine does not have.
     """
-    place = Place(table.engine, slot)
+    step = replace(step, request=owner, place=Place(table.engine, slot))
     match step:
-        case Prefill(tokens, purpose):
-            scales = _scales(table.traits, tokens, purpose)
-            return Plant(request=owner, place=place, tokens=tokens, purpose=purpose, lora=scales)
-        case Keep(moment):
+        case Prefill():
+            return replace(step, lora=_scales(table.traits, step.tokens, step.purpose))
+        case Save():
             contents = table.shadow.slots[slot] or SlotContents()
-            return Save(
-                request=owner,
-                place=place,
-                moment=moment,
+            return replace(
+                step,
                 tokens=contents.tokens,
                 size=table.bytes_of(contents),
                 cuts=tuple(branch.at for branch in tree.branches(contents.tokens)),
                 stale=tuple(checkpoint.at for checkpoint in contents.checkpoints if checkpoint.stale),
             )
-        case Load(snapshot):
-            within = table.rates.bring_within(len(snapshot.tokens))
-            return Restore(request=owner, place=place, snapshot=snapshot, within=within)
-        case Wipe():
-            return Erase(request=owner, place=place)
-        case _:
-            assert_never(step)
+        case Restore():
+            return replace(step, within=table.rates.bring_within(len(step.snapshot.tokens)))
+    return step
 
 
 def _scales(traits: EngineTraits, tokens: Tokens, purpose: Purpose) -> Scales | None:
@@ -132,7 +123,7 @@ class Chore:
         match self.step:
             case Prefill(tokens):
                 becomes = tokens
-            case Load(snapshot):
+            case Restore(snapshot):
                 becomes = snapshot.tokens
         self.table.tends(self.slot, Maintenance(now, max(SHORTEST, self._seconds()), becomes, stalls))
 
@@ -144,7 +135,7 @@ class Chore:
                 computes = len(tokens) - self.table.shadow.plan_reuse(self.slot, tokens).reuse
                 most = traits.n_batch if self.ahead else computes  # a prefetch is stopped after one batch
                 return min(computes, most) / rates.prefill.mean
-            case Load(snapshot):
+            case Restore(snapshot):
                 return rates.reading.seconds(snapshot.size)
             case _:
                 return self.table.save_seconds(self.contents or SlotContents())

@@ -19,7 +19,7 @@ from slotkeeper.scheduler.budgets import GIB, Budgets
 from slotkeeper.scheduler.effects import (
     Budgeted,
     Erase,
-    Plant,
+    Prefill,
     Purpose,
     Restore,
     Save,
@@ -80,7 +80,7 @@ async def test_a_stopped_prefill_has_one_outcome_and_its_computed_tokens_are_cou
     tasks, metrics, link = Tasks(said.append), Metrics(), StubLink()
     link.client.hold, link.client.first_batch = asyncio.Event(), 128
     effect_runner = EffectRunner(engines(link), metrics, tasks, said.append, None, lost=lambda _: None)
-    effect_runner.perform(Plant(request=OWNER, place=PLACE, tokens=FILE.tokens, purpose=Purpose.NEXT))
+    effect_runner.perform(Prefill(request=OWNER, place=PLACE, tokens=FILE.tokens, purpose=Purpose.NEXT))
     await settled()
     effect_runner.perform(Stop(request=OWNER))
     await settled()
@@ -99,7 +99,7 @@ async def test_a_prefill_is_counted_as_a_whole_and_only_once():
     tasks, metrics, link = Tasks(said.append), Metrics(), StubLink()
     link.client.first_batch = 128
     effect_runner = EffectRunner(engines(link), metrics, tasks, said.append, None, lost=lambda _: None)
-    effect_runner.perform(Plant(request=OWNER, place=PLACE, tokens=FILE.tokens, purpose=Purpose.PLANT))
+    effect_runner.perform(Prefill(request=OWNER, place=PLACE, tokens=FILE.tokens, purpose=Purpose.PLANT))
     await settled()
     (event,) = said
     assert isinstance(event, Planted)
@@ -121,7 +121,7 @@ async def test_the_progress_of_a_prefill_is_reported():
     effect_runner = EffectRunner(
         engines(link), Metrics(), tasks, said.append, None, lost=lambda _: None, progress=progress
     )
-    effect_runner.perform(Plant(request=OWNER, place=PLACE, tokens=FILE.tokens, purpose=Purpose.PLANT))
+    effect_runner.perform(Prefill(request=OWNER, place=PLACE, tokens=FILE.tokens, purpose=Purpose.PLANT))
     await settled()
     assert heard == [(OWNER, 128), (OWNER, len(FILE.tokens))]
 
@@ -150,7 +150,7 @@ async def test_a_plant_with_a_forgotten_image_is_not_sent_to_the_engine():
         engines(link), Metrics(), Tasks(said.append), said.append, None, lost=lambda _: None
     )
     tokens = Tokens([1, 2]) + Tokens.image(b"d" * 32, 8) + Tokens([3, 4])
-    await runner._plant(Plant(request=OWNER, place=PLACE, tokens=tokens, purpose=Purpose.NEXT))
+    await runner._plant(Prefill(request=OWNER, place=PLACE, tokens=tokens, purpose=Purpose.NEXT))
     (event,) = said
     assert isinstance(event, Planted)
     assert (event.computed, event.unsent) == (None, True)
@@ -164,7 +164,7 @@ async def test_a_plant_that_does_not_fit_into_a_slot_is_the_clients_fault(tokens
     link, metrics = StubLink(), Metrics()
     link.client.refuse = EngineError(400, "the request exceeds the available context size")
     runner = EffectRunner(engines(link), metrics, Tasks(said.append), said.append, None, lost=lambda _: None)
-    plant = Plant(request=OWNER, place=PLACE, tokens=Tokens([1] * tokens), purpose=Purpose.STEER)
+    plant = Prefill(request=OWNER, place=PLACE, tokens=Tokens([1] * tokens), purpose=Purpose.STEER)
     with capture_logs() as logs:
         await runner._plant(plant)
     assert [event.computed for event in said] == [None]
