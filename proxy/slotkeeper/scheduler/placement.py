@@ -190,9 +190,8 @@ def _serve(state: State, now: float) -> Iterator[Effect]:
     state.cut_short = False
     for request in _served_next(state, now):
         pending, begun = state.requests[request], False
-        if (
-            pending.waits_in is None or pending.waits_in != scene.drawn()
-        ):  # it does not wait in this scene yet
+        waits = pending.waits_in is not None and pending.waits_in == scene.drawn()  # in this scene already
+        if not waits:
             model = pending.arrived.model
             if any(table.outdated(now) for table in state.open_for(model)):
                 continue  # GET /slots is being read
@@ -214,22 +213,22 @@ def _serve(state: State, now: float) -> Iterator[Effect]:
 def _begins(state: State, pending: Pending, scene: CurrentScene, now: float) -> Generator[Effect, None, bool]:
     """Begin a request, or record that it keeps waiting, and for what. Returns whether it begins."""
     plan = _decide(state, pending, now)
-    behind = priority.stands_behind(state, pending, plan) if plan and pending.divisible else None  # 9
-    shares = plan is not None and _shares_batch(state, pending, plan, now)  # 10
-    if plan and (behind or shares):
-        plan = replace(plan, wait=True)
-    pooled = plan is not None and not plan.wait and cells_of(plan.table.traits)
-    short = kv_pool.shortage(state, pending, plan, now) if plan and pooled else None  # 8
-    if plan and not plan.wait and not short:
-        if state.hinted:
-            yield from priority.noted(state, pending, now)
-        yield begin(state, pending, plan, now)
-        return True
-    if plan and short:
+    behind, shares, lacking = None, False, 0
+    if plan:
+        behind = priority.stands_behind(state, pending, plan) if pending.divisible else None  # 9
+        shares = _shares_batch(state, pending, plan, now)  # 10
+        plan = replace(plan, wait=True) if behind or shares else plan
+    if plan and not plan.wait:
+        short = kv_pool.shortage(state, pending, plan, now) if cells_of(plan.table.traits) else None  # 8
+        if not short:
+            if state.hinted:
+                yield from priority.noted(state, pending, now)
+            yield begin(state, pending, plan, now)
+            return True
         yield from _make_room(state, pending, plan, short, now)
         scene.changed()
+        lacking = short.cells
     holds = (plan.table,) if plan and shares else _holds(state, pending, plan, now)
-    lacking = short.cells if short else 0
     if pending.waits_on(plan, scene.drawn(), behind=behind, holds=holds, lacking=lacking) and plan:
         yield priority.stood_back(pending, plan, now)
     return False
