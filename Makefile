@@ -6,8 +6,8 @@ PYTEST_ARGS ?=
 # For two cores: tests wait for engines and timers half of the time.
 WORKERS ?= 3
 ROUNDS ?= 5
-# Branches are traced in these only: it makes the simulations of other pure tests several times slower.
-TRACED := $(addprefix tests/unit/,api conversation scheduler exchange runtime) tests/playbooks
+# Branches are traced in these only: tracing makes simulations and properties several times slower.
+TRACED := $(filter-out tests/unit/bench/ %/__pycache__/,$(wildcard tests/unit/*/)) tests/playbooks
 
 .PHONY: help demo unit coverage test test-remaining rehearse search frozen fuzz soak test-image test-fleet test-real lint audit images bench lock clean
 
