@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from slotkeeper.scheduler.candidates import BEATEN, cheapest, continuing
+from slotkeeper.scheduler.candidates import BEATEN, blind, cheapest, continuing
 from slotkeeper.scheduler.catalog import Catalog
-from slotkeeper.scheduler.effects import Purpose
+from slotkeeper.scheduler.effects import Prefill, Purpose
 from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Memory
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId
@@ -50,6 +50,33 @@ B1 = SYSTEM + text(20_000, 599)
 TITLE = SYSTEM.cut(0, 300) + text(30_000, 200)
 
 # -- scenario v of engine.md 10: two conversations with one system prompt, and a title -------------------
+
+
+@pytest.mark.parametrize("memory", [Memory.HYBRID, Memory.DENSE, Memory.RECURRENT])
+def test_a_second_conversation_gets_the_shared_prefix_from_the_prompt_cache_in_another_slot(memory):
+    engine = table(conversation(A, memory=memory), None, memory=memory)
+    plan = choose(engine, B1)
+    assert (plan.slot, plan.reason, plan.pinned) == (1, Reason.RAM_CACHE, True)
+    assert [step.purpose for step in plan.steps] == [Purpose.TOUCH]
+    assert plan.reuse_plan.reuse == 2125
+
+
+def test_each_conversation_continues_in_its_own_slot():
+    b = conversation(B1)
+    engine = table(conversation(A), b)
+    assert choose(engine, A + text(11_900, 400)).slot == 0
+    assert choose(engine, B1 + text(20_599, 400)).slot == 1
+
+
+@pytest.mark.parametrize("memory", [Memory.HYBRID, Memory.DENSE])
+@pytest.mark.parametrize("ram", [True, False])
+@pytest.mark.parametrize("title", [TITLE, text(30_000, 500), SYSTEM + text(30_000, 200)])
+def test_a_title_request_does_not_overwrite_a_long_conversation_while_another_slot_is_free(
+    memory, ram, title
+):
+    long = SYSTEM + text(10_000, 30_000)
+    engine = table(conversation(long, memory=memory), None, memory=memory, ram_cache=ram)
+    assert choose(engine, title).slot == 1
 
 
 def test_a_title_request_overwrites_the_shorter_of_two_conversations():
@@ -136,7 +163,45 @@ def test_a_touch_uses_a_token_that_does_not_begin_the_prompt():
     assert tokens[0] != B1[0]
 
 
+def test_after_a_failed_plant_the_prompt_is_placed_without_steps():
+    plan = choose(table(conversation(A), None), B1, plain=True)
+    assert plan.steps == ()
+
+
+# -- routes without id_slot (T5) -----------------------------------------------------------------------------
+
+
+def test_an_unpinnable_request_is_not_steered_if_the_engine_chooses_well():
+    plan = choose(table(conversation(A), None), A + text(11_900, 400), pinnable=False)
+    assert (plan.reason, plan.slot, plan.steps) == (Reason.ENGINE_CHOSE, 0, ())
+
+
+def test_an_unpinnable_request_is_steered_if_the_engine_would_overwrite_a_conversation():
+    engine = table(conversation(SYSTEM + text(10_000, 30_000)), None, ram_cache=False)
+    plan = choose(engine, B1, pinnable=False)  # similar enough for the engine to take slot 0
+    assert (plan.reason, plan.slot, plan.pinned) == (Reason.STEERED, 1, False)
+    assert plan.steps == (Prefill(B1.cut(0, len(B1) - 4), Purpose.STEER),)
+
+
+def test_an_unpinnable_request_may_be_touched_and_then_steered():
+    plan = choose(table(conversation(A), None), B1, pinnable=False)
+    assert [step.purpose for step in plan.steps] == [Purpose.TOUCH, Purpose.STEER]
+
+
+def test_an_unpinnable_request_waits_while_a_pinned_request_is_being_sent():
+    engine = table(conversation(A), None)
+    engine.move(SlotId(1), SlotState.LAUNCHED, RequestId("r"), NOW)
+    assert choose(engine, A + text(11_900, 400), pinnable=False) is None
+
+
 # -- waiting ---------------------------------------------------------------------------------------------
+
+
+def test_a_slot_that_will_soon_be_free_is_waited_for_if_it_saves_much():
+    engine = table(conversation(A), None, ram_cache=False)
+    engine.move(SlotId(0), SlotState.DRAINING, None, NOW)
+    assert choose(engine, A + text(11_900, 400)).wait
+    assert not choose(engine, text(30_000, 500)).wait
 
 
 def test_a_slot_that_is_being_saved_is_waited_for_because_its_engine_is_stalled():
@@ -147,6 +212,53 @@ def test_a_slot_that_is_being_saved_is_waited_for_because_its_engine_is_stalled(
     engine.maintenance[SlotId(0)] = Maintenance(NOW, 0.5, None, stalls=True)
     plan = choose(engine, now.tokens + text(11_900, 30))
     assert (plan.slot, plan.wait) == (0, True)
+
+
+def test_another_engine_is_chosen_while_one_is_stalled_unless_the_stalled_one_saves_much():
+    held_up, free = table(conversation(A), ram_cache=False), table(None, name="e1", ram_cache=False)
+    held_up.move(SlotId(0), SlotState.MAINTENANCE, RequestId("chore"), NOW)
+    held_up.maintenance[SlotId(0)] = Maintenance(NOW, 0.5, None, stalls=True)
+    assert choose([held_up, free], A.cut(0, 400)).table is free
+    assert choose([held_up, free], A + text(11_900, 400)).table is held_up
+
+
+@pytest.mark.parametrize("pinnable", [True, False])
+def test_no_slot_is_chosen_if_every_engine_is_closed(pinnable):
+    engine = table(conversation(A), None)
+    engine.unsettled[RequestId("r")] = NOW
+    assert choose(engine, B1, pinnable=pinnable) is None
+
+
+def test_an_engine_that_is_closed_for_a_moment_is_waited_for():
+    closed, free = table(conversation(A), None), table(None, name="e1")
+    closed.send(RequestId("r"), 1, NOW)
+    assert choose([closed, free], A + text(11_900, 400)).wait
+
+
+def test_the_engine_with_the_prefix_is_chosen_or_else_the_less_loaded_one():
+    one, other = (
+        table(held, None, name=name, ram_cache=False)
+        for held, name in ((None, "e0"), (conversation(A), "e1"))
+    )
+    assert choose([one, other], A + text(11_900, 400)).table is other
+    one.move(SlotId(0), SlotState.RUNNING, RequestId("r"), NOW)
+    assert choose([one, other], text(30_000, 500)).table is other
+
+
+def test_without_a_free_slot_there_is_no_plan():
+    engine = table(None)
+    engine.move(SlotId(0), SlotState.RUNNING, RequestId("r"), NOW)
+    assert choose(engine, B1) is None
+
+
+def test_the_next_turn_overwrites_the_contents_of_its_conversation_at_no_cost():
+    edited = conversation(A, hash_chain=(b"s", b"1"))
+    engine = table(edited, None, ram_cache=False)
+    other_tools = text(70_000, 800)
+    plan = cheapest(
+        [engine], other_tools, hash_chain=(b"t", b"1", b"2"), pinnable=True, now=NOW, catalog=Catalog()
+    )
+    assert plan.price == 800
 
 
 # -- alternatives ----------------------------------------------------------------------------------------
@@ -194,6 +306,12 @@ def test_the_longest_matching_conversation_is_continued():
     assert (plan.slot, plan.reason) == (1, Reason.CONTINUES)
 
 
+def test_if_the_longest_matching_conversation_is_busy_no_shorter_one_is_continued():
+    engine = table(with_hash_chain(b"s", b"1"), with_hash_chain(b"s", b"1", b"2", b"3"))
+    engine.move(SlotId(1), SlotState.RUNNING, RequestId("r"), NOW)
+    assert continuing([engine], (b"s", b"1", b"2", b"3", b"4"), NOW) is None
+
+
 def test_the_same_messages_with_other_tools_are_not_continued_without_known_tokens():
     engine = table(with_hash_chain(b"s", b"1"), with_hash_chain(b"other tools", b"1", b"2"))
     assert continuing([engine], (b"s", b"1", b"2", b"3"), NOW) is None
@@ -203,6 +321,14 @@ def test_if_the_longest_matching_conversation_is_on_a_closed_engine_no_other_is_
     closed, free = table(with_hash_chain(b"s", b"1", b"2")), table(with_hash_chain(b"s", b"1"), name="e1")
     closed.send(RequestId("r"), 1, NOW)
     assert continuing([closed, free], (b"s", b"1", b"2", b"3"), NOW) is None
+
+
+def test_a_prompt_of_unknown_tokens_overwrites_the_contents_least_likely_to_return():
+    engine = table(*(replace(conversation(A), used=NOW - age) for age in (10, 90, 30)))
+    assert blind([engine], pinnable=True, now=NOW, catalog=Catalog()).slot == 1
+    assert blind([engine], pinnable=False, now=NOW, catalog=Catalog()).slot is None
+    engine.up = False
+    assert blind([engine], pinnable=True, now=NOW, catalog=Catalog()) is None
 
 
 SAID = (b"s", b"1")
