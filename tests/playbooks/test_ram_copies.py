@@ -5,24 +5,29 @@ from dataclasses import replace
 import pytest
 
 from playbooks.playbook import (
+    NEW_FILES,
     Play,
     arrives,
     ends,
     goes,
     knows,
     one_turn,
+    planted,
     plants,
     reports,
     sees,
     starts,
 )
 from slotkeeper.scheduler.effects import Purpose
+from slotkeeper.scheduler.engine_model import FLAGS, Known
 from slotkeeper.scheduler.slot_contents import HALF_LIFE
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.tokens import Boundary, BoundaryKind, Tokens
 from slotkeeper.scheduler.types import Reason
 
 DOCUMENT = Tokens(range(50_000, 52_000))
 FIRST, SECOND, THIRD = (DOCUMENT + Tokens(range(n, n + 200)) for n in (10_000, 20_000, 30_000))
+HEAD, OTHER = Tokens(range(60_000, 61_000)), Tokens(range(70_000, 71_000))
+AT_HEAD = Boundary(len(HEAD), BoundaryKind.HEAD)
 LARGE = 1 << 20  # bytes of a token's state
 
 
@@ -119,3 +124,25 @@ def test_a_sub_agent_that_comes_at_once_does_not_overwrite_another_one():
     play = asked_in_slot_0()
     other = arrives("r3", hash_chain=(b"h", b"u1", b"another task"))
     assert play << other << knows("r3", EDITED) >> plants("r3", 1, Purpose.TOUCH)
+
+
+def test_a_state_that_a_running_plant_replaces_is_loaded_from_its_copy():
+    """The engine copies the slot before it computes the plant, and launches later tasks after that."""
+    play = Play(ram_cache=True, token_bytes=1024, eager_thinning=False)
+    assert play << arrives("b1") << knows("b1", OTHER) >> goes("b1", slot=0)
+    assert play << starts("b1") and one_turn(play, "a1", FIRST, slot=1)
+    play << arrives("c1") << knows("c1", HEAD + OTHER, AT_HEAD)
+    assert play >> plants("c1", 1, Purpose.PLANT)
+    play << arrives("a2") << knows("a2", FIRST + SECOND)
+    assert play << ends("b1", len(OTHER)) >> reports("b1") >> goes("a2", slot=0, reason=Reason.RAM_CACHE)
+    assert [entry.request for entry in play.table.shadow.ram] == ["b1"]  # a1's left the cache
+    assert play << planted("c1", len(HEAD)) >> goes("c1", slot=1)
+    assert [entry.request for entry in play.table.shadow.ram] == ["b1"]  # and was not copied once more
+
+
+def test_a_state_of_which_the_ram_cache_keeps_many_is_not_saved_for_a_cold_prompt():
+    """To save it would take 33 ms. The model's header tells its size before any file does."""
+    seen = dict.fromkeys(FLAGS, Known.FLAGS)
+    play = Play(n_slots=1, ram_cache=True, token_bytes=16 * 1024, knowledge=seen, **NEW_FILES)
+    assert one_turn(play, "a1", FIRST.cut(0, 1000), slot=0)
+    assert play << arrives("b1") << knows("b1", OTHER) >> goes("b1", slot=0, reason=Reason.COLD)

@@ -22,7 +22,7 @@ from slotkeeper.scheduler.pending import SURPRISE, Pending, Plan, Stage, StepEnd
 from slotkeeper.scheduler.shadow import Source
 from slotkeeper.scheduler.slot_contents import SlotContents, edits
 from slotkeeper.scheduler.state import State
-from slotkeeper.scheduler.steps import Chore, begun
+from slotkeeper.scheduler.steps import WITHOUT_CONTENTS, Chore, begun
 from slotkeeper.scheduler.table import EngineTable, SlotState
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import Loading, PriorityAct, Reason, SlotId
@@ -288,7 +288,7 @@ def _planted(table: EngineTable, slot: SlotId, step: Step, event: Planted) -> bo
     table.rates.prefilled(event.computed, event.seconds)
     cuts = None if tokens.chunks else event.cuts  # the engine also ends a batch at each image
     table.learn(by_batches(table.traits, cached=cached, end=end, cuts=cuts))
-    if step.purpose in {Purpose.TOUCH, Purpose.EMPTY}:
+    if step.purpose in WITHOUT_CONTENTS:
         shadow.touch(slot, table.idle_beside(slot))
     else:
         _prefilled(table, slot, step, event, cached)
@@ -298,8 +298,7 @@ def _planted(table: EngineTable, slot: SlotId, step: Step, event: Planted) -> bo
 def _prefilled(table: EngineTable, slot: SlotId, step: Prefill, event: Planted, cached: int) -> None:
     """Update the slot's contents after a prefill, for which the engine reused `cached` tokens."""
     tokens, shadow = step.tokens, table.shadow
-    before, reuse_plan = shadow.slots[slot], shadow.plan_reuse(slot, tokens)
-    shadow.launch(reuse_plan, table.idle_beside(slot))
+    before, reuse_plan = shadow.slots[slot], shadow.prefill_ended(slot, tokens)
     if reuse_plan.source is Source.RAM and cached < reuse_plan.reuse - SURPRISE:
         shadow.forget_ram()  # the engine loaded another entry
     shadow.finish(

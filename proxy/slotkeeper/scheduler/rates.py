@@ -134,6 +134,7 @@ class StateSize:
 
     token_bytes: float = DEFAULT_TOKEN_BYTES  # by the header
     constant_bytes: float = 0.0  # of a checkpoint, by the header
+    told: bool = False  # whether the header told it
     seen: bool = False  # whether a file was measured
     tokens_squared: float = 0.0  # sums over all files, of products
     mixed: float = 0.0  # tokens x constants
@@ -147,6 +148,7 @@ class StateSize:
         """Take over the sizes from the model's header, in bytes; 0 bytes for a token: unknown."""
         if token_bytes and not self.seen:
             self.token_bytes, self.constant_bytes = float(token_bytes), float(checkpoint_bytes)
+            self.told = True
 
     def saw(self, tokens: int, checkpoints: int, size: int) -> None:
         """Take in a file of `size` bytes."""
@@ -160,6 +162,11 @@ class StateSize:
         self.told_squared += told * told
         self.told_bytes += told * size
         self.seen = True
+
+    @property
+    def known(self) -> bool:
+        """Whether the sizes are more than a guess."""
+        return self.told or self.seen
 
     def of(self, tokens: int, checkpoints: int) -> int:
         """Return the estimated bytes of a state."""

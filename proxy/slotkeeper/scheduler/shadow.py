@@ -63,6 +63,7 @@ class EngineShadow:
         self.slots: list[SlotContents | None] = [None] * traits.n_slots
         self.ram: list[SlotContents] = []
         self._copied: dict[SlotId, SlotContents] = {}  # idle slots whose contents are in the RAM cache too
+        self._prefills: dict[SlotId, ReusePlan] = {}  # of the prefills of ours that run now
         self._tasks = 0
         self.mixed = False  # whether states of several sets of adapters may be in the engine
         # With which adapters a slot's last task ran; "": it never had one, None: that is not known.
@@ -202,6 +203,15 @@ class EngineShadow:
             self.slots[reuse_plan.slot] = reuse_plan.base
         self._copy_idle(reuse_plan.slot, idle)
 
+    def prefill_begins(self, slot: SlotId, tokens: Tokens, idle: Collection[SlotId]) -> None:
+        """Record that a prefill of ours starts in `slot`. Later tasks can load what is copied first."""
+        self._prefills[slot] = reuse_plan = self.plan_reuse(slot, tokens)
+        self.launch(reuse_plan, idle)
+
+    def prefill_ended(self, slot: SlotId, tokens: Tokens) -> ReusePlan:
+        """Return what the prefill in `slot` was to reuse when it started."""
+        return self._prefills.pop(slot, None) or self.plan_reuse(slot, tokens)
+
     def touch(self, slot: SlotId, idle: Collection[SlotId]) -> None:
         """Record that a one-token task ran in `slot`."""
         contents = self.slots[slot]
@@ -232,7 +242,7 @@ class EngineShadow:
 
     def stopped(self, slot: SlotId, tokens: Tokens) -> None:
         """Record that a prefill of ours was stopped in `slot`."""
-        self.slots[slot] = self.broken_off(self.plan_reuse(slot, tokens), tokens)
+        self.slots[slot] = self.broken_off(self.prefill_ended(slot, tokens), tokens)
 
     def reply_known(self, slot: SlotId, tokens: Tokens) -> Tokens:
         """Fill in the tokens of the task that ended last in `slot`. Returns the tokens that it holds."""
@@ -405,8 +415,8 @@ class EngineShadow:
             self.ram = [contents.relisted(traits) for contents in self.ram]
 
     def size_of(self, contents: SlotContents) -> int:
-        """Return the estimated bytes of this state in the RAM cache; 0: no file has shown them yet."""
-        return self.sizes.of(contents.total, len(contents.checkpoints)) if self.sizes.seen else 0
+        """Return the estimated bytes of this state in the RAM cache; 0: neither header nor file told them."""
+        return self.sizes.of(contents.total, len(contents.checkpoints)) if self.sizes.known else 0
 
     def ram_share(self, contents: SlotContents) -> float:
         """Return the share of the RAM cache that this state takes; 1.0: unknown, or the cache is assumed."""

@@ -14,16 +14,20 @@ from slotkeeper.scheduler.table import EngineTable, Maintenance, SlotState
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import Place, RequestId, SlotId
 
+WITHOUT_CONTENTS: Final = {Purpose.TOUCH, Purpose.EMPTY}  # prefills that leave nothing to reuse
+
 
 def begun(step: Step, owner: RequestId, table: EngineTable, slot: SlotId, *, tree: PromptTree) -> Step:
-    """Return a step as it begins in a slot; its outcome is reported to `owner`.
+    """Begin a step in a slot, and return it as it begins; its outcome is reported to `owner`.
 
     Raises ValueError for a prefill under adapters that the engine does not have.
     """
     step = replace(step, request=owner, place=Place(table.engine, slot))
     match step:
         case Prefill():
-            return replace(step, lora=_scales(table.traits, step.tokens, step.purpose))
+            step = replace(step, lora=_scales(table.traits, step.tokens, step.purpose))
+            if step.purpose not in WITHOUT_CONTENTS:
+                table.shadow.prefill_begins(slot, step.tokens, table.idle_beside(slot))
         case Save():
             contents = table.shadow.slots[slot] or SlotContents()
             return replace(
