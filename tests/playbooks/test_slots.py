@@ -28,6 +28,7 @@ from playbooks.playbook import (
 from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.events import Arrived
 from slotkeeper.scheduler.pending import Wait, Waiting
+from slotkeeper.scheduler.state import PASSES
 from slotkeeper.scheduler.table import LINGER
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import Reason, RequestId, SlotId
@@ -83,11 +84,17 @@ def test_a_prompt_that_takes_hardly_longer_than_a_pass_is_sent_at_once(tokens, w
     assert play if waits else play >> goes("r2", slot=1)
 
 
-def test_no_later_prompt_begins_before_one_that_waits_for_a_batch_of_its_own():
-    """Otherwise a stream of short prompts, which wait for no other, would keep it back for ever."""
-    play = two_at_once(n_slots=3)
-    assert play << arrives("r3") << knows("r3", C.cut(0, 55))
-    assert play << starts("r1") >> goes("r2", slot=1) >> goes("r3", slot=2)
+def test_a_stream_of_short_prompts_does_not_keep_back_one_that_waits_for_a_batch_of_its_own():
+    """Each of them waits for no other, so that one is always about to begin."""
+    play = two_at_once(n_slots=PASSES + 3)
+    for number in range(PASSES):
+        request, prompt = f"s{number}", Tokens(range(10_000 + 1000 * number, 10_055 + 1000 * number))
+        assert play << arrives(request) << knows(request, prompt) >> goes(request, slot=1 + number)
+    assert play << arrives("last") << knows("last", C.cut(0, 55))
+    assert play << starts("r1")  # there are short ones that may be in the next batch
+    for number in range(PASSES):
+        play << starts(f"s{number}")
+    assert play >> goes("r2", slot=PASSES + 1) >> goes("last", slot=PASSES + 2)
 
 
 def test_a_prompt_is_sent_at_once_beside_a_long_one_that_fills_each_batch():

@@ -228,7 +228,8 @@ def _begins(state: State, pending: Pending, scene: CurrentScene, now: float) -> 
         yield from _make_room(state, pending, plan, short, now)
         scene.changed()
         lacking = short.cells
-    holds = (plan.table,) if plan and shares else _holds(state, pending, plan, now)
+    starves = shares and state.overtaken(pending)
+    holds = (plan.table,) if plan and starves else _holds(state, pending, plan, now)
     if pending.waits_on(plan, scene.drawn(), behind=behind, holds=holds, lacking=lacking) and plan:
         yield priority.stood_back(pending, plan, now)
     return False
@@ -240,8 +241,8 @@ def _shares_batch(state: State, pending: Pending, plan: Plan, now: float) -> boo
     Then both clients would wait until both are computed. If this one is sent when the engine has begun the
     other, its client waits only one pass through the model and that moment longer, and the other client is
     not held up.
-    Beside a third prompt that fills each batch, it would wait for a whole batch more. Meanwhile no later
-    request may begin there, or a stream of short prompts would keep this one back for ever.
+    Beside a third prompt that fills each batch, it would wait for a whole batch more. Once PASSES requests
+    have overtaken it, no later one begins there, or a stream of short prompts would keep it back for ever.
     """
     table, found = plan.table, plan.reuse_plan
     if pending.prompt is None or found is None:
