@@ -2,8 +2,9 @@
 
 `python -m benchmarks.waiting [--models fat-dense fat-hybrid] [--work append titles ...] [--pauses 0.05 5]
 [--turns 12] [--rounds 1] [--busy 0]`. The same clients talk to a stock engine and, through the sidecar, to
-another with the same flags, one after the other, so that neither works beside the other. Each round has fresh
-engines. `--busy` starts that many busy loops beside them.
+another with the same flags. Each engine is started for its leg and ends with it, and every other round begins
+with ours: while a first engine was still there, a second one was up to 1.36 times as slow, stock as well.
+`--busy` starts that many busy loops beside them.
 
 The bound, "least", is the time of the tokens that any cache must compute, at the speed that the stock engine
 showed in this run (`slotkeeper.api.latency`), with no other queue than any server has (`least_waits`).
@@ -232,34 +233,35 @@ class Round:
 
 
 @asynccontextmanager
-async def sides(model: Fat, *, images: bool = False) -> AsyncIterator[tuple[Side, Side]]:
-    """Run two engines with the same flags, and a sidecar in front of the second; `images`: they see."""
+async def one_side(model: Fat, *, through: bool, images: bool) -> AsyncIterator[Side]:
+    """Run an engine, if `through` with a sidecar in front of it; `images`: it sees."""
     binary, path = find_engine(), build(model)
     async with AsyncExitStack() as stack:
         root = Path(stack.enter_context(TemporaryDirectory(prefix="slotkeeper-waiting-")))
-        engines = []
-        for name in ("stock", "ours"):
-            folder = root / name
-            folder.mkdir()
-            flags = lab.stock_flags(binary, path, folder, slots=SLOTS, context_tokens=CONTEXT_TOKENS)
-            flags[flags.index("-t") + 1] = THREADS
-            flags += lab.DRAFTS if model in lab.WITH_DRAFTS else ()
-            flags += ["--mmproj", str(projector(Projector.QWEN, folder))] if images else ()
-            started = lab.restartable(binary, flags, root / f"{name}.log")
-            engines.append(await stack.enter_async_context(started))
-        words = f"{QUIET} --slot-dir {root / 'ours'} --hot-bytes 8GiB"
-        sidecar = await stack.enter_async_context(served(engines[1].base, words))
-        yield Side(engine=engines[0], sidecar=None), Side(engine=engines[1], sidecar=sidecar)
+        folder = root / "slots"
+        folder.mkdir()
+        flags = lab.stock_flags(binary, path, folder, slots=SLOTS, context_tokens=CONTEXT_TOKENS)
+        flags[flags.index("-t") + 1] = THREADS
+        flags += lab.DRAFTS if model in lab.WITH_DRAFTS else ()
+        flags += ["--mmproj", str(projector(Projector.QWEN, root))] if images else ()
+        engine = await stack.enter_async_context(lab.restartable(binary, flags, root / "engine.log"))
+        sidecar = None
+        if through:
+            words = f"{QUIET} --slot-dir {folder} --hot-bytes 8GiB"
+            sidecar = await stack.enter_async_context(served(engine.base, words))
+        yield Side(engine=engine, sidecar=sidecar)
 
 
-async def measured(model: Fat, name: str, work: Work, pause: float | None) -> Round:
-    """Play one workload both ways, on fresh engines."""
-    async with sides(model, images=work.images) as (direct, through):
-        await through.rests()
-        stock = await played(work, direct)
-        ours = await played(work, through)
-        stock.told = await with_oracle(stock.told, direct.engine.base)
-    found = Round(model=model, name=name, work=work, pause=pause, stock=stock, ours=ours)
+async def measured(model: Fat, name: str, work: Work, pause: float | None, *, ours_first: bool) -> Round:
+    """Play one workload both ways, each on an engine that was started for it and ends with it."""
+    legs: dict[bool, Leg] = {}
+    for through in (True, False) if ours_first else (False, True):
+        async with one_side(model, through=through, images=work.images) as side:
+            await side.rests()
+            legs[through] = leg = await played(work, side)
+            if not through:
+                leg.told = await with_oracle(leg.told, side.engine.base)
+    found = Round(model=model, name=name, work=work, pause=pause, stock=legs[False], ours=legs[True])
     _tell(found)
     return found
 
@@ -401,8 +403,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with busy_loops(chosen.busy):
         for model in chosen.models:
             rounds = [
-                asyncio.run(measured(model, name, work, pause))
-                for _ in range(chosen.rounds)
+                asyncio.run(measured(model, name, work, pause, ours_first=number % 2 == 1))
+                for number in range(chosen.rounds)
                 for name, work, pause in chosen_work(chosen.work, chosen.pauses, chosen.turns)
             ]
             found += rows(rounds, chosen.busy)
