@@ -99,6 +99,18 @@ def test_a_copy_beside_another_request_is_measured_unless_that_computes_its_prom
     assert play.table.rates.copying.measured != computes
 
 
+@pytest.mark.parametrize("beside", [False, True])
+def test_the_time_of_a_copy_is_learned_from_our_own_prefills_that_run_alone(beside):
+    """Before the touch the engine copies the 2,200 tokens of slot 0: 36 MB in two seconds."""
+    play = Play(ram_cache=True, memory="dense", n_slots=3, token_bytes=16 * 1024)
+    if beside:
+        assert play << arrives("r0") << knows("r0", OTHER) >> goes("r0", slot=0) << starts("r0")
+    assert one_turn(play, "r1", FIRST, slot=1 if beside else 0)
+    assert play << arrives("r2") << knows("r2", SECOND) >> plants("r2", 2 if beside else 1, Purpose.TOUCH)
+    play << planted("r2", copied_seconds=2.0)
+    assert play.table.rates.copying.measured != beside
+
+
 # -- what is overwritten -------------------------------------------------------------------------------
 
 ASKED = DOCUMENT + Tokens(range(10_000, 10_600))

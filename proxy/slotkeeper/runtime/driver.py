@@ -596,7 +596,7 @@ class EffectRunner:
         return len(self._plants)
 
     async def _plant(self, plant: Prefill) -> None:
-        computed, seconds, cuts, counted, unsent = None, None, None, 0, True
+        computed, seconds, copied_seconds, cuts, counted, unsent = None, None, None, None, 0, True
         link = self._engines.links[plant.place.engine]
         auth = self.lent.get(plant.request) or link.auth
 
@@ -610,11 +610,12 @@ class EffectRunner:
 
         try:
             prompt = await link.prefill_prompt(plant.tokens, auth)
-            unsent = False
+            unsent, called_at = False, time.monotonic()
             result = await link.client.prefill(
                 prompt, plant.place.slot, headers=auth, progress=count, lora=plant.lora
             )
             computed, seconds, cuts = result.computed, result.seconds, result.cuts
+            copied_seconds = max(0.0, time.monotonic() - called_at - seconds)
             count(result.computed + result.cached, result.cached)
             log.debug("planted", **_about(plant), tokens=len(plant.tokens), computed=computed)
         except Exception as error:  # noqa: BLE001 - the request continues without the plant
@@ -632,6 +633,7 @@ class EffectRunner:
                 computed=computed,
                 wasted=counted if computed is None else 0,
                 seconds=seconds,
+                copied_seconds=copied_seconds,
                 unsent=unsent,
                 cuts=cuts,
             )

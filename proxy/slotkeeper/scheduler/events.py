@@ -96,6 +96,7 @@ class Planted:
     computed: int | None
     wasted: int = 0  # tokens that were evaluated although it failed
     seconds: float | None = None  # time that the engine reported
+    copied_seconds: float | None = None  # the time of the call without those: mostly copies to and from RAM
     stopped: bool = False  # by us: the engine keeps the batches that were done
     unsent: bool = False  # the engine was not asked, so the slot is as it was
     cuts: tuple[int, ...] | None = None  # where batches ended, in tokens of the prompt; None: not reported

@@ -19,7 +19,7 @@ from slotkeeper.scheduler.engine_model import TAIL, cells_of, user_starts
 from slotkeeper.scheduler.events import Erased, Planted, Restored, Saved
 from slotkeeper.scheduler.evidence import by_batches
 from slotkeeper.scheduler.pending import SURPRISE, Pending, Plan, Stage, StepEnded
-from slotkeeper.scheduler.shadow import Source
+from slotkeeper.scheduler.shadow import ReusePlan, Source
 from slotkeeper.scheduler.slot_contents import SlotContents, edits
 from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.steps import WITHOUT_CONTENTS, Chore, begun
@@ -285,20 +285,25 @@ def _planted(table: EngineTable, slot: SlotId, step: Step, event: Planted) -> bo
         table.leave(slot, event.at)
         return False
     end, cached = len(tokens), len(tokens) - event.computed
+    reuse_plan, copied_bytes = shadow.prefill_ended(slot, tokens)
     table.rates.prefilled(event.computed, event.seconds)
+    if event.copied_seconds is not None and len(table.idle_beside(slot)) == len(table.states) - 1:
+        table.rates.copied(copied_bytes, event.copied_seconds)
     cuts = None if tokens.chunks else event.cuts  # the engine also ends a batch at each image
     table.learn(by_batches(table.traits, cached=cached, end=end, cuts=cuts))
     if step.purpose in WITHOUT_CONTENTS:
         shadow.touch(slot, table.idle_beside(slot))
     else:
-        _prefilled(table, slot, step, event, cached)
+        _prefilled(table, slot, step, event, reuse_plan)
     return True
 
 
-def _prefilled(table: EngineTable, slot: SlotId, step: Prefill, event: Planted, cached: int) -> None:
-    """Update the slot's contents after a prefill, for which the engine reused `cached` tokens."""
+def _prefilled(
+    table: EngineTable, slot: SlotId, step: Prefill, event: Planted, reuse_plan: ReusePlan
+) -> None:
+    """Update the slot's contents after a prefill that was to reuse what `reuse_plan` says."""
     tokens, shadow = step.tokens, table.shadow
-    before, reuse_plan = shadow.slots[slot], shadow.prefill_ended(slot, tokens)
+    before, cached = shadow.slots[slot], len(tokens) - (event.computed or 0)
     if reuse_plan.source is Source.RAM and cached < reuse_plan.reuse - SURPRISE:
         shadow.forget_ram()  # the engine loaded another entry
     shadow.finish(

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from slotkeeper.scheduler.adapters import namespace_in, set_in
 from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Known, after_prefill, generous
@@ -55,6 +55,13 @@ class ReusePlan:
     foreign: bool = False  # the engine might use another space's state: the slot must be erased first
 
 
+class Prefilling(NamedTuple):
+    """A prefill of ours that runs."""
+
+    reuse_plan: ReusePlan
+    copied_bytes: int  # to and from the RAM cache, before it is computed
+
+
 class EngineShadow:
     """Our model of what one engine's slots and RAM cache hold."""
 
@@ -63,7 +70,7 @@ class EngineShadow:
         self.slots: list[SlotContents | None] = [None] * traits.n_slots
         self.ram: list[SlotContents] = []
         self._copied: dict[SlotId, SlotContents] = {}  # idle slots whose contents are in the RAM cache too
-        self._prefills: dict[SlotId, ReusePlan] = {}  # of the prefills of ours that run now
+        self._prefills: dict[SlotId, Prefilling] = {}  # those of ours that run now
         self._tasks = 0
         self.mixed = False  # whether states of several sets of adapters may be in the engine
         # With which adapters a slot's last task ran; "": it never had one, None: that is not known.
@@ -203,14 +210,19 @@ class EngineShadow:
             self.slots[reuse_plan.slot] = reuse_plan.base
         self._copy_idle(reuse_plan.slot, idle)
 
-    def prefill_begins(self, slot: SlotId, tokens: Tokens, idle: Collection[SlotId]) -> None:
-        """Record that a prefill of ours starts in `slot`. Later tasks can load what is copied first."""
-        self._prefills[slot] = reuse_plan = self.plan_reuse(slot, tokens)
-        self.launch(reuse_plan, idle)
+    def prefill_begins(self, slot: SlotId, tokens: Tokens, idle: Collection[SlotId], *, touch: bool) -> None:
+        """Record that a prefill of ours starts in `slot`. Later tasks can load what is copied first.
 
-    def prefill_ended(self, slot: SlotId, tokens: Tokens) -> ReusePlan:
-        """Return what the prefill in `slot` was to reuse when it started."""
-        return self._prefills.pop(slot, None) or self.plan_reuse(slot, tokens)
+        `touch`: it leaves nothing to reuse.
+        """
+        reuse_plan = self.plan_reuse_blind(slot) if touch else self.plan_reuse(slot, tokens)
+        self._prefills[slot] = Prefilling(reuse_plan, self.copies(reuse_plan, idle).size)
+        if not touch:
+            self.launch(reuse_plan, idle)
+
+    def prefill_ended(self, slot: SlotId, tokens: Tokens) -> Prefilling:
+        """Return what the prefill in `slot` was to reuse and what was to be copied when it started."""
+        return self._prefills.pop(slot, None) or Prefilling(self.plan_reuse(slot, tokens), 0)
 
     def touch(self, slot: SlotId, idle: Collection[SlotId]) -> None:
         """Record that a one-token task ran in `slot`."""
@@ -242,7 +254,7 @@ class EngineShadow:
 
     def stopped(self, slot: SlotId, tokens: Tokens) -> None:
         """Record that a prefill of ours was stopped in `slot`."""
-        self.slots[slot] = self.broken_off(self.prefill_ended(slot, tokens), tokens)
+        self.slots[slot] = self.broken_off(self.prefill_ended(slot, tokens).reuse_plan, tokens)
 
     def reply_known(self, slot: SlotId, tokens: Tokens) -> Tokens:
         """Fill in the tokens of the task that ended last in `slot`. Returns the tokens that it holds."""

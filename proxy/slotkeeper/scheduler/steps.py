@@ -26,8 +26,8 @@ def begun(step: Step, owner: RequestId, table: EngineTable, slot: SlotId, *, tre
     match step:
         case Prefill():
             step = replace(step, lora=_scales(table.traits, step.tokens, step.purpose))
-            if step.purpose not in WITHOUT_CONTENTS:
-                table.shadow.prefill_begins(slot, step.tokens, table.idle_beside(slot))
+            touch = step.purpose in WITHOUT_CONTENTS
+            table.shadow.prefill_begins(slot, step.tokens, table.idle_beside(slot), touch=touch)
         case Save():
             contents = table.shadow.slots[slot] or SlotContents()
             return replace(
