@@ -94,16 +94,6 @@ def test_a_new_head_is_not_saved_if_that_would_stop_another_request_as_well():
     assert play >> plants("r1", 1, Purpose.PLANT) << planted("r1", 1000) >> goes("r1", slot=1)
 
 
-def test_a_head_is_not_saved_at_once_if_another_slot_has_it_too():
-    """The slot will be saved when its conversation pauses; until then prompts continue from either slot."""
-    play = plants_a_new_head(memory="dense", **NEW_FILES)
-    play.table.rates.writing = LinearTimes(5e7)
-    assert play << planted("r1", 1000) >> goes("r1", slot=0) << starts("r1")
-    play.table.rates.writing = LinearTimes(1e12)
-    play << arrives("r2") << knows("r2", PROMPTS[1], AT_HEAD)
-    assert play >> plants("r2", 1, Purpose.PLANT) << planted("r2", 1000) >> goes("r2", slot=1)
-
-
 def test_a_new_head_is_saved_if_another_request_waits_for_it():
     play = plants_a_new_head(memory="dense", **NEW_FILES)
     play.table.rates.writing = LinearTimes(5e7)

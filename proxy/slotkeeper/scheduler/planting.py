@@ -43,7 +43,7 @@ from slotkeeper.scheduler.engine_model import (
 from slotkeeper.scheduler.pending import Structure
 from slotkeeper.scheduler.rates import WORTH_A_FILE
 from slotkeeper.scheduler.shadow import ReusePlan
-from slotkeeper.scheduler.slot_contents import first_kept, reuse
+from slotkeeper.scheduler.slot_contents import first_kept
 from slotkeeper.scheduler.table import EngineTable
 from slotkeeper.scheduler.tokens import BoundaryKind, Chunk, Tokens, outside
 from slotkeeper.scheduler.types import SlotId
@@ -412,15 +412,11 @@ def saved_at_once(
 ) -> bool:
     """Whether a file of a new head is worth its client's wait, though no other request waits for it.
 
-    No other slot has it, and other prompts have begun with it before, or probably will soon. Otherwise the
-    slot will be saved when its conversation pauses, and that file can be cut at the head's end too, unless
-    files contain no checkpoints. So now it only serves prompts that come before, and to write it stops every
-    slot at work.
+    Other prompts have begun with it before, or probably will soon. Otherwise the slot will be saved when its
+    conversation pauses, and that file can be cut at the head's end too, unless files contain no checkpoints.
+    So now it only serves prompts that come before, and to write it stops every slot at work.
     """
     traits, end = table.traits, len(head)
-    others = (*table.shadow.slots[:slot], *table.shadow.slots[slot + 1 :], *table.shadow.ram)
-    if any(reuse(contents, head, traits) >= end - TAIL for contents in others):
-        return False
     if any(0 <= end - branch.at <= TAIL for branch in structure.branches):
         return True
     if not traits.cuttable and not traits.files_carry:
