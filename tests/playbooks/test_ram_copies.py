@@ -99,7 +99,7 @@ def test_a_copy_beside_another_request_is_measured_unless_that_computes_its_prom
     assert play.table.rates.copying.measured != computes
 
 
-@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("beside", ["", "begins", "all the time"])
 def test_the_time_of_a_copy_is_learned_from_our_own_prefills_that_run_alone(beside):
     """Before the touch the engine copies the 2,200 tokens of slot 0: 36 MB in two seconds."""
     play = Play(ram_cache=True, memory="dense", n_slots=3, token_bytes=16 * 1024)
@@ -107,8 +107,10 @@ def test_the_time_of_a_copy_is_learned_from_our_own_prefills_that_run_alone(besi
         assert play << arrives("r0") << knows("r0", OTHER) >> goes("r0", slot=0) << starts("r0")
     assert one_turn(play, "r1", FIRST, slot=1 if beside else 0)
     assert play << arrives("r2") << knows("r2", SECOND) >> plants("r2", 2 if beside else 1, Purpose.TOUCH)
+    if beside == "begins":  # the other request was running when the touch began
+        assert play << ends("r0", len(OTHER)) >> reports("r0")
     play << planted("r2", copied_seconds=2.0)
-    assert play.table.rates.copying.measured != beside
+    assert play.table.rates.copying.measured != bool(beside)
 
 
 # -- what is overwritten -------------------------------------------------------------------------------

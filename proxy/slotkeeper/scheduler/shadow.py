@@ -59,7 +59,7 @@ class Prefilling(NamedTuple):
     """A prefill of ours that runs."""
 
     reuse_plan: ReusePlan
-    copied_bytes: int  # to and from the RAM cache, before it is computed
+    copied_bytes: int  # to and from the RAM cache, before it is computed; 0 also if another task was running
 
 
 class EngineShadow:
@@ -216,7 +216,8 @@ class EngineShadow:
         `touch`: it leaves nothing to reuse.
         """
         reuse_plan = self.plan_reuse_blind(slot) if touch else self.plan_reuse(slot, tokens)
-        self._prefills[slot] = Prefilling(reuse_plan, self.copies(reuse_plan, idle).size)
+        alone = len(idle) == self.traits.n_slots - 1
+        self._prefills[slot] = Prefilling(reuse_plan, self.copies(reuse_plan, idle).size if alone else 0)
         if not touch:
             self.launch(reuse_plan, idle)
 
