@@ -6,6 +6,9 @@ another with the same flags. Each engine is started for its leg and ends with it
 with ours: while a first engine was still there, a second one was up to 1.36 times as slow, stock as well.
 `--busy` starts that many busy loops beside them.
 
+Where clients wait for slots, a server that answers sooner has the next requests sooner, and these wait in its
+queue. So the sum of the times to whole answers stands beside that of the times to first tokens.
+
 The bound, "least", is the time of the tokens that any cache must compute, at the speed that the stock engine
 showed in this run (`slotkeeper.api.latency`), with no other queue than any server has (`least_waits`).
 """
@@ -87,6 +90,11 @@ class Leg:
     engine_bytes: int = 0  # the most memory that the engine had
     sidecar_bytes: int = 0
     written: int = 0  # bytes that engine and sidecar wrote to files
+
+    @property
+    def answered_seconds(self) -> float:
+        """The sum of the times from request to the end of its answer."""
+        return sum(one.ended - one.sent for one in self.told)
 
     @property
     def totals(self) -> Totals:
@@ -343,6 +351,8 @@ def rows(rounds: Sequence[Round], busy: int) -> Iterator[Row]:
             "stock_seconds": stock.waits.waited_seconds,
             "ours_seconds": ours.waits.waited_seconds,
             "least_seconds": None if least is None else sum(least),
+            "stock_answered": found.stock.answered_seconds,
+            "ours_answered": found.ours.answered_seconds,
             "stock_p95": stock.waits.first_token_p95,
             "ours_p95": ours.waits.first_token_p95,
             "stock_stall": stock.waits.stall_seconds,

@@ -14,6 +14,7 @@ COLUMNS: Final = (
     "ours ÷ stock",
     "stock ÷ least",
     "ours ÷ least",
+    "whole answers",
     "p95",
     "longest stall, ms",
     "engine, MiB",
@@ -43,6 +44,7 @@ def _cells(those: Sequence[Row]) -> Sequence[str]:
         f"{max(ratios):.2f}" if len(those) == 1 else f"{min(ratios):.2f} to {max(ratios):.2f}",
         _worst(those, "stock_seconds", "least_seconds"),
         _worst(those, "ours_seconds", "least_seconds"),
+        _worst(those, "ours_answered", "stock_answered"),
         _worst(those, "ours_p95", "stock_p95"),
         _stalls(those),
         _most(those, "ours_engine_bytes", "stock_engine_bytes"),
@@ -53,7 +55,7 @@ def _cells(those: Sequence[Row]) -> Sequence[str]:
 
 
 def _worst(those: Sequence[Row], name: str, other: str) -> str:
-    known = [row[name] / row[other] for row in those if row[name] and row[other]]
+    known = [row[name] / row[other] for row in those if row.get(name) and row.get(other)]
     return f"{max(known):.2f}" if len(known) == len(those) else "-"
 
 
