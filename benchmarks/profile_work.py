@@ -69,6 +69,7 @@ class Chat:
             boundaries=self.boundaries,
             following=following,
             chance=self.habit.chance(dict(kind)),
+            calls_tools=calls,
         )
         if keeps:
             self.said, self._last = prompt + answer + END, kind

@@ -297,6 +297,7 @@ class SimulatedSidecar:
                 generated=len(turn.reply),
                 slot=task.slot,
                 prefill_seconds=task.seconds,
+                calls_tools=turn.calls_tools,
             )
         )
         known = (turn.prompt + turn.reply).cut(0, len(turn.prompt) + len(turn.reply) - 1)

@@ -45,6 +45,7 @@ class SimulatedTurn:
     reply: Tokens  # as the next turn will send it
     following: Tokens | None = None  # how the next turn is expected to begin; None: with prompt and reply
     chance: float = 1.0  # that it begins so, as the sidecar estimates it
+    calls_tools: bool | None = None  # whether the answer asks for tools; None: the sidecar is not told
     at: float = 0.0  # the earliest time at which it is sent
     pause: float = 0.0  # the least time after the answer to the previous turn
     hash_chain: tuple[bytes, ...] = ()

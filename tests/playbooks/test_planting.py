@@ -34,6 +34,9 @@ from playbooks.playbook import (
 )
 from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.effects import Prefill, Purpose, SaveMoment
+from slotkeeper.scheduler.pending import Structure
+from slotkeeper.scheduler.planting import places
+from slotkeeper.scheduler.prompt_tree import Branch
 from slotkeeper.scheduler.rates import LinearTimes
 from slotkeeper.scheduler.slot_contents import HALF_LIFE
 from slotkeeper.scheduler.tokens import Boundary, BoundaryKind, Tokens
@@ -73,6 +76,11 @@ def plants_a_new_head(**engine: Any) -> Play:
     return play
 
 
+def test_before_the_first_measurement_a_large_model_counts_as_slow():
+    """At 1,000 tokens a second, 524 could be computed while the file is written, and half of 1,000 saved."""
+    assert plants_a_new_head(memory="dense", token_bytes=256 * 1024, **NEW_FILES)
+
+
 @pytest.mark.parametrize("engine", [{"memory": "dense"}, LATER_BUILD])
 def test_nobody_waits_for_the_file_of_a_new_head_that_a_later_file_will_contain(engine):
     """To save it takes 1.3 s, and a prompt before the next pause would save 1,000 tokens: one second."""
@@ -94,6 +102,15 @@ def test_a_new_head_is_not_saved_if_that_would_stop_another_request_as_well():
     assert play >> plants("r1", 1, Purpose.PLANT) << planted("r1", 1000) >> goes("r1", slot=1)
 
 
+def test_nothing_is_saved_at_a_beginning_that_another_slot_has_too():
+    """That slot will be saved when its conversation pauses; until then prompts continue from either slot."""
+    play = plants_a_new_head(memory="dense", **NEW_FILES)
+    play.table.rates.writing = LinearTimes(5e7)
+    assert play << planted("r1", 1000) >> goes("r1", slot=0) << starts("r1")
+    play.table.rates.writing = LinearTimes(1e12)
+    assert play << arrives("r2") << knows("r2", PROMPTS[1], AT_HEAD) >> goes("r2", slot=1)
+
+
 def test_a_new_head_is_saved_if_another_request_waits_for_it():
     play = plants_a_new_head(memory="dense", **NEW_FILES)
     play.table.rates.writing = LinearTimes(5e7)
@@ -105,6 +122,20 @@ def test_a_new_head_is_saved_if_no_later_file_can_be_cut_there():
     play = plants_a_new_head(**OLD_FILES, eager_thinning=True)
     play.table.rates.writing = LinearTimes(5e7)
     assert play << planted("r1", 1000) >> saves(0, SaveMoment.BOUNDARY)
+
+
+@pytest.mark.parametrize(
+    ("second", "ways", "shared"), [(600, 2, False), (600, 3, True), (1000, 2, True), (None, 2, True)]
+)
+def test_an_edit_in_the_middle_of_a_conversation_is_no_beginning_that_others_share(second, ways, shared):
+    """Its slot can be cut there. In the first turn, or where several prompts diverge, others begin so too."""
+    found = (Boundary(500, BoundaryKind.HEAD), Boundary(second or 1500, BoundaryKind.USER))
+    structure = Structure(
+        boundaries=found if second else (), branches=(Branch(at=1000, ways=ways, passed=1, used=0.0),)
+    )
+    assert {
+        place.shared for place in places(structure, PROMPTS[0]) if place.at == 1000 and place.chance > 0.1
+    } == {shared}
 
 
 def test_nothing_is_planted_for_a_prompt_that_the_engine_will_refuse():

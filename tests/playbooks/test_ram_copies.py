@@ -34,6 +34,7 @@ LARGE = 1 << 20  # bytes of a token's state
 def with_two_questions(token_bytes: int) -> Play:
     """Both slots hold the document and a question about it; that in slot 0 was asked last."""
     play = Play(ram_cache=True, memory="dense", token_bytes=token_bytes)
+    play.table.rates.prefilled(1000, 1.0)
     assert one_turn(play, "r1", FIRST, slot=0)
     asked = play.table.shadow.slots[0]
     assert asked is not None
@@ -55,6 +56,7 @@ def test_a_small_state_is_copied_so_that_the_question_before_is_kept():
 def test_a_state_that_is_dear_to_copy_is_not_loaded_into_another_slot():
     large, small = (Play(ram_cache=True, memory="dense", token_bytes=size) for size in (LARGE, 1024))
     for play in (large, small):
+        play.table.rates.prefilled(1000, 1.0)
         assert one_turn(play, "r1", FIRST, slot=0)
     assert large << arrives("r2") << knows("r2", SECOND) >> goes("r2", slot=0, reason=Reason.PREFIX)
     assert small << arrives("r2") << knows("r2", SECOND) >> plants("r2", 1, Purpose.TOUCH)

@@ -112,6 +112,21 @@ def test_the_next_turn_goes_to_the_slot_of_the_previous_turn():
     assert play << ends("r3", 150, 100) >> reports("r3", predicted=100, oracle=50)
 
 
+@pytest.mark.parametrize(
+    ("calls_tools", "seconds", "slot"), [(False, 1.0, 0), (True, 1.0, 1), (None, 1.0, 1), (True, 4.0, 0)]
+)
+def test_an_edit_takes_the_place_of_what_it_edits_unless_it_may_be_a_sub_agent_instead(
+    calls_tools, seconds, slot
+):
+    first, second = (Tokens(range(600)) + Tokens(range(n, n + 1000)) for n in (1000, 2000))
+    play = Play(n_slots=2, memory="dense")
+    play << arrives("r1", hash_chain=(b"head", b"one", b"two")) << knows("r1", first) >> goes("r1", slot=0)
+    play << ends("r1", 1600, 0, calls_tools=calls_tools) >> reports("r1")
+    play.clock += seconds
+    play << arrives("r2", hash_chain=(b"head", b"one", b"edited")) << knows("r2", second)
+    assert play >> goes("r2", slot=slot)
+
+
 def test_a_slot_is_not_reused_while_a_cancelled_prompt_is_still_computed():
     play = Play(n_slots=1)
     assert play << arrives("r1") << knows("r1", A) >> goes("r1", slot=0) << starts("r1")

@@ -201,6 +201,11 @@ class Answer:
     complete: bool  # the answer has the end that its API prescribes
     error: str | None  # the type of the error in the answer, never its text
 
+    @property
+    def calls_tools(self) -> bool | None:
+        """Whether it asks for tools; None: it broke off or was not read."""
+        return "tool_calls" in self.reply if self.complete and self.reply is not None else None
+
 
 class AnswerReading(Protocol):
     """Reads the answers of one API into an `AnswerBuilder`."""

@@ -337,6 +337,7 @@ class Account:
                 slot=figures.slot,
                 prefill_seconds=figures.prefill_ms / 1000 if figures.prefill_ms else None,
                 failed=answer.error is not None,
+                calls_tools=answer.calls_tools,
             )
         )
         self.render()

@@ -197,6 +197,7 @@ class Finished:
     slot: int | None = None
     prefill_seconds: float | None = None  # time that the engine took to compute the new part of the prompt
     failed: bool = False  # the engine ended it with an error
+    calls_tools: bool | None = None  # it asks for tools, so its agent goes on at once; None: not known
 
     @property
     def left(self) -> int:

@@ -103,6 +103,7 @@ def _plants_added(state: State, pending: Pending, plan: Plan, now: float) -> Pla
         catalog=state.catalog,
         writes=state.writes,
         user_starts=user_starts(prompt, table.traits),
+        waiting=len(list(state.waiting_requests())),
         now=now,
     )
     return _with_plants(plan, plants, prompt, pinnable=pending.arrived.pinnable) if plants else plan
@@ -224,13 +225,15 @@ def _saved_later(state: State, pending: Pending, table: EngineTable, slot: SlotI
     if not plan or not left or not contents or not planting.kept(plan.steps[: len(plan.steps) - left + 1], 1):
         return None
     end = contents.total
-    others = (state.requests[request].prompt for request in state.waiting_requests())
+    waiting = list(state.waiting_requests())
+    others = (state.requests[request].prompt for request in waiting)
     awaited = any(prompt and prompt.lcp(contents.tokens) >= end - TAIL for prompt in others)
     now = awaited or planting.saved_at_once(
         contents.tokens,
         pending.structure,
         slot,
         checkpoints=len(contents.checkpoints),
+        waiting=len(waiting),
         table=table,
         catalog=state.catalog,
     )
@@ -315,6 +318,7 @@ def _prefilled(
         user_starts=(),  # a raw prompt has no messages (engine.md 1.6)
         hash_chain=before.hash_chain if before and step.purpose in SAME else (),
         request=event.request,
+        calls_tools=before.calls_tools if before and step.purpose in SAME else None,
         now=before.used if before and step.purpose.idle else event.at,
     )
 

@@ -176,6 +176,7 @@ def _release(
         now=now,
         arrived_at=pending.arrived.at,
         space=pending.arrived.space,
+        calls_tools=event.calls_tools,
     )
     if contents.turns > 1:
         table.rates.paused(contents.pauses[-1:])

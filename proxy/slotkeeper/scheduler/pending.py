@@ -158,6 +158,12 @@ class Structure:
         """Tokens before the first message; 0 = not known."""
         return next((b.at for b in self.boundaries if b.kind is BoundaryKind.HEAD), 0)
 
+    @property
+    def first_turn(self) -> float:
+        """Tokens before the message that follows the first reply; inf: none does, or it is not known."""
+        later = {BoundaryKind.USER, BoundaryKind.TOOL}
+        return next((b.at for b in self.boundaries if b.kind in later and 0 < self.head < b.at), inf)
+
 
 NO_STRUCTURE: Final = Structure()
 

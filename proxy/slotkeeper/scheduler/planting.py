@@ -43,7 +43,7 @@ from slotkeeper.scheduler.engine_model import (
 from slotkeeper.scheduler.pending import Structure
 from slotkeeper.scheduler.rates import WORTH_A_FILE
 from slotkeeper.scheduler.shadow import ReusePlan
-from slotkeeper.scheduler.slot_contents import first_kept
+from slotkeeper.scheduler.slot_contents import first_kept, reuse
 from slotkeeper.scheduler.table import EngineTable
 from slotkeeper.scheduler.tokens import BoundaryKind, Chunk, Tokens, outside
 from slotkeeper.scheduler.types import SlotId
@@ -108,7 +108,9 @@ def places(structure: Structure, prompt: Tokens) -> Iterator[CutPlace]:
     for branch in structure.branches:  # 1
         seen = branch.ways / (branch.ways + 1) if branch.ways > 2 else CHANCE_SEEN_ONCE
         chance = max(CHANCE_IN_HEAD, seen) if branch.at <= structure.head else seen
-        yield CutPlace(branch.at, chance, shared=branch.at <= structure.shared_until)
+        # One other way from the middle of a conversation is an edit, which follows in the same slot.
+        several = branch.ways > 2 or branch.at <= structure.first_turn
+        yield CutPlace(branch.at, chance, shared=several and branch.at <= structure.shared_until)
     yield from _in_head(structure.head, structure.known)  # 2, 3
     for boundary in structure.boundaries:  # 4, 5
         if boundary.kind is BoundaryKind.USER and boundary.at < len(prompt):
@@ -141,6 +143,7 @@ def steps(
     catalog: Catalog,
     writes: HourlyBudget,
     user_starts: Sequence[int],
+    waiting: int,
     now: float,
 ) -> tuple[Step, ...]:
     """Return the plants to make in the slot before the request goes there; () if none is worth it.
@@ -160,6 +163,7 @@ def steps(
     if table.may_save(now):
         files = _files(found, prompt, table, catalog, reuse_plan=reuse_plan, thinned_to=thinned_to)
         files |= _image_file(found, prompt, table, catalog, reuse_plan=reuse_plan, others=files)
+        files = {at for at in files if not _held_elsewhere(prompt.cut(0, at), reuse_plan.slot, table)}
     files = {at for at in files if writes.spend(_file_bytes(at, reuse_plan, table), now)}
     checkpoints = _checkpoints(found, reuse_plan, alone, table.traits)
     at_once = (
@@ -168,6 +172,7 @@ def steps(
             structure,
             reuse_plan.slot,
             checkpoints=CHECKPOINTS_PER_PLANT * len(checkpoints),
+            waiting=waiting,
             table=table,
             catalog=catalog,
         )
@@ -348,6 +353,16 @@ def _files(
     return best
 
 
+def _held_elsewhere(head: Tokens, slot: SlotId, table: EngineTable) -> bool:
+    """Whether another slot or the RAM cache has a state that can be cut near the end of this beginning.
+
+    Other prompts go on from that one until its conversation pauses, and then it is saved while nobody waits.
+    """
+    shadow = table.shadow
+    others = (*shadow.slots[:slot], *shadow.slots[slot + 1 :], *shadow.ram)
+    return any(reuse(contents, head, table.traits) >= len(head) - TAIL for contents in others)
+
+
 def _image_file(
     found: Collection[CutPlace],
     prompt: Tokens,
@@ -407,22 +422,24 @@ def saved_at_once(
     slot: SlotId,
     *,
     checkpoints: int,
+    waiting: int,
     table: EngineTable,
     catalog: Catalog,
 ) -> bool:
-    """Whether a file of a new head is worth its client's wait, though no other request waits for it.
+    """Whether a file of a new head is worth the wait of all, though no other request waits for it.
 
     Other prompts have begun with it before, or probably will soon. Otherwise the slot will be saved when its
     conversation pauses, and that file can be cut at the head's end too, unless files contain no checkpoints.
-    So now it only serves prompts that come before, and to write it stops every slot at work.
+    So now it only serves prompts that come before, and to write it stops every slot at work, and keeps all
+    `waiting` requests in the queue.
     """
     traits, end = table.traits, len(head)
     if any(0 <= end - branch.at <= TAIL for branch in structure.branches):
         return True
     if not traits.cuttable and not traits.files_carry:
         return True
-    at_work = len(table.states) - len(table.idle) + (slot in table.idle)
-    stops = table.rates.writing.seconds(table.file_bytes(end, checkpoints)) * at_work
+    stopped = len(table.states) - len(table.idle) + (slot in table.idle) + waiting
+    stops = table.rates.writing.seconds(table.file_bytes(end, checkpoints)) * stopped
     chance = CHANCE_SHARED_SOON if stops > SHORT_WAIT_SECONDS else CHANCE_SHARED_SOON_AT_A_SHORT_WAIT
     return chance * (end - catalog.covered(head, traits)) > stops * table.rates.prefill.mean
 

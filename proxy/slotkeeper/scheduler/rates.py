@@ -32,6 +32,10 @@ CALL_SECONDS: Final = 0.004  # for a slot action, besides its bytes: a round tri
 REMEMBERED: Final = 15  # measurements kept
 UNLIKE: Final = 1.25  # the larger of two files must be this many times as large to separate the two times
 PAIRS: Final = 3  # pairs of such files that are needed to separate the two times
+PREFILL_TOKENS_PER_SECOND: Final = 1000.0  # at most, until it was measured
+# Of the state that a prefill makes. The cards of the engine profiles (benchmarks/engine_profiles.py) make 129
+# to 274 MB each second, a CPU and an APU 7 to 38.
+PREFILL_STATE_BYTES_PER_SECOND: Final = 1.6e8
 MEASURED: Final = 3  # measurements needed before an engine's speed is compared with another's
 NEARLY_EQUAL: Final = (
     1e-3  # files of more similar form do not tell the bytes of tokens and of checkpoints apart
@@ -201,9 +205,11 @@ class Rates:
     The values before the first measurement are those of a small model on a good machine with a disk.
     """
 
-    prefill: Measured = field(default_factory=lambda: Measured(1000.0))  # tokens per second
+    prefill: Measured = field(default_factory=lambda: Measured(PREFILL_TOKENS_PER_SECOND))
     # Of a prefill: the constant part is the time of a pass through the model, which reads all weights.
-    prefilling: LinearTimes = field(default_factory=lambda: LinearTimes(1000.0, least=1, call_seconds=0.0))
+    prefilling: LinearTimes = field(
+        default_factory=lambda: LinearTimes(PREFILL_TOKENS_PER_SECOND, least=1, call_seconds=0.0)
+    )
     reading: LinearTimes = field(default_factory=lambda: LinearTimes(1e9))  # of a restore
     writing: LinearTimes = field(default_factory=lambda: LinearTimes(5e8))  # of a save
     # To and from the engine's RAM cache, before a task begins.
@@ -240,6 +246,15 @@ class Rates:
         """
         slope = self.prefilling.each if self.prefilling.separated else 0.0
         return min(1 / slope if slope else inf, self.prefill.most or self.prefill.mean)
+
+    def take_header(self, token_bytes: int) -> None:
+        """Take over the size of a token's state from the model's header, in bytes; 0: unknown.
+
+        It grows with the model, so the guess for a prefill falls with it.
+        """
+        if token_bytes and not self.prefilling.measured:
+            guess = min(PREFILL_TOKENS_PER_SECOND, PREFILL_STATE_BYTES_PER_SECOND / token_bytes)
+            self.prefill.mean, self.prefilling.guess, self.prefilling.each = guess, guess, 1 / guess
 
     def prefilled(self, tokens: int, seconds: float | None) -> None:
         if seconds:

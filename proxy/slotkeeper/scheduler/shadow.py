@@ -295,6 +295,7 @@ class EngineShadow:
                 used=home.used,
                 pauses=home.pauses,
                 request=home.request,
+                calls_tools=home.calls_tools,
                 **known,
             )
 
@@ -338,6 +339,7 @@ class EngineShadow:
         now: float,
         arrived_at: float | None = None,
         space: str = "",
+        calls_tools: bool | None = None,
     ) -> SlotContents:
         """Record that a task ended in `slot`; `arrived_at`: its client's request arrived then.
 
@@ -363,6 +365,7 @@ class EngineShadow:
             from_file=bool(base and base.from_file and cached),
             hash_chain=hash_chain,
             request=request,
+            calls_tools=calls_tools,
             turns=(base.turns if base and kept_most else 0) + 1,
             used=now,
             pauses=base.pauses_until(arrived_at) if base and kept_most else (),

@@ -71,7 +71,7 @@ class Snapshot:
 
 MAX_PAUSES: Final = 8  # of one conversation that are remembered
 RESTORED: Final = 0  # the task number of a restored checkpoint: no task of ours made it
-EDIT_AFTER_SECONDS: Final = 3.0  # a tool loop returns sooner
+EDIT_AFTER_SECONDS: Final = 3.0  # without a request; a tool loop returns sooner
 HALF_LIFE: Final = 900.0  # seconds after which an unused conversation is half as likely to return
 
 
@@ -93,6 +93,7 @@ class SlotContents:
     foreseen: bool = False  # nothing more will be learned about how the next turn begins
     given_up: int = 0  # tokens of its own that were given up for `following`
     request: RequestId | None = None  # the request that wrote it last
+    calls_tools: bool | None = None  # whether its answer asked for tools; None: not known
     turns: int = 0  # how often it was continued
     used: float = 0.0  # seconds, the clock of the events
     pauses: tuple[float, ...] = ()  # seconds between an answer and the next turn, the latest last
@@ -305,11 +306,13 @@ def replaces(hash_chain: Sequence[bytes], contents: SlotContents | None) -> bool
 
 
 def edits(hash_chain: Sequence[bytes], contents: SlotContents, now: float) -> bool:
-    """Whether these messages have another last one in place of the state's own, some time after its answer.
+    """Whether a user wrote another last message in place of the state's own, and will seldom return to it.
 
-    Users seldom return to what they have edited. Sooner, it may be one of several sub-agents at work.
+    It may be a sub-agent instead, while the agent to which the state belongs is at work: until that one has
+    been silent for EDIT_AFTER_SECONDS or has answered without asking for tools.
     """
-    return replaces(hash_chain, contents) and now - contents.used > EDIT_AFTER_SECONDS
+    rested = contents.calls_tools is False or now - contents.used > EDIT_AFTER_SECONDS
+    return rested and replaces(hash_chain, contents)
 
 
 def shared_messages(hash_chain: Sequence[bytes], contents: SlotContents | None) -> int:

@@ -148,6 +148,7 @@ class EngineTable:
         self.shadow = EngineShadow(traits, self.shadow.sizes)
         self.ram_missed = inf
         self.shadow.sizes.take_header(traits.token_bytes, traits.checkpoint_bytes)
+        self.rates.take_header(traits.token_bytes)
         self.states = [SlotState.IDLE] * traits.n_slots
         self.idle = self.in_state(SlotState.IDLE)
         self.owners = [None] * traits.n_slots

@@ -200,6 +200,14 @@ def test_a_stream_gives_the_engines_figures_and_the_reply(api):
     assert read(api, *stream) == Answer(figures=figures, reply=reply, complete=True, error=None)
 
 
+@pytest.mark.parametrize("api", STREAMS)
+def test_a_whole_answer_tells_whether_it_asks_for_tools(api):
+    stream, _, reply = STREAMS[api]
+    assert read(api, *stream).calls_tools is ("tool_calls" in reply)
+    half = "".join(stream)
+    assert read(api, half[: len(half) // 2]).calls_tools is None
+
+
 @pytest.mark.parametrize("api", BODIES)
 def test_a_body_gives_the_engines_figures_and_the_reply(api):
     body, figures, reply = BODIES[api]

@@ -28,6 +28,17 @@ def test_before_the_first_measurement_the_time_is_a_guess():
     assert LinearTimes(5e8).seconds(100 * MB) == pytest.approx(CALL_SECONDS + 0.2)
 
 
+def test_the_guess_for_a_prefill_falls_with_the_size_of_the_model_until_one_was_measured():
+    rates = Rates()
+    rates.take_header(1024)
+    assert (rates.prefill.mean, rates.prefilling.seconds(1000)) == pytest.approx((1000.0, 1.0))
+    rates.take_header(320_000)
+    assert (rates.prefill.mean, rates.prefilling.seconds(1000)) == pytest.approx((500.0, 2.0))
+    rates.prefilled(1000, 0.5)
+    rates.take_header(640_000)
+    assert rates.prefill.mean == 2000.0
+
+
 def test_a_slow_first_file_does_not_decide_the_rate():
     assert learned((1, 400)).seconds(MB) < 0.1
     assert learned((1, 400), (1, 5), (1, 5)).seconds(MB) == pytest.approx(CALL_SECONDS + 0.005)
