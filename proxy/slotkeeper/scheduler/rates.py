@@ -202,7 +202,8 @@ class Copies(NamedTuple):
 class Rates:
     """The measured rates of one engine. Prices are in tokens of prefill that it could compute in the time.
 
-    The values before the first measurement are those of a small model on a good machine with a disk.
+    The values before the first measurement are those of a small model on a good machine with a disk; the
+    header of a larger model makes its prefill slower (`take_header`).
     """
 
     prefill: Measured = field(default_factory=lambda: Measured(PREFILL_TOKENS_PER_SECOND))
