@@ -111,8 +111,8 @@ def _all(found: Iterable[CutPlace], *_: Any) -> Iterator[CutPlace]:
     yield from found
 
 
-def _without_branches(structure: Structure, prompt: Tokens) -> Iterator[CutPlace]:
-    return places(replace(structure, branches=()), prompt)
+def _without_branches(structure: Structure, prompt: Tokens, **more: bool) -> Iterator[CutPlace]:
+    return places(replace(structure, branches=()), prompt, **more)
 
 
 def _at_once(state: State, table: EngineTable, contents: SlotContents, _: float) -> float:

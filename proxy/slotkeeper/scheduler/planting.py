@@ -103,13 +103,16 @@ class Cut:
     file: bool
 
 
-def places(structure: Structure, prompt: Tokens) -> Iterator[CutPlace]:
-    """Yield the places where other prompts may diverge from this one. The numbers are as above."""
+def places(structure: Structure, prompt: Tokens, *, in_slot: bool = True) -> Iterator[CutPlace]:
+    """Yield the places where other prompts may diverge from this one. The numbers are as above.
+
+    `in_slot`: a slot of this engine can be cut there.
+    """
     for branch in structure.branches:  # 1
         seen = branch.ways / (branch.ways + 1) if branch.ways > 2 else CHANCE_SEEN_ONCE
         chance = max(CHANCE_IN_HEAD, seen) if branch.at <= structure.head else seen
         # One other way from the middle of a conversation is an edit, which follows in the same slot.
-        several = branch.ways > 2 or branch.at <= structure.first_turn
+        several = branch.ways > 2 or branch.at <= structure.first_turn or not in_slot
         yield CutPlace(branch.at, chance, shared=several and branch.at <= structure.shared_until)
     yield from _in_head(structure.head, structure.known)  # 2, 3
     for boundary in structure.boundaries:  # 4, 5
@@ -152,7 +155,9 @@ def steps(
     """
     if len(prompt) - reuse_plan.reuse < MIN_COMPUTED_TOKENS or 0 < table.traits.n_ctx <= len(prompt):
         return ()  # the engine refuses a prompt that is longer than its slot
-    found = [p for p in places(structure, prompt) if reuse_plan.reuse < p.at <= len(prompt) - 2 * TAIL]
+    in_slot = table.traits.cuttable or keeps_checkpoints(table.traits)
+    possible = places(structure, prompt, in_slot=in_slot)
+    found = [p for p in possible if reuse_plan.reuse < p.at <= len(prompt) - 2 * TAIL]
     if prompt.chunks:
         found = [*_among_images(found, prompt.chunks)]
     if not found:

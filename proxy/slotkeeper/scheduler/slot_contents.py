@@ -311,7 +311,9 @@ def edits(hash_chain: Sequence[bytes], contents: SlotContents, now: float) -> bo
     It may be a sub-agent instead, while the agent to which the state belongs is at work: until that one has
     been silent for EDIT_AFTER_SECONDS or has answered without asking for tools.
     """
-    rested = contents.calls_tools is False or now - contents.used > EDIT_AFTER_SECONDS
+    # Of one image, several things are asked in turn: that is no edit.
+    at_once = contents.calls_tools is False and not contents.tokens.chunks
+    rested = at_once or now - contents.used > EDIT_AFTER_SECONDS
     return rested and replaces(hash_chain, contents)
 
 
