@@ -20,7 +20,7 @@ from slotkeeper.scheduler.events import Erased, Planted, Restored, Saved
 from slotkeeper.scheduler.evidence import by_batches
 from slotkeeper.scheduler.pending import SURPRISE, Pending, Plan, Stage, StepEnded
 from slotkeeper.scheduler.shadow import ReusePlan, Source
-from slotkeeper.scheduler.slot_contents import EDIT_AFTER_SECONDS, SlotContents, replaces
+from slotkeeper.scheduler.slot_contents import SlotContents, edits_later
 from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.steps import WITHOUT_CONTENTS, Chore, begun
 from slotkeeper.scheduler.table import EngineTable, SlotState
@@ -93,8 +93,7 @@ def _plants_added(state: State, pending: Pending, plan: Plan, now: float) -> Pla
     if table.shadow.isolates(prompt.space) and plan.pinned and not plan.isolated:
         return plan  # it is sent uncached: a plant would be lost
     base, structure = reuse_plan.base, pending.structure
-    rested = base is not None and now - base.used > EDIT_AFTER_SECONDS
-    if rested and replaces(pending.arrived.hash_chain, base):  # so nobody else will begin with that message
+    if base and edits_later(pending.arrived.hash_chain, base, now):  # so nobody else will begin with it
         structure = replace(structure, shared_until=structure.head)
     plants = planting.steps(
         prompt,

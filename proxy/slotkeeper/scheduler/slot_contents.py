@@ -313,8 +313,12 @@ def edits(hash_chain: Sequence[bytes], contents: SlotContents, now: float) -> bo
     """
     # Of one image, several things are asked in turn: that is no edit.
     at_once = contents.calls_tools is False and not contents.tokens.chunks
-    rested = at_once or now - contents.used > EDIT_AFTER_SECONDS
-    return rested and replaces(hash_chain, contents)
+    return replaces(hash_chain, contents) if at_once else edits_later(hash_chain, contents, now)
+
+
+def edits_later(hash_chain: Sequence[bytes], contents: SlotContents, now: float) -> bool:
+    """Whether it is an edit because the state's conversation has been silent for EDIT_AFTER_SECONDS."""
+    return replaces(hash_chain, contents) and now - contents.used > EDIT_AFTER_SECONDS
 
 
 def shared_messages(hash_chain: Sequence[bytes], contents: SlotContents | None) -> int:
