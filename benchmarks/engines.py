@@ -1,6 +1,7 @@
 """Two engines behind one sidecar: a fast and a slow one, and engines that die.
 
-`python -m benchmarks.engines [speeds] [deaths] [--agents 8] [--turns 5] [--slower 3] [--conversations 40]`.
+`python -m benchmarks.engines [speeds] [deaths] [--agents 8] [--turns 5] [--slower 3] [--conversations 40]
+[--reads]`.
 
 `speeds`: agents talk at the same time, each waiting for its answer; the time to the first token with one
 sidecar over both engines, beside each static split that gives the fast engine at least half of the agents,
@@ -13,7 +14,9 @@ the same factor on any machine.
 `deaths`: conversations, four at a time. One engine is killed (kill -9) after a quarter of the requests and is
 back after half of them; after three quarters the other one is killed for good. Requests that failed are
 counted, and the tokens that clients waited for, beside an oracle: a perfect cache that is shared by both and
-outlives them.
+outlives them. Clients that never pause leave no rest for saves, so states in the engine's RAM cache are in no
+file (a save would make them wait); the tokens that an engine takes with it so are counted too. With `--reads`
+clients pause until their states are saved, as people who read do, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +53,7 @@ from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.launch import EngineKind
 from slotkeeper.observe.log import configure
 from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.types import EngineId
 
 BUILD: Final = EngineKind.XLLAMACPP.value
 PERIOD: Final = 0.04  # seconds of one stop and run of the slow engine
@@ -227,34 +231,57 @@ class Outcome:
     broken: int  # answers that broke off because an engine was killed
     waited: int  # tokens computed while clients waited
     oracle: int
+    unsaved: int  # tokens of states that were lost with an engine and were in no file
 
     @property
     def ratio(self) -> float:
         return self.waited / self.oracle
 
 
-async def deaths(conversations: int, turns: int, *, at_once: int = AT_ONCE) -> Outcome:
+async def deaths(conversations: int, turns: int, *, at_once: int = AT_ONCE, reads: bool = False) -> Outcome:
+    """Kill both engines in turn. `reads`: clients pause until their states are saved."""
     with TemporaryDirectory() as folder:
         home = Path(folder)
         async with pair(home) as engines, in_front_of(home, engines) as sidecar:
-            first, second = engines.values()
-            whole = conversations * turns
+            whole, unsaved = conversations * turns, 0
+
+            def dies(name: str) -> None:
+                nonlocal unsaved
+                unsaved += _unsaved(sidecar, name)
+                engines[name].kill()
+
             events: dict[int, Callable[[], Any]] = {
-                whole // 4: first.kill,
-                whole // 2: first.start,
-                3 * whole // 4: second.kill,
+                whole // 4: lambda: dies("fast"),
+                whole // 2: engines["fast"].start,
+                3 * whole // 4: lambda: dies("slow"),
             }
+            rest = (lambda: lab.rested(sidecar)) if reads else None
             base = lab.url_of(sidecar)
             async with httpx.AsyncClient(base_url=base, timeout=PATIENT) as client:
-                told = await _worked(client, conversations, turns, at_once, events)
+                told = await _worked(client, conversations, turns, at_once, events, rest=rest)
             waited = sum(one.computed for one in told) + lab.spent(sidecar).plant
             return Outcome(
                 requests=len(told),
                 failures=tuple(one.failure for one in told if one.failure and not one.begun),
                 broken=sum(one.failure is not None and one.begun for one in told),
                 waited=waited,
-                oracle=await oracle_of(first.base, [one.body for one in told if not one.failure]),
+                oracle=await oracle_of(engines["fast"].base, [one.body for one in told if not one.failure]),
+                unsaved=unsaved,
             )
+
+
+def _unsaved(sidecar: Sidecar, engine: str) -> int:
+    """Return the tokens in the slots and the RAM cache of an engine that are in no file, each once."""
+    placement, known, unsaved = sidecar.driver.placement, Oracle(), 0
+    shadow = placement.tables[EngineId(engine)].shadow
+    for held in (*shadow.slots, *shadow.ram):
+        if held and held.tokens:
+            known.saw(held.tokens.cut(0, placement.catalog.covers(held, shadow.traits)))
+    for held in (*shadow.slots, *shadow.ram):
+        if held and held.tokens:
+            unsaved += known.least(held.tokens)
+            known.saw(held.tokens)
+    return unsaved
 
 
 async def _worked(
@@ -263,8 +290,13 @@ async def _worked(
     turns: int,
     at_once: int,
     events: Mapping[int, Callable[[], Any]],
+    *,
+    rest: Callable[[], Awaitable[None]] | None,
 ) -> list[Answered]:
-    """Send rounds of requests, `at_once` of them at a time, and run events while requests run."""
+    """Send rounds of requests, `at_once` of them at a time, and run events while requests run.
+
+    `rest`: what all clients wait for after each `at_once` requests; None: nobody pauses.
+    """
     talks, told = [Talk(number) for number in range(conversations)], list[Answered]()
     begun = 0
 
@@ -279,8 +311,12 @@ async def _worked(
             told.append(await ask(client, talk))
 
     for _ in range(turns):
-        work = iter(talks)
-        await asyncio.gather(*(worker(work) for _ in range(at_once)))
+        step = at_once if rest else conversations
+        for start in range(0, conversations, step):
+            work = iter(talks[start : start + step])
+            await asyncio.gather(*(worker(work) for _ in range(at_once)))
+            if rest:
+                await rest()
     return told
 
 
@@ -306,18 +342,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--slower", type=float, default=3.0, help="how many times slower the slow engine is")
     parser.add_argument("--conversations", type=int, default=40)
+    parser.add_argument("--reads", action="store_true", help="clients pause until their states are saved")
     chosen = parser.parse_args(arguments)
     configure("error", "console")
     figures: dict[str, Any] = {}
     failed = 0
     if "deaths" in (chosen.parts or ["deaths"]):
-        found = asyncio.run(deaths(chosen.conversations, 4))
+        found = asyncio.run(deaths(chosen.conversations, 4, reads=chosen.reads))
         figures["deaths"] = {
             "requests": found.requests,
             "failures": found.failures,
             "broken": found.broken,
             "waited": found.ratio,
             "oracle": found.oracle,
+            "unsaved": found.unsaved,
         }
         console.print(figures["deaths"])
         failed += len(found.failures)
