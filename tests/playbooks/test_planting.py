@@ -111,11 +111,15 @@ def test_nothing_is_saved_at_a_beginning_that_another_slot_has_too():
     assert play << arrives("r2") << knows("r2", PROMPTS[1], AT_HEAD) >> goes("r2", slot=1)
 
 
-def test_a_new_head_is_saved_if_another_request_waits_for_it():
+def test_a_new_head_that_another_request_waits_for_is_saved_if_that_is_quicker_than_to_compute_it():
+    play = plants_a_new_head(memory="dense", **NEW_FILES)
+    play.table.rates.writing = LinearTimes(5e8)
+    play << arrives("r2") << knows("r2", PROMPTS[1], AT_HEAD)
+    assert play << planted("r1", 1000) >> saves(0, SaveMoment.BOUNDARY)
     play = plants_a_new_head(memory="dense", **NEW_FILES)
     play.table.rates.writing = LinearTimes(5e7)
     play << arrives("r2") << knows("r2", PROMPTS[1], AT_HEAD)
-    assert play << planted("r1", 1000) >> saves(0, SaveMoment.BOUNDARY)
+    assert play << planted("r1", 1000) >> goes("r1", slot=0)
 
 
 def test_a_new_head_is_saved_if_no_later_file_can_be_cut_there():

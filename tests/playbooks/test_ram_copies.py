@@ -20,6 +20,7 @@ from playbooks.playbook import (
 )
 from slotkeeper.scheduler.effects import Purpose
 from slotkeeper.scheduler.engine_model import FLAGS, Known
+from slotkeeper.scheduler.rates import LinearTimes
 from slotkeeper.scheduler.slot_contents import HALF_LIFE
 from slotkeeper.scheduler.tokens import Boundary, BoundaryKind, Tokens
 from slotkeeper.scheduler.types import Reason
@@ -122,7 +123,7 @@ EDITED = DOCUMENT + Tokens(range(20_000, 20_600))
 
 
 def asked_in_slot_0() -> Play:
-    """Of two turns of a conversation, the last has 600 tokens; to copy all 2,600 and back costs 208."""
+    """Of two turns, the last has 600 tokens; at 10 GB/s, to copy all 2,600 and back costs 208."""
     play = Play(ram_cache=True, memory="dense", token_bytes=400_000)
     assert one_turn(play, "r1", DOCUMENT, slot=0, hash_chain=(b"h", b"u1"))
     assert one_turn(play, "r2", ASKED, slot=0, cached=2000, hash_chain=(b"h", b"u1", b"u2"))
@@ -136,10 +137,17 @@ def test_an_edited_message_overwrites_what_it_replaces():
     assert play << edit << knows("r3", EDITED) << sees() >> goes("r3", slot=0, reason=Reason.PREFIX)
 
 
-def test_a_sub_agent_that_comes_at_once_does_not_overwrite_another_one():
+@pytest.mark.parametrize(("copied_in_a_second", "touches"), [(1e10, True), (None, False)])
+def test_a_sub_agent_that_comes_at_once_overwrites_another_one_only_where_copies_are_slow(
+    copied_in_a_second, touches
+):
+    """They count as slow until one was measured: through Vulkan they take as long as to compute the state."""
     play = asked_in_slot_0()
+    if copied_in_a_second:
+        play.table.rates.copying = LinearTimes(copied_in_a_second)
     other = arrives("r3", hash_chain=(b"h", b"u1", b"another task"))
-    assert play << other << knows("r3", EDITED) >> plants("r3", 1, Purpose.TOUCH)
+    play << other << knows("r3", EDITED)
+    assert play >> (plants("r3", 1, Purpose.TOUCH) if touches else goes("r3", slot=0, reason=Reason.PREFIX))
 
 
 def test_a_state_that_a_running_plant_replaces_is_loaded_from_its_copy():

@@ -140,7 +140,7 @@ def test_no_cheaper_slot_or_file_is_overlooked(world):
         for snapshot in world.snapshots:
             if saved := gives(world, snapshot):
                 reuse_plan = replace(as_it_is, reuse=saved, source=Source.SNAPSHOT, parked=False)
-                copies = table.rates.copy_price(table.shadow.copies(reuse_plan, table.idle))
+                copies = table.rates.copy_price(table.shadow.copied_bytes(reuse_plan, table.idle))
                 computed = len(world.prompt) - saved + copies
                 at_most = computed + restore_price(table, snapshot) + loss(table, reuse_plan, want)
                 # If the engine would load from its RAM cache, it does not use a restored file.

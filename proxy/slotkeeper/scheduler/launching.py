@@ -220,20 +220,20 @@ def _go_on(
 
 
 def _saved_later(state: State, pending: Pending, table: EngineTable, slot: SlotId) -> SlotContents | None:
-    """Return the new head that the next step would save, if no other prompt has had it and it can wait."""
+    """Return the new head that the next step would save, if its file is not worth the wait of all now."""
     plan, contents, left = pending.plan, table.shadow.slots[slot], pending.steps_left - 1
     if not plan or not left or not contents or not planting.kept(plan.steps[: len(plan.steps) - left + 1], 1):
         return None
     end = contents.total
     waiting = list(state.waiting_requests())
     others = (state.requests[request].prompt for request in waiting)
-    awaited = any(prompt and prompt.lcp(contents.tokens) >= end - TAIL for prompt in others)
-    now = awaited or planting.saved_at_once(
+    now = planting.saved_at_once(
         contents.tokens,
         pending.structure,
         slot,
         checkpoints=len(contents.checkpoints),
         waiting=len(waiting),
+        awaited=sum(1 for prompt in others if prompt and prompt.lcp(contents.tokens) >= end - TAIL),
         table=table,
         catalog=state.catalog,
     )

@@ -488,7 +488,7 @@ class Pending:
             found = ReusePlan(slot=slot, reuse=0, source=Source.SLOT, base=shadow.slots[slot], parked=False)
         idle = table.idle_beside(slot)
         self.held_up_seconds = table.held_up_at_most(self.arrived.request, now)
-        self.copied_bytes = shadow.copies(found, idle).size
+        self.copied_bytes = shadow.copied_bytes(found, idle)
         shadow.launch(found, idle)
         self.base = found.base
         if plan.reason is Reason.BRIEF:

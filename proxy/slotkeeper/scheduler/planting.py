@@ -428,15 +428,16 @@ def saved_at_once(
     *,
     checkpoints: int,
     waiting: int,
+    awaited: int = 0,
     table: EngineTable,
     catalog: Catalog,
 ) -> bool:
-    """Whether a file of a new head is worth the wait of all, though no other request waits for it.
+    """Whether a file of a new head is worth the wait of all.
 
-    Other prompts have begun with it before, or probably will soon. Otherwise the slot will be saved when its
-    conversation pauses, and that file can be cut at the head's end too, unless files contain no checkpoints.
-    So now it only serves prompts that come before, and to write it stops every slot at work, and keeps all
-    `waiting` requests in the queue.
+    Other prompts have begun with it before, `awaited` of the queue do, or others probably will soon.
+    Otherwise the slot will be saved when its conversation pauses, and that file can be cut at the head's end
+    too, unless files contain no checkpoints. So now it only serves prompts that come before, and to write it
+    stops every slot at work, and keeps all `waiting` requests in the queue.
     """
     traits, end = table.traits, len(head)
     if any(0 <= end - branch.at <= TAIL for branch in structure.branches):
@@ -446,7 +447,7 @@ def saved_at_once(
     stopped = len(table.states) - len(table.idle) + (slot in table.idle) + waiting
     stops = table.rates.writing.seconds(table.file_bytes(end, checkpoints)) * stopped
     chance = CHANCE_SHARED_SOON if stops > SHORT_WAIT_SECONDS else CHANCE_SHARED_SOON_AT_A_SHORT_WAIT
-    return chance * (end - catalog.covered(head, traits)) > stops * table.rates.prefill.mean
+    return (awaited or chance) * (end - catalog.covered(head, traits)) > stops * table.rates.prefill.mean
 
 
 def kept(plan_steps: Sequence[Step], left: int) -> Tokens | None:

@@ -70,7 +70,7 @@ def price_of(table: EngineTable, reuse_plan: ReusePlan, want: Want) -> float:
         lost += _missed(moved, want)  # a loaded entry leaves the RAM cache
     if moved and moved.total >= table.ram_missed:
         lost += RAM_MISSED * reuse_plan.reuse
-    copying = table.rates.copy_price(table.shadow.copies(reuse_plan, table.idle))
+    copying = table.rates.copy_price(table.shadow.copied_bytes(reuse_plan, table.idle))
     return len(want.prompt) - reuse_plan.reuse + lost + copying
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from math import inf, log2
 from statistics import geometric_mean, median, median_low, quantiles
-from typing import Final, NamedTuple
+from typing import Final
 
 from slotkeeper.scheduler.types import RequestId
 
@@ -20,12 +20,10 @@ LEAST_TOKENS: Final = 64  # the time of a shorter prefill is mostly the round tr
 LEAST_REPLY: Final = 8  # tokens: the time of a shorter answer is mostly the round trip
 LEAST_BYTES: Final = 64 * 1024
 LARGE_BYTES: Final = 64 * 1024 * 1024  # setup and other short delays hardly matter in the time of such a file
-# To and from the RAM prompt cache and checkpoints: 149.6 MiB took 13 ms (ggml-org/llama.cpp#22929, its log).
-# A machine whose free memory must be fetched anew may reach a hundredth of that. So until it was measured, a
-# copy of a large state costs at least this share of its tokens: as much as on the fast cards of the engine
-# profiles (benchmarks/engine_profiles.py), and more than on the others.
-COPY_BYTES_PER_SECOND: Final = 1e10
-UNMEASURED_COPY_SHARE: Final = 0.025
+# To and from the RAM cache, until it was measured: that of an H200 through Vulkan (profile `h200-8b` in
+# benchmarks/engine_profiles.py), where to copy a state takes as long as to compute it. Memory that host and
+# device share may do ten times as much (ggml-org/llama.cpp#22929, its log: 149.6 MiB in 13 ms).
+COPY_BYTES_PER_SECOND: Final = 1.2e9
 LEAST_COPY_BYTES: Final = 16 * 1024 * 1024  # the time of a smaller copy is mostly the round trip
 DEFAULT_TOKEN_BYTES: Final = 65536.0  # of a state, while neither a header nor a file tells them
 CALL_SECONDS: Final = 0.004  # for a slot action, besides its bytes: a round trip and a look at the file
@@ -191,13 +189,6 @@ class StateSize:
         return self.token_bytes * scale, self.constant_bytes * scale
 
 
-class Copies(NamedTuple):
-    """States that an engine copies to or from its RAM cache before a task begins."""
-
-    tokens: int = 0
-    size: int = 0  # bytes
-
-
 @dataclass(slots=True)
 class Rates:
     """The measured rates of one engine. Prices are in tokens of prefill that it could compute in the time.
@@ -312,13 +303,9 @@ class Rates:
     def save_price(self, size: int) -> float:
         return self.writing.seconds(size) * self.marginal_prefill
 
-    def copy_price(self, copies: Copies) -> float:
-        """Return the price of copying these states to or from the engine's RAM cache."""
-        if not copies.size:
-            return 0.0
-        price = self.copying.seconds(copies.size) * self.marginal_prefill
-        known = self.copying.measured or copies.size < LEAST_COPY_BYTES
-        return price if known else max(price, UNMEASURED_COPY_SHARE * copies.tokens)
+    def copy_price(self, size: int) -> float:
+        """Return the price of copying so many bytes to or from the engine's RAM cache."""
+        return self.copying.seconds(size) * self.marginal_prefill if size else 0.0
 
     def restore_price(self, size: int, *, cold: bool = False) -> float:
         seconds = self.reading.seconds(size) + (self.bringing.seconds(size) if cold else 0.0)

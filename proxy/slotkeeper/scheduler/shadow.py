@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from slotkeeper.scheduler.adapters import namespace_in, set_in
 from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Known, after_prefill, generous
-from slotkeeper.scheduler.rates import Copies, StateSize
+from slotkeeper.scheduler.rates import StateSize
 from slotkeeper.scheduler.slot_contents import (
     KEEP,
     SlotContents,
@@ -175,13 +175,13 @@ class EngineShadow:
         others = [h for s, h in enumerate(self.slots) if s != but and h]
         return any(contains(h, contents) for h in (*others, *self.ram))
 
-    def copies(self, reuse_plan: ReusePlan, idle: Collection[SlotId]) -> Copies:
-        """Return the states that the engine would copy to or from its RAM cache for this plan.
+    def copied_bytes(self, reuse_plan: ReusePlan, idle: Collection[SlotId]) -> int:
+        """Return the bytes that the engine would copy to or from its RAM cache for this plan.
 
         Nothing else runs meanwhile. A state is copied once, until it changes.
         """
         if not self.traits.ram_cache:
-            return Copies()
+            return 0
         slot = reuse_plan.slot
         leaving = [self.slots[slot]] if reuse_plan.parked else []
         if self.traits.idle_copy:
@@ -193,8 +193,7 @@ class EngineShadow:
         moved = [c for c in leaving if c and not any(contains(entry, c) for entry in self.ram)]
         if reuse_plan.source is Source.RAM and reuse_plan.base:
             moved.append(reuse_plan.base)
-        size = sum(self.sizes.of(c.total, len(c.checkpoints)) for c in moved)
-        return Copies(sum(c.total for c in moved), size)
+        return sum(self.sizes.of(c.total, len(c.checkpoints)) for c in moved)
 
     # -- changes -----------------------------------------------------------------------------------
 
@@ -217,7 +216,7 @@ class EngineShadow:
         """
         reuse_plan = self.plan_reuse_blind(slot) if touch else self.plan_reuse(slot, tokens)
         alone = len(idle) == self.traits.n_slots - 1
-        self._prefills[slot] = Prefilling(reuse_plan, self.copies(reuse_plan, idle).size if alone else 0)
+        self._prefills[slot] = Prefilling(reuse_plan, self.copied_bytes(reuse_plan, idle) if alone else 0)
         if not touch:
             self.launch(reuse_plan, idle)
 

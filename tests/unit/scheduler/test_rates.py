@@ -6,9 +6,8 @@ import pytest
 
 from slotkeeper.scheduler.rates import (
     CALL_SECONDS,
+    COPY_BYTES_PER_SECOND,
     REMEMBERED,
-    UNMEASURED_COPY_SHARE,
-    Copies,
     LinearTimes,
     Rates,
 )
@@ -113,14 +112,13 @@ def test_an_engine_that_has_become_slower_is_priced_by_its_last_prefills():
     assert rates.marginal_prefill == pytest.approx(600 / 6.5)
 
 
-def test_a_copy_costs_a_share_of_its_tokens_until_one_was_measured():
-    rates, copies = Rates(), Copies(tokens=1000, size=100 * MB)
+def test_a_copy_is_as_slow_as_on_a_card_until_one_was_measured():
+    rates = Rates()
     rates.prefilled(600, 10.0)
-    assert rates.copy_price(copies) == 1000 * UNMEASURED_COPY_SHARE
-    assert rates.copy_price(Copies(tokens=1000, size=MB)) < 1.0
-    assert rates.copy_price(Copies()) == 0.0
+    assert rates.copy_price(100 * MB) == pytest.approx(60 * 100 * MB / COPY_BYTES_PER_SECOND)
+    assert rates.copy_price(0) == 0.0
     rates.copied(100 * MB, 0.01)
-    assert rates.copy_price(copies) == pytest.approx(0.01 * 60)
+    assert rates.copy_price(100 * MB) == pytest.approx(0.01 * 60)
 
 
 @pytest.mark.parametrize(
