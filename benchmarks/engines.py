@@ -274,13 +274,12 @@ def _unsaved(sidecar: Sidecar, engine: str) -> int:
     """Return the tokens in the slots and the RAM cache of an engine that are in no file, each once."""
     placement, known, unsaved = sidecar.driver.placement, Oracle(), 0
     shadow = placement.tables[EngineId(engine)].shadow
-    for held in (*shadow.slots, *shadow.ram):
-        if held and held.tokens:
-            known.saw(held.tokens.cut(0, placement.catalog.covers(held, shadow.traits)))
-    for held in (*shadow.slots, *shadow.ram):
-        if held and held.tokens:
-            unsaved += known.least(held.tokens)
-            known.saw(held.tokens)
+    states = [held for held in (*shadow.slots, *shadow.ram) if held and held.tokens]
+    for held in states:
+        known.saw(held.tokens.cut(0, placement.catalog.covers(held, shadow.traits)))
+    for held in states:
+        unsaved += known.least(held.tokens)
+        known.saw(held.tokens)
     return unsaved
 
 
