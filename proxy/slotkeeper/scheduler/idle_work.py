@@ -381,9 +381,11 @@ def _name(state: State, now: float) -> RequestId:
     return RequestId(f"chore:{state.chores_begun}@{now:.3f}")
 
 
-def wipe(state: State, table: EngineTable, slot: SlotId, now: float) -> Effect:
-    """Begin to erase an idle slot before it is given out again."""
-    return _begin(state, Chore(_name(state, now), table, slot, Erase(), None), now)
+def erase_poisoned(state: State, table: EngineTable, now: float) -> Iterator[Effect]:
+    """Begin to erase the idle slots that gave wrong answers, unless the engine may put a task there first."""
+    if table.open_for_pins(now) and table.may_wipe(now):
+        for slot in table.take_poisoned():
+            yield _begin(state, Chore(_name(state, now), table, slot, Erase(), None), now)
 
 
 def empty(state: State, table: EngineTable, slot: SlotId, pending: Pending, now: float) -> Iterator[Effect]:

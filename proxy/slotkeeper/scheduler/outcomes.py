@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from slotkeeper.scheduler import idle_work, kv_pool, retention
+from slotkeeper.scheduler import kv_pool, retention
 from slotkeeper.scheduler.adapters import UNSURE
 from slotkeeper.scheduler.effects import Effect, Poison, Poisoned, Prefill, Restore, Save, Step
 from slotkeeper.scheduler.engine_model import cells_of, user_starts
@@ -56,14 +56,14 @@ def impossible(pending: Pending, tree: PromptTree, *, prompt_tokens: int, cached
     anywhere = max(own, tree.longest(prompt), _most(prompt, (*table.shadow.slots, *table.shadow.ram)))
     if cached > anywhere + table.unknown + SLIP:
         return Poison.UNHEARD, anywhere
-    return (Poison.FOREIGN, own) if _only_in_its_slot(plan, base, prompt) else None
+    return (Poison.FOREIGN, own) if _only_in_its_slot(pending, plan, prompt) else None
 
 
-def _only_in_its_slot(plan: Plan, base: SlotContents | None, prompt: Tokens) -> bool:
+def _only_in_its_slot(pending: Pending, plan: Plan, prompt: Tokens) -> bool:
     """Whether only the known contents of the slot can have been reused, and no entry of the RAM cache."""
-    may_load = plan.source is Source.RAM or parks(
-        base, plan.table.traits, base.tokens.lcp(prompt) if base else 0, len(prompt)
-    )
+    base = pending.base
+    common = base.tokens.lcp(prompt) if base else 0
+    may_load = pending.loads or parks(base, plan.table.traits, common, len(prompt))
     return plan.pinned and not may_load and not (base is not None and base.rough)
 
 
@@ -229,9 +229,7 @@ def _poisoned(
             yield from retention.drop(state, step.snapshot)
     if slot is None or table.owners[slot] is not None:
         return
-    table.poisoned(slot)
-    if table.states[slot] is SlotState.IDLE and table.traits.snapshots:
-        yield idle_work.wipe(state, table, slot, event.at)
+    table.poison(slot)
 
 
 def _learn(state: State, pending: Pending, event: Finished) -> Iterator[Effect]:

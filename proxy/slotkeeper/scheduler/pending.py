@@ -218,7 +218,8 @@ class Pending:
     unknown: Unknown = Unknown.NO_TOKENS  # why, if it has answered so
     plan: Plan | None = None
     slot: SlotId | None = None  # the slot in which it runs, once known
-    base: SlotContents | None = None  # the slot's contents when the request began
+    base: SlotContents | None = None  # the state from which its engine was to continue
+    loads: bool = False  # whether that state was in the RAM cache, not in the slot
     predicted: int | None = None  # `Usage.cached` as we expect it; None: not known yet
     structure: Structure = NO_STRUCTURE
     planted: int = 0  # tokens evaluated by plants for this request
@@ -490,7 +491,7 @@ class Pending:
         self.held_up_seconds = table.held_up_at_most(self.arrived.request, now)
         self.copied_bytes = shadow.copied_bytes(found, idle)
         shadow.launch(found, idle)
-        self.base = found.base
+        self.base, self.loads = found.base, found.source is Source.RAM
         if plan.reason is Reason.BRIEF:
             self.predicted = found.reuse  # its tokens arrive too late for a better prediction
 

@@ -162,6 +162,8 @@ def settle(state: State, now: float) -> Iterator[Effect]:
         idle_work.release(state, now)
     for table in state.tables.values():
         table.round_begins(now)
+        if table.poisoned:
+            yield from idle_work.erase_poisoned(state, table, now)
     yield from launching.bypass(state, now)
     yield from _send_steered(state, now)
     yield from launching.fail_open(state, now)

@@ -121,6 +121,7 @@ class EngineTable:
     settled: dict[SlotId, SlotContents] = field(default_factory=dict)  # states that need no (further) save
     put_off: set[SlotId] = field(default_factory=set)  # slots settled only while the engine is crowded
     loaded: set[SlotId] = field(default_factory=set)  # a file was restored there, and no task ran since
+    poisoned: set[SlotId] = field(default_factory=set)  # an answer from there was wrong: to be erased
     warmed: set[SnapshotId] = field(default_factory=set)  # snapshots that warming tried since it came up
     no_save_until: float = -1.0  # a save failed, and further ones would too
     no_wipe_until: float = -1.0  # an erase failed
@@ -165,6 +166,7 @@ class EngineTable:
         self.settled.clear()
         self.put_off.clear()
         self.loaded.clear()
+        self.poisoned.clear()
         self.doubted.clear()
         self.suspect.clear()
         self.changing, self.asking, self.adapters_at = False, False, now
@@ -539,10 +541,17 @@ class EngineTable:
         self.settled.pop(slot, None)
         self.look()
 
-    def poisoned(self, slot: SlotId) -> None:
-        """Forget what a slot holds: an answer from it was wrong."""
+    def poison(self, slot: SlotId) -> None:
+        """Forget what a slot holds, and have it erased: an answer from it was wrong."""
         self.shadow.erase(slot)
+        self.poisoned.add(slot)
         self.look()
+
+    def take_poisoned(self) -> list[SlotId]:
+        """Return the idle slots that must be erased now, unless another task has left its own state there."""
+        idle = self.poisoned.intersection(self.idle)
+        self.poisoned -= idle
+        return [slot for slot in sorted(idle) if self.shadow.slots[slot] is None]
 
     def client_acted(self, slot: SlotId, left: int | None, now: float) -> None:
         """Record that a client's own action on a slot has ended, which ran no task.
