@@ -9,6 +9,7 @@ from typing import Any, get_args
 import pytest
 
 from slotkeeper.engine.answers import EngineGoneError
+from slotkeeper.observe.log import configure
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.driver import RENEWAL_SECONDS, Driver
 from slotkeeper.scheduler.budgets import FolderRoom, Limits
@@ -32,6 +33,12 @@ from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.slot_contents import Tier
 from slotkeeper.scheduler.types import EngineId, Reason, RequestId, SlotId, SlotView
 from unit.runtime.stubs import ENGINE, TRAITS, StubLink, admit, fallbacks, finish, granted, settled
+
+
+@pytest.fixture(autouse=True)
+def logged_as_by_serve():
+    """By default structlog shows all local variables of a traceback, which takes half a second each time."""
+    configure("warning", "console")
 
 
 @pytest.fixture
