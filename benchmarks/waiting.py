@@ -1,10 +1,10 @@
 """How long clients wait for first tokens beside stock, on engines with the proportions of real ones.
 
 `python -m benchmarks.waiting [--models fat-dense fat-hybrid] [--work append titles ...] [--pauses 0.05 5]
-[--turns 12] [--rounds 1] [--busy 0]`. The same clients talk to a stock engine and, through the sidecar, to
-another with the same flags. Each engine is started for its leg and ends with it, and every other round begins
-with ours: while a first engine was still there, a second one was up to 1.36 times as slow, stock as well.
-`--busy` starts that many busy loops beside them.
+[--turns 12] [--rounds 1] [--ours-first] [--busy 0] [--add]`. The same clients talk to a stock engine and,
+through the sidecar, to another with the same flags. Each engine is started for its leg and ends with it, and
+every other round begins with ours: while a first engine was still there, a second one was up to 1.36 times as
+slow, stock as well. `--busy` starts that many busy loops beside them.
 
 Where clients wait for slots, a server that answers sooner has the next requests sooner, and these wait in its
 queue. So the sum of the times to whole answers stands beside that of the times to first tokens.
@@ -379,11 +379,14 @@ def table(found: Sequence[Row]) -> Table:
     return shown
 
 
-def merged(found: Sequence[Row]) -> list[Row]:
-    """Return the rows of earlier runs, and in place of those of the same workloads the rows of this one."""
+def merged(found: Sequence[Row], *, added: bool) -> list[Row]:
+    """Return the rows of earlier runs and of this one.
+
+    Those of the same workloads are replaced, unless this run's rounds are `added` to them.
+    """
     path = FOLDER / "waiting.json"
     before = orjson.loads(path.read_bytes())["figures"] if path.exists() else []
-    new = {tuple(row[name] for name in KEY) for row in found}
+    new = set() if added else {tuple(row[name] for name in KEY) for row in found}
     return [row for row in before if tuple(row[name] for name in KEY) not in new] + list(found)
 
 
@@ -407,6 +410,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--pauses", nargs="+", type=float, default=PAUSES_SECONDS, metavar="SECONDS")
     parser.add_argument("--turns", type=int, default=TURNS, help="of `append`")
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--ours-first", action="store_true", help="in the first round, not in the second")
+    parser.add_argument(
+        "--add", action="store_true", help="to the rounds of earlier runs, so that the worst of all counts"
+    )
     parser.add_argument("--busy", type=int, default=0, metavar="LOOPS")
     chosen = parser.parse_args(arguments)
     found: list[Row] = []
@@ -414,12 +421,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for model in chosen.models:
             rounds = [
                 asyncio.run(measured(model, name, work, pause, ours_first=number % 2 == 1))
-                for number in range(chosen.rounds)
+                for number in range(chosen.ours_first, chosen.ours_first + chosen.rounds)
                 for name, work, pause in chosen_work(chosen.work, chosen.pauses, chosen.turns)
             ]
             found += rows(rounds, chosen.busy)
     Console(width=max(console.width, WIDTH)).print(table(found))
-    keep("waiting", merged(found))
+    keep("waiting", merged(found, added=chosen.add))
     return 0
 
 
