@@ -204,6 +204,19 @@ def test_a_prefetch_of_more_tokens_than_a_pass_costs_is_not_put_off():
     assert play.later(Limits().pause) << TimerFired(at=0.0) >> fills(0, AHEAD)
 
 
+@pytest.mark.parametrize("crowded", [False, True])
+def test_a_prefetch_waits_if_the_engine_would_copy_another_slot_before_it(crowded):
+    """Unless the next request would have to wait for that copy too: in a crowd, that slot is at work then."""
+    play = answered(Play(memory="dense", ram_cache=True, token_bytes=1 << 20))
+    assert one_turn(play, "r2", OTHER, slot=1)
+    play.table.rates.prefilling.constant = 0.05  # it saves 105 tokens, at a millisecond each
+    play.table.rates.copying.took(1 << 30, 0.8)
+    play.table.shadow.slots[0] = replace(play.table.shadow.slots[0], pauses=(20.0,) * 4)
+    play.table.rates.rests.extend([0.9] * 8)  # another client comes soon
+    play.table.crowded_until = play.clock + 60 if crowded else -1.0
+    assert (play.later(0.6) << TimerFired(at=0.0)).states == ["idle" if crowded else "tended", "idle"]
+
+
 def prefetch_that_a_request_waits_for():
     """Start a prefetch that r2 waits for; a file ends shortly before the tokens that it computes."""
     play = answered(Play(memory="dense", **NEW_FILES))

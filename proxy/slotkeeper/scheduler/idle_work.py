@@ -104,7 +104,7 @@ def _first_due(state: State, table: EngineTable, now: float) -> tuple[Chore | No
     """Return the first chore that can begin now, and when work in the slots before it is due."""
     due_at = inf
     for slot, contents in _unsettled(state, table):
-        begins = _ahead_at(state, table, contents, now)
+        begins = _ahead_at(state, table, slot, contents, now)
         foreseen = begins < inf
         ahead = foreseen and _at_rest(state, table)
         due = begins if ahead else _due(state, table, contents, now)
@@ -134,11 +134,11 @@ def _may_begin(state: State, table: EngineTable, now: float) -> bool:
     return state.closing or (table.open_for_pins(now) and not state.waiting)
 
 
-def _ahead_at(state: State, table: EngineTable, contents: SlotContents, now: float) -> float:
+def _ahead_at(state: State, table: EngineTable, slot: SlotId, contents: SlotContents, now: float) -> float:
     """Return when the next turn's prompt may be prefetched; infinite if it is unknown or not worth it."""
     if state.ends(table):
         return inf
-    return contents.used + patience(state, table, contents, now)
+    return contents.used + patience(state, table, slot, contents, now)
 
 
 def _decides_again(state: State, now: float) -> float:
@@ -246,7 +246,7 @@ def _note_settled(state: State, chore: Chore, *, ok: bool, rested: bool, now: fl
     """Mark the slot as done until its contents change, unless cuts or a prefetch may follow."""
     contents, table = chore.contents, chore.table
     cuts_follow = ok and not rested and table.traits.files_only_extend
-    if not cuts_follow and contents and _ahead_at(state, table, contents, now) == inf:
+    if not cuts_follow and contents and _ahead_at(state, table, chore.slot, contents, now) == inf:
         table.needs_no_save(chore.slot, contents)
 
 
@@ -842,12 +842,13 @@ def seconds_at_risk(table: EngineTable, contents: SlotContents, catalog: Catalog
     return max(MIN_UNSAVED_TOKENS, unsaved_tokens) / table.rates.marginal_prefill
 
 
-def patience(state: State, table: EngineTable, contents: SlotContents, now: float) -> float:
+def patience(state: State, table: EngineTable, slot: SlotId, contents: SlotContents, now: float) -> float:
     """Return the seconds that a conversation must pause before its next turn is prefetched; inf: never.
 
-    A prefetch of few tokens takes a whole pass through the model, and a client that comes meanwhile, this one
-    or another, waits for its end. So it begins after the pauses in which that would cost more than it saves.
-    While no pause is known, it begins when the pause has lasted as long as the prefetch takes.
+    A prefetch of few tokens takes a whole pass through the model, and before it the engine copies the other
+    idle slots to its RAM cache. A client that comes meanwhile, this one or another, waits for its end. So it
+    begins after the pauses in which that would cost more than it saves. While no pause is known, it begins
+    when the pause has lasted as long as the prefetch takes.
     """
     if not (plan := prefetch_plan(contents, table, state.catalog)):
         return inf
@@ -855,12 +856,16 @@ def patience(state: State, table: EngineTable, contents: SlotContents, now: floa
     rates = table.rates
     if not rates.pass_seconds:
         return soonest
-    restore, _, tokens = plan
+    restore, goal, tokens = plan
     saves = rates.beyond_a_pass(tokens)
     if restore:
         saves += restore_price(table, restore.snapshot) / rates.marginal_prefill
-    takes = rates.pass_seconds + saves
+    copied = table.shadow.copied_bytes(table.shadow.plan_reuse(slot, goal.tokens), table.idle)
+    copying = rates.copying.seconds(copied)
+    takes = rates.pass_seconds + saves + copying
     saves *= contents.likely
+    if not table.crowded(now):  # else the other slots are at work when the next task begins
+        saves += copying
     begins = max(soonest, takes)
     if seen := contents.pauses or tuple(rates.pauses):
         begins = _pays_from(soonest, seen, 0.0, takes, saves)

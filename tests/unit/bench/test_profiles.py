@@ -10,7 +10,7 @@ SEEDS = (1, 2)
 MOST = 1.05
 # To copy a state takes as long there as to compute it; docs/benchmarks.md says which works wait longer.
 SLOW_COPIES = "h200-8b"
-WAIT_LONGER = {"titles", "crowd", "document"}
+WAIT_LONGER = {"document"}
 
 
 def test_the_same_seed_gives_the_same_figures():
