@@ -276,6 +276,11 @@ class Sidecar:
             self.settings.save_timeout, evacuate=self.settings.evacuate and cold_room(self.settings) != 0
         )
 
+    def hurry(self) -> None:
+        """Let `close` cut running answers off instead of waiting for their end."""
+        if self._port is not None:
+            self._port.cuts = True
+
     async def close(self) -> None:
         """Stop both ports and the driver, and write or send what is queued of recordings and spans."""
         for runner in self._runners:
@@ -377,7 +382,9 @@ async def serve(
                 waiting(sidecar.answering)
             draining = tasks.start(sidecar.drain(delay=delay))
             await _first(draining, tasks.start(_wait(signals.now)))
-            log.info("stopped", hurried=not draining.done())
+            if hurried := not draining.done():
+                sidecar.hurry()
+            log.info("stopped", hurried=hurried)
         finally:
             await tasks.close()
 

@@ -37,6 +37,12 @@ from slotkeeper.settings import Settings
 Settings.probe = False
 runpy.run_module("slotkeeper", run_name="__main__")
 """
+HASTY = """
+import os, runpy, signal
+from slotkeeper.cli import starting
+starting.patience_of = lambda settings: lambda answers: os.kill(os.getpid(), signal.SIGINT)
+runpy.run_module("slotkeeper", run_name="__main__")
+"""
 BOTH = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 
 
@@ -54,10 +60,11 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(fake: FakeEngine, *more: str, probe: bool = True) -> AsyncIterator[Served]:
+async def serving(fake: FakeEngine, *more: str, program: str = "") -> AsyncIterator[Served]:
+    """Run `slotkeeper serve`, by the text of a Python program if there is one."""
     data, admin = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     words = ("--upstream", fake.base, "--listen", data, "--admin-listen", admin, *more)
-    run = ("-m", "slotkeeper") if probe else ("-c", UNPROBED)
+    run = ("-c", program) if program else ("-m", "slotkeeper")
     command = (sys.executable, *run, "serve", *words)
     process = await asyncio.create_subprocess_exec(*command, stderr=PIPE)
     try:
@@ -73,7 +80,7 @@ async def serving(fake: FakeEngine, *more: str, probe: bool = True) -> AsyncIter
 
 def patient(fake: FakeEngine) -> AbstractAsyncContextManager[Served]:
     """Run a sidecar that waits up to an hour for running answers."""
-    return serving(fake, "--drain-delay", "0", "--drain-timeout", "3600", probe=False)
+    return serving(fake, "--drain-delay", "0", "--drain-timeout", "3600", program=UNPROBED)
 
 
 async def status(address: str, path: str) -> int:
@@ -118,7 +125,7 @@ async def test_at_a_signal_a_running_stream_ends_complete_and_no_new_connection_
 
 
 async def test_during_the_drain_delay_requests_are_served_and_health_is_503(fake):
-    async with serving(fake, "--drain-delay", "3600", probe=False) as served:
+    async with serving(fake, "--drain-delay", "3600", program=UNPROBED) as served:
         served.process.terminate()
         await becomes(served.admin, "/readyz", 503)
         assert await status(served.data, "/v1/models") == 200
@@ -138,6 +145,17 @@ async def test_a_second_signal_ends_the_sidecar_at_once(fake, number):
         rest, _ = await wire.rest()
         assert not looks_whole(Api.CHAT, rest)
     await until(lambda: fake.left, "the engine sees that the client left")
+
+
+async def test_a_second_signal_before_the_port_waits_for_its_answers_ends_the_sidecar_at_once(fake):
+    """HASTY sends it when a person is told of it, which is before the drain begins."""
+    hasty = serving(fake, "--drain-timeout", "3600", program=HASTY)
+    async with hasty as served, dial(served.data) as wire:
+        await begun(fake, wire)
+        served.process.send_signal(signal.SIGINT)
+        assert await served.ended() == 0
+        rest, _ = await wire.rest()
+        assert not looks_whole(Api.CHAT, rest)
 
 
 async def test_a_stream_that_does_not_end_within_the_drain_timeout_is_cut_off(fake):

@@ -90,7 +90,7 @@ class DataPort:
         self._connections = connections
         self._intake = intake
         self._running: set[asyncio.Task[Any]] = set()
-        self._closing = False
+        self.cuts = False  # the end of this port cuts running answers off
         self._draining = draining
         self._seldom = Seldom(log)
 
@@ -124,11 +124,9 @@ class DataPort:
         return response
 
     async def _shut(self, _: web.Application) -> None:
-        """On the first call let running answers end; on the second call cancel them."""
-        if self._closing:
+        if self.cuts:
             for task in self._running:
                 task.cancel()
-        self._closing = True
 
     async def _handle(self, inbound: Inbound, incoming: Body) -> web.StreamResponse:
         gate, request = self._gate, inbound.request
