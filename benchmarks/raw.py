@@ -30,7 +30,8 @@ class Took:
 
     @property
     def body(self) -> bytes:
-        return self.answer.partition(b"\r\n\r\n")[2]
+        head, _, rest = self.answer.partition(b"\r\n\r\n")
+        return _joined(rest) if b"transfer-encoding: chunked" in head.lower() else rest
 
 
 async def post(base: str, path: str, body: bytes) -> Took:
@@ -107,6 +108,16 @@ class Relay:
                     writer.write(await reader.readexactly(length))
                 self.arrivals.append((head.split(b" ", 2)[1].decode(), time.perf_counter()))
         writer.write_eof()
+
+
+def _joined(chunks: bytes) -> bytes:
+    """Return the body that was sent in these chunks."""
+    body = b""
+    while chunks:
+        size, _, chunks = chunks.partition(b"\r\n")
+        length = int(size, 16)
+        body, chunks = body + chunks[:length], chunks[length + 2 :]
+    return body
 
 
 def _length(head: bytes) -> int:

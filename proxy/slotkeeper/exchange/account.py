@@ -357,7 +357,7 @@ class Account:
     def gone(self) -> None:
         """Report that the client left or the answer broke off, unless the end is reported already."""
         if self._open:
-            self._open, driver = False, self._driver
+            self._open, self._unrendered, driver = False, None, self._driver
             reached, cached = self._reached()
             pending = driver.placement.pending(self.key)
             planted = driver.effect_runner.computed(self.key) + (pending.planted if pending else 0)

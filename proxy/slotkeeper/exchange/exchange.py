@@ -315,17 +315,22 @@ class Exchange:
         self._stream_ids = self._gate.door.stream_ids(self._inbound.request, let_in=self._let_in)
         renders = account.open()
         arrival = self._arrival(hints, renders=renders)
-        if not arrival.brief:
+        placing = driver.admit(arrival)
+        if not (placing.done() or arrival.brief):  # its tokens may decide
             account.render()
-        forward = await driver.admit(arrival)
+        forward = await placing
         if account.charge.limited:
             link, copies = driver.links[forward.engine], account.claim.copies
             await account.charge.count_inputs(link, account.record, copies=copies)
         self._body_out = account.goes(forward) if self._inbound.api.generates and self._let_in else self._body
-        asyncio.get_running_loop().call_later(AT_WORK, self._settle)
-        if forward.reason is not Reason.BRIEF:  # a brief request is rendered after its answer
-            account.render()
+        asyncio.get_running_loop().call_later(AT_WORK, self._at_work, forward)
         return forward
+
+    def _at_work(self, forward: Forward) -> None:
+        """Do what would delay the request: the engine works on it now."""
+        self._settle()
+        if forward.reason is not Reason.BRIEF:  # a brief request is rendered after its answer
+            self._account.render()
 
     async def _judge(self) -> None:
         """Have the engine that is back judge the key; if it cannot, the key stays accepted. Raises Fault."""
