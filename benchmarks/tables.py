@@ -327,7 +327,7 @@ def _saving(row: Row) -> Sequence[str]:
 
 
 def waiting_cells() -> str:
-    """Return the seconds on fat models, the worst of all rounds: a table for each model."""
+    """Return the seconds on fat models: a table for each model."""
     shown = [COLUMNS.index(name) for name in WAITED]
     rows: dict[str, list[Sequence[str]]] = {}
     for row, cells in grouped(measured("waiting")):

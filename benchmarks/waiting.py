@@ -370,8 +370,8 @@ def rows(rounds: Sequence[Round], busy: int) -> Iterator[Row]:
 
 
 def table(found: Sequence[Row]) -> Table:
-    """Return the worst of all rounds of each workload."""
-    shown = Table("model", *COLUMNS, title="sum of times to first token; worst of all rounds")
+    """Return the ratio of each round, and else the worst of the rounds, of each workload."""
+    shown = Table("model", *COLUMNS, title="sum of times to first token; ratio of each round, else the worst")
     for column in shown.columns[2:]:
         column.justify = "right"
     for row, cells in grouped(found):

@@ -1,4 +1,4 @@
-"""The rows of `benchmarks.waiting` as a table: the worst of all rounds of each workload."""
+"""The rows of `benchmarks.waiting` as a table: each round's ratio, else the worst of a workload's rounds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Row = dict[str, Any]
 
 
 def grouped(found: Iterable[Row]) -> Iterator[tuple[Row, Sequence[str]]]:
-    """Yield for each workload its first row, and the cells of COLUMNS: the worst of its rounds."""
+    """Yield for each workload its first row, and the cells of COLUMNS."""
     same: dict[tuple[Any, ...], list[Row]] = {}
     for row in found:
         same.setdefault(tuple(row[name] for name in KEY), []).append(row)
@@ -37,11 +37,12 @@ def grouped(found: Iterable[Row]) -> Iterator[tuple[Row, Sequence[str]]]:
 
 def _cells(those: Sequence[Row]) -> Sequence[str]:
     first = those[0]
-    ratios = [row["ours_seconds"] / row["stock_seconds"] for row in those]
+    stock = sorted(row["stock_seconds"] for row in those)
+    ratios = sorted(row["ours_seconds"] / row["stock_seconds"] for row in those)
     return (
         first["work"] if first["pause"] is None else f"{first['work']}, pause {first['pause']:g} s",
-        f"{sum(row['stock_seconds'] for row in those) / len(those):.1f} s",
-        f"{max(ratios):.2f}" if len(those) == 1 else f"{min(ratios):.2f} to {max(ratios):.2f}",
+        f"{stock[0]:.1f} to {stock[-1]:.1f} s",  # shows how much the machine varied
+        ", ".join(f"{ratio:.2f}" for ratio in ratios),
         _worst(those, "stock_seconds", "least_seconds"),
         _worst(those, "ours_seconds", "least_seconds"),
         _worst(those, "ours_answered", "stock_answered"),
