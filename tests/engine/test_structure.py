@@ -15,6 +15,7 @@ import pytest
 
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import parse
+from slotkeeper.engine.client import EngineAddress
 from slotkeeper.engine.traits import read_traits
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.render import boundaries_of, prompt_of
@@ -72,7 +73,7 @@ class ProbedEngine:
     """An engine behind a link that has probed it."""
 
     def __init__(self, base: str) -> None:
-        self.link = EngineLink(EngineId(base), api_key=None)
+        self.link = EngineLink(EngineId(base), address=EngineAddress.of(EngineId(base)), api_key=None)
 
     async def __aenter__(self):
         await self.link._look(lambda _: None, lambda _: None)

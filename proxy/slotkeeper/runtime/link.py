@@ -1,4 +1,7 @@
-"""The link to one engine: whether it answers, whether it is still the same process, and its traits."""
+"""The link to one engine: whether it answers, whether it is still the same process, and its traits.
+
+It looks at the engine again and again, and decides when one that says nothing counts as lost.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -63,79 +66,69 @@ log = get_logger(__name__)
 _LENT: Final[ContextVar[Mapping[str, str] | None]] = ContextVar("lent", default=None)
 
 
+@dataclass(eq=False, repr=False)  # `auth` must not be shown
 class EngineLink:
     """Watches one engine, speaks its control routes, and renders prompts with its tokenizer.
 
     The tokenizer, and the findings about slot files and flags, outlive the engine's process.
     """
 
-    def __init__(
-        self,
-        engine: EngineId,
-        *,
-        address: EngineAddress | None = None,
-        api_key: str | None,
-        flags: EngineFlags | None = None,
-        slot_dir: Path | None = None,
-        may_compute: bool = False,
-        may_read: bool = False,
-        frozen_after: float = FROZEN,
-    ) -> None:
-        """Take what is needed to watch an engine.
+    engine: EngineId
+    _: KW_ONLY
+    address: EngineAddress
+    api_key: InitVar[str | None]
+    flags: EngineFlags | None = None
+    slot_dir: Path | None = None  # its --slot-save-path as we see it
+    may_compute: bool = False  # whether a canary may run while the engine is unused
+    may_read: bool = False  # whether to look for its process on this machine
+    frozen_after: float = FROZEN  # seconds of silence after which it counts as lost
 
-        Without an `address` the engine's id is its URL. `slot_dir` is its --slot-save-path as we see it.
-        `may_compute` allows a canary while the engine is unused. `may_read` allows to look for its process on
-        this machine. The engine counts as lost after `frozen_after` seconds of silence.
-        """
-        self.engine = engine
-        self.address = address or EngineAddress.of(engine)
+    # How it is used, and what was found out
+    auth: dict[str, str] = field(default_factory=dict)  # for our calls: of the last client that was let in
+    files: ProbeResult | None = None  # findings about its slot files
+    build: str = ""
+    traits: EngineTraits | None = None
+    tokenizer: Tokenizer | None = None
+    process: str = ""  # changes with every start of the engine
+    end_of_turn: int = -1  # the id that ends a reply
+    labels: tuple[tuple[str, str], ...] = ()  # the user's labels for it
+    draining: bool = False  # no request may begin there
+    assembles: bool = True  # whole answers can be made of its streams, as far as we know
+
+    # Whether it is there
+    health: Health = Health.DOWN
+    routes: bool = False  # it is a router, or was one when it last answered
+    told: bool = False  # the router's open stream of events shows that it is there: looks are needless
+    down_since: float | None = field(default_factory=time.monotonic)  # None while it answers
+    losses: int = 0  # number of times that it was lost
+    returns: bool = False  # it was lost in a way after which it may be back soon, as when its process ends
+    doubtful: bool = False  # it may be another process since the last look
+    probing: bool = False  # it answers, and a probe is about to begin or in progress
+    up: bool = False  # probed: requests may be placed; until then they pass through unchanged
+    probed: int = 0  # tokens that the probe computed and that are not counted yet
+    fresh: bool = False  # all slots were unused when it was probed
+    awaited: Callable[[], bool] = lambda: False  # whether requests still wait for it after its loss
+    changed: Callable[[], None] = lambda: None  # is called when its state has changed
+    replace: Callable[[], None] | None = None  # ends its process; `up` then starts another
+
+    def __post_init__(self, api_key: str | None) -> None:
         self.pulse = Pulse()
         self.client = EngineClient(self.address, api_key=api_key, pulse=self.pulse)
         self.images = EngineImages(self.client)
-        self.auth: dict[str, str] = {}  # for our own calls: that of the last client that was let in
-        self.flags = flags
-        self.files: ProbeResult | None = None  # findings about its slot files
-        self.build = ""
-        self.traits: EngineTraits | None = None
-        self.tokenizer: Tokenizer | None = None
-        self.process = ""  # changes with every start of the engine
-        self.end_of_turn = -1  # the id that ends a reply
-        self.slot_dir = slot_dir
-        self.may_compute = may_compute
-        self._may_read = may_read
-        self._tokenizers = Tokenizers(self.tokenize)
-        self._keeping = asyncio.Lock()
-        self._measuring = asyncio.Lock()
-        self._longest: tuple[Tokenizer | None, int | None] | None = None  # of the tokenizer's vocabulary
-        self.labels: tuple[tuple[str, str], ...] = ()  # the user's labels for it
-        self.draining = False  # no request may begin there
-        self.assembles = True  # whole answers can be made of its streams, as far as we know
-        self.routes = False  # it is a router, or was one when it last answered
-        self.told = False  # the router's open stream of events shows that it is there: looks are needless
-        self._listed = True
-        self.frozen_after = frozen_after
-        self.awaited: Callable[[], bool] = lambda: False  # whether requests still wait for it after its loss
-        self.changed: Callable[[], None] = lambda: None  # is called when its state has changed
-        self.replace: Callable[[], None] | None = None  # ends its process; `up` then starts another
-        self._silences = 0  # unanswered looks in a row
-        self.health = Health.DOWN
-        self.down_since: float | None = time.monotonic()  # None while it answers
         self._own_key = api_key is not None
-        self.losses = 0  # number of times that it was lost
-        self.returns = False  # it was lost in a way after which it may be back soon, as when its process ends
+        self._tokenizers = Tokenizers(self.tokenize)
+        self._longest: tuple[Tokenizer | None, int | None] | None = None  # of the tokenizer's vocabulary
+        self._measuring, self._keeping = asyncio.Lock(), asyncio.Lock()
+        self._listed = True
+        self._silences = 0  # unanswered looks in a row
         self._kick = asyncio.Event()
         self._kicked = True  # whether the present look was asked for
         self._looked = asyncio.Event()  # set after the present or next look
-        self._refusals = 0
-        self._trouble = ""
-        self._refusal: int | None = None  # the status with which it refused the last probe
-        self._told = EngineState.DOWN  # the state that was logged last
-        self.doubtful = False  # it may be another process since the last look
-        self.probing = False  # it answers, and a probe is about to begin or in progress
         self._hurried = False  # a request waits for the probe
-        self.up = False  # probed: requests may be placed; until then they pass through unchanged
-        self.probed = 0  # tokens that the probe computed and that are not counted yet
-        self.fresh = False  # all slots were unused when it was probed
+        self._refusals = 0
+        self._refusal: int | None = None  # the status with which it refused the last probe
+        self._trouble = ""
+        self._told = EngineState.DOWN  # the state that was logged last
 
     @property
     def coming(self) -> bool:
@@ -530,7 +523,7 @@ class EngineLink:
             headers=self.auth,
             slot_dir=self.slot_dir,
             may_compute=may_compute,
-            may_read=self._may_read,
+            may_read=self.may_read,
             known=self.files,
             hurried=hurried,
         )

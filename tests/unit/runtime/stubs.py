@@ -12,7 +12,7 @@ from typing import Any
 
 from patience import PATIENCE
 from slotkeeper.engine.answers import EngineError, EngineGoneError, Health, MediaPrompt, PrefillResult
-from slotkeeper.engine.client import EngineClient
+from slotkeeper.engine.client import EngineAddress, EngineClient
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.effects import Forward
@@ -82,7 +82,7 @@ class StubLink(EngineLink):
     client: StubClient
 
     def __init__(self, engine: EngineId = ENGINE, traits: EngineTraits = TRAITS) -> None:
-        super().__init__(engine, api_key=None)
+        super().__init__(engine, address=EngineAddress.of(engine), api_key=None)
         self.client = StubClient([SlotView(slot=SlotId(n), busy=False) for n in range(traits.n_slots)])
         self.traits = traits
         self.health = Health.OK

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from patience import PATIENCE
 from slotkeeper.engine.answers import EngineError, EngineFrozenError, Health
-from slotkeeper.engine.client import EngineClient
+from slotkeeper.engine.client import EngineAddress, EngineClient
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.engines import Engines
 from slotkeeper.runtime.link import EngineLink
@@ -43,6 +43,10 @@ class HealthStub(EngineClient):
         await self.woken.wait()
 
 
+def link_to_nobody(**settings: Any) -> EngineLink:
+    return EngineLink(NO_ENGINE, address=EngineAddress.of(NO_ENGINE), api_key=None, **settings)
+
+
 @pytest.mark.parametrize(
     ("health", "frozen_after", "lost"),
     [
@@ -52,7 +56,7 @@ class HealthStub(EngineClient):
     ],
 )
 async def test_an_engine_that_answers_slowly_is_not_lost(health, frozen_after, lost, monkeypatch):
-    link, gone = EngineLink(NO_ENGINE, api_key=None, frozen_after=frozen_after), list[EngineLink]()
+    link, gone = link_to_nobody(frozen_after=frozen_after), list[EngineLink]()
     engine = HealthStub()
     await link.client.close()
     monkeypatch.setattr(link, "client", engine)
@@ -82,7 +86,7 @@ async def lost_links(link: EngineLink, *said: Health) -> list[EngineLink]:
 
 
 def silent_for_long() -> EngineLink:
-    link = EngineLink(NO_ENGINE, api_key=None, frozen_after=60.0)
+    link = link_to_nobody(frozen_after=60.0)
     link.up, link.process = True, "one"
     link.pulse.answered_at = time.monotonic() - 61.0
     return link
@@ -131,7 +135,7 @@ async def test_calls_to_a_frozen_engine_are_cancelled_and_new_calls_are_refused(
 @pytest.mark.parametrize("turns", range(6))
 async def test_a_watch_that_is_cancelled_while_it_is_woken_ends(turns):
     """This happens at the end of a sidecar whose last answer broke off."""
-    link = EngineLink(NO_ENGINE, api_key=None)
+    link = link_to_nobody()
     watch = asyncio.get_running_loop().create_task(link.watch(lambda _: None, lambda _: None))
     await asyncio.sleep(0.05)  # the watch waits for the next poll
     link.kick()
@@ -148,7 +152,7 @@ class Loading:
     """Engines of one link, whose health the test sets, and a request that waits for it."""
 
     def __init__(self) -> None:
-        self.link, self.stub = EngineLink(NO_ENGINE, api_key=None), HealthStub()
+        self.link, self.stub = link_to_nobody(), HealthStub()
         self.link.client, self.stub.said = self.stub, Health.LOADING
         self.link._probe = self._probe  # type: ignore[method-assign]
         self.refused: EngineError | None = None

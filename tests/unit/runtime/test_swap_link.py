@@ -109,7 +109,7 @@ async def scened(
         def new_link(engine: EngineId, address: EngineAddress, _: Any) -> EngineLink:
             return ProbedLink(engine, address=address, api_key=None)
 
-        front = ProbedLink(EngineId(base), api_key=None)
+        front = ProbedLink(EngineId(base), address=EngineAddress.of(base), api_key=None)
         front.auth = auth or {}
         links = {front.engine: front}
         engines = Engines(links, tasks, Metrics(), wait=1, back_by=lambda _: None, new_link=new_link)
