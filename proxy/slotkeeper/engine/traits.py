@@ -1,4 +1,4 @@
-"""The traits of the engine at a URL: read from its answers, its flags and its model's header.
+"""The traits of the engine at a URL: read from its answers (GET /props), its flags and its model's header.
 
 The format of its slot files needs an experiment, which is in `file_canary`.
 """

@@ -1,4 +1,6 @@
-"""Rules for facts and reminders that move or change: the first value stays, a note tells the new one.
+"""Rules for facts (dates, git status) and reminders that move or change.
+
+The first value stays, and a note tells the new one.
 
 A rule changes a text only if nothing but facts in it changed: if a client rewrites its prompt otherwise, the
 engine computes the prompt again anyway, and the new values may as well stay in their places.

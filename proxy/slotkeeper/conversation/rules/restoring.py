@@ -1,4 +1,7 @@
-"""Rules that restore what should not change: the billing stamp, white space, reasoning, tools and calls."""
+"""Rules that restore what should not change: the billing stamp, white space, reasoning, tools and calls.
+
+Those for facts that change, such as dates and git status, are in `moving`.
+"""
 
 from __future__ import annotations
 
