@@ -1,4 +1,4 @@
-"""Idle work: save slots, prefetch next turns, and warm empty slots while no client needs the engine.
+"""Idle work: when slots are saved, next turns prefetched and empty slots warmed, while nobody waits.
 
 A chore owns its slot (MAINTENANCE) and takes one step at a time; the next step is decided again after each.
 While a request waits, no step follows.
@@ -860,8 +860,7 @@ def patience(state: State, table: EngineTable, slot: SlotId, contents: SlotConte
     saves = rates.beyond_a_pass(tokens)
     if restore:
         saves += restore_price(table, restore.snapshot) / rates.marginal_prefill
-    copied = table.shadow.copied_bytes(table.shadow.plan_reuse(slot, goal.tokens), table.idle)
-    copying = rates.copying.seconds(copied)
+    copying = rates.copy_seconds(table.shadow.copied_before(slot, goal.tokens, table.idle))
     takes = rates.pass_seconds + saves + copying
     saves *= contents.likely
     if not table.crowded(now):  # else the other slots are at work when the next task begins

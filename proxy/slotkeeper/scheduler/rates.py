@@ -303,9 +303,12 @@ class Rates:
     def save_price(self, size: int) -> float:
         return self.writing.seconds(size) * self.marginal_prefill
 
+    def copy_seconds(self, size: int) -> float:
+        return self.copying.seconds(size) if size else 0.0
+
     def copy_price(self, size: int) -> float:
         """Return the price of copying so many bytes to or from the engine's RAM cache."""
-        return self.copying.seconds(size) * self.marginal_prefill if size else 0.0
+        return self.copy_seconds(size) * self.marginal_prefill
 
     def restore_price(self, size: int, *, cold: bool = False) -> float:
         seconds = self.reading.seconds(size) + (self.bringing.seconds(size) if cold else 0.0)

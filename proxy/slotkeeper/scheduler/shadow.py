@@ -195,6 +195,10 @@ class EngineShadow:
             moved.append(reuse_plan.base)
         return sum(self.sizes.of(c.total, len(c.checkpoints)) for c in moved)
 
+    def copied_before(self, slot: SlotId, tokens: Tokens, idle: Collection[SlotId]) -> int:
+        """Return the bytes that the engine copies to or from its RAM cache before this prefill."""
+        return self.copied_bytes(self.plan_reuse(slot, tokens), idle) if self.traits.ram_cache else 0
+
     # -- changes -----------------------------------------------------------------------------------
 
     def launch(self, reuse_plan: ReusePlan, idle: Collection[SlotId]) -> None:
