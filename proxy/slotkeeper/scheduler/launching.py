@@ -18,7 +18,7 @@ from slotkeeper.scheduler.effects import Effect, Forward, Prefill, Purpose, Rest
 from slotkeeper.scheduler.engine_model import TAIL, cells_of, user_starts
 from slotkeeper.scheduler.events import Erased, Planted, Restored, Saved
 from slotkeeper.scheduler.evidence import by_batches
-from slotkeeper.scheduler.pending import SURPRISE, Pending, Plan, Stage, StepEnded
+from slotkeeper.scheduler.pending import SURPRISE, Pending, Plan, Preparing, StepEnded
 from slotkeeper.scheduler.shadow import ReusePlan, Source
 from slotkeeper.scheduler.slot_contents import SlotContents, edits_later
 from slotkeeper.scheduler.state import State
@@ -54,18 +54,17 @@ def begin(state: State, pending: Pending, plan: Plan, now: float) -> Effect:
         if cells_of(table.traits):  # they are promised until the slot is free, also without the client
             table.promise(plan.slot, kv_pool.need(state, pending, table))
         table.crowd(plan.slot, request.hash_chain, now)
-    first = next_step(state, pending, now) if plan.steps else forward(pending, now)
+    preparing = pending.preparing
+    first = next_step(state, pending, preparing, now) if preparing else forward(pending, now)
     if plan.clearing and state.overtaken(pending):
         table.hold_back()
     return first
 
 
-def next_step(state: State, pending: Pending, now: float) -> Effect:
-    plan, owner = pending.plan, pending.arrived.request
-    if plan is None or plan.slot is None:
-        raise AssertionError("only a planned request takes steps")
-    plan.table.move(plan.slot, SlotState.LAUNCHED, owner, now)
-    return begun(pending.step, owner, plan.table, plan.slot, tree=state.tree(plan.table.model))
+def next_step(state: State, pending: Pending, preparing: Preparing, now: float) -> Effect:
+    table, slot, owner = preparing.plan.table, preparing.slot, pending.arrived.request
+    table.move(slot, SlotState.LAUNCHED, owner, now)
+    return begun(preparing.step, owner, table, slot, tree=state.tree(table.model))
 
 
 def forward(pending: Pending, now: float) -> Forward:
@@ -142,21 +141,20 @@ def ended(state: State, event: StepEnded) -> Iterator[Effect]:
     pending = state.requests.get(event.request)
     if pending is not None and isinstance(event, Planted):
         pending.counts(event)
-    if pending is not None and pending.stage is Stage.PREPARING:
-        yield from _step_ended(state, pending, event)
+    if pending is not None and pending.preparing:
+        yield from _step_ended(state, pending, pending.preparing, event)
 
 
-def _step_ended(state: State, pending: Pending, event: StepEnded) -> Iterator[Effect]:
-    owned = pending.owned
-    if owned is None:  # the engine was restarted
+def _step_ended(state: State, pending: Pending, preparing: Preparing, event: StepEnded) -> Iterator[Effect]:
+    if pending.owned is None:  # the engine was restarted
         requeue(state, pending)
         return
-    ok, effects = _take_in(state, *owned, pending.step, event)
+    ok, effects = _take_in(state, preparing.plan.table, preparing.slot, preparing.step, event)
     yield from effects
-    if pending.step_ended(event, ok=ok):
-        yield from _go_on(state, pending, *owned, now=event.at)
+    if pending.step_ended(preparing, event, ok=ok):
+        yield from _go_on(state, pending, preparing, event.at)
     else:
-        _without(state, pending, *owned, now=event.at)
+        _without(state, pending, preparing, event.at)
 
 
 def _of_chore(state: State, chore: Chore, event: StepEnded) -> Iterator[Effect]:
@@ -187,42 +185,43 @@ def _note_ahead(state: State, chore: Chore, event: StepEnded) -> None:
             state.ahead.computed(step.tokens, chore.table.shadow.plan_reuse(chore.slot, step.tokens).reuse)
 
 
-def _without(state: State, pending: Pending, table: EngineTable, slot: SlotId, *, now: float) -> None:
+def _without(state: State, pending: Pending, preparing: Preparing, now: float) -> None:
     """Place the request again: a step has failed, or its slot has become uncertain."""
+    table, slot = preparing.plan.table, preparing.slot
     if table.owners[slot] == pending.arrived.request:
         table.move(slot, SlotState.IDLE, None, now)
     requeue(state, pending)
 
 
-def _go_on(
-    state: State, pending: Pending, table: EngineTable, slot: SlotId, *, now: float
-) -> Iterator[Effect]:
+def _go_on(state: State, pending: Pending, preparing: Preparing, now: float) -> Iterator[Effect]:
     """Return the next step of a request, or the request itself."""
-    if (saved_later := _saved_later(state, pending, table, slot)) is not None:
+    plan, table, slot = preparing.plan, preparing.plan.table, preparing.slot
+    if (saved_later := _saved_later(state, pending, preparing)) is not None:
         state.writes.give_back(table.bytes_of(saved_later))
-    pauses, paused = pending.goes_on(now, past_save=saved_later is not None), False
+    pauses, paused = pending.goes_on(preparing, now, past_save=saved_later is not None), False
     if pauses and (weighed := priority.after_piece(state, pending, slot, now)):
         yield weighed
         paused = weighed.act is PriorityAct.GAVE_WAY
     # The slot was prepared for other adapters, or its engine is being drained meanwhile.
     outdated = spaces.outdated(table, pending) or table.engine in state.drained
     if paused or outdated or table.unsettled or table.orphans:  # the last two: a task may have got it (T1)
-        _without(state, pending, table, slot, now=now)
-    elif pending.steps_left:
-        yield next_step(state, pending, now)
-    elif pending.plan and pending.plan.clears:
-        _without(state, pending, table, slot, now=now)
-    elif pending.plan and pending.plan.pinned:
+        _without(state, pending, preparing, now)
+    elif preparing.left:
+        yield next_step(state, pending, preparing, now)
+    elif plan.clears:
+        _without(state, pending, preparing, now)
+    elif plan.pinned:
         yield forward(pending, now)
     else:
         table.move(slot, SlotState.RUNNING, pending.arrived.request, now)
         state.steered.append(pending.arrived.request)
 
 
-def _saved_later(state: State, pending: Pending, table: EngineTable, slot: SlotId) -> SlotContents | None:
+def _saved_later(state: State, pending: Pending, preparing: Preparing) -> SlotContents | None:
     """Return the new head that the next step would save, if its file is not worth the wait of all now."""
-    plan, contents, left = pending.plan, table.shadow.slots[slot], pending.steps_left - 1
-    if not plan or not left or not contents or not planting.kept(plan.steps[: len(plan.steps) - left + 1], 1):
+    table, slot, steps, left = preparing.plan.table, preparing.slot, preparing.plan.steps, preparing.left - 1
+    contents = table.shadow.slots[slot]
+    if not left or not contents or not planting.kept(steps[: len(steps) - left + 1], 1):
         return None
     end = contents.total
     waiting = list(state.waiting_requests())

@@ -291,8 +291,8 @@ def _leave(pending: Pending, table: EngineTable, slot: SlotId, now: float) -> No
     if pending.stage is Stage.RUNNING:
         table.left_unknown(0 if pending.prompt is not None else table.traits.n_ctx)
         table.shadow.observed(slot, pending.left_behind(table))
-    elif pending.steps_left and not isinstance(pending.step, Save):  # a save changes nothing
-        _leave_step(table, slot, pending.step, now)
+    elif (preparing := pending.preparing) and preparing.left and not isinstance(preparing.step, Save):
+        _leave_step(table, slot, preparing.step, now)  # a save changes nothing
     # A resumable stream continues without its client (engine.md 7): we do not wait for its end.
     table.client_left(slot, pending.arrived.request, now, resumable=pending.arrived.resumable)
 

@@ -208,6 +208,30 @@ class Waiting:
 
 
 @dataclass(slots=True)
+class Preparing:
+    """The steps in the slot of a request before it is sent."""
+
+    plan: Plan
+    slot: SlotId
+    left: int  # steps that have not ended
+    step_began: float  # the present one, in seconds
+
+    @property
+    def ahead(self) -> Sequence[Step]:
+        """The steps that have not ended."""
+        return self.plan.steps[len(self.plan.steps) - self.left :]
+
+    @property
+    def step(self) -> Step:
+        """The step that runs, or is about to begin."""
+        return self.ahead[0]
+
+    def passes(self, steps: int, now: float) -> None:
+        """Go past this many steps: the present one has ended, and those after it are left out."""
+        self.left, self.step_began = self.left - steps, now
+
+
+@dataclass(slots=True)
 class Pending:
     """A request that was not reported yet: what is known of it, and how far it has come."""
 
@@ -238,9 +262,8 @@ class Pending:
     stood_back: bool = False  # whether that was reported since it was put into the queue
     pieces_until: float | None = None  # when its last piece was computed
     given_back: int = 0  # tokens that were computed again because it gave way
-    step_began: float = 0.0
+    preparing: Preparing | None = None  # in stage PREPARING only
     step_seconds: float = 0.0  # total of restores, touches, erasures and steers
-    steps_left: int = 0
     waits_in: Scene | None = None  # the scene in which it was decided that it must wait
     waits_for: EngineTable | None = None  # waits for a request there to end; other engines have free slots
     holds: Sequence[EngineTable] = ()  # engines for which the requests after it must wait too
@@ -264,16 +287,6 @@ class Pending:
         if table is None or slot is None:
             return None
         return (table, slot) if table.owners[slot : slot + 1] == [self.arrived.request] else None
-
-    @property
-    def steps_ahead(self) -> Sequence[Step]:
-        """The steps that have not ended."""
-        return self.plan.steps[len(self.plan.steps) - self.steps_left :] if self.plan else ()
-
-    @property
-    def step(self) -> Step:
-        """The step that runs, or is about to begin."""
-        return self.steps_ahead[0]
 
     @property
     def goes_changed(self) -> bool:
@@ -398,16 +411,16 @@ class Pending:
             self.given_back += max(0, self.reached - found.reuse)
         self.waited += now - self.queued_at
         self.plan, self.ahead_from, self.begun_at, self.stands_behind = plan, ahead_from, now, None
-        self.steps_left, self.step_began = len(plan.steps), now
-        if plan.steps:
+        if plan.steps and plan.slot is not None:
             self.stage, self.slot = Stage.PREPARING, plan.slot
+            self.preparing = Preparing(plan, plan.slot, len(plan.steps), now)
         self._work_begins(now)
 
     def requeued(self, now: float) -> None:
         """Give up its place and wait again."""
         if table := self.table:
             table.work.ends(self.arrived.request)
-        self.stage, self.plan, self.slot, self.steps_left = Stage.QUEUED, None, None, 0
+        self.stage, self.plan, self.slot, self.preparing = Stage.QUEUED, None, None, None
         self.queued_at, self.aged, self.stood_back = now, False, False
 
     # -- steps in its slot, before it is sent ----------------------------------------------------------
@@ -416,15 +429,15 @@ class Pending:
         """Count the tokens that were evaluated for it."""
         computed = event.wasted if event.computed is None else event.computed
         self.planted += computed
-        if self.stage is Stage.PREPARING and isinstance(self.step, Prefill) and self.step.parks:
+        if self.preparing and isinstance(step := self.preparing.step, Prefill) and step.parks:
             self.parked += computed
 
-    def step_ended(self, event: StepEnded, *, ok: bool) -> bool:
+    def step_ended(self, preparing: Preparing, event: StepEnded, *, ok: bool) -> bool:
         """Take in the end of its step. Returns whether it can go on.
 
         `step_seconds` are those spent neither on computing the prompt nor on saving the slot.
         """
-        step, seconds = self.step, event.at - self.step_began
+        step, seconds = preparing.step, event.at - preparing.step_began
         match step:
             case Prefill(_, Purpose.TOUCH) | Restore() | Erase():
                 self.step_seconds += seconds
@@ -439,13 +452,13 @@ class Pending:
         self.plain = not isinstance(event, Restored) or event.outcome is not Loading.UNFIT
         return False
 
-    def goes_on(self, now: float, *, past_save: bool) -> bool:
+    def goes_on(self, preparing: Preparing, now: float, *, past_save: bool) -> bool:
         """Go on to the next step, or past it if that is a save that can wait.
 
         Returns whether a part of the prompt is computed behind which it may pause.
         """
-        self.steps_left, self.step_began = self.steps_left - (2 if past_save else 1), now
-        left, steps = self.steps_left, self.plan.steps if self.plan else ()
+        preparing.passes(2 if past_save else 1, now)
+        left, steps = preparing.left, preparing.plan.steps
         done, saves = steps[-left - 1], left > 0 and isinstance(steps[-left], Save)
         pauses = isinstance(done, Prefill) and done.purpose in BORDERS and not saves and self.divisible
         if pauses:
@@ -462,7 +475,7 @@ class Pending:
         table, slot = plan.table, plan.slot
         if slot is not None and not request.action:  # an action starts no task
             self._task_begins(plan, slot, now)
-        self.stage, self.sent_at = Stage.RUNNING, now
+        self.stage, self.sent_at, self.preparing = Stage.RUNNING, now, None
         self.slot = slot if plan.pinned else None
         if self.slot is not None:
             table.move(self.slot, SlotState.LAUNCHED, request.request, now)

@@ -452,8 +452,8 @@ def _coming(state: State, but: Pending, prompt: Tokens, table: EngineTable) -> I
         price = 2 * rates.restore_price(table.bytes_of(contents))
         yield reuse(as_file(contents, table.traits), prompt, table.traits), price
     for other in state.requests.values():
-        if other.stage is Stage.PREPARING and other.plan and other is not but:
-            shared = planting.kept(other.plan.steps, other.steps_left)
+        if other.preparing and other is not but:
+            shared = planting.kept(other.preparing.plan.steps, other.preparing.left)
             if shared and (common := prompt.lcp(shared)) >= len(shared) - TAIL:
                 yield common, WORTH_A_FILE
 

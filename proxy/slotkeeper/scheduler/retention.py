@@ -285,7 +285,8 @@ def _strangers(catalog: Catalog, tier: Tier, here: Container[str]) -> list[Snaps
 
 def _needed(state: State) -> set[SnapshotId]:
     """Return the files that a begun request or idle work restores now, or after a step before."""
-    left = (step for pending in state.requests.values() for step in pending.steps_ahead)
+    preparing = (pending.preparing for pending in state.requests.values() if pending.preparing)
+    left = (step for each in preparing for step in each.ahead)
     steps = (*left, *(chore.step for chore in state.chores.values()))
     return {step.snapshot.id for step in steps if isinstance(step, Restore)}
 

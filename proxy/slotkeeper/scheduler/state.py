@@ -313,8 +313,8 @@ class State:
         """
         for owner in (owner for table in self.up for owner in table.owners if owner):
             pending = self.requests.get(owner)
-            if pending and pending.stage is Stage.PREPARING and pending.plan and pending.plan.clearing:
-                yield pending, pending.plan.table
+            if pending and pending.preparing and pending.preparing.plan.clearing:
+                yield pending, pending.preparing.plan.table
 
     def waiting_requests(self) -> Iterator[RequestId]:
         """Yield all requests that wait for an engine, in the order in which they are served."""

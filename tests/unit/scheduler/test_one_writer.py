@@ -12,15 +12,15 @@ import benchmarks
 import pytest
 
 import slotkeeper
-from slotkeeper.scheduler.pending import Pending
+from slotkeeper.scheduler.pending import Pending, Preparing
 
 # What variables and fields that hold such an object are called.
 TABLES: Final = {"table", "_table", "waits_for"}
 SHADOWS: Final = {"shadow", "_shadow"}
 WRITERS: Final = {"scheduler/table.py": TABLES, "scheduler/shadow.py": SHADOWS}
-REQUESTS: Final = {"pending", "_pending"}
+REQUESTS: Final = {"pending", "_pending", "preparing"}
 # In the scheduler, no module assigns a field of such a name to another object.
-RECORD: Final = {field.name for field in fields(Pending)}
+RECORD: Final = {field.name for of in (Pending, Preparing) for field in fields(of)}
 CHANGE: Final = {
     *("append", "appendleft", "clear", "extend", "insert", "pop", "popleft", "remove", "reverse", "sort"),
     *("add", "discard", "update", "intersection_update", "difference_update", "popitem", "setdefault"),
