@@ -181,9 +181,6 @@ MECHANISMS: Final[Mapping[str, Mechanism]] = MappingProxyType(
             {"shadow.EngineShadow.exceeds_ram": _false},
             fault="test_the_oldest_entries_leave_a_ram_cache_that_is_full_but_the_last_one_stays",
         ),
-        "ram-missed": Mechanism(
-            "trusts the RAM cache less once it lacked a state", {"prices.RAM_MISSED": 0.0}
-        ),
         "file-times": Mechanism(
             "learns how long files, copies and prefills take", {"rates.LinearTimes.took": _none}
         ),

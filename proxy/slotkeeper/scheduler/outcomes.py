@@ -258,7 +258,7 @@ def _compare(plan: Plan, base: SlotContents | None, *, predicted: int, cached: i
     if plan.pinned and base and plan.source is Source.SLOT and not base.tokens.chunks:
         table.learn(table.doubts.by_reuse(table.traits, base, predicted=predicted, cached=cached))
     if plan.source is Source.RAM and not cells_of(table.traits):  # a pool may lack adjacent cells
-        table.ram_loaded(tokens=base.total if base else predicted, hit=cached * 2 >= predicted)
+        table.ram_loaded(hit=cached * 2 >= predicted)
         if cached < predicted - SURPRISE:  # the engine loaded another entry
             table.shadow.forget_ram()
     if abs(predicted - cached) > SURPRISE:

@@ -40,8 +40,6 @@ from slotkeeper.scheduler.table import EngineTable
 from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import EngineId, SlotId
 
-# Share of what the RAM cache promises, after it lacked a state that was no longer: it is probably too small.
-RAM_MISSED: Final = 0.5
 # Share of a loss that remains if the RAM cache has a copy, which it may drop: with room for four such states
 # or fewer, and for sixteen or more.
 IN_RAM: Final = 0.1
@@ -68,8 +66,6 @@ def price_of(table: EngineTable, reuse_plan: ReusePlan, want: Want) -> float:
     lost = loss(table, reuse_plan, want)
     if moved and not any(h and _same(h, moved) for h in table.shadow.slots):
         lost += _missed(moved, want)  # a loaded entry leaves the RAM cache
-    if moved and moved.total >= table.ram_missed:
-        lost += RAM_MISSED * reuse_plan.reuse
     copying = table.rates.copy_price(table.shadow.copied_bytes(reuse_plan, table.idle))
     return len(want.prompt) - reuse_plan.reuse + lost + copying
 

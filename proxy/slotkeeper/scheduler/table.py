@@ -117,7 +117,6 @@ class EngineTable:
     look_again: bool = False  # what a slot holds is in doubt: poll again
     files_seen: bool = False  # a file has shown whether this build writes checkpoints to its files
     ram_misses: int = 0  # expected loads from the RAM cache that did not happen, in a row
-    ram_missed: float = inf  # tokens of the shortest state that was missing, since a longer one was found
     settled: dict[SlotId, SlotContents] = field(default_factory=dict)  # states that need no (further) save
     put_off: set[SlotId] = field(default_factory=set)  # slots settled only while the engine is crowded
     loaded: set[SlotId] = field(default_factory=set)  # a file was restored there, and no task ran since
@@ -147,7 +146,6 @@ class EngineTable:
     def reset(self, traits: EngineTraits, now: float = -1.0) -> None:
         """Empty every slot: the engine is new, or was restarted."""
         self.shadow = EngineShadow(traits, self.shadow.sizes)
-        self.ram_missed = inf
         self.shadow.sizes.take_header(traits.token_bytes, traits.checkpoint_bytes)
         self.rates.take_header(traits.token_bytes)
         self.states = [SlotState.IDLE] * traits.n_slots
@@ -702,13 +700,9 @@ class EngineTable:
         if traits is not self.traits:
             self.shadow.learn(traits)
 
-    def ram_loaded(self, *, tokens: int, hit: bool) -> None:
-        """Record whether the RAM cache held a state of this many tokens, as we expected."""
+    def ram_loaded(self, *, hit: bool) -> None:
+        """Record whether the RAM cache held a state, as we expected."""
         self.ram_misses = 0 if hit else self.ram_misses + 1
-        if hit and tokens >= self.ram_missed:
-            self.ram_missed = inf
-        elif not hit:
-            self.ram_missed = min(self.ram_missed, tokens)
         if self.ram_misses >= RAM_STRIKES:
             self.shadow.distrust_ram()
         elif not hit:

@@ -1,8 +1,9 @@
 from pathlib import Path
 
 import pytest
+from benchmarks import tables
 from benchmarks.ablations import main, worst
-from benchmarks.mechanisms import MECHANISMS, without
+from benchmarks.mechanisms import MECHANISMS, WORSE, without
 
 from slotkeeper.scheduler import candidates
 
@@ -39,6 +40,13 @@ def test_each_fault_is_named_by_a_test_that_exists():
     faults = {mechanism.fault for mechanism in MECHANISMS.values()} - {""}
 
     assert not [fault for fault in faults if f"def {fault}(" not in tests]
+
+
+def test_each_mechanism_is_kept_for_a_published_row_or_for_a_fault():
+    without_row = [row["name"] for row in tables.measured("ablations") if tables.lost(row) < WORSE]
+
+    assert without_row
+    assert not [name for name in without_row if not MECHANISMS[name].fault]
 
 
 def row(ours: float, computed: int, work: str = "chat") -> dict[str, object]:

@@ -1,7 +1,6 @@
 """The slot table of one engine, and what an answer of GET /slots changes in it."""
 
 from dataclasses import replace
-from math import inf
 
 import pytest
 
@@ -271,18 +270,9 @@ def test_on_a_shared_engine_an_observation_is_valid_for_a_moment_only():
 
 def test_two_misses_in_a_row_end_the_trust_in_the_prompt_cache():
     engine = table(A)
-    engine.ram_loaded(tokens=1000, hit=False)
-    engine.ram_loaded(tokens=1000, hit=True)
-    engine.ram_loaded(tokens=1000, hit=False)
+    engine.ram_loaded(hit=False)
+    engine.ram_loaded(hit=True)
+    engine.ram_loaded(hit=False)
     assert engine.traits.ram_cache
-    engine.ram_loaded(tokens=1000, hit=False)
+    engine.ram_loaded(hit=False)
     assert not engine.traits.ram_cache
-
-
-def test_a_miss_casts_doubt_on_states_as_long_until_one_of_them_is_found():
-    engine = table(A)
-    engine.ram_loaded(tokens=1000, hit=False)
-    engine.ram_loaded(tokens=900, hit=True)
-    assert engine.ram_missed == 1000
-    engine.ram_loaded(tokens=1000, hit=True)
-    assert engine.ram_missed == inf
