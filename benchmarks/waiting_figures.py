@@ -10,7 +10,7 @@ KEY: Final = ("model", "work", "pause", "busy")  # rounds of one workload have t
 
 COLUMNS: Final = (
     "work",
-    "stock",
+    "stock, s",
     "ours ÷ stock",
     "stock ÷ least",
     "ours ÷ least",
@@ -31,7 +31,14 @@ def grouped(found: Iterable[Row]) -> Iterator[tuple[Row, Sequence[str]]]:
     same: dict[tuple[Any, ...], list[Row]] = {}
     for row in found:
         same.setdefault(tuple(row[name] for name in KEY), []).append(row)
-    for those in same.values():
+    works = list(dict.fromkeys(work for _, work, _, _ in same))
+
+    def order(key: tuple[Any, ...]) -> tuple[Any, ...]:
+        model, work, pause, busy = key
+        return model, busy, works.index(work), pause or 0.0
+
+    for key in sorted(same, key=order):
+        those = same[key]
         yield those[0], _cells(those)
 
 
@@ -41,7 +48,7 @@ def _cells(those: Sequence[Row]) -> Sequence[str]:
     ratios = sorted(row["ours_seconds"] / row["stock_seconds"] for row in those)
     return (
         first["work"] if first["pause"] is None else f"{first['work']}, pause {first['pause']:g} s",
-        f"{stock[0]:.1f} to {stock[-1]:.1f} s",  # shows how much the machine varied
+        f"{stock[0]:.1f}-{stock[-1]:.1f}",  # shows how much the machine varied
         ", ".join(f"{ratio:.2f}" for ratio in ratios),
         _worst(those, "stock_seconds", "least_seconds"),
         _worst(those, "ours_seconds", "least_seconds"),
@@ -64,7 +71,7 @@ def _stalls(those: Sequence[Row]) -> str:
     """Return our longest stall and stock's, of the round in which they differ most."""
     stalls = [(row["ours_stall"] or 0.0, row["stock_stall"] or 0.0) for row in those]
     ours, stock = max(stalls, key=lambda pair: pair[0] - pair[1])
-    return f"{1000 * ours:.0f} / {1000 * stock:.0f}"
+    return f"{1000 * ours:.0f}/{1000 * stock:.0f}"
 
 
 def _most(those: Sequence[Row], name: str, other: str) -> str:
