@@ -160,7 +160,7 @@ MECHANISMS: Final[Mapping[str, Mechanism]] = MappingProxyType(
         ),
         "price-bounds": Mechanism(
             "prices only a few of many slots: saves time",
-            {"candidates.FEW": NEVER_SO_MANY},
+            {"candidates.ALL_PRICED_SLOTS": NEVER_SO_MANY},
             fault="test_few_of_many_slots_are_priced",
         ),
         # prices

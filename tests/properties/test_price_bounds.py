@@ -184,7 +184,7 @@ class Fleet:
 
 @pytest.fixture(autouse=True)
 def _bounds_at_once(monkeypatch):
-    monkeypatch.setattr(candidates, "FEW", 0)
+    monkeypatch.setattr(candidates, "ALL_PRICED_SLOTS", 0)
 
 
 @settings(max_examples=300)

@@ -733,7 +733,7 @@ def _terms(at: Options, compared: Comparison | None) -> tuple[float, int, float]
 
 BEATEN: Final = 5  # plans kept besides the best one, for `why`
 TURN: Final = 2  # messages: a reply, and the client's next message
-FEW: Final = 4  # slots that are all priced: with more, it is faster to find out first which cannot be cheap
+ALL_PRICED_SLOTS: Final = 8  # with more, it is faster to find out first which cannot be cheap
 
 Order = tuple[float, bool, float, SlotId | None]
 
@@ -803,7 +803,7 @@ def cheapest(
     options = [Options(table, want) for table in tables]
     compared = Comparison.of(tables) if len(tables) > 1 else None
     order = partial(_order_of_several, want=want, compared=compared) if compared else partial(_order, now=now)
-    if bounds is not None and sum(len(at.slots) for at in options) > FEW:
+    if bounds is not None and sum(len(at.slots) for at in options) > ALL_PRICED_SLOTS:
         best = _cheapest_by_bounds(options, bounds.ranked(options, compared), order, pinnable=pinnable)
     else:
         best = nsmallest(1 + BEATEN, _all_plans(options, pinnable=pinnable), key=order)
