@@ -731,6 +731,7 @@ class EngineTable:
 
 DRAFTED: Final = 64  # most tokens of one draft: those accepted beyond a reply's end stay in the slot
 COUNT_SLIP: Final = 2  # tokens by which our count of a slot may differ although our ids are right
+UNDECODED: Final = 1  # token of a busy slot that is counted but has no cell yet: the latest one of its answer
 
 
 def _not_shared(table: EngineTable, views: Iterable[SlotView]) -> None:
@@ -738,7 +739,8 @@ def _not_shared(table: EngineTable, views: Iterable[SlotView]) -> None:
     traits = table.traits
     if not traits.unified or traits.known("unified") is Known.FLAGS or not traits.n_ctx:
         return
-    if sum(view.held or 0 for view in views) > traits.n_ctx:
+    without_cell = UNDECODED + (DRAFTED if traits.speculative else 0)
+    if sum((view.held or 0) - without_cell * view.busy for view in views) > traits.n_ctx:
         table.learn(traits.corrected(Known.HELD, unified=False))
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from slotkeeper.scheduler.engine_model import EngineTraits
+from slotkeeper.scheduler.engine_model import EngineTraits, Known
 from slotkeeper.scheduler.events import Observed
 from slotkeeper.scheduler.shadow import EngineShadow
 from slotkeeper.scheduler.slot_contents import SlotContents
@@ -192,6 +192,26 @@ def test_a_slot_that_survives_another_task_shows_that_the_engine_is_not_unified(
     assert engine.proven
     engine.observed(observation(0, 400, asked=NOW + 1))  # erased by another client
     assert not engine.traits.unified
+
+
+@pytest.mark.parametrize(
+    ("busy", "idle", "shared", "traits"),
+    [
+        ((670, 685, 694), (0,), True, {}),  # as b11549 shows it: 2,049 tokens in 2,048 cells
+        ((670, 685, 697), (0,), False, {}),
+        ((), (1000, 1049), False, {}),
+        ((), (1000, 1048), True, {}),
+        ((1000,), (1049 + 64,), True, {"speculative": True}),
+    ],
+)
+def test_slots_that_hold_more_than_one_buffer_show_that_none_is_shared(busy, idle, shared, traits):
+    """The latest token of a running answer has no cell yet, nor have the drafts that follow it."""
+    engine = table(*(None for _ in (*busy, *idle)), n_ctx=2048, **traits)
+    engine.learn(engine.traits.learned(Known.FAILED, unified=True))
+    views = [(True, held) for held in busy] + [(False, held) for held in idle]
+    slots = [SlotView(slot=SlotId(n), busy=b, task=n, held=held) for n, (b, held) in enumerate(views)]
+    engine.observed(Observed(at=NOW + 0.001, asked=NOW, engine=E, slots=tuple(slots)))
+    assert engine.traits.unified is shared
 
 
 def test_two_concurrent_tasks_prove_nothing_about_the_buffer():
