@@ -74,9 +74,10 @@ def of(measured: Measured, table: Callable[..., str]) -> Mapping[str, Callable[[
         )
 
     def decisions() -> str:
-        slowest: dict[int, Row] = {}
+        slowest: dict[tuple[int, int], Row] = {}
         for row in measured("placement"):
-            slowest[row["engines"]] = max(row, slowest.get(row["engines"], row), key=lambda one: one["p99"])
+            size = row["engines"], row["slots"]
+            slowest[size] = max(row, slowest.get(size, row), key=lambda one: one["p99"])
         return table(("engines", "slots", "p50", "p99"), map(_of_decision, slowest.values()))
 
     def fleets() -> str:

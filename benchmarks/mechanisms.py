@@ -158,9 +158,9 @@ MECHANISMS: Final[Mapping[str, Mechanism]] = MappingProxyType(
             {"candidates.STEER_TAIL": NEVER_SO_MANY, "launching.STEER_TAIL": NEVER_SO_MANY},
             fault="test_a_messages_request_is_steered_if_the_engine_would_overwrite_a_more_valuable_slot",
         ),
-        "price-bounds": Mechanism(
+        "few-priced": Mechanism(
             "prices only a few of many slots: saves time",
-            {"candidates.ALL_PRICED_SLOTS": NEVER_SO_MANY},
+            {"candidates.PRICED_SLOTS": NEVER_SO_MANY},
             fault="test_few_of_many_slots_are_priced",
         ),
         # prices

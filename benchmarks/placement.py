@@ -1,6 +1,6 @@
-"""The cost of a decision in a large fleet: one sidecar with 64 engines of 8 slots, and 20,000 conversations.
+"""The cost of a decision in a large fleet: one sidecar with up to 8 engines of 8 slots, or one of 64.
 
-`python -m benchmarks.placement [--engines 64] [--slots 8] [--conversations 20000] [--decisions 100]`. Every
+`python -m benchmarks.placement [--engines 8] [--slots 8] [--conversations 20000] [--decisions 100]`. Every
 slot holds one conversation, all are in the tree, and as many as a tier may have are in files. Then requests
 come one by one: next turns of conversations that are in a slot, of others, and new ones. Measured is the
 processor time of the scheduler's thread for one decision (the work when a request arrives and when its tokens
@@ -42,6 +42,7 @@ from slotkeeper.scheduler.placement import Placement
 from slotkeeper.scheduler.retention import MOST
 from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId
 from slotkeeper.scheduler.types import ClientId, EngineId, Loading, RequestId, SlotId
+from slotkeeper.upstreams import MAX_ENGINES
 
 GOAL: Final = 2.0  # milliseconds at the 99th percentile
 RATES: Final = EngineRates(token_bytes=4096)
@@ -179,14 +180,14 @@ def measured(*, engines: int, slots: int, conversations: int, decisions: int) ->
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.placement", description=__doc__)
-    parser.add_argument("--engines", type=int, default=64)
+    parser.add_argument("--engines", type=int, default=MAX_ENGINES)
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--conversations", type=int, default=20_000)
     parser.add_argument("--decisions", type=int, default=100, help="decisions of each kind")
     args = parser.parse_args(arguments)
-    sizes = [(engines, args.slots) for engines in (1, 4, 16) if engines < args.engines]
+    sizes = [(engines, args.slots) for engines in (1, 4) if engines < args.engines]
     rows: list[dict[str, Any]] = []
-    for engines, slots in [*sizes, (args.engines, args.slots)]:
+    for engines, slots in [*sizes, (args.engines, args.slots), (1, args.engines * args.slots)]:
         rows += measured(
             engines=engines, slots=slots, conversations=args.conversations, decisions=args.decisions
         )

@@ -54,7 +54,15 @@ WORK: Final = {
 }
 CROWD: Final = (4, 50)  # conversations, and milliseconds between requests, of the cell with a target
 
-WAITED: Final = ("work", "stock, s", "ours ÷ stock", "whole answers", "ours ÷ least", "longest stall, ms")
+WAITED: Final = (
+    "work",
+    "stock, s",
+    "ours ÷ stock",
+    "whole answers",
+    "ours ÷ least",
+    "beside prefill, ms",
+    "longest stall, ms",
+)
 
 LEFT_OVER: Final = {
     "memory_kib": "memory, KiB, after the warm-up and at the end",

@@ -22,6 +22,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Final
 
@@ -99,6 +100,16 @@ class Leg:
     @property
     def totals(self) -> Totals:
         return totals(one.sample for one in self.told)
+
+    @property
+    def beside_prefill(self) -> float | None:
+        """The median of the seconds to the first token that are no prefill, by the engine's own count."""
+        known = [
+            sample.first_token_seconds - sample.prefill_seconds
+            for sample in (one.sample for one in self.told)
+            if sample.first_token_seconds is not None and sample.prefill_seconds is not None
+        ]
+        return median(known) if known else None
 
     @property
     def idle(self) -> int:
@@ -355,6 +366,8 @@ def rows(rounds: Sequence[Round], busy: int) -> Iterator[Row]:
             "ours_answered": found.ours.answered_seconds,
             "stock_p95": stock.waits.first_token_p95,
             "ours_p95": ours.waits.first_token_p95,
+            "stock_beside": found.stock.beside_prefill,
+            "ours_beside": found.ours.beside_prefill,
             "stock_stall": stock.waits.stall_seconds,
             "ours_stall": ours.waits.stall_seconds,
             "oracle": stock.oracle,

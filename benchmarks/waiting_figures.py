@@ -16,6 +16,7 @@ COLUMNS: Final = (
     "ours ÷ least",
     "whole answers",
     "p95",
+    "beside prefill, ms",
     "longest stall, ms",
     "engine, MiB",
     "sidecar, MiB",
@@ -54,6 +55,7 @@ def _cells(those: Sequence[Row]) -> Sequence[str]:
         _worst(those, "ours_seconds", "least_seconds"),
         _worst(those, "ours_answered", "stock_answered"),
         _worst(those, "ours_p95", "stock_p95"),
+        _beside(those),
         _stalls(those),
         _most(those, "ours_engine_bytes", "stock_engine_bytes"),
         f"{max(row['sidecar_bytes'] for row in those) / MIB:.0f}",
@@ -71,6 +73,15 @@ def _stalls(those: Sequence[Row]) -> str:
     """Return our longest stall and stock's, of the round in which they differ most."""
     stalls = [(row["ours_stall"] or 0.0, row["stock_stall"] or 0.0) for row in those]
     ours, stock = max(stalls, key=lambda pair: pair[0] - pair[1])
+    return f"{1000 * ours:.0f}/{1000 * stock:.0f}"
+
+
+def _beside(those: Sequence[Row]) -> str:
+    """Return our milliseconds beside the prefill of a request and stock's, of the worst round."""
+    known = [(row["ours_beside"], row["stock_beside"]) for row in those if row.get("ours_beside") is not None]
+    if not known:
+        return "-"
+    ours, stock = max(known, key=lambda pair: pair[0] - pair[1])
     return f"{1000 * ours:.0f}/{1000 * stock:.0f}"
 
 

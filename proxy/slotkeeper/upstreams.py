@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from slotkeeper.values import base_of
 
+MAX_ENGINES: Final = 8  # of one sidecar: a decision among more blocks the event loop for too long
 LARGEST: Final = 2**20  # most bytes of the file
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 _NAMED: Final = re.compile(rf"({NAME.pattern})\s*=(.*)", re.DOTALL)
@@ -52,13 +53,21 @@ class NamedUpstream:
 
 
 def checked(upstreams: Iterable[NamedUpstream]) -> tuple[NamedUpstream, ...]:
-    """Return all engines. Raises UpstreamsError if there are none, or two have one name or address."""
+    """Return all engines.
+
+    Raises UpstreamsError if there are none or more than `MAX_ENGINES`, or if two have one name or address.
+    """
     found = tuple(upstreams)
     names, bases = ({getattr(one, part) for one in found} for part in ("name", "base"))
     if not found or len(bases) < len(found):
         raise UpstreamsError("name at least one engine, and each only once")
     if len(names) < len(found):
         raise UpstreamsError("two engines have one name; give each its own")
+    if len(found) > MAX_ENGINES:
+        raise UpstreamsError(
+            f"one sidecar serves at most {MAX_ENGINES} engines, not {len(found)}; "
+            "put a sidecar beside each engine, and a gateway in front: slotkeeper docs scaling"
+        )
     return found
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 
 from slotkeeper.settings import Settings
-from slotkeeper.upstreams import NamedUpstream, UpstreamsError, read_table
+from slotkeeper.upstreams import MAX_ENGINES, NamedUpstream, UpstreamsError, read_table
 
 ONE, OTHER = "http://10.0.0.1:8081", "http://10.0.0.2:8081"
 
@@ -61,6 +62,15 @@ def test_an_invalid_table_is_refused_with_a_reason(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(UpstreamsError, match=message):
         read_table(path)
+
+
+def test_more_engines_than_one_sidecar_serves_are_refused_with_the_page_that_says_what_to_do():
+    def named(count: int) -> tuple[str, ...]:
+        return tuple(f"http://10.0.0.{number}:8080" for number in range(count))
+
+    assert len(Settings(upstream=named(MAX_ENGINES)).engines()) == MAX_ENGINES
+    with pytest.raises(ValidationError, match=r"at most 8 engines, not 9.*slotkeeper docs scaling"):
+        Settings(upstream=named(MAX_ENGINES + 1))
 
 
 def test_a_missing_table_is_refused(tmp_path):

@@ -1,36 +1,28 @@
 """Every way to serve a prompt, now or by waiting for a better slot, each with its price; the cheapest wins.
 
 `Options` are the places that one engine offers, with what their plans share, which is computed once.
-`PriceBounds` are lower bounds of their prices, so that among many slots only a few have to be priced.
 `cheapest` prices places and takes the cheapest: places on one engine are compared in tokens of prefill,
 places on several engines in seconds (`prices`). With several engines a slot in which a request runs is a
-place as well: the new request waits for it, if that is cheaper than any free slot. Nothing here changes
-state.
+place as well: the new request waits for it, if that is cheaper than any free slot. Among many slots, only
+those are priced that share most with the prompt or lose least. Nothing here changes state.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
-from heapq import heapify, heappop, heappush, nsmallest
-from itertools import zip_longest
-from math import inf
-from operator import attrgetter
-from typing import Final, NamedTuple
+from heapq import nsmallest
+from typing import Final
 
-from slotkeeper.scheduler.catalog import Catalog, Covered
+from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.effects import Erase, Prefill, Purpose, Restore, Save, SaveMoment, Step
 from slotkeeper.scheduler.engine_model import EngineTraits, checkpoints_last, foreign_token
 from slotkeeper.scheduler.pending import Plan
 from slotkeeper.scheduler.prices import (
-    IN_LARGE_RAM,
     Comparison,
     Want,
     blind_price,
-    file_price,
     loss,
     parked_price,
     price_of,
@@ -39,7 +31,6 @@ from slotkeeper.scheduler.prices import (
 from slotkeeper.scheduler.rates import WORTH_A_FILE
 from slotkeeper.scheduler.shadow import ReusePlan, Source
 from slotkeeper.scheduler.slot_contents import (
-    HALF_LIFE,
     SlotContents,
     Snapshot,
     contains,
@@ -51,7 +42,7 @@ from slotkeeper.scheduler.slot_contents import (
 )
 from slotkeeper.scheduler.table import EngineTable, SlotState
 from slotkeeper.scheduler.tokens import Tokens, prompt_end
-from slotkeeper.scheduler.types import EngineId, Reason, SlotId
+from slotkeeper.scheduler.types import Reason, SlotId
 
 # -- the places that one engine offers -------------------------------------------------------------------
 
@@ -317,423 +308,12 @@ def _plan(
     )
 
 
-# -- what slots and RAM caches hold, sorted by tokens ----------------------------------------------------
-# A decision asks which of hundreds of states begin like a prompt. Most begin otherwise, and are not compared.
-
-NEAR: Final = 64  # tokens: states that share less with a prompt are not told apart
-
-
-class Held(NamedTuple):
-    """The place of a state: a slot; None: the engine's RAM cache."""
-
-    engine: EngineId
-    slot: SlotId | None
-
-
-def _shared(one: Tokens, other: Tokens) -> int:
-    """Return an upper bound of the tokens that two states share: it may end inside an image."""
-    return one.same_ids(other) if one.space == other.space else 0
-
-
-@dataclass(slots=True)
-class NearStates:
-    """The states that begin like a prompt, and the most tokens that any other state shares with it."""
-
-    slots: dict[EngineId, dict[SlotId, int]] = field(default_factory=dict)
-    ram: dict[EngineId, int] = field(default_factory=dict)  # the most of any entry
-    others: int = 0
-
-    def add(self, held: Held, common: int) -> None:
-        """Take in a state. The states come in order, the one that shares most first."""
-        if held.slot is None:
-            self.ram.setdefault(held.engine, common)
-        else:
-            self.slots.setdefault(held.engine, {})[held.slot] = common
-
-    def in_ram(self, engine: EngineId) -> int:
-        """Return the most tokens that an entry of this engine's RAM cache shares with the prompt."""
-        return max(self.ram.get(engine, 0), self.others)
-
-
-class LiveStates:
-    """States in the order of their tokens; state i shares `_common[i]` tokens with the one before."""
-
-    def __init__(self) -> None:
-        self._keys: list[tuple[str, bytes]] = []
-        self._tokens: list[Tokens] = []
-        self._held: list[Held] = []
-        self._common: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def __repr__(self) -> str:
-        return f"<LiveStates {len(self)}>"
-
-    def replace(self, held: Held, gone: SlotContents | None, come: SlotContents | None) -> None:
-        """Record that a place now holds another state."""
-        if gone is not None:
-            self._drop(gone.tokens, held)
-        if come is not None:
-            self._put(come.tokens, held)
-
-    def near(self, prompt: Tokens) -> NearStates:
-        """Return the states around the prompt's place in the order: those that share most with it."""
-        found = NearStates()
-        behind = bisect_left(self._keys, (prompt.space, prompt.packed))
-        before = behind - 1
-        left = _shared(self._tokens[before], prompt) if before >= 0 else 0
-        right = _shared(self._tokens[behind], prompt) if behind < len(self._tokens) else 0
-        while max(left, right) >= NEAR:
-            if left >= right:
-                found.add(self._held[before], left)
-                left = min(left, self._common[before])  # 0 of the first one
-                before -= 1
-            else:
-                found.add(self._held[behind], right)
-                behind += 1
-                right = min(right, self._common[behind]) if behind < len(self._common) else 0
-        found.others = max(left, right)
-        return found
-
-    def _put(self, tokens: Tokens, held: Held) -> None:
-        key = (tokens.space, tokens.packed)
-        index = bisect_left(self._keys, key)
-        before = _shared(self._tokens[index - 1], tokens) if index else 0
-        if index < len(self._tokens):
-            self._common[index] = _shared(tokens, self._tokens[index])
-        self._keys.insert(index, key)
-        self._tokens.insert(index, tokens)
-        self._held.insert(index, held)
-        self._common.insert(index, before)
-
-    def _drop(self, tokens: Tokens, held: Held) -> None:
-        key = (tokens.space, tokens.packed)
-        index = self._held.index(held, bisect_left(self._keys, key))  # equal states follow one another
-        if self._keys[index] != key:
-            raise AssertionError(f"no such state in {held}")
-        del self._keys[index], self._tokens[index], self._held[index]
-        gap = self._common.pop(index)
-        if index < len(self._common):
-            self._common[index] = min(gap, self._common[index])
-
-
-# -- lower bounds of prices ------------------------------------------------------------------------------
-# Hundreds of slots hold nothing of a prompt. They differ in what their contents are worth, how loaded and how
-# fast their engines are, and what files cost there. All of that is known without the prompt, or once for each
-# engine. A bound consists of
-#
-# * the time until the engine can begin, and the time of the answer;
-# * the tokens that must be computed: the prompt less the most that any source can give (the slot, the RAM
-#   cache, the best file with its price);
-# * what is lost by overwriting the slot, or the price of saving it first, if that is less.
-#
-# No plan for a slot is cheaper than the slot's bound. The losses fade with time, all at one rate, so they are
-# kept for each engine until something changes that they depend on.
-
-DRAINS: Final = frozenset({SlotState.DRAINING, SlotState.MAINTENANCE})
-OUTDATED: Final = attrgetter("outdated")
-ROUNDING: Final = 1e-9  # share of a bound: more than the errors of floating point
-
-
-class Worth(NamedTuple):
-    """The parts of the cost of overwriting a slot that no prompt changes, at one moment; costs in tokens."""
-
-    total: int = 0  # tokens held
-    chance: float = 0.0  # of their use
-    share: float = 1.0  # of the loss that remains
-    recovery: float = 0.0  # the most that they cost once they are lost
-    save: float = inf  # the price of saving them before
-    restore: float = 0.0  # the price of restoring them
-
-    def lost(self, common: int, faded: float) -> float:
-        """Return the least loss if the next prompt shares `common` tokens."""
-        return self.chance * faded * min(self.share * max(0, self.total - common), self.recovery)
-
-
-NOTHING: Final = Worth()
-UNCOVERED: Final = Covered(0, None)
-
-
-@dataclass(frozen=True, slots=True)
-class Overwrites:
-    """What overwriting the slots of one engine costs at one moment, and all that this was computed from."""
-
-    at: float
-    traits: EngineTraits
-    terms: tuple[float, ...]
-    slots: list[SlotContents | None]
-    ram: list[SlotContents]
-    covered: list[Covered]
-    worths: list[Worth]
-    writers: frozenset[bytes]  # `_telling` messages of the requests that wrote the slots
-    kind: int  # equal for engines with equal traits and equal prices of files
-    least: Worth  # no slot is worth less, whatever it shares below `NEAR` tokens with a prompt
-
-    @classmethod
-    def of(
-        cls, table: EngineTable, catalog: Catalog, now: float, kind: int, before: Overwrites | None
-    ) -> Overwrites:
-        """Compute what overwriting costs; costs in `before` that still hold are not computed again."""
-        shadow, traits, terms = table.shadow, table.traits, table.file_terms
-        kept = before if before and before.traits is traits and before.terms == terms else None
-        covered, worths = [], []
-        for slot, contents in enumerate(shadow.slots):
-            if contents is None:
-                covered.append(UNCOVERED)
-                worths.append(NOTHING)
-            elif kept and kept.slots[slot] is contents and not kept.covered[slot].outdated:
-                covered.append(kept.covered[slot])
-                share = _share(table, SlotId(slot), contents)
-                worths.append(kept.worths[slot]._replace(chance=contents.chance(now), share=share))
-            else:
-                covered.append(catalog.answer(contents.tokens.cut(0, goes_on_from(contents, traits)), traits))
-                worths.append(_worth(table, SlotId(slot), contents, catalog, now))
-        writers = frozenset(digest for held in shadow.slots if held for digest in _telling(held.hash_chain))
-        slots, ram = ([*shadow.slots], [*shadow.ram])
-        return cls(now, traits, terms, slots, ram, covered, worths, writers, kind, _least_worth(worths))
-
-    def hold(self, table: EngineTable) -> bool:
-        """Whether nothing has changed that the costs depend on."""
-        shadow = table.shadow
-        states = self.traits is shadow.traits and self.slots == shadow.slots and self.ram == shadow.ram
-        return states and self.terms == table.file_terms and not any(map(OUTDATED, self.covered))
-
-
-def _share(table: EngineTable, slot: SlotId, contents: SlotContents) -> float:
-    """Return the least share of a loss that remains. With a RAM cache, there may be a copy."""
-    copied = table.traits.ram_cache or table.shadow.elsewhere(contents, slot)
-    return IN_LARGE_RAM if copied else 1.0
-
-
-def _worth(table: EngineTable, slot: SlotId, contents: SlotContents, catalog: Catalog, now: float) -> Worth:
-    rates, total, size = table.rates, contents.total, table.bytes_of(contents)
-    return Worth(
-        total=total,
-        chance=contents.chance(now),
-        share=_share(table, slot, contents),
-        recovery=file_price(table, contents, catalog),
-        save=rates.save_price(size) if total >= WORTH_A_FILE else inf,
-        restore=rates.restore_price(size),
-    )
-
-
-def _least_worth(worths: Sequence[Worth]) -> Worth:
-    return Worth(
-        total=sum(worth.total for worth in worths) + NEAR,
-        chance=1.0,
-        recovery=min(worth.lost(NEAR, 1.0) for worth in worths),
-        save=min(worth.save for worth in worths),
-        restore=min(worth.restore * worth.chance for worth in worths),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class SharedTerms:
-    """What bounds on all engines share, for one prompt."""
-
-    want: Want
-    length: int  # tokens of the prompt
-    chain: frozenset[bytes]  # its messages
-    near: NearStates
-    compared: Comparison | None
-    later: float  # the price of a token that is lost
-    # The best file for each kind of engine: those with equal traits and equal prices of files.
-    files: dict[int, tuple[Snapshot, int] | None] = field(default_factory=dict)
-
-
-class Engine(NamedTuple):
-    """What one engine adds to the bounds of all its slots, for one prompt; in the unit of `ranked`."""
-
-    shared: SharedTerms
-    table: EngineTable
-    overwrites: Overwrites
-    begins: float  # the time until it can begin, and that of the answer
-    computes: float  # prefill of the prompt, with the best source besides the slot itself
-    token: float  # of each token of the prompt, with the delay of the requests beside it
-    price: float  # of each token of prefill, in all other prices
-    faded: float  # what is left of the chances since they were computed
-    saves: bool
-    common: dict[SlotId, int]  # tokens that slots share with the prompt
-
-    def bound(self, worth: Worth, common: int) -> float:
-        """Return a lower bound of the price of every plan for a slot that shares `common` tokens."""
-        lost = worth.lost(common, self.faded) * self.shared.later
-        if self.saves:
-            parked = worth.save + worth.restore * worth.chance * self.faded
-            lost = min(lost, parked * self.price)
-        computes = min(self.computes, max(1, self.shared.length - common) * self.token)
-        bound = self.begins + computes + lost
-        return bound - ROUNDING * (1 + abs(bound))
-
-    @property
-    def rest(self) -> float:
-        """A lower bound of the prices in all slots that share too little with the prompt to be told apart."""
-        return self.bound(self.overwrites.least, self.shared.near.others)
-
-    @property
-    def known(self) -> Sequence[SlotId]:
-        """The slots that get a bound of their own at once."""
-        states = self.table.states
-        differ = SlotState.IDLE not in states or SlotState.MAINTENANCE in states
-        if differ or not self.shared.chain.isdisjoint(self.overwrites.writers):
-            return [SlotId(slot) for slot in range(len(states))]
-        return [*self.common]
-
-    def bound_of(self, slot: SlotId) -> float:
-        """Return a lower bound of every plan for this slot."""
-        common, worth = self.common.get(slot, self.shared.near.others), self.overwrites.worths[slot]
-        contents = self.overwrites.slots[slot]
-        if contents and not self.shared.chain.isdisjoint(_telling(contents.hash_chain)):
-            worth = NOTHING  # it may be the next turn of what the slot holds, or an edit of its last one
-        if self.table.states[slot] is SlotState.MAINTENANCE:
-            becomes = self.table.maintenance[slot].becomes
-            common = max(common, becomes.same_ids(self.shared.want.prompt) if becomes else 0)
-        return self.bound(worth, common)
-
-
-REST: Final = SlotId(-1)  # in place of a slot: all slots of an engine that have no bound of their own yet
-
-
-class PriceBounds:
-    """Lower bounds of the prices on the engines of the last decision."""
-
-    def __init__(self) -> None:
-        self._states = LiveStates()
-        self._of: dict[EngineId, Overwrites] = {}
-        self._kinds: dict[Hashable, int] = {}
-        self._kinds_seen = 0
-        self._catalog: Catalog | None = None
-
-    def __len__(self) -> int:
-        return len(self._states)
-
-    def __repr__(self) -> str:
-        return f"<PriceBounds {len(self._of)} engines {len(self)} states>"
-
-    def ranked(
-        self, options: Sequence[Options], compared: Comparison | None
-    ) -> Iterator[tuple[float, int, SlotId]]:
-        """Yield a lower bound, the place in `options` and the slot, for each slot; the lowest bounds first.
-
-        Bounds are in seconds, or in tokens of prefill if there is nothing to compare.
-        """
-        want = options[0].want
-        self._update(options, want)
-        near = self._states.near(want.prompt)
-        later = 1 / compared.fastest if compared else 1.0
-        shared = SharedTerms(want, len(want.prompt), frozenset(want.hash_chain), near, compared, later)
-        engines = [self._engine(at, shared) for at in options]
-        heap: list[tuple[float, int, SlotId]] = []
-        for number, engine in enumerate(engines):
-            known = engine.known
-            heap += ((engine.bound_of(slot), number, slot) for slot in known)
-            if len(known) < len(engine.table.states):
-                heap.append((engine.rest, number, REST))
-        heapify(heap)
-        while heap:
-            bound, number, slot = heappop(heap)
-            if slot != REST:
-                yield bound, number, slot
-                continue
-            engine = engines[number]
-            for other in range(len(engine.table.states)):
-                if (slot := SlotId(other)) not in engine.common:
-                    heappush(heap, (engine.bound_of(slot), number, slot))
-
-    def _update(self, options: Sequence[Options], want: Want) -> None:
-        """Bring costs and states up to date with the engines."""
-        if self._catalog is not want.catalog:
-            self._of.clear()
-            self._states, self._catalog = LiveStates(), want.catalog
-        for at in options:
-            table, before = at.table, self._of.get(at.table.engine)
-            if before is None or not before.hold(table):
-                kind = self._kind(table.traits, table.file_terms)
-                now = Overwrites.of(table, want.catalog, want.now, kind, before)
-                self._of[table.engine] = now
-                self._moved(table.engine, before, now)
-        if len(self._of) > len(options):
-            for engine in self._of.keys() - {at.table.engine for at in options}:
-                self._moved(engine, self._of.pop(engine), None)
-
-    def _moved(self, engine: EngineId, before: Overwrites | None, now: Overwrites | None) -> None:
-        """Replace the states that one engine no longer holds by those that it holds now."""
-        old, new = before.slots if before else [], now.slots if now else []
-        for slot, (gone, come) in enumerate(zip_longest(old, new)):
-            if gone is not come:
-                self._states.replace(Held(engine, SlotId(slot)), gone, come)
-        old_ram, new_ram = before.ram if before else [], now.ram if now else []
-        for gone in _less(old_ram, new_ram):
-            self._states.replace(Held(engine, None), gone, None)
-        for come in _less(new_ram, old_ram):
-            self._states.replace(Held(engine, None), None, come)
-
-    def _kind(self, traits: EngineTraits, terms: tuple[float, ...]) -> int:
-        """Return a number that only engines with equal traits and equal prices of files share."""
-        if len(self._kinds) > 2 * len(self._of) + 1:
-            self._kinds.clear()
-        if (key := (traits, terms)) not in self._kinds:
-            self._kinds_seen += 1
-            self._kinds[key] = self._kinds_seen
-        return self._kinds[key]
-
-    def _engine(self, at: Options, shared: SharedTerms) -> Engine:
-        table, want = at.table, at.want
-        overwrites = self._of[table.engine]
-        begins, beside, price = _terms(at, shared.compared)
-        token = price * (1 + beside)
-        common, source = shared.near.slots.get(table.engine, {}), shared.near.in_ram(table.engine)
-        if common and table.traits.ram_cache:  # a touch may copy any slot there
-            source = max(source, *common.values())
-        computes = max(1, shared.length - source) * token
-        if overwrites.kind not in shared.files:
-            found = want.catalog.best(want.prompt, table.traits, partial(restore_price, table))
-            shared.files[overwrites.kind] = found
-        best = shared.files[overwrites.kind]
-        at.file = best[0] if best else None
-        if best:
-            restored = (shared.length - best[1]) * token + restore_price(table, best[0]) * price
-            computes = min(computes, restored)
-        faded = 2.0 ** (-max(0.0, want.now - overwrites.at) / HALF_LIFE)
-        saves = table.may_save(want.now)
-        return Engine(shared, table, overwrites, begins, computes, token, price, faded, saves, common)
-
-
-def _telling(hash_chain: Sequence[bytes]) -> Sequence[bytes]:
-    """Return the messages of which a request has one if it continues or replaces (`replaces`) this one."""
-    return hash_chain[-2:] if len(hash_chain) > 2 else hash_chain[-1:]
-
-
-def _less(some: Sequence[SlotContents], others: Sequence[SlotContents]) -> Iterator[SlotContents]:
-    """Yield those of some states that are not among the others, by identity."""
-    left = Counter(map(id, others))
-    for contents in some:
-        left[id(contents)] -= 1
-        if left[id(contents)] < 0:
-            yield contents
-
-
-def _terms(at: Options, compared: Comparison | None) -> tuple[float, int, float]:
-    """Return when the engine can begin, with its answer; the requests beside; the price of a token.
-
-    A slot in which a request runs is free later, and has one request less beside it.
-    """
-    table, now = at.table, at.want.now
-    if compared is None:
-        return table.stalled(now) * table.rates.marginal_prefill, 0, 1.0
-    held_up, beside = max(table.work.ahead(now), table.stalled(now)), len(table.work.served)
-    if (until := over_in(at)) is not None:
-        held_up, beside = held_up if DRAINS & set(table.states) else max(held_up, until), max(0, beside - 1)
-    answer = compared.reply / compared.decode[table.engine]
-    return held_up + answer, beside, 1 / compared.prefill[table.engine]
-
-
 # -- choose the cheapest place ---------------------------------------------------------------------------
 
 BEATEN: Final = 5  # plans kept besides the best one, for `why`
 TURN: Final = 2  # messages: a reply, and the client's next message
-ALL_PRICED_SLOTS: Final = 8  # with more, it is faster to find out first which cannot be cheap
+PRICED_SLOTS: Final = 8  # of all engines together, at least
+LEAST_PRICED_SLOTS: Final = 2  # of one engine, at least
 
 Order = tuple[float, bool, float, SlotId | None]
 
@@ -790,12 +370,10 @@ def cheapest(
     catalog: Catalog,
     plain: bool = False,
     own_scales: bool = False,
-    bounds: PriceBounds | None = None,
 ) -> Plan | None:
     """Return the best plan for an exact prompt; None if no slot can be had. `plain`: without steps.
 
-    `own_scales`: the request names its LoRA adapters. `bounds`: among many slots, those that cannot be among
-    the cheapest are left out by them. That changes no result.
+    `own_scales`: the request names its LoRA adapters.
     """
     if not any(table.open_for_pins(now) if pinnable else table.open_for_unpinned(now) for table in tables):
         return None
@@ -803,53 +381,45 @@ def cheapest(
     options = [Options(table, want) for table in tables]
     compared = Comparison.of(tables) if len(tables) > 1 else None
     order = partial(_order_of_several, want=want, compared=compared) if compared else partial(_order, now=now)
-    if bounds is not None and sum(len(at.slots) for at in options) > ALL_PRICED_SLOTS:
-        best = _cheapest_by_bounds(options, bounds.ranked(options, compared), order, pinnable=pinnable)
-    else:
-        best = nsmallest(1 + BEATEN, _all_plans(options, pinnable=pinnable), key=order)
+    best = nsmallest(1 + BEATEN, _plans(options, pinnable=pinnable), key=order)
     if compared:
         best = [replace(plan, seconds=order(plan)[0]) for plan in best]
     return replace(best[0], beaten=tuple(best[1:])) if best else None
 
 
-def _all_plans(options: Sequence[Options], *, pinnable: bool) -> Iterator[Plan]:
-    """Yield the plans for all slots; on several engines also those that wait for an answer."""
-    for at in options:
-        yield from _offers(at, at.slots, pinnable=pinnable)
-    for at in options if len(options) > 1 else ():
-        yield from when_over(at, at.slots)
+def _plans(options: Sequence[Options], *, pinnable: bool) -> Iterator[Plan]:
+    """Yield plans for the slots worth a price; on several engines also those that wait for an answer."""
+    most = max(LEAST_PRICED_SLOTS, PRICED_SLOTS // len(options))
+    likely = [_likely(at, most, pinnable=pinnable) for at in options]
+    for at, slots in zip(options, likely, strict=True):
+        plans = pinned(at, slots) if pinnable else unpinnable(at, slots)
+        yield from (plan for plan in plans if not (at.want.plain and plan.steps))
+    for at, slots in zip(options, likely, strict=True) if len(options) > 1 else ():
+        yield from when_over(at, slots)
 
 
-def _offers(at: Options, slots: Collection[int], *, pinnable: bool) -> Iterator[Plan]:
-    """Yield the plans for these slots, those where a request runs excepted."""
-    plans = pinned(at, slots) if pinnable else unpinnable(at, slots)
-    return (plan for plan in plans if not (at.want.plain and plan.steps))
+def _likely(at: Options, most: int, *, pinnable: bool) -> Collection[int]:
+    """Return the slots of one engine worth a price: all, or the `most` free ones and the `most` others.
 
-
-def _cheapest_by_bounds(
-    options: Sequence[Options],
-    ranked: Iterable[tuple[float, int, SlotId]],
-    order: Callable[[Plan], Order],
-    *,
-    pinnable: bool,
-) -> list[Plan]:
-    """Return the same plans as `nsmallest` among all slots, without those whose lower bounds are too high.
-
-    Of equal plans the one of the earlier engine comes first, and those that wait for an answer come last.
+    They share most with the prompt or lose least. For a route without id_slot, the engine's own choice is
+    one of them.
     """
-    found: list[tuple[Order, bool, int, int, Plan]] = []
-    count = 0
-    for bound, number, slot in ranked:
-        if len(found) > BEATEN and bound > found[BEATEN][0][0]:
-            break
-        at, only = options[number], (slot,)
-        over = when_over(at, only) if len(options) > 1 else ()
-        for waits, plans in enumerate((_offers(at, only, pinnable=pinnable), over)):
-            for plan in plans:
-                count += 1
-                insort(found, (order(plan), bool(waits), number, count, plan))
-        del found[1 + BEATEN :]
-    return [plan for *_, plan in found]
+    if len(at.slots) <= most:
+        return at.slots
+    guess, busy = partial(_guess, at), (SlotId(slot) for slot in at.slots if slot not in at.idle)
+    chosen = {*nsmallest(most, at.idle, key=guess), *nsmallest(most, busy, key=guess)}
+    if not pinnable and at.natural:
+        chosen.add(at.natural.slot)
+    return sorted(chosen)
+
+
+def _guess(at: Options, slot: SlotId) -> float:
+    """Return about what a slot costs, in tokens of prefill: what is lost there less what it saves."""
+    contents = at.table.shadow.slots[slot]
+    if contents is None:
+        return 0.0
+    common = contents.tokens.lcp(at.want.prompt)
+    return contents.chance(at.want.now) * (contents.total - common) - common
 
 
 def _order(plan: Plan, now: float) -> Order:

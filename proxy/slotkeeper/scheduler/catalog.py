@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise, takewhile
 from operator import attrgetter
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from slotkeeper.scheduler.adapters import namespace_in
 from slotkeeper.scheduler.engine_model import EngineTraits, Memory, keeps_checkpoints
@@ -335,18 +335,11 @@ PLACE: Final = attrgetter("tier", "fingerprint", "tokens")
 STATE: Final = attrgetter("fingerprint", "tokens", "checkpoints")
 
 
-class Covered:
-    """An answer that is kept: how many tokens a file covers, which one, and whether that may change now."""
+class Covered(NamedTuple):
+    """An answer that is kept until a file that concerns it comes or goes."""
 
-    __slots__ = ("by", "outdated", "tokens")
-
-    def __init__(self, tokens: int, by: SnapshotId | None) -> None:
-        self.tokens = tokens
-        self.by = by
-        self.outdated = False
-
-    def __repr__(self) -> str:
-        return f"<Covered {self.tokens}{' outdated' if self.outdated else ''}>"
+    tokens: int  # that a file saves
+    by: SnapshotId | None
 
 
 Fingerprints = tuple[str, ...]
@@ -362,7 +355,6 @@ class Catalog:
         self._orders: dict[tuple[Tier, str], PrefixOrder] = {}
         self._covered: dict[tuple[Fingerprints, Tokens], Covered] = {}
         self._remembered = 0  # tokens of the prompts in `_covered`
-        self._nothing = Covered(0, None)  # the answer to everything, until there is a file
         self.had_namespaces = False  # whether there ever was a snapshot of a namespace
         self._last: tuple[Tokens | None, Fingerprints, bool, Sequence[Neighbours]] = NONE_ASKED
 
@@ -398,9 +390,6 @@ class Catalog:
     def put(self, snapshot: Snapshot) -> None:
         """Add a snapshot, or replace what is known of it."""
         self._last = NONE_ASKED
-        if not self._all:
-            self._nothing.outdated = True
-            self._nothing = Covered(0, None)
         before = self._all.get(snapshot.id)
         if before:
             self._counted(before, -1)
@@ -436,15 +425,8 @@ class Catalog:
         """
         for key, covered in [*self._covered.items()]:
             if covered.by == snapshot or (comes is not None and _shares_more(key[1], comes, covered.tokens)):
-                covered.outdated = True
                 del self._covered[key]
                 self._remembered -= len(key[1])
-
-    def _forget_all_covered(self) -> None:
-        for covered in self._covered.values():
-            covered.outdated = True
-        self._covered.clear()
-        self._remembered = 0
 
     def _leaves_order(self, snapshot: Snapshot) -> None:
         """Remove a snapshot from its order, and the order if it is empty: new fingerprints keep coming."""
@@ -486,21 +468,18 @@ class Catalog:
 
     def covered(self, tokens: Tokens, traits: EngineTraits) -> int:
         """Return how many of these tokens a snapshot saves for a prompt that continues after them."""
-        return self.answer(tokens, traits).tokens
-
-    def answer(self, tokens: Tokens, traits: EngineTraits) -> Covered:
-        """Return the result of `covered` as an object that later says whether it is out of date."""
         if not self._all:
-            return self._nothing
+            return 0
         key = (_loadable(traits), tokens)
         found = self._covered.get(key)
         if found is None:
             if len(self._covered) == REMEMBERED or self._remembered + len(tokens) > REMEMBERED_TOKENS:
-                self._forget_all_covered()
+                self._covered.clear()
+                self._remembered = 0
             self._remembered += len(tokens)
             best = self.best(tokens + NEVER, traits, lambda _: 0.0)
             found = self._covered[key] = Covered(*(best[1], best[0].id) if best else (0, None))
-        return found
+        return found.tokens
 
     def covers(self, contents: SlotContents, traits: EngineTraits) -> int:
         """Return the result of `covered` for the contents of a slot; unknown ids are never covered."""

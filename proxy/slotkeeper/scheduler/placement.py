@@ -425,7 +425,6 @@ def _by_content(state: State, pending: Pending, now: float) -> Plan | None:
             catalog=state.catalog,
             plain=pending.plain,
             own_scales=request.lora is not None,
-            bounds=state.bounds,
         )
         return _behind(state, pending, plan)
     reason = Reason.UNRENDERED if request.pinnable else Reason.UNPINNABLE

@@ -265,20 +265,6 @@ class Rates:
         if tokens:
             self.reply.was(float(tokens))
 
-    @property
-    def file_terms(self) -> tuple[float, ...]:
-        """All that prices of files depend on: engines of equal terms have equal prices."""
-        reading, writing, bringing = self.reading, self.writing, self.bringing
-        return (
-            self.marginal_prefill,
-            reading.constant,
-            reading.each,
-            writing.constant,
-            writing.each,
-            bringing.constant,
-            bringing.each,
-        )
-
     def copied(self, size: int, seconds: float, *, held_up: float = 0.0) -> None:
         """Record how long the engine copied so many bytes to and from its RAM cache.
 

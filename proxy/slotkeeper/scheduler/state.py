@@ -14,7 +14,6 @@ from typing import Final
 
 from slotkeeper.scheduler.adapters import set_of
 from slotkeeper.scheduler.budgets import Budgets, FolderRoom, HourlyBudget, Limits, budgets
-from slotkeeper.scheduler.candidates import PriceBounds
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.effects import Released
 from slotkeeper.scheduler.engine_model import unmarked
@@ -171,7 +170,6 @@ class State:
     engines: tuple[EngineId, ...]  # in the order of the configuration or of `EnginesNamed`; at least one
     trees: dict[ModelName, PromptTree] = field(default_factory=dict)
     catalog: Catalog = field(default_factory=Catalog)
-    bounds: PriceBounds = field(default_factory=PriceBounds)
     tables: dict[EngineId, EngineTable] = field(default_factory=dict)
     freed: list[Released] = field(default_factory=list)  # by engines that are no longer ours
     requests: dict[RequestId, Pending] = field(default_factory=dict)

@@ -351,11 +351,6 @@ class EngineTable:
         """Return the estimated seconds of a save, in which the engine does nothing else."""
         return self.rates.writing.seconds(self.bytes_of(contents))
 
-    @property
-    def file_terms(self) -> tuple[float, ...]:
-        """All that prices of files depend on: engines of equal traits and terms have equal prices."""
-        return (*self.rates.file_terms, *self.shadow.sizes.fitted)
-
     # -- changes: the engine ------------------------------------------------------------------------
 
     def came_up(self, traits: EngineTraits, now: float, *, fresh: bool, leaving: bool) -> None:

@@ -166,10 +166,10 @@ class Tokens:
         """
         if self.space != other.space:
             return 0
-        common = self.same_ids(other, start)
+        common = self._same_ids(other, start)
         return outside(self.chunks, common) if self.chunks else common
 
-    def same_ids(self, other: Tokens, start: int = 0) -> int:
+    def _same_ids(self, other: Tokens, start: int = 0) -> int:
         """Return the same for the ids alone: spaces do not count, and the prefix may end inside an image."""
         a, b, shift = self.packed, other.packed, start * WIDTH
         if b.startswith(a, shift):

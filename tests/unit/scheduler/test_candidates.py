@@ -1,9 +1,12 @@
 """Which slot is chosen for which prompt."""
 
 from dataclasses import replace
+from random import Random
+from typing import Any
 
 import pytest
 
+from slotkeeper.scheduler import candidates
 from slotkeeper.scheduler.candidates import BEATEN, blind, cheapest, continuing
 from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.effects import Prefill, Purpose
@@ -367,3 +370,62 @@ def test_a_turn_continues_without_known_tokens_only_if_little_is_lost_by_a_diver
     contents = replace(conversation(A, hash_chain=SAID), **state)
     plan = continuing([table(contents, None, **traits)], asked, NOW)
     assert (plan is not None) is at_once
+
+
+# -- many slots: only a few are priced -------------------------------------------------------------------
+
+FILES: Any = {"slot_files": True, "fingerprint": "f", "state_version": 4, "files_carry": True}
+MANY = 32  # engines, of eight slots each
+
+
+def in_fleet(number, length):
+    return SYSTEM.cut(0, 500) + text(number * 10_000, length)
+
+
+@pytest.fixture
+def fleet():
+    """Conversations behind one system prompt; every second one is in a file, too."""
+    chance, tables, catalog = Random(3), [], Catalog()
+    for number in range(MANY):
+        slots = []
+        for slot in range(8):
+            tokens = in_fleet(1 + number * 8 + slot, chance.randint(300, 3000))
+            used, turns = NOW - chance.uniform(1, 600), chance.randint(1, 5)
+            slots.append(SlotContents(tokens=tokens, turns=turns, used=used))
+            if slot % 2:
+                name, size = SnapshotId(f"s{number}-{slot}"), len(tokens) * 65_536
+                catalog.put(Snapshot(id=name, fingerprint="f", tokens=tokens, size=size))
+        tables.append(table(*slots, name=f"e{number}", memory=Memory.DENSE, ram_cache=False, **FILES))
+    return tables, catalog
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [in_fleet(77, 3200), in_fleet(900, 700), text(50_000_000, 1000)],
+    ids=["next turn", "new conversation", "nothing in common"],
+)
+@pytest.mark.parametrize("pinnable", [True, False])
+def test_few_of_many_slots_are_priced(fleet, prompt, pinnable, monkeypatch):
+    (tables, catalog), asked = fleet, []
+    plan_reuse = EngineShadow.plan_reuse
+
+    def counted(shadow, slot, *args, **more):
+        asked.append((shadow, slot))
+        return plan_reuse(shadow, slot, *args, **more)
+
+    monkeypatch.setattr(EngineShadow, "plan_reuse", counted)
+    found = choose(tables, prompt, pinnable=pinnable, catalog=catalog)
+    few = len(asked)
+    monkeypatch.setattr(candidates, "PRICED_SLOTS", 8 * MANY)
+    best = choose(tables, prompt, pinnable=pinnable, catalog=catalog)
+    assert (found.table, found.slot, found.reason) == (best.table, best.slot, best.reason)
+    assert few * 2 <= len(asked) - few
+
+
+def test_a_free_slot_is_priced_although_many_busy_ones_share_more():
+    engine = table(*(conversation(A, memory=Memory.DENSE) for _ in range(30)), memory=Memory.DENSE)
+    engine.shadow.slots[17] = conversation(TITLE, memory=Memory.DENSE)
+    for slot in range(30):
+        if slot != 17:
+            engine.move(SlotId(slot), SlotState.RUNNING, RequestId(f"r{slot}"), NOW - 1)
+    assert choose(engine, A + text(90_000, 50)).slot == 17

@@ -41,18 +41,13 @@ def test_the_tokens_of_cached_answers_are_limited(monkeypatch):
     monkeypatch.setattr(module, "REMEMBERED_TOKENS", 5000)
     catalog = Catalog()
     catalog.put(snapshot("s"))
-    answers = []
     for n in range(100):
-        tokens = Tokens(range(200 + n))
-        answers.append(catalog.answer(tokens, TRAITS))
-        assert catalog.answer(tokens, TRAITS) is answers[-1]
+        assert catalog.covered(Tokens(range(200 + n)), TRAITS) == 200 + n
         assert sum(len(tokens) for _, tokens in catalog._covered) <= 5000
         if n == 10:  # the answers that this file outdates are forgotten, so their tokens no longer count
             catalog.put(snapshot("t", Tokens([*range(205), 7])))
             catalog.take(SnapshotId("s"))
             catalog.put(snapshot("s"))
-    forgotten = [answer for answer in answers if answer not in [*catalog._covered.values()]]
-    assert all(answer.outdated for answer in forgotten)
     assert len(catalog._covered) > 10
     assert catalog.covered(Tokens(range(6000)), TRAITS) == len(A)  # one that is longer than the limit
     assert len(catalog._covered) == 1
@@ -68,26 +63,31 @@ def test_a_cached_answer_is_valid_until_a_snapshot_is_added_or_removed():
     assert catalog.covered(A, TRAITS) == 500
 
 
-def test_a_cached_answer_outlives_files_that_would_give_no_more():
+def test_a_cached_answer_outlives_files_that_would_give_no_more(monkeypatch):
     """Otherwise each such file would cost a lookup for each slot that shares its system prompt."""
-    catalog = Catalog()
+    catalog, looked_up = Catalog(), []
+    best = Catalog.best
+
+    def counted(*args):
+        looked_up.append(args)
+        return best(*args)
+
+    monkeypatch.setattr(Catalog, "best", counted)
     catalog.put(snapshot("s", A.cut(0, 500)))
-    answer = catalog.answer(A, TRAITS)
+    assert catalog.covered(A, TRAITS) == 500
     catalog.put(snapshot("t", A.cut(0, 500) + Tokens([7])))
     catalog.take(SnapshotId("t"))
-    assert catalog.answer(A, TRAITS) is answer
-    assert not answer.outdated
+    assert catalog.covered(A, TRAITS) == 500
+    assert len(looked_up) == 1
     catalog.take(SnapshotId("s"))
-    assert answer.outdated
     assert catalog.covered(A, TRAITS) == 0
 
 
-def test_an_answer_knows_that_a_file_has_come_although_there_was_none():
+def test_nothing_is_covered_until_a_file_has_come():
     catalog = Catalog()
-    answer = catalog.answer(A, TRAITS)
+    assert catalog.covered(A, TRAITS) == 0
     catalog.put(snapshot("s"))
-    assert (answer.tokens, answer.outdated) == (0, True)
-    assert catalog.answer(A, TRAITS).tokens == len(A)
+    assert catalog.covered(A, TRAITS) == len(A)
 
 
 def test_a_snapshot_that_moves_to_the_cold_tier_is_still_offered():
@@ -129,7 +129,8 @@ def test_a_new_file_is_compared_only_with_answers_that_it_may_change(count, monk
     catalog = Catalog()
     catalog.put(snapshot("s", A.cut(0, 500)))
     talks = [A.cut(0, 600) + Tokens([5000 + n] * 50) for n in range(count)]
-    answers = [catalog.answer(tokens, TRAITS) for tokens in talks]
+    for tokens in talks:
+        catalog.covered(tokens, TRAITS)
     compared, lcp = [], Tokens.lcp
 
     def counted(*given):
@@ -139,9 +140,9 @@ def test_a_new_file_is_compared_only_with_answers_that_it_may_change(count, monk
     monkeypatch.setattr(Tokens, "lcp", counted)
     catalog.put(snapshot("t", A.cut(0, 500) + talks[3].cut(600)))  # shares no more than is covered
     assert len(compared) <= 2, "with its neighbours in the order"
-    assert not any(answer.outdated for answer in answers)
+    assert len(catalog._covered) == count
     catalog.put(snapshot("u", A.cut(0, 600) + talks[3].cut(600, 620)))
-    assert all(answer.outdated for answer in answers)
+    assert not catalog._covered
 
 
 def test_a_file_that_moves_to_the_other_tier_is_compared_with_no_answer(monkeypatch):
@@ -149,11 +150,13 @@ def test_a_file_that_moves_to_the_other_tier_is_compared_with_no_answer(monkeypa
     catalog = Catalog()
     for name, tokens in (("s", A.cut(0, 500)), ("t", A.cut(0, 700))):
         catalog.put(snapshot(name, tokens))
-    first, other = catalog.answer(A.cut(0, 600), TRAITS), catalog.answer(A.cut(0, 800), TRAITS)
-    moved = next(name for name in "st" if other.by == name)
+    for tokens in (A.cut(0, 600), A.cut(0, 800)):
+        catalog.covered(tokens, TRAITS)
+    given = [covered.by for covered in catalog._covered.values()]
     monkeypatch.setattr(module, "_shares_more", None)
-    catalog.put(replace(catalog.get(SnapshotId(moved)), tier=Tier.COLD))
-    assert (other.outdated, first.outdated) == (True, first.by == moved)
+    catalog.put(replace(catalog.get(given[1]), tier=Tier.COLD))
+    left = [covered.by for covered in catalog._covered.values()]
+    assert left == [by for by in given if by != given[1]]
     assert catalog.covered(A.cut(0, 800), TRAITS) == 700
 
 
