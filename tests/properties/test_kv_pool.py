@@ -12,7 +12,7 @@ from typing import Any
 from properties.test_placement_machine import SETTINGS, PlacementMachine, longest_answer
 from slotkeeper.scheduler.effects import Effect, Forward
 from slotkeeper.scheduler.engine_model import Known
-from slotkeeper.scheduler.pending import Stage
+from slotkeeper.scheduler.pending import Queued
 from slotkeeper.scheduler.table import SlotState
 from slotkeeper.scheduler.types import EngineId
 
@@ -37,7 +37,7 @@ class SharedBufferMachine(PlacementMachine):
     def sure(self, name: EngineId) -> bool:
         table = self.placement.tables[name]
         pendings = self.placement._state.requests.values()
-        known = all(p.prompt is not None for p in pendings if p.stage is not Stage.QUEUED)
+        known = all(p.prompt is not None for p in pendings if not isinstance(p.stage, Queued))
         settled = UNSURE.isdisjoint(table.states) and not table.unsettled and not table.orphans
         return self.up[name] and known and settled and len(table.states) > 1 and not self.actions
 

@@ -49,7 +49,7 @@ from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.engine_model import FlagSeen, Memory
 from slotkeeper.scheduler.figures import Usage
-from slotkeeper.scheduler.pending import Stage, Wait, Weighed
+from slotkeeper.scheduler.pending import Wait, Weighed
 from slotkeeper.scheduler.slot_contents import SlotContents, Tier
 from slotkeeper.scheduler.table import EngineTable
 from slotkeeper.scheduler.types import RequestId, id_of
@@ -342,7 +342,7 @@ def moment_of(driver: Driver, record: Record, places: dict[RequestId, int]) -> M
 def place_of(driver: Driver, record: Record) -> tuple[str | None, int | None]:
     """Return the engine and the slot where a request is or was at work; None for what is not known."""
     pending = driver.placement.pending(record.key) if record.outcome == RUNNING else None
-    if pending is None or pending.plan is None or pending.stage is Stage.QUEUED:
+    if pending is None or pending.plan is None:
         return record.engine, record.slot
     slot = pending.slot
     if slot is None and pending.plan.pinned:

@@ -28,7 +28,7 @@ from typing import Final
 from slotkeeper.scheduler.effects import Effect, PoolAct, Pooled, Prefill, Restore
 from slotkeeper.scheduler.engine_model import Known, cells_of, wipes
 from slotkeeper.scheduler.events import Exceeded
-from slotkeeper.scheduler.pending import Pending, Plan, Stage
+from slotkeeper.scheduler.pending import Pending, Plan, Running
 from slotkeeper.scheduler.prices import blind_price, parked_price
 from slotkeeper.scheduler.shadow import Source
 from slotkeeper.scheduler.state import State
@@ -80,7 +80,7 @@ def taken(state: State, table: EngineTable, slot: SlotId) -> int:
         return max(held, whole, _step_takes(chore.step))
     promised = table.promised.get(slot, 0)
     pending = state.requests.get(owner) if owner is not None else None
-    if pending is not None and pending.stage is Stage.RUNNING:
+    if pending is not None and isinstance(pending.stage, Running):
         return max(promised, need(state, pending, table))  # its previous contents are gone
     if what is SlotState.FOREIGN:
         return max(held, promised, table.traits.n_ctx // table.traits.n_slots)

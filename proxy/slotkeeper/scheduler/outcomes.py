@@ -26,7 +26,7 @@ from slotkeeper.scheduler.events import (
     RequestFailed,
     Started,
 )
-from slotkeeper.scheduler.pending import SURPRISE, Pending, Plan, Stage
+from slotkeeper.scheduler.pending import SURPRISE, Ended, Pending, Plan, Running
 from slotkeeper.scheduler.prices import share_guesses
 from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.shadow import Source
@@ -136,7 +136,7 @@ def acted(state: State, event: Acted) -> None:
 def close(state: State, pending: Pending) -> Iterator[Effect]:
     """Report and forget a request whose answer has ended, whose tokens are known and whose slot was seen."""
     request, table = pending.arrived.request, pending.table
-    if pending.stage is not Stage.ENDED or not pending.rendered:
+    if not isinstance(pending.stage, Ended) or not pending.rendered:
         return
     if table and any(orphan.request == request for orphan in table.orphans):
         return
@@ -148,7 +148,7 @@ def close(state: State, pending: Pending) -> Iterator[Effect]:
 
 
 def close_ended(state: State) -> Iterator[Effect]:
-    for pending in [p for p in state.requests.values() if p.stage is Stage.ENDED]:
+    for pending in [p for p in state.requests.values() if isinstance(p.stage, Ended)]:
         yield from close(state, pending)
 
 
@@ -271,7 +271,7 @@ def gone(state: State, event: Gone) -> Iterator[Effect]:
         return
     table = pending.table
     state.forget(event.request)
-    if pending.stage is Stage.PREPARING:
+    if pending.preparing:
         state.decides_again()
     if table:
         table.work.ends(event.request)
@@ -288,7 +288,7 @@ def gone(state: State, event: Gone) -> Iterator[Effect]:
 def _leave(pending: Pending, table: EngineTable, slot: SlotId, now: float) -> None:
     """Give up the slot of a request whose client disconnected. It holds what was computed so far."""
     table.shadow.ran_with(slot, None)  # its task may not have begun
-    if pending.stage is Stage.RUNNING:
+    if isinstance(pending.stage, Running):
         table.left_unknown(0 if pending.prompt is not None else table.traits.n_ctx)
         table.shadow.observed(slot, pending.left_behind(table))
     elif (preparing := pending.preparing) and preparing.left and not isinstance(preparing.step, Save):
@@ -364,7 +364,7 @@ def observe_failed(state: State, event: ObserveFailed) -> None:
 
 def rendered_late(state: State, pending: Pending, now: float) -> Iterator[Effect]:
     """Add the tokens of a request whose answer has already ended to its slot's contents."""
-    if pending.stage is not Stage.ENDED or pending.finished is None:
+    if not isinstance(pending.stage, Ended):
         return
     pending.remember(state.tree(pending.arrived.model), now)
     if pending.prompt is not None:

@@ -12,7 +12,7 @@ Only the methods of `Pending` change what is known of a request; each says what 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import inf
 from typing import Final, NamedTuple
@@ -176,13 +176,6 @@ StepEnded = Planted | Saved | Restored | Erased
 Scene = tuple[tuple[int, bool, bool, bool, int], ...]  # decides which requests must wait: see `State.scene`
 
 
-class Stage(StrEnum):
-    QUEUED = "queued"  # in our queue; its tokens may be known or not
-    PREPARING = "preparing"  # steps run in its slot
-    RUNNING = "running"
-    ENDED = "ended"  # the answer has ended; the report waits for the tokens
-
-
 class Wait(StrEnum):
     """What a queued request waits for. Observers show it; no decision depends on it."""
 
@@ -205,6 +198,34 @@ class Waiting:
 
     wait: Wait
     behind: tuple[RequestId, ...] = ()
+
+
+@dataclass(slots=True)
+class Queued:
+    """Its wait in our queue, since it was put there last; its tokens may be known or not."""
+
+    since: float = 0.0
+    waits_in: Scene | None = None  # the scene in which it was decided that it must wait
+    waits_for: EngineTable | None = None  # waits for a request there to end; other engines have free slots
+    holds: Sequence[EngineTable] = ()  # engines for which the requests after it must wait too
+    stands_behind: RequestId | None = None  # the more urgent request for which it does not begin
+    stood_back: bool = False  # whether that was reported
+
+    def decides_again(self) -> None:
+        """Be looked at again, whatever has changed since."""
+        self.waits_in = None
+
+    def waits_on(
+        self, plan: Plan | None, scene: Scene, behind: Pending | None, holds: Sequence[EngineTable]
+    ) -> bool:
+        """See `Pending.waits_on`."""
+        before_queued = behind is not None and isinstance(behind.stage, Queued)
+        self.waits_in = None if before_queued else scene  # no event of the engine reports a change of this
+        self.stands_behind, self.holds = behind.arrived.request if behind else None, holds
+        self.waits_for = plan.table if plan and plan.until else None
+        news = behind is not None and not self.stood_back
+        self.stood_back |= news
+        return news
 
 
 @dataclass(slots=True)
@@ -231,12 +252,26 @@ class Preparing:
         self.left, self.step_began = self.left - steps, now
 
 
+@dataclass(frozen=True, slots=True)
+class Running:
+    """It was sent to its engine."""
+
+    sent_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Its answer has ended; the report waits for the tokens."""
+
+    answer: Finished
+
+
 @dataclass(slots=True)
 class Pending:
     """A request that was not reported yet: what is known of it, and how far it has come."""
 
     arrived: Arrived
-    stage: Stage = Stage.QUEUED
+    stage: Queued | Preparing | Running | Ended = field(default_factory=Queued)
     prompt: Tokens | None = None
     rendered: bool = False  # whether the renderer has answered, even with "cannot be rendered"
     unknown: Unknown = Unknown.NO_TOKENS  # why, if it has answered so
@@ -251,26 +286,17 @@ class Pending:
     reached: int = 0  # tokens of the prompt that our prefills have reached
     ahead_from: int | None = None  # index from which the reused tokens were computed in idle time
     begun_at: float = 0.0  # when it was given its place
-    sent_at: float = 0.0
     computing_since: float | None = None  # None: it is not known when its engine began to compute it
     copied_bytes: int = 0  # that its engine copied to and from its RAM cache before it computed
     held_up_seconds: float = 0.0  # for which it may have waited then for other work; inf: unknown
-    queued_at: float = 0.0  # when it was put into the queue last
-    waited: float = 0.0  # seconds in the queue, before that
+    waited: float = 0.0  # seconds in the queue, without the present stay
     aged: bool = False  # it is next: no request of its priority had begun for long
-    stands_behind: RequestId | None = None  # the more urgent request for which it does not begin
-    stood_back: bool = False  # whether that was reported since it was put into the queue
     pieces_until: float | None = None  # when its last piece was computed
     given_back: int = 0  # tokens that were computed again because it gave way
-    preparing: Preparing | None = None  # in stage PREPARING only
     step_seconds: float = 0.0  # total of restores, touches, erasures and steers
-    waits_in: Scene | None = None  # the scene in which it was decided that it must wait
-    waits_for: EngineTable | None = None  # waits for a request there to end; other engines have free slots
-    holds: Sequence[EngineTable] = ()  # engines for which the requests after it must wait too
     could_begin: int | None = None  # `State.begun` when it was first found to need more than a free slot
     lacked_cells: bool = False  # it has had to wait for cells of a shared KV buffer
     plain: bool = False  # take no steps: one has failed, or they would not help
-    finished: Finished | None = None
     other: Form | None = None  # the form after the rules, until one of the two is chosen
     weighed: Weighed | None = None  # the decision between the two forms
     reported: bool = False
@@ -279,6 +305,24 @@ class Pending:
     def table(self) -> EngineTable | None:
         """The engine where it has its place; None: it has none, or went to an engine that is not known."""
         return self.plan.table if self.plan else None
+
+    @property
+    def queued(self) -> Queued:
+        """Its wait. Raises AssertionError if it is not in our queue."""
+        match self.stage:
+            case Queued() as queued:
+                return queued
+        raise AssertionError(f"{self.arrived.request} is not queued")
+
+    @property
+    def preparing(self) -> Preparing | None:
+        """The steps in its slot, while there are any before it is sent."""
+        return self.stage if isinstance(self.stage, Preparing) else None
+
+    @property
+    def finished(self) -> Finished | None:
+        """The end of its answer."""
+        return self.stage.answer if isinstance(self.stage, Ended) else None
 
     @property
     def owned(self) -> tuple[EngineTable, SlotId] | None:
@@ -315,7 +359,8 @@ class Pending:
 
     def tokens_known(self, event: Rendered, beside: Prompts) -> None:
         """Take in the renderer's answer. `beside`: the prompts of its model, here and below."""
-        self.rendered, self.unknown, self.waits_in = True, event.unknown, None
+        self.rendered, self.unknown = True, event.unknown
+        self._decides_again()
         chain, space = self.arrived.hash_chain, self.arrived.space
         own, changed = (prompt and prompt.within(space) for prompt in (event.prompt, event.rewritten))
         form = Form(chain, own, event.boundaries)
@@ -327,7 +372,7 @@ class Pending:
                 form = Form(chain, changed, event.rewritten_boundaries)
         self._takes(form, beside)
         self._predict()
-        if self.stage in (Stage.PREPARING, Stage.RUNNING):  # it was placed by its messages, without tokens
+        if isinstance(self.stage, Preparing | Running):  # it was placed by its messages, without tokens
             self._work_begins(self.begun_at)
 
     def _priced_late(self, weighed: Weighed, own: Tokens | None, changed: Tokens | None) -> Weighed:
@@ -371,7 +416,12 @@ class Pending:
     def ages(self, *, aged: bool) -> None:
         """Become the next request, whatever its priority, or be so no more."""
         if self.aged != aged:
-            self.aged, self.waits_in = aged, None
+            self.aged = aged
+            self._decides_again()
+
+    def _decides_again(self) -> None:
+        if isinstance(self.stage, Queued):
+            self.stage.decides_again()
 
     def waits_on(
         self,
@@ -386,14 +436,8 @@ class Pending:
 
         `plan`: its best place. `lacking`: cells of a shared KV buffer that are missing there.
         """
-        before_queued = behind is not None and behind.stage is Stage.QUEUED
-        self.waits_in = None if before_queued else scene  # no event of the engine reports a change of this
-        self.stands_behind, self.holds = behind.arrived.request if behind else None, holds
-        self.waits_for = plan.table if plan and plan.until else None
         self.lacked_cells |= lacking > 0
-        news = behind is not None and not self.stood_back
-        self.stood_back |= news
-        return news
+        return self.queued.waits_on(plan, scene, behind, holds)
 
     def begun_since(self, begun: int) -> int:
         """Return how many of all `begun` requests have begun since this was first asked."""
@@ -409,19 +453,17 @@ class Pending:
         found = plan.reuse_plan
         if self.begun and found is not None and self.pieces_until is not None:  # it gave way before
             self.given_back += max(0, self.reached - found.reuse)
-        self.waited += now - self.queued_at
-        self.plan, self.ahead_from, self.begun_at, self.stands_behind = plan, ahead_from, now, None
+        self.waited += now - self.queued.since
+        self.plan, self.ahead_from, self.begun_at = plan, ahead_from, now
         if plan.steps and plan.slot is not None:
-            self.stage, self.slot = Stage.PREPARING, plan.slot
-            self.preparing = Preparing(plan, plan.slot, len(plan.steps), now)
+            self.slot, self.stage = plan.slot, Preparing(plan, plan.slot, len(plan.steps), now)
         self._work_begins(now)
 
     def requeued(self, now: float) -> None:
         """Give up its place and wait again."""
         if table := self.table:
             table.work.ends(self.arrived.request)
-        self.stage, self.plan, self.slot, self.preparing = Stage.QUEUED, None, None, None
-        self.queued_at, self.aged, self.stood_back = now, False, False
+        self.stage, self.plan, self.slot, self.aged = Queued(now), None, None, False
 
     # -- steps in its slot, before it is sent ----------------------------------------------------------
 
@@ -475,7 +517,7 @@ class Pending:
         table, slot = plan.table, plan.slot
         if slot is not None and not request.action:  # an action starts no task
             self._task_begins(plan, slot, now)
-        self.stage, self.sent_at, self.preparing = Stage.RUNNING, now, None
+        self.stage = Running(now)
         self.slot = slot if plan.pinned else None
         if self.slot is not None:
             table.move(self.slot, SlotState.LAUNCHED, request.request, now)
@@ -510,7 +552,7 @@ class Pending:
 
     def sent_without_place(self, table: EngineTable | None, now: float) -> None:
         """Go to an engine that chooses the slot; None: to one that is not known."""
-        self.stage = Stage.RUNNING
+        self.stage = Running(now)
         if table is not None:
             self.plan = Plan(table=table, reason=self.arrived.without_plan, pinned=False)
             table.send(self.arrived.request, self.arrived.copies, now)
@@ -531,9 +573,9 @@ class Pending:
 
     def computes(self, now: float) -> None:
         """Learn what its engine copied before it began to compute."""
-        if table := self.table:
+        if (table := self.table) and isinstance(self.stage, Running):
             self.computing_since = now
-            seconds = now - self.sent_at
+            seconds = now - self.stage.sent_at
             table.rates.copied(self.copied_bytes, seconds, held_up=self.held_up_seconds)
 
     def seen_in(self, slot: SlotId) -> None:
@@ -545,7 +587,7 @@ class Pending:
 
     def ended(self, event: Finished) -> None:
         """Take in the end of its answer, and its slot if only the answer says which it was."""
-        self.finished, self.stage, table = event, Stage.ENDED, self.table
+        self.stage, table = Ended(event), self.table
         if table is None:
             return
         table.work.ends(event.request)

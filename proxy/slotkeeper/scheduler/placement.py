@@ -87,7 +87,7 @@ from slotkeeper.scheduler.events import (
     TimerFired,
 )
 from slotkeeper.scheduler.launching import begin, forward, requeue
-from slotkeeper.scheduler.pending import Form, Pending, Plan, Stage, Wait, Waiting, Weighed
+from slotkeeper.scheduler.pending import Form, Pending, Plan, Queued, Running, Wait, Waiting, Weighed
 from slotkeeper.scheduler.prices import computed, share_guesses
 from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.rates import WORTH_A_FILE
@@ -129,7 +129,7 @@ def arrived(state: State, event: Arrived) -> None:
         arrived=event,
         rendered=not event.rendered,
         plain=event.uncached,
-        queued_at=event.at,
+        stage=Queued(event.at),
         other=Form(event.rewritten) if event.rewritten is not None and priced else None,
     )
     state.requests[event.request] = pending
@@ -192,7 +192,8 @@ def _serve(state: State, now: float) -> Iterator[Effect]:
     state.cut_short = False
     for request in _served_next(state, now):
         pending, begun = state.requests[request], False
-        waits = pending.waits_in is not None and pending.waits_in == scene.drawn()  # in this scene already
+        queued = pending.queued
+        waits = queued.waits_in is not None and queued.waits_in == scene.drawn()  # in this scene already
         if not waits:
             model = pending.arrived.model
             if any(table.outdated(now) for table in state.open_for(model)):
@@ -204,9 +205,9 @@ def _serve(state: State, now: float) -> Iterator[Effect]:
                 continue
             begun = yield from _begins(state, pending, scene, now)
             left_waiting[model] += pending.rendered and not begun
-        if pending.waits_for and not begun:
-            pending.waits_for.waited_for()
-        if begun or _hold(pending):
+        if queued.waits_for and not begun:
+            queued.waits_for.waited_for()
+        if begun or _hold(queued):
             scene.changed()
             if not _any_free(state):
                 break
@@ -254,7 +255,7 @@ def _shares_batch(state: State, pending: Pending, plan: Plan, now: float) -> boo
         return False
     owners = (table.owners[slot] for slot in table.in_state(SlotState.LAUNCHED))
     others = (state.requests.get(owner) for owner in owners if owner)
-    entering = {other.arrived.request for other in others if other and other.stage is Stage.RUNNING}
+    entering = {other.arrived.request for other in others if other and isinstance(other.stage, Running)}
     return bool(entering) and not table.work.ahead(now, entering)
 
 
@@ -285,11 +286,11 @@ def _served_next(state: State, now: float) -> Sequence[RequestId]:
     return [each for each in queue if state.requests[each].arrived.model not in held] if held else queue
 
 
-def _hold(pending: Pending) -> bool:
+def _hold(queued: Queued) -> bool:
     """Keep later requests away from the engines that this one holds. Returns whether there are any."""
-    for table in pending.holds:
+    for table in queued.holds:
         table.hold_back()
-    return bool(pending.holds)
+    return bool(queued.holds)
 
 
 def _any_free(state: State) -> bool:
@@ -514,13 +515,14 @@ def _send_steered(state: State, now: float) -> Iterator[Effect]:
 
 def waiting(state: State, pending: Pending) -> Waiting | None:
     """Return what a request waits for; None if it is not queued."""
-    if pending.stage is not Stage.QUEUED:
+    queued = pending.stage
+    if not isinstance(queued, Queued):
         return None
     tables = state.open_for(pending.arrived.model)
     if not tables:
         return Waiting(_without_engine(state, pending.arrived.model))
-    if pending.stands_behind is not None:
-        return Waiting(Wait.PRIORITY, (pending.stands_behind,))
+    if queued.stands_behind is not None:
+        return Waiting(Wait.PRIORITY, (queued.stands_behind,))
     at_work = _at_work(state, tables)
     if pending.lacked_cells:
         return Waiting(Wait.CELLS, at_work)
@@ -530,8 +532,8 @@ def waiting(state: State, pending: Pending) -> Waiting | None:
         return Waiting(Wait.LOOK)
     if not pending.rendered:
         return Waiting(Wait.TOKENS)
-    if pending.waits_for is not None:
-        return Waiting(Wait.BEST_SLOT, _at_work(state, [pending.waits_for]))
+    if queued.waits_for is not None:
+        return Waiting(Wait.BEST_SLOT, _at_work(state, [queued.waits_for]))
     return Waiting(Wait.TURN)
 
 
@@ -581,7 +583,7 @@ def _still_out(state: State, table: EngineTable, now: float) -> Iterator[Pending
     """
     for pending in state.requests.values():
         sent_open = pending.plan is None and table.engine == state.fallback(pending.arrived.model)
-        if pending.stage is Stage.RUNNING and (sent_open or pending.table is table):
+        if isinstance(pending.stage, Running) and (sent_open or pending.table is table):
             pending.runs_unseen(table, now)
             if sent_open:
                 yield pending

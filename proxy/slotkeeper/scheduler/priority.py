@@ -34,7 +34,7 @@ from typing import Final
 from slotkeeper.scheduler.candidates import TOUCH_PRICE
 from slotkeeper.scheduler.effects import Effect, Erase, Prefill, Purpose, Ranked, Step
 from slotkeeper.scheduler.engine_model import TAIL, user_starts
-from slotkeeper.scheduler.pending import Pending, Plan, Stage
+from slotkeeper.scheduler.pending import Pending, Plan, Preparing, Queued, Running
 from slotkeeper.scheduler.planting import MIN_COMPUTED_TOKENS
 from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.table import EngineTable
@@ -73,12 +73,12 @@ def _of(state: State, queue: Sequence[RequestId], priority: Priority) -> Sequenc
     queued = [state.requests[request] for request in queue]
     found = [pending for pending in queued if pending.arrived.hints.priority is priority]
     behind = any(pending.arrived.hints.priority.rank > priority.rank for pending in queued)
-    return found if behind or any(pending.stood_back for pending in found) else []
+    return found if behind or any(pending.queued.stood_back for pending in found) else []
 
 
 def _ages_at(state: State, waiting: Sequence[Pending], priority: Priority) -> float:
     """Return the time from which the next of the waiting requests is served first."""
-    since = max(min(pending.queued_at for pending in waiting), state.served_at.get(priority, -inf))
+    since = max(min(pending.queued.since for pending in waiting), state.served_at.get(priority, -inf))
     return since + AGES_AFTER
 
 
@@ -120,7 +120,7 @@ def _passed(state: State, pending: Pending) -> RequestId | None:
 
 def waited(pending: Pending, now: float) -> float:
     """Return the seconds that the request has spent in the queue so far."""
-    return pending.waited + (now - pending.queued_at if pending.stage is Stage.QUEUED else 0.0)
+    return pending.waited + (now - pending.stage.since if isinstance(pending.stage, Queued) else 0.0)
 
 
 # -- deadlines -------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def _unbegun(state: State) -> Iterator[Pending]:
     """Yield the queued requests that never had a slot."""
     for request in state.hinted:
         pending = state.requests.get(request)
-        if pending and pending.stage is Stage.QUEUED and not pending.begun:
+        if pending and isinstance(pending.stage, Queued) and not pending.begun:
             yield pending
 
 
@@ -252,7 +252,7 @@ def _more_urgent(state: State, pending: Pending, table: EngineTable) -> MoreUrge
     for other in state.requests.values():
         if other.rank <= pending.rank or other.arrived.model != pending.arrived.model:
             continue
-        if other.stage is Stage.QUEUED and other.arrived.request in state.queue:
+        if isinstance(other.stage, Queued) and other.arrived.request in state.queue:
             return MoreUrgent(other, waits=True)
         if at_work is None and _works(other, table):
             at_work = MoreUrgent(other, waits=False)
@@ -260,7 +260,7 @@ def _more_urgent(state: State, pending: Pending, table: EngineTable) -> MoreUrge
 
 
 def _works(other: Pending, table: EngineTable) -> bool:
-    return other.stage in {Stage.PREPARING, Stage.RUNNING} and other.table is table
+    return isinstance(other.stage, Preparing | Running) and other.table is table
 
 
 def _lost(table: EngineTable, slot: SlotId, now: float) -> tuple[float, int]:
@@ -292,8 +292,8 @@ def stands_behind(state: State, pending: Pending, plan: Plan) -> Pending | None:
     for other in state.requests.values():
         if other.rank <= pending.rank or other.arrived.model != pending.arrived.model:
             continue
-        counted = other.stage is Stage.QUEUED and not other.rendered and other.arrived.request in state.queue
-        if counted or _works(other, plan.table):
+        counted = isinstance(other.stage, Queued) and other.arrived.request in state.queue
+        if (counted and not other.rendered) or _works(other, plan.table):
             return other
     return None
 
@@ -304,7 +304,7 @@ def stood_back(pending: Pending, plan: Plan, now: float) -> Ranked:
         request=pending.arrived.request,
         act=PriorityAct.STOOD_BACK,
         priority=pending.arrived.hints.priority,
-        other=pending.stands_behind,
+        other=pending.queued.stands_behind,
         engine=plan.table.engine,
         waited=waited(pending, now),
     )

@@ -18,7 +18,7 @@ from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.effects import Released
 from slotkeeper.scheduler.engine_model import unmarked
 from slotkeeper.scheduler.events import Arrived
-from slotkeeper.scheduler.pending import Pending, Prompts, Scene, Stage
+from slotkeeper.scheduler.pending import Ended, Pending, Prompts, Scene
 from slotkeeper.scheduler.prompt_tree import PromptTree
 from slotkeeper.scheduler.router import Router
 from slotkeeper.scheduler.slot_contents import SlotContents, Tier
@@ -302,7 +302,7 @@ class State:
 
     def open_accounts(self, table: EngineTable) -> bool:
         """Whether a request ended there whose tokens, and so its slot's contents, are not known yet."""
-        return any(p.stage is Stage.ENDED and p.table is table for p in self.requests.values())
+        return any(isinstance(p.stage, Ended) and p.table is table for p in self.requests.values())
 
     def clearing(self) -> Iterator[tuple[Pending, EngineTable]]:
         """Yield requests that are being steered while slots of other spaces are kept from them, with engines.

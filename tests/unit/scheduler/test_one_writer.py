@@ -12,15 +12,15 @@ import benchmarks
 import pytest
 
 import slotkeeper
-from slotkeeper.scheduler.pending import Pending, Preparing
+from slotkeeper.scheduler.pending import Pending, Preparing, Queued
 
 # What variables and fields that hold such an object are called.
 TABLES: Final = {"table", "_table", "waits_for"}
 SHADOWS: Final = {"shadow", "_shadow"}
 WRITERS: Final = {"scheduler/table.py": TABLES, "scheduler/shadow.py": SHADOWS}
-REQUESTS: Final = {"pending", "_pending", "preparing"}
+REQUESTS: Final = {"pending", "_pending", "queued", "preparing"}
 # In the scheduler, no module assigns a field of such a name to another object.
-RECORD: Final = {field.name for of in (Pending, Preparing) for field in fields(of)}
+RECORD: Final = {field.name for of in (Pending, Queued, Preparing) for field in fields(of)}
 CHANGE: Final = {
     *("append", "appendleft", "clear", "extend", "insert", "pop", "popleft", "remove", "reverse", "sort"),
     *("add", "discard", "update", "intersection_update", "difference_update", "popitem", "setdefault"),
@@ -91,7 +91,7 @@ def test_only_its_own_methods_change_a_request(path: Path):
     [
         "other.plan = None",
         "state.requests[request].waited += now",
-        "pending.stage, pending.slot = Stage.RUNNING, slot",
+        "pending.stage, pending.slot = Running(now), slot",
         "first = pending.plan = plan",
         "del p.slot",
         "for pending.slot in slots: pass",
