@@ -135,8 +135,8 @@ def _of_decision(row: Row) -> Sequence[str]:
     return (
         f"{row['engines']}",
         f"{row['engines'] * row['slots']}",
-        f"{row['p50']:.1f} ms",
-        f"{row['p99']:.1f} ms",
+        f"{row['p50']:.1f}",
+        f"{row['p99']:.1f}",
     )
 
 

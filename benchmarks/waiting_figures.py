@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from statistics import median
 from typing import Any, Final
 
 MIB: Final = 2**20
 KEY: Final = ("model", "work", "pause", "busy")  # rounds of one workload have these in common
+
+MAX_RATIOS: Final = 3  # of rounds, shown one by one
 
 COLUMNS: Final = (
     "work",
@@ -48,9 +51,9 @@ def _cells(those: Sequence[Row]) -> Sequence[str]:
     stock = sorted(row["stock_seconds"] for row in those)
     ratios = sorted(row["ours_seconds"] / row["stock_seconds"] for row in those)
     return (
-        first["work"] if first["pause"] is None else f"{first['work']}, pause {first['pause']:g} s",
+        first["work"] if first["pause"] is None else f"{first['work']}, {first['pause']:g} s",
         f"{stock[0]:.1f}-{stock[-1]:.1f}",  # shows how much the machine varied
-        ", ".join(f"{ratio:.2f}" for ratio in ratios),
+        ", ".join(f"{ratio:.2f}" for ratio in _told(ratios)),
         _worst(those, "stock_seconds", "least_seconds"),
         _worst(those, "ours_seconds", "least_seconds"),
         _worst(those, "ours_answered", "stock_answered"),
@@ -62,6 +65,11 @@ def _cells(those: Sequence[Row]) -> Sequence[str]:
         f"{max(row['written_bytes'] for row in those) / MIB:,.0f}",
         f"{max(row['idle'] for row in those)}",
     )
+
+
+def _told(ratios: Sequence[float]) -> Sequence[float]:
+    """Return sorted ratios; of more than three the least, the median and the most."""
+    return ratios if len(ratios) <= MAX_RATIOS else (ratios[0], median(ratios), ratios[-1])
 
 
 def _worst(those: Sequence[Row], name: str, other: str) -> str:

@@ -89,6 +89,21 @@ def test_the_table_has_the_ratio_of_each_round_and_else_the_worst_round_of_each_
     assert shown[0]["engine, MiB"] == "2,048 / 1,024"
 
 
+def test_of_more_than_three_rounds_the_least_the_median_and_the_most_are_shown():
+    ((_, cells),) = grouped([row(ours) for ours in (2.0, 9.0, 2.4, 2.2, 2.6)])
+    assert dict(zip(COLUMNS, cells, strict=True))["ours ÷ stock"] == "1.00, 1.20, 4.50"
+
+
+def test_the_time_beside_the_prefill_is_that_of_the_round_in_which_it_differs_most():
+    rounds = [
+        row(2.0),
+        row(2.0, ours_beside=0.025, stock_beside=0.015),
+        row(2.0, ours_beside=0.03, stock_beside=0.03),
+    ]
+    ((_, cells),) = grouped(rounds)
+    assert dict(zip(COLUMNS, cells, strict=True))["beside prefill, ms"] == "25/15"
+
+
 def test_a_bound_that_is_unknown_in_a_round_is_shown_as_unknown():
     ((_, cells),) = grouped([row(2.0), row(2.0, least=None)])
     shown = dict(zip(COLUMNS, cells, strict=True))
