@@ -726,16 +726,17 @@ class EngineTable:
 
 DRAFTED: Final = 64  # most tokens of one draft: those accepted beyond a reply's end stay in the slot
 COUNT_SLIP: Final = 2  # tokens by which our count of a slot may differ although our ids are right
-UNDECODED: Final = 1  # token of a busy slot that is counted but has no cell yet: the latest one of its answer
 
 
 def _not_shared(table: EngineTable, views: Iterable[SlotView]) -> None:
-    """Learn that slots share no buffer if together they hold more tokens than one of them may hold."""
+    """Learn that slots share no buffer if idle ones together hold more tokens than one may hold.
+
+    A busy slot counts tokens for which the engine has yet to find cells.
+    """
     traits = table.traits
     if not traits.unified or traits.known("unified") is Known.FLAGS or not traits.n_ctx:
         return
-    without_cell = UNDECODED + (DRAFTED if traits.speculative else 0)
-    if sum((view.held or 0) - without_cell * view.busy for view in views) > traits.n_ctx:
+    if sum(view.held or 0 for view in views if not view.busy) > traits.n_ctx:
         table.learn(traits.corrected(Known.HELD, unified=False))
 
 
