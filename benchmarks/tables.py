@@ -329,14 +329,20 @@ def _saving(row: Row) -> Sequence[str]:
 
 
 def waiting_cells() -> str:
-    """Return the seconds on fat models: a table for each model."""
+    """Return the seconds on fat models: a table for each model, and a line for runs beside busy loops."""
     shown = [COLUMNS.index(name) for name in WAITED]
-    rows: dict[str, list[Sequence[str]]] = {}
+    quiet: dict[str, list[Sequence[str]]] = {}
+    busy: dict[str, list[str]] = {}
     for row, cells in grouped(measured("waiting")):
-        work, *figures = (cells[at] for at in shown)
-        beside = f", {row['busy']} busy loops" if row["busy"] else ""
-        rows.setdefault(row["model"], []).append((work + beside, *figures))
-    return "\n\n".join(f"**{model}**\n\n{table(WAITED, mine)}" for model, mine in rows.items())
+        work, _, ratios, *_ = found = [cells[at] for at in shown]
+        if row["busy"]:
+            busy.setdefault(row["model"], []).append(f"{work}: {ratios}")
+        else:
+            quiet.setdefault(row["model"], []).append(found)
+    return "\n\n".join(
+        f"**{model}**\n\n{table(WAITED, mine)}\n\nBusy loops: {'; '.join(busy.get(model, ()))}"
+        for model, mine in quiet.items()
+    )
 
 
 def report_cells() -> str:
