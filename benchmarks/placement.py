@@ -187,7 +187,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     sizes = [(engines, args.slots) for engines in (1, 4) if engines < args.engines]
     rows: list[dict[str, Any]] = []
-    for engines, slots in [*sizes, (args.engines, args.slots), (1, args.engines * args.slots)]:
+    sizes += [(args.engines, args.slots), (1, args.engines * args.slots)]
+    for engines, slots in dict.fromkeys(sizes):
         rows += measured(
             engines=engines, slots=slots, conversations=args.conversations, decisions=args.decisions
         )

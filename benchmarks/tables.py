@@ -339,10 +339,12 @@ def waiting_cells() -> str:
             busy.setdefault(row["model"], []).append(f"{work}: {ratios}")
         else:
             quiet.setdefault(row["model"], []).append(found)
-    return "\n\n".join(
-        f"**{model}**\n\n{table(WAITED, mine)}\n\nBusy loops: {'; '.join(busy.get(model, ()))}"
-        for model, mine in quiet.items()
-    )
+    parts = list[str]()
+    for model, mine in quiet.items():
+        parts += (f"**{model}**", table(WAITED, mine))
+        if model in busy:
+            parts.append(f"Beside busy loops: {'; '.join(busy[model])}")
+    return "\n\n".join(parts)
 
 
 def report_cells() -> str:

@@ -44,7 +44,7 @@ class Inventory(Protocol):
 # -- snapshots of a running sidecar ----------------------------------------------------------------------
 
 
-class Running:
+class SidecarSnapshots:
     """The snapshots of a running sidecar, through its admin port."""
 
     def __init__(self, port: AdminClient) -> None:
@@ -73,9 +73,11 @@ class Running:
 
 
 @asynccontextmanager
-async def running(url: str | None, token: str | None, ca: Path | None = None) -> AsyncIterator[Running]:
+async def running(
+    url: str | None, token: str | None, ca: Path | None = None
+) -> AsyncIterator[SidecarSnapshots]:
     async with admin_port(url, token, ELSEWHERE, ca=ca) as port:
-        yield Running(port)
+        yield SidecarSnapshots(port)
 
 
 # -- snapshots in a folder, while no sidecar runs --------------------------------------------------------

@@ -20,7 +20,7 @@ from slotkeeper.observe.request_record import (
     Clients,
     Decision,
     Option,
-    Queued,
+    QueueWait,
     Record,
     RequestStage,
     Work,
@@ -301,7 +301,7 @@ def _waits(live: _Live, at: float, waiting: Waiting | None) -> None:
         queued[live.wait].seconds += max(0.0, at - live.seen)
     live.wait, live.seen = waiting.wait if waiting else None, at
     if waiting is not None:
-        queued.setdefault(waiting.wait, Queued()).sees(map(id_of, waiting.behind))
+        queued.setdefault(waiting.wait, QueueWait()).sees(map(id_of, waiting.behind))
 
 
 WAITING: Final = frozenset({RequestStage.ENGINE, RequestStage.SWAP, RequestStage.QUEUE})

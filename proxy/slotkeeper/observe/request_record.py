@@ -191,7 +191,7 @@ class PromptDivergence:
 
 
 @dataclass(slots=True)
-class Queued:
+class QueueWait:
     """How long a request waited in the queue for one thing, and for which requests."""
 
     seconds: float = 0.0
@@ -237,7 +237,7 @@ class Record:
     doing: RequestStage | None = RequestStage.PARSE  # the stage that has not ended; None: the request has
     since: float = field(init=False)  # when that stage began, on the driver's clock
     renders: float | None = None  # since when its tokens are being found, on the driver's clock
-    queued: dict[Wait, Queued] = field(default_factory=dict)  # what it waited for in the queue
+    queued: dict[Wait, QueueWait] = field(default_factory=dict)  # what it waited for in the queue
     decision: Decision | None = None
     divergence: PromptDivergence | None = None
     changes: tuple[ShownChange, ...] = ()

@@ -15,7 +15,7 @@ from slotkeeper.observe.request_record import (
     Decision,
     Option,
     PromptDivergence,
-    Queued,
+    QueueWait,
     Record,
     RequestStage,
 )
@@ -205,7 +205,7 @@ def _before_first_token(record: Record) -> list[tuple[Spent, float]]:
     return [] if record.doing is not None else longest(record.spent(record.at + (record.seconds or 0.0)))
 
 
-def _queue(record: Record) -> list[tuple[str, Queued]]:
+def _queue(record: Record) -> list[tuple[str, QueueWait]]:
     """Return what the request waited for in the queue, the longest first, without what was brief.
 
     Counting its tokens is part of reading it.

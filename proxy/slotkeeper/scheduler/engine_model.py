@@ -39,7 +39,7 @@ class Known(StrEnum):
     UNFOUND = "unfound"  # the RAM cache lacked what it should have held
     WIPED = "wiped"  # a task emptied idle slots
     FAILED = "failed"  # a request failed for lack of cells before its slot was full
-    HELD = "held"  # the slots together hold more than one buffer could
+    HELD = "held"  # idle slots together hold more than one buffer could
 
 
 FLAGS: Final[Mapping[str, str]] = MappingProxyType(  # fields set by a flag that /props does not show

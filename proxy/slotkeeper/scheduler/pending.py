@@ -6,7 +6,7 @@ tie the client's own form is sent. A form with tools in another order must save 
 the next agent may share this client's order, and would find it in the slot. A form to which the rules added
 what the client had left out must leave room for an answer.
 
-Only the methods of `Pending` change what is known of a request; each says what happened to it.
+Only the methods of `Pending` and of its stages change what is known of a request; each says what happened.
 """
 
 from __future__ import annotations

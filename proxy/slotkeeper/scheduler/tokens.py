@@ -169,7 +169,7 @@ class Tokens:
         common = self._same_ids(other, start)
         return outside(self.chunks, common) if self.chunks else common
 
-    def _same_ids(self, other: Tokens, start: int = 0) -> int:
+    def _same_ids(self, other: Tokens, start: int) -> int:
         """Return the same for the ids alone: spaces do not count, and the prefix may end inside an image."""
         a, b, shift = self.packed, other.packed, start * WIDTH
         if b.startswith(a, shift):

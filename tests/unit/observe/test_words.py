@@ -16,7 +16,7 @@ from slotkeeper.observe.request_record import (
     Decision,
     Option,
     PromptDivergence,
-    Queued,
+    QueueWait,
     Record,
     RequestStage,
 )
@@ -300,9 +300,9 @@ def test_the_priority_header_hides_acts_that_concern_other_namespaces():
 def test_a_request_that_waited_says_for_what_and_behind_whom_after_its_end():
     came = spent(queue=15.9, prefill=1.0)
     came.seconds = 16.9
-    came.queued[Wait.TOKENS] = Queued(seconds=0.3)  # part of reading it
-    came.queued[Wait.LOOK] = Queued(seconds=0.2)
-    came.queued[Wait.SLOTS] = Queued(seconds=15.7, behind=dict.fromkeys(("a-1", "b-2", "c-3", "d-4")))
+    came.queued[Wait.TOKENS] = QueueWait(seconds=0.3)  # part of reading it
+    came.queued[Wait.LOOK] = QueueWait(seconds=0.2)
+    came.queued[Wait.SLOTS] = QueueWait(seconds=15.7, behind=dict.fromkeys(("a-1", "b-2", "c-3", "d-4")))
     busy = "all slots are busy (a-1, b-2, c-3 and 1 more)"
     assert f"In the queue: {busy}, 15.7 s; GET /slots has to show which slots are free, 200 ms." in sentences(
         came
@@ -313,7 +313,7 @@ def test_a_request_that_waited_says_for_what_and_behind_whom_after_its_end():
 
 
 def test_the_number_of_kept_ids_is_bounded():
-    queued = Queued()
+    queued = QueueWait()
     for number in range(3 * MOST_BEHIND):
         queued.sees([f"r{number}", "again"])
     assert len(queued.behind) == MOST_BEHIND
