@@ -16,7 +16,7 @@ import uvloop
 from aiohttp import web
 
 from benchmarks.raw import listening
-from slotkeeper.engine.launch import free_port
+from slotkeeper.engine.child.launch import free_port
 
 KEPT: Final = ("Content-Type", "Authorization")
 

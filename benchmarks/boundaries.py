@@ -32,7 +32,7 @@ from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.target import Shot, Target, play
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.observe.log import configure
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
 
 AT_ONCE: Final = "agents-at-once"  # the one case that is not a script
 Row = dict[str, Any]

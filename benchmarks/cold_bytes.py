@@ -31,14 +31,15 @@ from benchmarks.large_files import ROW_BYTES, noise, write_slot_file
 from slotkeeper.bench import lab
 from slotkeeper.bench.lab import Restartable
 from slotkeeper.bench.models import Tiny
-from slotkeeper.engine.slotfile import SlotFile
-from slotkeeper.engine.slotfile_reader import read
-from slotkeeper.engine.slotfile_runs import Band, Division, divided
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.store import files, joined
+from slotkeeper.engine.slot_file.slotfile import SlotFile
+from slotkeeper.engine.slot_file.slotfile_reader import read
+from slotkeeper.engine.slot_file.slotfile_runs import Band, Division, divided
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.store import files
+from slotkeeper.store.folders import joined
 from slotkeeper.store.index import Kept
 from slotkeeper.store.intake import SavedFile
-from slotkeeper.store.shared import SharedStore
+from slotkeeper.store.shared_store.shared import SharedStore
 from slotkeeper.store.store import Store
 
 FIRST, LAST = 2_000, 20_000  # tokens

@@ -18,7 +18,7 @@ from typing import Final
 import orjson
 
 from benchmarks.simulator.timed_engine import EngineRates, traits_of
-from slotkeeper.scheduler.engine_model import FLAGS, EngineTraits, Known, Memory
+from slotkeeper.scheduler.slots.engine_model import FLAGS, EngineTraits, Known, Memory
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB

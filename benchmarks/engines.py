@@ -39,7 +39,7 @@ import orjson
 from rich.table import Table
 
 from benchmarks.figures import console, keep
-from slotkeeper.api.answer import AnswerReader
+from slotkeeper.api.answers.answer import AnswerReader
 from slotkeeper.api.document import Doc
 from slotkeeper.api.head import Api
 from slotkeeper.app import Sidecar
@@ -49,10 +49,10 @@ from slotkeeper.bench.measure import Oracle
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.target import PLAIN
 from slotkeeper.bench.texts import prose, system
+from slotkeeper.engine.child.launch import EngineKind
 from slotkeeper.engine.client import EngineClient
-from slotkeeper.engine.launch import EngineKind
 from slotkeeper.observe.log import configure
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.types import EngineId
 
 BUILD: Final = EngineKind.XLLAMACPP.value

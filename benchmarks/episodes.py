@@ -18,7 +18,7 @@ import httpx
 import orjson
 
 from benchmarks.sessions import TOOL, user
-from slotkeeper.api.answer import Answer, AnswerReader
+from slotkeeper.api.answers.answer import Answer, AnswerReader
 from slotkeeper.api.document import Doc
 from slotkeeper.api.head import Api
 from slotkeeper.bench.target import CHAT, PLAIN, SILENCE, spoken

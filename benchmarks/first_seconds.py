@@ -37,7 +37,7 @@ from slotkeeper.api.head import DECISION
 from slotkeeper.app import Sidecar, running
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Fat, Tiny, build
-from slotkeeper.engine.launch import EngineKind, find_engine
+from slotkeeper.engine.child.launch import EngineKind, find_engine
 from slotkeeper.observe.log import configure
 from slotkeeper.scheduler.types import WITHOUT_PLACE, Reason
 

@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Final
 
-from slotkeeper.scheduler.tokens import EMPTY, Tokens
+from slotkeeper.scheduler.prompts.tokens import EMPTY, Tokens
 
 TURNS: Final = 12  # of each conversation, followed by as many edits
 SYSTEM: Final = 1500  # tokens

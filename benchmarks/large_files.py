@@ -21,9 +21,9 @@ from typing import Final
 from rich.table import Table
 
 from benchmarks.figures import console, keep
-from slotkeeper.engine.slotfile import ByteSpan, SlotFile
-from slotkeeper.scheduler.slot_contents import SnapshotId
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.engine.slot_file.slotfile import ByteSpan, SlotFile
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.slots.slot_contents import SnapshotId
 from slotkeeper.store.intake import Editor, SavedFile, SlotFileEdit
 from slotkeeper.store.store import Store
 

@@ -14,18 +14,18 @@ from types import MappingProxyType
 from typing import Any, Final
 from unittest.mock import patch
 
-from slotkeeper.api.echo import Habit
-from slotkeeper.scheduler.catalog import Catalog
+from slotkeeper.api.answers.echo import Habit
 from slotkeeper.scheduler.effects import Step
-from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.scheduler.idle_work import first_step, pause, prefetch_plan
-from slotkeeper.scheduler.pending import Pending, Plan, Structure
-from slotkeeper.scheduler.planting import CutPlace, places
+from slotkeeper.scheduler.prompts.planting import CutPlace, places
+from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.rates import Rates
-from slotkeeper.scheduler.slot_contents import SlotContents
+from slotkeeper.scheduler.requests.pending import Pending, Plan, Structure
+from slotkeeper.scheduler.slots.engine_model import EngineTraits
+from slotkeeper.scheduler.slots.slot_contents import SlotContents
+from slotkeeper.scheduler.slots.table import EngineTable
+from slotkeeper.scheduler.snapshots.catalog import Catalog
 from slotkeeper.scheduler.state import State
-from slotkeeper.scheduler.table import EngineTable
-from slotkeeper.scheduler.tokens import Tokens
 
 WORSE: Final = 0.02  # of a published ratio to the stock engine, in tokens or seconds
 JOINED: Final = "+"  # between the names of mechanisms that are left out together
@@ -155,7 +155,7 @@ MECHANISMS: Final[Mapping[str, Mechanism]] = MappingProxyType(
         "one-prompt": Mechanism("keeps two prompts out of one batch", {"placement._shares_batch": _false}),
         "steer": Mechanism(
             "prefills a prompt where the engine will look for it",
-            {"candidates.STEER_TAIL": NEVER_SO_MANY, "launching.STEER_TAIL": NEVER_SO_MANY},
+            {"candidates.STEER_TAIL": NEVER_SO_MANY, "requests.launching.STEER_TAIL": NEVER_SO_MANY},
             fault="test_a_messages_request_is_steered_if_the_engine_would_overwrite_a_more_valuable_slot",
         ),
         "few-priced": Mechanism(
@@ -167,7 +167,7 @@ MECHANISMS: Final[Mapping[str, Mechanism]] = MappingProxyType(
         "loss": Mechanism("counts what a request overwrites", {"prices._loss": _zero}),
         "chance": Mechanism(
             "discounts states that are old",
-            {"slot_contents.SlotContents.chance": _certain},
+            {"slots.slot_contents.SlotContents.chance": _certain},
             fault="test_the_least_recently_used_contents_are_overwritten",
         ),
         "after-edit": Mechanism(
@@ -178,7 +178,7 @@ MECHANISMS: Final[Mapping[str, Mechanism]] = MappingProxyType(
         ),
         "small-ram": Mechanism(
             "knows states that exceed the RAM cache",
-            {"shadow.EngineShadow.exceeds_ram": _false},
+            {"slots.shadow.EngineShadow.exceeds_ram": _false},
             fault="test_the_oldest_entries_leave_a_ram_cache_that_is_full_but_the_last_one_stays",
         ),
         "file-times": Mechanism(
@@ -195,40 +195,46 @@ MECHANISMS: Final[Mapping[str, Mechanism]] = MappingProxyType(
             fault="test_a_large_slow_first_file_counts_alone",
         ),
         # plant
-        "planting": Mechanism("makes checkpoints and files while it prefills", {"planting.steps": _nothing}),
-        "planted-files": Mechanism("saves shared beginnings at once", {"planting._files": _no_places}),
+        "planting": Mechanism(
+            "makes checkpoints and files while it prefills", {"prompts.planting.steps": _nothing}
+        ),
+        "planted-files": Mechanism(
+            "saves shared beginnings at once", {"prompts.planting._files": _no_places}
+        ),
         "branches": Mechanism(
             "plants where prompts diverged before (rule 1)",
-            {"planting.places": _without_branches},
+            {"prompts.planting.places": _without_branches},
             fault="test_a_checkpoint_is_planted_where_two_prompts_diverge_for_the_third",
         ),
         "new-heads": Mechanism(
-            "plants in new tools and system text (rules 2, 3)", {"planting._in_head": _nothing}
+            "plants in new tools and system text (rules 2, 3)", {"prompts.planting._in_head": _nothing}
         ),
         "distances": Mechanism(
             "plants at even distances there (rule 3)",
-            {"planting.STRETCH_TOKENS": NEVER_SO_MANY},
+            {"prompts.planting.STRETCH_TOKENS": NEVER_SO_MANY},
             fault="test_a_long_unknown_head_gets_checkpoints_at_even_distances",
         ),
         "edits": Mechanism(
             "plants at user messages (rule 4)",
-            {"planting.CHANCE_OF_EDIT": 0.0},
+            {"prompts.planting.CHANCE_OF_EDIT": 0.0},
             fault="test_the_most_valuable_places_are_planted_and_those_close_to_them_left_out",
         ),
-        "guesses": Mechanism("plants inside a long message (rule 5)", {"planting.CHANCE_GUESSED": {}}),
+        "guesses": Mechanism(
+            "plants inside a long message (rule 5)", {"prompts.planting.CHANCE_GUESSED": {}}
+        ),
         "images": Mechanism(
             "plants behind the last image (rule 6)",
-            {"planting.CHANCE_ABOUT_IMAGE": 0.0},
+            {"prompts.planting.CHANCE_ABOUT_IMAGE": 0.0},
             fault="test_a_checkpoint_is_planted_right_after_the_last_image",
         ),
         "displaced": Mechanism(
             "plants checkpoints that a plant would displace",
-            {"planting._displaced": _no_places},
+            {"prompts.planting._displaced": _no_places},
             fault="test_a_plant_does_not_prevent_the_requests_own_checkpoint",
         ),
         "first-checkpoint": Mechanism(
             "leaves the list's first checkpoint where it is worth most",
-            {"planting._worth_being_first": _all},
+            {"prompts.planting._worth_being_first": _all},
         ),
         # idle work
         "idle-saves": Mechanism(
@@ -261,7 +267,7 @@ MECHANISMS: Final[Mapping[str, Mechanism]] = MappingProxyType(
         ),
         "crowded": Mechanism(
             "saves sooner, prefetches less while conversations exceed slots",
-            {"table.EngineTable.crowded": _false},
+            {"slots.table.EngineTable.crowded": _false},
             fault="test_in_a_crowd_a_slot_is_saved_after_a_shorter_pause",
         ),
         "crowd-cut": Mechanism(
@@ -302,43 +308,43 @@ MECHANISMS: Final[Mapping[str, Mechanism]] = MappingProxyType(
         # flags that cannot be read
         "flags-by-batches": Mechanism(
             "infers batch sizes from prefills",
-            {"launching.by_batches": _as_before},
+            {"requests.launching.by_batches": _as_before},
             fault="test_the_ends_of_a_plants_batches_reveal_the_batch_size",
         ),
         "flags-by-reuse": Mechanism(
             "infers checkpoint flags from reuse",
-            {"evidence.Doubts.by_reuse": _unchanged},
+            {"slots.evidence.Doubts.by_reuse": _unchanged},
             fault="test_a_checkpoint_that_survived_thinning_shows_that_planting_is_worth_it",
         ),
         "flags-by-file": Mechanism(
             "infers checkpoint flags from files",
-            {"evidence.Doubts.by_file": _unchanged},
+            {"slots.evidence.Doubts.by_file": _unchanged},
             fault="test_a_file_with_only_the_last_checkpoints_lowers_the_limit_at_the_second_observation",
         ),
         "possible-states": Mechanism(
             "keeps the checkpoints that other flags would leave",
-            {"shadow.generous": _as_before},
+            {"slots.shadow.generous": _as_before},
             fault="test_a_checkpoint_that_survived_thinning_shows_that_planting_is_worth_it",
         ),
         # order
         "pieces": Mechanism(
             "prefills low requests in pieces",
-            {"priority.in_pieces": _whole},
+            {"policies.priority.in_pieces": _whole},
             fault="test_a_long_low_request_is_computed_in_batches_and_no_token_twice",
         ),
         "stands-behind": Mechanism(
             "holds low requests back beside urgent ones",
-            {"priority.stands_behind": _none},
+            {"policies.priority.stands_behind": _none},
             fault="test_a_low_request_does_not_begin_while_a_more_urgent_one_runs",
         ),
         "aging": Mechanism(
             "serves a request that waited too long first",
-            {"priority._aged": _none},
+            {"policies.priority._aged": _none},
             fault="test_a_priority_without_service_for_a_minute_is_served_next",
         ),
         "kv-cells": Mechanism(
             "keeps requests within a shared KV buffer",
-            {"kv_pool.shortage": _none},
+            {"policies.kv_pool.shortage": _none},
             fault="test_with_one_cell_too_few_the_second_request_waits_for_the_first",
         ),
         "breaker": Mechanism(
@@ -348,7 +354,7 @@ MECHANISMS: Final[Mapping[str, Mechanism]] = MappingProxyType(
         ),
         "outdated": Mechanism(
             "looks again before it counts on idle slots",
-            {"table.EngineTable.outdated": _false},
+            {"slots.table.EngineTable.outdated": _false},
             fault="test_after_some_seconds_a_long_state_is_seen_before_it_is_counted_on",
         ),
         # predict the next turn; the simulation knows it

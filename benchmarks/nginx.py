@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.raw import listening
-from slotkeeper.engine.launch import free_port
+from slotkeeper.engine.child.launch import free_port
 
 MISSING: Final = "nginx is not installed, so it is left out (Debian, Ubuntu: apt-get install nginx-light)"
 

@@ -22,10 +22,8 @@ from benchmarks.figures import console, keep
 from benchmarks.simulator.load import SimulatedTurn, Synthetic
 from benchmarks.simulator.timed_engine import FINGERPRINT, EngineRates, TimedEngine, traits_of
 from benchmarks.simulator.virtual_clock import VirtualClock
-from slotkeeper.api.latency import percentile
-from slotkeeper.scheduler.budgets import Limits
+from slotkeeper.api.answers.latency import percentile
 from slotkeeper.scheduler.effects import Effect, Forward, Observe, Restore, Save
-from slotkeeper.scheduler.engine_model import Memory
 from slotkeeper.scheduler.events import (
     Arrived,
     EngineUp,
@@ -39,8 +37,10 @@ from slotkeeper.scheduler.events import (
     SnapshotsChanged,
 )
 from slotkeeper.scheduler.placement import Placement
-from slotkeeper.scheduler.retention import MOST
-from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId
+from slotkeeper.scheduler.slots.engine_model import Memory
+from slotkeeper.scheduler.slots.slot_contents import SlotContents, Snapshot, SnapshotId
+from slotkeeper.scheduler.snapshots.budgets import Limits
+from slotkeeper.scheduler.snapshots.retention import MOST
 from slotkeeper.scheduler.types import ClientId, EngineId, Loading, RequestId, SlotId
 from slotkeeper.upstreams import MAX_ENGINES
 

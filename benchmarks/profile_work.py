@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from benchmarks.simulator.load import USER_MARK, SimulatedTurn
-from slotkeeper.api.echo import Habit, judged
-from slotkeeper.scheduler.tokens import WIDTH, Boundary, BoundaryKind, Tokens
+from slotkeeper.api.answers.echo import Habit, judged
+from slotkeeper.scheduler.prompts.tokens import WIDTH, Boundary, BoundaryKind, Tokens
 
 END: Final = Tokens([2, 3])  # closes a message
 RESULT_MARK: Final = Tokens([4])  # begins the result of a tool

@@ -23,9 +23,9 @@ from benchmarks.simulator.fleet import Asked, SimulatedSidecar
 from benchmarks.simulator.load import SimulatedTurn
 from benchmarks.simulator.timed_engine import Task, TimedEngine
 from benchmarks.simulator.virtual_clock import VirtualClock
-from slotkeeper.api.latency import percentile
-from slotkeeper.scheduler.budgets import GIB, Limits
+from slotkeeper.api.answers.latency import percentile
 from slotkeeper.scheduler.effects import Report
+from slotkeeper.scheduler.snapshots.budgets import GIB, Limits
 
 SLOTS: Final = 2
 OWN_SECONDS: Final = 0.003  # that the sidecar takes for a request (docs/benchmarks.md, first byte)

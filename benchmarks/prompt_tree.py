@@ -24,8 +24,8 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.figures import console, keep
-from slotkeeper.scheduler.prompt_tree import PromptTree
-from slotkeeper.scheduler.tokens import WIDTH, Tokens
+from slotkeeper.scheduler.prompts.prompt_tree import PromptTree
+from slotkeeper.scheduler.prompts.tokens import WIDTH, Tokens
 
 SIZE: Final = (10_000, 50_000)  # conversations, and tokens of each: the size that the targets are for
 POINTS: Final = ((1000, 5000), (1000, 50_000), (1000, 200_000), (100, 50_000), SIZE)

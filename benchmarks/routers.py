@@ -16,9 +16,9 @@ import orjson
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny, build
 from slotkeeper.engine.answers import EngineError, EngineGoneError
-from slotkeeper.engine.launch import find_engine, free_port
-from slotkeeper.engine.router_client import RouterClient
-from slotkeeper.scheduler.router import ModelStatus
+from slotkeeper.engine.child.launch import find_engine, free_port
+from slotkeeper.engine.routers.router_client import RouterClient
+from slotkeeper.scheduler.policies.router import ModelStatus
 from slotkeeper.scheduler.types import ModelName
 
 BUILD: Final = "b10434"  # the newer build is a library without router mode

@@ -24,8 +24,8 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.measure import Totals, later, totals
 from slotkeeper.bench.models import Tiny, build
 from slotkeeper.bench.target import Target, play
+from slotkeeper.engine.child.launch import find_engine
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.engine.launch import find_engine
 from slotkeeper.observe.log import configure
 
 Case = tuple[str, Tiny, str]  # build, model, session

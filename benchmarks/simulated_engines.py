@@ -23,9 +23,9 @@ from benchmarks.simulator.fleet import Asked, SimulatedSidecar
 from benchmarks.simulator.load import SimulatedTurn, Synthetic
 from benchmarks.simulator.timed_engine import EngineRates, traits_of
 from benchmarks.simulator.virtual_clock import VirtualClock
-from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.effects import Report
-from slotkeeper.scheduler.engine_model import Memory
+from slotkeeper.scheduler.slots.engine_model import Memory
+from slotkeeper.scheduler.snapshots.budgets import Limits
 
 FAST: Final = EngineRates(prefill=3000.0, decode=60.0)
 SLOTS: Final = 2  # of each engine

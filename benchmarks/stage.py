@@ -25,7 +25,7 @@ from benchmarks.nginx import MISSING, find, nginx
 from benchmarks.raw import Relay, relay
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny, build
-from slotkeeper.engine.launch import EngineKind, find_engine, free_port, skulk
+from slotkeeper.engine.child.launch import EngineKind, find_engine, free_port, skulk
 
 DIRECT: Final = "direct"
 OURS: Final = "slotkeeper"

@@ -29,7 +29,7 @@ from benchmarks.figures import console, keep
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.texts import prose
-from slotkeeper.engine.launch import EngineKind
+from slotkeeper.engine.child.launch import EngineKind
 from slotkeeper.observe.log import configure
 
 SOURCE: Final = Path(slotkeeper.__file__).parent

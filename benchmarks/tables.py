@@ -1,7 +1,7 @@
 """The tables of measured figures in README.md and in docs, from docs/figures.json.
 
-Ratios are those of `slotkeeper.scheduler.figures`: waited, and total. A cell with two figures has the older
-build's first, then the newest build's.
+Ratios are those of `slotkeeper.scheduler.requests.figures`: waited, and total. A cell with two figures has
+the older build's first, then the newest build's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from benchmarks.figures import BUILDS
 from benchmarks.mechanisms import JOINED, MECHANISMS, WORSE
 from benchmarks.profile_work import ABOUT
 from benchmarks.waiting_figures import COLUMNS, grouped
-from slotkeeper.scheduler.figures import Sums
+from slotkeeper.scheduler.requests.figures import Sums
 
 FIGURES: Final = Path(__file__).parents[1] / "docs" / "figures.json"
 

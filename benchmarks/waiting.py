@@ -10,7 +10,8 @@ Where clients wait for slots, a server that answers sooner has the next requests
 queue. So the sum of the times to whole answers stands beside that of the times to first tokens.
 
 The bound, "least", is the time of the tokens that any cache must compute, at the speed that the stock engine
-showed in this run (`slotkeeper.api.latency`), with no other queue than any server has (`least_waits`).
+showed in this run (`slotkeeper.api.answers.latency`), with no other queue than any server has
+(`least_waits`).
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ from benchmarks.projectors import Projector, projector
 from benchmarks.stage import QUIET, Served, peak_memory_bytes, processor_seconds, served, written_bytes
 from benchmarks.waiting_figures import COLUMNS, KEY, Row, grouped
 from benchmarks.waiting_work import WORK, Client, Work, append
+from slotkeeper.api.answers.latency import PrefillTimes
 from slotkeeper.api.document import Doc
-from slotkeeper.api.latency import PrefillTimes
 from slotkeeper.bench import lab
 from slotkeeper.bench.measure import Oracle, Sample, Totals, times_of, totals
 from slotkeeper.bench.models import Fat, build
 from slotkeeper.bench.target import CHAT, Counter, Shot, Target, spoken
+from slotkeeper.engine.child.launch import find_engine
 from slotkeeper.engine.client import EngineClient
-from slotkeeper.engine.launch import find_engine
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
 
 APPEND: Final = "append"
 PAUSES_SECONDS: Final = (0.05, 0.3, 1.0, 2.0, 5.0)  # a tool that returns at once, to a person who reads

@@ -14,7 +14,7 @@ from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.target import Turn
-from slotkeeper.engine.launch import CONTEXT_TOKENS
+from slotkeeper.engine.child.launch import CONTEXT_TOKENS
 
 
 class Way(StrEnum):

@@ -23,7 +23,7 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.target import Script, Target, Turn, play
 from slotkeeper.bench.texts import prose, system
-from slotkeeper.engine.launch import EngineKind
+from slotkeeper.engine.child.launch import EngineKind
 from slotkeeper.observe.log import configure
 
 TURNS: Final = 5  # of each client

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slotkeeper.engine.launch import SKULK_NEEDS, runs_skulk
+from slotkeeper.engine.child.launch import SKULK_NEEDS, runs_skulk
 
 needs_b10434 = pytest.mark.skipif(not runs_skulk(), reason=f"the b10434 wheel {SKULK_NEEDS}")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from slotkeeper.engine.slotfile import BEFORE_IDS, HEADER, ByteSpan, Patch, Recipe, SlotFile
-from slotkeeper.scheduler.slot_contents import SnapshotId
-from slotkeeper.scheduler.tokens import WIDTH
+from slotkeeper.engine.slot_file.slotfile import BEFORE_IDS, HEADER, ByteSpan, Patch, Recipe, SlotFile
+from slotkeeper.scheduler.prompts.tokens import WIDTH
+from slotkeeper.scheduler.slots.slot_contents import SnapshotId
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import SnapshotError
 

@@ -23,7 +23,7 @@ from patience import PATIENCE
 from programs import program
 from slotkeeper.bench.target import CHAT, Target, play
 from slotkeeper.bench.texts import system
-from slotkeeper.engine.launch import free_port
+from slotkeeper.engine.child.launch import free_port
 
 TOKEN: Final = "scraped"  # noqa: S105 - of the admin port, for a test
 OFTEN: Final = "1s"  # between scrapes, and between evaluations; a scrape that takes longer has failed

@@ -24,8 +24,8 @@ import orjson
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from slotkeeper.engine.launch import EngineBinary
-from slotkeeper.engine.process import EngineDiedError, EngineProcess
+from slotkeeper.engine.child.launch import EngineBinary
+from slotkeeper.engine.child.process import EngineDiedError, EngineProcess
 from slotkeeper.runtime.tasks import Tasks
 
 BY_BODY: Final = (

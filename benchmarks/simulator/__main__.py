@@ -17,7 +17,7 @@ from slotkeeper.bench.measure import wide_console
 from slotkeeper.bench.replay import LineError, TraceError
 from slotkeeper.cli.arguments import MOST_SLOTS, between
 from slotkeeper.cli.terminal import Column, Row, fitted, ratio, say, seconds, size
-from slotkeeper.scheduler.engine_model import Memory
+from slotkeeper.scheduler.slots.engine_model import Memory
 
 MEMORIES: Final = tuple(memory.value for memory in Memory if memory is not Memory.UNKNOWN)
 MOST_ENGINES: Final = 500

@@ -18,8 +18,6 @@ from typing import Final
 from benchmarks.simulator.load import SimulatedTurn
 from benchmarks.simulator.timed_engine import FINGERPRINT, EngineRates, Task, TimedEngine
 from benchmarks.simulator.virtual_clock import VirtualClock
-from slotkeeper.scheduler.budgets import Limits
-from slotkeeper.scheduler.catalog import NEVER, Catalog
 from slotkeeper.scheduler.effects import (
     Effect,
     Erase,
@@ -34,7 +32,6 @@ from slotkeeper.scheduler.effects import (
     SetTimer,
     Stop,
 )
-from slotkeeper.scheduler.engine_model import EngineTraits
 from slotkeeper.scheduler.events import (
     Arrived,
     EngineLost,
@@ -54,8 +51,11 @@ from slotkeeper.scheduler.events import (
     TimerFired,
 )
 from slotkeeper.scheduler.placement import Placement
-from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId, Tier
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.slots.engine_model import EngineTraits
+from slotkeeper.scheduler.slots.slot_contents import Snapshot, SnapshotId, Tier
+from slotkeeper.scheduler.snapshots.budgets import Limits
+from slotkeeper.scheduler.snapshots.catalog import NEVER, Catalog
 from slotkeeper.scheduler.types import ClientId, EngineId, Loading, Place, RequestId, SlotId
 
 LOOK: Final = 0.001  # seconds that a GET /slots takes

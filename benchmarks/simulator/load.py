@@ -27,7 +27,7 @@ from slotkeeper.api.head import classify
 from slotkeeper.api.request import lay_out
 from slotkeeper.bench.replay import Entry, LineError, Trace, TraceError, generates, merged, read
 from slotkeeper.conversation.layout import Layout, Message, Role
-from slotkeeper.scheduler.tokens import WIDTH, Boundary, BoundaryKind, Tokens
+from slotkeeper.scheduler.prompts.tokens import WIDTH, Boundary, BoundaryKind, Tokens
 
 USER_MARK: Final = Tokens([1])  # begins a user message: no bytes of text equal it
 BLOCK: Final = 512  # tokens of a block in Mooncake's traces

@@ -2,7 +2,8 @@
 
 Two bounds are compared with the gateways' rules: one sidecar that chooses among all engines itself, and one
 large cache, which reuses the longest prefix that any earlier prompt or reply had. Figures are those of
-`slotkeeper.scheduler.figures`; the oracle is that of the whole fleet, even beyond what one machine can know.
+`slotkeeper.scheduler.requests.figures`; the oracle is that of the whole fleet, even beyond what one machine
+can know.
 
 A gateway's rule chooses a sidecar for each request. It sees what a gateway can see: the conversation's name,
 the prompt, and the number of unfinished requests that it sent to each sidecar. Only LMetric also sees the
@@ -30,13 +31,13 @@ from benchmarks.simulator.fleet import (
 from benchmarks.simulator.load import LoadProfile, SimulatedTurn
 from benchmarks.simulator.timed_engine import EngineRates, traits_of
 from benchmarks.simulator.virtual_clock import VirtualClock
-from slotkeeper.api.latency import percentile
-from slotkeeper.scheduler.budgets import GIB, Limits
+from slotkeeper.api.answers.latency import percentile
 from slotkeeper.scheduler.effects import Report
-from slotkeeper.scheduler.engine_model import Memory
-from slotkeeper.scheduler.figures import Counted, Sums, oracle
-from slotkeeper.scheduler.prompt_tree import PromptTree
-from slotkeeper.scheduler.tokens import WIDTH, Tokens
+from slotkeeper.scheduler.prompts.prompt_tree import PromptTree
+from slotkeeper.scheduler.prompts.tokens import WIDTH, Tokens
+from slotkeeper.scheduler.requests.figures import Counted, Sums, oracle
+from slotkeeper.scheduler.slots.engine_model import Memory
+from slotkeeper.scheduler.snapshots.budgets import GIB, Limits
 
 POINTS: Final = 160  # points of each sidecar on the ring, as in ketama and HAProxy at weight one
 MATCHED: Final = 256 * WIDTH  # bytes of a block: prompts are compared block by block

@@ -22,11 +22,11 @@ from math import ceil
 from typing import Final
 
 from benchmarks.simulator.virtual_clock import VirtualClock
-from slotkeeper.api.latency import UBATCH_TOKENS
-from slotkeeper.scheduler.engine_model import EngineTraits, Memory, prefilled, user_starts
-from slotkeeper.scheduler.shadow import EngineShadow, ReusePlan, Source
-from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, first_kept
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.api.answers.latency import UBATCH_TOKENS
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory, prefilled, user_starts
+from slotkeeper.scheduler.slots.shadow import EngineShadow, ReusePlan, Source
+from slotkeeper.scheduler.slots.slot_contents import SlotContents, Snapshot, first_kept
 from slotkeeper.scheduler.types import SlotId, SlotView
 
 FINGERPRINT: Final = "simulated"

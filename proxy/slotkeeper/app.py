@@ -48,7 +48,7 @@ from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.membership import link_to
 from slotkeeper.runtime.rewriting import Rewriting
 from slotkeeper.runtime.tasks import Aside, Tasks
-from slotkeeper.scheduler.budgets import UNLIMITED, Limits
+from slotkeeper.scheduler.snapshots.budgets import UNLIMITED, Limits
 from slotkeeper.scheduler.types import EngineId
 from slotkeeper.settings import BudgetSize, Settings
 from slotkeeper.store.store import Store
@@ -58,8 +58,8 @@ from slotkeeper.values import Address, UsageError
 
 if TYPE_CHECKING:
     from slotkeeper.observe.spans import Spans
-    from slotkeeper.store.hints import Hints
-    from slotkeeper.store.sealing import StoreKey
+    from slotkeeper.store.shared_store.hints import Hints
+    from slotkeeper.store.shared_store.sealing import StoreKey
 
 BEGUN: Final = 10  # turns of the event loop after which an accepted connection is served
 BACKLOG: Final = 1024
@@ -515,8 +515,8 @@ def cold_room(settings: Settings) -> int | None:
 
 def _shared(settings: Settings, metrics: Metrics) -> ColdTier:
     try:
-        from slotkeeper.store.objects import Objects  # noqa: PLC0415 - an extra
-        from slotkeeper.store.shared import SharedStore  # noqa: PLC0415 - an extra
+        from slotkeeper.store.shared_store.objects import Objects  # noqa: PLC0415 - an extra
+        from slotkeeper.store.shared_store.shared import SharedStore  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as error:
         raise UsageError(f"--cold-store needs: pip install 'slotkeeper[s3]' ({error})") from error
     key, hints = _key(settings.store_key_file), _hints(settings, metrics)
@@ -530,7 +530,7 @@ def _shared(settings: Settings, metrics: Metrics) -> ColdTier:
 def _key(path: Path | None) -> StoreKey | None:
     if path is None:
         return None
-    from slotkeeper.store.sealing import KeyFileError, StoreKey  # noqa: PLC0415 - an extra
+    from slotkeeper.store.shared_store.sealing import KeyFileError, StoreKey  # noqa: PLC0415 - an extra
 
     try:
         return StoreKey.read(path)
@@ -542,7 +542,7 @@ def _hints(settings: Settings, metrics: Metrics) -> Hints | None:
     if settings.hints is None:
         return None
     try:
-        from slotkeeper.store.hints import Hints  # noqa: PLC0415 - an extra
+        from slotkeeper.store.shared_store.hints import Hints  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as error:
         raise UsageError(f"--hints needs: pip install 'slotkeeper[hints]' ({error})") from error
     try:

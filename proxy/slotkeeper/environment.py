@@ -16,7 +16,7 @@ from slotkeeper.values import UsageError, nearest, removed
 PREFIX: Final = "SLOTKEEPER_"
 SECRETS: Final = ("engine_api_key", "admin_token", "hints")
 USUAL_ADMIN_LISTEN: Final = "127.0.0.1:9090"
-OTHERS: Final = frozenset({f"{PREFIX}ENGINE_PARENT"})  # set for an engine that we start (engine/xllama.py)
+OTHERS: Final = frozenset({f"{PREFIX}ENGINE_PARENT"})  # set for an engine of ours (engine/child/xllama.py)
 # Kubernetes sets variables of these names for each Service.
 _LINK: Final = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_|$)|_PORT(_\d+_(TCP|UDP|SCTP).*)?$")
 

@@ -28,7 +28,7 @@ from pydantic_settings import (
 
 from slotkeeper.conversation.rules.base import Setting
 from slotkeeper.environment import PREFIX, SECRETS, USUAL_ADMIN_LISTEN, check_names, secret_files
-from slotkeeper.scheduler.budgets import Limits
+from slotkeeper.scheduler.snapshots.budgets import Limits
 from slotkeeper.upstreams import NamedUpstream, checked, read_table
 from slotkeeper.values import PLAIN, Address, UsageError, host_name, meant, network, removed
 

@@ -14,9 +14,9 @@ import aiohttp
 import orjson
 
 from chaos.lab_snapshots import Talk, bench, said
+from slotkeeper.engine.child.launch import runs_skulk
 from slotkeeper.engine.client import EngineClient
-from slotkeeper.engine.launch import runs_skulk
-from slotkeeper.scheduler.slot_contents import SnapshotId
+from slotkeeper.scheduler.slots.slot_contents import SnapshotId
 from slotkeeper.scheduler.types import SlotId
 from slotkeeper.store import files
 from slotkeeper.store.manifest import Flaw, decode, encode

@@ -22,13 +22,13 @@ from patience import PATIENCE
 from slotkeeper.app import Sidecar, running
 from slotkeeper.bench.texts import prose
 from slotkeeper.engine.answers import RestoreResult
+from slotkeeper.engine.child.launch import find_engine, free_port
+from slotkeeper.engine.child.process import EngineProcess
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.engine.launch import find_engine, free_port
-from slotkeeper.engine.process import EngineProcess
 from slotkeeper.runtime.sharing import WRITERS
+from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.rates import Measured, Rates
-from slotkeeper.scheduler.slot_contents import SlotContents, SnapshotId
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.slots.slot_contents import SlotContents, SnapshotId
 from slotkeeper.scheduler.types import EngineId
 from slotkeeper.store.index import Kept
 from slotkeeper.store.intake import SavedFile

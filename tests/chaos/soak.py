@@ -47,8 +47,8 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.target import PLAIN, Turn
 from slotkeeper.bench.texts import prose, system
+from slotkeeper.engine.child.launch import runs_skulk
 from slotkeeper.engine.client import KEPT
-from slotkeeper.engine.launch import runs_skulk
 
 WORLDS: Final = ((Tiny.DENSE, "b10434" if runs_skulk() else "b11549"), (Tiny.HYBRID, "b11549"))
 SLOTS: Final = 4

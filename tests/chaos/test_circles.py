@@ -17,7 +17,7 @@ from slotkeeper.api import head as names
 from slotkeeper.api.head import Api
 from slotkeeper.app import Sidecar, running
 from slotkeeper.engine.answers import Health
-from slotkeeper.engine.launch import free_port
+from slotkeeper.engine.child.launch import free_port
 from slotkeeper.exchange.upstream import MOST_HEADERS
 
 

@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from chaos.lab_snapshots import Witness, bench, in_front_of, known, turn_and_save, undisturbed
-from slotkeeper.engine.launch import EngineKind
+from slotkeeper.engine.child.launch import EngineKind
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.store.store import Store
 

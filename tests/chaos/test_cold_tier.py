@@ -25,7 +25,7 @@ from chaos.lab_snapshots import (
 )
 from patience import PATIENCE
 from slotkeeper.app import Sidecar
-from slotkeeper.scheduler.slot_contents import Tier
+from slotkeeper.scheduler.slots.slot_contents import Tier
 from slotkeeper.store.files import RUN_FOLDER
 
 pytestmark = pytest.mark.alternating

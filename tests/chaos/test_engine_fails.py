@@ -15,7 +15,7 @@ from chaos.raw import dial, until
 from slotkeeper.api.errors import UpstreamFault, sse
 from slotkeeper.api.head import Api
 from slotkeeper.app import running
-from slotkeeper.engine.launch import free_port
+from slotkeeper.engine.child.launch import free_port
 
 CHAT = PATHS[Api.CHAT]
 

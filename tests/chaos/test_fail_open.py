@@ -16,7 +16,7 @@ from chaos.fake_answers import PATHS, looks_whole, request_body
 from chaos.fake_engine import Fault
 from chaos.fake_http import STREAM_HEAD
 from chaos.raw import Head, dial, until
-from slotkeeper.api.answer import AnswerReader
+from slotkeeper.api.answers.answer import AnswerReader
 from slotkeeper.api.head import Api
 from slotkeeper.app import running
 from slotkeeper.exchange import account

@@ -34,8 +34,9 @@ from chaos.raw import until
 from patience import PATIENCE
 from slotkeeper.app import Sidecar
 from slotkeeper.runtime import link, slot_files
-from slotkeeper.scheduler import launching
-from slotkeeper.store import files, snapshot_folder
+from slotkeeper.scheduler.requests import launching
+from slotkeeper.store import files
+from slotkeeper.store.folders import snapshot_folder
 
 pytestmark = pytest.mark.alternating
 

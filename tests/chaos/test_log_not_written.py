@@ -17,7 +17,7 @@ from chaos.fake_answers import PATHS, looks_whole, request_body
 from chaos.fake_engine import FakeEngine
 from patience import PATIENCE
 from slotkeeper.api.head import Api
-from slotkeeper.engine.launch import free_port
+from slotkeeper.engine.child.launch import free_port
 
 DROPPED = "slotkeeper_log_lines_dropped_total"
 REQUESTS = 'slotkeeper_requests_total{outcome="ok",route="chat"}'

@@ -23,8 +23,8 @@ from chaos.lab_snapshots import SOON, Bench, Talk, bench, digest, said, undistur
 from chaos.raw import dial
 from patience import PATIENCE
 from recipes import damaged
-from slotkeeper.engine.launch import free_port
-from slotkeeper.scheduler.slot_contents import SnapshotId
+from slotkeeper.engine.child.launch import free_port
+from slotkeeper.scheduler.slots.slot_contents import SnapshotId
 from slotkeeper.store.files import ours
 from slotkeeper.store.manifest import Flaw, decode, seal_of
 from slotkeeper.store.store import Store

@@ -28,7 +28,7 @@ from commands.process import NOBODY, SLOTKEEPER, environ
 from patience import PATIENCE
 from slotkeeper.api.head import Api
 from slotkeeper.app import running
-from slotkeeper.engine.launch import free_port
+from slotkeeper.engine.child.launch import free_port
 
 CHAT = PATHS[Api.CHAT]
 UNPROBED = """

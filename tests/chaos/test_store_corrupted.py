@@ -11,8 +11,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from slotkeeper.scheduler.slot_contents import SnapshotId
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.slots.slot_contents import SnapshotId
 from slotkeeper.store import files
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import SnapshotError

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from recipes import damaged, whole
-from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.slots.slot_contents import SnapshotId, Tier
 from slotkeeper.store.files import INDEX, RUN_FOLDER
 from slotkeeper.store.intake import SavedFile, SlotFileEdit
 from slotkeeper.store.store import Store

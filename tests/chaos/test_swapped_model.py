@@ -12,7 +12,7 @@ from chaos.fake_answers import PATHS, WORDS, request_body
 from chaos.fake_engine import FakeEngine, Fault
 from chaos.fake_http import LAST_CHUNK, STREAM_HEAD, chunk
 from chaos.raw import dial, until
-from slotkeeper.api.answer import SseSplitter
+from slotkeeper.api.answers.answer import SseSplitter
 from slotkeeper.api.head import Api
 from slotkeeper.app import Sidecar, running
 from slotkeeper.exchange.exchange import BRIEF_BYTES

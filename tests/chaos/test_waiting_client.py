@@ -14,7 +14,7 @@ from chaos.fake_answers import PATHS, WORDS, looks_whole, request_body
 from chaos.fake_engine import FakeEngine, Fault
 from chaos.fake_http import whole
 from chaos.raw import Wire, dial, until
-from slotkeeper.api.answer import Answer, AnswerReader
+from slotkeeper.api.answers.answer import Answer, AnswerReader
 from slotkeeper.api.head import Api
 from slotkeeper.app import Sidecar, running
 from slotkeeper.scheduler.types import EngineId

@@ -13,7 +13,7 @@ import httpx
 
 from engine.conftest import wait_until
 from patience import PATIENCE
-from slotkeeper.engine.launch import free_port
+from slotkeeper.engine.child.launch import free_port
 
 NOBODY: Final = "http://127.0.0.1:1"  # a port without a server
 SLOTKEEPER: Final = (sys.executable, "-m", "slotkeeper")

@@ -20,7 +20,7 @@ from slotkeeper.conversation.divergence import Cause
 from slotkeeper.engine.flags import OPTIONS
 from slotkeeper.environment import PREFIX, SECRETS
 from slotkeeper.observe.metrics import Metrics
-from slotkeeper.scheduler.figures import Loss
+from slotkeeper.scheduler.requests.figures import Loss
 from slotkeeper.scheduler.types import Reason
 from slotkeeper.settings import Settings
 from slotkeeper.store.trouble import Trouble

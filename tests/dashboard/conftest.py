@@ -17,7 +17,7 @@ from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.lab import Restartable
 from slotkeeper.bench.models import Tiny
-from slotkeeper.engine.launch import EngineKind
+from slotkeeper.engine.child.launch import EngineKind
 
 FLAGS: Final = (
     "--no-sandbox",  # a container has no sandbox, and the page is our own

@@ -16,7 +16,7 @@ from programs import needs_b10434
 from slotkeeper.app import Sidecar, running
 from slotkeeper.bench import lab
 from slotkeeper.bench.lab import Restartable
-from slotkeeper.engine.launch import free_port
+from slotkeeper.engine.child.launch import free_port
 from slotkeeper.settings import Settings
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

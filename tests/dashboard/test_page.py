@@ -15,7 +15,7 @@ from dashboard.traffic import HOSTILE, ask, talk
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.lab import Restartable
-from slotkeeper.engine.launch import free_port
+from slotkeeper.engine.child.launch import free_port
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -33,7 +33,7 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.models import Fat, Tiny, build
 from slotkeeper.bench.texts import prose
 from slotkeeper.cli.top import top
-from slotkeeper.engine.launch import EngineKind, find_engine, free_port
+from slotkeeper.engine.child.launch import EngineKind, find_engine, free_port
 from slotkeeper.observe.request_record import Record, RequestStage
 from slotkeeper.observe.states import (
     ENGINE_TEXTS,

@@ -21,7 +21,7 @@ from deploy.manifests import ENTRYPOINTS, Manifests
 from engine.conftest import wait_until
 from patience import PATIENCE
 from slotkeeper.bench.models import Tiny, build
-from slotkeeper.engine.launch import find_engine, free_port
+from slotkeeper.engine.child.launch import find_engine, free_port
 
 TOKEN: Final = "a token of the test"  # noqa: S105
 # Added to an engine's flags for tests: one thread, and no fitting to a device.

@@ -23,7 +23,7 @@ import yaml
 from containers import ROOT, Container, Here
 from fleet.parts import NGINX_LISTEN, found, started
 from patience import PATIENCE
-from slotkeeper.engine.launch import free_port
+from slotkeeper.engine.child.launch import free_port
 
 PAGE = (ROOT / "docs" / "scaling.md").read_text("utf-8")
 DOCUMENTED = ("10.0.0.10:8080", "10.0.0.11:8080")  # the sidecars in the examples

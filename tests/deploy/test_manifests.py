@@ -13,9 +13,9 @@ from pydantic import ByteSize, TypeAdapter
 from containers import ROOT
 from deploy.manifests import ENTRYPOINTS, K8S, OVERLAYS, Manifests, rendered, selects, size, written
 from slotkeeper import __version__
+from slotkeeper.engine.child.launch import CONTEXT_TOKENS, SLOTS, EngineKind, find_engine, recommended
 from slotkeeper.engine.fingerprint import LAZY_SINCE
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.engine.launch import CONTEXT_TOKENS, SLOTS, EngineKind, find_engine, recommended
 from slotkeeper.environment import PREFIX, SECRETS
 from slotkeeper.settings import Settings
 from slotkeeper.values import Address

@@ -43,9 +43,9 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
 from slotkeeper.bench.target import counted
+from slotkeeper.engine.child.launch import EngineKind, find_engine, free_port
+from slotkeeper.engine.child.process import EngineProcess
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.engine.launch import EngineKind, find_engine, free_port
-from slotkeeper.engine.process import EngineProcess
 from slotkeeper.exchange import exchange
 from slotkeeper.scheduler.rates import LEAST_TOKENS, LinearTimes, Rates
 from slotkeeper.settings import Settings

@@ -38,7 +38,7 @@ from patience import PATIENCE
 from slotkeeper.api.document import NotOurs
 from slotkeeper.api.head import Api, classify
 from slotkeeper.api.request import Claim, NotPlain, claim, load, placed, plain, read
-from slotkeeper.engine.launch import runs_skulk
+from slotkeeper.engine.child.launch import runs_skulk
 
 SLOTS: Final = 4
 PATHS_IN: Final = 20  # one path per this many bodies

@@ -21,7 +21,7 @@ from patience import PATIENCE
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import build as build_model
-from slotkeeper.engine.launch import find_engine
+from slotkeeper.engine.child.launch import find_engine
 from swap_like import SwapGroup, SwapLike, Swapped, served_by, serving
 
 ATTEMPTS: Final = 5  # turns, until one is saved before its model is unloaded or sleeps

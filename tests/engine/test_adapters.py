@@ -16,7 +16,7 @@ from patience import PATIENCE
 from slotkeeper.app import Sidecar
 from slotkeeper.bench.lab import url_of
 from slotkeeper.bench.models import Tiny
-from slotkeeper.scheduler import table
+from slotkeeper.scheduler.slots import table
 from slotkeeper.settings import Settings
 
 MODELS: Final = ["tiny-dense", "tiny-hybrid"]

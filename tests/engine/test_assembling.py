@@ -16,7 +16,7 @@ import pytest
 
 from chaos.raw import dial, until
 from patience import PATIENCE
-from slotkeeper.api.assembling import Assembler, as_stream
+from slotkeeper.api.answers.assembling import Assembler, as_stream
 from slotkeeper.api.head import Api
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab

@@ -11,8 +11,8 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.measure import Sample
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.target import Target, at_once, play
-from slotkeeper.engine.launch import EngineKind
-from slotkeeper.scheduler.slot_contents import SnapshotId
+from slotkeeper.engine.child.launch import EngineKind
+from slotkeeper.scheduler.slots.slot_contents import SnapshotId
 
 pytestmark = pytest.mark.alternating
 

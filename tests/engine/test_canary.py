@@ -19,11 +19,11 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.engine import fingerprint
 from slotkeeper.engine.answers import NoFilesError, Why
+from slotkeeper.engine.child.launch import EngineKind
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.file_canary import ProbeResult, probe_files
-from slotkeeper.engine.launch import EngineKind
 from slotkeeper.engine.traits import Reading, read_traits
-from slotkeeper.scheduler.engine_model import EngineTraits, Memory
+from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.types import SlotId
 
 VERSIONS = {EngineKind.SKULK: 2, EngineKind.XLLAMACPP: 4}

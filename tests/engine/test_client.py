@@ -12,8 +12,8 @@ from yarl import URL
 
 from chaos.raw import until_async
 from slotkeeper.engine.answers import EngineError, EngineGoneError, Health
+from slotkeeper.engine.child.launch import free_port
 from slotkeeper.engine.client import KEPT, EngineClient
-from slotkeeper.engine.launch import free_port
 from slotkeeper.scheduler.types import SlotId
 
 CHAT = {"messages": [{"role": "user", "content": "Name the seven seas."}]}

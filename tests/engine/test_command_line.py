@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from slotkeeper.bench import lab
+from slotkeeper.engine.child.launch import free_port
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.flags import flags_behind
-from slotkeeper.engine.launch import free_port
-from slotkeeper.scheduler.engine_model import Known
+from slotkeeper.scheduler.slots.engine_model import Known
 
 pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="there is /proc on Linux only")
 

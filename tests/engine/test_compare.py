@@ -11,7 +11,7 @@ from patience import PATIENCE
 from programs import needs_b10434
 from slotkeeper.bench.models import Tiny
 from slotkeeper.cli.main import main
-from slotkeeper.engine.launch import EngineKind
+from slotkeeper.engine.child.launch import EngineKind
 
 pytestmark = pytest.mark.alternating
 

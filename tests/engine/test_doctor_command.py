@@ -23,10 +23,10 @@ from slotkeeper.bench.models import Tiny
 from slotkeeper.cli import doctor as doctor_command
 from slotkeeper.cli.main import main
 from slotkeeper.engine import traits
+from slotkeeper.engine.child.launch import EngineKind, find_engine, free_port
+from slotkeeper.engine.child.process import EngineProcess
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.engine.launch import EngineKind, find_engine, free_port
-from slotkeeper.engine.process import EngineProcess
-from slotkeeper.scheduler.engine_model import Memory
+from slotkeeper.scheduler.slots.engine_model import Memory
 
 pytestmark = pytest.mark.alternating
 

@@ -16,7 +16,7 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.target import PLAIN
 from slotkeeper.bench.texts import prose
-from slotkeeper.engine.launch import EngineKind
+from slotkeeper.engine.child.launch import EngineKind
 
 pytestmark = pytest.mark.alternating
 

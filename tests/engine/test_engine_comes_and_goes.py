@@ -17,7 +17,7 @@ from patience import PATIENCE
 from slotkeeper.app import Sidecar, running
 from slotkeeper.bench import lab
 from slotkeeper.engine.answers import Health
-from slotkeeper.engine.launch import find_engine, free_port
+from slotkeeper.engine.child.launch import find_engine, free_port
 from slotkeeper.scheduler.rates import Measured
 
 pytestmark = pytest.mark.alternating

@@ -18,7 +18,7 @@ from patience import PATIENCE
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
-from slotkeeper.scheduler.table import SlotState
+from slotkeeper.scheduler.slots.table import SlotState
 
 pytestmark = pytest.mark.alternating
 

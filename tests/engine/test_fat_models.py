@@ -9,12 +9,12 @@ import pytest
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Fat
 from slotkeeper.bench.texts import prose
+from slotkeeper.engine.child.launch import EngineKind
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.file_canary import inspected
-from slotkeeper.engine.launch import EngineKind
-from slotkeeper.engine.slotfile import SlotFile
+from slotkeeper.engine.slot_file.slotfile import SlotFile
 from slotkeeper.engine.traits import read_traits
-from slotkeeper.scheduler.engine_model import EngineTraits, Memory
+from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.types import SlotId
 
 LENGTHS = (24, 48)  # tokens of two prompts, of which the second continues the first

@@ -26,7 +26,7 @@ from slotkeeper.cli.terminal import tokens
 from slotkeeper.cli.top import top
 from slotkeeper.conversation.rules.base import RuleName
 from slotkeeper.observe.metrics import Metrics
-from slotkeeper.scheduler.figures import Unknown
+from slotkeeper.scheduler.requests.figures import Unknown
 
 pytestmark = pytest.mark.alternating
 

@@ -10,8 +10,8 @@ from programs import needs_b10434
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
 from slotkeeper.engine.answers import EngineError
+from slotkeeper.engine.child.launch import EngineKind
 from slotkeeper.engine.client import EngineClient
-from slotkeeper.engine.launch import EngineKind
 from slotkeeper.engine.traits import read_traits
 from slotkeeper.scheduler.types import SlotId
 

@@ -25,7 +25,7 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
 from slotkeeper.bench.texts import prose
-from slotkeeper.engine.launch import EngineKind, find_engine
+from slotkeeper.engine.child.launch import EngineKind, find_engine
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.types import Reason
 from slotkeeper.settings import Settings

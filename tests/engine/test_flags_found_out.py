@@ -9,10 +9,10 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
 from slotkeeper.engine.canary import GROWN, LAST, TOKENS
+from slotkeeper.engine.child.launch import find_engine
 from slotkeeper.engine.client import EngineClient
-from slotkeeper.engine.launch import find_engine
 from slotkeeper.engine.traits import Reading, read_traits
-from slotkeeper.scheduler.engine_model import TAIL, EngineTraits, Known
+from slotkeeper.scheduler.slots.engine_model import TAIL, EngineTraits, Known
 from slotkeeper.scheduler.types import SlotId
 
 pytestmark = pytest.mark.alternating

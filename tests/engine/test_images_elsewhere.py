@@ -29,9 +29,9 @@ from engine.test_images import (
 )
 from patience import PATIENCE
 from slotkeeper.bench import lab
-from slotkeeper.engine.launch import EngineKind
-from slotkeeper.scheduler import retention
-from slotkeeper.scheduler.slot_contents import Tier
+from slotkeeper.engine.child.launch import EngineKind
+from slotkeeper.scheduler.slots.slot_contents import Tier
+from slotkeeper.scheduler.snapshots import retention
 from slotkeeper.scheduler.types import EngineId
 
 pytestmark = pytest.mark.alternating

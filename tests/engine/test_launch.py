@@ -22,9 +22,7 @@ from patience import PATIENCE
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
 from slotkeeper.engine.answers import Health
-from slotkeeper.engine.client import EngineClient
-from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.engine.launch import (
+from slotkeeper.engine.child.launch import (
     EPHEMERAL,
     LOWEST_PORT,
     PROMISED,
@@ -34,14 +32,16 @@ from slotkeeper.engine.launch import (
     private_folder,
     recommended,
 )
-from slotkeeper.engine.process import Backoff, EngineDiedError, EngineProcess, Supervisor
+from slotkeeper.engine.child.process import Backoff, EngineDiedError, EngineProcess, Supervisor
+from slotkeeper.engine.client import EngineClient
+from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.scheduler.types import SlotId
 
 PARENT = """
 import asyncio, json, sys
 from pathlib import Path
-from slotkeeper.engine.launch import find_engine
-from slotkeeper.engine.process import EngineProcess
+from slotkeeper.engine.child.launch import find_engine
+from slotkeeper.engine.child.process import EngineProcess
 
 async def main():
     build, base, log, *args = json.loads(sys.argv[1])
@@ -71,14 +71,14 @@ def test_a_port_that_is_taken_is_not_returned_as_free(monkeypatch):
     others = range(20101, 20201)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = chain([taken.getsockname()[1]], others)
-        monkeypatch.setattr("slotkeeper.engine.launch._reserved_ports", lambda: ports)
+        monkeypatch.setattr("slotkeeper.engine.child.launch._reserved_ports", lambda: ports)
         assert free_port() in others
 
 
 def test_two_processes_never_get_the_same_free_port():
     """Otherwise each would use the engine that started first, and take it for its own."""
     two = [free_port(), free_port()]
-    code = f"from slotkeeper.engine import launch; launch._reserved_ports = lambda: iter({two})\n"
+    code = f"from slotkeeper.engine.child import launch; launch._reserved_ports = lambda: iter({two})\n"
     drawn = subprocess.run(
         [sys.executable, "-c", f"{code}print(launch.free_port())"], capture_output=True, text=True, check=True
     )
@@ -145,7 +145,7 @@ async def test_an_engine_with_recommended_flags_serves_and_its_process_ends_when
 
     await until(lambda: handles(process.pid, signal.SIGINT))  # it serves a moment before
     # A second signal would end it at once, with another status. How long an orderly end takes is no question.
-    monkeypatch.setattr("slotkeeper.engine.process.STOP_STEPS", ((signal.SIGINT, PATIENCE),))
+    monkeypatch.setattr("slotkeeper.engine.child.process.STOP_STEPS", ((signal.SIGINT, PATIENCE),))
     assert await process.stop() == 0
     assert not alive(process.pid)
     async with EngineClient(process.base) as client:

@@ -8,8 +8,8 @@ import pytest
 
 from programs import needs_b10434
 from slotkeeper.bench.models import Tiny
+from slotkeeper.engine.child.launch import EngineKind
 from slotkeeper.engine.client import EngineClient
-from slotkeeper.engine.launch import EngineKind
 from slotkeeper.engine.traits import Reading, read_traits
 from slotkeeper.scheduler.types import SlotId
 

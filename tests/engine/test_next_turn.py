@@ -21,8 +21,8 @@ from benchmarks.sessions import SESSIONS
 from chaos.raw import until
 from engine.dialects import BODIES, PATHS
 from patience import PATIENCE
-from slotkeeper.api.answer import AnswerReader
-from slotkeeper.api.echo import words
+from slotkeeper.api.answers.answer import AnswerReader
+from slotkeeper.api.answers.echo import words
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import parse
 from slotkeeper.bench import lab
@@ -30,7 +30,7 @@ from slotkeeper.bench.target import Turn
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.render import NextTurns
 from slotkeeper.scheduler.events import Event, NextKnown
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
 
 pytestmark = pytest.mark.alternating
 

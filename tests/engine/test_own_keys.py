@@ -22,7 +22,7 @@ from slotkeeper.api.head import DECISION
 from slotkeeper.app import Sidecar, running, serve
 from slotkeeper.bench import lab
 from slotkeeper.bench.lab import ready, url_of
-from slotkeeper.engine.launch import EngineKind, free_port
+from slotkeeper.engine.child.launch import EngineKind, free_port
 from slotkeeper.scheduler.types import Crowded, Reason
 
 pytestmark = pytest.mark.alternating

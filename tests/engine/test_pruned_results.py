@@ -17,7 +17,7 @@ from slotkeeper.bench.replay import generates, merged, read, shot
 from slotkeeper.bench.target import PLAIN, Script, Target, Turn, play
 from slotkeeper.bench.texts import prose, result, system
 from slotkeeper.conversation.rules.base import Room, RuleName
-from slotkeeper.engine.launch import EngineKind
+from slotkeeper.engine.child.launch import EngineKind
 
 RULES = (f"{RuleName.PRUNED_RESULTS}=fix",)
 REPLY = 8  # tokens

@@ -16,7 +16,7 @@ from slotkeeper.bench.measure import totals
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.replay import generates, merged, read, shot
 from slotkeeper.bench.target import Target
-from slotkeeper.engine.launch import EngineKind, runs_skulk
+from slotkeeper.engine.child.launch import EngineKind, runs_skulk
 
 CONTEXT = 49152  # the longest prompt has 42,399 tokens
 REPLY = 16  # tokens: the history is the recorded one, whatever the engine answers

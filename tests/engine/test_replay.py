@@ -9,7 +9,7 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.replay import merged, read, replay, shot
 from slotkeeper.bench.target import Target
 from slotkeeper.bench.texts import prose
-from slotkeeper.engine.launch import free_port
+from slotkeeper.engine.child.launch import free_port
 
 SYSTEM = "Trace of this test. " + prose(3000, 4)
 HISTORY = [

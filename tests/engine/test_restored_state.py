@@ -19,9 +19,9 @@ from slotkeeper.bench.lab import Restartable
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.target import PLAIN
 from slotkeeper.bench.texts import edited, prose, system
-from slotkeeper.engine.launch import EngineKind
+from slotkeeper.engine.child.launch import EngineKind
 from slotkeeper.runtime import slot_files
-from slotkeeper.scheduler.slot_contents import Snapshot
+from slotkeeper.scheduler.slots.slot_contents import Snapshot
 from slotkeeper.scheduler.types import Reason
 
 pytestmark = pytest.mark.alternating

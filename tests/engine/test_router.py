@@ -35,7 +35,7 @@ from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny, build
 from slotkeeper.cli.doctor import doctor
-from slotkeeper.scheduler.router import ModelStatus
+from slotkeeper.scheduler.policies.router import ModelStatus
 
 # Only this build's program is a router.
 pytestmark = needs_b10434

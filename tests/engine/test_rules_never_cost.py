@@ -15,7 +15,7 @@ from slotkeeper.api.head import DECISION, PLANTED, REWRITTEN, SLOT
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.conversation.rules.base import RuleName
-from slotkeeper.engine.launch import EngineKind
+from slotkeeper.engine.child.launch import EngineKind
 
 pytestmark = pytest.mark.alternating
 

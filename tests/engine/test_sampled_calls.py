@@ -19,7 +19,7 @@ from benchmarks.sessions import TOOL
 from patience import PATIENCE
 from slotkeeper.bench.texts import prose, system
 from slotkeeper.engine.client import EngineClient
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
 
 TEMPLATES = Path(__file__).parent / "templates"
 CHAT = "/v1/chat/completions"

@@ -19,7 +19,7 @@ from slotkeeper.app import Sidecar, running, serve
 from slotkeeper.bench import lab
 from slotkeeper.bench.lab import rested
 from slotkeeper.cli.main import main
-from slotkeeper.engine.launch import free_port
+from slotkeeper.engine.child.launch import free_port
 from slotkeeper.scheduler.rates import TRIPS
 from slotkeeper.scheduler.types import EngineId
 

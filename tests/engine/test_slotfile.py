@@ -17,11 +17,11 @@ from engine.conftest import Engine
 from patience import PATIENCE
 from recipes import made, other_last_token, whole
 from slotkeeper.bench.models import Tiny
-from slotkeeper.engine.launch import EngineKind
-from slotkeeper.engine.slotfile import Damage, SlotFile, keep, patched, repair_window
-from slotkeeper.engine.slotfile_reader import read
-from slotkeeper.engine.slotfile_runs import RUN
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.engine.child.launch import EngineKind
+from slotkeeper.engine.slot_file.slotfile import Damage, SlotFile, keep, patched, repair_window
+from slotkeeper.engine.slot_file.slotfile_reader import read
+from slotkeeper.engine.slot_file.slotfile_runs import RUN
+from slotkeeper.scheduler.prompts.tokens import Tokens
 from unit.engine.slotfiles import joined, parts_of
 
 N = 1500

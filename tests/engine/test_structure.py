@@ -19,8 +19,8 @@ from slotkeeper.engine.client import EngineAddress
 from slotkeeper.engine.traits import read_traits
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.render import boundaries_of, prompt_of
-from slotkeeper.scheduler.engine_model import Memory
-from slotkeeper.scheduler.tokens import Boundary, BoundaryKind, Tokens
+from slotkeeper.scheduler.prompts.tokens import Boundary, BoundaryKind, Tokens
+from slotkeeper.scheduler.slots.engine_model import Memory
 from slotkeeper.scheduler.types import EngineId
 
 TEMPLATES = Path(__file__).parent / "templates"

@@ -6,12 +6,12 @@ import pytest
 
 from slotkeeper.bench.models import Tiny
 from slotkeeper.engine.answers import EngineError, Why
+from slotkeeper.engine.child.launch import EngineKind
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.findings import SaveSupport, Severity, examine, probe
-from slotkeeper.engine.launch import EngineKind
 from slotkeeper.engine.traits import read_traits
-from slotkeeper.scheduler.engine_model import Memory
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.slots.engine_model import Memory
 from slotkeeper.scheduler.types import SlotId
 
 KINDS = {

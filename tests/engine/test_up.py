@@ -183,7 +183,7 @@ def test_an_api_key_among_the_engine_flags_is_used_by_the_sidecar_and_never_logg
 
 
 def reported_end_of(words: list[str], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run a start that fails in the engine, until the engine has logged why (engine/process.py)."""
+    """Run a start that fails in the engine, until the engine has logged why (engine/child/process.py)."""
     for _ in range(STARTS):
         ended = end_of(words, environ)
         if "its log is empty" not in ended.stderr:

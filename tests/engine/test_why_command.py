@@ -24,7 +24,7 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.cli.admin_client import health
 from slotkeeper.cli.why import why
-from slotkeeper.engine.launch import free_port
+from slotkeeper.engine.child.launch import free_port
 
 STORY = "The lighthouse keeper counts the ships that pass by night. " * 40
 SYSTEM = "You are helpful.\n<env>\nToday's date: {}\n</env>\n" + STORY

@@ -24,7 +24,7 @@ from slotkeeper.conversation.divergence import CAUSES, Cause
 from slotkeeper.conversation.layout import Section
 from slotkeeper.conversation.likeness import RequestKind
 from slotkeeper.observe.sentences import FEW
-from slotkeeper.scheduler.figures import Loss
+from slotkeeper.scheduler.requests.figures import Loss
 
 pytestmark = pytest.mark.alternating
 

@@ -9,7 +9,7 @@ import pytest
 
 import recorded
 from patience import PATIENCE
-from slotkeeper.api.answer import AnswerReader
+from slotkeeper.api.answers.answer import AnswerReader
 from slotkeeper.api.document import NotOurs
 from slotkeeper.api.head import Api, classify
 from slotkeeper.api.request import parse

@@ -44,7 +44,7 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def patient_hints(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for a slow Redis: it is slow only on a busy machine, and lost only if a test kills it."""
-    monkeypatch.setattr("slotkeeper.store.hints.ANSWER_SECONDS", PATIENCE)
+    monkeypatch.setattr("slotkeeper.store.shared_store.hints.ANSWER_SECONDS", PATIENCE)
 
 
 @pytest.fixture
@@ -53,10 +53,10 @@ def patient_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
     They give up after a second or two, which a busy machine takes for a few looks.
     """
-    monkeypatch.setattr("slotkeeper.scheduler.retention.LEAST_SECONDS", PATIENCE)
-    monkeypatch.setattr("slotkeeper.scheduler.retention.MOST_SECONDS", PATIENCE)
+    monkeypatch.setattr("slotkeeper.scheduler.snapshots.retention.LEAST_SECONDS", PATIENCE)
+    monkeypatch.setattr("slotkeeper.scheduler.snapshots.retention.MOST_SECONDS", PATIENCE)
     monkeypatch.setattr("slotkeeper.scheduler.rates.LEAST_PATIENCE", PATIENCE)
-    monkeypatch.setattr("slotkeeper.store.shared.LONGEST_LOOK", PATIENCE)
+    monkeypatch.setattr("slotkeeper.store.shared_store.shared.LONGEST_LOOK", PATIENCE)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from patience import PATIENCE
 from programs import program
 from slotkeeper.bench.target import counted
 from slotkeeper.bench.texts import prose
-from slotkeeper.engine.launch import free_port
+from slotkeeper.engine.child.launch import free_port
 
 CONFIGS: Final = ROOT / "deploy" / "fleet"
 NGINX_LISTEN: Final = "listen 8000;"

@@ -24,7 +24,7 @@ import pytest
 from engine.conftest import wait_until
 from patience import PATIENCE
 from programs import program
-from slotkeeper.engine.launch import free_port
+from slotkeeper.engine.child.launch import free_port
 
 BUCKET: Final = "slots"
 # The credentials that obstore reads; moto checks none of them.

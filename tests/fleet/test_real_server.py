@@ -11,12 +11,12 @@ import pytest
 
 from fleet.servers import BUCKET, CREDENTIALS, versitygw
 from fleet.test_killed import drop_local_copy
-from slotkeeper.engine.launch import free_port
-from slotkeeper.engine.slotfile_runs import RUN
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.store import shared as module
-from slotkeeper.store.collector import StoreCollector
-from slotkeeper.store.objects import Objects
+from slotkeeper.engine.child.launch import free_port
+from slotkeeper.engine.slot_file.slotfile_runs import RUN
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.store.shared_store import shared as module
+from slotkeeper.store.shared_store.collector import StoreCollector
+from slotkeeper.store.shared_store.objects import Objects
 from slotkeeper.store.trouble import StoreError, Trouble
 from unit.store.saving import offered
 from unit.store.sharing import ALL_IN_PARTS, ALL_WHOLE, KEY, LONG, found, kept_state, sidecar, unheard

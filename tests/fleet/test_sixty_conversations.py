@@ -19,8 +19,8 @@ from engine.conftest import wait_until
 from fleet.parts import Pod, Pods, Talk, client, haproxy, one_turn, smg
 from slotkeeper.bench.measure import Oracle
 from slotkeeper.bench.texts import prose
-from slotkeeper.engine.launch import free_port
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.engine.child.launch import free_port
+from slotkeeper.scheduler.prompts.tokens import Tokens
 
 pytestmark = pytest.mark.fleet
 

@@ -26,7 +26,7 @@ from frozen.names import BEFORE
 from slotkeeper.scheduler.effects import Effect
 from slotkeeper.scheduler.events import Arrived, Event
 from slotkeeper.scheduler.placement import Placement
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
 
 # Of a float: a sum has other last digits from Python 3.12 on, a logarithm in another C library.
 DIGITS: Final = 7

@@ -36,9 +36,9 @@ from properties.test_placement_machine import (
     SharedEnginesMachine,
 )
 from properties.test_priority import PriorityMachine
-from slotkeeper.scheduler.budgets import GIB
-from slotkeeper.scheduler.engine_model import Memory
-from slotkeeper.scheduler.tokens import Boundary, BoundaryKind
+from slotkeeper.scheduler.prompts.tokens import Boundary, BoundaryKind
+from slotkeeper.scheduler.slots.engine_model import Memory
+from slotkeeper.scheduler.snapshots.budgets import GIB
 from slotkeeper.scheduler.types import EngineId
 
 Parts = Iterator[tuple[str, Recording]]

@@ -16,7 +16,7 @@ from engine.conftest import start, wait_until
 from patience import PATIENCE
 from scraping import SCRAPED, TOKEN, Watched, running, scraping, used
 from slotkeeper.bench import lab
-from slotkeeper.engine.launch import EngineKind, find_engine, free_port, runs_skulk
+from slotkeeper.engine.child.launch import EngineKind, find_engine, free_port, runs_skulk
 
 
 @pytest.fixture(scope="module")

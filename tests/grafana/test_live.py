@@ -15,7 +15,7 @@ from grafana.rules import ALERTS, RECORDINGS
 from patience import PATIENCE
 from programs import program
 from scraping import REQUEST_IDS, TOKEN, Watched
-from slotkeeper.engine.launch import runs_skulk
+from slotkeeper.engine.child.launch import runs_skulk
 
 DASHBOARD: Final = json.loads((HERE / "dashboards/slotkeeper.json").read_text("utf-8"))
 EXPRESSIONS: Final = {

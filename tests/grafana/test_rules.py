@@ -18,7 +18,7 @@ from playbooks.playbook import ends, filled, knows, sees, starts
 from programs import program
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.scheduler.effects import Forward, Prefill, Report
-from slotkeeper.scheduler.tokens import Boundary, BoundaryKind, Tokens
+from slotkeeper.scheduler.prompts.tokens import Boundary, BoundaryKind, Tokens
 from unit.observe.watched import WatchedPlay
 
 ROOT: Final = HERE.parent

@@ -20,7 +20,7 @@ from patience import PATIENCE
 from programs import program
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
-from slotkeeper.engine.launch import EngineKind, find_engine, free_port
+from slotkeeper.engine.child.launch import EngineKind, find_engine, free_port
 
 TOKEN = "a token of this test"  # noqa: S105 - of this test
 CHAT = {"messages": [{"role": "user", "content": "Say something."}], "max_tokens": 8, "stream": True}

@@ -21,7 +21,7 @@ from image.dockerfile import image
 from patience import PATIENCE
 from slotkeeper import __version__
 from slotkeeper.bench.models import Tiny
-from slotkeeper.engine.launch import EngineKind, free_port
+from slotkeeper.engine.child.launch import EngineKind, free_port
 
 pytestmark = [
     pytest.mark.image,

@@ -40,7 +40,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.effects import (
     Drained,
     Drop,
@@ -67,7 +66,6 @@ from slotkeeper.scheduler.effects import (
     Stop,
     UnloadModel,
 )
-from slotkeeper.scheduler.engine_model import EngineTraits, Known, Memory
 from slotkeeper.scheduler.events import (
     Acted,
     Arrived,
@@ -96,12 +94,14 @@ from slotkeeper.scheduler.events import (
     SwapFailed,
     TimerFired,
 )
-from slotkeeper.scheduler.pending import Pending
 from slotkeeper.scheduler.placement import Placement
-from slotkeeper.scheduler.router import ModelStatus, ModelView
-from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
-from slotkeeper.scheduler.table import EngineTable, SlotState
-from slotkeeper.scheduler.tokens import Boundary, Tokens
+from slotkeeper.scheduler.policies.router import ModelStatus, ModelView
+from slotkeeper.scheduler.prompts.tokens import Boundary, Tokens
+from slotkeeper.scheduler.requests.pending import Pending
+from slotkeeper.scheduler.slots.engine_model import EngineTraits, Known, Memory
+from slotkeeper.scheduler.slots.slot_contents import Snapshot, SnapshotId
+from slotkeeper.scheduler.slots.table import EngineTable, SlotState
+from slotkeeper.scheduler.snapshots.budgets import Limits
 from slotkeeper.scheduler.types import (
     ClientId,
     EngineId,

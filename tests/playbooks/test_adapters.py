@@ -34,12 +34,12 @@ from playbooks.playbook import (
     starts,
     unpinned,
 )
-from slotkeeper.scheduler.adapters import Adapter, set_of, space_of
 from slotkeeper.scheduler.effects import AskAdapters, Purpose, SaveMoment
 from slotkeeper.scheduler.events import AdaptersChange, AdaptersSeen
-from slotkeeper.scheduler.figures import Loss, Lost
-from slotkeeper.scheduler.table import ADAPTERS_STALE
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.policies.adapters import Adapter, set_of, space_of
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.requests.figures import Loss, Lost
+from slotkeeper.scheduler.slots.table import ADAPTERS_STALE
 from slotkeeper.scheduler.types import EngineId, Reason
 
 A, B = (Tokens(range(n, n + 2000)) for n in (10_000, 20_000))

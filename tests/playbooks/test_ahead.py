@@ -29,11 +29,11 @@ from playbooks.playbook import (
     unpinned,
     unsaved,
 )
-from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.effects import Purpose, SaveMoment
 from slotkeeper.scheduler.events import TimerFired
-from slotkeeper.scheduler.table import LINGER
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.slots.table import LINGER
+from slotkeeper.scheduler.snapshots.budgets import Limits
 from slotkeeper.scheduler.types import Reason
 
 PROMPT = Tokens(range(10_000, 14_000))

@@ -1,7 +1,7 @@
 """Brief requests are placed at once: waiting for their tokens costs more than it saves."""
 
 from playbooks.playbook import Play, arrives, ends, goes, knows, reports
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.types import Reason
 
 LONG = Tokens(range(1000, 4000))

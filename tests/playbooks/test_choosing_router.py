@@ -25,8 +25,8 @@ from playbooks.playbook import (
     unpinned,
 )
 from playbooks.playbook import lists as listed
-from slotkeeper.scheduler.budgets import Limits
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.snapshots.budgets import Limits
 from slotkeeper.scheduler.types import Reason
 
 A, B, C = (Tokens(range(n, n + 1000)) for n in (10_000, 20_000, 30_000))

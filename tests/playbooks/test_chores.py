@@ -35,10 +35,10 @@ from playbooks.playbook import (
     unsaved,
     written,
 )
-from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.effects import Prefill, Purpose, Restore
-from slotkeeper.scheduler.slot_contents import SnapshotId
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.slots.slot_contents import SnapshotId
+from slotkeeper.scheduler.snapshots.budgets import Limits
 from slotkeeper.scheduler.types import Loading, Reason, SlotId
 
 USER = 7

@@ -35,12 +35,12 @@ from playbooks.playbook import (
     written,
 )
 from slotkeeper.scheduler import placement
-from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.effects import Purpose, SaveMoment
 from slotkeeper.scheduler.events import TimerFired
+from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.rates import StateSize
+from slotkeeper.scheduler.snapshots.budgets import Limits
 from slotkeeper.scheduler.state import State
-from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import Reason
 
 A, B, C, D = (Tokens(range(n, n + 3000)) for n in (10_000, 20_000, 30_000, 40_000))

@@ -19,11 +19,11 @@ from playbooks.playbook import (
     snapshot,
     snapshots_changed,
 )
-from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.effects import Drop, Forget
-from slotkeeper.scheduler.retention import BATCH, LEAST_SECONDS, MOST, MOST_SECONDS, Wanted
-from slotkeeper.scheduler.slot_contents import Tier
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.slots.slot_contents import Tier
+from slotkeeper.scheduler.snapshots.budgets import Limits
+from slotkeeper.scheduler.snapshots.retention import BATCH, LEAST_SECONDS, MOST, MOST_SECONDS, Wanted
 from slotkeeper.scheduler.types import EngineId, Loading, Reason, RequestId
 
 A, B = (Tokens(range(n, n + 5000)) for n in (10_000, 20_000))

@@ -23,7 +23,7 @@ from playbooks.playbook import (
 )
 from slotkeeper.scheduler.effects import Purpose, Report
 from slotkeeper.scheduler.placement import Placement
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.types import EngineId, Reason
 
 A, B, C = (Tokens(range(n, n + 1000)) for n in (10_000, 20_000, 30_000))

@@ -27,7 +27,7 @@ from playbooks.playbook import (
     starts,
 )
 from slotkeeper.scheduler.effects import Purpose
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
 
 A = Tokens(range(10_000, 12_000))
 MORE = Tokens(range(20_000, 20_100))  # the reply as the client sends it back, not computed yet

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from playbooks.playbook import Play, arrives, ends, goes, knows, reports
-from slotkeeper.scheduler.pending import Weighed
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.requests.pending import Weighed
 from slotkeeper.scheduler.types import Reason
 
 HEAD, OTHER_HEAD = Tokens(range(1000)), Tokens(range(5000, 6000))

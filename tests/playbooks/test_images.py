@@ -23,10 +23,10 @@ from playbooks.playbook import (
     saved,
     saves,
 )
-from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.effects import Forward, Prefill, Purpose, Save, SaveMoment
-from slotkeeper.scheduler.engine_model import TAIL, marked
-from slotkeeper.scheduler.tokens import Boundary, BoundaryKind, Tokens
+from slotkeeper.scheduler.prompts.tokens import Boundary, BoundaryKind, Tokens
+from slotkeeper.scheduler.slots.engine_model import TAIL, marked
+from slotkeeper.scheduler.snapshots.budgets import Limits
 from slotkeeper.scheduler.types import Reason
 
 TEXT = Tokens(range(10_000, 10_500))

@@ -33,12 +33,12 @@ from playbooks.playbook import (
     starts,
     unsaved,
 )
-from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.effects import PoolAct, Purpose
-from slotkeeper.scheduler.engine_model import Known
-from slotkeeper.scheduler.kv_pool import in_use
+from slotkeeper.scheduler.policies.kv_pool import in_use
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.slots.engine_model import Known
+from slotkeeper.scheduler.snapshots.budgets import Limits
 from slotkeeper.scheduler.state import LEARNED_FROM, LEAST_OUTPUT, MARGIN, PASSES, UNKNOWN_OUTPUT, Outputs
-from slotkeeper.scheduler.tokens import Tokens
 
 READ = MappingProxyType({"unified": Known.FLAGS})
 A, B, C, D, E = (Tokens(range(n, n + 1000)) for n in (10_000, 20_000, 30_000, 40_000, 50_000))

@@ -7,8 +7,8 @@ from typing import Any
 
 from playbooks.playbook import Play, arrives, ends, goes, knows, learns, one_turn, planted, plants, reports
 from slotkeeper.scheduler.effects import Purpose
-from slotkeeper.scheduler.engine_model import FLAGS, EngineTraits, Known
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.slots.engine_model import FLAGS, EngineTraits, Known
 from slotkeeper.scheduler.types import Reason
 
 TALK = Tokens(range(10_000, 14_000))

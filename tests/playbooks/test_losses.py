@@ -31,8 +31,8 @@ from playbooks.playbook import (
     unsaved,
 )
 from slotkeeper.scheduler.effects import Forward, Prefill, Purpose, Report, Save
-from slotkeeper.scheduler.figures import Loss, Lost
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.requests.figures import Loss, Lost
 from slotkeeper.scheduler.types import Loading, Reason
 
 HEAD = Tokens(range(1000))

@@ -32,14 +32,14 @@ from playbooks.playbook import (
     unsaved,
     written,
 )
-from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.effects import Prefill, Purpose, SaveMoment
-from slotkeeper.scheduler.pending import Structure
-from slotkeeper.scheduler.planting import places
-from slotkeeper.scheduler.prompt_tree import Branch
+from slotkeeper.scheduler.prompts.planting import places
+from slotkeeper.scheduler.prompts.prompt_tree import Branch
+from slotkeeper.scheduler.prompts.tokens import Boundary, BoundaryKind, Tokens
 from slotkeeper.scheduler.rates import LinearTimes
-from slotkeeper.scheduler.slot_contents import HALF_LIFE
-from slotkeeper.scheduler.tokens import Boundary, BoundaryKind, Tokens
+from slotkeeper.scheduler.requests.pending import Structure
+from slotkeeper.scheduler.slots.slot_contents import HALF_LIFE
+from slotkeeper.scheduler.snapshots.budgets import Limits
 from slotkeeper.scheduler.types import NO_ROUTER, Reason, SlotId
 
 HEAD, OTHER_HEAD = (Tokens(range(n, n + 1000)) for n in (10_000, 20_000))

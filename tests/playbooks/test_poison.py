@@ -28,7 +28,7 @@ from playbooks.playbook import (
     unpinned,
 )
 from slotkeeper.scheduler.effects import Poison, Poisoned
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.types import Reason
 
 A = Tokens(range(1000))

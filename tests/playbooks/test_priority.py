@@ -25,11 +25,11 @@ from playbooks.playbook import (
     saves,
     starts,
 )
-from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.effects import Effect, Forward, Prefill, Purpose, Ranked, SaveMoment
-from slotkeeper.scheduler.priority import AGES_AFTER
+from slotkeeper.scheduler.policies.priority import AGES_AFTER
+from slotkeeper.scheduler.prompts.tokens import Boundary, BoundaryKind, Tokens
+from slotkeeper.scheduler.snapshots.budgets import Limits
 from slotkeeper.scheduler.state import HINT_MARGIN, Outputs
-from slotkeeper.scheduler.tokens import Boundary, BoundaryKind, Tokens
 from slotkeeper.scheduler.types import NO_HINTS, Priority, PriorityAct, Reason, RequestHints, SaidBy
 
 E = TypeVar("E", bound=Effect)

@@ -19,10 +19,10 @@ from playbooks.playbook import (
     starts,
 )
 from slotkeeper.scheduler.effects import Purpose
-from slotkeeper.scheduler.engine_model import FLAGS, Known
+from slotkeeper.scheduler.prompts.tokens import Boundary, BoundaryKind, Tokens
 from slotkeeper.scheduler.rates import LinearTimes
-from slotkeeper.scheduler.slot_contents import HALF_LIFE
-from slotkeeper.scheduler.tokens import Boundary, BoundaryKind, Tokens
+from slotkeeper.scheduler.slots.engine_model import FLAGS, Known
+from slotkeeper.scheduler.slots.slot_contents import HALF_LIFE
 from slotkeeper.scheduler.types import Reason
 
 DOCUMENT = Tokens(range(50_000, 52_000))

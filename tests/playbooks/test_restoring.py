@@ -38,10 +38,10 @@ from playbooks.playbook import (
     unpinned,
     written,
 )
-from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.effects import Purpose, Restore, SaveMoment
-from slotkeeper.scheduler.slot_contents import Tier
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.slots.slot_contents import Tier
+from slotkeeper.scheduler.snapshots.budgets import Limits
 from slotkeeper.scheduler.types import Loading, Reason
 
 A, B, C = (Tokens(range(n, n + 5000)) for n in (10_000, 20_000, 30_000))

@@ -25,12 +25,12 @@ from playbooks.playbook import (
     starts,
     unsaved,
 )
-from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.effects import Save, SaveMoment
 from slotkeeper.scheduler.events import TimerFired
-from slotkeeper.scheduler.launching import SAVES_REST
+from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.rates import LinearTimes
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.requests.launching import SAVES_REST
+from slotkeeper.scheduler.snapshots.budgets import Limits
 from slotkeeper.scheduler.types import Reason
 
 A, B, C = (Tokens(range(n, n + 1000)) for n in (10_000, 20_000, 30_000))

@@ -26,10 +26,10 @@ from playbooks.playbook import (
     starts,
     written,
 )
-from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.effects import Purpose, SaveMoment
+from slotkeeper.scheduler.prompts.tokens import Boundary, BoundaryKind, Tokens
 from slotkeeper.scheduler.rates import MEASURED
-from slotkeeper.scheduler.tokens import Boundary, BoundaryKind, Tokens
+from slotkeeper.scheduler.snapshots.budgets import Limits
 from slotkeeper.scheduler.types import EngineId, Reason
 
 QUIET = Limits(pause=1000.0, idle_tokens=0)

@@ -27,10 +27,10 @@ from playbooks.playbook import (
 )
 from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.events import Arrived
-from slotkeeper.scheduler.pending import Wait, Waiting
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.requests.pending import Wait, Waiting
+from slotkeeper.scheduler.slots.table import LINGER
 from slotkeeper.scheduler.state import PASSES
-from slotkeeper.scheduler.table import LINGER
-from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import Reason, RequestId, SlotId
 
 A, B, C = (Tokens(range(n, n + 100)) for n in (1000, 2000, 3000))

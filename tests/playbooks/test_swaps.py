@@ -27,11 +27,11 @@ from playbooks.playbook import (
     unloads,
     unpinned,
 )
-from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.effects import Purpose
 from slotkeeper.scheduler.events import ModelsListed
-from slotkeeper.scheduler.router import RETRY_SECONDS
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.policies.router import RETRY_SECONDS
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.snapshots.budgets import Limits
 from slotkeeper.scheduler.types import EngineId, Reason
 
 A, B, C = (Tokens(range(n, n + 1000)) for n in (10_000, 20_000, 30_000))

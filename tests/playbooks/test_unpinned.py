@@ -26,11 +26,11 @@ from playbooks.playbook import (
     unpinned,
 )
 from slotkeeper.scheduler.effects import Erase, Forward, Prefill, Purpose
-from slotkeeper.scheduler.engine_model import Known
 from slotkeeper.scheduler.events import Erased, Event
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.slots.engine_model import Known
+from slotkeeper.scheduler.slots.table import LINGER
 from slotkeeper.scheduler.state import EARLY, PASSES
-from slotkeeper.scheduler.table import LINGER
-from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import Reason
 
 A, B, C = (Tokens(range(n, n + 1000)) for n in (10_000, 20_000, 30_000))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from playbooks.playbook import NEW_FILES, Play, arrives, ends, knows, saved, sees, starts
 from slotkeeper.scheduler.effects import Save
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
 
 ENDLESS = Tokens(range(900_000, 901_000))
 TURNS = 60

@@ -16,16 +16,14 @@ import orjson
 
 from at_once import at_once
 from properties.simulated import SimulatedEngine, Task
-from slotkeeper.api.answer_builder import Figures
+from slotkeeper.api.answers.answer_builder import Figures
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import read
 from slotkeeper.conversation.rules.apply import DEFAULTS
 from slotkeeper.conversation.rules.base import Choice
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.rewriting import Rewriting, Taken
-from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.effects import Effect, Forward, Observe, Prefill
-from slotkeeper.scheduler.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.events import (
     Arrived,
     EngineUp,
@@ -38,7 +36,9 @@ from slotkeeper.scheduler.events import (
 )
 from slotkeeper.scheduler.events import Started as Begun
 from slotkeeper.scheduler.placement import Placement
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory
+from slotkeeper.scheduler.snapshots.budgets import Limits
 from slotkeeper.scheduler.types import ClientId, EngineId, RequestId
 
 Doc = dict[str, Any]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from slotkeeper.scheduler.tokens import EMPTY, Tokens
+from slotkeeper.scheduler.prompts.tokens import EMPTY, Tokens
 from slotkeeper.scheduler.types import SlotId, SlotView
 
 

@@ -10,7 +10,6 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.effects import (
     Effect,
     Erase,
@@ -23,7 +22,6 @@ from slotkeeper.scheduler.effects import (
     SetTimer,
     UnloadModel,
 )
-from slotkeeper.scheduler.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.events import (
     Arrived,
     EngineLost,
@@ -41,9 +39,11 @@ from slotkeeper.scheduler.events import (
     TimerFired,
 )
 from slotkeeper.scheduler.placement import Placement
-from slotkeeper.scheduler.router import ModelStatus, ModelView
-from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.policies.router import ModelStatus, ModelView
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory
+from slotkeeper.scheduler.slots.slot_contents import Snapshot, SnapshotId
+from slotkeeper.scheduler.snapshots.budgets import Limits
 from slotkeeper.scheduler.types import ClientId, EngineId, Loading, ModelName, RequestId, SlotId, SlotView
 
 ROUTER = EngineId("r")

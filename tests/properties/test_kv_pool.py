@@ -11,9 +11,9 @@ from typing import Any
 
 from properties.test_placement_machine import SETTINGS, PlacementMachine, longest_answer
 from slotkeeper.scheduler.effects import Effect, Forward
-from slotkeeper.scheduler.engine_model import Known
-from slotkeeper.scheduler.pending import Queued
-from slotkeeper.scheduler.table import SlotState
+from slotkeeper.scheduler.requests.pending import Queued
+from slotkeeper.scheduler.slots.engine_model import Known
+from slotkeeper.scheduler.slots.table import SlotState
 from slotkeeper.scheduler.types import EngineId
 
 CELLS = 1700  # two of the longest prompts fit, or several short ones

@@ -15,7 +15,6 @@ from properties.simulated import SimulatedEngine, Task
 from slotkeeper.observe.journal import Journal
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.request_record import Record
-from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.effects import (
     Drop,
     Effect,
@@ -31,7 +30,6 @@ from slotkeeper.scheduler.effects import (
     SetTimer,
     Stop,
 )
-from slotkeeper.scheduler.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.events import (
     Arrived,
     DrainAsked,
@@ -54,11 +52,13 @@ from slotkeeper.scheduler.events import (
     Started,
     TimerFired,
 )
-from slotkeeper.scheduler.figures import Usage
 from slotkeeper.scheduler.placement import Placement
-from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
-from slotkeeper.scheduler.table import LINGER, SlotState
-from slotkeeper.scheduler.tokens import EMPTY, Boundary, BoundaryKind, Tokens
+from slotkeeper.scheduler.prompts.tokens import EMPTY, Boundary, BoundaryKind, Tokens
+from slotkeeper.scheduler.requests.figures import Usage
+from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory
+from slotkeeper.scheduler.slots.slot_contents import Snapshot, SnapshotId
+from slotkeeper.scheduler.slots.table import LINGER, SlotState
+from slotkeeper.scheduler.snapshots.budgets import Limits
 from slotkeeper.scheduler.types import ClientId, EngineId, Loading, Reason, RequestId
 
 SETTINGS = settings(max_examples=150, stateful_step_count=40)

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from playbooks.playbook import Play, arrives, ends, knows
 from properties.test_placement_machine import ARRIVALS, SETTINGS, PlacementMachine, seen_by_a
-from slotkeeper.scheduler.budgets import Limits
 from slotkeeper.scheduler.effects import Effect, Forward, Ranked
-from slotkeeper.scheduler.engine_model import Memory
 from slotkeeper.scheduler.events import Arrived, Event
-from slotkeeper.scheduler.priority import AGES_AFTER
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.policies.priority import AGES_AFTER
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.slots.engine_model import Memory
+from slotkeeper.scheduler.snapshots.budgets import Limits
 from slotkeeper.scheduler.types import NO_HINTS, Priority, PriorityAct, RequestHints, SaidBy
 
 SAID: Sequence[RequestHints] = (

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slotkeeper.scheduler import retention
-from slotkeeper.scheduler.catalog import PrefixOrder, PrefixTree
-from slotkeeper.scheduler.catalog import given as given_tokens
-from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Memory
-from slotkeeper.scheduler.retention import BATCH, evict
-from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId, restored, reuse
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.slots.engine_model import Checkpoint, EngineTraits, Memory
+from slotkeeper.scheduler.slots.slot_contents import SlotContents, Snapshot, SnapshotId, restored, reuse
+from slotkeeper.scheduler.snapshots import retention
+from slotkeeper.scheduler.snapshots.catalog import PrefixOrder, PrefixTree
+from slotkeeper.scheduler.snapshots.catalog import given as given_tokens
+from slotkeeper.scheduler.snapshots.retention import BATCH, evict
 
 SETTINGS = settings(max_examples=200)
 NOW = 5000.0

@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slotkeeper.scheduler.candidates import cheapest
-from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.effects import Restore
-from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Memory
-from slotkeeper.scheduler.pending import Plan
 from slotkeeper.scheduler.prices import Want, loss, price_of, restore_price
-from slotkeeper.scheduler.shadow import EngineShadow, Source
-from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId, Tier, restored, reuse
-from slotkeeper.scheduler.table import EngineTable
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.requests.pending import Plan
+from slotkeeper.scheduler.slots.engine_model import Checkpoint, EngineTraits, Memory
+from slotkeeper.scheduler.slots.shadow import EngineShadow, Source
+from slotkeeper.scheduler.slots.slot_contents import SlotContents, Snapshot, SnapshotId, Tier, restored, reuse
+from slotkeeper.scheduler.slots.table import EngineTable
+from slotkeeper.scheduler.snapshots.catalog import Catalog
 from slotkeeper.scheduler.types import EngineId
 
 SETTINGS = settings(max_examples=300)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slotkeeper.scheduler.prompt_tree import BLOCK, Branch, PromptTree
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.prompt_tree import BLOCK, Branch, PromptTree
+from slotkeeper.scheduler.prompts.tokens import Tokens
 
 SETTINGS = settings(max_examples=200)
 SHORT = st.lists(st.integers(0, 2), max_size=12).map(Tokens)

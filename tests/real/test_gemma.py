@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from slotkeeper.app import Sidecar, running
-from slotkeeper.engine.launch import find_engine, free_port
-from slotkeeper.engine.process import EngineProcess
+from slotkeeper.engine.child.launch import find_engine, free_port
+from slotkeeper.engine.child.process import EngineProcess
 from slotkeeper.settings import Settings
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]

@@ -13,7 +13,7 @@ from slotkeeper.api.document import Doc
 from slotkeeper.bench import lab
 from slotkeeper.bench.lab import Restartable
 from slotkeeper.bench.texts import prose
-from slotkeeper.engine.launch import find_engine
+from slotkeeper.engine.child.launch import find_engine
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 

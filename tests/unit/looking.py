@@ -9,7 +9,7 @@ from typing import Any, Final
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from slotkeeper.api.latency import waits
+from slotkeeper.api.answers.latency import waits
 from slotkeeper.conversation.divergence import Cause
 from slotkeeper.conversation.layout import Section
 from slotkeeper.conversation.likeness import RequestKind
@@ -17,7 +17,7 @@ from slotkeeper.conversation.naming import Name
 from slotkeeper.conversation.rules.apply import ShownChange
 from slotkeeper.conversation.rules.base import Mode, RuleName
 from slotkeeper.observe.request_record import Decision, Option, PromptDivergence, Record, RequestStage
-from slotkeeper.scheduler.figures import Loss, Lost, Sums, usage_of
+from slotkeeper.scheduler.requests.figures import Loss, Lost, Sums, usage_of
 from slotkeeper.scheduler.types import Reason
 
 ENGINE: Final = "http://127.0.0.1:8081"

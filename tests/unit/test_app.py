@@ -49,7 +49,7 @@ def test_invalid_values_are_refused_without_quoting_a_secret(tmp_path):
 
 @pytest.mark.parametrize(
     ("module", "extra"),
-    [("slotkeeper.store.shared", "s3"), ("slotkeeper.store.hints", "hints")],
+    [("slotkeeper.store.shared_store.shared", "s3"), ("slotkeeper.store.shared_store.hints", "hints")],
 )
 def test_a_missing_extra_is_named(module, extra, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)

@@ -13,14 +13,14 @@ from prometheus_client import generate_latest
 
 from playbooks.playbook import Play, arrives, ends
 from slotkeeper.api import document
-from slotkeeper.api.answer import SseSplitter
+from slotkeeper.api.answers.answer import SseSplitter
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import lay_out
 from slotkeeper.conversation import facts, naming
 from slotkeeper.conversation.layout import Who
 from slotkeeper.conversation.likeness import REPLIES, Conversations
 from slotkeeper.conversation.naming import Agents, Naming
-from slotkeeper.engine.process import trim
+from slotkeeper.engine.child.process import trim
 from slotkeeper.exchange.connections import Connections
 from slotkeeper.observe.gauges import SlotFigures
 from slotkeeper.observe.journal import FOLLOWED, MOST, UNDER_WAY, Journal, Owners
@@ -31,20 +31,27 @@ from slotkeeper.observe.states import Spent
 from slotkeeper.runtime.driver import LATE_RENDER_BYTES, LateRenders
 from slotkeeper.runtime.render import Recent
 from slotkeeper.runtime.tasks import Tasks
-from slotkeeper.scheduler.catalog import Catalog
-from slotkeeper.scheduler.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.events import SnapshotsChanged
-from slotkeeper.scheduler.figures import Usage
 from slotkeeper.scheduler.idle_work import coldest
-from slotkeeper.scheduler.prompt_tree import PromptTree
+from slotkeeper.scheduler.prompts.prompt_tree import PromptTree
+from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.rates import REMEMBERED as TIMES
 from slotkeeper.scheduler.rates import LinearTimes, Measured
-from slotkeeper.scheduler.shadow import EngineShadow
-from slotkeeper.scheduler.slot_contents import RAM_ENTRIES, SlotContents, Snapshot, SnapshotId, Tier, publish
+from slotkeeper.scheduler.requests.figures import Usage
+from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory
+from slotkeeper.scheduler.slots.shadow import EngineShadow
+from slotkeeper.scheduler.slots.slot_contents import (
+    RAM_ENTRIES,
+    SlotContents,
+    Snapshot,
+    SnapshotId,
+    Tier,
+    publish,
+)
+from slotkeeper.scheduler.slots.table import UNSEEN, EngineTable
+from slotkeeper.scheduler.snapshots.catalog import Catalog
 from slotkeeper.scheduler.state import ANSWERS, EARLY, KINDS, Ahead, FairQueue, Outputs
 from slotkeeper.scheduler.state import MOST as AHEAD
-from slotkeeper.scheduler.table import UNSEEN, EngineTable
-from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import ClientId, EngineId, Reason, RequestId
 from slotkeeper.store.files import Lane
 from slotkeeper.vocab.bpe import SegmentCache
@@ -406,7 +413,7 @@ FILLED: Final[tuple[Callable[[], tuple[int, int]], ...]] = (
 @pytest.mark.parametrize("fill", FILLED, ids=lambda fill: fill.__name__)
 def test_a_collection_stays_within_its_bound_when_it_is_filled_ten_times_over(fill, monkeypatch):
     monkeypatch.setattr("slotkeeper.conversation.naming.KEPT", 10)
-    monkeypatch.setattr("slotkeeper.scheduler.retention.MOST", 8)
+    monkeypatch.setattr("slotkeeper.scheduler.snapshots.retention.MOST", 8)
     kept, bound = fill()
     assert kept <= bound
     assert kept > 0 or bound == 0, "nothing was filled"

@@ -23,9 +23,9 @@ from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.states import ENGINE_TEXTS
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.slot_files import Snapshots
-from slotkeeper.scheduler.budgets import Budgets, Limits
 from slotkeeper.scheduler.events import SnapshotsChanged
-from slotkeeper.scheduler.slot_contents import SnapshotId
+from slotkeeper.scheduler.slots.slot_contents import SnapshotId
+from slotkeeper.scheduler.snapshots.budgets import Budgets, Limits
 from slotkeeper.store import files
 from slotkeeper.store.index import Kept, by_our_clock
 from slotkeeper.store.manifest import LATEST

@@ -18,8 +18,8 @@ from aiohttp import web
 
 from slotkeeper import __version__
 from slotkeeper.admin.guard import answer, field_of, number, refused
+from slotkeeper.api.answers.latency import waits
 from slotkeeper.api.head import masked
-from slotkeeper.api.latency import waits
 from slotkeeper.conversation.rules.apply import ShownChange
 from slotkeeper.engine.answers import EngineError, EngineGoneError
 from slotkeeper.observe.log import get_logger
@@ -46,12 +46,12 @@ from slotkeeper.observe.states import (
 )
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
-from slotkeeper.scheduler.budgets import Limits
-from slotkeeper.scheduler.engine_model import FlagSeen, Memory
-from slotkeeper.scheduler.figures import Usage
-from slotkeeper.scheduler.pending import Wait, Weighed
-from slotkeeper.scheduler.slot_contents import SlotContents, Tier
-from slotkeeper.scheduler.table import EngineTable
+from slotkeeper.scheduler.requests.figures import Usage
+from slotkeeper.scheduler.requests.pending import Wait, Weighed
+from slotkeeper.scheduler.slots.engine_model import FlagSeen, Memory
+from slotkeeper.scheduler.slots.slot_contents import SlotContents, Tier
+from slotkeeper.scheduler.slots.table import EngineTable
+from slotkeeper.scheduler.snapshots.budgets import Limits
 from slotkeeper.scheduler.types import RequestId, id_of
 from slotkeeper.values import Address
 

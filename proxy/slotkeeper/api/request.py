@@ -21,9 +21,9 @@ from urllib.parse import unquote_to_bytes
 
 import orjson
 
-from slotkeeper.api import anthropic, long_strings, openai, responses
+from slotkeeper.api import long_strings
 from slotkeeper.api.agent_hints import answer_cap, in_body
-from slotkeeper.api.assembling import assembles
+from slotkeeper.api.answers.assembling import assembles
 from slotkeeper.api.document import (
     Doc,
     NotOurs,
@@ -33,12 +33,13 @@ from slotkeeper.api.document import (
     hash_chain,
 )
 from slotkeeper.api.errors import ClientFault
+from slotkeeper.api.formats import anthropic, openai, responses
+from slotkeeper.api.formats.openai import split
 from slotkeeper.api.head import Api
 from slotkeeper.api.long_strings import count_of, inserted
-from slotkeeper.api.openai import split
 from slotkeeper.api.pictures import Picture, with_names
 from slotkeeper.conversation.layout import Layout, Role
-from slotkeeper.scheduler.adapters import Scales, scales_in
+from slotkeeper.scheduler.policies.adapters import Scales, scales_in
 from slotkeeper.scheduler.types import NO_HINTS, RequestHints
 
 __all__ = ["Ask", "NotOurs", "Prompt", "lay_out", "model_of", "parse", "read"]
@@ -461,7 +462,7 @@ def lay_out(api: Api, doc: Doc, before: SeenRequest | None = None) -> Layout | N
         return None
 
 
-# -- prefill progress: requested here, removed from the answer in api/answer.py --------------------------
+# -- prefill progress: requested here, removed from the answer in api/answers/answer.py ----------------------
 
 # Not Responses: its events would replace one that the client expects. Not Messages: it ignores the field.
 PROGRESS_ROUTES: Final = frozenset({Api.CHAT, Api.COMPLETIONS, Api.COMPLETION})

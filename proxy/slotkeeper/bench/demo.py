@@ -25,8 +25,8 @@ from slotkeeper.bench.measure import Sample, Totals, notes, ratio, seconds, time
 from slotkeeper.bench.models import MissingExtraError, Tiny, build
 from slotkeeper.bench.target import PLAIN, Counter, Script, Target, Turn, play
 from slotkeeper.bench.texts import edited, prose, result, system, title
-from slotkeeper.engine.launch import EngineBinary, NoEngineError, find_engine
-from slotkeeper.engine.process import EngineDiedError
+from slotkeeper.engine.child.launch import EngineBinary, NoEngineError, find_engine
+from slotkeeper.engine.child.process import EngineDiedError
 
 # -- the session ----------------------------------------------------------------------------------------
 

@@ -15,9 +15,7 @@ from typing import Any, Final
 from slotkeeper.app import Sidecar, running
 from slotkeeper.bench.models import Fat, Model, Tiny, build
 from slotkeeper.bench.target import counted
-from slotkeeper.engine.client import EngineClient
-from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.engine.launch import (
+from slotkeeper.engine.child.launch import (
     CONTEXT_TOKENS,
     EngineBinary,
     EngineKind,
@@ -25,9 +23,11 @@ from slotkeeper.engine.launch import (
     free_port,
     recommended,
 )
-from slotkeeper.engine.process import EngineProcess
+from slotkeeper.engine.child.process import EngineProcess
+from slotkeeper.engine.client import EngineClient
+from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.runtime.link import EngineLink
-from slotkeeper.scheduler.table import SlotState
+from slotkeeper.scheduler.slots.table import SlotState
 from slotkeeper.scheduler.types import EngineId
 from slotkeeper.settings import Settings
 

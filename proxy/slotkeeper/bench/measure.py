@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from slotkeeper.api.latency import Prefilled, PrefillTimes, Waits, prefill_times, waits
-from slotkeeper.scheduler.figures import Counted, Sums, Unknown, Usage
-from slotkeeper.scheduler.prompt_tree import PromptTree
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.api.answers.latency import Prefilled, PrefillTimes, Waits, prefill_times, waits
+from slotkeeper.scheduler.prompts.prompt_tree import PromptTree
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.requests.figures import Counted, Sums, Unknown, Usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

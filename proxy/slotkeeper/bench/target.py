@@ -18,16 +18,16 @@ import httpx
 import orjson
 from prometheus_client.parser import text_string_to_metric_families
 
-from slotkeeper.api.answer import Answer, AnswerReader
+from slotkeeper.api.answers.answer import Answer, AnswerReader
+from slotkeeper.api.answers.latency import TokenTimes
 from slotkeeper.api.document import Doc, NotOurs, rows, table
 from slotkeeper.api.head import PLANTED, REWRITTEN, Api, classify
-from slotkeeper.api.latency import TokenTimes
 from slotkeeper.api.request import Ask, parse
 from slotkeeper.bench.measure import Oracle, Sample
 from slotkeeper.engine.answers import EngineError, EngineGoneError
 from slotkeeper.engine.client import EngineClient, message_in
-from slotkeeper.scheduler.figures import Usage, usage_of
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.requests.figures import Usage, usage_of
 
 EVALUATED: Final = "llamacpp:prompt_tokens_total"  # without cached tokens; includes cancelled requests
 

@@ -20,22 +20,22 @@ from slotkeeper.cli.measuring import NotMeasuredError, Speeds, measure
 from slotkeeper.cli.terminal import size
 from slotkeeper.engine.answers import SAID, EngineError, EngineGoneError, Health, NoFilesError, Odds
 from slotkeeper.engine.canary import LIKELIEST, TEXT
+from slotkeeper.engine.child.memory import checkpoint_bytes, free_memory
 from slotkeeper.engine.client import EngineAddress, EngineClient
 from slotkeeper.engine.file_canary import swept, unused
 from slotkeeper.engine.findings import Finding, Probe, Severity, about_files, examine, probe
 from slotkeeper.engine.fingerprint import TOLERANCE, Identity
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.engine.memory import checkpoint_bytes, free_memory
-from slotkeeper.engine.router_client import RouterClient
-from slotkeeper.engine.swap_client import SwapClient
+from slotkeeper.engine.routers.router_client import RouterClient
+from slotkeeper.engine.routers.swap_client import SwapClient
 from slotkeeper.engine.traits import Reading, identify, read_answers, read_traits
-from slotkeeper.scheduler.budgets import Budgets, Limits, budgets
-from slotkeeper.scheduler.engine_model import EngineTraits, Known
-from slotkeeper.scheduler.router import ModelStatus
-from slotkeeper.scheduler.slot_contents import Tier
+from slotkeeper.scheduler.policies.router import ModelStatus
+from slotkeeper.scheduler.slots.engine_model import EngineTraits, Known
+from slotkeeper.scheduler.slots.slot_contents import Tier
+from slotkeeper.scheduler.snapshots.budgets import Budgets, Limits, budgets
 from slotkeeper.store import files
-from slotkeeper.store.room import rooms_of
-from slotkeeper.store.snapshot_folder import SnapshotFolder
+from slotkeeper.store.folders.room import rooms_of
+from slotkeeper.store.folders.snapshot_folder import SnapshotFolder
 from slotkeeper.store.trouble import ADVICE, SLOW_BYTES_PER_SECOND, StoreError, Trouble, troubles
 
 COLOURS: Final = {Severity.OK: "green", Severity.NOTE: "cyan", Severity.WARN: "yellow", Severity.FAIL: "red"}

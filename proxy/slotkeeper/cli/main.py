@@ -285,7 +285,7 @@ def _demo(commands: Any) -> None:
 
     def run(args: argparse.Namespace) -> int:
         from slotkeeper.bench.demo import demo
-        from slotkeeper.engine.launch import NoEngineError, find_engine
+        from slotkeeper.engine.child.launch import NoEngineError, find_engine
         from slotkeeper.observe.log import configure
 
         if args.engine:

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from slotkeeper.api.latency import UBATCH_TOKENS, Prefilled, PrefillTimes, prefill_times
+from slotkeeper.api.answers.latency import UBATCH_TOKENS, Prefilled, PrefillTimes, prefill_times
 from slotkeeper.bench.texts import prose
 from slotkeeper.cli.terminal import size
 from slotkeeper.engine.answers import EngineError
@@ -29,9 +29,9 @@ from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.file_canary import removed, swept, temporary
 from slotkeeper.engine.traits import Reading
 from slotkeeper.scheduler.rates import LinearTimes
-from slotkeeper.scheduler.slot_contents import Tier
+from slotkeeper.scheduler.slots.slot_contents import Tier
 from slotkeeper.scheduler.types import SlotId
-from slotkeeper.store.snapshot_folder import SnapshotFolder
+from slotkeeper.store.folders.snapshot_folder import SnapshotFolder
 from slotkeeper.store.trouble import StoreError
 
 WARM_UP: Final = 8  # tokens of the first prefill, which is slower than all others

@@ -39,7 +39,7 @@ from slotkeeper.cli.terminal import (
 )
 from slotkeeper.observe.standard_error import complain
 from slotkeeper.observe.states import EngineState, Service
-from slotkeeper.scheduler.figures import hit_rate
+from slotkeeper.scheduler.requests.figures import hit_rate
 
 Document = dict[str, Any]
 

@@ -19,8 +19,7 @@ from slotkeeper.app import ListenError, serve
 from slotkeeper.bench.models import MissingExtraError, Tiny, build
 from slotkeeper.cli.starting import greeter, patience_of
 from slotkeeper.engine.answers import Health
-from slotkeeper.engine.flags import EngineFlags, FlagError, given
-from slotkeeper.engine.launch import (
+from slotkeeper.engine.child.launch import (
     CONTEXT_TOKENS,
     SLOTS,
     EngineBinary,
@@ -31,8 +30,9 @@ from slotkeeper.engine.launch import (
     private_folder,
     recommended,
 )
-from slotkeeper.engine.memory import MemoryPlan, free_memory, plan_memory
-from slotkeeper.engine.process import EngineDiedError, EngineProcess, Supervisor
+from slotkeeper.engine.child.memory import MemoryPlan, free_memory, plan_memory
+from slotkeeper.engine.child.process import EngineDiedError, EngineProcess, Supervisor
+from slotkeeper.engine.flags import EngineFlags, FlagError, given
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.standard_error import complain
 from slotkeeper.runtime.link import EngineLink

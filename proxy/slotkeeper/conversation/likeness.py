@@ -35,7 +35,7 @@ from slotkeeper.conversation.layout import (
 )
 from slotkeeper.conversation.phrases import ASIDE, ASIDE_SYSTEM, SUMMARIZED, SUMMARIZER, SUMMARY_ASKED
 from slotkeeper.conversation.rules.pruning import common
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
 
 DIGEST_BYTES: Final = 16
 SAID: Final = "said:"  # prefix of the keys of replies without calls

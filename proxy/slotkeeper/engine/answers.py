@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from slotkeeper.scheduler.adapters import Scales
+from slotkeeper.scheduler.policies.adapters import Scales
 from slotkeeper.scheduler.types import SlotId, SlotView
 
 

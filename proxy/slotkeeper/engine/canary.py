@@ -17,8 +17,8 @@ from typing import Final
 from slotkeeper.engine.answers import EngineError, Odds
 from slotkeeper.engine.client import EngineClient, Headers
 from slotkeeper.engine.file_canary import ANY, swept, unused
-from slotkeeper.scheduler.adapters import BASE, Adapter, Scales, scales_of
-from slotkeeper.scheduler.engine_model import TAIL, EngineTraits, Known, Memory
+from slotkeeper.scheduler.policies.adapters import BASE, Adapter, Scales, scales_of
+from slotkeeper.scheduler.slots.engine_model import TAIL, EngineTraits, Known, Memory
 from slotkeeper.scheduler.types import SlotId
 
 # A text that can continue in many ways: if one next token were certain, all engines would agree on it.

@@ -39,7 +39,7 @@ from slotkeeper.engine.answers import (
     seconds,
     view,
 )
-from slotkeeper.scheduler.adapters import Scales
+from slotkeeper.scheduler.policies.adapters import Scales
 from slotkeeper.scheduler.types import NO_ROUTER, EngineId, ModelName, SlotId, SlotView
 
 CONNECT_SECONDS: Final = 5.0

@@ -11,11 +11,11 @@ from enum import StrEnum
 from typing import Any, Final
 
 from slotkeeper.engine.answers import EngineError
+from slotkeeper.engine.child.memory import MAX_CHECKPOINTS, affordable_checkpoints
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.flags import AUTO_SLOTS, EngineFlags
-from slotkeeper.engine.memory import MAX_CHECKPOINTS, affordable_checkpoints
 from slotkeeper.engine.traits import Reading
-from slotkeeper.scheduler.engine_model import EngineTraits, Known, Memory, cells_of
+from slotkeeper.scheduler.slots.engine_model import EngineTraits, Known, Memory, cells_of
 
 SMALL_CONTEXT: Final = 16384  # an agent's system prompt and tools alone are 10,000 to 25,000 tokens
 FEW_CHECKPOINTS: Final = 16  # a turn of an agent makes up to four

@@ -27,8 +27,8 @@ from slotkeeper.engine.answers import Odds
 from slotkeeper.engine.canary import TOKENS, Tried, try_out
 from slotkeeper.engine.client import EngineClient, Headers
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.scheduler.adapters import Adapter, single
-from slotkeeper.scheduler.engine_model import EngineTraits
+from slotkeeper.scheduler.policies.adapters import Adapter, single
+from slotkeeper.scheduler.slots.engine_model import EngineTraits
 from slotkeeper.vocab.gguf import GgufHeader
 
 FIRST: Final = 1000  # a smaller number is a private build's own, as in b0-unknown and b1-7e4c0a9

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
-from slotkeeper.scheduler.engine_model import EngineTraits, Known
+from slotkeeper.scheduler.slots.engine_model import EngineTraits, Known
 
 AUTO_SLOTS: Final = 4  # without -np: four slots over one shared KV buffer (engine.md 6, T6)
 ON: Final = frozenset({"1", "true", "on", "enabled"})  # values that mean yes in llama-server's environment

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from slotkeeper.engine.answers import EngineError
 from slotkeeper.engine.client import EngineClient, Headers
-from slotkeeper.scheduler.tokens import UNKNOWN, Boundary, BoundaryKind, Markers, Tokens, boundaries
+from slotkeeper.scheduler.prompts.tokens import UNKNOWN, Boundary, BoundaryKind, Markers, Tokens, boundaries
 
 
 @dataclass(frozen=True, slots=True)

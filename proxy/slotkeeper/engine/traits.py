@@ -14,6 +14,7 @@ from typing import Any, Final
 from slotkeeper.engine import fingerprint
 from slotkeeper.engine.answers import EngineError, NoFilesError, Why, media_marker
 from slotkeeper.engine.canary import Tried, try_out
+from slotkeeper.engine.child.memory import checkpoint_bytes, token_bytes
 from slotkeeper.engine.client import EngineClient, Headers
 from slotkeeper.engine.file_canary import ProbeResult, probe_files, probe_images
 from slotkeeper.engine.fingerprint import (
@@ -26,9 +27,8 @@ from slotkeeper.engine.fingerprint import (
 )
 from slotkeeper.engine.flags import AUTO_SLOTS, EngineFlags, flags_behind
 from slotkeeper.engine.markers import family_of, learn_markers, user_openers
-from slotkeeper.engine.memory import checkpoint_bytes, token_bytes
-from slotkeeper.scheduler.adapters import Adapter
-from slotkeeper.scheduler.engine_model import EngineTraits, Memory, keeps_checkpoints
+from slotkeeper.scheduler.policies.adapters import Adapter
+from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory, keeps_checkpoints
 from slotkeeper.scheduler.types import SlotId
 from slotkeeper.vocab.gguf import GgufHeader, read_header
 

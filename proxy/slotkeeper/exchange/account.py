@@ -18,12 +18,12 @@ import aiohttp
 import orjson
 
 from slotkeeper.api.agent_hints import NOTHING_ASKED
-from slotkeeper.api.answer import Answer, AnswerReader, ProgressFilter
-from slotkeeper.api.answer_builder import Figures
+from slotkeeper.api.answers.answer import Answer, AnswerReader, ProgressFilter
+from slotkeeper.api.answers.answer_builder import Figures
+from slotkeeper.api.answers.latency import TokenTimes
 from slotkeeper.api.document import Doc, NotOurs, Prompt
 from slotkeeper.api.errors import Fault, outcome_by, too_long
 from slotkeeper.api.head import Api, Secrets, request_id
-from slotkeeper.api.latency import TokenTimes
 from slotkeeper.api.request import (
     HEAVY,
     LARGE,
@@ -54,8 +54,8 @@ from slotkeeper.runtime.rewriting import Rewriting, Taken
 from slotkeeper.runtime.tasks import Runner, here
 from slotkeeper.scheduler.effects import Forward
 from slotkeeper.scheduler.events import Finished, Gone, NextKnown, Rendered, ReplyKnown
-from slotkeeper.scheduler.figures import Unknown, usage_of
-from slotkeeper.scheduler.tokens import Boundary, Tokens
+from slotkeeper.scheduler.prompts.tokens import Boundary, Tokens
+from slotkeeper.scheduler.requests.figures import Unknown, usage_of
 from slotkeeper.scheduler.types import NO_ROUTER, ModelName, Reason, RequestHints, RequestId
 from slotkeeper.vocab.tokenizer import TokenizeError
 

@@ -16,8 +16,8 @@ from aiohttp import web
 from slotkeeper.api import errors
 from slotkeeper.api import head as names
 from slotkeeper.api.agent_hints import Asked
-from slotkeeper.api.answer import Answer, ProgressFilter, comment
-from slotkeeper.api.assembling import Assembler, WholeAnswer, as_stream
+from slotkeeper.api.answers.answer import Answer, ProgressFilter, comment
+from slotkeeper.api.answers.assembling import Assembler, WholeAnswer, as_stream
 from slotkeeper.api.document import Doc
 from slotkeeper.api.errors import ClientFault, Fault, UpstreamFault
 from slotkeeper.api.head import Api, Secrets, takes_form

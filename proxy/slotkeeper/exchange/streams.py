@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 import orjson
 
-from slotkeeper.api.answer import SseEvent, SseSplitter
+from slotkeeper.api.answers.answer import SseEvent, SseSplitter
 from slotkeeper.api.head import STREAM_ID
 from slotkeeper.api.request import checked
 

@@ -11,8 +11,8 @@ from prometheus_client.registry import Collector
 
 from slotkeeper.observe.states import EngineState
 from slotkeeper.scheduler.placement import Placement
-from slotkeeper.scheduler.slot_contents import Tier
-from slotkeeper.scheduler.table import SlotState
+from slotkeeper.scheduler.slots.slot_contents import Tier
+from slotkeeper.scheduler.slots.table import SlotState
 from slotkeeper.scheduler.types import EngineId
 
 

@@ -53,8 +53,8 @@ from slotkeeper.scheduler.events import (
     Saved,
     Started,
 )
-from slotkeeper.scheduler.pending import Pending, Plan, Wait, Waiting
-from slotkeeper.scheduler.slot_contents import SlotContents, SnapshotId
+from slotkeeper.scheduler.requests.pending import Pending, Plan, Wait, Waiting
+from slotkeeper.scheduler.slots.slot_contents import SlotContents, SnapshotId
 from slotkeeper.scheduler.types import NO_ROUTER, EngineId, ModelName, Place, RequestId, id_of
 
 MOST: Final = 4096  # snapshots whose owners are remembered

@@ -23,8 +23,8 @@ from slotkeeper.observe.request_record import History
 from slotkeeper.observe.standard_error import DROPPED
 from slotkeeper.observe.states import Spent
 from slotkeeper.scheduler.effects import Forward, Poison, PoolAct, Purpose, Report
-from slotkeeper.scheduler.engine_model import FLAGS, Known
-from slotkeeper.scheduler.figures import Loss, Unknown
+from slotkeeper.scheduler.requests.figures import Loss, Unknown
+from slotkeeper.scheduler.slots.engine_model import FLAGS, Known
 from slotkeeper.scheduler.types import (
     WITHOUT_PLACE,
     Crowded,

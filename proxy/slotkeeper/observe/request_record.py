@@ -19,8 +19,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from slotkeeper.api.answer import Progress
-from slotkeeper.api.latency import TokenTimes
+from slotkeeper.api.answers.answer import Progress
+from slotkeeper.api.answers.latency import TokenTimes
 from slotkeeper.conversation.divergence import Cause
 from slotkeeper.conversation.layout import Section
 from slotkeeper.conversation.likeness import RequestKind
@@ -29,8 +29,8 @@ from slotkeeper.conversation.rules.apply import ShownChange
 from slotkeeper.conversation.rules.base import RuleName
 from slotkeeper.observe.states import DOING, Doing, Moment, Spent
 from slotkeeper.scheduler.effects import Pooled, Ranked
-from slotkeeper.scheduler.figures import Counted, Lost, Sums, Unknown, Usage
-from slotkeeper.scheduler.pending import Wait, Weighed
+from slotkeeper.scheduler.requests.figures import Counted, Lost, Sums, Unknown, Usage
+from slotkeeper.scheduler.requests.pending import Wait, Weighed
 from slotkeeper.scheduler.types import Priority, Reason, RequestId
 
 
@@ -257,7 +257,7 @@ class Record:
     priority: Priority = Priority.NORMAL
     ranked: list[Ranked] = field(default_factory=list)  # actions because of priorities
     first_token: float | None = None  # seconds
-    stall: float | None = None  # seconds: the longest of its answer (api/latency.py)
+    stall: float | None = None  # seconds: the longest of its answer (api/answers/latency.py)
     seconds: float | None = None
     work: Work | None = None
     outcome: str = RUNNING

@@ -21,8 +21,8 @@ from slotkeeper.observe.request_record import (
 )
 from slotkeeper.observe.states import BRIEF, Spent, duration, longest, wait_text
 from slotkeeper.scheduler.effects import PoolAct, Purpose, Ranked, SaveMoment
-from slotkeeper.scheduler.figures import Loss
-from slotkeeper.scheduler.pending import Wait
+from slotkeeper.scheduler.requests.figures import Loss
+from slotkeeper.scheduler.requests.pending import Wait
 from slotkeeper.scheduler.types import PriorityAct, Reason, id_of
 
 LONG: Final = 1.0  # seconds of a stage that a list names

@@ -13,8 +13,8 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from slotkeeper.engine.answers import SAID, Health
-from slotkeeper.scheduler.figures import Sums, Unknown
-from slotkeeper.scheduler.pending import Wait
+from slotkeeper.scheduler.requests.figures import Sums, Unknown
+from slotkeeper.scheduler.requests.pending import Wait
 from slotkeeper.scheduler.types import Priority
 
 # -- engines -----------------------------------------------------------------------------------------------

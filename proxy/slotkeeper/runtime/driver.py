@@ -30,7 +30,6 @@ from slotkeeper.runtime.membership import Membership
 from slotkeeper.runtime.render import NextTurns
 from slotkeeper.runtime.slot_files import Snapshots
 from slotkeeper.runtime.tasks import Tasks
-from slotkeeper.scheduler.budgets import Budgets, FolderRoom, Limits
 from slotkeeper.scheduler.effects import (
     AskAdapters,
     Budgeted,
@@ -58,7 +57,6 @@ from slotkeeper.scheduler.effects import (
     Stop,
     UnloadModel,
 )
-from slotkeeper.scheduler.engine_model import FLAGS, EngineTraits
 from slotkeeper.scheduler.events import (
     AdaptersSeen,
     Arrived,
@@ -81,10 +79,12 @@ from slotkeeper.scheduler.events import (
     TimerFired,
 )
 from slotkeeper.scheduler.placement import Placement
-from slotkeeper.scheduler.router import RETRY_SECONDS
-from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId, Tier
+from slotkeeper.scheduler.policies.router import RETRY_SECONDS
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.slots.engine_model import FLAGS, EngineTraits
+from slotkeeper.scheduler.slots.slot_contents import Snapshot, SnapshotId, Tier
+from slotkeeper.scheduler.snapshots.budgets import Budgets, FolderRoom, Limits
 from slotkeeper.scheduler.state import EARLY
-from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import WITHOUT_PLACE, EngineId, Loading, PriorityAct, Reason, RequestId, id_of
 from slotkeeper.store.store import Store
 

@@ -16,8 +16,8 @@ from slotkeeper.api.request import PromptSize, named_in_form
 from slotkeeper.engine.answers import EngineError, EngineGoneError, Health
 from slotkeeper.engine.client import UPSTREAM, VERSIONLESS, EngineAddress
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.engine.router_client import ModelEntry, RouterClient
-from slotkeeper.engine.swap_client import SwapClient
+from slotkeeper.engine.routers.router_client import ModelEntry, RouterClient
+from slotkeeper.engine.routers.swap_client import SwapClient
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.images import Pictures

@@ -17,7 +17,7 @@ from slotkeeper.api.document import Doc
 from slotkeeper.api.pictures import Picture, part_of, with_images
 from slotkeeper.engine.answers import MediaPrompt, media_marker
 from slotkeeper.engine.client import EngineClient
-from slotkeeper.scheduler.tokens import EMPTY, Tokens, text_ranges
+from slotkeeper.scheduler.prompts.tokens import EMPTY, Tokens, text_ranges
 from slotkeeper.vocab.tokenizer import Tokenizer
 
 BUDGET: Final = 64 << 20  # characters of base64 kept for requests that have ended

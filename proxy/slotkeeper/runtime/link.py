@@ -28,12 +28,12 @@ from slotkeeper.engine.traits import Reading, read_traits
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.states import ENGINE_TEXTS, EngineSigns, EngineState, engine_state
 from slotkeeper.runtime.images import EngineImages
-from slotkeeper.scheduler.adapters import Adapter, set_of, single
 from slotkeeper.scheduler.effects import Learned
-from slotkeeper.scheduler.engine_model import FLAGS, EngineTraits, Known
 from slotkeeper.scheduler.events import AdaptersSeen
-from slotkeeper.scheduler.figures import Unknown
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.policies.adapters import Adapter, set_of, single
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.requests.figures import Unknown
+from slotkeeper.scheduler.slots.engine_model import FLAGS, EngineTraits, Known
 from slotkeeper.scheduler.types import EngineId, Reason, SlotId
 from slotkeeper.store import files
 from slotkeeper.vocab.tokenizer import TokenizeCall, Tokenizer

@@ -13,8 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Generic, TypeVar
 
-from slotkeeper.api.document import Doc, rows, text
-from slotkeeper.api.echo import (
+from slotkeeper.api.answers.echo import (
     Arguments,
     Habit,
     follows,
@@ -29,13 +28,13 @@ from slotkeeper.api.echo import (
     usual,
     words,
 )
+from slotkeeper.api.document import Doc, rows, text
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import Ask
 from slotkeeper.engine.answers import EngineError, EngineGoneError
 from slotkeeper.observe.log import get_logger, sayable
 from slotkeeper.runtime.link import EngineLink
-from slotkeeper.scheduler.engine_model import checkpoints_last
-from slotkeeper.scheduler.tokens import (
+from slotkeeper.scheduler.prompts.tokens import (
     UNKNOWN,
     Boundary,
     BoundaryKind,
@@ -47,6 +46,7 @@ from slotkeeper.scheduler.tokens import (
     last_message,
     prompt_end,
 )
+from slotkeeper.scheduler.slots.engine_model import checkpoints_last
 from slotkeeper.vocab.tokenizer import TokenizeError
 
 # ValueError and TokenizeError: a prompt that the tokenizer refuses (invalid ids, several prompts).
@@ -171,7 +171,7 @@ async def _divergence_at(
 # -- the next turn ---------------------------------------------------------------------------------------
 # Its prompt begins with this conversation and the reply as the client will send it back. The engine's own
 # template renders it twice, with two different texts after the reply; the common prefix of both is certain.
-# How a client sends replies back is learned from its requests (api/echo.py) and kept here, within bounds.
+# How a client sends replies back is learned from its requests (api/answers/echo.py), kept here within bounds.
 
 CLIENTS: Final = 256  # habits kept, one for each client and API
 REPLIES: Final = 256  # replies kept

@@ -1,8 +1,8 @@
 """Requests on arrival: which conversation each continues, what its client rewrote, and what rules undo.
 
-`conversation`, its `rules` and `scheduler.pending` make all decisions; this module only computes figures.
-Before a request is sent, only its two forms are made: its own, and the one that the rules propose. The report
-on it is made while the engine works on the request.
+`conversation`, its `rules` and `scheduler.requests.pending` make all decisions; this module only computes
+figures. Before a request is sent, only its two forms are made: its own, and the one that the rules propose.
+The report on it is made while the engine works on the request.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final
 
 from slotkeeper.api.agent_hints import answer_cap
-from slotkeeper.api.answer_builder import Figures
+from slotkeeper.api.answers.answer_builder import Figures
 from slotkeeper.api.document import Doc, RecentRequests, SeenRequest, most_like, named, seen
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import lay_out
@@ -33,7 +33,7 @@ from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Action, Metrics
 from slotkeeper.observe.request_record import Decision, PromptDivergence
 from slotkeeper.runtime.tasks import Runner, here
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
 
 # -- cost of a divergence --------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """The link to one router: its models, each of which is an engine, and the swaps between them.
 
 A router loads any model that a request names, and evicts another one without asking. So requests wait until
-their model is loaded (`scheduler/leaving.py`), and all our own calls say `autoload=false`.
+their model is loaded (`scheduler/policies/leaving.py`), and all our own calls say `autoload=false`.
 
 llama-swap is a router with other routes (`SwapClient`). It cannot be told not to load a model, so nothing of
 ours is sent to a model that it does not list as ready, or that a load of ours may unload.
@@ -18,13 +18,13 @@ from typing import Final
 
 from slotkeeper.engine.answers import EngineError, EngineGoneError
 from slotkeeper.engine.client import EngineAddress
-from slotkeeper.engine.router_client import Listing, ModelEntry, RouterClient, listen
+from slotkeeper.engine.routers.router_client import Listing, ModelEntry, RouterClient, listen
 from slotkeeper.observe.log import get_logger, sayable
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.scheduler.events import Event, ModelsListed, SwapFailed
-from slotkeeper.scheduler.router import LOADED, ModelStatus, ModelView
+from slotkeeper.scheduler.policies.router import LOADED, ModelStatus, ModelView
 from slotkeeper.scheduler.types import EngineId, ModelName
 
 CALM: Final = 1.0  # seconds between looks at the listing; a look wakes no model

@@ -17,14 +17,14 @@ from io import FileIO
 from typing import TYPE_CHECKING, Any, Final
 
 from slotkeeper.engine.answers import EngineError, EngineGoneError, SaveResult
-from slotkeeper.engine.slotfile import Patch, SlotFile, SlotFileRecord, keep, patched, repair_window
+from slotkeeper.engine.slot_file.slotfile import Patch, SlotFile, SlotFileRecord, keep, patched, repair_window
 from slotkeeper.observe.log import get_logger
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.effects import Drop, Erase, Forget, Poison, Prove, Restore, Save, SaveMoment
-from slotkeeper.scheduler.engine_model import EngineTraits, Memory, user_starts
 from slotkeeper.scheduler.events import Erased, Event, Restored, RoomSeen, Saved, SnapshotsChanged
-from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
+from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory, user_starts
+from slotkeeper.scheduler.slots.slot_contents import SnapshotId, Tier
 from slotkeeper.scheduler.types import Loading, id_of
 from slotkeeper.store import intake
 from slotkeeper.store.index import Kept, by_our_clock

@@ -15,10 +15,7 @@ from functools import cached_property, partial
 from heapq import nsmallest
 from typing import Final
 
-from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.effects import Erase, Prefill, Purpose, Restore, Save, SaveMoment, Step
-from slotkeeper.scheduler.engine_model import EngineTraits, checkpoints_last, foreign_token
-from slotkeeper.scheduler.pending import Plan
 from slotkeeper.scheduler.prices import (
     Comparison,
     Want,
@@ -28,9 +25,12 @@ from slotkeeper.scheduler.prices import (
     price_of,
     restore_price,
 )
+from slotkeeper.scheduler.prompts.tokens import Tokens, prompt_end
 from slotkeeper.scheduler.rates import WORTH_A_FILE
-from slotkeeper.scheduler.shadow import ReusePlan, Source
-from slotkeeper.scheduler.slot_contents import (
+from slotkeeper.scheduler.requests.pending import Plan
+from slotkeeper.scheduler.slots.engine_model import EngineTraits, checkpoints_last, foreign_token
+from slotkeeper.scheduler.slots.shadow import ReusePlan, Source
+from slotkeeper.scheduler.slots.slot_contents import (
     SlotContents,
     Snapshot,
     contains,
@@ -40,8 +40,8 @@ from slotkeeper.scheduler.slot_contents import (
     reuse,
     shared_messages,
 )
-from slotkeeper.scheduler.table import EngineTable, SlotState
-from slotkeeper.scheduler.tokens import Tokens, prompt_end
+from slotkeeper.scheduler.slots.table import EngineTable, SlotState
+from slotkeeper.scheduler.snapshots.catalog import Catalog
 from slotkeeper.scheduler.types import Reason, SlotId
 
 # -- the places that one engine offers -------------------------------------------------------------------

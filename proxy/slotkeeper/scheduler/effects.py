@@ -10,12 +10,12 @@ from enum import StrEnum
 from math import inf
 from typing import Final
 
-from slotkeeper.scheduler.adapters import Scales
-from slotkeeper.scheduler.budgets import Budgets
-from slotkeeper.scheduler.engine_model import Known
-from slotkeeper.scheduler.figures import Counted, Lost, Unknown, Usage
-from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
-from slotkeeper.scheduler.tokens import EMPTY, Tokens
+from slotkeeper.scheduler.policies.adapters import Scales
+from slotkeeper.scheduler.prompts.tokens import EMPTY, Tokens
+from slotkeeper.scheduler.requests.figures import Counted, Lost, Unknown, Usage
+from slotkeeper.scheduler.slots.engine_model import Known
+from slotkeeper.scheduler.slots.slot_contents import Snapshot, SnapshotId
+from slotkeeper.scheduler.snapshots.budgets import Budgets
 from slotkeeper.scheduler.types import (
     NO_ROUTER,
     EngineId,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from slotkeeper.scheduler.adapters import Adapter, Scales, space_of
-from slotkeeper.scheduler.budgets import FolderRoom
-from slotkeeper.scheduler.engine_model import EngineTraits
-from slotkeeper.scheduler.figures import Unknown
-from slotkeeper.scheduler.router import ModelView
-from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId, Tier
-from slotkeeper.scheduler.tokens import Boundary, Tokens
+from slotkeeper.scheduler.policies.adapters import Adapter, Scales, space_of
+from slotkeeper.scheduler.policies.router import ModelView
+from slotkeeper.scheduler.prompts.tokens import Boundary, Tokens
+from slotkeeper.scheduler.requests.figures import Unknown
+from slotkeeper.scheduler.slots.engine_model import EngineTraits
+from slotkeeper.scheduler.slots.slot_contents import Snapshot, SnapshotId, Tier
+from slotkeeper.scheduler.snapshots.budgets import FolderRoom
 from slotkeeper.scheduler.types import (
     NO_HINTS,
     NO_ROUTER,

@@ -32,9 +32,6 @@ from math import inf, log, log1p
 from operator import is_not
 from typing import Final
 
-from slotkeeper.scheduler import kv_pool
-from slotkeeper.scheduler.adapters import set_in
-from slotkeeper.scheduler.catalog import NEVER, Catalog
 from slotkeeper.scheduler.effects import (
     Drop,
     Effect,
@@ -50,7 +47,15 @@ from slotkeeper.scheduler.effects import (
     Step,
     Stop,
 )
-from slotkeeper.scheduler.engine_model import (
+from slotkeeper.scheduler.policies import kv_pool
+from slotkeeper.scheduler.policies.adapters import set_in
+from slotkeeper.scheduler.prices import blind_price, parked_price, restore_price
+from slotkeeper.scheduler.prompts.planting import PLANT_PRICE_TOKENS
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.rates import SHORTEST, WORTH_A_FILE
+from slotkeeper.scheduler.requests.pending import Pending
+from slotkeeper.scheduler.requests.steps import Chore, begun
+from slotkeeper.scheduler.slots.engine_model import (
     TAIL,
     EngineTraits,
     checkpoints_last,
@@ -62,15 +67,10 @@ from slotkeeper.scheduler.engine_model import (
     user_starts,
     wipes,
 )
-from slotkeeper.scheduler.pending import Pending
-from slotkeeper.scheduler.planting import PLANT_PRICE_TOKENS
-from slotkeeper.scheduler.prices import blind_price, parked_price, restore_price
-from slotkeeper.scheduler.rates import SHORTEST, WORTH_A_FILE
-from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, Tier, goes_on_from, reuse
+from slotkeeper.scheduler.slots.slot_contents import SlotContents, Snapshot, Tier, goes_on_from, reuse
+from slotkeeper.scheduler.slots.table import EngineTable, SlotState
+from slotkeeper.scheduler.snapshots.catalog import NEVER, Catalog
 from slotkeeper.scheduler.state import State
-from slotkeeper.scheduler.steps import Chore, begun
-from slotkeeper.scheduler.table import EngineTable, SlotState
-from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import RequestId, SlotId
 
 LOOKS: Final = 1.0  # seconds between polls of an engine that other clients use as well

@@ -37,23 +37,9 @@ from math import inf
 from types import MappingProxyType
 from typing import Any, Final
 
-from slotkeeper.scheduler import (
-    idle_work,
-    kv_pool,
-    launching,
-    leaving,
-    outcomes,
-    planting,
-    priority,
-    retention,
-    spaces,
-)
-from slotkeeper.scheduler.adapters import set_of
-from slotkeeper.scheduler.budgets import Budgets, FolderRoom, Limits
+from slotkeeper.scheduler import idle_work
 from slotkeeper.scheduler.candidates import blind, changed_by_messages, cheapest, continuing
-from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.effects import Budgeted, Effect, Learned, Observe, PoolAct, Pooled, Render
-from slotkeeper.scheduler.engine_model import TAIL, EngineTraits, Known, cells_of, may_share
 from slotkeeper.scheduler.events import (
     Acted,
     AdaptersChange,
@@ -86,17 +72,25 @@ from slotkeeper.scheduler.events import (
     SwapFailed,
     TimerFired,
 )
-from slotkeeper.scheduler.launching import begin, forward, requeue
-from slotkeeper.scheduler.pending import Form, Pending, Plan, Queued, Running, Wait, Waiting, Weighed
+from slotkeeper.scheduler.policies import kv_pool, leaving, priority, spaces
+from slotkeeper.scheduler.policies.adapters import set_of
 from slotkeeper.scheduler.prices import computed, share_guesses
-from slotkeeper.scheduler.prompt_tree import PromptTree
+from slotkeeper.scheduler.prompts import planting
+from slotkeeper.scheduler.prompts.prompt_tree import PromptTree
+from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.rates import WORTH_A_FILE
-from slotkeeper.scheduler.retention import Wanted
-from slotkeeper.scheduler.shadow import EngineShadow
-from slotkeeper.scheduler.slot_contents import Tier, as_file, reuse
+from slotkeeper.scheduler.requests import launching, outcomes
+from slotkeeper.scheduler.requests.launching import begin, forward, requeue
+from slotkeeper.scheduler.requests.pending import Form, Pending, Plan, Queued, Running, Wait, Waiting, Weighed
+from slotkeeper.scheduler.slots.engine_model import TAIL, EngineTraits, Known, cells_of, may_share
+from slotkeeper.scheduler.slots.shadow import EngineShadow
+from slotkeeper.scheduler.slots.slot_contents import Tier, as_file, reuse
+from slotkeeper.scheduler.slots.table import EngineTable, SlotState
+from slotkeeper.scheduler.snapshots import retention
+from slotkeeper.scheduler.snapshots.budgets import Budgets, FolderRoom, Limits
+from slotkeeper.scheduler.snapshots.catalog import Catalog
+from slotkeeper.scheduler.snapshots.retention import Wanted
 from slotkeeper.scheduler.state import CurrentScene, State
-from slotkeeper.scheduler.table import EngineTable, SlotState
-from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import (
     NO_ROUTER,
     ClientId,

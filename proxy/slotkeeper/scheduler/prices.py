@@ -23,12 +23,12 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Final, Self
 
-from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.effects import Restore
-from slotkeeper.scheduler.pending import Plan
+from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.rates import Measured
-from slotkeeper.scheduler.shadow import ReusePlan, Source
-from slotkeeper.scheduler.slot_contents import (
+from slotkeeper.scheduler.requests.pending import Plan
+from slotkeeper.scheduler.slots.shadow import ReusePlan, Source
+from slotkeeper.scheduler.slots.slot_contents import (
     SlotContents,
     Snapshot,
     Tier,
@@ -36,8 +36,8 @@ from slotkeeper.scheduler.slot_contents import (
     edits,
     goes_on_from,
 )
-from slotkeeper.scheduler.table import EngineTable
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.slots.table import EngineTable
+from slotkeeper.scheduler.snapshots.catalog import Catalog
 from slotkeeper.scheduler.types import EngineId, SlotId
 
 # Share of a loss that remains if the RAM cache has a copy, which it may drop: with room for four such states

@@ -12,19 +12,19 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
 
-from slotkeeper.scheduler.adapters import set_of
-from slotkeeper.scheduler.budgets import Budgets, FolderRoom, HourlyBudget, Limits, budgets
-from slotkeeper.scheduler.catalog import Catalog
 from slotkeeper.scheduler.effects import Released
-from slotkeeper.scheduler.engine_model import unmarked
 from slotkeeper.scheduler.events import Arrived
-from slotkeeper.scheduler.pending import Ended, Pending, Prompts, Scene
-from slotkeeper.scheduler.prompt_tree import PromptTree
-from slotkeeper.scheduler.router import Router
-from slotkeeper.scheduler.slot_contents import SlotContents, Tier
-from slotkeeper.scheduler.steps import Chore
-from slotkeeper.scheduler.table import EngineTable
-from slotkeeper.scheduler.tokens import UNKNOWN, Tokens
+from slotkeeper.scheduler.policies.adapters import set_of
+from slotkeeper.scheduler.policies.router import Router
+from slotkeeper.scheduler.prompts.prompt_tree import PromptTree
+from slotkeeper.scheduler.prompts.tokens import UNKNOWN, Tokens
+from slotkeeper.scheduler.requests.pending import Ended, Pending, Prompts, Scene
+from slotkeeper.scheduler.requests.steps import Chore
+from slotkeeper.scheduler.slots.engine_model import unmarked
+from slotkeeper.scheduler.slots.slot_contents import SlotContents, Tier
+from slotkeeper.scheduler.slots.table import EngineTable
+from slotkeeper.scheduler.snapshots.budgets import Budgets, FolderRoom, HourlyBudget, Limits, budgets
+from slotkeeper.scheduler.snapshots.catalog import Catalog
 from slotkeeper.scheduler.types import ClientId, EngineId, ModelName, Priority, RequestId
 
 

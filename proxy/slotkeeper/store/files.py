@@ -23,8 +23,8 @@ from io import FileIO, RawIOBase
 from pathlib import Path
 from typing import Final, TypeVar
 
-from slotkeeper.engine.slotfile import Piece, Recipe
-from slotkeeper.scheduler.slot_contents import SnapshotId
+from slotkeeper.engine.slot_file.slotfile import Piece, Recipe
+from slotkeeper.scheduler.slots.slot_contents import SnapshotId
 from slotkeeper.store.trouble import HaltedError
 
 LOCK: Final = "slotkeeper.lock"

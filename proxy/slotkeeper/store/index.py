@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final, TypeVar
 from weakref import WeakValueDictionary
 
-from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId, Tier
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.slots.slot_contents import Snapshot, SnapshotId, Tier
 from slotkeeper.store.files import Lane
 from slotkeeper.store.manifest import LATEST, Manifest
 from slotkeeper.store.trouble import INDEX, HaltedError, MissingError, StoreError, StoreHealth, Trouble

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
-from slotkeeper.engine.slotfile import ByteSpan, Damage, Recipe, SlotFile, tokens_with_images
-from slotkeeper.engine.slotfile_reader import read
-from slotkeeper.scheduler.adapters import namespace_in, set_in
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.engine.slot_file.slotfile import ByteSpan, Damage, Recipe, SlotFile, tokens_with_images
+from slotkeeper.engine.slot_file.slotfile_reader import read
+from slotkeeper.scheduler.policies.adapters import namespace_in, set_in
+from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.store import files
 from slotkeeper.store.files import Halt, Passed, Stamp
-from slotkeeper.store.joined import size_of
+from slotkeeper.store.folders.joined import size_of
+from slotkeeper.store.folders.snapshot_folder import OF_ONE_FILE, SnapshotFolder
 from slotkeeper.store.manifest import Manifest, chain
-from slotkeeper.store.snapshot_folder import OF_ONE_FILE, SnapshotFolder
 from slotkeeper.store.trouble import StoreError, TornError, Trouble, UnfitError
 
 

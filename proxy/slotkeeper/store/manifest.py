@@ -25,9 +25,9 @@ from typing import Any, Final
 
 import orjson
 
-from slotkeeper.scheduler.adapters import space_of
-from slotkeeper.scheduler.slot_contents import SnapshotId
-from slotkeeper.scheduler.tokens import WIDTH, Chunk, Tokens
+from slotkeeper.scheduler.policies.adapters import space_of
+from slotkeeper.scheduler.prompts.tokens import WIDTH, Chunk, Tokens
+from slotkeeper.scheduler.slots.slot_contents import SnapshotId
 from slotkeeper.store import files
 from slotkeeper.store.files import MANIFEST, ours
 

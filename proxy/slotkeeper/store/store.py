@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
-from slotkeeper.scheduler.budgets import FolderRoom
-from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
+from slotkeeper.scheduler.slots.slot_contents import SnapshotId, Tier
+from slotkeeper.scheduler.snapshots.budgets import FolderRoom
 from slotkeeper.store import files
+from slotkeeper.store.folders.room import rooms_of
+from slotkeeper.store.folders.sweep import Swept
 from slotkeeper.store.index import Catalogue, Kept, Use
 from slotkeeper.store.intake import SavedFile
-from slotkeeper.store.room import rooms_of
-from slotkeeper.store.sweep import Swept
 from slotkeeper.store.tiers import ColdTier, Tiers
 from slotkeeper.store.trouble import (
     LateError,

@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol
 
-from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
+from slotkeeper.scheduler.slots.slot_contents import SnapshotId, Tier
 from slotkeeper.store.files import Halt, Lane
+from slotkeeper.store.folders.run_folder import RunFolder
+from slotkeeper.store.folders.snapshot_folder import SnapshotFolder
+from slotkeeper.store.folders.sweep import Swept, sweep
 from slotkeeper.store.index import Kept
 from slotkeeper.store.intake import CheckedFile, SavedFile, SnapshotIntake, transfer
 from slotkeeper.store.manifest import Manifest
-from slotkeeper.store.run_folder import RunFolder
-from slotkeeper.store.snapshot_folder import SnapshotFolder
-from slotkeeper.store.sweep import Swept, sweep
 from slotkeeper.store.trouble import ROOM, StoreError, StoreHealth, Trouble
 
 # -- the cold tier ---------------------------------------------------------------------------------------

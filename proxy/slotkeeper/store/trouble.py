@@ -13,7 +13,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
-from slotkeeper.scheduler.slot_contents import Tier
+from slotkeeper.scheduler.slots.slot_contents import Tier
 from slotkeeper.scheduler.types import Loading
 
 

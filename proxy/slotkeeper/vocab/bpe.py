@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import tiktoken
 
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

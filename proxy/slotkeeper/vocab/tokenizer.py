@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, Protocol, Self, TypeAlias
 
-from slotkeeper.scheduler.tokens import EMPTY, Tokens
+from slotkeeper.scheduler.prompts.tokens import EMPTY, Tokens
 from slotkeeper.vocab.bpe import (
     LocalVocab,
     SegmentCache,

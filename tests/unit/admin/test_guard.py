@@ -14,7 +14,7 @@ from slotkeeper.admin.admin import AdminPort
 from slotkeeper.admin.guard import authority, same_site
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.driver import Driver
-from slotkeeper.scheduler.budgets import Limits
+from slotkeeper.scheduler.snapshots.budgets import Limits
 from unit.runtime.stubs import ENGINE, StubLink
 
 EVERY = ("/", "/metrics", "/api/state", "/api/requests", "/api/tree", "/api/snapshots")

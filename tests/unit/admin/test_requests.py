@@ -21,8 +21,8 @@ from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.request_record import PromptDivergence, Record
 from slotkeeper.observe.sentences import FEW
 from slotkeeper.runtime.driver import Driver
-from slotkeeper.scheduler.budgets import Limits
-from slotkeeper.scheduler.figures import Loss, Lost
+from slotkeeper.scheduler.requests.figures import Loss, Lost
+from slotkeeper.scheduler.snapshots.budgets import Limits
 from unit.observe.watched import record
 from unit.runtime.stubs import ENGINE, StubLink
 

@@ -13,19 +13,19 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from slotkeeper import __version__
 from slotkeeper.admin.admin import AdminPort
-from slotkeeper.api.answer import Progress
+from slotkeeper.api.answers.answer import Progress
 from slotkeeper.conversation.naming import Name
 from slotkeeper.engine.answers import Health
 from slotkeeper.observe.journal import Journal
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.observe.request_record import Record
 from slotkeeper.runtime.driver import Driver
-from slotkeeper.scheduler import priority
-from slotkeeper.scheduler.budgets import Limits
-from slotkeeper.scheduler.engine_model import Checkpoint
 from slotkeeper.scheduler.events import EngineLost, SnapshotsChanged
-from slotkeeper.scheduler.slot_contents import SlotContents, Snapshot, SnapshotId, Tier
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.policies import priority
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.slots.engine_model import Checkpoint
+from slotkeeper.scheduler.slots.slot_contents import SlotContents, Snapshot, SnapshotId, Tier
+from slotkeeper.scheduler.snapshots.budgets import Limits
 from slotkeeper.scheduler.types import EngineId, Priority, RequestId
 from slotkeeper.store.store import Store
 from slotkeeper.values import Address

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotkeeper.api.answer import Answer, AnswerReader
-from slotkeeper.api.answer_builder import Figures
+from slotkeeper.api.answers.answer import Answer, AnswerReader
+from slotkeeper.api.answers.answer_builder import Figures
 from slotkeeper.api.head import Api
 
 TIMINGS = {
@@ -431,7 +431,7 @@ def test_an_answer_with_empty_content_is_a_reply():
 
 
 def test_a_body_over_the_limit_is_not_kept(monkeypatch):
-    monkeypatch.setattr("slotkeeper.api.answer.BODY_LIMIT_BYTES", 20)
+    monkeypatch.setattr("slotkeeper.api.answers.answer.BODY_LIMIT_BYTES", 20)
     reader = AnswerReader(Api.CHAT, stream=False)
     for _ in range(9):
         reader.feed(b'{"choices":')
@@ -440,7 +440,7 @@ def test_a_body_over_the_limit_is_not_kept(monkeypatch):
 
 
 def test_a_reply_over_the_limit_is_not_kept(monkeypatch):
-    monkeypatch.setattr("slotkeeper.api.answer_builder.REPLY_LIMIT_CHARS", 20)
+    monkeypatch.setattr("slotkeeper.api.answers.answer_builder.REPLY_LIMIT_CHARS", 20)
     reader = AnswerReader(Api.CHAT, stream=True)
     for _ in range(9):
         reader.feed(delta(content="x" * 15).encode())

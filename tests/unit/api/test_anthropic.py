@@ -1,8 +1,8 @@
 import orjson
 import pytest
 
-from slotkeeper.api.anthropic import shape
 from slotkeeper.api.document import NotOurs
+from slotkeeper.api.formats.anthropic import shape
 from slotkeeper.conversation.rules.restoring import without_stamp
 
 HEADER = "x-anthropic-billing-header: cc_version=2.1; cch="

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotkeeper.api.assembling import NOT_FROM_STREAMS, Assembler, WholeAnswer, as_stream
+from slotkeeper.api.answers.assembling import NOT_FROM_STREAMS, Assembler, WholeAnswer, as_stream
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import can_assemble, parse
 

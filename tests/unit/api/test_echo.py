@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotkeeper.api.echo import (
+from slotkeeper.api.answers.echo import (
     Habit,
     ReasoningForm,
     echoed,

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from slotkeeper.api.answer import SseSplitter
+from slotkeeper.api.answers.answer import SseSplitter
 from slotkeeper.api.errors import ClientFault, Fault, OurFault, UpstreamFault, body, retold, sse
 from slotkeeper.api.head import Api
 

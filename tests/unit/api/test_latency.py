@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from slotkeeper.api.answer import AnswerReader, comment
-from slotkeeper.api.head import Api
-from slotkeeper.api.latency import (
+from slotkeeper.api.answers.answer import AnswerReader, comment
+from slotkeeper.api.answers.latency import (
     Prefilled,
     PrefillTimes,
     TokenTimes,
@@ -20,6 +19,7 @@ from slotkeeper.api.latency import (
     prefill_times,
     waits,
 )
+from slotkeeper.api.head import Api
 
 ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":null}}]}\n\n'
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotkeeper.api.answer import LONGEST, Progress, ProgressFilter
+from slotkeeper.api.answers.answer import LONGEST, Progress, ProgressFilter
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import UNNAMED, ask_for, can_ask, parse, placed
 

@@ -1,7 +1,7 @@
 import pytest
 
 from slotkeeper.api.document import NotOurs
-from slotkeeper.api.responses import shape
+from slotkeeper.api.formats.responses import shape
 
 CALL = {"type": "function_call", "call_id": "c", "name": "ls", "arguments": '{"a": 1}'}
 CALLED = {"id": "c", "type": "function", "function": {"name": "ls", "arguments": '{"a": 1}'}}

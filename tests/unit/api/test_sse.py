@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotkeeper.api.answer import SseEvent, SseSplitter
+from slotkeeper.api.answers.answer import SseEvent, SseSplitter
 
 LINES = st.sampled_from(
     [

@@ -5,8 +5,8 @@ from __future__ import annotations
 from slotkeeper.bench import demo as module
 from slotkeeper.bench.demo import demo
 from slotkeeper.bench.measure import Sample, totals
-from slotkeeper.engine.launch import NOTHING, NoEngineError
-from slotkeeper.scheduler.figures import Usage
+from slotkeeper.engine.child.launch import NOTHING, NoEngineError
+from slotkeeper.scheduler.requests.figures import Usage
 
 
 async def test_without_an_engine_the_demo_says_what_to_install(monkeypatch, capsys):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.simulator.simulation import cache_aware, consistent_hash, lmetric, round_robin
 
-from slotkeeper.scheduler.tokens import EMPTY, Tokens
+from slotkeeper.scheduler.prompts.tokens import EMPTY, Tokens
 
 
 @dataclass

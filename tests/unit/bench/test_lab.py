@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from slotkeeper.bench.lab import up_flags
-from slotkeeper.engine import launch
+from slotkeeper.engine.child import launch
+from slotkeeper.engine.child.launch import EngineBinary, EngineKind
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.engine.launch import EngineBinary, EngineKind
 
 HELP = "\n".join(
     f"{flag} N  what it does"

@@ -16,8 +16,8 @@ from slotkeeper.bench.measure import (
     times_of,
     totals,
 )
-from slotkeeper.scheduler.figures import Usage
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.requests.figures import Usage
 
 PROMPTS = some.lists(some.lists(some.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=8)
 

@@ -17,7 +17,7 @@ from benchmarks.simulator.simulation import (
 )
 from benchmarks.simulator.timed_engine import EngineRates
 
-from slotkeeper.scheduler.engine_model import Memory
+from slotkeeper.scheduler.slots.engine_model import Memory
 
 LOAD = Synthetic(
     conversations=8, turns=4, system_tokens=600, first_tokens=300, turn_tokens=150, reply_tokens=40, pause=4.0

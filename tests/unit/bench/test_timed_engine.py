@@ -8,8 +8,8 @@ import pytest
 from benchmarks.simulator.timed_engine import EngineRates, Task, TimedEngine, traits_of
 from benchmarks.simulator.virtual_clock import VirtualClock
 
-from slotkeeper.scheduler.engine_model import Memory
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.slots.engine_model import Memory
 from slotkeeper.scheduler.types import SlotId
 
 RATES = EngineRates(prefill=1000.0, decode=50.0, deeper=1e-7, save=1e9, restore=2e9, checkpoint_bytes=0)

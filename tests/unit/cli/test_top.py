@@ -11,7 +11,7 @@ from rich.console import Console
 
 from patience import PATIENCE
 from slotkeeper.admin.state_routes import summary, time_of
-from slotkeeper.api.latency import waits
+from slotkeeper.api.answers.latency import waits
 from slotkeeper.cli.main import main
 from slotkeeper.cli.top import HISTORY, ScreenState, history, screen, top
 from slotkeeper.observe.request_record import Record, RequestStage
@@ -23,8 +23,8 @@ from slotkeeper.observe.states import (
     unknown_text,
 )
 from slotkeeper.runtime.tasks import Tasks
-from slotkeeper.scheduler.budgets import GIB, Budgets
-from slotkeeper.scheduler.figures import Sums, Unknown
+from slotkeeper.scheduler.requests.figures import Sums, Unknown
+from slotkeeper.scheduler.snapshots.budgets import GIB, Budgets
 from unit.looking import CAME, ENGINE, Document, admin, ended, lost, rewritten, state
 
 NO_SERVER = "http://127.0.0.1:1"

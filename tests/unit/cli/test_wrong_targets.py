@@ -18,7 +18,7 @@ from typing import Any, Final
 import pytest
 
 from commands.process import NOBODY, ended, serving
-from slotkeeper.engine.launch import free_port
+from slotkeeper.engine.child.launch import free_port
 from slotkeeper.settings import Settings
 
 USAGE, FAILURE = 2, 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slotkeeper.engine import fingerprint
-from slotkeeper.engine.launch import EngineKind, skulk, xllamacpp
+from slotkeeper.engine.child.launch import EngineKind, skulk, xllamacpp
 
 NEW, OLD = {"id": "m", "architecture": {}}, {"id": "m"}
 

@@ -9,8 +9,8 @@ import pytest
 from slotkeeper.cli.doctor import about_budget
 from slotkeeper.engine.findings import Finding, SaveSupport, Severity, examine
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.scheduler.budgets import GIB, Budgets
-from slotkeeper.scheduler.engine_model import EngineTraits, Known, Memory
+from slotkeeper.scheduler.slots.engine_model import EngineTraits, Known, Memory
+from slotkeeper.scheduler.snapshots.budgets import GIB, Budgets
 
 GOOD = EngineTraits(
     n_slots=2,

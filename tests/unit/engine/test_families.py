@@ -15,7 +15,7 @@ from slotkeeper.engine.markers import (
     learn_markers,
     user_openers,
 )
-from slotkeeper.scheduler.tokens import UNKNOWN, Boundary, BoundaryKind, Markers, Tokens
+from slotkeeper.scheduler.prompts.tokens import UNKNOWN, Boundary, BoundaryKind, Markers, Tokens
 
 PLAIN = Family("<U>", "<A>", ("<T>",))
 

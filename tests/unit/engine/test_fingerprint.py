@@ -19,8 +19,8 @@ from slotkeeper.engine.fingerprint import (
     streams_of,
 )
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.scheduler.engine_model import EngineTraits
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.slots.engine_model import EngineTraits
 
 PROPS = {"model_path": "/models/a.gguf", "model_ftype": "Q8_0", "total_slots": 2, "media_marker": "random"}
 ENTRY = {"meta": {"n_vocab": 9, "n_params": 5, "n_ctx": 4096}}

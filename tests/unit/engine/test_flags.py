@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from slotkeeper.engine.child.launch import private_folder, recommended
 from slotkeeper.engine.flags import BY_NAME, OPTIONS, EngineFlags, FlagError
-from slotkeeper.engine.launch import private_folder, recommended
-from slotkeeper.scheduler.engine_model import EngineTraits
+from slotkeeper.scheduler.slots.engine_model import EngineTraits
 
 ALL = frozenset(BY_NAME) | {"--no-webui"}
 

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from slotkeeper.engine import launch, xllama
-from slotkeeper.engine.launch import EngineBinary, EngineKind, NoEngineError, find_engine, flags_in
-from slotkeeper.engine.process import Backoff, tail, trim
+from slotkeeper.engine.child import launch, xllama
+from slotkeeper.engine.child.launch import EngineBinary, EngineKind, NoEngineError, find_engine, flags_in
+from slotkeeper.engine.child.process import Backoff, tail, trim
 from slotkeeper.engine.traits import looks_unified, thins_eagerly
 
 HELP = """

@@ -5,11 +5,11 @@ from types import MappingProxyType
 import pytest
 
 from slotkeeper.bench.models import Fat, Tiny, build
-from slotkeeper.engine import memory
+from slotkeeper.engine.child import memory
+from slotkeeper.engine.child.memory import checkpoint_bytes, free_memory, plan_memory, state_bytes
 from slotkeeper.engine.findings import SaveSupport, Severity, examine
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.engine.memory import checkpoint_bytes, free_memory, plan_memory, state_bytes
-from slotkeeper.scheduler.engine_model import EngineTraits, Memory
+from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory
 from slotkeeper.vocab.gguf import GgufHeader, read_header
 
 GIB, MIB = 1 << 30, 1 << 20

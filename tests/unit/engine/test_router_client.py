@@ -3,8 +3,8 @@
 import pytest
 
 from slotkeeper.engine.client import EngineAddress
-from slotkeeper.engine.router_client import entry_of
-from slotkeeper.scheduler.router import ModelStatus
+from slotkeeper.engine.routers.router_client import entry_of
+from slotkeeper.scheduler.policies.router import ModelStatus
 
 BASE = "http://router:8080"
 ARGS = ["llama-server", "--port", "46919", "--ctx-size", "8192", "--parallel", "2"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from recipes import made, whole
-from slotkeeper.engine.slotfile import keep, size_of
+from slotkeeper.engine.slot_file.slotfile import keep, size_of
 from unit.engine.slotfiles import KINDS, slot_file, whole_file
 
 

@@ -8,9 +8,9 @@ from io import BytesIO
 
 import pytest
 
-from slotkeeper.engine.slotfile import Damage, SlotFile, Verdict
-from slotkeeper.engine.slotfile_reader import read
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.engine.slot_file.slotfile import Damage, SlotFile, Verdict
+from slotkeeper.engine.slot_file.slotfile_reader import read
+from slotkeeper.scheduler.prompts.tokens import Tokens
 from unit.engine.slotfiles import (
     IDS,
     KINDS,

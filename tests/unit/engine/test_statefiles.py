@@ -8,11 +8,11 @@ import pytest
 
 from slotkeeper.bench.models import Tiny, build
 from slotkeeper.engine.answers import NoFilesError, Why
+from slotkeeper.engine.child.memory import state_bytes
 from slotkeeper.engine.findings import Severity, about_files
 from slotkeeper.engine.flags import EngineFlags
-from slotkeeper.engine.memory import state_bytes
 from slotkeeper.engine.traits import Reading
-from slotkeeper.scheduler.engine_model import EngineTraits, Memory
+from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory
 from slotkeeper.vocab.gguf import read_header
 
 OURS = EngineFlags()

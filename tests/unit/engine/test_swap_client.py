@@ -16,9 +16,9 @@ from aiohttp.test_utils import TestServer
 from patience import PATIENCE
 from slotkeeper.engine.answers import EngineError, EngineGoneError, Health
 from slotkeeper.engine.client import EngineAddress, EngineClient, running_in
-from slotkeeper.engine.router_client import ModelEntry
-from slotkeeper.engine.swap_client import LONGEST, SwapClient, flags_in
-from slotkeeper.scheduler.router import ModelStatus
+from slotkeeper.engine.routers.router_client import ModelEntry
+from slotkeeper.engine.routers.swap_client import LONGEST, SwapClient, flags_in
+from slotkeeper.scheduler.policies.router import ModelStatus
 from slotkeeper.scheduler.types import ModelName, SlotId
 from swap_like import SwapGroup, SwapLike, Swapped, answering, serving
 

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from patience import PATIENCE
-from slotkeeper.api.answer import ProgressFilter
+from slotkeeper.api.answers.answer import ProgressFilter
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import NotPlain
 from slotkeeper.conversation.naming import Name, Naming
@@ -17,7 +17,7 @@ from slotkeeper.engine.answers import EngineError, EngineGoneError
 from slotkeeper.exchange.account import Account
 from slotkeeper.observe.request_record import RequestStage
 from slotkeeper.scheduler.events import Event, Gone
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.types import RequestId
 from slotkeeper.vocab.tokenizer import TokenizeError
 from unit.runtime.conftest import driver, link

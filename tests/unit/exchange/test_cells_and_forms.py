@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotkeeper.api.answer import Answer
-from slotkeeper.api.answer_builder import Figures
+from slotkeeper.api.answers.answer import Answer
+from slotkeeper.api.answers.answer_builder import Figures
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import parse
 from slotkeeper.engine.answers import Health
 from slotkeeper.exchange.exchange import CellsGate, OutOfCells, form_for, gate_for
 from slotkeeper.scheduler.effects import Forward
-from slotkeeper.scheduler.engine_model import EngineTraits, Known, Memory
 from slotkeeper.scheduler.events import EngineUp, Exceeded
 from slotkeeper.scheduler.placement import Placement
+from slotkeeper.scheduler.slots.engine_model import EngineTraits, Known, Memory
 from slotkeeper.scheduler.types import EngineId, Reason, RequestId
 from unit.runtime.stubs import ENGINE, TRAITS, StubLink
 

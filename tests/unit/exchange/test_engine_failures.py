@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from slotkeeper.api.answer import Answer
-from slotkeeper.api.answer_builder import Figures
+from slotkeeper.api.answers.answer import Answer
+from slotkeeper.api.answers.answer_builder import Figures
 from slotkeeper.api.head import Api
 from slotkeeper.engine.answers import EngineError, EngineGoneError
 from slotkeeper.exchange.exchange import FailedRequest, is_failure, judge

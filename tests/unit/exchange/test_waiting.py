@@ -12,7 +12,7 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 
 from patience import PATIENCE
-from slotkeeper.api.answer import SseEvent, SseSplitter, comment
+from slotkeeper.api.answers.answer import SseEvent, SseSplitter, comment
 from slotkeeper.api.errors import ClientFault, Fault, UpstreamFault, body, retold, sse
 from slotkeeper.api.head import Api
 from slotkeeper.exchange.exchange import WAITING, Waiting

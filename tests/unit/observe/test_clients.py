@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry
 
 from slotkeeper.conversation.naming import Name
 from slotkeeper.observe.request_record import OTHER, ClientFigures, Clients, Record
-from slotkeeper.scheduler.figures import Sums, Usage
+from slotkeeper.scheduler.requests.figures import Sums, Usage
 from unit.observe.watched import record
 
 ANNA, BERT = "a" * 16 + "/1", "b" * 16 + "/1"

@@ -7,7 +7,7 @@ from dataclasses import fields
 import pytest
 
 from slotkeeper.observe.request_record import BUCKET, BUCKETS, History
-from slotkeeper.scheduler.figures import Sums
+from slotkeeper.scheduler.requests.figures import Sums
 
 START = 1_700_000_000.0
 

@@ -36,11 +36,11 @@ from playbooks.playbook import (
 from slotkeeper.observe.request_record import Record, RequestStage
 from slotkeeper.observe.states import Spent
 from slotkeeper.scheduler.effects import Purpose, SaveMoment
-from slotkeeper.scheduler.figures import Loss, Lost
-from slotkeeper.scheduler.pending import Wait
+from slotkeeper.scheduler.prompts.tokens import Boundary, BoundaryKind, Tokens
 from slotkeeper.scheduler.rates import LinearTimes
-from slotkeeper.scheduler.slot_contents import SnapshotId
-from slotkeeper.scheduler.tokens import Boundary, BoundaryKind, Tokens
+from slotkeeper.scheduler.requests.figures import Loss, Lost
+from slotkeeper.scheduler.requests.pending import Wait
+from slotkeeper.scheduler.slots.slot_contents import SnapshotId
 from slotkeeper.scheduler.types import Loading, Reason, RequestId
 from unit.observe.watched import WatchedPlay, record, stages, without_gaps
 

@@ -16,7 +16,7 @@ from playbooks.playbook import (
 from slotkeeper.observe import journal as journals
 from slotkeeper.observe.journal import Journal
 from slotkeeper.observe.request_record import Record
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.types import RequestId
 from unit.observe.watched import WatchedPlay, record
 

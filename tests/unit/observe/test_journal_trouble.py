@@ -21,8 +21,8 @@ from playbooks.playbook import (
 )
 from slotkeeper.observe.request_record import RequestStage
 from slotkeeper.scheduler.effects import Forward
-from slotkeeper.scheduler.table import LINGER
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.slots.table import LINGER
 from slotkeeper.scheduler.types import EngineId, Reason, RequestId
 from unit.observe.watched import WatchedPlay, stages, without_gaps
 

@@ -13,7 +13,7 @@ from aiohttp.http_exceptions import BadHttpMessage, InvalidURLError
 from chaos.conftest import ready, settings
 from chaos.fake_answers import PATHS, request_body
 from chaos.fake_engine import FakeEngine, Fault
-from slotkeeper.api.answer import AnswerReader
+from slotkeeper.api.answers.answer import AnswerReader
 from slotkeeper.api.head import Api
 from slotkeeper.app import running
 from slotkeeper.engine.answers import EngineError, EngineGoneError

@@ -19,9 +19,9 @@ from slotkeeper.observe.metrics import OUTCOMES, Metrics, Part
 from slotkeeper.observe.request_record import ClientFigures, Clients
 from slotkeeper.observe.states import EngineState, Spent
 from slotkeeper.scheduler.effects import Purpose, Report
-from slotkeeper.scheduler.figures import Loss, Lost, Unknown, Usage
 from slotkeeper.scheduler.placement import Placement
-from slotkeeper.scheduler.table import SlotState
+from slotkeeper.scheduler.requests.figures import Loss, Lost, Unknown, Usage
+from slotkeeper.scheduler.slots.table import SlotState
 from slotkeeper.scheduler.types import WITHOUT_PLACE, EngineId, ModelName, Reason, RequestId
 from slotkeeper.store.trouble import OPERATIONS
 from unit.observe.watched import record

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from slotkeeper.api.answer import Progress
+from slotkeeper.api.answers.answer import Progress
 from slotkeeper.observe.request_record import (
     SPENT_ON,
     Decision,

@@ -14,7 +14,7 @@ from slotkeeper.conversation.rules.apply import ShownChange
 from slotkeeper.conversation.rules.base import Mode, RuleName
 from slotkeeper.observe.request_record import Decision, Option, PromptDivergence, Record, RequestStage
 from slotkeeper.observe.sentences import sentences, verdict
-from slotkeeper.scheduler.figures import Loss, Lost
+from slotkeeper.scheduler.requests.figures import Loss, Lost
 from slotkeeper.scheduler.types import Reason
 from unit.observe.watched import record
 

@@ -29,8 +29,8 @@ from slotkeeper.observe.states import (
     stages_text,
     unknown_text,
 )
-from slotkeeper.scheduler.figures import Sums, Unknown
-from slotkeeper.scheduler.pending import Wait
+from slotkeeper.scheduler.requests.figures import Sums, Unknown
+from slotkeeper.scheduler.requests.pending import Wait
 from slotkeeper.scheduler.types import Priority
 
 

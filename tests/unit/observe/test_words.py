@@ -35,8 +35,8 @@ from slotkeeper.observe.sentences import (
 )
 from slotkeeper.observe.states import Spent
 from slotkeeper.scheduler.effects import PoolAct, Pooled, Purpose, Ranked, SaveMoment
-from slotkeeper.scheduler.figures import Loss, Lost
-from slotkeeper.scheduler.pending import Wait
+from slotkeeper.scheduler.requests.figures import Loss, Lost
+from slotkeeper.scheduler.requests.pending import Wait
 from slotkeeper.scheduler.types import EngineId, Priority, PriorityAct, Reason, RequestId
 from unit.observe.watched import record
 

@@ -16,9 +16,9 @@ from slotkeeper.engine.client import EngineAddress, EngineClient
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.scheduler.effects import Forward
-from slotkeeper.scheduler.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.events import Arrived, Finished, Rendered, Started
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.types import ClientId, EngineId, RequestId, SlotId, SlotView
 
 ENGINE = EngineId("http://engine")

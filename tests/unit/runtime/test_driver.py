@@ -12,8 +12,8 @@ from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.driver import MOMENT, Driver
 from slotkeeper.scheduler.effects import Forward, Report
 from slotkeeper.scheduler.events import Gone
-from slotkeeper.scheduler.figures import Usage
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.requests.figures import Usage
 from slotkeeper.scheduler.types import Reason, RequestId, SlotId, SlotView
 from unit.runtime.stubs import ENGINE, PROMPT, admit, fallbacks, finish, granted, settled
 

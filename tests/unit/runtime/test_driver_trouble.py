@@ -12,7 +12,6 @@ from slotkeeper.engine.answers import EngineGoneError
 from slotkeeper.observe.log import configure
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.driver import RENEWAL_SECONDS, Driver
-from slotkeeper.scheduler.budgets import FolderRoom, Limits
 from slotkeeper.scheduler.effects import Observe, Report
 from slotkeeper.scheduler.events import (
     Acted,
@@ -30,7 +29,8 @@ from slotkeeper.scheduler.events import (
     SnapshotsChanged,
 )
 from slotkeeper.scheduler.placement import Placement
-from slotkeeper.scheduler.slot_contents import Tier
+from slotkeeper.scheduler.slots.slot_contents import Tier
+from slotkeeper.scheduler.snapshots.budgets import FolderRoom, Limits
 from slotkeeper.scheduler.types import EngineId, Reason, RequestId, SlotId, SlotView
 from unit.runtime.stubs import ENGINE, TRAITS, StubLink, admit, fallbacks, finish, granted, settled
 

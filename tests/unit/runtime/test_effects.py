@@ -15,7 +15,6 @@ from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.driver import EffectRunner
 from slotkeeper.runtime.engines import Engines
 from slotkeeper.runtime.tasks import Tasks
-from slotkeeper.scheduler.budgets import GIB, Budgets
 from slotkeeper.scheduler.effects import (
     Budgeted,
     Erase,
@@ -28,8 +27,9 @@ from slotkeeper.scheduler.effects import (
     Stop,
 )
 from slotkeeper.scheduler.events import Erased, Event, Planted, Restored, Saved, TimerFired
-from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.slots.slot_contents import Snapshot, SnapshotId
+from slotkeeper.scheduler.snapshots.budgets import GIB, Budgets
 from slotkeeper.scheduler.types import Loading, Place, RequestId, SlotId
 from unit.runtime.stubs import ENGINE, TRAITS, StubLink, settled
 

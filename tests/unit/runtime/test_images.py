@@ -13,7 +13,7 @@ from slotkeeper.api.pictures import Picture, digests, part_of
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.runtime import images
 from slotkeeper.runtime.images import EngineImages, Pictures
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.vocab.tokenizer import Tokenizer
 
 MARKER = "<__media__>"

@@ -11,7 +11,7 @@ from slotkeeper.api.head import Api
 from slotkeeper.api.request import UNNAMED, Ask
 from slotkeeper.engine.answers import EngineError
 from slotkeeper.runtime.render import LARGEST, NextTurns, Recent
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
 from unit.runtime.stubs import StubLink
 
 Message = dict[str, Any]

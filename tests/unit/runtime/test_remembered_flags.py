@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slotkeeper.runtime.link import FLAGS_FILE, MOST_PROCESSES, keep_flags, recalled_flags, with_flags
-from slotkeeper.scheduler.engine_model import EngineTraits, Known
+from slotkeeper.scheduler.slots.engine_model import EngineTraits, Known
 
 STOCK = EngineTraits()
 FOUND = STOCK.learned(Known.CANARY, checkpoint_min_step=0, ram_cache=False).learned(

@@ -8,7 +8,7 @@ from slotkeeper.api.head import Api
 from slotkeeper.api.request import UNNAMED, Ask
 from slotkeeper.engine.answers import EngineError
 from slotkeeper.runtime.render import prompt_of, with_reply
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
 from unit.runtime.stubs import END_OF_TURN, StubLink
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "tools": []}

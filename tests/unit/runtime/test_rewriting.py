@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from at_once import at_once
-from slotkeeper.api.answer_builder import Figures
+from slotkeeper.api.answers.answer_builder import Figures
 from slotkeeper.api.head import Api
 from slotkeeper.conversation.divergence import Cause
 from slotkeeper.conversation.layout import Section
@@ -16,7 +16,7 @@ from slotkeeper.conversation.rules.apply import DEFAULTS
 from slotkeeper.conversation.rules.base import Choice, RuleName
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.rewriting import Rewriting, Taken, judge
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
 
 SYSTEM = "You are an agent. " * 200 + "\n\nCurrent date: 2026-11-2{day}\n\n" + "Keep lines short. " * 200
 ASKED, SAID = {"role": "user", "content": "Which bolts are low?"}, {"role": "assistant", "content": "M4."}

@@ -11,14 +11,14 @@ import pytest
 
 from patience import PATIENCE
 from slotkeeper.engine.answers import EngineError, EngineGoneError, Health
-from slotkeeper.engine.router_client import Listing, ModelEntry, RouterClient
+from slotkeeper.engine.routers.router_client import Listing, ModelEntry, RouterClient
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime import router_link
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.router_link import RouterLink
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.scheduler.events import Event, ModelsListed, SwapFailed
-from slotkeeper.scheduler.router import ModelStatus
+from slotkeeper.scheduler.policies.router import ModelStatus
 from slotkeeper.scheduler.types import EngineId, ModelName
 from unit.runtime.stubs import StubLink
 

@@ -11,10 +11,10 @@ from patience import PATIENCE
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime import sharing as module
 from slotkeeper.runtime.sharing import LONGEST, WRITERS, Sharing, sharing_of
-from slotkeeper.scheduler.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.events import Event, SnapshotsChanged
-from slotkeeper.scheduler.retention import Wanted
-from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
+from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory
+from slotkeeper.scheduler.slots.slot_contents import SnapshotId, Tier
+from slotkeeper.scheduler.snapshots.retention import Wanted
 from slotkeeper.store.index import Kept
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import StoreError, Trouble

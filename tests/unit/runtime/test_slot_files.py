@@ -17,7 +17,7 @@ from slotkeeper.runtime import slot_files
 from slotkeeper.runtime.slot_files import Snapshots
 from slotkeeper.scheduler.effects import Restore
 from slotkeeper.scheduler.events import Event, SnapshotsChanged
-from slotkeeper.scheduler.slot_contents import Tier
+from slotkeeper.scheduler.slots.slot_contents import Tier
 from slotkeeper.scheduler.types import Loading, Place, RequestId, SlotId
 from slotkeeper.store.index import by_our_clock
 from slotkeeper.store.store import Store

@@ -10,10 +10,10 @@ import pytest
 
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.slot_files import AT_ONCE, Snapshots
-from slotkeeper.scheduler.budgets import FolderRoom
 from slotkeeper.scheduler.events import Event, SnapshotsChanged
-from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.slots.slot_contents import SnapshotId, Tier
+from slotkeeper.scheduler.snapshots.budgets import FolderRoom
 from slotkeeper.store.index import Kept, Use
 from slotkeeper.store.store import Opened
 from unit.store.test_manifest import MANIFEST

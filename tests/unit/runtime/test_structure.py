@@ -11,8 +11,8 @@ from slotkeeper.api.head import Api
 from slotkeeper.api.request import UNNAMED, Ask
 from slotkeeper.engine.answers import EngineError, EngineGoneError
 from slotkeeper.runtime.render import boundaries_of
-from slotkeeper.scheduler.engine_model import Memory
-from slotkeeper.scheduler.tokens import UNKNOWN, Boundary, BoundaryKind, Markers, Tokens
+from slotkeeper.scheduler.prompts.tokens import UNKNOWN, Boundary, BoundaryKind, Markers, Tokens
+from slotkeeper.scheduler.slots.engine_model import Memory
 from unit.runtime.stubs import TRAITS, StubLink
 
 OPENER = "<U>"

@@ -14,7 +14,7 @@ from aiohttp import web
 from patience import PATIENCE
 from slotkeeper.engine.answers import Health
 from slotkeeper.engine.client import EngineAddress
-from slotkeeper.engine.router_client import ModelEntry
+from slotkeeper.engine.routers.router_client import ModelEntry
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime import link as link_module
 from slotkeeper.runtime import router_link
@@ -22,7 +22,7 @@ from slotkeeper.runtime.engines import Engines
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.scheduler.events import Event, ModelsListed, SwapFailed
-from slotkeeper.scheduler.router import ModelStatus
+from slotkeeper.scheduler.policies.router import ModelStatus
 from slotkeeper.scheduler.types import EngineId, ModelName
 from swap_like import SwapGroup, SwapLike, Swapped, answering, serving
 

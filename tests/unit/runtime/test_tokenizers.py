@@ -11,7 +11,7 @@ from slotkeeper.bench.models import Tiny, build
 from slotkeeper.engine.answers import EngineGoneError
 from slotkeeper.engine.traits import Reading
 from slotkeeper.runtime.link import Tokenizers
-from slotkeeper.scheduler.engine_model import EngineTraits
+from slotkeeper.scheduler.slots.engine_model import EngineTraits
 from slotkeeper.vocab.gguf import read_header
 
 

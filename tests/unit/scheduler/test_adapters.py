@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotkeeper.scheduler.adapters import (
+from slotkeeper.scheduler.policies.adapters import (
     BASE,
     Adapter,
     namespace_in,

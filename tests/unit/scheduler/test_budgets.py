@@ -6,8 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from slotkeeper.scheduler.budgets import GIB, UNLIMITED, Budgets, FolderRoom, HourlyBudget, Limits, budgets
-from slotkeeper.scheduler.slot_contents import Tier
+from slotkeeper.scheduler.slots.slot_contents import Tier
+from slotkeeper.scheduler.snapshots.budgets import (
+    GIB,
+    UNLIMITED,
+    Budgets,
+    FolderRoom,
+    HourlyBudget,
+    Limits,
+    budgets,
+)
 
 TIB = 1024 * GIB
 TINY_MODEL = GIB // 256  # bytes of a full slot

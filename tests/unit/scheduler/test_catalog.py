@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from slotkeeper.scheduler import catalog as module
-from slotkeeper.scheduler.catalog import REMEMBERED, Catalog
-from slotkeeper.scheduler.engine_model import EngineTraits, Memory
-from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId, Tier
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory
+from slotkeeper.scheduler.slots.slot_contents import Snapshot, SnapshotId, Tier
+from slotkeeper.scheduler.snapshots import catalog as module
+from slotkeeper.scheduler.snapshots.catalog import REMEMBERED, Catalog
 
 TRAITS = EngineTraits(
     memory=Memory.DENSE, slot_files=True, state_version=4, files_carry=True, fingerprint="f"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slotkeeper.scheduler.engine_model import (
+from slotkeeper.scheduler.slots.engine_model import (
     Checkpoint,
     EngineTraits,
     Memory,

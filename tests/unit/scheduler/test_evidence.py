@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotkeeper.scheduler.engine_model import (
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.slots.engine_model import (
     FLAGS,
     TAIL,
     Checkpoint,
@@ -17,10 +18,9 @@ from slotkeeper.scheduler.engine_model import (
     Memory,
     after_prefill,
 )
-from slotkeeper.scheduler.evidence import Doubts, by_batches
-from slotkeeper.scheduler.shadow import EngineShadow
-from slotkeeper.scheduler.slot_contents import SlotContents, reuse
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.slots.evidence import Doubts, by_batches
+from slotkeeper.scheduler.slots.shadow import EngineShadow
+from slotkeeper.scheduler.slots.slot_contents import SlotContents, reuse
 from slotkeeper.scheduler.types import SlotId
 
 STOCK = EngineTraits(n_slots=1, n_ctx=100_000, memory=Memory.HYBRID, ram_cache=False)

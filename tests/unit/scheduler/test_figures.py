@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotkeeper.scheduler.engine_model import marked
-from slotkeeper.scheduler.figures import Counted, Sums, Usage, hit_rate, oracle, usage_of
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.requests.figures import Counted, Sums, Usage, hit_rate, oracle, usage_of
+from slotkeeper.scheduler.slots.engine_model import marked
 from slotkeeper.scheduler.state import MOST, Ahead
-from slotkeeper.scheduler.tokens import Tokens
 
 COUNTS = st.integers(0, 5000)
 

@@ -4,7 +4,7 @@ from math import inf
 
 import pytest
 
-from slotkeeper.scheduler.budgets import HourlyBudget
+from slotkeeper.scheduler.snapshots.budgets import HourlyBudget
 
 
 def test_the_budget_of_an_hour_may_be_spent_at_once_and_then_refills():

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotkeeper.scheduler.figures import UNPLACED, Answered, Loss, Lost, lost
-from slotkeeper.scheduler.slot_contents import SlotContents
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.requests.figures import UNPLACED, Answered, Loss, Lost, lost
+from slotkeeper.scheduler.slots.slot_contents import SlotContents
 from slotkeeper.scheduler.types import Reason
 
 PROMPT = Tokens(range(1000))

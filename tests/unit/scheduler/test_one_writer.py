@@ -12,12 +12,12 @@ import benchmarks
 import pytest
 
 import slotkeeper
-from slotkeeper.scheduler.pending import Pending, Preparing, Queued
+from slotkeeper.scheduler.requests.pending import Pending, Preparing, Queued
 
 # What variables and fields that hold such an object are called.
 TABLES: Final = {"table", "_table", "waits_for"}
 SHADOWS: Final = {"shadow", "_shadow"}
-WRITERS: Final = {"scheduler/table.py": TABLES, "scheduler/shadow.py": SHADOWS}
+WRITERS: Final = {"slots/table.py": TABLES, "slots/shadow.py": SHADOWS}
 REQUESTS: Final = {"pending", "_pending", "queued", "preparing"}
 # In the scheduler, no module assigns a field of such a name to another object.
 RECORD: Final = {field.name for of in (Pending, Queued, Preparing) for field in fields(of)}
@@ -80,7 +80,7 @@ def writes_record(tree: ast.AST) -> Iterator[int]:
 
 
 @pytest.mark.parametrize(
-    "path", [path for path in SOURCES if path.parent.name == "scheduler"], ids=lambda path: path.name
+    "path", [path for path in SOURCES if "scheduler" in path.parts], ids=lambda path: path.name
 )
 def test_only_its_own_methods_change_a_request(path: Path):
     assert not list(writes_record(ast.parse(path.read_text("utf-8"))))

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from slotkeeper.scheduler.catalog import PrefixOrder, PrefixTree, cuts
-from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Memory
-from slotkeeper.scheduler.retention import BATCH, evict
-from slotkeeper.scheduler.slot_contents import HALF_LIFE, SlotContents, Snapshot, SnapshotId
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.slots.engine_model import Checkpoint, EngineTraits, Memory
+from slotkeeper.scheduler.slots.slot_contents import HALF_LIFE, SlotContents, Snapshot, SnapshotId
+from slotkeeper.scheduler.snapshots.catalog import PrefixOrder, PrefixTree, cuts
+from slotkeeper.scheduler.snapshots.retention import BATCH, evict
 
 DENSE = EngineTraits(memory=Memory.DENSE)
 HYBRID = EngineTraits(memory=Memory.HYBRID)

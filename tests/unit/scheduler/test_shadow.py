@@ -2,10 +2,10 @@
 
 import pytest
 
-from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Memory
-from slotkeeper.scheduler.shadow import EngineShadow, Source
-from slotkeeper.scheduler.slot_contents import RAM_ENTRIES, SlotContents, Snapshot, SnapshotId
-from slotkeeper.scheduler.tokens import EMPTY, Tokens
+from slotkeeper.scheduler.prompts.tokens import EMPTY, Tokens
+from slotkeeper.scheduler.slots.engine_model import Checkpoint, EngineTraits, Memory
+from slotkeeper.scheduler.slots.shadow import EngineShadow, Source
+from slotkeeper.scheduler.slots.slot_contents import RAM_ENTRIES, SlotContents, Snapshot, SnapshotId
 
 A = Tokens(range(1000))
 C = Tokens(range(5000, 6500))

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slotkeeper.scheduler.engine_model import Checkpoint, EngineTraits, Memory
-from slotkeeper.scheduler.slot_contents import (
+from slotkeeper.scheduler.prompts.tokens import EMPTY, Tokens
+from slotkeeper.scheduler.slots.engine_model import Checkpoint, EngineTraits, Memory
+from slotkeeper.scheduler.slots.slot_contents import (
     HALF_LIFE,
     SlotContents,
     Snapshot,
@@ -20,7 +21,6 @@ from slotkeeper.scheduler.slot_contents import (
     slack,
     unsafe,
 )
-from slotkeeper.scheduler.tokens import EMPTY, Tokens
 from slotkeeper.scheduler.types import RequestId
 
 N = 3000

@@ -3,14 +3,14 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from slotkeeper.scheduler.adapters import Adapter
-from slotkeeper.scheduler.engine_model import EngineTraits, user_starts
 from slotkeeper.scheduler.events import Arrived, EngineUp, Event
-from slotkeeper.scheduler.pending import Pending, Plan
 from slotkeeper.scheduler.placement import TAKE_IN, Placement
+from slotkeeper.scheduler.policies.adapters import Adapter
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.requests.pending import Pending, Plan
+from slotkeeper.scheduler.slots.engine_model import EngineTraits, user_starts
+from slotkeeper.scheduler.slots.table import Maintenance, Orphan, SlotState
 from slotkeeper.scheduler.state import State
-from slotkeeper.scheduler.table import Maintenance, Orphan, SlotState
-from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import ClientId, EngineId, Place, Reason, RequestId, SlotId
 
 E = EngineId("http://e0")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotkeeper.scheduler.tokens import (
+from slotkeeper.scheduler.prompts.tokens import (
     UNKNOWN,
     Boundary,
     BoundaryKind,

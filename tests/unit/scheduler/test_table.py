@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from slotkeeper.scheduler.engine_model import EngineTraits, Known
 from slotkeeper.scheduler.events import Observed
-from slotkeeper.scheduler.shadow import EngineShadow
-from slotkeeper.scheduler.slot_contents import SlotContents
-from slotkeeper.scheduler.table import (
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.slots.engine_model import EngineTraits, Known
+from slotkeeper.scheduler.slots.shadow import EngineShadow
+from slotkeeper.scheduler.slots.slot_contents import SlotContents
+from slotkeeper.scheduler.slots.table import (
     COUNT_SLIP,
     SILENCE,
     STALE,
@@ -17,7 +18,6 @@ from slotkeeper.scheduler.table import (
     Orphan,
     SlotState,
 )
-from slotkeeper.scheduler.tokens import Tokens
 from slotkeeper.scheduler.types import EngineId, RequestId, SlotId, SlotView
 
 E = EngineId("e0")

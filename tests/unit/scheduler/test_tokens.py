@@ -1,8 +1,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slotkeeper.scheduler.prompt_tree import PromptTree
-from slotkeeper.scheduler.tokens import EMPTY, MOST_FOUND, Tokens
+from slotkeeper.scheduler.prompts.prompt_tree import PromptTree
+from slotkeeper.scheduler.prompts.tokens import EMPTY, MOST_FOUND, Tokens
 
 IDS = st.lists(st.integers(-2, 3) | st.sampled_from([0x01010101, 2**31 - 1]), max_size=300)
 

@@ -1,7 +1,7 @@
 import pytest
 
-from slotkeeper.scheduler.prompt_tree import BLOCK, HASH_BYTES, NODE_BYTES, Branch, PromptTree
-from slotkeeper.scheduler.tokens import EMPTY, WIDTH, Tokens
+from slotkeeper.scheduler.prompts.prompt_tree import BLOCK, HASH_BYTES, NODE_BYTES, Branch, PromptTree
+from slotkeeper.scheduler.prompts.tokens import EMPTY, WIDTH, Tokens
 
 SYSTEM = Tokens([1] * 10)
 

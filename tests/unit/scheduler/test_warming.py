@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from slotkeeper.scheduler.catalog import Catalog
-from slotkeeper.scheduler.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.idle_work import coldest
-from slotkeeper.scheduler.shadow import EngineShadow
-from slotkeeper.scheduler.slot_contents import Snapshot, SnapshotId
-from slotkeeper.scheduler.table import EngineTable
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory
+from slotkeeper.scheduler.slots.shadow import EngineShadow
+from slotkeeper.scheduler.slots.slot_contents import Snapshot, SnapshotId
+from slotkeeper.scheduler.slots.table import EngineTable
+from slotkeeper.scheduler.snapshots.catalog import Catalog
 from slotkeeper.scheduler.types import EngineId
 
 TRAITS = EngineTraits(memory=Memory.DENSE, slot_files=True, state_version=3, fingerprint="f")

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from slotkeeper.scheduler.slot_contents import SnapshotId
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.slots.slot_contents import SnapshotId
 from slotkeeper.store.index import Kept
 from slotkeeper.store.intake import SavedFile
 from slotkeeper.store.store import Store

@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from slotkeeper.engine.slotfile_runs import PartSizes
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.engine.slot_file.slotfile_runs import PartSizes
+from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.store.index import Kept
-from slotkeeper.store.objects import Objects
-from slotkeeper.store.sealing import StoreKey
-from slotkeeper.store.shared import SharedStore
+from slotkeeper.store.shared_store.objects import Objects
+from slotkeeper.store.shared_store.sealing import StoreKey
+from slotkeeper.store.shared_store.shared import SharedStore
 from slotkeeper.store.store import Store
 from unit.engine.slotfiles import slot_file
 from unit.store.saving import ENGINE, ids, keep

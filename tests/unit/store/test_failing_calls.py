@@ -14,8 +14,8 @@ from unittest.mock import patch
 import pytest
 
 from recipes import whole
-from slotkeeper.scheduler.slot_contents import Tier
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.slots.slot_contents import Tier
 from slotkeeper.store import files
 from slotkeeper.store.files import SLOT
 from slotkeeper.store.index import Kept

@@ -14,9 +14,10 @@ from unittest.mock import patch
 
 import pytest
 
-from slotkeeper.scheduler.slot_contents import Tier
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.store import files, snapshot_folder
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.slots.slot_contents import Tier
+from slotkeeper.store import files
+from slotkeeper.store.folders import snapshot_folder
 from slotkeeper.store.intake import SavedFile, SlotFileEdit
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import ADVICE, MissingError, StoreError, Trouble, UnfitError

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from slotkeeper.store.hints import Hints
+from slotkeeper.store.shared_store.hints import Hints
 
 STRANGE: Final = b"\xff\xfe no name of ours"
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from recipes import other_last_token, whole
-from slotkeeper.engine.slotfile import SlotFile, patched, repair_window
-from slotkeeper.engine.slotfile import keep as keep_records
+from slotkeeper.engine.slot_file.slotfile import SlotFile, patched, repair_window
+from slotkeeper.engine.slot_file.slotfile import keep as keep_records
 from slotkeeper.runtime.slot_files import Editing
-from slotkeeper.scheduler.engine_model import EngineTraits, Memory
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory
+from slotkeeper.store.folders.snapshot_folder import GIVEN_UP
 from slotkeeper.store.intake import SavedFile, SlotFileEdit
-from slotkeeper.store.snapshot_folder import GIVEN_UP
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import StoreError, TornError, Trouble, UnfitError
 from unit.engine.slotfiles import IDS, WINDOW, slot_file

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotkeeper.scheduler.slot_contents import SnapshotId
-from slotkeeper.scheduler.tokens import Chunk, Tokens
+from slotkeeper.scheduler.prompts.tokens import Chunk, Tokens
+from slotkeeper.scheduler.slots.slot_contents import SnapshotId
 from slotkeeper.store.manifest import BLOCK, LATEST, Flaw, Manifest, chain, decode, encode
 
 ID = SnapshotId("slotkeeper-0123456789ab-01234567")

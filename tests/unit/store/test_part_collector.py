@@ -11,14 +11,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from slotkeeper.engine.slotfile_runs import RUN
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.store import collector, shared
-from slotkeeper.store.collector import GRACE, SPARED, Collected, StoreCollector
-from slotkeeper.store.object_names import HeadName, part_at, parts_in
-from slotkeeper.store.part_objects import FRESH
-from slotkeeper.store.sealing import StoreKey
-from slotkeeper.store.shared import parts_named
+from slotkeeper.engine.slot_file.slotfile_runs import RUN
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.store.shared_store import collector, shared
+from slotkeeper.store.shared_store.collector import GRACE, SPARED, Collected, StoreCollector
+from slotkeeper.store.shared_store.object_names import HeadName, part_at, parts_in
+from slotkeeper.store.shared_store.part_objects import FRESH
+from slotkeeper.store.shared_store.sealing import StoreKey
+from slotkeeper.store.shared_store.shared import parts_named
 from slotkeeper.store.trouble import StoreError, Trouble
 from unit.store.sharing import ALL_IN_PARTS, KEY, found, sidecar
 from unit.store.test_collector import HOUR

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from slotkeeper.engine.slotfile_runs import RUN, PartSizes
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.store import object_names, part_objects
-from slotkeeper.store import shared as module
+from slotkeeper.engine.slot_file.slotfile_runs import RUN, PartSizes
+from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.store.index import Kept
-from slotkeeper.store.object_names import part_at, part_path
-from slotkeeper.store.part_objects import StoredParts
-from slotkeeper.store.sealing import SALT_BYTES, TAG, StoreKey
-from slotkeeper.store.shared import SharedStore
+from slotkeeper.store.shared_store import object_names, part_objects
+from slotkeeper.store.shared_store import shared as module
+from slotkeeper.store.shared_store.object_names import part_at, part_path
+from slotkeeper.store.shared_store.part_objects import StoredParts
+from slotkeeper.store.shared_store.sealing import SALT_BYTES, TAG, StoreKey
+from slotkeeper.store.shared_store.shared import SharedStore
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import MissingError, UnfitError
 from unit.engine.slotfiles import slot_file

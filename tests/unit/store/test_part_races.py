@@ -17,17 +17,17 @@ from typing import Any, Final, cast
 
 import pytest
 
-from slotkeeper.engine.slotfile_runs import RUN
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.store import collector, part_objects, shared
-from slotkeeper.store.collector import StoreCollector
+from slotkeeper.engine.slot_file.slotfile_runs import RUN
+from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.store.files import Halt, Lane
+from slotkeeper.store.folders.snapshot_folder import SnapshotFolder
 from slotkeeper.store.index import Kept
-from slotkeeper.store.object_names import part_path, parts_in
-from slotkeeper.store.objects import Objects, ObjectSeen
-from slotkeeper.store.part_objects import FRESH
-from slotkeeper.store.shared import SharedStore, parts_named
-from slotkeeper.store.snapshot_folder import SnapshotFolder
+from slotkeeper.store.shared_store import collector, part_objects, shared
+from slotkeeper.store.shared_store.collector import StoreCollector
+from slotkeeper.store.shared_store.object_names import part_path, parts_in
+from slotkeeper.store.shared_store.objects import Objects, ObjectSeen
+from slotkeeper.store.shared_store.part_objects import FRESH
+from slotkeeper.store.shared_store.shared import SharedStore, parts_named
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import MissingError, SnapshotError, StoreError
 from unit.engine.slotfiles import slot_file

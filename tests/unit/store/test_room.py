@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from slotkeeper.scheduler.slot_contents import Tier
-from slotkeeper.store import files, room
-from slotkeeper.store.room import rooms_of, taken
+from slotkeeper.scheduler.slots.slot_contents import Tier
+from slotkeeper.store import files
+from slotkeeper.store.folders import room
+from slotkeeper.store.folders.room import rooms_of, taken
 from slotkeeper.store.store import Store
 
 MIB = 1 << 20

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from slotkeeper.engine.slotfile_runs import RUN
-from slotkeeper.scheduler.slot_contents import SnapshotId, Tier
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.store import files, joined
+from slotkeeper.engine.slot_file.slotfile_runs import RUN
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.slots.slot_contents import SnapshotId, Tier
+from slotkeeper.store import files
+from slotkeeper.store.folders import joined
+from slotkeeper.store.folders.run_folder import RunFolder
+from slotkeeper.store.folders.snapshot_folder import RESERVE
 from slotkeeper.store.index import Kept, by_our_clock
-from slotkeeper.store.run_folder import RunFolder
-from slotkeeper.store.snapshot_folder import RESERVE
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import SnapshotError, StoreError
 from unit.engine.slotfiles import slot_file

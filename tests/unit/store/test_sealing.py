@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotkeeper.store.sealing import PIECE, TAG, Cutter, KeyFileError, SealError, StoreKey
+from slotkeeper.store.shared_store.sealing import PIECE, TAG, Cutter, KeyFileError, SealError, StoreKey
 
 KEY = StoreKey(b"k" * 32)
 SALT = b"s" * 16

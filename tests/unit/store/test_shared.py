@@ -12,15 +12,16 @@ import orjson
 import pytest
 
 from patience import PATIENCE
-from slotkeeper.scheduler.adapters import space_of
-from slotkeeper.scheduler.slot_contents import Tier
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.store import files, object_names
-from slotkeeper.store import shared as module
-from slotkeeper.store.collector import StoreCollector
-from slotkeeper.store.object_names import HeadName, parsed
-from slotkeeper.store.sealing import StoreKey
-from slotkeeper.store.snapshot_folder import SnapshotFolder
+from slotkeeper.scheduler.policies.adapters import space_of
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.slots.slot_contents import Tier
+from slotkeeper.store import files
+from slotkeeper.store.folders.snapshot_folder import SnapshotFolder
+from slotkeeper.store.shared_store import object_names
+from slotkeeper.store.shared_store import shared as module
+from slotkeeper.store.shared_store.collector import StoreCollector
+from slotkeeper.store.shared_store.object_names import HeadName, parsed
+from slotkeeper.store.shared_store.sealing import StoreKey
 from slotkeeper.store.trouble import LateError, MissingError, StoreError, UnfitError
 from unit.engine.slotfiles import slot_file
 from unit.store.saving import ENGINE, ids, keep, names_in, offered
@@ -440,7 +441,7 @@ async def test_a_missing_bucket_costs_no_snapshot_in_the_slot_folder(two, key, m
     async with sidecar(one, cold, key) as (store, shared):
         kept = await kept_state(store, one, 1)
         with monkeypatch.context() as gone:
-            gone.setattr("slotkeeper.store.objects.obstore.put_async", refuse)
+            gone.setattr("slotkeeper.store.shared_store.objects.obstore.put_async", refuse)
             with pytest.raises(StoreError):
                 await store.copy_cold(kept.id)
         assert not shared.objects.up
@@ -465,7 +466,7 @@ async def test_a_store_whose_bucket_is_missing_opens_with_the_slot_folder_alone(
         raise FileNotFoundError("Object at location seal not found: 404 Not Found")
 
     one, _, cold = two
-    monkeypatch.setattr("slotkeeper.store.objects.obstore.put_async", refuse)
+    monkeypatch.setattr("slotkeeper.store.shared_store.objects.obstore.put_async", refuse)
     async with sidecar(one, cold) as (store, _):
         assert (await kept_state(store, one, 1)).id in {kept.id for kept in store.listing()}
 

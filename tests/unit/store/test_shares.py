@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slotkeeper.scheduler.slot_contents import SnapshotId
-from slotkeeper.store.run_folder import Shares
+from slotkeeper.scheduler.slots.slot_contents import SnapshotId
+from slotkeeper.store.folders.run_folder import Shares
 
 NAMES = st.sampled_from("abcdefgh")
 SIZES = {name: 10 ** (number % 4) + number for number, name in enumerate("abcdefgh")}

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from recipes import damaged
-from slotkeeper.engine.slotfile import SlotFile
-from slotkeeper.scheduler.slot_contents import Tier
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.engine.slot_file.slotfile import SlotFile
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.slots.slot_contents import Tier
 from slotkeeper.store.index import snapshot
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import HaltedError, MissingError, UnfitError

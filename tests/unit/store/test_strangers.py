@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from recipes import damaged, whole
-from slotkeeper.scheduler.tokens import Tokens
-from slotkeeper.store import snapshot_folder
+from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.store.folders import snapshot_folder
 from slotkeeper.store.intake import SavedFile, SlotFileEdit
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import SnapshotError, StoreError, UnfitError

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from patience import PATIENCE
-from slotkeeper.scheduler.slot_contents import Tier
-from slotkeeper.store.snapshot_folder import SnapshotFolder
+from slotkeeper.scheduler.slots.slot_contents import Tier
+from slotkeeper.store.folders.snapshot_folder import SnapshotFolder
 from slotkeeper.store.trouble import StoreError
 
 MOMENT = 0.2  # seconds in which the other thread would meet the lock

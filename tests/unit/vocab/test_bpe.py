@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slotkeeper.bench.models import Tiny, build
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.vocab.bpe import (
     MAX_BLANKS,
     PATTERNS,

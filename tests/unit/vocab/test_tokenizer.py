@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from slotkeeper.bench.models import Tiny, build
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.vocab import tokenizer as module
 from slotkeeper.vocab.bpe import LocalVocab, UnsupportedError
 from slotkeeper.vocab.gguf import read_vocabulary

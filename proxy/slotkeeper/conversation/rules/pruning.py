@@ -185,7 +185,7 @@ def _hides(words: str) -> bool:
 # -- the rule: pruned results stay as they were sent while there is room --------------------------------
 
 # Used while no prompt of the conversation has been counted. Code and English have about 3.6; the exact count
-# follows before the request is sent (`scheduler.pending`).
+# follows before the request is sent (`scheduler.requests.pending`).
 CHARACTERS_A_TOKEN: Final = 3
 
 

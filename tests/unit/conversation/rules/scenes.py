@@ -11,7 +11,7 @@ from slotkeeper.api.request import lay_out
 from slotkeeper.conversation.layout import Conversation, Edit, Layout, Who, edited
 from slotkeeper.conversation.rules.base import Room, Rule, Scene
 from slotkeeper.conversation.rules.pruning import common
-from slotkeeper.scheduler.tokens import Tokens
+from slotkeeper.scheduler.prompts.tokens import Tokens
 
 Doc = dict[str, Any]
 

@@ -1,0 +1,310 @@
+"""Reads the engine's answers: server-sent events, the progress of the prefill, figures and the reply.
+
+Nothing here raises: content that cannot be read is skipped, and the client gets all bytes anyway.
+Each API has a reading class in its own module; this module feeds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Final, Protocol
+
+import orjson
+
+from slotkeeper.api.answers.answer_builder import AnswerBuilder, Figures
+from slotkeeper.api.document import Doc
+from slotkeeper.api.formats.anthropic import AnthropicReading
+from slotkeeper.api.formats.openai import LlamaReading, OpenAiReading
+from slotkeeper.api.formats.responses import ResponsesReading
+from slotkeeper.api.head import Api
+
+# -- server-sent events from chunks that may be cut anywhere (WHATWG rules) ------------------------------
+# Lines are cut with `split`, never byte by byte, and the pieces of a line are joined once: cost is linear.
+
+LIMIT_BYTES: Final = 16 * 2**20  # a final native event echoes its prompt: 131072 tokens stay below 1 MiB
+_BOM: Final = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, slots=True)
+class SseEvent:
+    """One event; `name` is "" if the stream gave none."""
+
+    name: str
+    data: bytes
+
+
+def comment(*lines: str) -> bytes:
+    """Return SSE comment lines, which every client skips; the empty line after them ends no event."""
+    return b"".join(b": " + line.encode() + b"\n" for line in lines) + b"\n"
+
+
+@dataclass(slots=True, eq=False)
+class SseSplitter:
+    """Collects the chunks of a stream and returns the events that they complete.
+
+    An event of more than `limit` bytes is dropped.
+    """
+
+    _: KW_ONLY
+    limit: int = LIMIT_BYTES
+    _partial: list[bytes] = field(default_factory=list)  # pieces of the line that is not complete
+    _data: list[bytes] = field(default_factory=list)
+    _name: str = ""
+    _size: int = 0  # bytes of the event so far, its partial line included
+    _dropping: bool = False
+    _after_cr: bool = False
+    _first: bool = True
+
+    def __repr__(self) -> str:
+        state = "dropping" if self._dropping else f"{len(self._data)} data lines"
+        return f"<SseSplitter {self._size} of {self.limit} bytes, {state}>"
+
+    def feed(self, chunk: bytes) -> list[SseEvent]:
+        """Return the events that end within `chunk`."""
+        if self._after_cr and chunk:
+            chunk = chunk.removeprefix(b"\n")
+            self._after_cr = False
+        if b"\r" in chunk:
+            # A CR ends its line at once; an LF at the start of the next chunk belongs to that CR.
+            self._after_cr = chunk.endswith(b"\r")
+            chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        *ended, rest = chunk.split(b"\n")
+        events: list[SseEvent] = []
+        for piece in ended:
+            self._keep(piece)
+            line = b"".join(self._partial)
+            self._partial = []
+            self._line(line, events)
+        if rest:
+            self._keep(rest)
+        return events
+
+    def close(self) -> list[SseEvent]:
+        """Return the last event if the stream ended without the empty line that ends an event."""
+        events = self.feed(b"\n\n") if self._partial or self._data else []
+        self._reset()
+        return events
+
+    def _keep(self, piece: bytes) -> None:
+        self._size += len(piece)
+        if self._size > self.limit:
+            self._dropping = True
+            self._data = []
+            # The rest of the line must not look like the empty line that ends an event.
+            self._partial = [b":"] if piece or self._partial else []
+        elif piece:
+            self._partial.append(piece)
+
+    def _line(self, line: bytes, events: list[SseEvent]) -> None:
+        if self._first:
+            line = line.removeprefix(_BOM)
+            self._first = False
+        if not line:
+            if self._data and not self._dropping:
+                events.append(SseEvent(self._name, b"\n".join(self._data)))
+            self._reset()
+            return
+        field, _, value = line.partition(b":")
+        if field == b"data" and not self._dropping:
+            self._data.append(value.removeprefix(b" "))
+        elif field == b"event":
+            self._name = value.removeprefix(b" ").decode("utf-8", "replace")
+
+    def _reset(self) -> None:
+        self._partial = []
+        self._data = []
+        self._name = ""
+        self._size = 0
+        self._dropping = False
+
+
+# -- progress of the prefill, removed from the stream ----------------------------------------------------
+# The engine notices that a client has left only when it writes to that client, and it writes nothing during a
+# prefill (engine.md T10): it computes a prompt of 60,000 tokens to the end for no client, and the slot is
+# busy for minutes. With `return_progress` (api/request.py) the engine writes an event after each batch. The
+# client did not ask for these events and does not see them; all other bytes pass unchanged.
+
+MARK: Final = b'"prompt_progress":{'  # inside a JSON string it would be escaped: \"prompt_progress\"
+END: Final = b"\n\n"
+LONGEST: Final = 16 * 1024  # bytes of an event that may be a progress event: real ones have a few hundred
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a prefill is, in tokens of the prompt."""
+
+    total: int
+    reused: int  # tokens that the slot had before the prefill began
+    processed: int  # tokens done so far, the reused ones included
+    seconds: float  # since the prefill began
+
+
+@dataclass(slots=True, eq=False)
+class ProgressFilter:
+    """Removes the progress events from one stream. They all come before the first other event."""
+
+    latest: Progress | None = None
+    _held: bytes = b""
+    _finished: bool = False
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Return the bytes that may go to the client. At most one incomplete event is held back."""
+        if self._finished:
+            return chunk
+        self._held += chunk
+        out = []
+        while not self._finished:
+            event, end, rest = self._held.partition(END)
+            if not end:
+                self._finished = len(self._held) > LONGEST
+                break
+            self._held = rest
+            if MARK in event:
+                self.latest = read_progress(event) or self.latest
+            else:
+                out.append(event + end)
+                self._finished = not event.startswith(b":")  # a ping does not show that the prefill is over
+        if self._finished:
+            out.append(self._held)
+            self._held = b""
+        return b"".join(out)
+
+    def close(self) -> bytes:
+        """Return the bytes still held back when the stream ended before its first other event."""
+        held, self._held = self._held, b""
+        return held
+
+
+def read_progress(event: bytes) -> Progress | None:
+    """Parse a progress event; None if it does not have the known shape."""
+    try:
+        doc: Any = orjson.loads(event[event.index(b"{") :])["prompt_progress"]
+        total, reused, processed = (int(doc[name]) for name in ("total", "cache", "processed"))
+        return Progress(total, reused, processed, float(doc.get("time_ms", 0)) / 1000)
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+# -- the content of an answer: the engine's figures and the assistant's message --------------------------
+
+BODY_LIMIT_BYTES: Final = 64 * 2**20  # a native answer echoes its prompt; token probabilities add far more
+_UNREADABLE: Final = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The parts of an answer that could be read."""
+
+    figures: Figures
+    reply: Doc | None  # the assistant's message as the client will send it back, in OpenAI's chat shape
+    complete: bool  # the answer has the end that its API prescribes
+    error: str | None  # the type of the error in the answer, never its text
+
+    @property
+    def calls_tools(self) -> bool | None:
+        """Whether it asks for tools; None: it broke off or was not read."""
+        return "tool_calls" in self.reply if self.complete and self.reply is not None else None
+
+
+class AnswerReading(Protocol):
+    """Reads the answers of one API into an `AnswerBuilder`."""
+
+    def event(self, name: str, data: bytes) -> None:
+        """Read one event of a stream."""
+
+    def body(self, doc: Any) -> None:
+        """Read a whole answer."""
+
+
+READINGS: Final[Mapping[Api, Callable[[AnswerBuilder], AnswerReading]]] = {  # else OpenAI's
+    Api.MESSAGES: AnthropicReading,
+    Api.RESPONSES: ResponsesReading,
+    Api.COMPLETION: LlamaReading,
+    Api.INFILL: LlamaReading,
+}
+
+
+class AnswerReader:
+    """Reads the uncompressed bytes of one answer, in chunks of any size."""
+
+    __slots__ = ("_body", "_body_bytes", "_draft", "_reading", "_splitter", "_status", "events")
+
+    def __init__(self, api: Api, *, stream: bool, status: int = 200) -> None:
+        self._draft = AnswerBuilder()
+        self._reading = READINGS.get(api, OpenAiReading)(self._draft)
+        # An error is plain JSON even if the client asked for a stream (engine.md 7).
+        self._splitter = SseSplitter() if stream and status < 400 else None
+        self._status = status
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self.events = 0  # events read from the stream
+
+    def __repr__(self) -> str:
+        form = "stream" if self._splitter else f"body of {self._body_bytes} bytes"
+        return f"<AnswerReader {self._reading.__class__.__name__} {form}, {self._draft!r}>"
+
+    def feed(self, chunk: bytes) -> None:
+        """Read the next bytes."""
+        if self._splitter is not None:
+            for event in self._splitter.feed(chunk):
+                self._event(event)
+            return
+        self._body_bytes += len(chunk)
+        if self._body_bytes > BODY_LIMIT_BYTES:
+            self._body = []
+        elif chunk:
+            self._body.append(chunk)
+            self._draft.spoke = self._draft.spoke or self._status < 400
+
+    def broke_off(self, *, delimited: bool) -> bool:
+        """Whether an answer whose bytes have all come lacks its end.
+
+        The end of a stream is its last event: `[DONE]`, `message_stop`, `response.completed`, the chunk with
+        `stop`, or an error. A body that is `delimited`, by a length or by chunks, is complete. Else the end
+        of the connection ended it, and it must be JSON.
+        """
+        answer = self.close()
+        if self._splitter is None and (
+            delimited or not self._body_bytes or self._body_bytes > BODY_LIMIT_BYTES
+        ):
+            return False
+        return self._status < 400 and not answer.complete and answer.error is None
+
+    def first_token(self) -> bool:
+        """Whether generated content has come: the role alone, pings and prompt progress do not count."""
+        return self._draft.spoke
+
+    def close(self) -> Answer:
+        """Read the last event or the whole body, and return the answer."""
+        if self._splitter is not None:
+            for event in self._splitter.close():
+                self._event(event)
+        elif self._body:
+            self._whole(b"".join(self._body))
+            self._body = []
+        draft = self._draft
+        if self._status >= 400 and draft.error is None:
+            draft.error = str(self._status)
+        return Answer(
+            figures=draft.figures(),
+            reply=draft.reply() if draft.error is None else None,
+            complete=draft.complete,
+            error=draft.error,
+        )
+
+    def _event(self, event: SseEvent) -> None:
+        self.events += 1
+        try:
+            self._reading.event(event.name, event.data)
+        except _UNREADABLE:
+            self._draft.unread += 1
+
+    def _whole(self, body: bytes) -> None:
+        try:
+            doc = orjson.loads(body)
+            self._draft.complete = True
+            if not self._draft.failed(doc):
+                self._reading.body(doc)
+        except _UNREADABLE:
+            self._draft.unread += 1

@@ -1,0 +1,1 @@
+"""The format of the files that `POST /slots/N?action=save` writes: reading, cutting, dividing."""

@@ -1,0 +1,1 @@
+"""Rules that some sidecars need: priorities, a shared KV buffer, keys kept apart, LoRA, routers, drains."""

@@ -1,0 +1,1 @@
+"""A request from arrival to report: its states, the steps in its slot, its outcome and its figures."""
