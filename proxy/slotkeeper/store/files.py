@@ -23,7 +23,7 @@ from io import FileIO, RawIOBase
 from pathlib import Path
 from typing import Final, TypeVar
 
-from slotkeeper.engine.slot_file.slotfile import Piece, Recipe
+from slotkeeper.engine.slot_file.slotfile import ByteSpan, Piece, Recipe
 from slotkeeper.scheduler.slots.slot_contents import SnapshotId
 from slotkeeper.store.trouble import HaltedError
 
@@ -71,6 +71,7 @@ def is_temporary(name: str) -> bool:
 CHUNK: Final = 1 << 20
 SETTLED_NS: Final = 2_000_000_000  # nanoseconds: the resolution of FAT, the coarsest file system clock
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # does not wait for a FIFO's writer
+_EDIT: Final = _READ | os.O_RDWR
 _CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Halt = threading.Event
@@ -100,12 +101,12 @@ def stamp(file: RawIOBase) -> Stamp:
     return Stamp(now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
 
 
-def open_ours(path: Path) -> FileIO:
-    """Open a file of ours for reading: no symbolic or hard link, no device and no FIFO.
+def open_ours(path: Path, *, edit: bool = False) -> FileIO:
+    """Open a file of ours for reading, or to `edit` it: no symbolic or hard link, no device and no FIFO.
 
     Raises OSError, with ELOOP if the path is not a plain file with this one name.
     """
-    handle = os.open(path, _READ)
+    handle = os.open(path, _EDIT if edit else _READ)
     try:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
@@ -113,7 +114,7 @@ def open_ours(path: Path) -> FileIO:
     except BaseException:
         os.close(handle)
         raise
-    return FileIO(handle, "rb")
+    return FileIO(handle, "r+b" if edit else "rb")
 
 
 def hash_bytes(file: RawIOBase, halt: Halt) -> Passed:
@@ -159,6 +160,28 @@ def pour(recipe: Recipe, source: RawIOBase, target: Path, halt: Halt) -> Passed:
     return Passed(size=size, sha256=digest.hexdigest())
 
 
+def edit(file: FileIO, recipe: Recipe, halt: Halt) -> Passed:
+    """Make a file in place what the recipe says, and hash its bytes. It is on the disk when this returns.
+
+    Only bytes that change or move are written. After an error the file is neither the old nor the new one.
+    Raises ValueError if the recipe would move bytes towards the end, and as `pour` does.
+    """
+    digest, size = hashlib.sha256(), 0
+    for piece in recipe:
+        source = piece.offset if isinstance(piece, ByteSpan) else size
+        if source < size:
+            raise ValueError(f"the bytes at {source} would move to {size}")
+        stays = isinstance(piece, ByteSpan) and source == size
+        for data in bytes_of((piece,), file, halt):
+            digest.update(data)
+            if not stays:
+                _write_at(file, data, size)
+            size += len(data)
+    file.truncate(size)
+    os.fsync(file.fileno())
+    return Passed(size=size, sha256=digest.hexdigest())
+
+
 def bytes_of(recipe: Recipe, source: RawIOBase, halt: Halt) -> Iterator[bytes | memoryview]:
     """Yield the bytes of the file that a recipe makes, in chunks. A chunk is valid until the next one.
 
@@ -175,10 +198,8 @@ def spread(data: bytes, recipe: Recipe, target: FileIO) -> None:
     for span in recipe:
         if isinstance(span, bytes):
             raise TypeError("a recipe of new bytes has no place in the file")
-        at, end = span.offset, span.offset + span.length
-        while at < end:
-            count = os.pwrite(target.fileno(), left[: end - at], at)
-            left, at = left[count:], at + count
+        _write_at(target, left[: span.length], span.offset)
+        left = left[span.length :]
 
 
 def _pieces(piece: Piece, source: RawIOBase, view: memoryview, halt: Halt) -> Iterator[bytes | memoryview]:
@@ -264,6 +285,13 @@ def _read(file: RawIOBase, view: memoryview, halt: Halt) -> int:
     if halt.is_set():
         raise HaltedError
     return file.readinto(view) or 0
+
+
+def _write_at(out: FileIO, data: bytes | memoryview, at: int) -> None:
+    left = memoryview(data)
+    while left:
+        count = os.pwrite(out.fileno(), left, at)
+        left, at = left[count:], at + count
 
 
 def write_all(out: FileIO, data: bytes | memoryview) -> None:

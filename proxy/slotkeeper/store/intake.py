@@ -78,30 +78,21 @@ class SnapshotIntake:
                 found = _whole(file, before)
                 _agree(found, saved)
                 edit = saved.edit(file, found) if saved.edit else None
-                if edit:
-                    return self._edited(edit, file)
-                passed = files.hash_bytes(file, self.halt)
-                files.sync_file(file)
-            return self._admit(path, found, before, passed)
-        finally:
-            path.unlink(missing_ok=True)
-
-    def _edited(self, edit: SlotFileEdit, source: FileIO) -> CheckedFile:
-        """Write the edited file, and read it again: the snapshot describes what that file really holds."""
-        path = self.folder.path / files.new_temporary(self.now)
-        try:
-            passed = files.pour(edit.recipe, source, path, self.halt)
-            with files.open_ours(path) as file:
-                before = _dated(file)
-                found = _whole(file, before)
-            return self._admit(path, found, before, passed, repaired=edit.repaired)
+                if edit:  # then the snapshot describes what the file really holds now
+                    passed = files.edit(file, edit.recipe, self.halt)
+                    before = _dated(file)
+                    found = _whole(file, before)
+                else:
+                    passed = files.hash_bytes(file, self.halt)
+                    files.sync_file(file)
+            return self._admit(path, found, before, passed, repaired=edit is not None and edit.repaired)
         except EOFError as error:
             raise TornError(f"the engine's file became shorter: {error}") from error
         finally:
             path.unlink(missing_ok=True)
 
     def _admit(
-        self, path: Path, found: SlotFile, before: Stamp, passed: Passed, *, repaired: bool = False
+        self, path: Path, found: SlotFile, before: Stamp, passed: Passed, *, repaired: bool
     ) -> CheckedFile:
         tokens = _held(found, self.saved)
         manifest = Manifest(
@@ -169,7 +160,7 @@ def place(folder: SnapshotFolder, path: Path, manifest: Manifest) -> None:
 
 def _opened(path: Path) -> FileIO:
     try:
-        return files.open_ours(path)
+        return files.open_ours(path, edit=True)
     except FileNotFoundError as error:
         if not path.parent.is_dir():
             raise

@@ -116,11 +116,11 @@ async def test_a_failed_folder_is_tried_again_later_and_recovers(hot: Path, monk
 
 
 async def test_a_disk_that_fills_during_an_edit_leaves_no_file(hot: Path, monkeypatch: pytest.MonkeyPatch):
-    def short(_out: object, _data: bytes) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def short(_out: int, _data: bytes, _at: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")  # a file system that copies what it overwrites
 
     async with opened(hot) as store:
-        monkeypatch.setattr(files, "write_all", short)
+        monkeypatch.setattr(os, "pwrite", short)
         with pytest.raises(StoreError, match="Free some space"):
             await keep(store, hot, edit=lambda _file, _found: SlotFileEdit(recipe=(b"some bytes",)))
         assert names_in(hot) == set()

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import errno
+import itertools
+import os
+from hashlib import sha256
 from io import FileIO
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from recipes import other_last_token, whole
-from slotkeeper.engine.slot_file.slotfile import SlotFile, patched, repair_window
+from recipes import made, other_last_token, whole
+from slotkeeper.engine.slot_file.slotfile import ByteSpan, Piece, Recipe, SlotFile, patched, repair_window
 from slotkeeper.engine.slot_file.slotfile import keep as keep_records
 from slotkeeper.runtime.slot_files import Editing
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory
+from slotkeeper.store.files import Halt, Passed
+from slotkeeper.store.files import edit as edit_in_place
 from slotkeeper.store.folders.snapshot_folder import GIVEN_UP
 from slotkeeper.store.intake import SavedFile, SlotFileEdit
 from slotkeeper.store.store import Store
@@ -90,6 +98,56 @@ async def test_an_edit_is_applied_before_the_state_is_kept(hot: Path):
         assert kept.manifest.checkpoints == (16,)
         assert await offered(store, hot, kept.id) == file_of(1, cuts=(16,))
         assert names_in(hot) == {f"{kept.id}.slot", f"{kept.id}.json"}
+
+
+async def test_an_edit_writes_only_bytes_that_change_or_move(hot: Path, monkeypatch: pytest.MonkeyPatch):
+    """The engine's file may have gigabytes."""
+    written, real = [0], os.pwrite
+
+    def counted(handle: int, data: bytes, at: int) -> int:
+        written[0] += len(data)
+        return real(handle, data, at)
+
+    data, without = file_of(1, cuts=(4, 8, 16)), file_of(1, cuts=(8, 16))
+    monkeypatch.setattr(os, "pwrite", counted)
+    async with opened(hot) as store:
+        edit = Editing(EngineTraits(memory=Memory.HYBRID), (), (4,))
+        kept = await keep(store, hot, data, seed=1, edit=edit)
+        assert await offered(store, hot, kept.id) == without
+    payload = len(file_of(1, cuts=()))
+    assert written[0] == len(without) - payload
+
+
+SOURCE = bytes(range(100))
+
+
+@given(
+    st.lists(st.integers(0, 100), max_size=8, unique=True).map(sorted),
+    st.lists(st.one_of(st.none(), st.integers(0, 3)), max_size=4),
+)
+def test_a_file_that_is_edited_in_place_is_the_one_of_the_recipe(ends: list[int], gaps: list[int | None]):
+    """Of the stretches between `ends`, every second is left out; new bytes fill a part of it."""
+    recipe: list[Piece] = []
+    for number, (start, end) in enumerate(itertools.pairwise(ends)):
+        if number % 2 == 0:
+            recipe.append(ByteSpan(start, end - start))
+        elif gaps and (more := gaps[number % len(gaps)]) is not None:
+            recipe.append(b"new"[: min(more, end - start)])
+    with TemporaryFile(buffering=0) as file:
+        file.write(SOURCE)
+        passed = edit_in_place(file, tuple(recipe), Halt())
+        file.seek(0)
+        found = file.read()
+    assert found == made(tuple(recipe), SOURCE)
+    assert passed == Passed(size=len(found), sha256=sha256(found).hexdigest())
+
+
+@pytest.mark.parametrize("recipe", [(b"x", ByteSpan(0, 9)), (ByteSpan(5, 9), ByteSpan(0, 5))])
+def test_no_byte_moves_towards_the_end_of_the_file(recipe: Recipe):
+    with TemporaryFile(buffering=0) as file:
+        file.write(SOURCE)
+        with pytest.raises(ValueError, match="would move"):
+            edit_in_place(file, recipe, Halt())
 
 
 async def test_an_edit_without_changes_keeps_the_file(hot: Path):

@@ -1,8 +1,8 @@
 """Slot files: their contents as values, and edits that do not read the payload.
 
 `slotfile_reader.read` never raises for any bytes: it returns a SlotFile, or Damage with a verdict.
-An edit is a recipe: a list of pieces of the old file and of new bytes. A file of 8 GB is written once: one
-pass copies, changes and hashes its bytes, in any thread. Bytes that are not needed are skipped, never read.
+An edit is a recipe: a list of pieces of the old file and of new bytes. One pass, in any thread, carries it
+out in place, or copies, and hashes the bytes. Bytes that are not needed are skipped, never read.
 """
 
 from __future__ import annotations
