@@ -5,7 +5,8 @@ The first prompt shows whether the engine makes checkpoints. On builds that drop
 session of edits costs 1.4 times as many tokens until its answers show the flag.
 
 `file_canary` reads its slot files; `traits` reads what the engine's answers show. Everything else is learnt
-from the engine's answers (`scheduler/slots/evidence`): experiments that show more cost more tokens than they save.
+from the engine's answers (`scheduler/slots/evidence`): experiments that show more cost more tokens than they
+save.
 """
 
 from __future__ import annotations

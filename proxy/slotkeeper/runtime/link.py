@@ -1,4 +1,4 @@
-"""The link to one engine: whether it answers, whether it is still the same process, and its traits.
+"""The link to one engine: polls its health, notices that it has restarted, and reads its traits.
 
 It looks at the engine again and again, and decides when one that says nothing counts as lost.
 """

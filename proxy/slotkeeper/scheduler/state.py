@@ -1,4 +1,4 @@
-"""The scheduler's whole state, its queue included. Only `Placement.on` changes it.
+"""The scheduler's whole state, and its queue, which is fair between clients. Only `Placement.on` changes it.
 
 Requests wait here and not in the engine's own deferred queue, which is not fair between clients and leaves
 slots idle (engine.md 6).

@@ -1,4 +1,4 @@
-"""The catalogue of all snapshots in the store: in memory, with the counts of their use in SQLite.
+"""The index of all snapshots in the store: in memory, with the counts of their use in SQLite.
 
 The folders and manifests are authoritative. The index holds only the counts of use, so a damaged index is
 rebuilt.

@@ -1,4 +1,4 @@
-"""Tool results that a client has shortened since they were first sent, and how messages compare without that.
+"""The rule that restores tool results which a client has shortened since they were first sent.
 
 Agents prune old results to make room: a placeholder, a line about the result or a part of it replaces the
 text. A prune is known by the words of the agents' programs (`phrases.PRUNED`) or by what is left of the text.

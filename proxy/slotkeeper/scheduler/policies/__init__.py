@@ -1,1 +1,1 @@
-"""Rules that some sidecars need: priorities, a shared KV buffer, keys kept apart, LoRA, routers, drains."""
+"""Optional parts of the scheduler: priorities, a shared KV buffer, keys kept apart, LoRA, routers, drains."""

@@ -1,4 +1,4 @@
-"""Plants: while a prompt is computed anyway, make checkpoints and files where other prompts will diverge.
+"""Plants: at which places of a prompt checkpoints and files are made while it is computed anyway.
 
 A state that cannot be cut anywhere can be cut at a checkpoint. So we plant one at each boundary that is worth
 it: we prefill the prompt up to there first, and the request continues from that state. No token is computed

@@ -1,4 +1,4 @@
-"""The objects of a store that several machines use: S3, a service with the S3 API, or a folder.
+"""Writes, reads and lists objects in S3, a service with the S3 API, or a folder of several machines.
 
 An operation can fail in two ways: there is no such object (MissingError), or the store cannot be used now
 (StoreError). That another sidecar has already written an object is no error.

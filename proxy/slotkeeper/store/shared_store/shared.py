@@ -1,4 +1,4 @@
-"""The cold tier that several sidecars share: a state is written once, found by its tokens, and verified.
+"""The shared cold tier: writes a state once for all sidecars, finds it by its tokens, and verifies it.
 
 A large state is kept in parts, which states have in common (`part_objects`). A small one, or one whose layout
 is not understood, is a blob: its slot file. Both are sealed with the user's key if there is one. The head has
