@@ -17,6 +17,7 @@ from benchmarks.figures import BUILDS
 from benchmarks.mechanisms import JOINED, MECHANISMS, WORSE
 from benchmarks.profile_work import ABOUT
 from benchmarks.waiting_figures import COLUMNS, grouped
+from slotkeeper.bench.models import Fat
 from slotkeeper.scheduler.requests.figures import Sums
 
 FIGURES: Final = Path(__file__).parents[1] / "docs" / "figures.json"
@@ -54,6 +55,7 @@ WORK: Final = {
 }
 CROWD: Final = (4, 50)  # conversations, and milliseconds between requests, of the cell with a target
 
+TABLED: Final = (Fat.DENSE, Fat.HYBRID)  # fat models with a table of their own
 WAITED: Final = (
     "work",
     "stock, s",
@@ -329,7 +331,7 @@ def _saving(row: Row) -> Sequence[str]:
 
 
 def waiting_cells() -> str:
-    """Return the seconds on fat models: a table for each model, and a line for runs beside busy loops."""
+    """Return the seconds on fat models: two tables, and lines for busy loops and for the other models."""
     shown = [COLUMNS.index(name) for name in WAITED]
     quiet: dict[str, list[Sequence[str]]] = {}
     busy: dict[str, list[str]] = {}
@@ -340,10 +342,11 @@ def waiting_cells() -> str:
         else:
             quiet.setdefault(row["model"], []).append(found)
     parts = list[str]()
+    for model in TABLED:
+        parts += (f"**{model}**", table(WAITED, quiet.pop(model)))
+        parts.append(f"Beside busy loops: {'; '.join(busy[model])}")
     for model, mine in quiet.items():
-        parts += (f"**{model}**", table(WAITED, mine))
-        if model in busy:
-            parts.append(f"Beside busy loops: {'; '.join(busy[model])}")
+        parts.append(f"**{model}**: {'; '.join(f'{work}: {ratios}' for work, _, ratios, *_ in mine)}")
     return "\n\n".join(parts)
 
 
