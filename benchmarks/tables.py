@@ -342,9 +342,9 @@ def waiting_cells() -> str:
         else:
             quiet.setdefault(row["model"], []).append(found)
     parts = list[str]()
-    for model in TABLED:
-        parts += (f"**{model}**", table(WAITED, quiet.pop(model)))
-        parts.append(f"Beside busy loops: {'; '.join(busy[model])}")
+    for tabled in TABLED:
+        parts += (f"**{tabled}**", table(WAITED, quiet.pop(tabled)))
+        parts.append(f"Beside busy loops: {'; '.join(busy[tabled])}")
     for model, mine in quiet.items():
         parts.append(f"**{model}**: {'; '.join(f'{work}: {ratios}' for work, _, ratios, *_ in mine)}")
     return "\n\n".join(parts)
