@@ -161,10 +161,10 @@ def pour(recipe: Recipe, source: RawIOBase, target: Path, halt: Halt) -> Passed:
 
 
 def edit(file: FileIO, recipe: Recipe, halt: Halt) -> Passed:
-    """Make a file in place what the recipe says, and hash its bytes. It is on the disk when this returns.
+    """Make a file in place what the recipe says, and hash its bytes.
 
     Only bytes that change or move are written. After an error the file is neither the old nor the new one.
-    Raises ValueError if the recipe would move bytes towards the end, and as `pour` does.
+    Raises ValueError if the recipe would move bytes towards the end, and as `bytes_of` does.
     """
     digest, size = hashlib.sha256(), 0
     for piece in recipe:
@@ -178,7 +178,6 @@ def edit(file: FileIO, recipe: Recipe, halt: Halt) -> Passed:
                 _write_at(file, data, size)
             size += len(data)
     file.truncate(size)
-    os.fsync(file.fileno())
     return Passed(size=size, sha256=digest.hexdigest())
 
 

@@ -84,7 +84,7 @@ class SnapshotIntake:
                     found = _whole(file, before)
                 else:
                     passed = files.hash_bytes(file, self.halt)
-                    files.sync_file(file)
+                files.sync_file(file)
             return self._admit(path, found, before, passed, repaired=edit is not None and edit.repaired)
         except EOFError as error:
             raise TornError(f"the engine's file became shorter: {error}") from error
