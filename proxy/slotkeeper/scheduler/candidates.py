@@ -25,7 +25,7 @@ from slotkeeper.scheduler.prices import (
     price_of,
     restore_price,
 )
-from slotkeeper.scheduler.prompts.tokens import Tokens, prompt_end
+from slotkeeper.scheduler.prompts.tokens import ComparedPrompt, Tokens, prompt_end
 from slotkeeper.scheduler.rates import WORTH_A_FILE
 from slotkeeper.scheduler.requests.pending import Plan
 from slotkeeper.scheduler.slots.engine_model import EngineTraits, checkpoints_last, foreign_token
@@ -142,7 +142,7 @@ def _in_maintenance(table: EngineTable, want: Want, slots: Collection[int]) -> I
     for slot in _in_state(table, slots, SlotState.MAINTENANCE):
         maintenance, reuse_plan = table.maintenance[slot], table.shadow.plan_reuse(slot, want.prompt)
         if (becomes := maintenance.becomes) is not None:
-            common = becomes.lcp(want.prompt)
+            common = want.prompt.lcp(becomes)
             goes_on = common == len(becomes) < len(want.prompt)
             reuse_plan = replace(reuse_plan, reuse=common if goes_on else min(reuse_plan.reuse, common))
         seconds = 0.0 if maintenance.stalls else maintenance.left(want.now)
@@ -377,7 +377,8 @@ def cheapest(
     """
     if not any(table.open_for_pins(now) if pinnable else table.open_for_unpinned(now) for table in tables):
         return None
-    want = Want(prompt, hash_chain, now, catalog, plain=plain, own_scales=own_scales)
+    compared_prompt = ComparedPrompt(prompt)
+    want = Want(compared_prompt, hash_chain, now, catalog, plain=plain, own_scales=own_scales)
     options = [Options(table, want) for table in tables]
     compared = Comparison.of(tables) if len(tables) > 1 else None
     order = partial(_order_of_several, want=want, compared=compared) if compared else partial(_order, now=now)
@@ -418,7 +419,7 @@ def _guess(at: Options, slot: SlotId) -> float:
     contents = at.table.shadow.slots[slot]
     if contents is None:
         return 0.0
-    common = contents.tokens.lcp(at.want.prompt)
+    common = at.want.prompt.lcp(contents.tokens)
     return contents.chance(at.want.now) * (contents.total - common) - common
 
 

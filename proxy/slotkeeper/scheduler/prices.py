@@ -127,7 +127,7 @@ def blind_price(table: EngineTable, contents: SlotContents | None, catalog: Cata
 
 
 def _missed(contents: SlotContents, want: Want) -> float:
-    return (contents.total - contents.tokens.lcp(want.prompt)) * contents.chance(want.now)
+    return (contents.total - want.prompt.lcp(contents.tokens)) * contents.chance(want.now)
 
 
 def _same(one: SlotContents, other: SlotContents) -> bool:

@@ -2,7 +2,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slotkeeper.scheduler.prompts.prompt_tree import PromptTree
-from slotkeeper.scheduler.prompts.tokens import EMPTY, MOST_FOUND, Tokens
+from slotkeeper.scheduler.prompts.tokens import EMPTY, MOST_FOUND, ComparedPrompt, Tokens
 
 IDS = st.lists(st.integers(-2, 3) | st.sampled_from([0x01010101, 2**31 - 1]), max_size=300)
 
@@ -36,6 +36,16 @@ def test_lcp_is_exact_at_every_place_of_a_long_prompt():
     for place in range(0, 1500, 7):
         other = [*ids[:place], 8, *ids[place + 1 :]]
         assert Tokens(ids).lcp(Tokens(other)) == place
+
+
+@given(IDS, st.lists(IDS, max_size=4), st.sampled_from(["", "other"]))
+@settings(max_examples=100)
+def test_a_compared_prompt_has_the_same_common_prefixes(shared, others, space):
+    prompt = Tokens(shared)
+    states = [Tokens([*shared[: len(other)], *other]).within(space) for other in others]
+    compared = ComparedPrompt(prompt)
+    for state in [*states, *states]:  # the second time from what it remembers
+        assert compared.lcp(state) == prompt.lcp(state) == state.lcp(prompt)
 
 
 def test_lcp_with_an_empty_sequence_is_zero():

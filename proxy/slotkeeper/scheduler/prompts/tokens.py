@@ -162,7 +162,7 @@ class Tokens:
     def lcp(self, other: Tokens, start: int = 0) -> int:
         """Return the length in tokens of the longest common prefix with `other`, read from `start` on.
 
-        The prefix never ends inside an image. If `other` contains all of our ids there, nothing is copied.
+        The prefix never ends inside an image. If one contains all ids of the other, nothing is copied.
         """
         if self.space != other.space:
             return 0
@@ -174,6 +174,8 @@ class Tokens:
         a, b, shift = self.packed, other.packed, start * WIDTH
         if b.startswith(a, shift):
             return len(self)
+        if not shift and a.startswith(b):
+            return len(other)
         low, high, step = 0, min(len(self), max(0, len(other) - start)), 64
         while low < high and (end := min(low + step, high)):
             if a[low * WIDTH : end * WIDTH] != b[shift + low * WIDTH : shift + end * WIDTH]:
@@ -211,6 +213,27 @@ class Tokens:
 
 
 EMPTY: Final = Tokens()
+
+
+class ComparedPrompt(Tokens):
+    """A prompt that finds its common prefix with each other sequence only once.
+
+    It is for one decision, which asks for the same prefixes many times; it keeps those sequences alive.
+    """
+
+    __slots__ = ("_found",)
+
+    def __init__(self, prompt: Tokens) -> None:
+        self.packed, self.space, self.chunks = prompt.packed, prompt.space, prompt.chunks
+        self._found: dict[int, tuple[Tokens, int]] = {}  # by identity of the kept sequence
+
+    def lcp(self, other: Tokens, start: int = 0) -> int:
+        if start:
+            return super().lcp(other, start)
+        known = self._found.get(id(other))
+        if known is None:
+            known = self._found[id(other)] = other, super().lcp(other)
+        return known[1]
 
 
 # -- the boundaries of a prompt: where another prompt is likely to diverge from it -----------------------

@@ -118,7 +118,7 @@ class EngineShadow:
     def longest_common(self, prompt: Tokens, idle: Collection[SlotId]) -> int:
         """Return the most tokens that an idle slot or an entry of the RAM cache shares with a prompt."""
         states = (*(self.slots[slot] for slot in idle), *self.ram)
-        return max((contents.tokens.lcp(prompt) for contents in states if contents), default=0)
+        return max((prompt.lcp(contents.tokens) for contents in states if contents), default=0)
 
     def plan_reuse_blind(self, slot: SlotId) -> ReusePlan:
         """Plan to send an unknown prompt, which presumably shares little with any state."""
@@ -162,7 +162,7 @@ class EngineShadow:
         similar: tuple[float, SlotId] | None = None
         for slot in idle:
             contents = self.slots[slot]
-            share = contents.tokens.lcp(prompt) / max(1, len(prompt)) if contents else 0.0
+            share = prompt.lcp(contents.tokens) / max(1, len(prompt)) if contents else 0.0
             if contents and share > self.traits.similarity > 0 and (similar is None or share > similar[0]):
                 similar = (share, slot)
         if similar:
@@ -495,7 +495,7 @@ class EngineShadow:
         if not adapters_set and self.own_set(prompt.space) and self.has_other_adapters(slot, prompt.space):
             sure, nothing = self.task_adapters[slot] is not None, Source.NOTHING
             return ReusePlan(slot=slot, reuse=0, source=nothing, base=None, parked=False, foreign=not sure)
-        common = contents.tokens.lcp(prompt) if contents else 0
+        common = prompt.lcp(contents.tokens) if contents else 0
         if self.isolates(prompt.space) and self._mixes(contents, prompt, common):
             return ReusePlan(slot=slot, reuse=0, source=Source.NOTHING, base=None, parked=False, foreign=True)
         saves = self._saves(contents, common, len(prompt), evict=evict)

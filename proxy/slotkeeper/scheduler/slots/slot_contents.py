@@ -215,7 +215,7 @@ def reuse(contents: SlotContents | None, prompt: Tokens, traits: EngineTraits) -
     """Return how many tokens of `prompt` the engine will not compute again if it extends this state."""
     if contents is None or contents.total == 0 or len(prompt) < 2:
         return 0
-    common = min(contents.tokens.lcp(prompt), len(prompt) - 1)  # the engine evaluates at least one token
+    common = min(prompt.lcp(contents.tokens), len(prompt) - 1)  # the engine evaluates at least one token
     if traits.cuttable:
         return common if common >= contents.floor else 0
     if _extends(contents, prompt, common, traits):
@@ -231,7 +231,7 @@ def unsafe(contents: SlotContents | None, prompt: Tokens, traits: EngineTraits) 
     """
     if contents is None or not (contents.floor or any(c.stale for c in contents.checkpoints)):
         return False  # nearly always; it avoids a comparison of the prompts
-    common = min(contents.tokens.lcp(prompt), len(prompt) - 1)
+    common = min(prompt.lcp(contents.tokens), len(prompt) - 1)
     if contents.floor:
         return contents.floor + 1 - traits.n_swa < common < contents.floor
     if traits.cuttable or not traits.slot_files or _extends(contents, prompt, common, traits):
@@ -346,12 +346,12 @@ def parks(contents: SlotContents | None, traits: EngineTraits, common: int = 0, 
 
 def better(contents: SlotContents | None, ram: Sequence[SlotContents], prompt: Tokens) -> SlotContents | None:
     """Return the cache entry that the engine would load; it must exceed the slot in both shares."""
-    common = contents.tokens.lcp(prompt) if contents else 0
+    common = prompt.lcp(contents.tokens) if contents else 0
     keep = common / contents.total if contents and contents.total else -1.0
     similar = common / max(1, len(prompt))
     best = None
     for entry in ram:
-        shared = entry.tokens.lcp(prompt)
+        shared = prompt.lcp(entry.tokens)
         entry_keep, entry_similar = shared / max(1, entry.total), shared / max(1, len(prompt))
         if entry_keep >= LOAD and entry_keep > keep and entry_similar > similar:
             keep, similar, best = entry_keep, entry_similar, entry
