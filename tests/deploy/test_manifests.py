@@ -197,7 +197,7 @@ def test_the_grace_period_covers_all_steps_of_the_shutdown(manifests: Manifests)
 # -- with the engine -----------------------------------------------------------------------------------
 
 
-def test_the_engine_has_the_flags_of_slotkeeper_up(manifests: Manifests):
+def test_the_engine_has_the_flags_of_slotkeeper_up_but_its_own_default_of_checkpoints(manifests: Manifests):
     build = int(tag(manifests, "engine").rpartition("-b")[2])
     engine = EngineFlags.parse(manifests.runs("engine").command)
     assert engine.slot_save_path
@@ -208,6 +208,7 @@ def test_the_engine_has_the_flags_of_slotkeeper_up(manifests: Manifests):
         slots=engine.n_parallel or 0,
         context_tokens=engine.n_ctx // (engine.n_parallel or 1),
         eager_thinning=build < LAZY_SINCE,
+        checkpoints=EngineFlags().checkpoint_cap,  # what fits depends on the model and the machine
     )
     assert manifests.runs("engine").command[1:] == (*advised, "--model", str(engine.model))
 

@@ -15,6 +15,7 @@ from image.dockerfile import image
 from programs import needs_b10434
 from slotkeeper.engine.child.launch import EngineKind, find_engine, recommended
 from slotkeeper.engine.fingerprint import LAZY_SINCE
+from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.environment import PREFIX, SECRETS
 from slotkeeper.settings import Settings
 
@@ -106,7 +107,7 @@ def test_the_health_check_equals_that_of_the_image(parts):
 
 
 @needs_b10434
-def test_the_engines_flags_equal_those_of_up(parts):
+def test_the_engines_flags_equal_those_of_up_but_its_own_default_of_checkpoints(parts):
     engine = parts["engine"]
     binary = find_engine(EngineKind.SKULK)
     advised = recommended(
@@ -114,6 +115,7 @@ def test_the_engines_flags_equal_those_of_up(parts):
         port=port_of(engine),
         slot_dir=Path(parts["slotkeeper"]["environment"]["SLOTKEEPER_SLOT_DIR"]),
         eager_thinning=int(engine["image"].rpartition("-b")[2]) < LAZY_SINCE,
+        checkpoints=EngineFlags().checkpoint_cap,  # what fits depends on the model and the machine
     )
     advised[advised.index("--host") + 1] = "0.0.0.0"  # noqa: S104 - in the container
     assert engine["command"] == ["--model", f"/models/{NEEDED['MODEL']}", *advised]
