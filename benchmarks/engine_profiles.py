@@ -79,7 +79,7 @@ PROFILES: Final = (
     EngineProfile(
         name="apu-120b-moe",
         machine="Ryzen AI Max 395",
-        model="120B, mixture of experts, sliding window (gpt-oss-120b MXFP4)",
+        model="120B, MoE, sliding window (gpt-oss-120b MXFP4)",
         # pp2048 at depths 0, 4096, 8192, 16384: 998, 827, 704, 507; tg32 47.4. 18 of 36 layers have a window
         # of 128 tokens.
         source="lhl/strix-halo-testing#33",
@@ -96,16 +96,16 @@ PROFILES: Final = (
     ),
     EngineProfile(
         name="card-14b",
-        machine="one RTX 3090, 24 GB",
-        model="14B, dense (13B Q4_0; KV of 40 layers x 8 heads x 128)",
+        machine="one RTX 3090",
+        model="14B, dense (speeds of 13B Q4_0)",  # KV of 40 layers x 8 heads x 128
         # `deeper`: that of 8B Q4_K_M there, pp512 4030 and pp8192 2527, x 40 x 5120 / (32 x 4096).
         source="XiongjieDai/GPU-Benchmarks-on-LLM-Inference, README.md",
         rates=replace(DISK, prefill=1634.0, decode=75.0, deeper=6.0e-8, token_bytes=160 * KIB),
     ),
     EngineProfile(
         name="card-32b",
-        machine="one RTX 3090, 24 GB",
-        model="32B, dense (30B Q4_0; KV of 64 layers x 8 heads x 128)",
+        machine="one RTX 3090",
+        model="32B, dense (speeds of 30B Q4_0)",  # KV of 64 layers x 8 heads x 128
         source="XiongjieDai/GPU-Benchmarks-on-LLM-Inference, README.md",  # `deeper` as above, x 64 x 5120
         rates=replace(DISK, prefill=773.0, decode=33.7, deeper=9.6e-8, token_bytes=256 * KIB),
     ),
@@ -119,7 +119,7 @@ PROFILES: Final = (
     ),
     EngineProfile(
         name="h100-70b",
-        machine="H100 PCIe, 80 GB",
+        machine="H100 PCIe",
         model="70B, dense (70B Q4_0)",
         # `deeper`: that of 70B Q4_K_M on two RTX 4090, which are as fast: pp1024 905, pp8192 723.
         source="XiongjieDai/GPU-Benchmarks-on-LLM-Inference, README.md",
@@ -127,7 +127,7 @@ PROFILES: Final = (
     ),
     EngineProfile(
         name="h200-8b",
-        machine="H200, Vulkan (our run)",
+        machine="H200, Vulkan",
         model="8B, dense (16 bits)",
         # b10434, random weights, KV of 36 layers x 8 heads x 128: prefills of 500 to 2,600 tokens at 6,600 to
         # 9,300 tokens/s, 6.75 ms a token; 740 MB copied to the RAM cache in 0.64 s and saved in 1.39 s. The
@@ -140,7 +140,7 @@ PROFILES: Final = (
     EngineProfile(
         name="cpu-8b",
         machine="Core i9-13900K, DDR5-6400, no GPU",
-        model="8B, dense (7B Q4_0; KV of 32 layers x 8 heads x 128)",
+        model="8B, dense (speeds of 7B Q4_0)",  # KV of 32 layers x 8 heads x 128
         # pp512 55.2, 18.3 tokens/s; `deeper`: stock llama.cpp on a 7950X in ikawrakow/ik_llama.cpp#518, 28.04
         # at the beginning and 26.03 at 2,048 tokens.
         source="ggml-org/llama.cpp#34",

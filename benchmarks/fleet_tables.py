@@ -7,7 +7,7 @@ from typing import Any, Final
 
 Row = dict[str, Any]
 Measured = Callable[[str], Any]
-SHOWN: Final = (1, 4, 500)  # engines
+SHOWN: Final = (4, 500)  # engines
 FILES: Final = ("local", "shared")  # where snapshots are
 
 
@@ -21,7 +21,7 @@ def of(measured: Measured, table: Callable[..., str]) -> Mapping[str, Callable[[
         return (row for row in measured("scaling") if row["table"] == name)
 
     def gateways() -> str:
-        head = ("who chooses", "waited, local", "waited, shared", "TTFT p95, local", "TTFT p95, shared")
+        head = ("who chooses", "waited, local", "waited, shared", "TTFT p95, s, local", "TTFT p95, s, shared")
         found = _by_files(rows("gateways"), "way")
         return table(
             head, ((way, *_of_files(_waited, mine), *_of_files(_p95, mine)) for (way,), mine in found)
@@ -34,8 +34,8 @@ def of(measured: Measured, table: Callable[..., str]) -> Mapping[str, Callable[[
             "one large cache",
             "hit rate, local",
             "hit rate, shared",
-            "TTFT p95, local",
-            "TTFT p95, shared",
+            "TTFT p95, s, local",
+            "TTFT p95, s, shared",
         )
         shown = (row for row in rows("growth") if row["engines"] in SHOWN)
         found = _by_files(shown, "engines", "way")
@@ -59,7 +59,7 @@ def of(measured: Measured, table: Callable[..., str]) -> Mapping[str, Callable[[
             "waited, no snapshots",
             "local",
             "shared",
-            "TTFT p95, no snapshots",
+            "TTFT p95, s, no snapshots",
             "local",
             "shared",
         )
@@ -128,7 +128,7 @@ def _waited(row: Row) -> str:
 
 
 def _p95(row: Row) -> str:
-    return f"{row['first_token_p95']:.1f} s"
+    return f"{row['first_token_p95']:.1f}"
 
 
 def _of_decision(row: Row) -> Sequence[str]:

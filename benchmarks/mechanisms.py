@@ -140,14 +140,14 @@ MECHANISMS: Final[Mapping[str, Mechanism]] = MappingProxyType(
             fault="test_a_brief_request_that_continues_a_conversation_goes_to_its_slot",
         ),
         "touch": Mechanism(
-            "makes the engine load from its RAM cache by a task of one token",
+            "loads from the engine's RAM cache, by a task of one token",
             {"candidates._touched": _nothing},
         ),
         "restore": Mechanism("restores a file before a request", {"candidates._restored": _nothing}),
-        "parking": Mechanism("saves a slot before a request overwrites it", {"candidates._parking": _none}),
+        "parking": Mechanism("saves a slot before it is overwritten", {"candidates._parking": _none}),
         "coming-files": Mechanism("waits for a file that is being written", {"placement._coming": _nothing}),
         "waits": Mechanism(
-            "waits for a slot that is better than the free ones",
+            "waits for a better slot than the free ones",
             dict.fromkeys(
                 ("candidates._draining", "candidates._in_maintenance", "candidates.when_over"), _nothing
             ),

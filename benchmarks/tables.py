@@ -7,11 +7,12 @@ the older build's first, then the newest build's.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import fleet_tables
+from benchmarks import fleet_tables, misses
 from benchmarks.engine_profiles import PROFILES, EngineProfile
 from benchmarks.figures import BUILDS
 from benchmarks.mechanisms import JOINED, MECHANISMS, WORSE
@@ -34,7 +35,7 @@ def code(text: str) -> str:
     return f"`{text}`" if text else ""
 
 
-LEAST_LOSS: Final = 0.005  # of a ratio that is shown with two digits
+LEAST_SAVED_SECONDS: Final = 60  # of clients, an hour: workloads with less have no row
 Row = dict[str, Any]
 MODELS: Final = {
     "tiny-dense": "dense",
@@ -60,14 +61,16 @@ WAITED: Final = (
     "work",
     "stock, s",
     "ours ÷ stock",
-    "whole answers",
     "ours ÷ least",
-    "beside prefill, ms",
+    "whole answers",
+    "p95, s",
     "longest stall, ms",
+    "engine, GiB",
+    "sidecar, MiB",
 )
 
 LEFT_OVER: Final = {
-    "memory_kib": "memory, KiB, after the warm-up and at the end",
+    "memory_kib": "memory, KiB, after the warm-up/at the end",
     "descriptors": "descriptors",
     "sockets": "sockets",
     "tasks": "tasks",
@@ -96,9 +99,9 @@ def _total(row: Row) -> float:
 
 
 def _pair(ratios: Iterable[float]) -> str:
-    """Write older / newer build; one figure if both are the same."""
+    """Write the older build's figure/the newer's; one figure if both are the same."""
     texts = list(dict.fromkeys(f"{ratio:.2f}" for ratio in ratios))
-    return " / ".join(texts)
+    return "/".join(texts)
 
 
 def interleaved() -> str:
@@ -132,12 +135,12 @@ def rewrites() -> str:
     """Return what clients wait for, by the rule that undoes the change; the oracle is the client's."""
     rows = _by_build(measured("rewriting"))
 
-    def cells(session: str) -> Sequence[str]:
-        ways = ("stock", "observe", "fix")
-        figures = (_pair([_waited(rows[session, way, build]) for build in BUILDS]) for way in ways)
-        return code(session), *figures
-
-    return table(("rule", "stock", "observe", "fix"), map(cells, dict.fromkeys(row[0] for row in rows)))
+    ways = ("stock", "observe", "fix")
+    same: dict[tuple[str, ...], list[str]] = {}  # figures -> the rules that have them
+    for session in dict.fromkeys(row[0] for row in rows):
+        figures = tuple(_pair(_waited(rows[session, way, build]) for build in BUILDS) for way in ways)
+        same.setdefault(figures, []).append(code(session))
+    return table(("rule", *ways), ((", ".join(rules), *figures) for figures, rules in same.items()))
 
 
 def recorded() -> str:
@@ -202,7 +205,7 @@ def soak() -> str:
         ]
     rows += [["restored from files", *(f"{world['restored']:,}" for world in worlds)]]
     for name, shown in LEFT_OVER.items():
-        rows += [[shown, *(f"{world['middle'][name]:,}, {world['end'][name]:,}" for world in worlds)]]
+        rows += [[shown, *(f"{world['middle'][name]:,}/{world['end'][name]:,}" for world in worlds)]]
     return table(["", *(world["world"] for world in worlds)], rows)
 
 
@@ -231,16 +234,15 @@ def pool() -> str:
 
     def cells(chats: int, engine: str) -> Sequence[str]:
         stock, *ours = (found[chats, engine, way] for way in ("stock", "sidecar", "sidecar with a folder"))
-        failed = (f"{sum(row['failed'] for row in rows)}" for rows in ([stock], ours))
+        failed = "/".join(f"{sum(row['failed'] for row in rows)}" for rows in ([stock], ours))
         ratios = (f"{row['computed'] / row['oracle']:.2f}" for row in (stock, *ours))
-        waits = " / ".join(f"{row['longest_wait_seconds']:.1f}" for row in ours)
-        return str(chats), engine, *failed, *ratios, waits
+        waits = "/".join(f"{row['longest_wait_seconds']:.1f}" for row in ours)
+        return str(chats), engine, failed, *ratios, waits
 
     head = (
         "chats",
         "engine",
-        "failed, stock",
-        "failed, ours",
+        "failed, stock/ours",
         "total, stock",
         "total, ours",
         "with a folder",
@@ -256,9 +258,10 @@ def cold_bytes() -> str:
         name = f"{MODELS[row['model']]}, {row['build']}" if row["build"] else row["model"] or "made up"
         ratio = f"{row['ratio']:.2f}" if row.get("ratio") else "-"
         smaller = f"1/{row['smaller']:.0f}" if row.get("smaller") else "-"
-        return name, ratio, smaller, f"{row['parts_seconds']:.2f}", f"{row['whole_seconds']:.2f}"
+        seconds = f"{row['parts_seconds']:.2f}/{row['whole_seconds']:.2f}"
+        return name, ratio, smaller, seconds, f"{row['restore_ratio']:.2f}"
 
-    head = ("memory", "written ÷ bytes of its tokens", "÷ whole files", "back, s", "whole file, s")
+    head = ("memory", "written ÷ bytes of its tokens", "÷ whole files", "back / whole file, s", "ratio")
     shown = (row for row in measured("cold_bytes") if row["build"] in {BUILDS[1], ""})
     return table(head, map(cells, shown))
 
@@ -275,22 +278,46 @@ def store_uploads() -> str:
 
 
 def profile_engines() -> str:
-    """Return the simulated engines; their sources are in `benchmarks.engine_profiles`."""
+    """Return the simulated engines, with the reports of their speeds."""
 
     def cells(profile: EngineProfile) -> Sequence[str]:
-        rates = profile.rates
-        return code(profile.name), profile.machine, profile.model, f"{rates.prefill:,g}", f"{rates.decode:g}"
+        speeds = (f"{profile.rates.prefill:,g}", f"{profile.rates.decode:g}")
+        return code(profile.name), profile.machine, profile.model, *speeds, _linked(profile.source)
 
-    return table(
-        ("engine", "machine", "model", "prefill, tokens/s", "decode, tokens/s"), map(cells, PROFILES)
-    )
+    head = ("engine", "machine", "model", "prefill, tokens/s", "decode, tokens/s", "source")
+    return table(head, map(cells, PROFILES))
+
+
+def _linked(source: str) -> str:
+    """Return a source as a link; as it is, if it is no issue, pull request or file of a repository."""
+    if issue := re.fullmatch(r"([\w-]+/([\w.-]+))#(\d+)", source):
+        return f"[{issue[2]}#{issue[3]}](https://github.com/{issue[1]}/issues/{issue[3]})"
+    if file := re.fullmatch(r"([\w-]+/([\w.-]+)), (\S+)", source):
+        return f"[{file[2]}](https://github.com/{file[1]}/blob/HEAD/{file[3]})"
+    return source
 
 
 def profile_cells() -> str:
     """Return the ratio of the sums of all times to first token, a row for each workload."""
-    found = {(row["work"], row["profile"]): row["ratio"] for row in measured("profiles")}
+    return _by_profile("ratio", ABOUT, ".2f")
+
+
+def profile_saved() -> str:
+    """Return the seconds that clients save an hour; in one line those of workloads that save little."""
+    found: dict[str, list[float]] = {}
+    for row in measured("profiles"):
+        found.setdefault(row["work"], []).append(row["saved_an_hour"])
+    large = [work for work in ABOUT if max(map(abs, found[work])) >= LEAST_SAVED_SECONDS]
+    small = [work for work in ABOUT if work not in large]
+    others = sorted(seconds for work in small for seconds in found[work])
+    shown = _by_profile("saved_an_hour", large, ",.0f")
+    return f"{shown}\n\n{', '.join(small)}: {others[0]:.0f} to {others[-1]:.0f}"
+
+
+def _by_profile(figure: str, works: Iterable[str], form: str) -> str:
+    found = {(row["work"], row["profile"]): row[figure] for row in measured("profiles")}
     engines = [profile.name for profile in PROFILES]
-    rows = ((work, *(f"{found[work, engine]:.2f}" for engine in engines)) for work in ABOUT)
+    rows = ((work, *(f"{found[work, engine]:{form}}" for engine in engines)) for work in works)
     return table(("work", *map(code, engines)), rows)
 
 
@@ -300,14 +327,11 @@ def profile_work() -> str:
 
 
 def ablation_cells() -> str:
-    """Return what each mechanism saves, in a table; then the names of those that no row keeps."""
-    rows: Sequence[Row] = measured("ablations")
-    head = ("mechanism", "what it does", "row that loses most, ÷ stock", "seconds", "tokens")
-    tested = ", ".join(code(row["name"]) for row in rows if lost(row) < WORSE)
-    return (
-        f"{table(head, (_saving(row) for row in rows if _shows(row)))}\n\n"
-        f"A test fails, but no row loses 0.02, without {tested}."
-    )
+    """Return what each mechanism saves that a row keeps, in a table; then how many a test keeps."""
+    rows = [row for row in measured("ablations") if JOINED not in row["name"]]
+    shown = [row for row in rows if lost(row) >= WORSE]
+    head = ("mechanism", "what it does", "row that loses most, ÷ stock", "all rows, seconds/tokens")
+    return f"{table(head, map(_saving, shown))}\n\n{len(rows) - len(shown)} others are kept for a test."
 
 
 def lost(row: Row) -> float:
@@ -315,19 +339,11 @@ def lost(row: Row) -> float:
     return float(row["worst"]["left_out"] - row["worst"]["with"])
 
 
-def _shows(row: Row) -> bool:
-    """Whether a figure that is shown differs without the mechanism."""
-    summed = any(f"{ratio:.3f}" != "1.000" for ratio in row["sums"].values())
-    return bool(row["changes"]) and (lost(row) >= LEAST_LOSS or summed)
-
-
 def _saving(row: Row) -> Sequence[str]:
     most = row["worst"]
     changed = f"{most['work']}, {code(most['profile'])}: {most['with']:.2f} → {most['left_out']:.2f}"
-    shown = f"{changed} {most['unit']}" if lost(row) >= LEAST_LOSS else "-"
-    sums = (f"{row['sums'][unit]:.3f}" for unit in ("seconds", "tokens"))
-    about = "both" if JOINED in row["name"] else MECHANISMS[row["name"]].about
-    return code(row["name"]), about, shown, *sums
+    sums = "/".join(f"{row['sums'][unit]:.3f}" for unit in ("seconds", "tokens"))
+    return code(row["name"]), MECHANISMS[row["name"]].about, f"{changed} {most['unit']}", sums
 
 
 def waiting_cells() -> str:
@@ -367,11 +383,15 @@ MEASURED: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
         "profile-engines": profile_engines,
         "profile-work": profile_work,
         "profile-cells": profile_cells,
+        "profile-saved": profile_saved,
+        "profile-misses": lambda: misses.of_profiles(measured("profiles")),
         "ablation-cells": ablation_cells,
         "waiting-cells": waiting_cells,
+        "waiting-misses": lambda: misses.of_waiting(measured("waiting")),
         "rewrites": rewrites,
         "recorded": recorded,
         "cold-bytes": cold_bytes,
+        "cold-misses": lambda: misses.of_cold_bytes(measured("cold_bytes"), MODELS),
         "store-uploads": store_uploads,
     },
     "docs/models.md": {"swaps": swaps},

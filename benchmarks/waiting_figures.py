@@ -1,4 +1,7 @@
-"""The rows of `benchmarks.waiting` as a table: each round's ratio, else the worst of a workload's rounds."""
+"""The rows of `benchmarks.waiting` as a table: each round's ratio, else the worst of a workload's rounds.
+
+Pairs are Slotkeeper's figure / stock's.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from statistics import median
 from typing import Any, Final
 
 MIB: Final = 2**20
+GIB: Final = 2**30
 KEY: Final = ("model", "work", "pause", "busy")  # rounds of one workload have these in common
 
 MAX_RATIOS: Final = 3  # of rounds, shown one by one
@@ -18,10 +22,10 @@ COLUMNS: Final = (
     "stock ÷ least",
     "ours ÷ least",
     "whole answers",
-    "p95",
+    "p95, s",
     "beside prefill, ms",
     "longest stall, ms",
-    "engine, MiB",
+    "engine, GiB",
     "sidecar, MiB",
     "written, MiB",
     "idle tokens",
@@ -32,6 +36,12 @@ Row = dict[str, Any]
 
 def grouped(found: Iterable[Row]) -> Iterator[tuple[Row, Sequence[str]]]:
     """Yield for each workload its first row, and the cells of COLUMNS."""
+    for those in rounds(found):
+        yield those[0], _cells(those)
+
+
+def rounds(found: Iterable[Row]) -> Iterator[Sequence[Row]]:
+    """Yield the rows of each workload."""
     same: dict[tuple[Any, ...], list[Row]] = {}
     for row in found:
         same.setdefault(tuple(row[name] for name in KEY), []).append(row)
@@ -42,56 +52,59 @@ def grouped(found: Iterable[Row]) -> Iterator[tuple[Row, Sequence[str]]]:
         return model, busy, works.index(work), pause or 0.0
 
     for key in sorted(same, key=order):
-        those = same[key]
-        yield those[0], _cells(those)
+        yield same[key]
+
+
+def ratios(those: Sequence[Row]) -> list[float]:
+    """Return the sums of times to first token, ÷ stock's, in ascending order."""
+    return sorted(row["ours_seconds"] / row["stock_seconds"] for row in those)
+
+
+def worst_round(those: Sequence[Row], name: str, other: str) -> tuple[float, float] | None:
+    """Return two figures of the round with the largest ratio; None if one is unknown in some round."""
+    known = [(row[name], row[other]) for row in those if row.get(name) and row.get(other)]
+    return max(known, key=lambda pair: pair[0] / pair[1]) if len(known) == len(those) else None
 
 
 def _cells(those: Sequence[Row]) -> Sequence[str]:
     first = those[0]
     stock = sorted(row["stock_seconds"] for row in those)
-    ratios = sorted(row["ours_seconds"] / row["stock_seconds"] for row in those)
     return (
         first["work"] if first["pause"] is None else f"{first['work']}, {first['pause']:g} s",
         f"{stock[0]:.1f}-{stock[-1]:.1f}",  # shows how much the machine varied
-        ", ".join(f"{ratio:.2f}" for ratio in _told(ratios)),
-        _worst(those, "stock_seconds", "least_seconds"),
-        _worst(those, "ours_seconds", "least_seconds"),
-        _worst(those, "ours_answered", "stock_answered"),
-        _worst(those, "ours_p95", "stock_p95"),
+        ", ".join(f"{ratio:.2f}" for ratio in _told(ratios(those))),
+        _ratio(worst_round(those, "stock_seconds", "least_seconds")),
+        _ratio(worst_round(those, "ours_seconds", "least_seconds")),
+        _ratio(worst_round(those, "ours_answered", "stock_answered")),
+        _pair(worst_round(those, "ours_p95", "stock_p95"), 1, digits=2),
         _beside(those),
-        _stalls(those),
-        _most(those, "ours_engine_bytes", "stock_engine_bytes"),
-        f"{max(row['sidecar_bytes'] for row in those) / MIB:.0f}",
-        f"{max(row['written_bytes'] for row in those) / MIB:,.0f}",
-        f"{max(row['idle'] for row in those)}",
+        _pair(worst_round(those, "ours_stall", "stock_stall"), 1000),
+        _pair((_most(those, "ours_engine_bytes"), _most(those, "stock_engine_bytes")), 1 / GIB, digits=2),
+        f"{_most(those, 'sidecar_bytes') / MIB:.0f}",
+        f"{_most(those, 'written_bytes') / MIB:,.0f}",
+        f"{_most(those, 'idle')}",
     )
 
 
-def _told(ratios: Sequence[float]) -> Sequence[float]:
+def _told(found: Sequence[float]) -> Sequence[float]:
     """Return sorted ratios; of more than three the least, the median and the most."""
-    return ratios if len(ratios) <= MAX_RATIOS else (ratios[0], median(ratios), ratios[-1])
-
-
-def _worst(those: Sequence[Row], name: str, other: str) -> str:
-    known = [row[name] / row[other] for row in those if row.get(name) and row.get(other)]
-    return f"{max(known):.2f}" if len(known) == len(those) else "-"
-
-
-def _stalls(those: Sequence[Row]) -> str:
-    """Return our longest stall and stock's, of the round in which they differ most."""
-    stalls = [(row["ours_stall"] or 0.0, row["stock_stall"] or 0.0) for row in those]
-    ours, stock = max(stalls, key=lambda pair: pair[0] - pair[1])
-    return f"{1000 * ours:.0f}/{1000 * stock:.0f}"
+    return found if len(found) <= MAX_RATIOS else (found[0], median(found), found[-1])
 
 
 def _beside(those: Sequence[Row]) -> str:
-    """Return our milliseconds beside the prefill of a request and stock's, of the worst round."""
+    """Return the milliseconds beside the prefill of a request, of the round in which they differ most."""
     known = [(row["ours_beside"], row["stock_beside"]) for row in those if row.get("ours_beside") is not None]
-    if not known:
-        return "-"
-    ours, stock = max(known, key=lambda pair: pair[0] - pair[1])
-    return f"{1000 * ours:.0f}/{1000 * stock:.0f}"
+    return _pair(max(known, key=lambda pair: pair[0] - pair[1], default=None), 1000)
 
 
-def _most(those: Sequence[Row], name: str, other: str) -> str:
-    return " / ".join(f"{max(row[one] for row in those) / MIB:,.0f}" for one in (name, other))
+def _most(those: Sequence[Row], name: str) -> int:
+    most: int = max(row[name] for row in those)
+    return most
+
+
+def _ratio(pair: tuple[float, float] | None) -> str:
+    return "-" if pair is None else f"{pair[0] / pair[1]:.2f}"
+
+
+def _pair(pair: tuple[float, float] | None, scale: float, *, digits: int = 0) -> str:
+    return "-" if pair is None else "/".join(f"{scale * figure:.{digits}f}" for figure in pair)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from benchmarks import misses
 from benchmarks.least_waits import LeastRequest, least_waits
 from benchmarks.waiting_figures import COLUMNS, grouped
 from benchmarks.waiting_work import WORK, append
@@ -84,9 +85,9 @@ def test_the_table_has_the_ratio_of_each_round_and_else_the_worst_round_of_each_
     shown = [dict(zip(COLUMNS, cells, strict=True)) for _, cells in grouped(rounds)]
     assert len(shown) == 2
     assert (shown[0]["stock, s"], shown[0]["ours ÷ stock"]) == ("2.0-2.5", "1.00, 1.50")
-    assert (shown[0]["ours ÷ least"], shown[0]["p95"]) == ("3.00", "3.00")
+    assert (shown[0]["ours ÷ least"], shown[0]["p95, s"]) == ("3.00", "3.00/1.00")
     assert shown[0]["longest stall, ms"] == "300/200"
-    assert shown[0]["engine, MiB"] == "2,048 / 1,024"
+    assert (shown[0]["engine, GiB"], shown[0]["sidecar, MiB"]) == ("2.00/1.00", "64")
 
 
 def test_of_more_than_three_rounds_the_least_the_median_and_the_most_are_shown():
@@ -108,3 +109,25 @@ def test_a_bound_that_is_unknown_in_a_round_is_shown_as_unknown():
     ((_, cells),) = grouped([row(2.0), row(2.0, least=None)])
     shown = dict(zip(COLUMNS, cells, strict=True))
     assert (shown["ours ÷ least"], shown["stock ÷ least"]) == ("-", "-")
+
+
+# -- bounds that are missed ------------------------------------------------------------------------------
+
+
+def test_each_work_above_the_bound_is_named_with_its_worst_median_and_each_other_bound_with_its_worst_work():
+    pauses = [row(2.0), row(2.6), row(2.4), row(2.2, pause=2.0)]  # medians of 1.20 and 1.10
+    found = [*pauses, row(2.1, work="edits"), row(2.04, work="titles"), row(9.0, busy=2)]
+    said = misses.of_waiting(found).splitlines()
+    assert said[0].endswith(": `fat-dense` append 1.20, edits 1.05")
+    assert said[1].endswith(": `fat-dense` append 2.60")
+    assert said[2].endswith(": `fat-dense` append 1.30")
+    assert said[3].endswith(": `fat-dense` append 2.60")
+
+
+def test_a_model_that_meets_a_bound_misses_nothing():
+    said = misses.of_waiting([row(1.0, model="fat-swa")]).splitlines()
+    assert [line.rpartition(": ")[2] for line in said] == ["`fat-swa` nothing"] * 4
+
+
+def test_a_figure_that_is_shown_as_the_bound_meets_it():
+    assert misses.above(1.02, {"a": 1.0249, "b": 1.0251, "c": 1.5}) == "c 1.50, b 1.03"
