@@ -94,7 +94,7 @@ def test_enough_memory_leaves_the_defaults_and_too_little_the_least():
 
 def test_a_container_has_what_its_control_group_leaves(tmp_path, monkeypatch):
     for name, text in {
-        "INFO": "MemTotal: 9 kB\nMemAvailable: 8192 kB\n",
+        "INFO": "MemTotal: 9 kB\nMemAvailable: 9000 kB\nMapped: 808 kB\nHugePages_Free: 0\n",
         "max": "6000000",
         "used": "1000000",
     }.items():

@@ -117,10 +117,11 @@ def free_memory() -> int | None:
 
 
 def _free_of_machine() -> int | None:
-    with suppress(OSError, ValueError, IndexError):
-        for line in MEMORY_INFO.read_text("ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
+    """Return what the machine has left. Mapped files count as used: engines map weights, and need them."""
+    with suppress(OSError, ValueError, IndexError, KeyError):
+        fields = (line.partition(":") for line in MEMORY_INFO.read_text("ascii").splitlines())
+        kib = {name: int(value.split()[0]) for name, _, value in fields}
+        return max(0, kib["MemAvailable"] - kib.get("Mapped", 0)) << 10
     return None
 
 
