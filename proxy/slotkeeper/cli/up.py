@@ -30,7 +30,7 @@ from slotkeeper.engine.child.launch import (
     private_folder,
     recommended,
 )
-from slotkeeper.engine.child.memory import MemoryPlan, free_memory, plan_memory
+from slotkeeper.engine.child.memory import Caches, MemoryPlan, caches_beside, free_memory
 from slotkeeper.engine.child.process import EngineDiedError, EngineProcess, Supervisor
 from slotkeeper.engine.flags import EngineFlags, FlagError, given
 from slotkeeper.observe.log import get_logger
@@ -42,6 +42,11 @@ from slotkeeper.values import UsageError
 from slotkeeper.vocab.gguf import GgufError, GgufHeader, read_header
 
 MODEL_FLAGS: Final = {"-m", "--model", "-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "--models-dir"}
+CHECKPOINTS_FLAG: Final = "--ctx-checkpoints"
+SHORT_ADVICE: Final = (
+    "free some memory, use a smaller model, --slots 1 or a shorter context; if a GPU holds the model, give "
+    "--ctx-checkpoints and --cache-ram after --"
+)
 LOG_NAME: Final = "llama-server.log"
 URL_SECRETS: Final = re.compile(r"(?<=://)[^/@\s]+(?=@)|(?<=\?)\S+")  # in --model-url: user and query
 
@@ -56,6 +61,7 @@ class LaunchPlan:
     args: list[str]
     flags: EngineFlags
     log_path: Path
+    memory_short: str = ""  # says by how much it may need more than is free; empty: it fits, or unknown
 
 
 def up(
@@ -128,7 +134,8 @@ def _plan(
     environ = None if binary.kind is EngineKind.XLLAMACPP else os.environ  # the library reads no LLAMA_ARG_*
     named = EngineFlags.parse(words, environ)
     header = _header(named.model) if named.model else None
-    memory = _memory_plan(header, named, slots, context_tokens)
+    caches = _caches(header, named, slots, context_tokens)
+    chosen = _chosen(caches, named, words)
     args = [
         *recommended(
             binary.known,
@@ -140,14 +147,15 @@ def _plan(
             trained_tokens=header.context_length if header else 0,
             eager_thinning=binary.eager_thinning,
             namespaces=_needs_namespaces(settings, named),
-            checkpoints=memory.checkpoints,
-            ram_cache_mib=memory.ram_cache_mib,
+            checkpoints=chosen.checkpoints,
+            ram_cache_mib=None if chosen.ram_cache_mib == named.cache_ram else chosen.ram_cache_mib,
         ),
         *words,
     ]
     log_path = folder / LOG_NAME
     flags = replace(EngineFlags.parse(args, environ), build=binary.build)
-    return LaunchPlan(binary=binary, args=args, flags=flags, log_path=log_path)
+    short = _memory_short(caches, flags, words)
+    return LaunchPlan(binary=binary, args=args, flags=flags, log_path=log_path, memory_short=short)
 
 
 def _needs_namespaces(settings: Settings, flags: EngineFlags) -> bool:
@@ -181,21 +189,33 @@ def _slot_folder(path: Path) -> Path:
         raise UsageError(f"--slot-dir: {error}; give a folder that this user can write to") from None
 
 
-def _memory_plan(
-    header: GgufHeader | None, named: EngineFlags, slots: int, context_tokens: int
-) -> MemoryPlan:
-    """Return how many checkpoints the engine may keep, and how large its RAM cache may be."""
-    if header is None or named.model is None:
-        return MemoryPlan()
+def _caches(header: GgufHeader | None, named: EngineFlags, slots: int, context_tokens: int) -> Caches:
+    """Return what checkpoints and the RAM cache take, and what is left for them, as far as that is known."""
     count = slots if named.auto_slots else named.n_parallel or slots
-    return plan_memory(
+    if header is None or named.model is None:
+        return Caches(slots=count, checkpoint_bytes=0, slot_bytes=0, free_bytes=None)
+    return caches_beside(
         header,
         named,
         model_bytes=named.model.stat().st_size,
         slots=count,
-        cells=named.n_ctx or count * context_tokens,
+        cells=named.n_ctx or slots * context_tokens,
         free_bytes=free_memory(),
     )
+
+
+def _chosen(caches: Caches, named: EngineFlags, words: Sequence[str]) -> MemoryPlan:
+    """Return how many checkpoints the engine may keep, and how large its RAM cache may be beside them."""
+    users = CHECKPOINTS_FLAG in given(words)
+    checkpoints = named.checkpoint_cap if users else caches.affordable_checkpoints
+    return MemoryPlan(checkpoints, caches.affordable_ram_cache(checkpoints, named.cache_ram))
+
+
+def _memory_short(caches: Caches, flags: EngineFlags, words: Sequence[str]) -> str:
+    """Return how much memory these flags may need, if more than is free and if we chose any of them."""
+    plan = MemoryPlan(flags.checkpoint_cap, flags.cache_ram)
+    ours = not {CHECKPOINTS_FLAG, "--cache-ram"} <= given(words)
+    return caches.sentence(plan) if ours and not caches.fits(plan) else ""
 
 
 def _header(path: Path) -> GgufHeader:
@@ -234,6 +254,8 @@ async def _supervise(plan: LaunchPlan, links: Mapping[EngineId, EngineLink]) -> 
         command=" ".join(_without_keys(plan.binary.command(plan.args))),
         log=str(plan.log_path),
     )
+    if plan.memory_short:
+        log.warning("memory_short", what=plan.memory_short, advice=SHORT_ADVICE)
     last, served = "", False
 
     def progress(health: Health, line: str) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from slotkeeper.engine.answers import EngineError
-from slotkeeper.engine.child.memory import MAX_CHECKPOINTS, affordable_checkpoints
+from slotkeeper.engine.child.launch import SLOTS
+from slotkeeper.engine.child.memory import MAX_CHECKPOINTS, Caches, MemoryPlan
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.flags import AUTO_SLOTS, EngineFlags
 from slotkeeper.engine.traits import Reading
@@ -20,6 +21,8 @@ from slotkeeper.scheduler.slots.engine_model import EngineTraits, Known, Memory,
 SMALL_CONTEXT: Final = 16384  # an agent's system prompt and tools alone are 10,000 to 25,000 tokens
 FEW_CHECKPOINTS: Final = 16  # a turn of an agent makes up to four
 RAM_CACHE_MIB: Final = 8192  # llama-server's default
+TOO_LITTLE: Final = "Even the least may not fit: free some memory."
+TAKEN: Final = "What they hold already does not count as free: right after a restart there may be more room."
 LARGE_UBATCH: Final = 1024  # a checkpoint sits one ubatch before the prompt's end (engine.md 11)
 LARGE_BATCH: Final = 4096  # a cancelled prompt and all other requests wait for the batch (engine.md 7)
 
@@ -108,14 +111,15 @@ def examine(
         checkpoint_bytes: the size of one checkpoint; 0 = unknown.
         free_bytes: memory that its machine has left; None = unknown.
     """
-    room = CheckpointRoom(traits.checkpoint_cap, traits.n_slots, checkpoint_bytes, free_bytes)
+    room = Room.of(traits, checkpoint_bytes, free_bytes, routed=routed)
     found = [
         *about_routes(props, flags, slots_ok, metrics_ok),
         *(about_saving(slot_save) if files is None else files),
         *about_slots(traits, flags),
-        *about_checkpoints(traits, flags, room),
+        *about_room(traits, flags, room),
+        *about_checkpoints(traits, flags),
         *about_window(traits),
-        *about_caches(traits, flags, routed=routed),
+        *about_caches(traits, flags, room.advised.ram_cache_mib, routed=routed),
         *about_sleep(props, flags),
         *about_need(traits, flags),
     ]
@@ -160,12 +164,12 @@ def about_saving(slot_save: SaveSupport) -> Iterator[Finding]:
 def about_slots(traits: EngineTraits, flags: EngineFlags | None) -> Iterator[Finding]:
     if traits.n_slots == 1:
         what = "One slot: every side request (a title, a summary) overwrites the conversation."
-        yield Finding(trap="one-slot", severity=Severity.WARN, what=what, do="Add -np 2 or more.")
+        yield Finding(trap="one-slot", severity=Severity.WARN, what=what, do=f"Add -np {SLOTS}.")
     yield from _about_wiped_slots(traits, flags)
     yield from about_pool(traits)
     if 0 < traits.n_ctx < SMALL_CONTEXT:
         what = f"{traits.n_ctx} tokens of context in each of {traits.n_slots} slots: too few for an agent."
-        do = "Raise -c (it is for all slots together) or lower -np."
+        do = "Raise -c (it is for all slots together), if memory allows, or lower -np."
         yield Finding(trap="context", severity=Severity.WARN, what=what, do=do)
     if traits.n_batch > LARGE_BATCH:
         what = f"-b {traits.n_batch}: a cancelled prompt and all waiting requests wait for a whole batch."
@@ -191,51 +195,76 @@ def about_pool(traits: EngineTraits) -> Iterator[Finding]:
         what += (
             " when they grow beyond that. Slotkeeper lets requests wait, and saves and empties idle slots."
         )
-        do = "Add -np N with --no-kv-unified: each slot then has its own -c / N tokens. Or raise -c."
+        do = (
+            "Add -np N with --no-kv-unified: each slot then has -c / N tokens. Or raise -c, if memory allows."
+        )
         yield Finding(trap="pool", severity=Severity.WARN, what=what, do=do)
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointRoom:
-    """The memory that checkpoints take."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """The memory of checkpoints and RAM cache: what the engine may take now, and what it should take."""
 
-    cap: int  # of each slot, at most
-    slots: int
-    each_bytes: int  # 0: unknown
-    free_bytes: int | None  # of the machine; None: unknown
+    caches: Caches  # with the two slots that doctor advises if there is one
+    now: MemoryPlan
+    most_mib: int  # of the RAM cache, as far as it is useful
 
-    @property
-    def advised(self) -> int:
-        """How many each slot should keep."""
-        if self.free_bytes is None:
-            return MAX_CHECKPOINTS
-        return affordable_checkpoints(self.each_bytes, self.slots, self.free_bytes)
-
-    def need(self, checkpoints: int) -> int:
-        """Return the bytes of so many checkpoints in every slot."""
-        return checkpoints * self.slots * self.each_bytes
-
-    def sentence(self, checkpoints: int) -> str:
-        """Return how much memory so many checkpoints need; nothing if their size is not known."""
-        if not self.each_bytes:
-            return ""
-        free = "" if self.free_bytes is None else f" of {_gib(self.free_bytes)} that are free"
-        each = f"A checkpoint of this model has {self.each_bytes / (1 << 20):.1f} MiB"
-        return (
-            f" {each}: {checkpoints} in each of {self.slots} slots need {_gib(self.need(checkpoints))}{free}."
+    @classmethod
+    def of(cls, traits: EngineTraits, checkpoint_bytes: int, free_bytes: int | None, *, routed: bool) -> Self:
+        cache_mib = (traits.ram_bytes >> 20 or -1) if traits.ram_cache else 0
+        return cls(
+            caches=Caches(
+                slots=max(traits.n_slots, SLOTS),
+                checkpoint_bytes=0 if traits.cuttable else checkpoint_bytes,
+                slot_bytes=traits.token_bytes * traits.n_ctx,
+                free_bytes=free_bytes,
+            ),
+            now=MemoryPlan(MAX_CHECKPOINTS if traits.cuttable else traits.checkpoint_cap, cache_mib),
+            most_mib=0 if routed else cache_mib or RAM_CACHE_MIB,
         )
 
+    @property
+    def few(self) -> bool:
+        return self.now.checkpoints < min(FEW_CHECKPOINTS, self.caches.affordable_checkpoints)
 
-def _gib(bytes_: int) -> str:
-    return f"{bytes_ / (1 << 30):.1f} GiB"
+    @property
+    def advised(self) -> MemoryPlan:
+        """What fits. The number of checkpoints stays if it is enough and fits."""
+        keeps = self.caches.fits(self.now) and not self.few
+        checkpoints = self.now.checkpoints if keeps else self.caches.affordable_checkpoints
+        return MemoryPlan(checkpoints, self.caches.affordable_ram_cache(checkpoints, self.most_mib))
+
+    @property
+    def advice(self) -> str:
+        """The flags to change, and that even these need too much if they do."""
+        plan, now = self.advised, self.now
+        less = now.ram_cache_mib < 0 or plan.ram_cache_mib < now.ram_cache_mib
+        flags = [f"--ctx-checkpoints {plan.checkpoints}"] if plan.checkpoints != now.checkpoints else []
+        flags += [f"--cache-ram {plan.ram_cache_mib}"] if less else []
+        use = [f"Use {' and '.join(flags)}."] if flags else []
+        return " ".join(use if self.caches.fits(plan) else [*use, TOO_LITTLE])
 
 
-def about_checkpoints(
-    traits: EngineTraits, flags: EngineFlags | None, room: CheckpointRoom
-) -> Iterator[Finding]:
+def about_room(traits: EngineTraits, flags: EngineFlags | None, room: Room) -> Iterator[Finding]:
+    """Yield at most one finding, with one advice for the checkpoints and the RAM cache."""
+    now, do = room.now, room.advice
+    if now.checkpoints == 0:
+        what = "No context checkpoints: with this model, every edit computes the whole prompt again."
+        yield Finding(trap="checkpoints", severity=Severity.FAIL, what=what, do=do)
+    elif not room.caches.fits(now):
+        unknown = "" if flags else " Flags that were not read count as defaults."
+        unknown += " A draft's state comes on top." if traits.speculative else ""
+        what = f"Memory may not suffice: {room.caches.sentence(now)}{unknown} {TAKEN}"
+        yield Finding(trap="room", severity=Severity.WARN, what=what, do=do)
+    elif room.few:
+        what = f"{now.checkpoints} context checkpoints per slot are used up after a few turns."
+        what += f" {room.caches.sentence(room.advised)}" if room.caches.checkpoint_bytes else ""
+        yield Finding(trap="checkpoints", severity=Severity.WARN, what=what, do=do)
+
+
+def about_checkpoints(traits: EngineTraits, flags: EngineFlags | None) -> Iterator[Finding]:
     if traits.cuttable:
         return
-    yield from _about_checkpoint_cap(room)
     if traits.eager_thinning and traits.checkpoint_min_step > 0:
         unsure = traits.known("checkpoint_min_step") is Known.DEFAULT and not flags
         sure = " (unless it was started with -cms 0)" if unsure else ""
@@ -251,21 +280,6 @@ def about_checkpoints(
     if not traits.user_start:
         what = "Where user messages begin in this template is not known: boundaries are learned from prompts."
         yield Finding(trap="template", severity=Severity.NOTE, what=what)
-
-
-def _about_checkpoint_cap(room: CheckpointRoom) -> Iterator[Finding]:
-    if room.cap == 0:
-        what = "No context checkpoints: with this model, every edit computes the whole prompt again."
-        yield Finding(trap="checkpoints", severity=Severity.FAIL, what=what, do="Remove --ctx-checkpoints 0.")
-    elif room.advised < min(room.cap, MAX_CHECKPOINTS):  # memory is the limit
-        what = f"{room.cap} context checkpoints per slot may not fit.{room.sentence(room.cap)}"
-        do = f"Use --ctx-checkpoints {room.advised}, fewer slots, or a shorter context."
-        yield Finding(trap="checkpoints", severity=Severity.WARN, what=what, do=do)
-    elif room.cap < min(FEW_CHECKPOINTS, room.advised):
-        what = f"{room.cap} context checkpoints per slot are used up after a few turns."
-        what += room.sentence(room.advised)
-        do = f"Use --ctx-checkpoints {room.advised}."
-        yield Finding(trap="checkpoints", severity=Severity.WARN, what=what, do=do)
 
 
 def about_window(traits: EngineTraits) -> Iterator[Finding]:
@@ -284,14 +298,16 @@ def about_window(traits: EngineTraits) -> Iterator[Finding]:
 
 
 def about_caches(
-    traits: EngineTraits, flags: EngineFlags | None, *, routed: bool = False
+    traits: EngineTraits, flags: EngineFlags | None, ram_cache_mib: int, *, routed: bool = False
 ) -> Iterator[Finding]:
+    """Yield findings of the RAM cache, of which this many MiB fit, and of drafts."""
     if routed and traits.ram_cache:
         what = "The RAM prompt cache is lost at every swap, and takes memory that other models need."
         yield Finding(trap="ram-cache", severity=Severity.NOTE, what=what, do="Add --cache-ram 0.")
     if not routed and not traits.ram_cache:
         what = "No RAM prompt cache: an overwritten prompt is lost unless Slotkeeper has saved it."
-        yield Finding(trap="ram-cache", severity=Severity.NOTE, what=what, do="Remove --cache-ram 0.")
+        do = f"Use --cache-ram {ram_cache_mib}." if ram_cache_mib else ""
+        yield Finding(trap="ram-cache", severity=Severity.NOTE, what=what, do=do)
     if traits.ram_cache and traits.similarity > 0 and flags and flags.host not in {"127.0.0.1", "localhost"}:
         what = "Clients can bypass Slotkeeper: a pinned request to a busy slot corrupts its answer."
         yield Finding(trap="T1", severity=Severity.WARN, what=what, do="Let it listen on 127.0.0.1.")
@@ -380,7 +396,7 @@ def about_checkpoints_in_files(traits: EngineTraits) -> Iterator[Finding]:
         yield Finding(trap="files", severity=Severity.NOTE, what=what)
     elif traits.checkpoint_cap == 0 or traits.state_version > 2:
         what = "Slot files carry no checkpoints, though this version of them could."
-        do = "Remove --ctx-checkpoints 0, if it is given."
+        do = "If --ctx-checkpoints is 0, use more."
         yield Finding(trap="files", severity=Severity.NOTE, what=what, do=do)
     else:
         what = "Slot files carry no checkpoints: a restored state can be extended, but not cut."

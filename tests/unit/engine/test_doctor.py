@@ -62,7 +62,7 @@ def test_a_trait_that_costs_tokens_is_reported(change, trap, severity):
 @pytest.mark.parametrize(
     ("routed", "cached", "advice"),
     [
-        (False, False, "Remove --cache-ram 0."),
+        (False, False, "Use --cache-ram 8192."),
         (False, True, None),
         (True, True, "Add --cache-ram 0."),
         (True, False, None),

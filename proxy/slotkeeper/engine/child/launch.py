@@ -62,7 +62,7 @@ def recommended(
         trained_tokens: the model's own limit, 0 = unknown.
         eager_thinning: b10434-class builds drop close checkpoints at every task (engine.md T7).
         namespaces: keys are kept apart, so the RAM cache, which only compares prompts, is off.
-        checkpoints: of each slot; see `memory.affordable_checkpoints`.
+        checkpoints: of each slot; see `memory.Caches`.
         ram_cache_mib: the limit of the engine's RAM cache; None = its default.
     """
     chosen = given(user)

@@ -7,7 +7,8 @@ so 64 of them in each of two slots need 19 GiB.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ CELL_BYTES: Final = 28  # bytes of a token beside keys and values: its cell (at 
 STATE_VALUE_BYTES: Final = 4  # a recurrent state is f32, whatever the KV cache's type
 MAX_CHECKPOINTS: Final = 64  # measured best on agent-like work; 32 are filled in eleven turns (engine.md 11)
 CHECKPOINTS_SHARE: Final = 0.25  # of the free memory; other programs and the RAM cache need the rest
-RAM_CACHE_SHARE: Final = 0.5
+RAM_CACHE_SHARE: Final = 0.5  # of it, at most; the copy of a slot comes on top
 
 MEMORY_INFO: Final = Path("/proc/meminfo")
 GROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")  # of a container
@@ -68,13 +69,79 @@ def checkpoint_bytes(header: GgufHeader, flags: EngineFlags | None = None) -> in
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """What the engine may keep beside its model and its slots."""
+    """What the engine may keep beside its model and its KV cache."""
 
-    checkpoints: int = MAX_CHECKPOINTS  # of each slot
-    ram_cache_mib: int | None = None  # None: its default
+    checkpoints: int  # of each slot
+    ram_cache_mib: int  # as --cache-ram: 0 is off, negative has no limit
 
 
-def plan_memory(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caches:
+    """The sizes of checkpoints and of a slot in the RAM cache, and the memory that is left for them."""
+
+    slots: int
+    checkpoint_bytes: int  # of one; 0: the model needs none, or unknown
+    slot_bytes: int  # a full slot's keys and values; 0: unknown
+    free_bytes: int | None  # negative if model and KV cache do not fit; None: unknown
+
+    @property
+    def affordable_checkpoints(self) -> int:
+        """How many checkpoints each slot may keep: at least one, also if that does not fit."""
+        if self.free_bytes is None or not self.checkpoint_bytes:
+            return MAX_CHECKPOINTS
+        room = int(self.free_bytes * CHECKPOINTS_SHARE)
+        return max(1, min(MAX_CHECKPOINTS, room // (self.checkpoint_bytes * self.slots)))
+
+    def affordable_ram_cache(self, checkpoints: int, limit_mib: int) -> int:
+        """Return the MiB, up to a limit, of a RAM cache that fits beside so many checkpoints in each slot."""
+        if self.free_bytes is None:
+            return limit_mib
+        entry = self._entry_bytes(checkpoints)
+        spare = self.free_bytes - self.need(MemoryPlan(checkpoints, 0)) - entry
+        most = int(min(self.free_bytes * RAM_CACHE_SHARE, spare)) >> 20 if spare >= entry else 0
+        return most if limit_mib < 0 else min(most, limit_mib)
+
+    def need(self, plan: MemoryPlan) -> float:
+        """Return the bytes that checkpoints and RAM cache take at most; infinite without a limit.
+
+        The cache copies a slot with its checkpoints before it drops older entries, and keeps the newest
+        also if that alone exceeds the limit (engine.md 4).
+        """
+        held = plan.checkpoints * self.slots * self.checkpoint_bytes
+        if plan.ram_cache_mib <= 0:
+            return math.inf if plan.ram_cache_mib else held
+        entry = self._entry_bytes(plan.checkpoints)
+        return held + max(plan.ram_cache_mib << 20, entry) + entry
+
+    def fits(self, plan: MemoryPlan) -> bool:
+        """Whether both fit; true if the free memory is unknown."""
+        return self.free_bytes is None or self.need(plan) <= self.free_bytes
+
+    def sentence(self, plan: MemoryPlan) -> str:
+        """Return how much memory both need, and how much is free if that is known."""
+        if self.free_bytes is not None and self.free_bytes < 0:
+            return f"The model and its KV cache alone need {_gib(-self.free_bytes)} more than is free."
+        free = "" if self.free_bytes is None else f"; {_gib(self.free_bytes)} are free"
+        need = "all memory" if plan.ram_cache_mib < 0 else _gib(self.need(plan))
+        return f"{' and '.join(self._named(plan))} need up to {need}{free}."
+
+    def _entry_bytes(self, checkpoints: int) -> int:
+        """Return the bytes of a full slot's copy; its recurrent state is as large as a checkpoint."""
+        return self.slot_bytes + (checkpoints + 1) * self.checkpoint_bytes
+
+    def _named(self, plan: MemoryPlan) -> Iterator[str]:
+        held = self.need(MemoryPlan(plan.checkpoints, 0))
+        if self.checkpoint_bytes:
+            each = f"{plan.checkpoints} checkpoints of {self.checkpoint_bytes / (1 << 20):.1f} MiB"
+            yield f"{each} in each of {self.slots} slots ({_gib(held)})"
+        if plan.ram_cache_mib > 0:
+            full = _gib(self.need(plan) - held)
+            yield f"a RAM cache of {plan.ram_cache_mib} MiB with a full slot's copy ({full})"
+        elif plan.ram_cache_mib:
+            yield "a RAM cache without a limit"
+
+
+def caches_beside(
     header: GgufHeader,
     flags: EngineFlags,
     *,
@@ -82,10 +149,11 @@ def plan_memory(
     slots: int,
     cells: int,
     free_bytes: int | None,
-) -> MemoryPlan:
-    """Return what fits into the free memory beside a model that is not loaded yet.
+) -> Caches:
+    """Return the sizes for a model that is not loaded yet, and what it leaves of the free memory.
 
-    Its weights and its KV cache count in full, also where a GPU with memory of its own will hold them.
+    Its weights and its KV cache, with recurrent states, count in full, also where a GPU with memory of its
+    own will hold them. The engine's other buffers are not known.
 
     Args:
         header: of the model's file.
@@ -95,19 +163,14 @@ def plan_memory(
         cells: tokens of context of all slots together.
         free_bytes: see `free_memory`; None = unknown.
     """
-    if free_bytes is None:
-        return MemoryPlan()
-    left = max(0, free_bytes - model_bytes - state_bytes(header, cells, flags))
-    checkpoints = affordable_checkpoints(checkpoint_bytes(header, flags), slots, left)
-    ram_cache_mib = int(left * RAM_CACHE_SHARE) >> 20
-    return MemoryPlan(checkpoints, ram_cache_mib if ram_cache_mib < flags.cache_ram else None)
+    full, each = state_bytes(header, cells, flags), checkpoint_bytes(header, flags)
+    left = None if free_bytes is None else free_bytes - model_bytes - full - slots * each
+    slot_bytes = full if flags.unified else full // slots
+    return Caches(slots=slots, checkpoint_bytes=each, slot_bytes=slot_bytes, free_bytes=left)
 
 
-def affordable_checkpoints(each_bytes: int, slots: int, free_bytes: int) -> int:
-    """Return how many checkpoints each slot may keep: at least one, and at most MAX_CHECKPOINTS."""
-    if not each_bytes:
-        return MAX_CHECKPOINTS
-    return max(1, min(MAX_CHECKPOINTS, int(free_bytes * CHECKPOINTS_SHARE) // (each_bytes * slots)))
+def _gib(bytes_: float) -> str:
+    return f"{bytes_ / (1 << 30):.1f} GiB"
 
 
 def free_memory() -> int | None:
