@@ -9,7 +9,7 @@ from typing import Any, Final
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from slotkeeper.api.answers.latency import waits
+from slotkeeper.api.answers.latency import Waited, waits
 from slotkeeper.conversation.divergence import Cause
 from slotkeeper.conversation.layout import Section
 from slotkeeper.conversation.likeness import RequestKind
@@ -164,7 +164,7 @@ def state(**given: Any) -> Document:
         "why_text": False,
         "totals": figures,
         "history": [figures | {"at": CAME}],
-        "waits": waits([(0.5, None), (2.0, 0.25)]).shown(),
+        "waits": waits([Waited(0.5, None, None), Waited(2.0, 0.25, 1.5)]).shown(),
         "tiers": [{"tier": "hot", "snapshots": 2, "bytes": 1 << 20, "budget_bytes": 4 << 20, "advice": ""}],
         "engines": [engine],
     }

@@ -133,7 +133,7 @@ class StateRoutes:
                 "clients": [client.shown(now) for client in self._driver.journal.clients],
                 "why_text": self._why_text,
                 "totals": {**totals.shown(), "unknown_text": unknown_text(totals)},
-                "waits": waits((one.first_token, one.stall) for one in self._driver.journal).shown(),
+                "waits": waits(one.waited for one in self._driver.journal).shown(),
                 "history": list(self._history.shown()),
                 "tiers": self._tiers(),
                 "engines": [

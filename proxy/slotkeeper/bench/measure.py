@@ -13,7 +13,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from slotkeeper.api.answers.latency import Prefilled, PrefillTimes, Waits, prefill_times, waits
+from slotkeeper.api.answers.latency import (
+    Prefilled,
+    PrefillTimes,
+    Waited,
+    Waits,
+    least_seconds,
+    prefill_times,
+    waits,
+)
 from slotkeeper.scheduler.prompts.prompt_tree import PromptTree
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.requests.figures import Counted, Sums, Unknown, Usage
@@ -56,9 +64,7 @@ class Sample:
 
     def least_seconds(self, times: PrefillTimes | None) -> float | None:
         """Return the least time to the first token on an engine with these times; None: unknown."""
-        if times is None or self.oracle is None or self.usage is None:
-            return None
-        return times.seconds(self.oracle, self.usage.prompt - self.oracle)
+        return least_seconds(times, self.oracle, self.usage.prompt) if self.usage else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +77,11 @@ class Totals:
     sums: Sums  # of requests with figures
     idle_known: bool  # whether a counter showed the tokens that were computed for no request
     waits: Waits
-    least_seconds: float | None  # the least that all of them together can have waited; None: unknown
+
+    @property
+    def least_seconds(self) -> float | None:
+        """The least that all of them together can have waited; None: unknown."""
+        return self.waits.least_seconds if self.waits.compared == self.waits.answers else None
 
     @property
     def prompt(self) -> int:
@@ -128,16 +138,15 @@ def totals(samples: Iterable[Sample], times: PrefillTimes | None = None) -> Tota
             sums.count(Counted(usage=sample.usage, oracle=sample.oracle, unknown=unknown))
             sums.add(idle=sample.idle or 0)
     answered = [sample for sample in everything if not sample.failure]
-    least = [one.least_seconds(times) for one in answered if one.first_token_seconds is not None]
-    known = [seconds for seconds in least if seconds is not None]
     return Totals(
         requests=len(everything),
         failed=sum(sample.failure is not None for sample in everything),
         uncounted=uncounted,
         sums=sums,
         idle_known=all(sample.idle is not None for sample in everything),
-        waits=waits((one.first_token_seconds, one.stall_seconds) for one in answered),
-        least_seconds=sum(known) if least and len(known) == len(least) else None,
+        waits=waits(
+            Waited(one.first_token_seconds, one.stall_seconds, one.least_seconds(times)) for one in answered
+        ),
     )
 
 

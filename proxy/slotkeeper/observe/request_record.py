@@ -20,7 +20,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from slotkeeper.api.answers.answer import Progress
-from slotkeeper.api.answers.latency import TokenTimes
+from slotkeeper.api.answers.latency import TokenTimes, Waited
 from slotkeeper.conversation.divergence import Cause
 from slotkeeper.conversation.layout import Section
 from slotkeeper.conversation.likeness import RequestKind
@@ -258,6 +258,7 @@ class Record:
     ranked: list[Ranked] = field(default_factory=list)  # actions because of priorities
     first_token: float | None = None  # seconds
     stall: float | None = None  # seconds: the longest of its answer (api/answers/latency.py)
+    least_seconds: float | None = None  # the least time to its first token, once it has ended
     seconds: float | None = None
     work: Work | None = None
     outcome: str = RUNNING
@@ -271,6 +272,11 @@ class Record:
         if self.first_token is None and seen.first is not None:
             self.first_token = seen.first - self.at
         self.stall = seen.stall
+
+    @property
+    def waited(self) -> Waited:
+        """What it adds to the figures of many answers."""
+        return Waited(self.first_token, self.stall, self.least_seconds)
 
     def add(
         self, stage: RequestStage, begin: float, end: float, *, tokens: int | None = None, note: str = ""

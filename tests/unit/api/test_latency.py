@@ -11,10 +11,14 @@ from hypothesis import strategies as some
 
 from slotkeeper.api.answers.answer import AnswerReader, comment
 from slotkeeper.api.answers.latency import (
+    REMEMBERED,
+    EngineSpeed,
     Prefilled,
     PrefillTimes,
     TokenTimes,
+    Waited,
     Waits,
+    least_seconds,
     percentile,
     prefill_times,
     waits,
@@ -62,13 +66,14 @@ def test_the_stall_is_the_largest_of_all_gaps(gaps: list[float]):
 
 
 def test_sums_leave_out_what_is_unknown():
-    found = waits([(1.0, None), (3.0, 0.5), (None, None), (2.0, 0.25)])
-    assert found == Waits(
-        answers=3, waited_seconds=6.0, first_token_p50=2.0, first_token_p95=3.0, stall_seconds=0.5
-    )
+    answers = [(1.0, None, 0.5), (3.0, 0.5, None), (None, None, 9.0), (2.0, 0.25, 1.75)]
+    assert waits(itertools.starmap(Waited, answers)) == Waits(
+        answers=3, waited_seconds=6.0, first_token_p50=2.0, first_token_p95=3.0, stall_seconds=0.5,
+        compared=2, compared_seconds=3.0, least_seconds=2.25,
+    )  # fmt: skip
     assert waits([]).shown() == {
         "answers": 0, "waited_seconds": 0, "first_token_p50": None, "first_token_p95": None,
-        "stall_seconds": None,
+        "stall_seconds": None, "compared": 0, "compared_seconds": None, "least_seconds": None,
     }  # fmt: skip
 
 
@@ -120,3 +125,20 @@ def test_prefills_that_are_few_or_alike_tell_no_times():
     assert prefill_times(prefilled(ENGINE)[:5]) is None
     assert prefill_times([Prefilled(tokens=100, context=c, seconds=1.0) for c in range(20)]) is None
     assert prefill_times([]) is None
+
+
+def test_what_new_prefills_do_not_tell_stays_known():
+    speed = EngineSpeed()
+    for n, prefill in enumerate(prefilled(ENGINE)):
+        assert (speed.times is None) == (n < 6), "six prefills are needed"
+        speed.took(prefill)
+    for _ in range(2 * REMEMBERED):
+        speed.took(Prefilled(tokens=100, context=0, seconds=ENGINE.seconds(100, 0)))
+    assert speed.times is not None
+    assert speed.times.token_seconds == pytest.approx(ENGINE.token_seconds, rel=0.02)
+
+
+def test_the_least_wait_is_the_time_of_the_tokens_that_any_cache_must_compute():
+    assert least_seconds(ENGINE, 100, 4000) == ENGINE.seconds(100, 3900)
+    assert least_seconds(None, 100, 4000) is None
+    assert least_seconds(ENGINE, None, 4000) is None

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from patience import PATIENCE
 from slotkeeper.admin.state_routes import summary, time_of
-from slotkeeper.api.answers.latency import waits
+from slotkeeper.api.answers.latency import Waited, waits
 from slotkeeper.cli.main import main
 from slotkeeper.cli.top import HISTORY, ScreenState, history, screen, top
 from slotkeeper.observe.request_record import Record, RequestStage
@@ -183,7 +183,7 @@ def test_tiers_show_their_use_and_budget_and_an_absent_tier_is_left_out():
 
 def test_the_waits_of_the_last_answers_are_shown_if_there_are_any():
     assert "first token p50 500 ms, p95 2.0 s, longest stall 250 ms, of the last 2 answers" in drawn()
-    assert "stall" not in drawn(waits=waits([(1.0, None)]).shown())
+    assert "stall" not in drawn(waits=waits([Waited(1.0, None, None)]).shown())
     assert "first token p50" not in drawn(waits=waits([]).shown())
 
 

@@ -6,15 +6,17 @@ events of its stream from the first token on. Of many answers: the sum of the ti
 benchmarks read these figures and compute none.
 
 The least that a client can wait for a first token is the time in which its engine computes the tokens that
-any cache must compute, in one pass and without a queue. `PrefillTimes` says how long that takes.
+any cache must compute, in one pass and without a queue: `least_seconds`. `PrefillTimes` says how long that
+takes. Waits are compared with it only over requests for which both are known.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from operator import mul
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from slotkeeper.api.answers.answer import AnswerReader
 
@@ -61,22 +63,39 @@ class Waits:
     first_token_p50: float | None
     first_token_p95: float | None
     stall_seconds: float | None  # the longest stall of one answer
+    compared: int  # answers whose least wait is known
+    compared_seconds: float | None  # the sum of their times to a first token
+    least_seconds: float | None  # the sum of their least waits
 
     def shown(self) -> dict[str, Any]:
         """Return the figures for JSON."""
         return {n: round(v, 6) if isinstance(v, float) else v for n, v in asdict(self).items()}
 
 
-def waits(answers: Iterable[tuple[float | None, float | None]]) -> Waits:
-    """Sum up answers, each by its seconds to the first token and its longest stall; None: unknown."""
+class Waited(NamedTuple):
+    """The figures of one answer, in seconds; None: unknown."""
+
+    first_token: float | None
+    stall: float | None
+    least: float | None  # the least time to its first token
+
+
+def waits(answers: Iterable[Waited]) -> Waits:
+    """Sum up answers."""
     found = tuple(answers)
-    first = [seconds for seconds, _ in found if seconds is not None]
+    first = [one.first_token for one in found if one.first_token is not None]
+    compared = [
+        (one.first_token, one.least) for one in found if one.first_token is not None and one.least is not None
+    ]
     return Waits(
         answers=len(first),
         waited_seconds=sum(first),
         first_token_p50=percentile(first, 50),
         first_token_p95=percentile(first, 95),
-        stall_seconds=max((stall for _, stall in found if stall is not None), default=None),
+        stall_seconds=max((one.stall for one in found if one.stall is not None), default=None),
+        compared=len(compared),
+        compared_seconds=sum(waited for waited, _ in compared) if compared else None,
+        least_seconds=sum(least for _, least in compared) if compared else None,
     )
 
 
@@ -97,6 +116,8 @@ UNLIKE: Final = 2.0  # the longest must have this many times the tokens of the s
 ROUNDS: Final = 30  # of weighting: each lessens the weight of prefills that took unusually long
 NOISE: Final = 0.01  # relative: no prefill counts as better fitted than this
 EQUAL: Final = 1e-9  # relative: what is left of a diagonal if two columns tell the same
+REMEMBERED: Final = 32  # last prefills of an engine, from which its times follow
+NEW_SHARE: Final = 0.25  # of them, after which they are fitted again: a fit takes milliseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +167,30 @@ def prefill_times(prefills: Iterable[Prefilled]) -> PrefillTimes | None:
                 pass_seconds=each.get(0, 0.0), token_seconds=each[1], depth_seconds=each.get(2, 0.0)
             )
     return None
+
+
+@dataclass(slots=True, eq=False)
+class EngineSpeed:
+    """How long an engine takes for a prefill, by its last ones."""
+
+    times: PrefillTimes | None = None  # None: its prefills have not told them yet
+    _seen: deque[Prefilled] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    _new: int = 0  # of `_seen`, since the last fit
+
+    def took(self, prefill: Prefilled) -> None:
+        """Take in a prefill that ran beside no other request. Times that new ones do not tell stay."""
+        self._seen.append(prefill)
+        self._new += 1
+        if self._new >= NEW_SHARE * len(self._seen):
+            self.times, self._new = prefill_times(self._seen) or self.times, 0
+
+
+def least_seconds(times: PrefillTimes | None, oracle: int | None, prompt: int) -> float | None:
+    """Return the least time to the first token of a prompt, of which `oracle` tokens must be computed.
+
+    None: the engine's times or the oracle are unknown.
+    """
+    return None if times is None or oracle is None else times.seconds(oracle, prompt - oracle)
 
 
 def _depths(tokens: int, context: int) -> float:
