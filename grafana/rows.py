@@ -187,6 +187,18 @@ def latency() -> list[Panel]:
             stacked=True,
         ),
         lines(
+            "Waiting, beside the least",
+            "Seconds that requests waited for their first token, and the least that any cache allows: the "
+            "oracle's tokens in one pass, at the engine's own speed. Good is lines close together; idle work "
+            "can bring the waits below the least.",
+            {
+                "waited": NOW.rate("compared_wait_seconds_total"),
+                "least": NOW.rate("least_wait_seconds_total"),
+            },
+            unit="s",
+            width=COLUMNS,
+        ),
+        lines(
             "Longest stall of an answer, quantiles",
             "The longest time between two tokens of each streamed answer. Good is close to the time of one "
             "token: it rises when the engine computes other prompts meanwhile, or writes and reads files.",

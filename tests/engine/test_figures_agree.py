@@ -39,7 +39,7 @@ Document = dict[str, Any]
 class Views:
     """The figures of one session in each view."""
 
-    state: Document  # totals of /api/state
+    state: Document  # totals and waits of /api/state
     metrics: Document  # the same, by the names of metrics
     why: list[Document]
     top: str
@@ -95,7 +95,8 @@ class Session:
         assert await top(console, admin=admin, token=None, every=1.0, once=True) == 0
         async with aiohttp.ClientSession(admin) as client:
             async with client.get("/api/state") as answer:
-                state = (await answer.json())["totals"]
+                found = await answer.json()
+                state = found["totals"] | found["waits"]
             async with client.get("/api/requests?limit=500") as answer:
                 why = (await answer.json())["requests"]
         engine = await self.counter.read()
@@ -188,7 +189,8 @@ async def test_without_the_engines_slots_the_ratios_are_unknown_and_not_perfect(
                 await answer.read()  # a client that leaves earlier may leave before the end of its answer
         async with aiohttp.ClientSession(f"http://{sidecar.addresses[1]}") as admin:
             async with admin.get("/api/state") as answer:
-                state = (await answer.json())["totals"]
+                found = await answer.json()
+                state = found["totals"] | found["waits"]
             async with admin.get("/api/requests") as answer:
                 why = (await answer.json())["requests"]
         metrics = counted(sidecar.driver.metrics)
@@ -277,6 +279,10 @@ async def test_all_views_of_a_session_agree_with_each_other_and_with_the_engine(
     (left,) = [one for one in views.why if one["outcome"] == "client_gone"]
 
     assert {name: state[name] for name in views.metrics} == views.metrics
+    for name, metric in (("compared_seconds", "compared_wait"), ("least_seconds", "least_wait")):
+        sums = played.sidecar.metrics.registry.get_sample_value(f"slotkeeper_{metric}_seconds_total")
+        assert state[name] == pytest.approx(sums, abs=1e-4), name
+        assert state[name] > 0, "prefills have told the engine's speed"
     for name in ("reused", "computed", "prepared", "oracle"):
         assert views.sum_in_why(name) == state[name], name
     assert views.sum_in_why("planted") == state["plant"]

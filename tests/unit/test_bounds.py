@@ -14,6 +14,7 @@ from prometheus_client import generate_latest
 from playbooks.playbook import Play, arrives, ends
 from slotkeeper.api import document
 from slotkeeper.api.answers.answer import SseSplitter
+from slotkeeper.api.answers.latency import REMEMBERED, EngineSpeed, Prefilled
 from slotkeeper.api.head import Api
 from slotkeeper.api.request import lay_out
 from slotkeeper.conversation import facts, naming
@@ -183,6 +184,13 @@ def speeds() -> tuple[int, int]:
     for n in range(10 * TIMES):
         speed.was(100.0 + n)
     return len(speed._seen), TIMES
+
+
+def prefills() -> tuple[int, int]:
+    speed = EngineSpeed()
+    for n in range(10 * REMEMBERED):
+        speed.took(Prefilled(tokens=1 + n, context=0, seconds=1.0))
+    return len(speed._seen), REMEMBERED
 
 
 def texts_with_facts() -> tuple[int, int]:
@@ -390,6 +398,7 @@ FILLED: Final[tuple[Callable[[], tuple[int, int]], ...]] = (
     queue,
     file_times,
     speeds,
+    prefills,
     texts_with_facts,
     ram_cache,
     orders_of_files,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import dropwhile, islice
 from typing import Final
 
+from slotkeeper.api.answers.latency import EngineSpeed, Prefilled, least_seconds
 from slotkeeper.conversation.naming import Name
 from slotkeeper.engine.client import EngineAddress
 from slotkeeper.observe.request_record import (
@@ -142,6 +143,7 @@ LOOK_SECONDS: Final = 1.0  # between two looks at what all queued requests wait 
 
 Pendings = Callable[[RequestId], Pending | None]
 Waits = Callable[[RequestId], Waiting | None]
+Compares = Callable[[float, float], None]  # seconds of a request to its first token, and the least
 
 
 @dataclass(slots=True, eq=False)
@@ -156,6 +158,7 @@ class _Live:
     base: SlotContents | None = None  # what its slot holds when it is sent there
     sent: bool = False
     answered: bool = False
+    beside: bool = False  # whether its engine had another request during its prefill
     wait: Wait | None = None  # what it waits for in the queue
     seen: float = 0.0  # when that was looked at last, on the driver's clock
 
@@ -167,7 +170,9 @@ class Journal:
         self._records: deque[Record] = deque(maxlen=size)
         self._live: dict[RequestId, _Live] = {}
         self._up: dict[EngineId, ModelName] = {}  # the engines that are up, and their models
+        self._speeds: dict[EngineId, EngineSpeed] = {}
         self._looked = 0.0  # when all queued requests were looked at, on the driver's clock
+        self.compares: Compares = lambda *_: None
         self.owners = Owners()
         self.clients = Clients()
 
@@ -219,13 +224,18 @@ class Journal:
         concerned = self._live.get(key)
         if concerned is not None:
             _event(concerned, event, self._waits_for)
+            if isinstance(event, Finished):
+                self._measure(concerned, event)
         self._engines(event)
         self._own(event, effects)
         for effect in effects:
             live = self._live.get(getattr(effect, "request", NO_REQUEST))
             if live is not None:
                 _effect(live, effect, begun, now, pending)
+                if isinstance(effect, Forward):
+                    self._joins(live)
                 if isinstance(effect, Report):
+                    self._compare(live.record)
                     self.clients.add(live.record)
                     del self._live[effect.request]
         # If no slot was chosen, or the scheduler was replaced, there is no report.
@@ -263,6 +273,7 @@ class Journal:
                 self._up.pop(event.engine, None)
             case EnginesNamed():
                 self._up = {e: m for e, m in self._up.items() if EngineAddress.of(e).base in event.engines}
+                self._speeds = {e: speed for e, speed in self._speeds.items() if e in self._up}
             case _:
                 return
         for live in self._live.values():
@@ -275,6 +286,31 @@ class Journal:
         if model in self._up.values():
             return RequestStage.QUEUE
         return RequestStage.SWAP if model else RequestStage.ENGINE
+
+    def _joins(self, live: _Live) -> None:
+        """Note whose prefill another request slows down: it does not tell the engine's own speed."""
+        for other in self._live.values():
+            there = other.sent and not other.answered and other.record.engine == live.record.engine
+            if there and other is not live:
+                live.beside = True
+                other.beside |= other.record.first_token is None
+
+    def _measure(self, live: _Live, event: Finished) -> None:
+        """Take in the time of a prefill, by the engine's own figures, if it had the engine to itself."""
+        engine, prompt, cached = live.record.engine, event.prompt_tokens, event.cached
+        if engine is None or prompt is None or cached is None or not event.prefill_seconds or live.beside:
+            return
+        speed = self._speeds.setdefault(EngineId(engine), EngineSpeed())
+        speed.took(Prefilled(tokens=prompt - cached, context=cached, seconds=event.prefill_seconds))
+
+    def _compare(self, record: Record) -> None:
+        """Note the least that an answered request can have waited, by the speed of its engine so far."""
+        speed = self._speeds.get(EngineId(record.engine or ""))
+        if speed is None or record.usage is None:
+            return
+        record.least_seconds = least_seconds(speed.times, record.oracle, record.usage.prompt)
+        if record.first_token is not None and record.least_seconds is not None:
+            self.compares(record.first_token, record.least_seconds)
 
     def _own(self, event: Event, effects: Iterable[Effect]) -> None:
         """Note whose state a file holds: a prefix for others is the request's, all else the slot's."""

@@ -148,10 +148,18 @@ class Metrics:
         self.first_token = self._histogram(
             "time_to_first_token_seconds", "From the request's arrival to its first token.", PREFILL
         )
+        self.compared_wait = self._counter(
+            "compared_wait_seconds_total",
+            "First-token waits whose least is known.",
+        )
+        self.least_wait = self._counter(
+            "least_wait_seconds_total",
+            "Least of compared waits, by engine speed.",
+        )
         self.stall = self._histogram(
             "answer_stall_seconds", "The longest time between two tokens of a streamed answer.", PREFILL
         )
-        self.overhead = self._histogram("overhead_seconds", "Time spent in the sidecar itself.", OWN, "stage")
+        self.overhead = self._histogram("overhead_seconds", "Time in the sidecar itself.", OWN, "stage")
 
     def _about_tokens(self) -> None:
         self.prompt_tokens = self._counter(
@@ -168,7 +176,7 @@ class Metrics:
         )
         self.unknown_requests = self._counter(
             "unknown_requests_total",
-            "Requests in no ratio to the oracle, by why their oracle is unknown.",
+            "Requests in no ratio, by why their oracle is unknown.",
             "reason",
         )
         self.unknown_tokens = self._counter(
@@ -197,17 +205,17 @@ class Metrics:
         )
         self.saved_seconds = self._counter(
             "prefill_saved_seconds_total",
-            "Prefill time that the reused tokens would have taken, at the engine's own rate.",
+            "Prefill time that reused tokens would have taken, at the engine's rate.",
         )
         self.step_seconds = self._counter(
             "step_seconds_total",
-            "Time of steps before requests, but plants: subtract it from the time saved.",
+            "Time of steps before requests, but plants.",
         )
         self.prediction_error = self._histogram(
             "prediction_error_tokens", "Difference of predicted and real reuse.", ERRORS
         )
         self.inexact = self._counter(
-            "inexact_prompts_total", "Prompts whose length Slotkeeper had counted wrongly."
+            "inexact_prompts_total", "Prompts whose length Slotkeeper counted wrongly."
         )
 
     def _about_engines(self) -> None:
@@ -356,6 +364,11 @@ class Metrics:
         for histogram, seconds in ((self.first_token, first_token), (self.stall, stall)):
             if seconds is not None:
                 histogram.observe(seconds, known_as)
+
+    def compared(self, waited: float, least: float) -> None:
+        """Count the time to first token of a request, and the least that it can have been, in seconds."""
+        self.compared_wait.inc(waited)
+        self.least_wait.inc(least)
 
     def fallback(self, reason: Part | Reason) -> None:
         self.fallbacks.labels(reason=reason).inc()

@@ -155,6 +155,7 @@ class Driver:
             EngineFigures(lambda: self.membership.seen(self.placement)),
             ClientFigures(self.journal.clients),
         )
+        self.journal.compares = metrics.compared
         self.reports: Callable[[Report], None] = metrics.report
         self._leaving: dict[RequestId, Callable[[int | None], None]] = {}  # see `when_released`
         self._events: deque[Event | None] = deque()  # None: a renewal is due

@@ -160,6 +160,39 @@ def test_the_wait_of_a_client_that_leaves_is_kept(play):
     assert came.queued[Wait.SLOTS].seconds > 5
 
 
+# -- the least that it can have waited -------------------------------------------------------------------
+
+
+def answered(play: WatchedPlay, number: int, *, tokens: int = 0) -> Record:
+    """Return the record of a request with a new prompt, whose prefill takes 0.5 s and 1 ms a token."""
+    request, tokens = f"r{number}", tokens or 200 * number
+    came = play.comes(request)
+    assert play << knows(request, Tokens(range(number * 10_000, number * 10_000 + tokens))) >> goes(request)
+    came.first_token = 5.0
+    took = 0.5 + 0.001 * tokens
+    assert play << starts(request) << ends(request, tokens, prefill_seconds=took) >> reports(request)
+    return came
+
+
+def test_the_least_wait_is_known_once_prefills_have_told_the_engines_speed(play):
+    compared = []
+    play.journal.compares = lambda waited, least: compared.append((waited, least))
+    records = [answered(play, number) for number in range(1, 8)]
+    assert [one.least_seconds for one in records[:5]] == [None] * 5
+    assert records[6].least_seconds == pytest.approx(0.5 + 1.4, rel=0.02)
+    assert compared == [(5.0, one.least_seconds) for one in records[5:]]
+
+
+def test_a_prefill_beside_another_request_does_not_tell_the_engines_speed(play):
+    other = play.comes("other")
+    assert play << knows("other", X) >> goes("other") << starts("other")
+    assert all(answered(play, number).least_seconds is None for number in range(1, 9))
+    assert play << ends("other", 2000, 0, prefill_seconds=9.0) >> reports("other")
+    assert other.least_seconds is None
+    alone = [answered(play, number, tokens=200 * (number - 8)) for number in range(9, 15)]
+    assert [one.least_seconds is None for one in alone] == [True] * 5 + [False]
+
+
 # -- on what its time was spent --------------------------------------------------------------------------
 
 

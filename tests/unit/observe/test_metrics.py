@@ -53,6 +53,8 @@ PROMISED: Final[dict[str, set[str]]] = {
     "slotkeeper_build_info": {"version"},
 }
 BEYOND: Final[dict[str, set[str]]] = {
+    "slotkeeper_compared_wait_seconds_total": set(),
+    "slotkeeper_least_wait_seconds_total": set(),
     "slotkeeper_client_requests_total": {"agent", "key"},
     "slotkeeper_client_prompt_tokens_total": {"agent", "key", "source"},
     "slotkeeper_client_saved_seconds": {"agent", "key"},
@@ -215,6 +217,7 @@ def test_counting_creates_no_new_series(metrics):
     metrics.spent("parse", 0.001)
     metrics.ended(dict.fromkeys(Spent, 1.0), "r")
     metrics.waited(1, 2, "r")
+    metrics.compared(2.0, 1.0)
     metrics.snapshot_operation("save", "ok", 0.1)
     metrics.snapshot_operation("restore", "refused")
     metrics.planted(Purpose.PLANT, 50, REPORT.request)

@@ -17,10 +17,18 @@ export function slow(list) {
     say(byId("first-token"), middle == null ? NONE : seconds(middle));
     const stalled = stall == null ? "" : `; longest stall ${seconds(stall)}`;
     say(byId("first-token-note"), `median of the last ${answers}; 95 % within ${seconds(late)}${stalled}`);
+    say(byId("first-token-least"), least(waits));
     const slowest = timed.slice(0, SHOWN);
     const whole = slowest[0]?.wait;
     keyed(list, slowest, ({ request }) => `${request.id} ${request.came}`, make, (node, each) => show(node, each, whole, now));
   };
+}
+
+/** Return what requests waited in all, beside the least; one whose least is unknown is in neither sum. */
+function least({ answers, waited_seconds: waited, compared, compared_seconds: those, least_seconds: least }) {
+  if (!compared) return `waited ${seconds(waited)}; with a perfect cache: unknown`;
+  const of = compared < answers ? ` (${compared} of ${answers})` : "";
+  return `waited ${seconds(those)}, with a perfect cache at least ${seconds(least)} by the engine's speed${of}`;
 }
 
 function make({ request }) {
