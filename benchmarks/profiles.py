@@ -28,6 +28,7 @@ from slotkeeper.scheduler.effects import Report
 from slotkeeper.scheduler.snapshots.budgets import GIB, Limits
 
 SLOTS: Final = 2
+SLOT_TOKENS: Final = 21 * 1024  # context of each slot: the longest prompt with its answer has 21,114
 OWN_SECONDS: Final = 0.003  # that the sidecar takes for a request (docs/benchmarks.md, first byte)
 AWAY: Final = 20.0  # seconds that a killed engine is away
 LUNCH: Final = 30.0  # seconds without a request before it is killed
@@ -197,6 +198,14 @@ def _profile(name: str) -> EngineProfile:
     return read_profile(Path(name))
 
 
+def _origin(profile: EngineProfile) -> str:
+    """Return where the figures of an engine are from, and whether its machine can hold it."""
+    spare = profile.spare_bytes(SLOTS, SLOT_TOKENS)
+    known = profile.machine_bytes > 0
+    lacks = f"; two full slots need {-spare / GIB:.1f} GiB more than there is" if known and spare < 0 else ""
+    return f"{profile.name}: {profile.source}; --cache-ram {profile.ram_cache_mib}{lacks}"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.profiles", description=__doc__)
     names = ", ".join(profile.name for profile in PROFILES)
@@ -224,6 +233,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seconds = (f"{row[name]:.1f}" for name in ("stock", "ours"))
         table.add_row(row["profile"], row["work"], *seconds, *ratios, f"{row['saved_an_hour']:.0f}")
     console.print(table)
+    for profile in profiles:
+        console.print(_origin(profile))
     if not chosen.profile and not chosen.work:
         keep("profiles", rows)
     return 0
