@@ -358,9 +358,10 @@ class TimedEngine:
         before = list(shadow.ram)
         shadow.launch(plan, beside)
         copied = [entry for entry in shadow.ram if not any(entry is other for other in before)]
-        if plan.source is Source.RAM and plan.base:
-            copied.append(plan.base)
-        copying = sum(rates.state_bytes(entry.total) for entry in copied) / rates.copy
+        size = sum(rates.state_bytes(entry.total, len(entry.checkpoints)) for entry in copied)
+        if plan.source is Source.RAM and plan.base:  # its checkpoints are moved, not copied
+            size += rates.state_bytes(plan.base.total)
+        copying = size / rates.copy
         base = shadow.slots[slot]
         going_back = 0.0
         if base and 0 < plan.reuse < base.total and not self.traits.cuttable:

@@ -150,6 +150,18 @@ def test_a_hybrid_model_makes_checkpoints_which_cost_their_bytes():
     assert firsts[1] - firsts[0] == pytest.approx(made * 120_000_000 / RATES.copy)
 
 
+def test_checkpoints_are_copied_to_the_ram_cache_with_their_state_and_moved_back():
+    rates = replace(RATES, checkpoint_bytes=120_000_000)
+    bench = Bench(rates, Memory.HYBRID, ram=True)
+    long, other = rates.state_bytes(3000, 2), rates.state_bytes(100, 1)
+    copies = (0, long, other + rates.state_bytes(3000))  # before each task
+    prompts = (prompt_of(3000), prompt_of(100, 50_000), prompt_of(3100))
+    for prompt, size in zip(prompts, copies, strict=True):
+        begun, found = bench.clock.now, bench.run(prompt, 0)
+        bench.until_quiet()
+        assert found[0].taken - begun == pytest.approx(size / rates.copy)
+
+
 def test_a_killed_engine_has_lost_all_states():
     bench = Bench()
     bench.run(prompt_of(100), 0)
