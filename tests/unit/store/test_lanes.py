@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
-from slotkeeper.store.files import Halt, Lane
+from slotkeeper.store import files
+from slotkeeper.store.files import CHUNK, Halt, Lane, hash_bytes, open_ours
 from slotkeeper.store.trouble import HaltedError
 
 
@@ -103,3 +106,48 @@ async def test_cleanup_of_a_cancelled_caller_runs_after_the_work_before_it():
     assert order == ["opened", "closed"]
     lane.finish(lambda: order.append("at once"))
     assert order[-1] == "at once"
+
+
+class Watched(Halt):
+    """Notes the seconds for which a pass would rest."""
+
+    def __init__(self, *, ends: bool = False) -> None:
+        super().__init__()
+        self.rests: list[float | None] = []
+        self._ends = ends
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.rests.append(timeout)
+        if self._ends:
+            self.set()
+        return self.is_set()
+
+
+CROWDED = f"0.5 0.5 0.5 {(os.cpu_count() or 1) + 1}/99 7\n"
+
+
+@pytest.mark.parametrize(
+    ("load", "rests"),
+    [(CROWDED, 3), (f"0.5 0.5 0.5 {os.cpu_count() or 1}/99 7\n", 0), ("what is this?\n", 0), (None, 0)],
+    ids=["more than processors", "as many", "unreadable", "no such file"],
+)
+def test_a_pass_rests_between_chunks_while_others_want_its_processor(
+    load: str | None, rests: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(files, "LOAD", tmp_path / "load")
+    if load is not None:
+        (tmp_path / "load").write_text(load)
+    (tmp_path / "state").write_bytes(bytes(2 * CHUNK + 1))
+    halt = Watched()
+    with open_ours(tmp_path / "state") as file:
+        assert hash_bytes(file, halt).size == 2 * CHUNK + 1
+    assert len(halt.rests) == rests
+    assert all(halt.rests), "as long as the last chunk took"
+
+
+def test_a_pass_that_rests_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(files, "LOAD", tmp_path / "load")
+    (tmp_path / "load").write_text(CROWDED)
+    (tmp_path / "state").write_bytes(bytes(2 * CHUNK))
+    with open_ours(tmp_path / "state") as file, pytest.raises(HaltedError):
+        hash_bytes(file, Watched(ends=True))

@@ -23,7 +23,6 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from slotkeeper.store import files
 from slotkeeper.store.files import Halt
 from slotkeeper.store.folders.joined import Source
-from slotkeeper.store.trouble import HaltedError
 
 LEAST_KEY: Final = 32  # bytes in a key file: `openssl rand -hex 32` writes twice as many
 MOST_KEY: Final = 4096
@@ -153,8 +152,7 @@ class BlobReader:
 
     def next(self, halt: Halt) -> bytes:
         """Return the next piece, sealed if there is a key; empty at the end. Raises HaltedError."""
-        if halt.is_set():
-            raise HaltedError
+        halt.between_chunks()
         wanted, piece = min(PIECE, self._left), bytearray()
         while len(piece) < wanted and (part := self._file.read(wanted - len(piece))):
             piece += part
