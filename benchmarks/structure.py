@@ -52,6 +52,7 @@ class Source:
     complexity: dict[str, int] = field(default_factory=dict)  # by function
     classes: Counter[str] = field(default_factory=Counter)
     imports: dict[str, set[str]] = field(default_factory=dict)
+    packages: set[str] = field(default_factory=set)  # folders, whose own module has only a docstring
     stems: Counter[str] = field(default_factory=Counter)
 
     @classmethod
@@ -63,6 +64,7 @@ class Source:
             source.lines.append(text.count("\n"))
             source.stems[path.stem] += path.stem not in OURS
             source.imports[module] = set()
+            source.packages |= {module} if path.stem == "__init__" else set()
             for node in ast.walk(ast.parse(text)):
                 source._take(node, module, root.name)
         known = source.imports.keys()
@@ -82,6 +84,10 @@ class Source:
     @property
     def importers(self) -> Counter[str]:
         return Counter(target for targets in self.imports.values() for target in targets)
+
+    @property
+    def with_one_importer(self) -> list[str]:
+        return [name for name, count in self.importers.items() if count == 1 and name not in self.packages]
 
     @property
     def chain(self) -> int:
@@ -107,7 +113,7 @@ class Source:
             "lines of a file, most": max(self.lines),
             f"files over {LONGEST} lines": sum(lines > LONGEST for lines in self.lines),
             "longest chain of imports": self.chain,
-            "modules with one importer": sum(count == 1 for count in self.importers.values()),
+            "modules with one importer": len(self.with_one_importer),
             "class names defined twice": len(_twice(self.classes)),
             "module names that recur": len(_twice(self.stems)),
             f"functions over complexity {COMPLEX}, %": round(
@@ -123,7 +129,7 @@ class Source:
             "class names defined twice": _twice(self.classes),
             "module names that recur": _twice(self.stems),
             "most complex": [f"{name} {found}" for name, found in order if found > COMPLEX],
-            "modules with one importer": [name for name, count in self.importers.items() if count == 1],
+            "modules with one importer": self.with_one_importer,
         }
 
 
