@@ -61,7 +61,8 @@ LOOK_SECONDS: Final = 0.5
 QUIET_SHARE: Final = 0.05  # of a processor, below which a process counts as idle
 REST_SECONDS: Final = 60.0  # at most, until the sidecar has finished its idle work
 GEMMA: Final = "gemma-3-270m"  # a real model, from a package that `make test-real` installs
-MODELS: Final = (Fat.DENSE.value, Fat.HYBRID.value, Fat.SWA.value, Fat.HYBRID_MTP.value, GEMMA)
+MODELS: Final = (*map(str, Fat), GEMMA)
+USUAL_MODELS: Final = (str(Fat.DENSE), str(Fat.HYBRID))
 LEAST_TOKENS: Final = 4  # of an answer that shows how long a token takes
 WIDTH: Final = 150  # columns of the table
 
@@ -429,7 +430,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = (APPEND, *WORK)
     parser = argparse.ArgumentParser(prog="python -m benchmarks.waiting", description=__doc__)
     parser.add_argument(
-        "--models", nargs="+", choices=MODELS, default=MODELS[:2], metavar="NAME", help=", ".join(MODELS)
+        "--models", nargs="+", choices=MODELS, default=USUAL_MODELS, metavar="NAME", help=", ".join(MODELS)
     )
     parser.add_argument(
         "--work", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names)

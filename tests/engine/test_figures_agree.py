@@ -35,6 +35,12 @@ NEW: Final = 6  # prompts
 Document = dict[str, Any]
 
 
+def sums_in(state: Document) -> Document:
+    """Return the totals and waits of /api/state."""
+    sums: Document = state["totals"] | state["waits"]
+    return sums
+
+
 @dataclass(frozen=True, kw_only=True)
 class Views:
     """The figures of one session in each view."""
@@ -95,8 +101,7 @@ class Session:
         assert await top(console, admin=admin, token=None, every=1.0, once=True) == 0
         async with aiohttp.ClientSession(admin) as client:
             async with client.get("/api/state") as answer:
-                found = await answer.json()
-                state = found["totals"] | found["waits"]
+                state = sums_in(await answer.json())
             async with client.get("/api/requests?limit=500") as answer:
                 why = (await answer.json())["requests"]
         engine = await self.counter.read()
@@ -189,8 +194,7 @@ async def test_without_the_engines_slots_the_ratios_are_unknown_and_not_perfect(
                 await answer.read()  # a client that leaves earlier may leave before the end of its answer
         async with aiohttp.ClientSession(f"http://{sidecar.addresses[1]}") as admin:
             async with admin.get("/api/state") as answer:
-                found = await answer.json()
-                state = found["totals"] | found["waits"]
+                state = sums_in(await answer.json())
             async with admin.get("/api/requests") as answer:
                 why = (await answer.json())["requests"]
         metrics = counted(sidecar.driver.metrics)

@@ -176,7 +176,7 @@ class Metrics:
         )
         self.unknown_requests = self._counter(
             "unknown_requests_total",
-            "Requests in no ratio, by why their oracle is unknown.",
+            "Requests in no ratio to the oracle, by why it is unknown.",
             "reason",
         )
         self.unknown_tokens = self._counter(
@@ -209,7 +209,7 @@ class Metrics:
         )
         self.step_seconds = self._counter(
             "step_seconds_total",
-            "Time of steps before requests, but plants.",
+            "Time of steps before requests, but plants: subtract it from the time saved.",
         )
         self.prediction_error = self._histogram(
             "prediction_error_tokens", "Difference of predicted and real reuse.", ERRORS

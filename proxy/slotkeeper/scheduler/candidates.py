@@ -378,8 +378,7 @@ def cheapest(
     """
     if not any(table.open_for_pins(now) if pinnable else table.open_for_unpinned(now) for table in tables):
         return None
-    compared_prompt = ComparedPrompt(prompt)
-    want = Want(compared_prompt, hash_chain, now, catalog, plain=plain, own_scales=own_scales)
+    want = Want(ComparedPrompt(prompt), hash_chain, now, catalog, plain=plain, own_scales=own_scales)
     options = [Options(table, want) for table in tables]
     compared = Comparison.of(tables) if len(tables) > 1 else None
     order = partial(_order_of_several, want=want, compared=compared) if compared else partial(_order, now=now)

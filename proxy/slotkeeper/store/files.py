@@ -123,8 +123,8 @@ class Passed:
     sha256: str
 
 
-class _Passing:
-    """Counts and hashes the bytes of a file, in their order.
+class RunningHash:
+    """Counts and hashes bytes as they pass, in their order.
 
     With the processor's SHA instructions SHA-256 does 1.7 GB/s, BLAKE2b 1.0 GB/s.
     """
@@ -132,13 +132,17 @@ class _Passing:
     def __init__(self) -> None:
         self.size, self._digest = 0, hashlib.sha256()
 
-    def take(self, data: bytes | memoryview) -> None:
+    def take(self, data: bytes | bytearray | memoryview) -> None:
         self._digest.update(data)
         self.size += len(data)
 
     @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+    @property
     def passed(self) -> Passed:
-        return Passed(size=self.size, sha256=self._digest.hexdigest())
+        return Passed(size=self.size, sha256=self.sha256)
 
 
 def stamp(file: RawIOBase) -> Stamp:
@@ -164,19 +168,19 @@ def open_ours(path: Path, *, edit: bool = False) -> FileIO:
 
 def hash_bytes(file: RawIOBase, halt: Halt) -> Passed:
     """Hash all bytes of a file. Raises HaltedError."""
-    view, bytes_ = memoryview(bytearray(CHUNK)), _Passing()
+    view, hashed = memoryview(bytearray(CHUNK)), RunningHash()
     file.seek(0)
     while count := _read(file, view, halt):
-        bytes_.take(view[:count])
-    return bytes_.passed
+        hashed.take(view[:count])
+    return hashed.passed
 
 
 def hash_recipe(recipe: Recipe, source: RawIOBase, halt: Halt) -> Passed:
     """Hash the bytes of the file that a recipe makes. Raises as `pour` does."""
-    bytes_ = _Passing()
+    hashed = RunningHash()
     for data in bytes_of(recipe, source, halt):
-        bytes_.take(data)
-    return bytes_.passed
+        hashed.take(data)
+    return hashed.passed
 
 
 def pour(recipe: Recipe, source: RawIOBase, target: Path, halt: Halt) -> Passed:
@@ -185,18 +189,18 @@ def pour(recipe: Recipe, source: RawIOBase, target: Path, halt: Halt) -> Passed:
     After an error the target is removed. Raises FileExistsError if the target exists, EOFError if the source
     is shorter than the recipe says, and HaltedError.
     """
-    bytes_ = _Passing()
+    hashed = RunningHash()
     with FileIO(os.open(target, _CREATE, 0o600), "wb") as out:
         try:
             _give(out, os.fstat(source.fileno()))
             for data in bytes_of(recipe, source, halt):
-                bytes_.take(data)
+                hashed.take(data)
                 write_all(out, data)
             os.fsync(out.fileno())
         except BaseException:
             target.unlink(missing_ok=True)
             raise
-    return bytes_.passed
+    return hashed.passed
 
 
 def edit(file: FileIO, recipe: Recipe, halt: Halt) -> Passed:
@@ -205,18 +209,18 @@ def edit(file: FileIO, recipe: Recipe, halt: Halt) -> Passed:
     Only bytes that change or move are written. After an error the file is neither the old nor the new one.
     Raises ValueError if the recipe would move bytes towards the end, and as `bytes_of` does.
     """
-    bytes_ = _Passing()
+    hashed = RunningHash()
     for piece in recipe:
-        source = piece.offset if isinstance(piece, ByteSpan) else bytes_.size
-        if source < bytes_.size:
-            raise ValueError(f"the bytes at {source} would move to {bytes_.size}")
-        stays = isinstance(piece, ByteSpan) and source == bytes_.size
+        source = piece.offset if isinstance(piece, ByteSpan) else hashed.size
+        if source < hashed.size:
+            raise ValueError(f"the bytes at {source} would move to {hashed.size}")
+        stays = isinstance(piece, ByteSpan) and source == hashed.size
         for data in bytes_of((piece,), file, halt):
             if not stays:
-                _write_at(file, data, bytes_.size)
-            bytes_.take(data)
-    file.truncate(bytes_.size)
-    return bytes_.passed
+                _write_at(file, data, hashed.size)
+            hashed.take(data)
+    file.truncate(hashed.size)
+    return hashed.passed
 
 
 def bytes_of(recipe: Recipe, source: RawIOBase, halt: Halt) -> Iterator[bytes | memoryview]:

@@ -7,7 +7,6 @@ missing, repeated, moved or cut off. Calls that read or write files block.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import os
 import secrets
@@ -21,7 +20,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from slotkeeper.store import files
-from slotkeeper.store.files import Halt
+from slotkeeper.store.files import Halt, RunningHash
 from slotkeeper.store.folders.joined import Source
 
 LEAST_KEY: Final = 32  # bytes in a key file: `openssl rand -hex 32` writes twice as many
@@ -137,18 +136,13 @@ def stored_size(size: int, *, sealed: bool) -> int:
 
 
 class BlobReader:
-    """Reads a slot file for upload, piece by piece. `size` and `sha256` are of the bytes read so far."""
+    """Reads a slot file for upload, piece by piece. `hashed` has the bytes read so far."""
 
     def __init__(self, file: Source, pieces: Pieces | None) -> None:
         self._file = file
         self._pieces = pieces
         self._left = os.fstat(file.fileno()).st_size
-        self._digest = hashlib.sha256()
-        self.size = 0
-
-    @property
-    def sha256(self) -> str:
-        return self._digest.hexdigest()
+        self.hashed = RunningHash()
 
     def next(self, halt: Halt) -> bytes:
         """Return the next piece, sealed if there is a key; empty at the end. Raises HaltedError."""
@@ -159,8 +153,7 @@ class BlobReader:
         if not piece:
             return NO_BYTES
         self._left -= len(piece)
-        self._digest.update(piece)
-        self.size += len(piece)
+        self.hashed.take(piece)
         return self._pieces.seal(bytes(piece), last=not self._left) if self._pieces else bytes(piece)
 
     def close(self) -> None:
@@ -177,12 +170,7 @@ class BlobWriter:
         self._file = file
         self._pieces = pieces
         self._cutter = Cutter(PIECE + TAG)
-        self._digest = hashlib.sha256()
-        self.size = 0
-
-    @property
-    def sha256(self) -> str:
-        return self._digest.hexdigest()
+        self.hashed = RunningHash()
 
     def feed(self, chunk: memoryview) -> None:
         """Take the next chunk of the blob. Raises SealError."""
@@ -200,7 +188,6 @@ class BlobWriter:
             files.sync_file(self._file)
 
     def _write(self, data: bytes | memoryview) -> None:
-        self._digest.update(data)
-        self.size += len(data)
+        self.hashed.take(data)
         if self._file:
             files.write_all(self._file, data)

@@ -441,7 +441,7 @@ class SharedStore:
         """Yield the blob as stored. Raises UnfitError at the end if the file is not what was kept."""
         while chunk := await self._lane.do(source.next):
             yield chunk
-        if (source.size, source.sha256) != (manifest.size, manifest.sha256):
+        if (source.hashed.size, source.hashed.sha256) != (manifest.size, manifest.sha256):
             raise UnfitError(f"{manifest.id} was changed after it was kept")
 
     async def _looked_up(self, kept: Kept) -> tuple[HeadName, Head]:
@@ -473,10 +473,10 @@ class SharedStore:
     async def _pour(self, manifest: Manifest, blob: Blob, target: BlobWriter) -> None:
         async for chunk in self.objects.stream_down(blob.path):
             await self._lane.do(partial(_feed, target, chunk))
-            if target.size > manifest.size:  # however many bytes follow, they must not fill the disk
+            if target.hashed.size > manifest.size:  # however many bytes follow, they must not fill the disk
                 raise UnfitError(f"{manifest.id} in {self.name} has more bytes than were kept")
         await self._lane.do(lambda _: target.end())
-        if (target.size, target.sha256) != (manifest.size, manifest.sha256):
+        if (target.hashed.size, target.hashed.sha256) != (manifest.size, manifest.sha256):
             raise UnfitError(f"{manifest.id} in {self.name} is not what was kept")
 
     async def _put_together(self, manifest: Manifest, stored: StoredParts, file: FileIO | None) -> None:
