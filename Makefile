@@ -27,10 +27,10 @@ coverage: $(VENVS)/dev/ready  ## branch coverage of the pure packages by their o
 	  $(VENVS)/dev/bin/coverage report --include "*/slotkeeper/$$package/*" --format total --fail-under 95 || exit 1; \
 	done
 
-test: $(VENVS)/dev/ready lint coverage  ## all checks and tests, on two builds of the real engine
+test: $(VENVS)/dev/older/ready lint coverage  ## all checks and tests, on two builds of the real engine
 	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n $(WORKERS) --dist worksteal -m "not real and not image and not fleet and not remaining" $(addprefix --ignore=,$(TRACED))
 
-test-remaining: $(VENVS)/dev/ready  ## slow tests, which `make test` runs on one build, on the other build
+test-remaining: $(VENVS)/dev/older/ready  ## slow tests, which `make test` runs on one build, on the other build
 	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n $(WORKERS) --dist worksteal -m "remaining and not fleet"
 
 rehearse:  ## `make test` in fresh clones of the last commit: make rehearse ARGS="10 --busy 2" (tests/rehearse.py)
@@ -86,6 +86,7 @@ lock:  ## write the lock files again, after a change of dependencies
 	$(UV) pip compile --quiet --universal --no-strip-extras --generate-hashes --python-version 3.11 requirements/real.in -o requirements/real.lock
 	$(UV) pip compile --quiet --universal --no-strip-extras --generate-hashes --python-version 3.11 requirements/audit.in -o requirements/audit.lock
 	$(UV) pip compile --quiet --universal --no-strip-extras --generate-hashes --python-version 3.11 requirements/fleet.in -o requirements/fleet.lock
+	$(UV) pip compile --quiet --universal --no-strip-extras --generate-hashes --python-version 3.11 requirements/older-engine.in -o requirements/older-engine.lock
 
 $(VENVS)/fleet/ready: requirements/fleet.lock
 	$(PYTHON) -m venv --clear $(VENVS)/fleet
@@ -101,6 +102,12 @@ $(VENVS)/%/ready: requirements/%.lock pyproject.toml
 	$(PYTHON) -m venv --clear $(VENVS)/$*
 	$(VENVS)/$*/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/$*.lock
 	$(VENVS)/$*/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+# The tests' older engine (tests/builds.py) is another version of a package in `dev`.
+$(VENVS)/dev/older/ready: requirements/older-engine.lock $(VENVS)/dev/ready
+	rm -rf $(VENVS)/dev/older
+	$(VENVS)/dev/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps --target $(VENVS)/dev/older -r $<
 	touch $@
 
 clean:  ## remove build outputs and caches

@@ -9,10 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from slotkeeper.engine.child.launch import SKULK_NEEDS, runs_skulk
-
-needs_b10434 = pytest.mark.skipif(not runs_skulk(), reason=f"the b10434 wheel {SKULK_NEEDS}")
-
 
 def program(*names: str) -> str:
     """Return the path of the first name that is found; programs that pip installed come first.

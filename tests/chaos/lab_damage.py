@@ -13,8 +13,9 @@ from typing import Final
 import aiohttp
 import orjson
 
+from builds import NEWER, OLDER
 from chaos.lab_snapshots import Talk, bench, said
-from slotkeeper.engine.child.launch import runs_skulk
+from slotkeeper.engine.child.launch import EngineKind
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.scheduler.slots.slot_contents import SnapshotId
 from slotkeeper.scheduler.types import SlotId
@@ -134,9 +135,10 @@ def the_manifest_of_a_stranger(victim: Victim) -> None:
 
 
 Damage = Callable[[Victim], None]
-# The engine would load the first without an error (engine.md 2.4), but the library has no such flag.
-OTHER_FLAGS: Final = {"b10434": ("--rope-freq-base", "5000"), "b11549": ("--cache-type-k", "q8_0")}
-STRANGERS: Final = ("another_model", "other_flags", *(("another_build",) if runs_skulk() else ()))
+OTHER_CACHE: Final = ("--cache-type-k", "q8_0")
+# The engine would load this without an error (engine.md 2.4), but the library has no such flag.
+OTHER_ROPE: Final = ("--rope-freq-base", "5000")
+STRANGERS: Final = ("another_model", "other_flags", "another_build")
 FILES: Final[list[Damage]] = [
     cut, cut_by_a_byte, flipped, zeroed, swapped, deleted, linked, a_folder, *map(stranger, STRANGERS),
 ]  # fmt: skip
@@ -151,9 +153,9 @@ MANIFESTS: Final[list[Damage]] = [
 def kinds(model: str, build: str) -> dict[str, tuple[str, str, tuple[str, ...]]]:
     """Return engines that may not share files with this one: model, build and flags, by what differs."""
     kin = "tiny-hybrid-mtp" if model == "tiny-hybrid" else "tiny-hybrid"
-    other = {"b10434": "b11549", "b11549": "b10434"}[build]
-    found = ((kin, build, ()), (model, build, OTHER_FLAGS[build]), (model, other, ()))
-    return dict(zip(STRANGERS, found, strict=False))  # the last one may not run on this machine
+    other = {OLDER: NEWER, NEWER: OLDER}[build]
+    flags = OTHER_ROPE if build == EngineKind.SKULK else OTHER_CACHE
+    return dict(zip(STRANGERS, ((kin, build, ()), (model, build, flags), (model, other, ())), strict=True))
 
 
 async def strangers(model: str, build: str, talk: Talk, folder: Path) -> dict[str, bytes]:

@@ -10,9 +10,9 @@ import pytest
 from benchmarks.routers import Talk, fresh_client, router
 from playwright.async_api import Browser, Route, expect
 
+from builds import needs_b10434
 from dashboard.reading import PHONE, admin_of, reading
 from dashboard.traffic import ask, talk
-from programs import needs_b10434
 from slotkeeper.app import Sidecar, running
 from slotkeeper.bench import lab
 from slotkeeper.bench.lab import Restartable

@@ -36,28 +36,19 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from builds import BUILDS, NEWER
 from patience import PATIENCE
-from programs import needs_b10434
 from slotkeeper.app import Sidecar, running
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
 from slotkeeper.bench.target import counted
-from slotkeeper.engine.child.launch import EngineKind, find_engine, free_port
+from slotkeeper.engine.child.launch import find_engine, free_port
 from slotkeeper.engine.child.process import EngineProcess
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.exchange import exchange
 from slotkeeper.scheduler.rates import LEAST_TOKENS, LinearTimes, Rates
 from slotkeeper.settings import Settings
-
-BUILDS: Final = tuple(
-    pytest.param(
-        kind.value,
-        marks=needs_b10434 if kind is EngineKind.SKULK else (),
-    )
-    for kind in (EngineKind.SKULK, EngineKind.XLLAMACPP)
-)
-
 
 # For tests that compare texts. What else is in a batch changes the tiny models' logprobs by up to 0.006, and
 # in 300 tokens the two likeliest are once or twice nearly as close as that. With these flags the change is
@@ -146,7 +137,7 @@ def engine_factory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Factory
 
     def make(
         model: str = Tiny.HYBRID,
-        build: str = EngineKind.XLLAMACPP,
+        build: str = NEWER,
         *,
         args: Sequence[str] = (),
         port: int | None = None,

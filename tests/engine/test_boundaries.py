@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 import pytest
 from benchmarks.sessions import AGENTS, SESSIONS, agent
 
+from builds import OLDER
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.measure import Sample
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.target import Target, at_once, play
-from slotkeeper.engine.child.launch import EngineKind
 from slotkeeper.scheduler.slots.slot_contents import SnapshotId
 
 pytestmark = pytest.mark.alternating
@@ -75,7 +75,7 @@ async def test_edits_branches_and_steps_back_cost_little_more_than_the_new_token
     model, session, build, tmp_path
 ):
     # Files of the older build have no checkpoints, so only what idle work has saved in time can be continued.
-    pauses = build == EngineKind.SKULK.value
+    pauses = build == OLDER
     computed, oracle = (await played(model, build, tmp_path, session, pauses=pauses)).cost()
     assert computed <= oracle * 1.10
 

@@ -13,20 +13,20 @@ import httpx
 import pytest
 from benchmarks.projectors import Projector, projector
 
+from builds import NEWER, OLDER
 from engine.conftest import SAME_IN_ANY_BATCH, evaluated
 from patience import PATIENCE
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.engine import fingerprint
 from slotkeeper.engine.answers import NoFilesError, Why
-from slotkeeper.engine.child.launch import EngineKind
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.file_canary import ProbeResult, probe_files
 from slotkeeper.engine.traits import Reading, read_traits
 from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory
 from slotkeeper.scheduler.types import SlotId
 
-VERSIONS = {EngineKind.SKULK: 2, EngineKind.XLLAMACPP: 4}
+VERSIONS = {OLDER: 2, NEWER: 4}
 HYBRID = EngineTraits(n_slots=2, memory=Memory.HYBRID)
 NAME = "some engine"
 EVERY_MEMORY = [Tiny.DENSE, Tiny.SWA, Tiny.HYBRID, Tiny.HYBRID_MTP, Tiny.RECURRENT]
@@ -73,7 +73,7 @@ def states(engine) -> list[tuple]:
 async def test_the_probe_finds_all_properties_of_the_files_of_an_unused_engine(engine_factory, build, model):
     engine = engine_factory(model, build)
     reading = await look(engine, may_compute=True)
-    carries = build == EngineKind.XLLAMACPP and model is not Tiny.DENSE
+    carries = build == NEWER and model is not Tiny.DENSE
     assert reading.no_files is None
     assert reading.traits.snapshots
     assert (reading.traits.state_version, reading.traits.files_carry) == (VERSIONS[build], carries)
@@ -84,7 +84,7 @@ async def test_the_probe_finds_all_properties_of_the_files_of_an_unused_engine(e
 async def test_the_files_version_shows_whether_they_have_checkpoints(engine):
     before = evaluated(engine)
     reading = await look(engine)
-    assert reading.traits.files_carry is (engine.build == EngineKind.XLLAMACPP)
+    assert reading.traits.files_carry is (engine.build == NEWER)
     assert evaluated(engine) == before
     assert reading.traits.snapshots
 
@@ -104,7 +104,7 @@ async def test_the_probe_does_not_change_a_used_engine_and_finds_its_checkpoints
     before = states(engine)
     found = await probe(engine)
     assert (found.state_version, evaluated(engine)) == (VERSIONS[build], 40 + 30)
-    assert found.files_carry is (build == EngineKind.XLLAMACPP)
+    assert found.files_carry is (build == NEWER)
     assert found.layout
     assert states(engine) == before == [(False, 40), (False, 30)]
     assert not list(engine.slot_dir.iterdir())
@@ -116,7 +116,7 @@ async def test_the_probe_does_not_change_a_used_engine_and_finds_its_checkpoints
 async def test_the_probe_finds_whether_text_follows_images_if_files_have_no_checkpoints(
     build, kind, closed, tmp_path
 ):
-    path, only_extends = projector(kind, tmp_path), build == EngineKind.SKULK
+    path, only_extends = projector(kind, tmp_path), build == OLDER
     async with (
         lab.tiny_engine(Tiny.HYBRID, build, tmp_path, "--mmproj", str(path)) as engine,
         EngineClient(engine.base) as client,

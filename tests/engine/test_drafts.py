@@ -10,21 +10,21 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
+from builds import NEWER, OLDER
 from patience import PATIENCE
 from slotkeeper.api.document import Doc
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.target import PLAIN
 from slotkeeper.bench.texts import prose
-from slotkeeper.engine.child.launch import EngineKind
 
 pytestmark = pytest.mark.alternating
 
 CHATS = 5
 TURN = 8000  # characters, about 2,100 tokens
 SAID = 200  # tokens to generate with drafts
-KEPT = {EngineKind.SKULK: 0.65, EngineKind.XLLAMACPP: 0.94}  # share of the accepted drafts of a computed slot
-DEARER = {EngineKind.SKULK: 0, EngineKind.XLLAMACPP: 4}  # tokens computed beyond the new ones
+KEPT = {OLDER: 0.65, NEWER: 0.94}  # share of the accepted drafts of a computed slot
+DEARER = {OLDER: 0, NEWER: 4}  # tokens computed beyond the new ones
 
 
 class Drafts(NamedTuple):
@@ -74,7 +74,7 @@ async def test_drafts_are_accepted_again_after_a_restart(build, tmp_path):
                 await lab.restarted(engine, sidecar)
                 await lab.rested(sidecar)  # also until its slots are warm
                 ours = await ask(client, history, SAID, ignore_eos=True)
-                assert ours["timings"]["cache_n"] >= held - DEARER[EngineKind(build)]
+                assert ours["timings"]["cache_n"] >= held - DEARER[build]
                 asked.append((history, ours))
         restored, computed = [drafts(ours) for _, ours in asked], []
         async with httpx.AsyncClient(base_url=engine.base, timeout=PATIENCE) as direct:
@@ -83,4 +83,4 @@ async def test_drafts_are_accepted_again_after_a_restart(build, tmp_path):
                 assert reply(ours) == reply(fresh)
                 computed.append(drafts(fresh))
     share = rate(restored) / rate(computed)
-    assert share >= KEPT[EngineKind(build)], (restored, computed)
+    assert share >= KEPT[build], (restored, computed)

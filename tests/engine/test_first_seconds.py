@@ -16,9 +16,9 @@ import orjson
 import pytest
 from benchmarks.first_seconds import CHAT, MESSAGES, Start, Talk, Way, is_good, ours, stock, turn
 
+from builds import needs_b10434
 from engine.test_engine_waits import WAITING, said, until
 from patience import PATIENCE
-from programs import needs_b10434
 from slotkeeper.api.head import DECISION
 from slotkeeper.app import Sidecar, running
 from slotkeeper.bench import lab

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from builds import OLDER
 from engine.conftest import evaluated
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
@@ -55,7 +56,7 @@ async def test_the_probe_finds_whether_an_engine_drops_close_checkpoints(
 ):
     engine = engine_factory(model, build, args=[] if step is None else ["-cms", str(step)])
     reading = await look(engine, slot_dir=engine.slot_dir if files else None)
-    if build == "b10434":
+    if build == OLDER:
         dropped = EngineTraits().checkpoint_min_step
         assert found(reading) == {"checkpoint_min_step": 0 if step == 0 else dropped}
         assert TOKENS < evaluated(engine) <= TOKENS + TRIAL

@@ -13,6 +13,7 @@ from typing import Any, Final
 import pytest
 from benchmarks.projectors import image
 
+from builds import OLDER
 from engine.test_images import (
     AROUND,
     MORE,
@@ -29,7 +30,6 @@ from engine.test_images import (
 )
 from patience import PATIENCE
 from slotkeeper.bench import lab
-from slotkeeper.engine.child.launch import EngineKind
 from slotkeeper.scheduler.slots.slot_contents import Tier
 from slotkeeper.scheduler.snapshots import retention
 from slotkeeper.scheduler.types import EngineId
@@ -84,7 +84,7 @@ async def expect_only_new_text(
     Where files have no checkpoints, the slot goes back to its last message to be saved there, and loses the
     checkpoint behind it: then that message is computed too.
     """
-    messages = 2 if build == EngineKind.SKULK and pair != "dense" else 1
+    messages = 2 if build == OLDER and pair != "dense" else 1
     asked = await client.ask(words(question), before=chat, system=LONG)
     assert asked.computed <= await client.tokens_behind(asked.body, len(chat) - messages) + MORE
 

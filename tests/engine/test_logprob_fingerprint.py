@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from programs import needs_b10434
+from builds import needs_b10434
 from slotkeeper.bench.models import Tiny
 from slotkeeper.engine.child.launch import EngineKind
 from slotkeeper.engine.client import EngineClient

@@ -14,10 +14,10 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
+from builds import needs_b10434
 from chaos.raw import dial, until, until_async
 from engine.test_keys import ASKS, STRANGERS, before, sidecar_headers, tokens_and_slots
 from patience import PATIENCE
-from programs import needs_b10434
 from slotkeeper.api.head import DECISION
 from slotkeeper.app import Sidecar, running, serve
 from slotkeeper.bench import lab

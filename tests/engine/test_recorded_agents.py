@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 import recorded
+from builds import NEWER, OLDER
 from slotkeeper.bench import lab
 from slotkeeper.bench.measure import totals
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.replay import generates, merged, read, shot
 from slotkeeper.bench.target import Target
-from slotkeeper.engine.child.launch import EngineKind, runs_skulk
 
 CONTEXT = 49152  # the longest prompt has 42,399 tokens
 REPLY = 16  # tokens: the history is the recorded one, whatever the engine answers
@@ -27,7 +27,7 @@ AT_MOST = 1.02  # times the oracle of what the client sent
 WITH_PLANTS = {"aider/main1": 1.12, "claude-code/trace-0100": 1.12, "claude-code/trace-0300": 1.12}
 ANYBODY_WITH_PLANTS = 1.06
 
-BUILDS = (EngineKind.SKULK, EngineKind.XLLAMACPP) if runs_skulk() else (EngineKind.XLLAMACPP,) * 2
+BUILDS = (OLDER, NEWER)
 LONG_BYTES = 20_000  # of a compressed session: the engine needs 20 to 70 s for it
 DEALT = [
     pytest.param(
@@ -42,7 +42,7 @@ DEALT = [
 
 @recorded.needed
 @pytest.mark.parametrize(("path", "kind"), DEALT)
-async def test_recorded_agents_compute_little_more_than_the_oracle(path: Path, kind: EngineKind, tmp_path):
+async def test_recorded_agents_compute_little_more_than_the_oracle(path: Path, kind: str, tmp_path):
     entries = [entry for entry in merged([read(path)]) if generates(entry)]
     async with (
         lab.tiny_engine(Tiny.HYBRID, kind, tmp_path, context_tokens=CONTEXT, recipe=lab.up_flags) as engine,

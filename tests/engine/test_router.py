@@ -27,10 +27,10 @@ from benchmarks.routers import (
 )
 from rich.console import Console
 
+from builds import needs_b10434
 from chaos.raw import until
 from engine.swappers import computed, saved_turn, turn_that_reuses
 from patience import PATIENCE
-from programs import needs_b10434
 from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny, build

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from builds import OLDER
 from slotkeeper.bench.models import Tiny
 from slotkeeper.engine.answers import EngineError, Why
-from slotkeeper.engine.child.launch import EngineKind
 from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.findings import SaveSupport, Severity, examine, probe
 from slotkeeper.engine.traits import read_traits
@@ -31,7 +31,7 @@ async def test_memory_slots_and_build_are_read_from_an_engine_started_by_others(
     traits = reading.traits
     assert (traits.memory, traits.n_swa) == KINDS[Tiny(engine.model.stem)]
     assert (traits.n_slots, traits.n_ctx) == (2, 65536)
-    assert traits.eager_thinning is (engine.build == EngineKind.SKULK)
+    assert traits.eager_thinning is (engine.build == OLDER)
     assert traits.user_start == (tuple(opener),)
     assert traits.markers.user == (Tokens(opener),)
     assert traits.markers.tool

@@ -18,6 +18,7 @@ from engine.under_up import CHAT, QUIET, Up, is_alive
 from patience import PATIENCE
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
+from slotkeeper.engine.child.launch import EngineKind
 
 pytestmark = pytest.mark.alternating
 
@@ -165,7 +166,7 @@ def test_the_users_own_engine_flags_replace_those_of_up(up):
 
 
 def test_an_api_key_among_the_engine_flags_is_used_by_the_sidecar_and_never_logged(up, build):
-    more = ("-hft", "s3cret-key-too") if build == "b10434" else ()  # the library has no such flag
+    more = ("-hft", "s3cret-key-too") if build == EngineKind.SKULK else ()  # the library has no such flag
     with up(engine=("--api-key", "s3cret-key", *more)) as running:
         assert httpx.get(f"{running.url()}/slots", timeout=PATIENCE).status_code == 401, (
             "clients need it as before"

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
+from builds import needs_b10434
 from containers import ROOT
 from image.compose import BASE, FOLDER, NEEDED, OVERRIDES, VARIANTS, merged, read, seconds, services
 from image.dockerfile import image
-from programs import needs_b10434
 from slotkeeper.engine.child.launch import EngineKind, find_engine, recommended
 from slotkeeper.engine.fingerprint import LAZY_SINCE
 from slotkeeper.engine.flags import EngineFlags

@@ -12,8 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
+from builds import BUILDS
 from containers import Container, Here, Process, started
-from engine.conftest import BUILDS, wait_until
+from engine.conftest import wait_until
 from image.compose import BASE, NEEDED, seconds, services
 from image.dockerfile import image
 from patience import PATIENCE

@@ -14,9 +14,10 @@ import contextlib
 import hashlib
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, Final
@@ -42,13 +43,14 @@ def number_in(build_info: str) -> int | None:
     return int(match[1]) if match and int(match[1]) >= FIRST else None
 
 
-def of_package(name: str) -> int | None:
-    """Return the build number of an installed package: the largest number in its version, `2026.10.11549`."""
-    try:
-        numbers = [int(part) for part in re.findall(r"\d+", version(name))]
-    except PackageNotFoundError:
-        return None
-    return max(numbers, default=0) or None
+def of_package(name: str, folder: Path | None = None) -> int | None:
+    """Return the build number of a package: the largest number in its version, `2026.10.11549`.
+
+    It is looked for in `folder`, else among those installed for this Python; None: it is not there.
+    """
+    path = sys.path if folder is None else [str(folder)]
+    versions = (found.version for found in distributions(name=name, path=path))
+    return max((int(part) for part in re.findall(r"\d+", next(versions, ""))), default=0) or None
 
 
 def in_words(said: str, started: int, model: Mapping[str, Any], files: int) -> str:

