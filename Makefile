@@ -30,7 +30,7 @@ coverage: $(VENVS)/dev/ready  ## branch coverage of the pure packages by their o
 test: $(VENVS)/dev/older/ready lint coverage  ## all checks and tests, on two builds of the real engine
 	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n $(WORKERS) --dist worksteal -m "not real and not image and not fleet and not remaining" $(addprefix --ignore=,$(TRACED))
 
-test-remaining: $(VENVS)/dev/older/ready  ## slow tests, which `make test` runs on one build, on the other build
+test-remaining: $(VENVS)/dev/older/ready  ## the cases that `make test` runs on one build of the engine, on the other build
 	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n $(WORKERS) --dist worksteal -m "remaining and not fleet"
 
 rehearse:  ## `make test` in fresh clones of the last commit: make rehearse ARGS="10 --busy 2" (tests/rehearse.py)

@@ -35,14 +35,15 @@ PYTESTS_OWN = "PYTEST_CURRENT_TEST"  # pytest changes it with each phase of a te
 
 @pytest.hookimpl(tryfirst=True)  # before marks are selected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every second case of an `alternating` test as `remaining`.
+    """Mark every second case of each test that has a build as `remaining`.
 
-    Neighbours on the grid of parameters alternate: each case runs on one build, and each build gets every
-    second case. If the build is the only parameter, the test's name decides.
+    Neighbours on the grid of parameters alternate: `make test` runs each case on one build, half of all cases
+    on each; `make test-remaining` runs the others. If the build is the only parameter, the name of the test
+    decides.
     """
     for item in items:
         grid = item.callspec.indices if hasattr(item, "callspec") else {}
-        if isinstance(item, pytest.Function) and "build" in grid and item.get_closest_marker("alternating"):
+        if isinstance(item, pytest.Function) and "build" in grid:
             # Parameters that are given together have one index, which counts once.
             at = grid["build"] + sum({index for name, index in grid.items() if name != "build"})
             if len(grid) == 1:

@@ -38,8 +38,6 @@ from slotkeeper.scheduler.requests import launching
 from slotkeeper.store import files
 from slotkeeper.store.folders import snapshot_folder
 
-pytestmark = pytest.mark.alternating
-
 MODEL = "tiny-dense"
 TALKS = 4
 TURNS = 3

@@ -17,8 +17,6 @@ from slotkeeper.scheduler.effects import Effect, Forward
 from slotkeeper.scheduler.events import Arrived, Event, Rendered
 from slotkeeper.scheduler.types import ClientId, RequestId
 
-pytestmark = pytest.mark.alternating
-
 STREAMS, LEAVERS, SLOTS = 200, 50, 4
 SMALL = ["-np", str(SLOTS), "-c", "65536", "-t", "1"]
 CROWD = 100  # requests of one client

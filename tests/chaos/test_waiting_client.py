@@ -19,8 +19,6 @@ from slotkeeper.api.head import Api
 from slotkeeper.app import Sidecar, running
 from slotkeeper.scheduler.types import EngineId
 
-pytestmark = pytest.mark.alternating
-
 KEEP_ALIVE = 0.05
 WAITING = b": waiting\n\n"
 CHAT = PATHS[Api.CHAT]

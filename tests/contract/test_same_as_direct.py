@@ -14,8 +14,6 @@ from contract.compare import ask
 from slotkeeper.app import running
 from slotkeeper.scheduler.types import Reason
 
-pytestmark = pytest.mark.alternating
-
 
 async def erase(address: str) -> None:
     for slot in (0, 1):

@@ -20,8 +20,6 @@ from patience import PATIENCE
 from programs import program
 from slotkeeper.bench.texts import prose
 
-pytestmark = pytest.mark.alternating
-
 CHAT = "/v1/chat/completions"
 PLAIN = {"temperature": 0, "chat_template_kwargs": {"plain": True}}
 ANSWER_TOKENS = 3000  # takes seconds: it must not be complete when the pod is deleted

@@ -155,7 +155,6 @@ async def alone(start: Start, model: str, asked: Asked) -> list[str]:
     return [said[repr(one)] for one in asked]
 
 
-@pytest.mark.alternating
 @pytest.mark.parametrize("flags", RAM.values(), ids=RAM)
 @pytest.mark.parametrize("model", MODELS)
 async def test_alternating_requests_under_two_adapters_never_share_states(start, model, flags):
@@ -178,7 +177,6 @@ async def test_alternating_requests_under_two_adapters_never_share_states(start,
     assert computed <= 1.02 * least, (computed, least)
 
 
-@pytest.mark.alternating
 @pytest.mark.parametrize("flags", RAM.values(), ids=RAM)
 @pytest.mark.parametrize("files", [True, False], ids=["files", "no-files"])
 @pytest.mark.parametrize("model", MODELS)
@@ -201,7 +199,6 @@ ROUTES: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.alternating
 @pytest.mark.parametrize("hints", [{}, {"X-Slotkeeper-Bypass": "1"}], ids=["placed", "bypass"])
 @pytest.mark.parametrize("path", ROUTES)
 async def test_no_route_reuses_states_of_other_adapters(start, path, hints):
@@ -229,7 +226,6 @@ async def shown_files(sidecar: Sidecar) -> set[str]:
     return {one["adapters"].partition("*")[2] for one in found}
 
 
-@pytest.mark.alternating
 @pytest.mark.parametrize("model", MODELS)
 async def test_a_file_is_restored_only_for_a_request_with_the_files_adapters(start, model, tmp_path):
     """After a restart a request of the file's set uses it, and requests of other sets do not."""
@@ -252,7 +248,6 @@ async def test_a_file_is_restored_only_for_a_request_with_the_files_adapters(sta
     assert "1" in shown  # a slow engine's other slot may be worth a file too
 
 
-@pytest.mark.alternating
 @pytest.mark.parametrize("behind_our_back", [False, True], ids=["through-us", "behind-our-back"])
 @pytest.mark.parametrize("model", MODELS)
 async def test_answers_follow_scales_that_change_while_the_engine_runs(

@@ -57,7 +57,6 @@ def hook(base: str, sidecar: Sidecar) -> str:
     return f"sh -c '{drained}; kill ${{PID}}; {back}'"
 
 
-@pytest.mark.alternating
 async def test_swaps_compute_no_more_tokens_than_models_that_stay_loaded(
     kind: str, build: str, tmp_path: Path
 ) -> None:

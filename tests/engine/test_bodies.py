@@ -22,8 +22,6 @@ from patience import PATIENCE
 from slotkeeper.bench import lab
 from slotkeeper.engine.client import EngineClient
 
-pytestmark = pytest.mark.alternating
-
 TOKENS: Final = 300  # at 1500 a second the other request still arrives in the middle
 SPOKEN: Final = 8  # tokens after which it arrives
 VICTIM: Final = "Of a lighthouse keeper who counts ships. " * 60

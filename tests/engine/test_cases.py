@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 from benchmarks.cases import CASES, keeps, measure
 
-pytestmark = pytest.mark.alternating
-
 QUICK = (
     "recap",
     "memories fixed",

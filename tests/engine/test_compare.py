@@ -12,8 +12,6 @@ from patience import PATIENCE
 from slotkeeper.bench.models import Tiny
 from slotkeeper.cli.main import main
 
-pytestmark = pytest.mark.alternating
-
 
 async def compared(one, other, capsys) -> tuple[int, str]:
     code = await asyncio.to_thread(main, ["doctor", "--compare", one.base, other.base])

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from slotkeeper.bench.demo import demo
-
-pytestmark = pytest.mark.alternating
 
 
 async def test_the_demo_shows_fewer_tokens_through_the_sidecar(build, capsys):

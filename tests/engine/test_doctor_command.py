@@ -28,8 +28,6 @@ from slotkeeper.engine.child.process import EngineProcess
 from slotkeeper.engine.flags import EngineFlags
 from slotkeeper.scheduler.slots.engine_model import Memory
 
-pytestmark = pytest.mark.alternating
-
 MEMORY = {Tiny.DENSE: "dense", Tiny.SWA: "swa, window 256", Tiny.RECURRENT: "recurrent"}
 
 

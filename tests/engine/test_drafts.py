@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import httpx
-import pytest
 
 from builds import NEWER, OLDER
 from patience import PATIENCE
@@ -17,8 +16,6 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.target import PLAIN
 from slotkeeper.bench.texts import prose
-
-pytestmark = pytest.mark.alternating
 
 CHATS = 5
 TURN = 8000  # characters, about 2,100 tokens

@@ -20,8 +20,6 @@ from slotkeeper.engine.answers import Health
 from slotkeeper.engine.child.launch import find_engine, free_port
 from slotkeeper.scheduler.rates import Measured
 
-pytestmark = pytest.mark.alternating
-
 ONE = ["-t", "1"]
 AWAKE_SECONDS = 2  # without requests, until an engine sleeps
 CHAT = "/v1/chat/completions"

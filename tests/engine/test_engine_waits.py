@@ -20,8 +20,6 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.scheduler.slots.table import SlotState
 
-pytestmark = pytest.mark.alternating
-
 CHAT = "/v1/chat/completions"
 CONTEXT = 131072
 VERY_LONG = "night and day " * 5000  # seconds of prefill

@@ -28,8 +28,6 @@ from slotkeeper.conversation.rules.base import RuleName
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.scheduler.requests.figures import Unknown
 
-pytestmark = pytest.mark.alternating
-
 CONTEXT: Final = 16384
 NEW: Final = 6  # prompts
 Document = dict[str, Any]

@@ -148,7 +148,6 @@ async def turns(base: str, path: str, *, before_last: Callable[[], Awaitable[Non
     return [answer.headers.get(DECISION) for answer in answers]
 
 
-@pytest.mark.alternating
 @pytest.mark.parametrize("path", [CHAT, MESSAGES])
 @pytest.mark.parametrize("tiny", Tiny)
 async def test_a_turn_reuses_what_requests_computed_before_their_engine_was_known(

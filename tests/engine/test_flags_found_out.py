@@ -16,8 +16,6 @@ from slotkeeper.engine.traits import Reading, read_traits
 from slotkeeper.scheduler.slots.engine_model import TAIL, EngineTraits, Known
 from slotkeeper.scheduler.types import SlotId
 
-pytestmark = pytest.mark.alternating
-
 EVERY_MEMORY = [Tiny.DENSE, Tiny.SWA, Tiny.HYBRID, Tiny.HYBRID_MTP, Tiny.RECURRENT]
 GROWN_BY = GROWN[1] - GROWN[0]
 # Tokens of a trial with a sliding window, whose prompts go back to a checkpoint each time; others cost less

@@ -21,8 +21,6 @@ from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 
-pytestmark = pytest.mark.alternating
-
 PAIRS: Final = {
     "hybrid": (Tiny.HYBRID, Projector.QWEN),
     "swa": (Tiny.SWA, Projector.GEMMA),

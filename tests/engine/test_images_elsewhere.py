@@ -34,8 +34,6 @@ from slotkeeper.scheduler.slots.slot_contents import Tier
 from slotkeeper.scheduler.snapshots import retention
 from slotkeeper.scheduler.types import EngineId
 
-pytestmark = pytest.mark.alternating
-
 LONG: Final = SYSTEM * 3
 LEAST: Final = 2000  # tokens of LONG that a state covers
 KEYS: Final = {name: {"Authorization": f"Bearer a-long-key-of-{name}"} for name in ("ann", "bob", "cid")}

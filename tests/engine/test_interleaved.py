@@ -9,8 +9,6 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.measure import Totals, later, totals
 from slotkeeper.bench.target import Target, play
 
-pytestmark = pytest.mark.alternating
-
 MODELS = ["tiny-dense", "tiny-hybrid"]
 
 

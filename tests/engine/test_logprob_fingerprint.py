@@ -13,8 +13,6 @@ from slotkeeper.engine.client import EngineClient
 from slotkeeper.engine.traits import Reading, read_traits
 from slotkeeper.scheduler.types import SlotId
 
-pytestmark = pytest.mark.alternating
-
 
 @pytest.fixture
 def look(engine_factory, tmp_path):

@@ -32,8 +32,6 @@ from slotkeeper.runtime.render import NextTurns
 from slotkeeper.scheduler.events import Event, NextKnown
 from slotkeeper.scheduler.prompts.tokens import Tokens
 
-pytestmark = pytest.mark.alternating
-
 Message = dict[str, Any]
 
 

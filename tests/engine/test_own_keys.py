@@ -25,8 +25,6 @@ from slotkeeper.bench.lab import ready, url_of
 from slotkeeper.engine.child.launch import EngineKind, free_port
 from slotkeeper.scheduler.types import Crowded, Reason
 
-pytestmark = pytest.mark.alternating
-
 ALICE: Final = {"Authorization": "Bearer a-long-key-of-alice"}
 ROOT: Final = {"X-Api-Key": "a-long-key-of-root"}
 ENGINES: Final = {"Authorization": "Bearer sesame"}

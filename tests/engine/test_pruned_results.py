@@ -59,7 +59,6 @@ async def played(way: str, build: str, folder: Path, context: int) -> tuple[list
         return found, fixed or 0.0
 
 
-@pytest.mark.alternating
 @pytest.mark.parametrize("way", ["openhands", "openclaw"])
 async def test_with_enough_context_pruned_results_are_restored_and_cost_fewer_tokens_than_the_oracle(
     way, build, tmp_path
@@ -70,7 +69,6 @@ async def test_with_enough_context_pruned_results_are_restored_and_cost_fewer_to
     assert sums.computed <= 0.75 * sums.oracle, "what the client moves is not computed again"
 
 
-@pytest.mark.alternating
 async def test_without_enough_context_the_clients_own_text_is_sent(build, tmp_path):
     found, fixed = await played("openhands", build, tmp_path, 4096)
     room, sums = Room(4096, REPLY), totals(found)

@@ -13,8 +13,6 @@ from slotkeeper.bench.measure import Oracle, Sample, Totals, totals
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.target import Target, Turn, play
 
-pytestmark = pytest.mark.alternating
-
 LONG_PAUSE = 3600.0  # nothing is saved before the end
 MORE = 1.05  # times the oracle may be computed
 EACH = 64  # tokens more for each conversation

@@ -12,8 +12,6 @@ from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.target import Target, play
 from slotkeeper.conversation.rules.base import RuleName
 
-pytestmark = pytest.mark.alternating
-
 CONTEXT = 16384
 WITH_OBSERVED = 1.06  # times the oracle: the first divergence in a long text finds no checkpoint at its place
 WITH_FIXED = 0.95  # the oracle counts the requests as the client sent them

@@ -23,8 +23,6 @@ from slotkeeper.engine.child.launch import free_port
 from slotkeeper.scheduler.rates import TRIPS
 from slotkeeper.scheduler.types import EngineId
 
-pytestmark = pytest.mark.alternating
-
 CHAT = "/v1/chat/completions"
 LONG = "The lighthouse keeper counts the ships that pass by night. " * 60
 LEFT, RIGHT = EngineId("left"), EngineId("right")

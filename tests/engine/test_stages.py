@@ -17,8 +17,6 @@ from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.texts import prose
 from slotkeeper.observe.states import Spent
 
-pytestmark = pytest.mark.alternating
-
 CHAT: Final = "/v1/chat/completions"
 SYSTEM: Final = {"role": "system", "content": "Stages of this test. " + prose(9000, 3)}
 SLACK: Final = 0.0051  # seconds: less than the shortest gap that counts as a stage, and rounding

@@ -13,8 +13,6 @@ from patience import PATIENCE
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 
-pytestmark = pytest.mark.alternating
-
 NOISE: Final = 0.05  # of a logprob: what a different division into batches changes
 CUT: Final = 300  # tokens
 TAIL: Final = 4  # tokens after the last checkpoint of a prompt

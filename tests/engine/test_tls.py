@@ -22,8 +22,6 @@ from slotkeeper.app import Sidecar, running
 from slotkeeper.bench.lab import ready
 from slotkeeper.exchange.connections import Tls, TlsError
 
-pytestmark = pytest.mark.alternating
-
 ASK = {"prompt": "The heron stood in the reeds.", "n_predict": 8}
 WORDS = "The heron stood in the reeds and counted the frogs of the pond. " * 20_000
 

@@ -20,8 +20,6 @@ from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
 from slotkeeper.engine.child.launch import EngineKind
 
-pytestmark = pytest.mark.alternating
-
 # Not brief: the tokens of a brief request may come too late for the request after it.
 LONG = {"messages": [{"role": "user", "content": "Say something about rivers and mountains. " * 20}]}
 

@@ -26,8 +26,6 @@ from slotkeeper.conversation.likeness import RequestKind
 from slotkeeper.observe.sentences import FEW
 from slotkeeper.scheduler.requests.figures import Loss
 
-pytestmark = pytest.mark.alternating
-
 Document = dict[str, Any]
 Script = Generator[Turn, Document, Any]  # its return value is not used
 
