@@ -20,6 +20,7 @@ from patience import PATIENCE
 from slotkeeper.api.head import Api
 from slotkeeper.app import ADMIN_CONNECTIONS, ADMIN_CONNECTIONS_OF_ONE, ADMIN_HEAD_SECONDS, Sidecar, running
 from slotkeeper.exchange.upstream import MOST_HEADERS
+from slotkeeper.runtime.link import CALM
 
 CHAT = PATHS[Api.CHAT]
 MOST = 8
@@ -204,7 +205,10 @@ async def test_refused_connections_are_logged_once_a_minute(fake):
 
 
 async def test_requests_get_503_while_no_file_descriptor_is_free(fake, tmp_path):
-    """Descriptors are kept free for engines and files, but an even lower limit is always possible."""
+    """Descriptors are kept free for engines and files, but an even lower limit is always possible.
+
+    The engine is not taken for lost meanwhile: requests would wait for it to return.
+    """
     log = tmp_path / "log"
     async with AsyncExitStack() as stack:
         stderr = stack.enter_context(log.open("wb"))
@@ -218,6 +222,7 @@ async def test_requests_get_503_while_no_file_descriptor_is_free(fake, tmp_path)
         allowed = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (STANDARD_STREAMS, allowed[1]))
         async with dial(admin):  # it cannot be accepted now
+            await asyncio.sleep(2 * CALM)  # its health cannot be asked meanwhile
             await wire.post(CHAT, request_body(Api.CHAT, stream=False))
             head = await wire.head()
             assert head.status == 503
@@ -227,6 +232,7 @@ async def test_requests_get_503_while_no_file_descriptor_is_free(fake, tmp_path)
             assert await served(wire), "descriptors are free again"
             assert await lives(admin), "connections are accepted again"
     assert "no file descriptor is left" in log.read_text()
+    assert "engine_lost" not in log.read_text()
 
 
 @pytest.mark.parametrize("model", ["tiny-dense"])

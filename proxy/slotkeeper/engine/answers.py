@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -9,6 +10,8 @@ from typing import Any, Final
 
 from slotkeeper.scheduler.policies.adapters import Scales
 from slotkeeper.scheduler.types import SlotId, SlotView
+
+NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})  # of this process, of this machine
 
 
 class EngineError(Exception):
@@ -24,6 +27,10 @@ class EngineError(Exception):
 
 class EngineGoneError(ConnectionError):
     """No answer: the connection was refused or reset, or the time limit passed."""
+
+
+class EngineUnaskedError(EngineGoneError):
+    """The engine was not asked: no file descriptor is left here for a connection."""
 
 
 class EngineSilentError(EngineGoneError):

@@ -22,12 +22,14 @@ import orjson
 
 from slotkeeper.api.head import AUTH
 from slotkeeper.engine.answers import (
+    NO_DESCRIPTOR,
     PREFILL,
     Continuation,
     EngineError,
     EngineFrozenError,
     EngineGoneError,
     EngineSilentError,
+    EngineUnaskedError,
     Guess,
     Health,
     MediaPrompt,
@@ -339,7 +341,8 @@ class EngineHttp:
         except TimeoutError as error:  # first, because aiohttp's timeouts are also ClientErrors
             raise EngineSilentError(f"{url}: {error!r}") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise EngineGoneError(f"{url}: {error!r}") from error
+            kind = EngineUnaskedError if getattr(error, "errno", None) in NO_DESCRIPTOR else EngineGoneError
+            raise kind(f"{url}: {error!r}") from error
 
     async def _heard(
         self, send: Send, session: aiohttp.ClientSession, *, kept: bool, method: str, kind: CallKind
@@ -515,7 +518,7 @@ class EngineClient(ControlClient):
         self._http.barred = barred
 
     async def health(self, *, headers: Headers | None = None, seconds: float = BRIEF_SECONDS) -> Health:
-        """Return the engine's health. Never raises or wakes a sleeping engine.
+        """Return the engine's health. Never wakes a sleeping engine. Raises only EngineUnaskedError.
 
         `seconds` limits each of up to three calls; a call that takes longer means SILENT.
         """
@@ -534,6 +537,8 @@ class EngineClient(ControlClient):
             return known.get(error.status, Health.OK)
         except EngineSilentError:
             return Health.SILENT
+        except EngineUnaskedError:
+            raise
         except EngineGoneError:
             return Health.DOWN
         if OWN_PROPS.isdisjoint(props):
@@ -548,11 +553,13 @@ class EngineClient(ControlClient):
         return said.get(self._http.address.model, {}).get("state") == READY
 
     async def _swapper(self, limits: CallLimits, headers: Headers | None) -> Health:
-        """Tell llama-swap, whose /health is not llama-server's, from any other server. Never raises."""
+        """Tell llama-swap, whose /health is not llama-server's, from any other server. Raises as `health`."""
         try:
             said = await self._http.json("GET", RUNNING, limits=limits, headers=headers)
         except EngineError as error:
             return Health.SWAPPER if NO_KEY in error.message else Health.FOREIGN
+        except EngineUnaskedError:
+            raise
         except EngineGoneError:
             return Health.DOWN
         return Health.FOREIGN if running_in(said) is None else Health.SWAPPER

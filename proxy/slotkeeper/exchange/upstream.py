@@ -8,7 +8,6 @@ socket. So we read the answer before we close the connection.
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import re
 import socket
@@ -27,7 +26,7 @@ from yarl import URL
 from slotkeeper.api import head as names
 from slotkeeper.api.errors import ClientFault, UpstreamFault
 from slotkeeper.api.head import forwardable
-from slotkeeper.engine.answers import EngineFrozenError, Health
+from slotkeeper.engine.answers import NO_DESCRIPTOR, EngineFrozenError, Health
 from slotkeeper.engine.client import LOOP_STATUS, EngineAddress
 from slotkeeper.runtime.link import EngineLink
 
@@ -266,7 +265,7 @@ class Upstream:
 
 def _why_not(base: str, error: OSError) -> str:
     """Return a sentence that says why there is no connection to an engine."""
-    if error.errno in {errno.EMFILE, errno.ENFILE}:
+    if error.errno in NO_DESCRIPTOR:
         return (
             f"no file descriptor is left for a connection to the engine at {base}; "
             "let Slotkeeper have more open files (ulimit -n)"

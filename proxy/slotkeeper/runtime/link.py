@@ -20,7 +20,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from slotkeeper.api.document import Doc, Prompt
 from slotkeeper.api.pictures import digests
-from slotkeeper.engine.answers import SAID, EngineError, EngineGoneError, Health, MediaPrompt
+from slotkeeper.engine.answers import (
+    SAID,
+    EngineError,
+    EngineGoneError,
+    EngineUnaskedError,
+    Health,
+    MediaPrompt,
+)
 from slotkeeper.engine.client import EngineAddress, EngineClient, Pulse
 from slotkeeper.engine.file_canary import ProbeResult
 from slotkeeper.engine.flags import EngineFlags
@@ -261,6 +268,8 @@ class EngineLink:
                     await self._look(on_up, on_lost)
                 if self.health.routes:
                     on_router(self)
+            except EngineUnaskedError:  # of our own want of descriptors; nothing new is known of the engine
+                pass
             except Exception as error:  # noqa: BLE001 - an unexpected answer must not end the watch
                 self._not_probed(str(error))
             self.probing = False

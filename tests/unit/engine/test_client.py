@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
@@ -11,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from patience import PATIENCE
-from slotkeeper.engine.answers import EngineError, EngineGoneError, Health
+from slotkeeper.engine.answers import EngineError, EngineGoneError, EngineUnaskedError, Health
 from slotkeeper.engine.client import EngineClient
 
 LOADING = {"error": {"message": "Loading model", "type": "unavailable_error", "code": 503}}
@@ -110,6 +111,17 @@ async def test_a_call_that_changes_a_slot_or_a_file_is_sent_once(serve):
         with pytest.raises(EngineGoneError, match="/slots/3"):
             await act
     assert seen == ["save", "restore", "erase"]
+
+
+async def test_without_a_free_descriptor_nothing_is_said_of_the_engine(serve):
+    client = await serve(health=answer({}), props=answer({}))
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, allowed[1]))
+    try:
+        with pytest.raises(EngineUnaskedError):
+            await client.health()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, allowed)
 
 
 @pytest.mark.parametrize(
