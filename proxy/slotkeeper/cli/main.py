@@ -232,7 +232,8 @@ def _up(commands: Any) -> None:
     parser.add_argument(
         "--engine",
         metavar="PATH",
-        help="the llama-server to run (default: the one on PATH, else an installed one of extra `engine`)",
+        help="the llama-server to run, or a folder with a version of xllamacpp "
+        "(default: the one on PATH, else an installed one of extra `engine`)",
     )
     parser.add_argument(
         "--slots",
@@ -280,7 +281,9 @@ def _demo(commands: Any) -> None:
         epilog=EPILOG_OF_DEMO,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--engine", metavar="PATH", help="the llama-server to run")
+    parser.add_argument(
+        "--engine", metavar="PATH", help="the llama-server to run, or a folder with a version of xllamacpp"
+    )
     parser.add_argument("--model", default="tiny-hybrid", help="which tiny model (default: %(default)s)")
 
     def run(args: argparse.Namespace) -> int:

@@ -37,6 +37,21 @@ def test_a_llama_server_on_the_path_is_found(tmp_path, monkeypatch):
     assert (binary.build, binary.eager_thinning) == (11500, False)
 
 
+def test_another_version_of_the_package_is_found_in_its_folder(tmp_path, monkeypatch):
+    """As `pip install --target FOLDER` leaves it."""
+    monkeypatch.setenv("PYTHONPATH", "before")
+    (tmp_path / "xllamacpp").mkdir()
+    (tmp_path / "xllamacpp" / "__init__.py").touch()
+    (tmp_path / "xllamacpp-2026.8.10566.dist-info").mkdir()
+    metadata = tmp_path / "xllamacpp-2026.8.10566.dist-info" / "METADATA"
+    metadata.write_text("Metadata-Version: 2.1\nName: xllamacpp\nVersion: 2026.8.10566\n")
+    binary = find_engine(str(tmp_path))
+    assert (binary.kind, binary.build, binary.eager_thinning) == (EngineKind.XLLAMACPP, 10566, True)
+    assert binary.env["PYTHONPATH"] == os.pathsep.join((str(tmp_path), "before"))
+    with pytest.raises(NoEngineError, match="is a folder"):
+        find_engine(str(tmp_path / "xllamacpp"))
+
+
 @pytest.mark.parametrize("explicit", [None, "b10434", "xllamacpp", "/nowhere/llama-server"])
 def test_a_missing_engine_is_an_error_that_says_how_to_install_one(explicit, monkeypatch):
     monkeypatch.setenv("PATH", "")

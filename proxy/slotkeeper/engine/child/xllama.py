@@ -179,8 +179,8 @@ def params(argv: Sequence[str]) -> Any:
     for field, value in settings(argv):
         *path, last = field.split(".")
         owner = reduce(getattr, path, result)
-        if field == "hostnames" and not hasattr(owner, field):  # a package before 2026.10 takes one
-            owner.hostname = value[0]
+        if field == "hostnames" and not hasattr(owner, field) and len(value) == 1:
+            owner.hostname = value[0]  # a package before 2026.10 takes one
         elif hasattr(owner, last):
             setattr(owner, last, value)
         else:
