@@ -2,7 +2,7 @@
 
 Reads artifacts/benchmarks/*.json, writes docs/figures.json, and fills from it the marked blocks of the
 documents in `benchmarks.tables.MEASURED`. So no figure there is written by hand. A benchmark that was not run
-here keeps its earlier figures.
+here keeps its earlier figures, as do builds of the engine that it did not measure.
 """
 
 from __future__ import annotations
@@ -65,8 +65,19 @@ def collect(folder: Path, before: Mapping[str, Any]) -> dict[str, Any]:
         path = folder / f"{name}.json"
         if path.exists():
             document = orjson.loads(path.read_bytes())
-            found[name] = {key: document[key] for key in KEPT} | {"figures": pick(document["figures"])}
+            rows = _with_other_builds(pick(document["figures"]), before.get(name, {}).get("figures", ()))
+            found[name] = {key: document[key] for key in KEPT} | {"figures": rows}
     return found
+
+
+def _with_other_builds(rows: list[Row], before: Sequence[Row]) -> list[Row]:
+    """Return the rows of a run, and before them those of builds of the engine that it did not measure.
+
+    b10434's program does not run on every machine.
+    """
+    builds = {row.get("build") for row in rows}
+    others = () if None in builds else (row for row in before if row.get("build") not in builds)
+    return [*others, *rows]
 
 
 def in_lines(runs: Mapping[str, Any]) -> str:
