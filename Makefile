@@ -30,7 +30,7 @@ coverage: $(VENVS)/dev/ready  ## branch coverage of the pure packages by their o
 test: $(VENVS)/dev/older/ready lint coverage  ## all checks and tests, on two builds of the real engine
 	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n $(WORKERS) --dist worksteal -m "not real and not image and not fleet and not remaining" $(addprefix --ignore=,$(TRACED))
 
-test-remaining: $(VENVS)/dev/older/ready  ## the cases that `make test` runs on one build of the engine, on the other build
+test-remaining: $(VENVS)/dev/older/ready  ## all other cases, slow ones and on the other build
 	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n $(WORKERS) --dist worksteal -m "remaining and not fleet"
 
 rehearse:  ## `make test` in fresh clones of the last commit: make rehearse ARGS="10 --busy 2" (tests/rehearse.py)
@@ -51,7 +51,7 @@ fuzz: $(VENVS)/dev/ready  ## thousands of generated bodies, paths and framings: 
 soak: $(VENVS)/dev/ready  ## 64 clients and all kinds of faults for 20 minutes: make soak ARGS="--minutes 60" (tests/chaos/soak.py)
 	PYTHONPATH=tests:. $(VENVS)/dev/bin/python -m chaos.soak $(ARGS)
 
-test-image: $(VENVS)/dev/ready  ## build and run the container image (as root; needs buildah and debootstrap)
+test-image: $(VENVS)/dev/older/ready  ## build and run the container image (as root; needs buildah and debootstrap)
 	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -m image
 
 test-fleet: $(VENVS)/dev/ready $(VENVS)/fleet/ready  ## a fleet behind real gateways, for minutes (needs redis-server, haproxy, nginx)

@@ -35,21 +35,19 @@ PYTESTS_OWN = "PYTEST_CURRENT_TEST"  # pytest changes it with each phase of a te
 
 @pytest.hookimpl(tryfirst=True)  # before marks are selected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every second case of each test that has a build as `remaining`.
+    """Mark the cases that `make test` leaves to `make test-remaining`.
 
-    Neighbours on the grid of parameters alternate: `make test` runs each case on one build, half of all cases
-    on each; `make test-remaining` runs the others. If the build is the only parameter, the name of the test
-    decides.
+    `make test` runs every second case of a test with a build, and one in N of those with the mark `one_in(N)`.
+    Neighbours on the grid of parameters differ, so each build gets its share.
     """
     for item in items:
         grid = item.callspec.indices if hasattr(item, "callspec") else {}
-        if isinstance(item, pytest.Function) and "build" in grid:
-            # Parameters that are given together have one index, which counts once.
-            at = grid["build"] + sum({index for name, index in grid.items() if name != "build"})
-            if len(grid) == 1:
-                at += zlib.crc32(item.originalname.encode())
-            if at % 2:
-                item.add_marker("remaining")
+        slow = item.get_closest_marker("one_in")
+        one_in = slow.args[0] if slow else 2 if "build" in grid else 1
+        # Parameters that are given together have one index, which counts once.
+        at = grid.get("build", 0) + sum({index for name, index in grid.items() if name != "build"})
+        if isinstance(item, pytest.Function) and (zlib.crc32(item.originalname.encode()) + at) % one_in:
+            item.add_marker("remaining")
 
 
 @pytest.fixture(autouse=True)

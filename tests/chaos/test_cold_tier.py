@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from chaos.lab_snapshots import (
     Bench,
@@ -26,6 +27,8 @@ from patience import PATIENCE
 from slotkeeper.app import Sidecar
 from slotkeeper.scheduler.slots.slot_contents import Tier
 from slotkeeper.store.files import RUN_FOLDER
+
+pytestmark = pytest.mark.one_in(4)
 
 MODEL = "tiny-dense"  # one file for each talk, on both builds
 TALKS = 8

@@ -38,6 +38,8 @@ from slotkeeper.scheduler.requests import launching
 from slotkeeper.store import files
 from slotkeeper.store.folders import snapshot_folder
 
+pytestmark = pytest.mark.one_in(4)
+
 MODEL = "tiny-dense"
 TALKS = 4
 TURNS = 3

@@ -30,6 +30,8 @@ from slotkeeper.api.head import Api
 from slotkeeper.app import running
 from slotkeeper.engine.child.launch import free_port
 
+pytestmark = pytest.mark.one_in(4)
+
 CHAT = PATHS[Api.CHAT]
 UNPROBED = """
 import runpy

@@ -19,6 +19,8 @@ from slotkeeper.bench.models import Tiny
 from slotkeeper.scheduler.slots import table
 from slotkeeper.settings import Settings
 
+pytestmark = pytest.mark.one_in(4)
+
 MODELS: Final = ["tiny-dense", "tiny-hybrid"]
 FIRST: Final = [{"id": 0, "scale": 1.0}]
 SECOND: Final = [{"id": 1, "scale": 1.0}]

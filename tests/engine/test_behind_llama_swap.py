@@ -29,6 +29,8 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.models import build as build_model
 from slotkeeper.settings import Settings
 
+pytestmark = pytest.mark.one_in(4)
+
 # Saves in pauses are off: only the hook saves.
 LONG_PAUSE = 600.0
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from benchmarks.cases import CASES, keeps, measure
 
+pytestmark = pytest.mark.one_in(4)
+
 QUICK = (
     "recap",
     "memories fixed",

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from slotkeeper.bench.demo import demo
+
+pytestmark = pytest.mark.one_in(4)
 
 
 async def test_the_demo_shows_fewer_tokens_through_the_sidecar(build, capsys):

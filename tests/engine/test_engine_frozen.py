@@ -31,6 +31,8 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.scheduler.slots.table import SlotState
 
+pytestmark = pytest.mark.one_in(4)
+
 SOON = 0.2  # seconds without output, for an engine that never answers
 SHORT = 3.0  # seconds, for a slow engine
 BODIES = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from benchmarks.found_flags import ALIKE, Way, measure, ratio
 from benchmarks.sessions import SESSIONS
 
@@ -15,6 +16,8 @@ from chaos.raw import until
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.target import Target, play
+
+pytestmark = pytest.mark.one_in(4)
 
 # How much idle work is done depends on the machine.
 NO_PAUSES: dict[str, Any] = {"save_pause": 3600.0, "idle_tokens": 0}

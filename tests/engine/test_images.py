@@ -21,6 +21,8 @@ from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 
+pytestmark = pytest.mark.one_in(4)
+
 PAIRS: Final = {
     "hybrid": (Tiny.HYBRID, Projector.QWEN),
     "swa": (Tiny.SWA, Projector.GEMMA),

@@ -34,6 +34,8 @@ from slotkeeper.scheduler.slots.slot_contents import Tier
 from slotkeeper.scheduler.snapshots import retention
 from slotkeeper.scheduler.types import EngineId
 
+pytestmark = pytest.mark.one_in(4)
+
 LONG: Final = SYSTEM * 3
 LEAST: Final = 2000  # tokens of LONG that a state covers
 KEYS: Final = {name: {"Authorization": f"Bearer a-long-key-of-{name}"} for name in ("ann", "bob", "cid")}

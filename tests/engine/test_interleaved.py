@@ -9,6 +9,8 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.measure import Totals, later, totals
 from slotkeeper.bench.target import Target, play
 
+pytestmark = pytest.mark.one_in(4)
+
 MODELS = ["tiny-dense", "tiny-hybrid"]
 
 

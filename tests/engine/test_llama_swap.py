@@ -40,6 +40,8 @@ from slotkeeper.cli.doctor import doctor
 from slotkeeper.runtime import router_link
 from swap_like import Swapped
 
+pytestmark = pytest.mark.one_in(4)
+
 IDLE_SECONDS: Final = 2.0  # in which a sidecar that looks each second would have loaded a model
 TTL: Final = 3  # seconds
 REST_SECONDS: Final = 4.0

@@ -16,6 +16,8 @@ from slotkeeper.app import Sidecar
 from slotkeeper.bench.lab import url_of
 from slotkeeper.settings import Settings
 
+pytestmark = pytest.mark.one_in(4)
+
 ANN: Final = {"Authorization": "Bearer ann"}
 BOB: Final = {"X-Api-Key": "bob"}
 SKY: Final = "The heron stood in the reeds and counted the frogs of the pond, {} by {}. "

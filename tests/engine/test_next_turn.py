@@ -32,6 +32,8 @@ from slotkeeper.runtime.render import NextTurns
 from slotkeeper.scheduler.events import Event, NextKnown
 from slotkeeper.scheduler.prompts.tokens import Tokens
 
+pytestmark = pytest.mark.one_in(4)
+
 Message = dict[str, Any]
 
 

@@ -19,6 +19,8 @@ from slotkeeper.api.head import PREDICTED
 from slotkeeper.bench import lab
 from slotkeeper.engine.client import EngineClient
 
+pytestmark = pytest.mark.one_in(4)
+
 REQUESTS = 150
 CHATS = 60
 FLAGS = ["-c", "8192", "-b", "512", "-ub", "128"]  # small batches: many checkpoints, cheap prompts

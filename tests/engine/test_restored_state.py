@@ -24,6 +24,8 @@ from slotkeeper.runtime import slot_files
 from slotkeeper.scheduler.slots.slot_contents import Snapshot
 from slotkeeper.scheduler.types import Reason
 
+pytestmark = pytest.mark.one_in(4)
+
 CHAT = "/v1/chat/completions"
 SAID = 24  # tokens of each answer
 COMPARED = 4  # first tokens whose logprobs are compared

@@ -17,6 +17,8 @@ from slotkeeper.bench.models import Tiny
 from slotkeeper.conversation.rules.base import RuleName
 from slotkeeper.engine.child.launch import EngineKind
 
+pytestmark = pytest.mark.one_in(4)
+
 CONTEXT = 8192
 REPLY = 8  # tokens
 # Tokens by which the choice of a slot may change the result without any rule: some slots have the template's

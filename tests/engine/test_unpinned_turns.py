@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 
 import aiohttp
+import pytest
 
 from engine.dialects import PATHS
 from patience import PATIENCE
@@ -16,6 +17,8 @@ from slotkeeper.api.head import Api
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.texts import prose
+
+pytestmark = pytest.mark.one_in(4)
 
 SLOTS = 4
 PINNED = 24  # conversations, each of which sends its next request as soon as it has an answer

@@ -26,6 +26,8 @@ from slotkeeper.conversation.likeness import RequestKind
 from slotkeeper.observe.sentences import FEW
 from slotkeeper.scheduler.requests.figures import Loss
 
+pytestmark = pytest.mark.one_in(4)
+
 Document = dict[str, Any]
 Script = Generator[Turn, Document, Any]  # its return value is not used
 
