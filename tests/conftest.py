@@ -37,8 +37,8 @@ PYTESTS_OWN = "PYTEST_CURRENT_TEST"  # pytest changes it with each phase of a te
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the cases that `make test` leaves to `make test-remaining`.
 
-    `make test` runs every second case of a test with a build, and one in N of those with the mark `one_in(N)`.
-    Neighbours on the grid of parameters differ, so each build gets its share.
+    Of tests with a build it runs every second case, of those with the mark `one_in(N)` one in N. Neighbours
+    on the grid of parameters differ, so each build gets its share.
     """
     for item in items:
         grid = item.callspec.indices if hasattr(item, "callspec") else {}
