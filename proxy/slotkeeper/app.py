@@ -119,7 +119,11 @@ class Sidecar:
             why_text=settings.why_text,
         )
         self._keys = OwnKeys(settings.keys_file) if settings.keys_file else None
-        self._recorder = self._recording(settings.record) if settings.record else None
+        self._recorder = (
+            Recorder(settings.record, settings.record_bytes, lambda _: self.metrics.fallback("record"))
+            if settings.record
+            else None
+        )
         self._spans = spans_to(settings.otlp_endpoint)
         self._ahead = Budget(
             each=settings.read_ahead_bytes,
@@ -148,9 +152,6 @@ class Sidecar:
             may_read=settings.read_flags,
             frozen_after=settings.engine_frozen_after,
         )
-
-    def _recording(self, folder: Path) -> Recorder:
-        return Recorder(folder, self.settings.record_bytes, lambda _: self.metrics.fallback("record"))
 
     def _secret(self) -> bytes | None:
         """Return the secret of the snapshot folder; None until the folder is open."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -258,13 +258,14 @@ class Asset:
         return hashlib.sha256(self.body).hexdigest()[:32]
 
 
-def _assets() -> Iterator[Asset]:
-    for file in sorted(resources.files(__package__).joinpath("static").iterdir(), key=lambda file: file.name):
-        path = "/" if file.name == PAGE else ASSETS + file.name
-        yield Asset(path, file.read_bytes(), TYPES["." + file.name.rpartition(".")[2]])
-
-
-_FILES: Final = tuple(_assets())
+_FILES: Final = tuple(
+    Asset(
+        path="/" if file.name == PAGE else ASSETS + file.name,
+        body=file.read_bytes(),
+        content_type=TYPES["." + file.name.rpartition(".")[2]],
+    )
+    for file in sorted(resources.files(__package__).joinpath("static").iterdir(), key=lambda file: file.name)
+)
 OPEN_FILES: Final = frozenset(asset.path for asset in _FILES)  # paths that need no token
 
 

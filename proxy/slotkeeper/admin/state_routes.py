@@ -120,6 +120,7 @@ class StateRoutes:
     async def _state(self, _: web.Request) -> web.Response:
         placement, now = self._driver.placement, self._driver.now()
         latest, totals = self._last_in_slots(), self._history.totals
+        service = self._driver.membership.service(placement)  # what happens to a request that arrives now
         return answer(
             {
                 "version": __version__,
@@ -127,7 +128,7 @@ class StateRoutes:
                 "uptime_seconds": round(time.monotonic() - self._began, 1),
                 "tasks": len(asyncio.all_tasks()),
                 "queued": placement.queued,
-                "service": self._service(),
+                "service": {"state": service.value, "text": service_text(service, self._engine_wait)},
                 "data_port": self._data_port(),
                 "running": self._running(),
                 "clients": [client.shown(now) for client in self._driver.journal.clients],
@@ -155,11 +156,6 @@ class StateRoutes:
             "port": reached.port,
             "everywhere": reached != self.data_port,
         }
-
-    def _service(self) -> Document:
-        """Return what happens to a request that arrives now."""
-        found = self._driver.membership.service(self._driver.placement)
-        return {"state": found.value, "text": service_text(found, self._engine_wait)}
 
     def _last_in_slots(self) -> Latest:
         """Return the request of each slot: the one at work there, else the newest recorded one."""

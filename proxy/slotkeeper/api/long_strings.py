@@ -62,8 +62,10 @@ def _long_runs(body: bytes) -> Iterator[Span]:
             return
         start = _start(body, at)
         plain = start > 0 and body[start - 1 : start] != b"\\"  # its first letter is not that of an escape
-        if plain and end - start >= LONG_BYTES and _is_value(body, end) and _is_base64(body, start, end):
-            yield start, end
+        if plain and end - start >= LONG_BYTES and _is_base64(body, start, end):
+            behind = body[end + 1 : end + PIECE_BYTES].lstrip(BLANKS)
+            if not behind.startswith(b":"):  # else it is a key of an object
+                yield start, end
         at = end + 1
 
 
@@ -80,11 +82,6 @@ def _start(body: bytes, at: int) -> int:
             return before + body[before:at].rindex(rest[-1:]) + 1
         at = before
     return 0
-
-
-def _is_value(body: bytes, end: int) -> bool:
-    """Whether the string that ends there is no key of an object."""
-    return not body[end + 1 : end + PIECE_BYTES].lstrip(BLANKS).startswith(b":")
 
 
 def _put_back(doc: Any, mark: str, body: bytes, spans: list[Span]) -> None:

@@ -94,19 +94,16 @@ def agents() -> Script:
                 label=f"{name}{task + 1} answer", messages=tuple(history), max_tokens=200, fields=ANSWER
             )
             history.append((yield answer))
-    yield _edit(histories["A"])
+    # a request with the user's last message rewritten, and all messages after it dropped
+    history = histories["A"]
+    last = max(at for at, message in enumerate(history) if message["role"] == "user")
+    messages = edited(history[: last + 1], last, REWRITTEN)
+    yield Turn(label="A2 rewritten", messages=messages, max_tokens=200, fields=ANSWER)
 
 
 def _call(history: list[Doc], label: str, seed: int) -> Script:
     reply = yield Turn(label=label, messages=tuple(history), max_tokens=300, fields=CALL)
     history += [reply, result(reply, prose(2500, seed))]
-
-
-def _edit(history: list[Doc]) -> Turn:
-    """Return a request with the user's last message rewritten, and all messages after it dropped."""
-    last = max(at for at, message in enumerate(history) if message["role"] == "user")
-    messages = edited(history[: last + 1], last, REWRITTEN)
-    return Turn(label="A2 rewritten", messages=messages, max_tokens=200, fields=ANSWER)
 
 
 # -- the two ways ----------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ part, and the oracle counts prompts only.
 from __future__ import annotations
 
 import lzma
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -166,14 +166,9 @@ async def replay(
     console.print(comparison(samples))
     for note in notes(samples):
         console.print(note, highlight=False)
-    return int(_faulty(loaded, samples.values()))
-
-
-def _faulty(traces: Sequence[Trace], samples: Collection[Sequence[Sample]]) -> bool:
-    """Whether a line could not be read, a request failed, or the figures are impossible."""
-    unread = any(trace.problems for trace in traces)
-    failed = any(sample.failure for found in samples for sample in found)
-    return unread or failed or any(map(impossible, samples))
+    unread = any(trace.problems for trace in loaded)
+    failed = any(sample.failure for found in samples.values() for sample in found)
+    return int(unread or failed or any(map(impossible, samples.values())))
 
 
 def generates(entry: Entry) -> bool:

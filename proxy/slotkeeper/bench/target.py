@@ -195,9 +195,14 @@ class Target:
                 times.read(reader, time.perf_counter)
         took = time.perf_counter() - started
         answer, body = reader.close(), b"".join(chunks)
-        first = _before_generating(took, answer)
         if streamed:
             first = None if times.first is None else times.first - started
+        else:  # by the engine's timings
+            generating = answer.figures.generate_ms
+            first = None if generating is None else max(0.0, took - generating / 1000)
+        failure = answer.error or (None if answer.complete else "the answer broke off")
+        if response.status_code >= 400:
+            failure = f"{response.status_code}: {message_in(body)}"
         kept = _kept(body, streamed=streamed, generated=answer.figures.generated or 0)
         planted = _said(PLANTED, response, body)
         return _Timed(
@@ -207,7 +212,7 @@ class Target:
             kept=kept,
             planted=int(planted) if planted and planted.isdigit() else None,
             rewritten=_said(REWRITTEN, response, body) is not None,
-            failure=_failure(response.status_code, answer, body),
+            failure=failure,
         )
 
     async def prompt(self, shot: Shot) -> Tokens | None:
@@ -250,23 +255,11 @@ def _divided(timed: _Timed, before: int | None, after: int | None) -> tuple[Usag
     return usage, besides if besides >= 0 else None
 
 
-def _failure(status: int, answer: Answer, body: bytes) -> str | None:
-    if status >= 400:
-        return f"{status}: {message_in(body)}"
-    return answer.error or (None if answer.complete else "the answer broke off")
-
-
 def _said(name: str, response: httpx.Response, body: bytes) -> str | None:
     """Return a header of the sidecar; in a stream it is a comment if it became known after the head."""
     late = re.findall(rb"^: " + name.encode() + rb": (.+)$", body, re.MULTILINE)
     value = late[-1].decode().strip() if late else response.headers.get(name)
     return str(value) if value is not None else None
-
-
-def _before_generating(took: float, answer: Answer) -> float | None:
-    """Return the seconds before generating, for an answer that was not streamed, by the engine's timings."""
-    generating = answer.figures.generate_ms
-    return None if generating is None else max(0.0, took - generating / 1000)
 
 
 def _kept(body: bytes, *, streamed: bool, generated: int) -> list[int]:

@@ -65,16 +65,13 @@ def chat_template() -> str:
     return files(__package__).joinpath("chat.jinja").read_text("utf-8").rstrip("\n")
 
 
-def _merges() -> list[tuple[str, str]]:
-    lines = files(__package__).joinpath("merges.txt").read_text("utf-8").splitlines()
-    return [(left, right) for left, right in (line.split(" ") for line in lines)]
-
-
 class Vocabulary:
     """Tokens, their types and their merges, in the order of their ids."""
 
     def __init__(self) -> None:
-        self.merges: list[tuple[str, str]] = _merges()
+        lines = files(__package__).joinpath("merges.txt").read_text("utf-8").splitlines()
+        pairs = (line.split(" ") for line in lines)
+        self.merges: list[tuple[str, str]] = [(left, right) for left, right in pairs]
         self._rank = {pair: rank for rank, pair in enumerate(self.merges)}
         # dict.fromkeys: two merges may make the same token, which must have one id
         self.tokens: list[str] = list(dict.fromkeys([*byte_alphabet(), *(a + b for a, b in self.merges)]))

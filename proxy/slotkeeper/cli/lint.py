@@ -8,7 +8,7 @@ it saves depends on the room in the context, and a later request may pay for wha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -142,20 +142,16 @@ def examined(traces: Sequence[Trace], context: int = BOUNDLESS) -> LintReport:
             what = client, explained.cause, explained.divergence.section, explained.rule
             findings.setdefault(what, LintFinding(*what)).add(session, explained)
     for found in findings.values():
-        found.saved = _saved_by_rule(found, held)
+        if found.rule is RuleName.PRUNED_RESULTS:
+            found.saved = max(0, held[found.client])
+        elif found.rule:
+            found.saved = found.characters
     return LintReport(
         sessions=list(sessions.values()),
         findings=sorted(findings.values(), key=lambda found: -found.characters),
         others=others,
         problems=[problem for trace in traces for problem in trace.problems],
     )
-
-
-def _saved_by_rule(found: LintFinding, held: Mapping[str, int]) -> int:
-    """Return the characters that the finding's rule would have saved."""
-    if found.rule is RuleName.PRUNED_RESULTS:
-        return max(0, held[found.client])
-    return found.characters if found.rule else 0
 
 
 def program(agents: Agents, entry: Entry, layout: Layout | None) -> str:

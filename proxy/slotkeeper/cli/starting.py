@@ -151,9 +151,12 @@ def trouble_with(folder: Path) -> str:
             file.write(b"\0")
             file.flush()
     except FileNotFoundError:
-        return f"{folder} does not exist, nor does {_missing(folder)}. Make it: mkdir -p -m 700 {word}"
+        highest = next(parent for parent in reversed(folder.absolute().parents) if not parent.exists())
+        return f"{folder} does not exist, nor does {highest}. Make it: mkdir -p -m 700 {word}"
     except (FileExistsError, NotADirectoryError):
-        return f"{_file_in(folder)} is not a folder. Give another one, or move that away."
+        way = [*reversed(folder.absolute().parents), folder]
+        first = next((part for part in way if part.exists() and not part.is_dir()), folder)
+        return f"{first} is not a folder. Give another one, or move that away."
     except PermissionError:
         user = shlex.quote(_user())
         return f"{_user()} cannot write to {folder}. Fix it: sudo install -d -m 700 -o {user} {word}"
@@ -165,17 +168,6 @@ def trouble_with(folder: Path) -> str:
             return f"{folder} is on a read-only file system. Give another one, or mount it writable: {mend}"
         return f"{folder} cannot be used: {error.strerror}"
     return ""
-
-
-def _missing(folder: Path) -> Path:
-    """Return the highest missing folder on the path."""
-    return next(parent for parent in reversed(folder.absolute().parents) if not parent.exists())
-
-
-def _file_in(folder: Path) -> Path:
-    """Return the path's first part that is a file where a folder should be."""
-    way = [*reversed(folder.absolute().parents), folder]
-    return next((part for part in way if part.exists() and not part.is_dir()), folder)
 
 
 def _user() -> str:

@@ -157,7 +157,10 @@ class Column:
 def fitted(columns: Sequence[Column], rows: Sequence[Row], width: int) -> Table:
     """Return a table at most `width` cells wide; columns are dropped by priority until it fits."""
     cells = {column: [column.text(row) for row in rows] for column in columns}
-    widths = {column: _width(column, cells[column]) for column in columns}
+    widths = {
+        column: max(cell_len(column.head), *(text.cell_len for text in texts), 0)
+        for column, texts in cells.items()
+    }
     left = _chosen(widths, width)
     beside = sum(widths[column] + GAP for column in left[:-1])
     widths[left[-1]] = max(min(widths[left[-1]], width - beside), 1)
@@ -170,10 +173,6 @@ def fitted(columns: Sequence[Column], rows: Sequence[Row], width: int) -> Table:
     for texts in zip(*(cells[column] for column in left), strict=True):
         table.add_row(*texts)
     return table
-
-
-def _width(column: Column, texts: Sequence[Text]) -> int:
-    return max(cell_len(column.head), *(text.cell_len for text in texts), 0)
 
 
 def _chosen(widths: dict[Column, int], width: int) -> list[Column]:

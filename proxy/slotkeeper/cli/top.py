@@ -171,14 +171,18 @@ def slots(engine: Document, width: int) -> Iterator[RenderableType]:
     yield name
     if not engine["up"]:
         return
-    rows = [slot | {"context_tokens": engine["context_tokens"]} for slot in engine["slots"]]
+    context = engine["context_tokens"]
+    rows = [
+        slot
+        | {
+            "context_tokens": context,
+            "bar": bar(slot["held_tokens"], context or 0, _bar_cells(width)),
+            "shown_name": shortened(conversation_name(slot), width),
+        }
+        for slot in engine["slots"]
+    ]
     if rows:
-        yield fitted(SLOTS, [_filled(row, width) for row in rows], width)
-
-
-def _filled(slot: Row, width: int) -> Row:
-    drawn = bar(slot["held_tokens"], slot["context_tokens"] or 0, _bar_cells(width))
-    return slot | {"bar": drawn, "shown_name": shortened(conversation_name(slot), width)}
+        yield fitted(SLOTS, rows, width)
 
 
 def running(rows: Sequence[Row], width: int, now: float) -> Table:

@@ -344,8 +344,8 @@ def memory_kind(header: GgufHeader) -> tuple[Memory, int]:
     if header.has_state:
         return (Memory.HYBRID, window) if header.head_count else (Memory.RECURRENT, 0)
     if name == "llama4":  # (3) chunked: the window is the chunk
-        window = _llama4_chunk(header)
-        return (Memory.SWA, window) if window else (Memory.DENSE, 0)
+        chunk = header.values.get("llama4.attention.chunk_size", DEFAULT_WINDOW["llama4"])
+        return (Memory.SWA, chunk) if isinstance(chunk, int) and chunk else (Memory.DENSE, 0)
     if name == "exaone4":
         slides = header.block_count == EXAONE4_LAYERS
         return (Memory.SWA, window or 4096) if slides else _without_name(header, window)
@@ -360,19 +360,8 @@ def memory_kind(header: GgufHeader) -> tuple[Memory, int]:
 def _without_name(header: GgufHeader, window: int) -> tuple[Memory, int]:
     if window or not header.architecture or not header.head_count:  # (4)
         return Memory.UNKNOWN, window
-    if header.full_attention_interval or _has_indexer(header):
+    # sparse attention with a second cache for its indexer: how such a cache can be cut was not measured
+    sparse = any(".attention.indexer." in key for key in header.values)
+    if header.full_attention_interval or sparse:
         return Memory.UNKNOWN, 0
     return Memory.DENSE, 0  # (5)
-
-
-def _llama4_chunk(header: GgufHeader) -> int:
-    value = header.values.get("llama4.attention.chunk_size", DEFAULT_WINDOW["llama4"])
-    return value if isinstance(value, int) else 0
-
-
-def _has_indexer(header: GgufHeader) -> bool:
-    """Whether the model has sparse attention with a second cache for its indexer.
-
-    How such a cache can be cut was not measured.
-    """
-    return any(".attention.indexer." in key for key in header.values)

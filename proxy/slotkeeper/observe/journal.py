@@ -56,7 +56,7 @@ from slotkeeper.scheduler.events import (
 )
 from slotkeeper.scheduler.requests.pending import Pending, Plan, Wait, Waiting
 from slotkeeper.scheduler.slots.slot_contents import SlotContents, SnapshotId
-from slotkeeper.scheduler.types import NO_ROUTER, EngineId, ModelName, Place, RequestId, id_of
+from slotkeeper.scheduler.types import NO_ROUTER, EngineId, ModelName, RequestId, id_of
 
 MOST: Final = 4096  # snapshots whose owners are remembered
 UNDER_WAY: Final = 256  # unfinished saves whose owners are remembered
@@ -321,13 +321,12 @@ class Journal:
             if isinstance(effect, Restore) and live:
                 self.owners.restored(effect.snapshot.id, live.record)
             elif isinstance(effect, Save):
-                own = live is not None and effect.moment is SaveMoment.BOUNDARY
-                self.owners.saving(
-                    effect.request, live.record if own and live else self._last_in(effect.place)
-                )
-
-    def _last_in(self, place: Place) -> Record | None:
-        return next((one for one in self if (one.engine, one.slot) == (place.engine, place.slot)), None)
+                if live and effect.moment is SaveMoment.BOUNDARY:
+                    owner: Record | None = live.record
+                else:
+                    place = effect.place.engine, effect.place.slot
+                    owner = next((one for one in self if (one.engine, one.slot) == place), None)
+                self.owners.saving(effect.request, owner)
 
 
 def _waits(live: _Live, at: float, waiting: Waiting | None) -> None:

@@ -285,7 +285,8 @@ def _weighed(record: Record) -> Iterator[str]:
     weighed = record.weighed
     if weighed is None:
         return
-    rules = _fixing_rules(record)
+    names = dict.fromkeys(c.rule.value for c in record.changes if c.rule and c.mode is Mode.FIX)
+    rules = f"Rule{'s' if len(names) > 1 else ''} {', '.join(names)}" if names else "Our rules"
     if weighed.own is None or weighed.changed is None:
         form = "in this form" if weighed.taken else "unchanged"
         prices = f"only {form} does it continue a slot"
@@ -297,12 +298,6 @@ def _weighed(record: Record) -> Iterator[str]:
         yield f"{rules} changed it: {prices}."
     else:
         yield f"{rules} would have changed it, but that is not cheaper: {prices}."
-
-
-def _fixing_rules(record: Record) -> str:
-    """Return the subject of a sentence about the rules that changed the request."""
-    names = dict.fromkeys(c.rule.value for c in record.changes if c.rule and c.mode is Mode.FIX)
-    return f"Rule{'s' if len(names) > 1 else ''} {', '.join(names)}" if names else "Our rules"
 
 
 def _lost(record: Record, taker: Record | None) -> Iterator[str]:

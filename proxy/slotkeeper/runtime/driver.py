@@ -723,7 +723,9 @@ class EffectRunner:
         """Count and log an effect that only reports."""
         match what:
             case Pooled():
-                self._pooled(what)
+                self._metrics.pool_acts.labels(reason=what.act.value).inc()
+                about = {"engine": what.engine, "act": what.act.value, "slot": what.slot, "cells": what.cells}
+                log.info("kv_pool", request_id=id_of(what.request), **about)
             case Poisoned():
                 self._poisoned(what)
             case Ranked():
@@ -744,11 +746,6 @@ class EffectRunner:
             cached=what.cached,
             possible=what.possible,
         )
-
-    def _pooled(self, what: Pooled) -> None:
-        self._metrics.pool_acts.labels(reason=what.act.value).inc()
-        about = {"engine": what.engine, "act": what.act.value, "slot": what.slot, "cells": what.cells}
-        log.info("kv_pool", request_id=id_of(what.request), **about)
 
     def _ranked(self, what: Ranked) -> None:
         self._metrics.priority_acts.labels(reason=what.act.value).inc()

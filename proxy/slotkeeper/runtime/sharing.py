@@ -144,7 +144,8 @@ class Sharing:
             if (kept := self._next()) is None:
                 if not self._writing:
                     self._idle.set()
-                await self._pause(self._soonest())
+                soonest = min(self._put_off.values(), default=None)
+                await self._pause(None if soonest is None else max(0.0, soonest - time.monotonic()))
                 continue
             self._writing.add(kept.id)
             self._put_off.pop(kept.id, None)
@@ -199,16 +200,10 @@ class Sharing:
     def _due(self, now: float) -> list[Kept]:
         """Return the snapshots that are not in the store and may be uploaded now."""
         here = [kept for kept in self._store.listing() if Tier.COLD not in kept.tiers]
-        self._forget_all_but({kept.id for kept in here})
-        return [k for k in here if k.id not in self._writing and self._put_off.get(k.id, now) <= now]
-
-    def _forget_all_but(self, ids: set[SnapshotId]) -> None:
+        ids = {kept.id for kept in here}  # all others are forgotten
         self._put_off = {id_: until for id_, until in self._put_off.items() if id_ in ids}
         self._failed_uploads = Counter({id_: n for id_, n in self._failed_uploads.items() if id_ in ids})
-
-    def _soonest(self) -> float | None:
-        until = min(self._put_off.values(), default=None)
-        return None if until is None else max(0.0, until - time.monotonic())
+        return [k for k in here if k.id not in self._writing and self._put_off.get(k.id, now) <= now]
 
     async def _pause(self, seconds: float | None) -> None:
         """Wait until a snapshot is saved, or for so many seconds."""

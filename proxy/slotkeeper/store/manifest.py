@@ -265,10 +265,8 @@ def _possible_tokens(manifest: Manifest) -> bool:
         and len(manifest.chain) == -(-manifest.tokens // BLOCK)
         and all(_LINK.fullmatch(link) for link in manifest.chain)
         and all(a <= b for a, b in pairwise((0, *cuts, manifest.tokens)))
-        and all(_possible_image(image, manifest.tokens) for image in manifest.images)
+        and all(
+            0 <= start < start + length <= manifest.tokens and _DIGEST.fullmatch(digest)
+            for start, length, digest in manifest.images
+        )
     )
-
-
-def _possible_image(image: Image, tokens: int) -> bool:
-    start, length, digest = image
-    return 0 <= start < start + length <= tokens and _DIGEST.fullmatch(digest) is not None

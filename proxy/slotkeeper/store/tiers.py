@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -261,9 +260,11 @@ class Tiers:
         """Make a snapshot of a saved file in the hot folder. Raises as `SnapshotIntake.take` does."""
 
         def work(halt: Halt) -> CheckedFile:
-            with self._timed(Tier.HOT, saved.written):
-                intake = SnapshotIntake(folder=self.hot, saved=saved, now=self._clock(), halt=halt)
-                return intake.take(temporary)
+            began = time.monotonic()
+            intake = SnapshotIntake(folder=self.hot, saved=saved, now=self._clock(), halt=halt)
+            checked = intake.take(temporary)
+            self._health.measured(Tier.HOT, saved.written, time.monotonic() - began)
+            return checked
 
         with self._health.watching(f"keep a snapshot in {self.hot.path}", Tier.HOT):
             return await self.patient.do(work)
@@ -328,9 +329,3 @@ class Tiers:
         if self.cold is None:
             raise AssertionError("there is no cold tier to use")
         return self.cold
-
-    @contextmanager
-    def _timed(self, tier: Tier, size: int) -> Iterator[None]:
-        began = time.monotonic()
-        yield
-        self._health.measured(tier, size, time.monotonic() - began)

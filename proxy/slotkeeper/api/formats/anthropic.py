@@ -127,11 +127,6 @@ def _tool_use(block: Doc, path: Path) -> Call:
 _SILENT: Final = frozenset({"ping", "content_block_stop"})
 
 
-def _as_wrapped(doc: Any) -> Any:
-    """Return the data of an error event in Anthropic's form; llama-server sends the error alone."""
-    return doc if "error" in doc else {"error": doc}
-
-
 @dataclass(slots=True, eq=False)
 class AnthropicReading:
     """Reads the events from message_start to message_stop, or a whole message."""
@@ -143,7 +138,8 @@ class AnthropicReading:
         if name in _SILENT:
             return
         doc = orjson.loads(data)
-        if self.draft.failed(_as_wrapped(doc) if name == "error" else doc):
+        bare = name == "error" and "error" not in doc  # llama-server sends the error alone
+        if self.draft.failed({"error": doc} if bare else doc):
             return
         match doc.get("type"):
             case "message_start":

@@ -120,12 +120,15 @@ def _message(message: Doc, path: Path) -> Message:
     role = _ROLES.get(text(message, "role"), Role.USER)
     content = message.get("content")
     media = _media(content)
+    answers: tuple[Text, ...] = ()
+    if role is Role.TOOL and isinstance(call := message.get("tool_call_id"), str):
+        answers = (Text((*path, "tool_call_id"), call, Section.RESULT),)
     return Message(
         role=role,
         path=path,
         texts=strings(content, (*path, "content"), SECTIONS[role], _PARTS),
         calls=_calls(message.get("tool_calls"), path) if role is Role.ASSISTANT else (),
-        answers=_answers(message, path) if role is Role.TOOL else (),
+        answers=answers,
         reasoning=_reasoning(message, path) if role is Role.ASSISTANT else None,
         media=media,
         content=None if media else content,
@@ -155,11 +158,6 @@ def _call(call: Doc, path: Path) -> Call:
         arguments=function.get("arguments", ""),
         arguments_path=(*path, "function", "arguments"),
     )
-
-
-def _answers(message: Doc, path: Path) -> tuple[Text, ...]:
-    call = message.get("tool_call_id")
-    return (Text((*path, "tool_call_id"), call, Section.RESULT),) if isinstance(call, str) else ()
 
 
 def _reasoning(message: Doc, path: Path) -> Text | None:
@@ -264,10 +262,6 @@ def single(prompt: Any) -> tuple[Prompt | None, bool]:
         return (inner if isinstance(inner, str) and not media else None), media
     if isinstance(prompt, str):
         return prompt, False
-    if isinstance(prompt, list) and all(_is_part(part) for part in prompt):
+    if isinstance(prompt, list) and all(type(part) in {int, str} for part in prompt):
         return prompt, False
     raise NotOurs("prompt")
-
-
-def _is_part(part: Any) -> bool:
-    return isinstance(part, str) or (isinstance(part, int) and not isinstance(part, bool))

@@ -92,20 +92,18 @@ class SwapClient(RouterClient):
             named = _named(await self._http.json("GET", "/v1/models", limits=QUICK, headers=headers))
             self._others &= named.keys()
         self._see({name for name, one in running.items() if one.get("state") == READY})
-        names = sorted((self._models(named) | running.keys() | self._told.keys()) - self._others)
+        aliases = {alias for one in self._told.values() for alias in one.aliases}
+        models = {name for name, entry in named.items() if name not in aliases and _is_model(entry)}
+        names = sorted((models | running.keys() | self._told.keys()) - self._others)
         self._starts = {name: starts for name, starts in self._starts.items() if name in names}
         return Listing(
             models=tuple(self._entry(name, named.get(name, {}), running.get(name)) for name in names), most=0
         )
 
-    def _models(self, named: Mapping[str, Mapping[str, Any]]) -> set[str]:
-        """Return the listed names that are models and not aliases."""
-        aliases = {alias for one in self._told.values() for alias in one.aliases}
-        return {name for name, entry in named.items() if name not in aliases and _is_model(entry)}
-
     def _entry(self, name: str, said: Mapping[str, Any], running: Mapping[str, Any] | None) -> ModelEntry:
         status = STATES.get(str(running.get("state")), ModelStatus.UNLOADED) if running else None
-        aliases = self._told[name].aliases if name in self._told else _aliases(said)
+        told = self._told.get(name)
+        aliases = told.aliases if told else tuple(map(str, _about(said).get("aliases") or ()))
         return ModelEntry(
             name=ModelName(name),
             aliases=aliases,
@@ -193,10 +191,6 @@ def _is_model(entry: Mapping[str, Any]) -> bool:
     """Whether llama-swap can load this entry of its /v1/models as a model of its own."""
     about = _about(entry)
     return "peerID" not in about and about.get("type") not in NOT_MODELS
-
-
-def _aliases(entry: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(map(str, _about(entry).get("aliases") or ()))
 
 
 def _about(entry: Mapping[str, Any]) -> Mapping[str, Any]:

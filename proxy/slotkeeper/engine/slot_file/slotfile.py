@@ -276,11 +276,8 @@ def keep(file: SlotFile, records: Iterable[SlotFileRecord]) -> Recipe:
     """
     spans = [_span(file, record) for record in sorted(records, key=lambda record: record.at)]
     payload = ByteSpan(0, file.payload_end)
-    return (payload, _appendix_head(len(spans)), *spans) if spans else (payload,)
-
-
-def _appendix_head(count: int) -> bytes:
-    return APPENDIX_HEAD.pack(APPENDIX_MAGIC, APPENDIX_VERSION, count)
+    head = APPENDIX_HEAD.pack(APPENDIX_MAGIC, APPENDIX_VERSION, len(spans))
+    return (payload, head, *spans) if spans else (payload,)
 
 
 def size_of(recipe: Recipe) -> int:

@@ -23,7 +23,10 @@ def rooms_of(folders: Mapping[Tier, Path]) -> dict[Tier, FolderRoom]:
 
     A folder that does not exist yet will be made, so the folder above it counts.
     """
-    there = {tier: _existing(folder) for tier, folder in folders.items()}
+    there = {
+        tier: next((path for path in (folder, *folder.absolute().parents) if path.is_dir()), folder)
+        for tier, folder in folders.items()
+    }
     found, ours = dict[Tier, tuple[int, os.statvfs_result]](), dict[int, int]()
     for tier, folder in there.items():
         with suppress(OSError):
@@ -60,10 +63,6 @@ def _sum(folder: Path, ours: Callable[[str], bool]) -> int:
                 with suppress(FileNotFoundError):  # it has just been removed
                     total += entry.stat(follow_symlinks=False).st_blocks * BLOCK
     return total
-
-
-def _existing(folder: Path) -> Path:
-    return next((path for path in (folder, *folder.absolute().parents) if path.is_dir()), folder)
 
 
 def _devices_of_memory() -> set[int]:

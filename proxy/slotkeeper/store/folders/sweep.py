@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,7 +61,10 @@ def sweep(
             elif known is None:  # (2)
                 folder.drop(snapshot)
                 swept.notes.append(f"{snapshot}: unfinished, removed")
-    swept.notes += [_left_alone(trouble, what) for trouble, what in left.items()]
+    for trouble, what in left.items():
+        name, _, why = what[0].partition(": ")
+        more = f" and {len(what) - 1} more" if len(what) > 1 else ""
+        swept.notes.append(f"{name}{more}: left alone, {why}. {ADVICE[trouble]}")
     folder.take_over(manifest for manifest, _ in swept.found.values())
     folder.unread = False
     return swept
@@ -83,12 +86,6 @@ def _leaving(name: str, left: dict[Trouble, list[str]]) -> Iterator[None]:
         pass  # it disappeared during the sweep
     except OSError as error:
         left.setdefault(trouble_in(error), []).append(f"{name}: {error.strerror or error}")
-
-
-def _left_alone(trouble: Trouble, what: Sequence[str]) -> str:
-    name, _, why = what[0].partition(": ")
-    more = f" and {len(what) - 1} more" if len(what) > 1 else ""
-    return f"{name}{more}: left alone, {why}. {ADVICE[trouble]}"
 
 
 def _judge(folder: SnapshotFolder, snapshot: SnapshotId, swept: Swept) -> None:

@@ -43,7 +43,7 @@ from slotkeeper.store.intake import copying
 from slotkeeper.store.manifest import Manifest
 from slotkeeper.store.shared_store.object_names import DOOMED, MOST_COPIES, PART_BYTES, part_path, parts_in
 from slotkeeper.store.shared_store.objects import Objects, ObjectSeen
-from slotkeeper.store.shared_store.sealing import SALT_BYTES, TAG, SealError, StoreKey
+from slotkeeper.store.shared_store.sealing import SALT_BYTES, TAG, BlobReader, SealError, StoreKey
 from slotkeeper.store.trouble import MissingError, StoreError, Trouble, UnfitError
 
 FRESH: Final = 1800.0  # seconds, the longest write of a state, from its first part or blob to its head
@@ -164,7 +164,7 @@ class PartObjects:
             await in_turn((partial(self._put, part, partial(data, part), began) for part in stored), LOOKS)
             await self._lane.do(partial(hot.check, manifest))  # that it was not changed meanwhile
         finally:
-            self._lane.finish(partial(_close, opened))
+            self._lane.finish(partial(close_all, opened))
         return stored
 
     async def _put(self, part: StoredPart, data: Callable[[Halt], bytes], began: float) -> None:
@@ -313,7 +313,7 @@ def _decompressed(data: bytes, room: int) -> bytes:
     return b""
 
 
-def _close(opened: list[Source]) -> None:
+def close_all(opened: Iterable[Source | BlobReader]) -> None:
     for source in opened:
         source.close()
 

@@ -51,7 +51,14 @@ from slotkeeper.store.shared_store.object_names import (
     entries_to_read,
 )
 from slotkeeper.store.shared_store.objects import AT_ONCE, Objects
-from slotkeeper.store.shared_store.part_objects import FRESH, IN_STORE, PartObjects, StoredParts, read_back
+from slotkeeper.store.shared_store.part_objects import (
+    FRESH,
+    IN_STORE,
+    PartObjects,
+    StoredParts,
+    close_all,
+    read_back,
+)
 from slotkeeper.store.shared_store.sealing import (
     SALT_BYTES,
     BlobReader,
@@ -411,7 +418,7 @@ class SharedStore:
             else:
                 await self.objects.stream_up(blob, self._read(source, manifest))
         finally:
-            self._lane.finish(partial(_close_all, opened))
+            self._lane.finish(partial(close_all, opened))
         if size > AT_ONCE and await self.objects.size(blob) != size:
             raise StoreError(Trouble.UNREACHABLE, f"{self.name} has not kept what was written")
         return Blob(blob, salt)
@@ -427,15 +434,14 @@ class SharedStore:
                 body = (await self._head(entry)).body
         except MissingError:  # a head of a later release stays
             return await self.objects.size(entry.path) is not None
-        if body and await self._has_body(body):
-            return True
-        await self.unlink(entry)
-        return False
-
-    async def _has_body(self, body: Blob | StoredParts) -> bool:
+        there = False
         if isinstance(body, Blob):
-            return await self.objects.size(body.path) is not None
-        return await self.parts.all_there(body)
+            there = await self.objects.size(body.path) is not None
+        elif body:
+            there = await self.parts.all_there(body)
+        if not there:
+            await self.unlink(entry)
+        return there
 
     async def _read(self, source: BlobReader, manifest: Manifest) -> AsyncIterator[bytes]:
         """Yield the blob as stored. Raises UnfitError at the end if the file is not what was kept."""
@@ -550,11 +556,6 @@ class SharedStore:
             if len(secret) != BYTES:
                 raise StoreError(Trouble.UNREACHABLE, f"The object {STORE_SEAL} in {self.name} is damaged")
             self._secret = secret
-
-
-def _close_all(readers: list[BlobReader]) -> None:
-    for reader in readers:
-        reader.close()
 
 
 def _discard(opened: list[FileIO], path: Path) -> None:
