@@ -9,7 +9,7 @@ ROUNDS ?= 5
 # Branches are traced in these only: tracing makes simulations and properties several times slower.
 TRACED := $(filter-out tests/unit/bench/ %/__pycache__/,$(wildcard tests/unit/*/)) tests/playbooks
 
-.PHONY: help demo unit coverage test test-remaining rehearse search frozen fuzz soak test-image test-fleet test-real lint audit images bench lock clean
+.PHONY: help demo unit coverage test test-remaining test-twins rehearse search frozen fuzz soak test-image test-fleet test-real lint audit images bench lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -28,10 +28,13 @@ coverage: $(VENVS)/dev/ready  ## branch coverage of the pure packages by their o
 	done
 
 test: $(VENVS)/dev/older/ready lint coverage  ## all checks and tests, on two builds of the real engine
-	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n $(WORKERS) --dist worksteal -m "not real and not image and not fleet and not remaining" $(addprefix --ignore=,$(TRACED))
+	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n $(WORKERS) --dist worksteal -m "not real and not image and not fleet and not remaining and not twin" $(addprefix --ignore=,$(TRACED))
 
-test-remaining: $(VENVS)/dev/older/ready  ## all other cases, slow ones and on the other build
+test-remaining: $(VENVS)/dev/older/ready  ## the other cases, also of slow tests
 	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n $(WORKERS) --dist worksteal -m "remaining and not fleet"
+
+test-twins: $(VENVS)/dev/older/ready  ## slow cases on the build on which the two commands above do not run them
+	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n $(WORKERS) --dist worksteal -m twin
 
 rehearse:  ## `make test` in fresh clones of the last commit: make rehearse ARGS="10 --busy 2" (tests/rehearse.py)
 	$(PYTHON) tests/rehearse.py $(ARGS)

@@ -35,10 +35,11 @@ PYTESTS_OWN = "PYTEST_CURRENT_TEST"  # pytest changes it with each phase of a te
 
 @pytest.hookimpl(tryfirst=True)  # before marks are selected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the cases that `make test` leaves to `make test-remaining`.
+    """Mark the cases that `make test` leaves to `make test-remaining`, and those of `make test-twins`.
 
-    Of tests with a build it runs every second case, of those with the mark `one_in(N)` one in N. Neighbours
-    on the grid of parameters differ, so each build gets its share.
+    `make test` runs every second case of a test with a build, and one in N of slow tests, with `one_in(N)`. A
+    slow case runs on one build in the first two commands, and its twin on the other build in the third.
+    Neighbours on the grid of parameters differ, so each build gets its share.
     """
     for item in items:
         grid = item.callspec.indices if hasattr(item, "callspec") else {}
@@ -46,8 +47,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         one_in = slow.args[0] if slow else 2 if "build" in grid else 1
         # Parameters that are given together have one index, which counts once.
         at = grid.get("build", 0) + sum({index for name, index in grid.items() if name != "build"})
-        if isinstance(item, pytest.Function) and (zlib.crc32(item.originalname.encode()) + at) % one_in:
-            item.add_marker("remaining")
+        at += zlib.crc32(item.originalname.encode()) if isinstance(item, pytest.Function) else 0
+        if at % one_in:
+            item.add_marker("twin" if slow and "build" in grid and at % 2 else "remaining")
 
 
 @pytest.fixture(autouse=True)
