@@ -151,7 +151,9 @@ def trouble_with(folder: Path) -> str:
             file.write(b"\0")
             file.flush()
     except FileNotFoundError:
-        highest = next(parent for parent in reversed(folder.absolute().parents) if not parent.exists())
+        highest = next((part for part in reversed(folder.absolute().parents) if not part.exists()), None)
+        if highest is None:  # as in /proc
+            return f"{folder} cannot be made there. Give another one."
         return f"{folder} does not exist, nor does {highest}. Make it: mkdir -p -m 700 {word}"
     except (FileExistsError, NotADirectoryError):
         way = [*reversed(folder.absolute().parents), folder]

@@ -256,6 +256,7 @@ def folders(tmp_path: Path) -> Iterator[dict[str, Path]]:
         "no parent": tmp_path / "typo" / "deep" / "slots",
         "closed": closed,
         "in a closed one": closed / "slots",
+        "in /proc": Path("/proc/slots"),  # where no process can make a folder
     }
     closed.chmod(0o700)
 
@@ -265,7 +266,8 @@ def folders(tmp_path: Path) -> Iterator[dict[str, Path]]:
     [
         ("file", ("file is not a folder", "Give another one")),
         ("in a file", ("file is not a folder", "Give another one")),
-        ("no parent", ("typo. Make it: mkdir -p -m 700 ")),
+        ("no parent", ("typo. Make it: mkdir -p -m 700 ",)),
+        ("in /proc", ("/proc/slots cannot be made there", "Give another one")),
         ("closed", ("cannot write to", "sudo install -d -m 700 -o ")),
         ("in a closed one", ("cannot write to", "sudo install -d -m 700 -o ")),
     ],
