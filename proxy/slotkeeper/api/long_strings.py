@@ -62,9 +62,9 @@ def _long_runs(body: bytes) -> Iterator[Span]:
             return
         start = _start(body, at)
         plain = start > 0 and body[start - 1 : start] != b"\\"  # its first letter is not that of an escape
-        if plain and end - start >= LONG_BYTES and _is_base64(body, start, end):
-            behind = body[end + 1 : end + PIECE_BYTES].lstrip(BLANKS)
-            if not behind.startswith(b":"):  # else it is a key of an object
+        if plain and end - start >= LONG_BYTES:
+            is_key = body[end + 1 : end + PIECE_BYTES].lstrip(BLANKS).startswith(b":")
+            if not is_key and _is_base64(body, start, end):
                 yield start, end
         at = end + 1
 
