@@ -7,7 +7,7 @@ import asyncio
 import httpx
 import pytest
 
-from builds import NEWER, OLDER
+from builds import NEWER, OLDER, needs_older
 from patience import PATIENCE
 from slotkeeper.bench.models import Tiny
 from slotkeeper.cli.main import main
@@ -27,6 +27,7 @@ async def test_engines_that_differ_in_threads_share_snapshots(engine_factory, bu
     assert "They share snapshots" in said
 
 
+@needs_older
 @pytest.mark.parametrize("model", [Tiny.DENSE, Tiny.HYBRID])
 async def test_two_builds_compute_the_same_values(engine_factory, model, capsys):
     """Their files have different versions, which each engine's own probe finds; the computed values agree."""

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from builds import NEWER, OLDER, needs_b10434
+from builds import NEWER, OLDER, needs_b10434, needs_older
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.models import build as build_model
 from slotkeeper.engine.answers import EngineError
@@ -100,5 +100,6 @@ async def test_the_same_model_at_another_path_keeps_the_fingerprint(engine_facto
     assert await fingerprint(one) == await fingerprint(other)
 
 
+@needs_older
 async def test_builds_that_cannot_read_each_others_files_have_different_fingerprints(engine_factory):
     assert await fingerprint(engine_factory(build=OLDER)) != await fingerprint(engine_factory(build=NEWER))

@@ -57,6 +57,7 @@ class Health(StrEnum):
     UNLOADED = "unloaded"  # a model that its router has not loaded
     DOWN = "down"  # nothing listens there, or the connection broke
     SILENT = "silent"  # no answer in time: its machine may be busy
+    UNASKED = "unasked"  # it was not asked, for want of a file descriptor here; nothing is known of it
     FOREIGN = "foreign"  # the server there is not a llama-server
     LOOP = "loop"  # the request came back to this sidecar
 
@@ -86,6 +87,7 @@ SAID: Final[Mapping[Health, str]] = {
     Health.UNLOADED: "is not loaded",
     Health.DOWN: "does not answer",
     Health.SILENT: "does not answer in time",
+    Health.UNASKED: "cannot be asked: no file descriptor is left here (ulimit -n)",
     Health.FOREIGN: "is not a llama-server: something else answers there",
     Health.LOOP: "leads back to this sidecar",
 }

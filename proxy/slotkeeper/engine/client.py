@@ -518,7 +518,7 @@ class EngineClient(ControlClient):
         self._http.barred = barred
 
     async def health(self, *, headers: Headers | None = None, seconds: float = BRIEF_SECONDS) -> Health:
-        """Return the engine's health. Never wakes a sleeping engine. Raises only EngineUnaskedError.
+        """Return the engine's health. Never raises or wakes a sleeping engine.
 
         `seconds` limits each of up to three calls; a call that takes longer means SILENT.
         """
@@ -538,7 +538,7 @@ class EngineClient(ControlClient):
         except EngineSilentError:
             return Health.SILENT
         except EngineUnaskedError:
-            raise
+            return Health.UNASKED
         except EngineGoneError:
             return Health.DOWN
         if OWN_PROPS.isdisjoint(props):
@@ -553,13 +553,13 @@ class EngineClient(ControlClient):
         return said.get(self._http.address.model, {}).get("state") == READY
 
     async def _swapper(self, limits: CallLimits, headers: Headers | None) -> Health:
-        """Tell llama-swap, whose /health is not llama-server's, from any other server. Raises as `health`."""
+        """Tell llama-swap, whose /health is not llama-server's, from any other server. Never raises."""
         try:
             said = await self._http.json("GET", RUNNING, limits=limits, headers=headers)
         except EngineError as error:
             return Health.SWAPPER if NO_KEY in error.message else Health.FOREIGN
         except EngineUnaskedError:
-            raise
+            return Health.UNASKED
         except EngineGoneError:
             return Health.DOWN
         return Health.FOREIGN if running_in(said) is None else Health.SWAPPER

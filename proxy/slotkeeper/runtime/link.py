@@ -20,14 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from slotkeeper.api.document import Doc, Prompt
 from slotkeeper.api.pictures import digests
-from slotkeeper.engine.answers import (
-    SAID,
-    EngineError,
-    EngineGoneError,
-    EngineUnaskedError,
-    Health,
-    MediaPrompt,
-)
+from slotkeeper.engine.answers import SAID, EngineError, EngineGoneError, Health, MediaPrompt
 from slotkeeper.engine.client import EngineAddress, EngineClient, Pulse
 from slotkeeper.engine.file_canary import ProbeResult
 from slotkeeper.engine.flags import EngineFlags
@@ -268,8 +261,6 @@ class EngineLink:
                     await self._look(on_up, on_lost)
                 if self.health.routes:
                     on_router(self)
-            except EngineUnaskedError:  # of our own want of descriptors; nothing new is known of the engine
-                pass
             except Exception as error:  # noqa: BLE001 - an unexpected answer must not end the watch
                 self._not_probed(str(error))
             self.probing = False
@@ -322,7 +313,10 @@ class EngineLink:
             self.part(on_lost)
             return
         limit = min(LONGEST_LOOK, self.frozen_after / 2)
-        self._is(await self.client.health(headers=self.auth, seconds=limit))
+        health = await self.client.health(headers=self.auth, seconds=limit)
+        if health is Health.UNASKED:
+            return
+        self._is(health)
         self.probing = self.health is Health.OK and not self.up
         if self.health is Health.SILENT:
             self._silent(on_lost)
@@ -372,9 +366,10 @@ class EngineLink:
         limit = min(LONGEST_LOOK, self.frozen_after / 2)
         while True:
             await asyncio.sleep(limit)
-            if await self.client.health(headers=self.auth, seconds=limit) is Health.SILENT:
+            health = await self.client.health(headers=self.auth, seconds=limit)
+            if health is Health.SILENT:
                 self._silent(on_lost)
-            else:
+            elif health is not Health.UNASKED:
                 self._silences = 0
                 self.pulse.answered()
 

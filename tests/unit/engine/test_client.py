@@ -118,8 +118,9 @@ async def test_without_a_free_descriptor_nothing_is_said_of_the_engine(serve):
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, allowed[1]))
     try:
+        assert await client.health() is Health.UNASKED
         with pytest.raises(EngineUnaskedError):
-            await client.health()
+            await client.props()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, allowed)
 

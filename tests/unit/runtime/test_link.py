@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from patience import PATIENCE
-from slotkeeper.engine.answers import EngineError, EngineFrozenError, EngineUnaskedError, Health
+from slotkeeper.engine.answers import EngineError, EngineFrozenError, Health
 from slotkeeper.engine.client import EngineAddress, EngineClient
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime.engines import Engines
@@ -28,14 +28,12 @@ class HealthStub(EngineClient):
     """An engine whose health the test sets."""
 
     def __init__(self) -> None:
-        self.said: Health | EngineUnaskedError = Health.OK
+        self.said = Health.OK
         self.asked = 0
         self.woken = asyncio.Event()
 
     async def health(self, **_: object) -> Health:
         self.asked += 1
-        if isinstance(self.said, EngineUnaskedError):
-            raise self.said
         return self.said
 
     async def props(self, **_: object) -> dict[str, str]:
@@ -55,7 +53,7 @@ def link_to_nobody(**settings: Any) -> EngineLink:
         (Health.SILENT, 60.0, False),  # a busy machine
         (Health.SILENT, 0.0, True),  # it was silent for too long
         (Health.DOWN, 60.0, True),  # refused, or the connection broke
-        (EngineUnaskedError("too many open files"), 0.0, False),  # our own want is not the engine's
+        (Health.UNASKED, 0.0, False),  # our own want is not the engine's
     ],
 )
 async def test_an_engine_that_answers_slowly_is_not_lost(health, frozen_after, lost, monkeypatch):
@@ -93,6 +91,22 @@ def silent_for_long() -> EngineLink:
     link.up, link.process = True, "one"
     link.pulse.answered_at = time.monotonic() - 61.0
     return link
+
+
+async def test_a_probe_goes_on_while_its_engine_cannot_be_asked_for_its_health(monkeypatch):
+    link, engine, gone = link_to_nobody(frozen_after=0.02), HealthStub(), list[EngineLink]()
+    await link.client.close()
+    engine.said = Health.UNASKED
+
+    async def probe() -> None:
+        while engine.asked < 3:
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(link, "client", engine)
+    monkeypatch.setattr(link, "_probe", probe)
+    async with asyncio.timeout(PATIENCE):
+        assert await link._watched_probe(gone.append) is None
+    assert gone == []
 
 
 async def test_one_unanswered_poll_does_not_make_an_engine_frozen():
