@@ -161,15 +161,11 @@ def _rule(cause: Cause, divergence: Divergence, found: Rests | None) -> RuleName
         return CAUSES[cause].rule
     if cause is Cause.WHITESPACE and was.text.rstrip() != now.text.rstrip():
         return None
-    if cause in _VALUES and not _in_known_words(was, now, divergence.offset):
-        return None
+    if cause in _VALUES:
+        in_message = was.section is not Section.TOOLS
+        if not in_message or covering(was.text, now.text, divergence.offset, was.section) is None:
+            return None
     return CAUSES[cause].rule
-
-
-def _in_known_words(was: Piece, now: Piece, offset: int) -> bool:
-    """Whether the values that differ are a fact in a message, where rules can find it."""
-    in_message = was.section is not Section.TOOLS
-    return in_message and covering(was.text, now.text, offset, was.section) is not None
 
 
 def of_template(before: Layout) -> Cause:
@@ -181,23 +177,18 @@ def of_template(before: Layout) -> Cause:
 def _between_sessions(old: Layout, new: Layout, divergence: Divergence, kind: RequestKind) -> Cause:
     """Return the cause of a divergence between two sessions: a changed value, another task or another agent.
 
-    Where most of the piece is equal, the agent is the same and the piece was edited.
+    Where the first half of the old piece is equal, the agent is the same and the piece was edited.
     """
     cause, found = _cause(old, new, divergence, kind), rests(old, new)
     if found is None or cause is Cause.HISTORY_REPLACED:
         return cause
-    mostly_same = _mostly_same(found, divergence.offset)
+    was = _head(found[0])
+    mostly_same = divergence.offset * 2 > len(was.text if was else "")
     if divergence.section is Section.TOOLS:
         return Cause.OTHER_CONVERSATION if cause in _OTHER_TOOLS else cause
     if divergence.section is Section.SYSTEM:
         return Cause.OTHER_CONVERSATION if cause is Cause.SYSTEM_EDITED and not mostly_same else cause
     return cause if new.has_reply and mostly_same else Cause.ANOTHER_TASK
-
-
-def _mostly_same(found: Rests, offset: int) -> bool:
-    """Whether the two pieces diverge only in the second half of the old one."""
-    was = _head(found[0])
-    return offset * 2 > len(was.text if was else "")
 
 
 def _cause(old: Layout, new: Layout, divergence: Divergence, kind: RequestKind) -> Cause:

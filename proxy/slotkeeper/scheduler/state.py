@@ -335,7 +335,7 @@ class State:
                 line.remove(request)
 
     def overtaken(self, pending: Pending) -> bool:
-        """Whether PASSES requests have begun since this one could first have begun."""
+        """Whether PASSES requests have begun since this one could have. The first call says that it could."""
         return pending.begun_since(self.begun) >= PASSES
 
     def scene(self, now: float) -> Scene:

@@ -317,7 +317,7 @@ def _as_first_sent(scene: Scene, where: str, message: Message, first: Message) -
 def _back(scene: Scene, drift: Drift) -> Iterator[Edit | Fact]:
     """Restore one text's reminders as first sent. Other facts in it belong to other rules (`Moving`)."""
     now, first = keyed(drift.now), keyed(drift.first)
-    theirs = _of_other_rules(now, first)
+    theirs = [key for key in now if key in first and key[0] is not FactKind.REMINDER]
     mine = {key: span for key, span in now.items() if key not in theirs}
     went = first.keys() - now.keys()
     if any(kind not in _COMES_AND_GOES for kind, _, _ in (*mine, *went)) or not _tellable(mine.values()):
@@ -328,11 +328,6 @@ def _back(scene: Scene, drift: Drift) -> Iterator[Edit | Fact]:
     text = _text_of_then(drift, now, first, theirs)
     if text != drift.now.text:
         yield Edit(drift.now.path, drift.now.text, text)
-
-
-def _of_other_rules(now: Mapping[Key, TextSpan], first: Mapping[Key, TextSpan]) -> list[Key]:
-    """Return the facts in both texts that are not reminders."""
-    return [key for key in now if key in first and key[0] is not FactKind.REMINDER]
 
 
 def _tellable(spans: Iterable[TextSpan]) -> bool:

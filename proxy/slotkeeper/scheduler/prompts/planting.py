@@ -163,7 +163,9 @@ def steps(
     if not found:
         return ()
     alone = _alone(reuse_plan, prompt, table.traits, user_starts)
-    thinned_to = _first_start(alone, user_starts, table.traits)
+    # Where an engine that thins keeps its only checkpoint, if a user message begins there.
+    thins = thins_at_each_task(table.traits)
+    thinned_to = alone[0] if thins and alone and alone[0] in user_starts else 0
     files = set[int]()
     if table.may_save(now):
         files = _files(found, prompt, table, catalog, reuse_plan=reuse_plan, thinned_to=thinned_to)
@@ -317,12 +319,6 @@ def _best(found: Collection[CutPlace], cuts: Collection[int]) -> CutPlace | None
 
     best = max(found, key=worth, default=None)
     return best if best and worth(best) > best.price else None
-
-
-def _first_start(alone: Sequence[int], user_starts: Sequence[int], traits: EngineTraits) -> int:
-    """Return where an engine that thins keeps its only checkpoint, at a user message's start; 0: nowhere."""
-    thins = thins_at_each_task(traits)
-    return alone[0] if thins and alone and alone[0] in user_starts else 0
 
 
 def _files(

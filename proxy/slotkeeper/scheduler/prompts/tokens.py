@@ -48,11 +48,6 @@ def _moved(chunks: Sequence[Chunk], by: int) -> tuple[Chunk, ...]:
     return tuple(replace(chunk, start=chunk.start + by) for chunk in chunks)
 
 
-def _between(chunks: Sequence[Chunk], start: int, end: int) -> tuple[Chunk, ...]:
-    """Return the chunks of a sequence's part from `start` to `end`, including chunks that the part cuts."""
-    return _moved([chunk for chunk in chunks if chunk.start < end and chunk.end > start], -start)
-
-
 def outside(chunks: Sequence[Chunk], at: int) -> int:
     """Return the last index up to `at` that is not inside a chunk."""
     return next((max(0, chunk.start) for chunk in chunks if chunk.start < at < chunk.end), at)
@@ -152,7 +147,10 @@ class Tokens:
         if start == 0 and (end is None or end >= len(self)):
             return self  # avoids a copy
         view = memoryview(self.packed).cast("i")[start:end]
-        chunks = _between(self.chunks, start, start + len(view)) if self.chunks else ()
+        chunks: tuple[Chunk, ...] = ()
+        if self.chunks:  # those that the part cuts are included
+            end = start + len(view)
+            chunks = _moved([each for each in self.chunks if each.start < end and each.end > start], -start)
         return Tokens.of(view.tobytes(), self.space, chunks)
 
     def ids(self) -> list[int]:

@@ -310,7 +310,7 @@ def prefilled(
     at, ends = reuse, []
     while at < end:
         stop = reach = _batch_end(kept, at, end, user_starts, traits)
-        if image := _image_in(images, at, stop):
+        if image := next((each for each in images if at < each.end and each.start < stop), None):
             reach, stop = max(at, image.start), _cut_behind(image, end, user_starts, traits)
         near_end = reach > end - traits.n_ubatch
         wanted = near_end or at == last_user or _far_enough(kept, at, traits)
@@ -341,11 +341,6 @@ def _batch_end(
         if start == user_starts[-1] or _far_enough(kept, start, traits):
             return start
     return stop
-
-
-def _image_in(images: Sequence[Chunk], at: int, stop: int) -> Chunk | None:
-    """Return the first image that a batch from `at` to `stop` would reach."""
-    return next((image for image in images if at < image.end and image.start < stop), None)
 
 
 def _cut_behind(image: Chunk, end: int, user_starts: Sequence[int], traits: EngineTraits) -> int:

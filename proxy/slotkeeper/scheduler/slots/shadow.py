@@ -498,7 +498,8 @@ class EngineShadow:
         common = prompt.lcp(contents.tokens) if contents else 0
         if self.isolates(prompt.space) and self._mixes(contents, prompt, common):
             return ReusePlan(slot=slot, reuse=0, source=Source.NOTHING, base=None, parked=False, foreign=True)
-        saves = self._saves(contents, common, len(prompt), evict=evict)
+        # Whether the engine saves the slot to its RAM cache, and looks for a better state there.
+        saves = parks(contents, self.traits, common, len(prompt)) or (evict and self.traits.ram_cache)
         entry = self._loaded(contents, ram, prompt) if saves else None
         base = entry or contents
         n_past = reuse(base, prompt, self.traits)
@@ -525,10 +526,6 @@ class EngineShadow:
         after = list(ram)
         self._publish(after, contents)
         return better(contents, after, prompt)
-
-    def _saves(self, contents: SlotContents | None, common: int, length: int, *, evict: bool) -> bool:
-        """Whether the engine uses its RAM cache: it saves the slot there, and looks for a better state."""
-        return parks(contents, self.traits, common, length) or (evict and self.traits.ram_cache)
 
     def _mixes(self, contents: SlotContents | None, prompt: Tokens, common: int) -> bool:
         """Whether the engine might use another space's state, from the slot or from its RAM cache.

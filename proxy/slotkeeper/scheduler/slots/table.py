@@ -796,7 +796,8 @@ def _all_among(busy: int, table: EngineTable, seen: Observed, left: Sequence[Orp
     `left`: those whose client disconnected.
     """
     late = [orphan for orphan in table.orphans if _not_shown(orphan, seen)]
-    unseen = any(sent > seen.asked for sent in _sent_at(table, left))
+    sent_at = [*(sent.at for sent in table.unsettled.values()), *(orphan.sent for orphan in left)]
+    unseen = any(at > seen.asked for at in sent_at)
     if unseen or any(orphan.total is not None for orphan in late):
         return False
     ours: list[Sent | Orphan] = [*table.unsettled.values(), *late]
@@ -816,12 +817,6 @@ def _thought_idle(table: EngineTable, seen: Observed, *, busy: bool) -> list[Slo
         for view in seen.slots
         if view.busy is busy and _tells(table, view, seen) and table.states[view.slot] is SlotState.IDLE
     ]
-
-
-def _sent_at(table: EngineTable, left: Iterable[Orphan]) -> Iterator[float]:
-    """Yield the times at which requests were sent that may still run and were not seen yet."""
-    yield from (sent.at for sent in table.unsettled.values())
-    yield from (orphan.sent for orphan in left)
 
 
 def _tells(table: EngineTable, view: SlotView, seen: Observed) -> bool:

@@ -15,7 +15,7 @@ A full tier drops those that save the fewest tokens for their bytes:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heapreplace
 from itertools import islice
@@ -29,7 +29,7 @@ from slotkeeper.scheduler.requests.pending import Plan
 from slotkeeper.scheduler.slots.engine_model import EngineTraits
 from slotkeeper.scheduler.slots.slot_contents import HALF_LIFE, SlotContents, Snapshot, SnapshotId, Tier
 from slotkeeper.scheduler.slots.table import EngineTable
-from slotkeeper.scheduler.snapshots.catalog import AnyState, Catalog, Node, PrefixOrder, PrefixTree, given
+from slotkeeper.scheduler.snapshots.catalog import AnyState, Node, PrefixOrder, PrefixTree, given
 from slotkeeper.scheduler.state import State
 from slotkeeper.scheduler.types import RequestId, SlotId
 
@@ -263,7 +263,8 @@ def _surplus(state: State, tier: Tier, budget: int, now: float) -> list[Snapshot
         return []
     tables = state.tables.values()
     here = {fingerprint: table.traits for table in tables for fingerprint in table.traits.fingerprints}
-    for snapshot in _strangers(catalog, tier, here):
+    absent = [each for each in catalog if each.tier is tier and each.fingerprint not in here]
+    for snapshot in sorted(absent, key=lambda each: each.used):
         if over > 0:
             gone.append(snapshot.id)
             over -= snapshot.counts
@@ -275,12 +276,6 @@ def _surplus(state: State, tier: Tier, budget: int, now: float) -> list[Snapshot
             over = max(0, over - size)
     needed = _needed(state) if gone else ()
     return [snapshot_id for snapshot_id in gone if snapshot_id not in needed]
-
-
-def _strangers(catalog: Catalog, tier: Tier, here: Container[str]) -> list[Snapshot]:
-    """Return the files of engines that are not `here`, the least recently used first."""
-    found = (snapshot for snapshot in catalog if snapshot.tier is tier and snapshot.fingerprint not in here)
-    return sorted(found, key=lambda snapshot: snapshot.used)
 
 
 def _needed(state: State) -> set[SnapshotId]:
