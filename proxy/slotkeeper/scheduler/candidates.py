@@ -451,21 +451,26 @@ def blind(
     tables: Collection[EngineTable], *, pinnable: bool, now: float, catalog: Catalog, space: str = ""
 ) -> Plan | None:
     """Return a plan for the slot that loses least, for a prompt whose tokens are unknown."""
-    plans: list[Plan] = []
-    for table in tables:
-        ready = table.open_for_pins(now) if pinnable else table.open_for_anything(now)
-        for slot in table.idle if ready else ():
-            price = blind_price(table, table.shadow.slots[slot], catalog, now)
-            plan = Plan(table=table, pinned=False, reason=Reason.UNRENDERED, price=price)
-            plans.append(_pinned_blind(plan, slot, space, now) if pinnable else plan)
+    places = [
+        (blind_price(table, table.shadow.slots[slot], catalog, now), table, slot)
+        for table in tables
+        if (table.open_for_pins(now) if pinnable else table.open_for_anything(now))
+        for slot in table.idle
+    ]
+    if not places:
+        return None
     if len(tables) < 2:
-        return min(plans, key=lambda plan: (plan.price, plan.table.load), default=None)
-    compared = Comparison.of(tables)
+        price, table, slot = min(places, key=lambda place: place[0])
+    else:
+        compared = Comparison.of(tables)
 
-    def seconds(plan: Plan) -> tuple[float, float]:
-        return compared.seconds(plan.table, plan.price, now, lost=plan.price), plan.table.load
+        def seconds(place: tuple[float, EngineTable, SlotId]) -> tuple[float, float]:
+            price, table, _ = place
+            return compared.seconds(table, price, now, lost=price), table.load
 
-    return min(plans, key=seconds, default=None)
+        price, table, slot = min(places, key=seconds)
+    plan = Plan(table=table, pinned=False, reason=Reason.UNRENDERED, price=price)
+    return _pinned_blind(plan, slot, space, now) if pinnable else plan
 
 
 def _pinned_blind(plan: Plan, slot: SlotId, space: str, now: float) -> Plan:

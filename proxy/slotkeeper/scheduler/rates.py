@@ -6,7 +6,7 @@ Rates and estimates come from the engine's own figures.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import combinations
 from math import inf, log2
@@ -74,7 +74,7 @@ class LinearTimes:
         if seconds <= 0 or size < self.least:
             return
         self._seen.append((size, seconds))
-        pairs = [sorted(pair) for pair in combinations(self._seen, 2)]
+        pairs = combinations(sorted(self._seen), 2)
         slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairs if b[0] >= UNLIKE * a[0]]
         self.separated = len(slopes) >= PAIRS
         if self.separated:
@@ -172,8 +172,12 @@ class StateSize:
 
     def of(self, tokens: int, checkpoints: int) -> int:
         """Return the estimated bytes of a state."""
+        return self.of_all([(tokens, checkpoints)])[0]
+
+    def of_all(self, states: Iterable[tuple[int, int]]) -> list[int]:
+        """Return the estimated bytes of each of these states, given as tokens and checkpoints."""
         each, constant = self.fitted
-        return int(each * tokens + constant * (1 + checkpoints))
+        return [int(each * tokens + constant * (1 + checkpoints)) for tokens, checkpoints in states]
 
     @property
     def fitted(self) -> tuple[float, float]:

@@ -219,7 +219,9 @@ class State:
 
     def tree(self, model: ModelName) -> PromptTree:
         """Return all prompts that were sent to this model. Prompts of two models have nothing in common."""
-        return self.trees.setdefault(model, PromptTree())
+        if model not in self.trees:
+            self.trees[model] = PromptTree()
+        return self.trees[model]
 
     def prompts(self, model: ModelName) -> Prompts:
         """Return what is known of this model's prompts; its markers are unknown if no engine of it is up."""

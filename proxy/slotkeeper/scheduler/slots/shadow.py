@@ -450,7 +450,9 @@ class EngineShadow:
     def _publish(self, ram: list[SlotContents], contents: SlotContents) -> None:
         """Copy a state into the RAM cache, which then drops its oldest entries down to its limit, but one."""
         publish(ram, contents, self.traits)
-        sizes = [self.size_of(entry) for entry in ram] if self.traits.ram_bytes else []
+        if not (self.traits.ram_bytes and self.sizes.known):
+            return
+        sizes = self.sizes.of_all((entry.total, len(entry.checkpoints)) for entry in ram)
         over = sum(sizes) - self.traits.ram_bytes
         while over > 0 and len(sizes) > 1:
             over -= sizes.pop(0)
