@@ -29,8 +29,11 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.target import Turn
 from slotkeeper.runtime.driver import Driver
 from slotkeeper.runtime.render import NextTurns
+from slotkeeper.scheduler.effects import Report
 from slotkeeper.scheduler.events import Event, NextKnown
 from slotkeeper.scheduler.prompts.tokens import Tokens
+from slotkeeper.scheduler.requests.figures import Unknown
+from slotkeeper.scheduler.types import RequestId
 
 pytestmark = pytest.mark.one_in(4)
 
@@ -157,26 +160,40 @@ async def test_the_scheduler_gets_the_predicted_prompt_before_the_next_request(e
     assert len({event.request for event in posted}) == len(posted) == 6
 
 
-async def test_the_reply_to_a_brief_request_is_rendered_in_idle_time(engine, monkeypatch):
+async def test_brief_requests_are_rendered_in_idle_time_if_their_slots_still_hold_them(engine, monkeypatch):
     """Otherwise requests that follow at once would wait for the rendering."""
-    idle, rendered = asyncio.Event(), []
+    idle, rendered, reports = asyncio.Event(), list[str](), list[Report]()
     async with client(engine, Api.CHAT) as playing:
-        link = playing.driver.engines.front()
+        driver, link = playing.driver, playing.driver.engines.front()
         render = link.render_chat
 
-        async def idle_moment(*_: Any, **__: Any) -> bool:
-            return await idle.wait()
+        async def idle_moment(request: RequestId, **_: Any) -> bool:
+            await idle.wait()
+            return driver.placement.holds(request)
 
         async def spied(chat: Message, auth: Any) -> Tokens:
-            rendered.append(len(chat["messages"]))
+            rendered.append(chat["messages"][0]["content"])
             return await render(chat, auth)
 
-        monkeypatch.setattr(playing.driver, "idle_moment", idle_moment)
+        async def ask(question: str) -> None:
+            body = {"messages": [{"role": "user", "content": question}], "max_tokens": 4}
+            await playing._ask(orjson.dumps(body))
+
+        monkeypatch.setattr(driver, "idle_moment", idle_moment)
+        monkeypatch.setattr(driver, "reports", reports.append)
         monkeypatch.setattr(link, "render_chat", spied)
-        brief = {"messages": [{"role": "user", "content": "Is it raining?"}], "max_tokens": 4}
-        await playing._ask(orjson.dumps(brief))
-        await until(lambda: rendered == [1], "its prompt is rendered")
-        assert playing.driver.learning
+        await ask("Is it raining?")
+        (first,) = driver.learning
+        others = 0
+        while driver.placement.holds(first):
+            others += 1
+            await ask(f"{others}. Is it snowing?")
+        assert rendered == []
         idle.set()
-        await until(lambda: not playing.driver.learning, "its reply is")
-        assert max(rendered) > 1
+        await until(lambda: not driver.learning, "all that can be known is")
+        slots = len(next(iter(driver.placement.tables.values())).states)
+        assert "Is it raining?" not in rendered
+        assert len(set(rendered)) == min(slots, others)
+    unknown = [report.unknown for report in reports]
+    assert unknown.count(Unknown.BRIEF) == 1 + others - min(slots, others)
+    assert unknown.count(None) == min(slots, others)

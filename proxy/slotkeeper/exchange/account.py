@@ -250,9 +250,27 @@ class Account:
         try:
             await self._render(ask)
             if self._answered is not None:
-                await self._learn_reply(*self._answered, brief=False)
+                await self._learn_reply(*self._answered)
         finally:
             learning.discard(self.key)
+
+    async def _look_back(self) -> None:
+        """Render a brief request and its reply once no other request runs: others would wait for that.
+
+        If its slot has another task by then, nobody can reuse its few tokens, and they stay unknown.
+        """
+        driver = self._driver
+        try:
+            idle = await driver.idle_moment(self.key, within=LATEST)
+            if self._unrendered is not None and not idle and not driver.placement.holds(self.key):
+                self._unrendered = None
+                self.rendered.set()
+                driver.post(Rendered(at=driver.now(), request=self.key, prompt=None, unknown=Unknown.BRIEF))
+            self.render()
+            if self._answered is not None:
+                await self._learn_reply(*self._answered)
+        finally:
+            driver.learning.discard(self.key)
 
     async def _render(self, ask: Ask) -> None:
         driver, started, key, rendered = self._driver, self._driver.now(), self.key, self.rendered
@@ -340,7 +358,9 @@ class Account:
                 calls_tools=answer.calls_tools,
             )
         )
-        self.render()
+        brief = forward.reason is Reason.BRIEF
+        if not brief:
+            self.render()
         self._metrics.waited(self.record.first_token, self.record.stall, self.id)
         self._log(answer, forward, status)
         self._check_count(figures.prompt_tokens, link)
@@ -351,8 +371,12 @@ class Account:
         known = self.forms.ask is not None and figures.generated and answer.complete and status < 400
         if known and answer.reply is not None:
             self._answered = answer, link
+        if brief:
             driver.learning.add(self.key)
-            driver.tasks.start(self._learn_reply(answer, link, brief=forward.reason is Reason.BRIEF))
+            driver.tasks.start(self._look_back())
+        elif self._answered is not None:
+            driver.learning.add(self.key)
+            driver.tasks.start(self._learn_reply(answer, link))
 
     def gone(self) -> None:
         """Report that the client left or the answer broke off, unless the end is reported already."""
@@ -408,13 +432,11 @@ class Account:
             return
         log.warning("count_differs", request_id=self.id, engine=counted, ours=len(prompt))
 
-    async def _learn_reply(self, answer: Answer, link: EngineLink, *, brief: bool) -> None:
+    async def _learn_reply(self, answer: Answer, link: EngineLink) -> None:
         """Render the reply and the next turn's prefix for the driver; if that fails, nothing is known."""
         driver = self._driver
         try:
             await self.rendered.wait()
-            if brief:  # requests that follow at once would wait for the rendering of this reply
-                await driver.idle_moment(self.key, within=LATEST)
             ask, prompt, reply = self.forms.ask, self.forms.prompt, answer.reply
             if ask is None or prompt is None or reply is None:
                 return

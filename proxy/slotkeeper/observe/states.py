@@ -196,6 +196,7 @@ UNKNOWN_TEXTS: Final[Mapping[Unknown, str]] = MappingProxyType(
         Unknown.NO_KEY: "the engine refuses our key",
         Unknown.NO_ENGINE: "no engine was up",
         Unknown.NO_TOKENS: "their tokens could not be found",
+        Unknown.BRIEF: "their brief prompts were replaced at once",
         Unknown.NO_COUNT: "the engine gave no count",
     }
 )

@@ -90,6 +90,7 @@ class Unknown(StrEnum):
     NO_KEY = "no_key"  # the engine refuses our key, so nothing of it can be seen
     NO_ENGINE = "no_engine"  # no engine was up, or it had just been lost
     NO_TOKENS = "no_tokens"  # the tokens of its prompt could not be found
+    BRIEF = "brief"  # a brief prompt, whose slot had another task before there was time to find its tokens
     NO_COUNT = "no_count"  # it ended without the engine's figures, after plants for it
 
 
