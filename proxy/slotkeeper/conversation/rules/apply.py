@@ -116,16 +116,18 @@ def canonical(
     done: list[Done] = []
     made: list[Edit] = []
     facts: list[Fact] = []
+    scene = Scene(layout, before, match.common, kin, room)
     for rule in rules:
         mode = modes[rule.name]
         if mode is Mode.OFF:
             continue
-        found = _found(rule, mode, Scene(layout, before, match.common, kin, room))
+        found = _found(rule, mode, scene)
         if found is None:
             continue
         done.append(found)
         if mode is Mode.FIX:
             doc, layout = _after(doc, layout, found.edits, lay_out)
+            scene = replace(scene, now=layout)
             made += found.edits
             facts += found.facts
     noted, notes = note_edits(layout, before, match.common, facts)

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Final, Protocol, Self
 
@@ -75,7 +76,7 @@ class Room:
         return self.context // TURN
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Scene:
     """The input of a rule."""
 
@@ -84,6 +85,15 @@ class Scene:
     common: int  # messages after the system text that are the same in both
     kin: Conversation | None = None  # the latest of other conversations of the same agent
     room: Room | None = None  # None: the slot's capacity is not known
+
+    @cached_property
+    def altered(self) -> tuple[tuple[int, Message, Message], ...]:
+        """The messages of `paired` in which a rule may find a difference, each with its index there.
+
+        A layout takes over the equal messages of the request before: nearly all of a long conversation.
+        """
+        pairs = enumerate(paired(self))
+        return tuple((at, message, first) for at, (message, first) in pairs if message is not first)
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ def changed(scene: Scene) -> Iterator[tuple[str, Message, Message]]:
     Pruned results belong to another rule (`PrunedResults`), which knows whether there is room for them.
     """
     noted = {which.partition(".")[0] for which in scene.before.noted} if scene.before else set[str]()
-    for where, message, first in pairs(scene):
+    for where, message, first in pairs(scene, all_of_them=bool(noted)):
         same_texts = message is first or message.has_texts_of(first)
         if where in noted or not (same_texts or pruned(message, first)):
             yield where, message, first
@@ -90,10 +90,10 @@ def together(where: str, message: Message, first: Message) -> Iterator[Drift]:
             yield Drift(f"{where}.{n}", text, was)
 
 
-def pairs(scene: Scene) -> Iterator[tuple[str, Message, Message]]:
+def pairs(scene: Scene, *, all_of_them: bool = True) -> Iterator[tuple[str, Message, Message]]:
     """Yield system texts and messages that were sent before, each with its name in this conversation.
 
-    The model's replies are left out.
+    The model's replies are left out, and unless `all_of_them` are wanted, messages that cannot differ.
     """
     if scene.before is None:
         return
@@ -101,7 +101,8 @@ def pairs(scene: Scene) -> Iterator[tuple[str, Message, Message]]:
     if now.lead == sent.lead:
         for at in range(now.lead):
             yield f"{LEAD}{at}", now.messages[at], sent.messages[at]
-    for at, (message, first) in enumerate(paired(scene)):
+    behind = ((at, *pair) for at, pair in enumerate(paired(scene))) if all_of_them else scene.altered
+    for at, message, first in behind:
         if message.role is not Role.ASSISTANT:
             yield str(at), message, first
 

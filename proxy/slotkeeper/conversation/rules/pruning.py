@@ -16,7 +16,7 @@ from slotkeeper.conversation.divergence import common_start, length
 from slotkeeper.conversation.facts import bare, only_facts_differ, same
 from slotkeeper.conversation.layout import Edit, Layout, Message, Path, Role, Section, Text
 from slotkeeper.conversation.phrases import HIDDEN, LEFT_OUT, PRUNED
-from slotkeeper.conversation.rules.base import Mode, RuleName, Scene, paired
+from slotkeeper.conversation.rules.base import Mode, RuleName, Scene
 
 # Characters. OpenClaw's note after the part that it keeps has 90, opencode's 70; two such lines fit.
 MARKER: Final = 240
@@ -227,7 +227,7 @@ class PrunedResults:
     def changes(self, scene: Scene) -> Iterator[Edit]:
         edits: list[Edit] = []
         grown = 0  # characters
-        for message, first in paired(scene):
+        for _, message, first in scene.altered:
             if found := pruned(message, first):
                 edits += found
                 grown += len(first.said) - len(message.said)

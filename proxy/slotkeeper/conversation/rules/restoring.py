@@ -27,7 +27,6 @@ from slotkeeper.conversation.rules.base import (
     Scene,
     alike,
     new,
-    paired,
     parsed,
     same_writing,
     sampled,
@@ -81,7 +80,7 @@ class TrailingWhitespace:
             return
         now, before = scene.now, scene.before
         lead = zip(now.messages[: now.lead], before.sent.messages[: before.sent.lead], strict=False)
-        for message, first in (*lead, *paired(scene)):
+        for message, first in (*lead, *((message, first) for _, message, first in scene.altered)):
             if message is not now.messages[-1] or not _authored(message):
                 yield from _ends(message, first)
         for at in new(scene)[:-1]:  # the last message, if it is a reply, is to be continued
@@ -104,7 +103,7 @@ class Reasoning:
         before, messages = scene.before, scene.now.messages
         if before is None or not any(message.reasoning_text for message in messages):
             return
-        for message, first in paired(scene):
+        for _, message, first in scene.altered:
             if first.reasoning:
                 yield from _thought(message, first.reasoning.text)
         for at in new(scene):
@@ -283,7 +282,7 @@ class ToolCalls:
     def changes(self, scene: Scene) -> Iterator[Edit]:
         if scene.before is None:
             return
-        for message, first in paired(scene):
+        for _, message, first in scene.altered:
             for call, was in zip(message.calls, first.calls, strict=False):
                 if call.name == was.name:
                     yield from _written(call, was.arguments)
@@ -295,7 +294,7 @@ class ToolCalls:
 def _first_ids(scene: Scene) -> Mapping[Path, str]:
     """Return the first ids of calls whose ids have changed, by the paths of the ids."""
     ids = {}
-    for message, first in paired(scene):
+    for _, message, first in scene.altered:
         for call, was in zip(message.calls, first.calls, strict=False):
             if call.id and was.id and call.id != was.id and _same_call(call, was):
                 ids[call.id_path] = was.id
