@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Final, Protocol, Self
+
+import orjson
 
 from slotkeeper.conversation.layout import Conversation, Edit, Layout, Message, Role, Section, Text
 
@@ -198,6 +201,8 @@ def same_writing(one: Any, other: Any) -> bool:
     """Whether both are written as the same JSON text: the order of keys counts, and `1` is not `1.0`."""
     if isinstance(one, str) or isinstance(other, str):
         return bool(one == other)
+    with suppress(orjson.JSONEncodeError):  # integers of more than 64 bits, or nested too deep
+        return orjson.dumps(one) == orjson.dumps(other)
     try:
         return repr(one) == repr(other)
     except RecursionError:  # nested too deep to be compared: no rule changes it
