@@ -36,13 +36,13 @@ async def measure(rounds: int, at_once: int, events: int) -> dict[str, Any]:
         asked = {name: found.ways[name] for name in pids}
         for way in asked.values():
             await streams(way, at_once, events)
-        idle = await _idle(pids)
+        idle = await idle_share(pids)
         spent, seen = dict.fromkeys(pids, 0.0), dict.fromkeys(pids, 0)
         for _ in track(range(rounds), "streams", console=console, transient=True):
             for name, way in random.sample(list(asked.items()), len(asked)):
-                began, before = time.monotonic(), _busy(pids[name])
+                began, before = time.monotonic(), busy(pids[name])
                 seen[name] += await streams(way, at_once, events)
-                spent[name] += _busy(pids[name]) - before - idle[name] * (time.monotonic() - began)
+                spent[name] += busy(pids[name]) - before - idle[name] * (time.monotonic() - began)
         each = {name: 1e6 * spent[name] / seen[name] for name in pids}
         return {name: {"us_per_event": round(us, 2), "events": seen[name]} for name, us in each.items()}
 
@@ -77,14 +77,14 @@ async def streams(way: Way, at_once: int, events: int) -> int:
     return sum(answer.body.count(b"data: ") for answer in answers)
 
 
-async def _idle(pids: Mapping[str, Sequence[psutil.Process]]) -> dict[str, float]:
+async def idle_share(pids: Mapping[str, Sequence[psutil.Process]]) -> dict[str, float]:
     """Return the processor seconds that each takes in a second without requests."""
-    before = {name: _busy(those) for name, those in pids.items()}
+    before = {name: busy(those) for name, those in pids.items()}
     await asyncio.sleep(IDLE_SECONDS)
-    return {name: (_busy(those) - before[name]) / IDLE_SECONDS for name, those in pids.items()}
+    return {name: (busy(those) - before[name]) / IDLE_SECONDS for name, those in pids.items()}
 
 
-def _busy(those: Sequence[psutil.Process]) -> float:
+def busy(those: Sequence[psutil.Process]) -> float:
     return sum(processor_seconds(one.pid) for one in those)
 
 

@@ -172,7 +172,8 @@ class StateSize:
 
     def of(self, tokens: int, checkpoints: int) -> int:
         """Return the estimated bytes of a state."""
-        return self.of_all([(tokens, checkpoints)])[0]
+        each, constant = self.fitted
+        return int(each * tokens + constant * (1 + checkpoints))
 
     def of_all(self, states: Iterable[tuple[int, int]]) -> list[int]:
         """Return the estimated bytes of each of these states, given as tokens and checkpoints."""
