@@ -27,10 +27,10 @@ coverage: $(VENVS)/dev/ready  ## branch coverage of the pure packages by their o
 	  $(VENVS)/dev/bin/coverage report --include "*/slotkeeper/$$package/*" --format total --fail-under 95 || exit 1; \
 	done
 
-test: $(VENVS)/dev/older/ready lint coverage  ## all checks and tests, on two builds of the real engine
-	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n $(WORKERS) --dist worksteal -m "not real and not image and not fleet and not remaining and not twin" $(addprefix --ignore=,$(TRACED))
+test: $(VENVS)/dev/older/ready lint  ## all checks, all pure tests, and some cases of each kind on two builds of the real engine
+	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n $(WORKERS) --dist worksteal -m "not real and not image and not fleet and not remaining and not twin"
 
-test-remaining: $(VENVS)/dev/older/ready  ## the other cases, also of slow tests
+test-remaining: $(VENVS)/dev/older/ready coverage  ## coverage of the pure tests, and the other cases on real engines
 	$(VENVS)/dev/bin/python -m pytest $(PYTEST_ARGS) -n $(WORKERS) --dist worksteal -m "remaining and not fleet"
 
 test-twins: $(VENVS)/dev/older/ready  ## slow cases on the build on which the two commands above do not run them

@@ -30,6 +30,7 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("slotkeeper")
 
+ONE_IN = 4  # cases of tests that run on two builds of the engine
 PYTESTS_OWN = "PYTEST_CURRENT_TEST"  # pytest changes it with each phase of a test
 
 
@@ -37,14 +38,15 @@ PYTESTS_OWN = "PYTEST_CURRENT_TEST"  # pytest changes it with each phase of a te
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the cases that `make test` leaves to `make test-remaining`, and those of `make test-twins`.
 
-    `make test` runs every second case of a test with a build, and one in N of slow tests, with `one_in(N)`. A
-    slow case runs on one build in the first two commands, and its twin on the other build in the third.
-    Neighbours on the grid of parameters differ, so each build gets its share.
+    `make test` runs one in ONE_IN of the cases of tests with a build, and one in N of slow tests, which have
+    the mark `one_in(N)`; CI runs both commands. A slow case runs on one build in them, and its twin on the
+    other build in `make test-twins`. Neighbours on the grid of parameters differ, so each build gets its
+    share.
     """
     for item in items:
         grid = item.callspec.indices if hasattr(item, "callspec") else {}
         slow = item.get_closest_marker("one_in")
-        one_in = slow.args[0] if slow else 2 if "build" in grid else 1
+        one_in = slow.args[0] if slow else ONE_IN if "build" in grid else 1
         # Parameters that are given together have one index, which counts once.
         at = grid.get("build", 0) + sum({index for name, index in grid.items() if name != "build"})
         at += zlib.crc32(item.originalname.encode()) if isinstance(item, pytest.Function) else 0

@@ -28,7 +28,7 @@ from slotkeeper.app import Sidecar
 from slotkeeper.scheduler.slots.slot_contents import Tier
 from slotkeeper.store.files import RUN_FOLDER
 
-pytestmark = pytest.mark.one_in(4)
+pytestmark = pytest.mark.one_in(8)
 
 MODEL = "tiny-dense"  # one file for each talk, on both builds
 TALKS = 8

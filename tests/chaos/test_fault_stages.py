@@ -35,7 +35,7 @@ from slotkeeper.bench.models import build as build_model
 from slotkeeper.bench.texts import prose
 from slotkeeper.scheduler.types import EngineId
 
-pytestmark = pytest.mark.one_in(4)
+pytestmark = pytest.mark.one_in(8)
 
 CHAT: Final = "/v1/chat/completions"
 ON_ITS_WAY: Final = 0.1  # seconds after which a call has reached an engine that is stopped

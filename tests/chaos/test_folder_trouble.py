@@ -38,7 +38,7 @@ from slotkeeper.scheduler.requests import launching
 from slotkeeper.store import files
 from slotkeeper.store.folders import snapshot_folder
 
-pytestmark = pytest.mark.one_in(4)
+pytestmark = pytest.mark.one_in(8)
 
 MODEL = "tiny-dense"
 TALKS = 4

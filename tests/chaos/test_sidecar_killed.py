@@ -29,7 +29,7 @@ from slotkeeper.store.files import ours
 from slotkeeper.store.manifest import Flaw, decode, seal_of
 from slotkeeper.store.store import Store
 
-pytestmark = pytest.mark.one_in(4)
+pytestmark = pytest.mark.one_in(8)
 
 KILLS = 6  # on each build
 MOST = 24  # kills: on a busy machine it takes more until a file is restored

@@ -30,7 +30,7 @@ from slotkeeper.api.head import Api
 from slotkeeper.app import running
 from slotkeeper.engine.child.launch import free_port
 
-pytestmark = pytest.mark.one_in(4)
+pytestmark = pytest.mark.one_in(8)
 
 CHAT = PATHS[Api.CHAT]
 UNPROBED = """

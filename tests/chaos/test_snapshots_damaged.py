@@ -27,7 +27,7 @@ from slotkeeper.app import Sidecar
 from slotkeeper.scheduler.slots.slot_contents import SnapshotId
 from slotkeeper.store.index import Kept
 
-pytestmark = pytest.mark.one_in(4)
+pytestmark = pytest.mark.one_in(8)
 
 WHOLE = 2  # talks with undamaged snapshots
 BOTH_MEMORIES = pytest.mark.parametrize("model", ["tiny-hybrid", "tiny-dense"])

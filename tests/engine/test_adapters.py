@@ -19,7 +19,7 @@ from slotkeeper.bench.models import Tiny
 from slotkeeper.scheduler.slots import table
 from slotkeeper.settings import Settings
 
-pytestmark = pytest.mark.one_in(4)
+pytestmark = pytest.mark.one_in(8)
 
 MODELS: Final = ["tiny-dense", "tiny-hybrid"]
 FIRST: Final = [{"id": 0, "scale": 1.0}]

@@ -29,7 +29,7 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.models import build as build_model
 from slotkeeper.settings import Settings
 
-pytestmark = pytest.mark.one_in(4)
+pytestmark = pytest.mark.one_in(8)
 
 # Saves in pauses are off: only the hook saves.
 LONG_PAUSE = 600.0

@@ -14,7 +14,7 @@ from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.target import Target, at_once, play
 from slotkeeper.scheduler.slots.slot_contents import SnapshotId
 
-pytestmark = pytest.mark.one_in(4)
+pytestmark = pytest.mark.one_in(8)
 
 OWN_PART = 200  # tokens of an agent's own task, and a few more
 CONTEXT = 32768  # tokens of a slot

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from benchmarks.cases import CASES, keeps, measure
 
-pytestmark = pytest.mark.one_in(4)
+pytestmark = pytest.mark.one_in(8)
 
 QUICK = (
     "recap",

@@ -31,7 +31,7 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.scheduler.slots.table import SlotState
 
-pytestmark = pytest.mark.one_in(4)
+pytestmark = pytest.mark.one_in(8)
 
 SOON = 0.2  # seconds without output, for an engine that never answers
 SHORT = 3.0  # seconds, for a slow engine

@@ -28,7 +28,7 @@ from slotkeeper.conversation.rules.base import RuleName
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.scheduler.requests.figures import Unknown
 
-pytestmark = pytest.mark.one_in(4)
+pytestmark = pytest.mark.one_in(8)
 
 CONTEXT: Final = 16384
 NEW: Final = 6  # prompts

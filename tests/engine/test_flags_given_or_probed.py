@@ -17,7 +17,7 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.target import Target, play
 
-pytestmark = pytest.mark.one_in(4)
+pytestmark = pytest.mark.one_in(8)
 
 # How much idle work is done depends on the machine.
 NO_PAUSES: dict[str, Any] = {"save_pause": 3600.0, "idle_tokens": 0}

@@ -21,7 +21,7 @@ from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 
-pytestmark = pytest.mark.one_in(4)
+pytestmark = pytest.mark.one_in(8)
 
 PAIRS: Final = {
     "hybrid": (Tiny.HYBRID, Projector.QWEN),

@@ -34,7 +34,7 @@ from slotkeeper.scheduler.slots.slot_contents import Tier
 from slotkeeper.scheduler.snapshots import retention
 from slotkeeper.scheduler.types import EngineId
 
-pytestmark = pytest.mark.one_in(4)
+pytestmark = pytest.mark.one_in(8)
 
 LONG: Final = SYSTEM * 3
 LEAST: Final = 2000  # tokens of LONG that a state covers

@@ -9,7 +9,7 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.measure import Totals, later, totals
 from slotkeeper.bench.target import Target, play
 
-pytestmark = pytest.mark.one_in(4)
+pytestmark = pytest.mark.one_in(8)
 
 MODELS = ["tiny-dense", "tiny-hybrid"]
 

@@ -40,7 +40,7 @@ from slotkeeper.cli.doctor import doctor
 from slotkeeper.runtime import router_link
 from swap_like import Swapped
 
-pytestmark = pytest.mark.one_in(4)
+pytestmark = pytest.mark.one_in(8)
 
 IDLE_SECONDS: Final = 2.0  # in which a sidecar that looks each second would have loaded a model
 TTL: Final = 3  # seconds

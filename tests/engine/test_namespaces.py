@@ -16,7 +16,7 @@ from slotkeeper.app import Sidecar
 from slotkeeper.bench.lab import url_of
 from slotkeeper.settings import Settings
 
-pytestmark = pytest.mark.one_in(4)
+pytestmark = pytest.mark.one_in(8)
 
 ANN: Final = {"Authorization": "Bearer ann"}
 BOB: Final = {"X-Api-Key": "bob"}

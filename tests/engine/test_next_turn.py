@@ -35,7 +35,7 @@ from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.requests.figures import Unknown
 from slotkeeper.scheduler.types import RequestId
 
-pytestmark = pytest.mark.one_in(4)
+pytestmark = pytest.mark.one_in(8)
 
 Message = dict[str, Any]
 

@@ -19,7 +19,7 @@ from slotkeeper.api.head import PREDICTED
 from slotkeeper.bench import lab
 from slotkeeper.engine.client import EngineClient
 
-pytestmark = pytest.mark.one_in(4)
+pytestmark = pytest.mark.one_in(8)
 
 REQUESTS = 150
 CHATS = 60

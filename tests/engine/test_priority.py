@@ -19,7 +19,7 @@ from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.texts import prose
 from slotkeeper.scheduler.types import PriorityAct
 
-pytestmark = pytest.mark.one_in(4)
+pytestmark = pytest.mark.one_in(8)
 
 LONG, QUESTIONS = 12_000, 40  # tokens of the long prompt; questions at most, until it is answered
 

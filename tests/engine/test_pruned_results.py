@@ -19,7 +19,7 @@ from slotkeeper.bench.texts import prose, result, system
 from slotkeeper.conversation.rules.base import Room, RuleName
 from slotkeeper.engine.child.launch import EngineKind
 
-pytestmark = pytest.mark.one_in(4)
+pytestmark = pytest.mark.one_in(8)
 
 RULES = (f"{RuleName.PRUNED_RESULTS}=fix",)
 REPLY = 8  # tokens

@@ -13,7 +13,7 @@ from slotkeeper.bench.measure import Oracle, Sample, Totals, totals
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.target import Target, Turn, play
 
-pytestmark = pytest.mark.one_in(4)
+pytestmark = pytest.mark.one_in(8)
 
 LONG_PAUSE = 3600.0  # nothing is saved before the end
 MORE = 1.05  # times the oracle may be computed

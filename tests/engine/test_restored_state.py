@@ -24,7 +24,7 @@ from slotkeeper.runtime import slot_files
 from slotkeeper.scheduler.slots.slot_contents import Snapshot
 from slotkeeper.scheduler.types import Reason
 
-pytestmark = pytest.mark.one_in(4)
+pytestmark = pytest.mark.one_in(8)
 
 CHAT = "/v1/chat/completions"
 SAID = 24  # tokens of each answer

@@ -17,7 +17,7 @@ from slotkeeper.bench.models import Tiny
 from slotkeeper.conversation.rules.base import RuleName
 from slotkeeper.engine.child.launch import EngineKind
 
-pytestmark = pytest.mark.one_in(4)
+pytestmark = pytest.mark.one_in(8)
 
 CONTEXT = 8192
 REPLY = 8  # tokens

@@ -18,7 +18,7 @@ from slotkeeper.bench import lab
 from slotkeeper.bench.models import Tiny
 from slotkeeper.bench.texts import prose
 
-pytestmark = pytest.mark.one_in(4)
+pytestmark = pytest.mark.one_in(8)
 
 SLOTS = 4
 PINNED = 24  # conversations, each of which sends its next request as soon as it has an answer

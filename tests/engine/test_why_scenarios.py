@@ -26,7 +26,7 @@ from slotkeeper.conversation.likeness import RequestKind
 from slotkeeper.observe.sentences import FEW
 from slotkeeper.scheduler.requests.figures import Loss
 
-pytestmark = pytest.mark.one_in(4)
+pytestmark = pytest.mark.one_in(8)
 
 Document = dict[str, Any]
 Script = Generator[Turn, Document, Any]  # its return value is not used

@@ -13,7 +13,7 @@ from engine.conftest import wait_until
 from fleet.parts import Pod, Talk, client, haproxy, haproxy_words, nginx, nginx_words, one_turn
 from patience import PATIENCE
 
-pytestmark = pytest.mark.one_in(4)
+pytestmark = pytest.mark.one_in(8)
 
 GATEWAYS = {"haproxy": haproxy, "nginx": nginx}
 TALKS = 12  # the gateway places by a hash of random ports: with few, one pod may get all
