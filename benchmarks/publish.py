@@ -51,6 +51,7 @@ PICKED: Final[Mapping[str, Pick]] = MappingProxyType(
         "cold_bytes": lambda figures: figures,
         "store_bytes": lambda figures: figures,
         "placement": lambda figures: figures,
+        "performance": lambda figures: figures,
         "fleet-smg-shared": lambda figures: figures,
         "fleet-haproxy-local": lambda figures: figures,
         "fleet-haproxy-shared": lambda figures: figures,

@@ -54,6 +54,18 @@ WORK: Final = {
     "long-document-ub2048": "eleven questions about a document of 14,000 tokens, `-ub 2048`",
     "agents-at-once": "five agents with one prompt of 20,000 tokens, at once",
 }
+MIN_SERVED: Final = 0.65  # of what the bare proxy answers
+PERFORMANCE: Final = (  # figure of `benchmarks.performance`, what it is, its aim (at most), digits
+    ("first_over_bare_ms", "small chat: first byte, ms over bare", 0.7, 2),
+    ("first_over_nginx_ms", "the same over nginx", 2.5, 2),
+    ("small_over_bare", "its processor time ÷ bare", 1.7, 2),
+    ("crowd_over_nginx_ms", "twenty at once: first byte, ms over nginx", 8.0, 1),
+    ("turn_ms", "turn of 30,000 tokens: ms until the engine has it, over directly", 4.0, 2),
+    ("turn_processor_ms", "its processor time until the answer's end, ms", 8.0, 1),
+    ("event_over_bare", "an event of a stream: processor time ÷ bare", 0.6, 2),
+    ("decision_fleet_ms", "a decision among 8 engines of 8 slots, p99, ms", 2.0, 2),
+    ("decision_slots_ms", "among 64 slots of one engine", 2.0, 2),
+)
 CROWD: Final = (4, 50)  # conversations, and milliseconds between requests, of the cell with a target
 
 TABLED: Final = (Fat.DENSE, Fat.HYBRID)  # fat models with a table of their own
@@ -374,6 +386,19 @@ def report_cells() -> str:
     return table(head, map(cells, measured("cases")))
 
 
+def performance() -> str:
+    (row,) = measured("performance")
+    cells = (
+        (about, f"{row[name]:.{digits}f}", f"{aim:g}", "" if row[name] <= aim else "no")
+        for name, about, aim, digits in PERFORMANCE
+        if name in row
+    )
+    served = row["served_over_bare"]
+    most = f"{MIN_SERVED:g}, at least"
+    last = "32 clients that never pause: requests a second ÷ bare", f"{served:.2f}", most
+    return table(("", "measured", "aim", "met"), (*cells, (*last, "" if served >= MIN_SERVED else "no")))
+
+
 MEASURED: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
     "README.md": {"demo": comparison, "interleaved": interleaved, "breaks": breaks},
     "docs/benchmarks.md": {
@@ -394,6 +419,7 @@ MEASURED: Final[Mapping[str, Mapping[str, Callable[[], str]]]] = {
         "cold-misses": lambda: misses.of_cold_bytes(measured("cold_bytes"), MODELS),
         "store-uploads": store_uploads,
     },
+    "docs/performance.md": {"performance": performance},
     "docs/models.md": {"swaps": swaps},
     "docs/kv-pool.md": {"pool": pool},
     "docs/reliability.md": {"soak": soak},

@@ -167,21 +167,21 @@ class Outlet(Loan):
     crowded: Callable[[], bool] = lambda: False  # whether other requests wait for the slot that it holds
     _high: int = CHUNK  # bytes in the connection's buffer above which a write waits
     _looking: asyncio.Handle | None = None  # the next look at a client that must read
-    _left: int = 0  # bytes that were unread after the last write
+    left: int = 0  # bytes that were unread after the last write
     _read_at: float = field(default_factory=time.monotonic)  # when the client was last seen to have read
 
     async def write(self, data: bytes) -> None:
         """Write `data` as soon as the buffer has room. Raises GONE errors, including Stalled."""
         if self._holds_up():
-            raise self._cut_off(self._left)
+            raise self._cut_off(self.left)
         if self.request.protocol.writing_paused or not self._fits(len(data)):
             await self._in_time(self.response.write(data))
         else:
             await self.response.write(data)
-        self._left = self._unread()
+        self.left = self._unread()
 
     async def end(self) -> None:
-        """End the answer. Waits while the client keeps reading; the slot is already free."""
+        """End the answer. If bytes are `left`, this waits while the client keeps reading."""
         await self._drained()
         await self.response.write_eof()
 
@@ -212,8 +212,8 @@ class Outlet(Loan):
     def _holds_up(self) -> bool:
         """Whether the client has read nothing for CROWDED_SECONDS while other requests wait for its slot."""
         unread, now = self._unread(), time.monotonic()
-        if not unread or unread < self._left:
-            self._left, self._read_at = unread, now
+        if not unread or unread < self.left:
+            self.left, self._read_at = unread, now
         return now - self._read_at > CROWDED_SECONDS and self.crowded()
 
     def _fits(self, size: int) -> bool:
@@ -245,7 +245,7 @@ class Outlet(Loan):
                 self._looking.cancel()
 
     def _begin_looking(self, limit: asyncio.Timeout) -> None:
-        self._left = self._unread()
+        self.left = self._unread()
         self._look(limit)
 
     def _look(self, limit: asyncio.Timeout) -> None:

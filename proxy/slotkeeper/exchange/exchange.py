@@ -425,8 +425,8 @@ class Exchange:
             if link.address.model and link.unloads(answer.status) and await link.was_lost(losses):
                 raise UpstreamFault(f"the model {link.address.model} was unloaded before it began")
             self._waiting.stop()
-            early = form.progress is not None
-            driver.post(Started(at=driver.now(), request=self._account.key, before_prefill=early))
+            # The head goes out first: the scheduler may now decide about others.
+            asyncio.get_running_loop().call_soon(self._started, self._account.key, form.progress is not None)
             cells = gate_for(driver, forward, outgrown=self._outgrown)
             relay = Relay(
                 driver=driver,
@@ -448,6 +448,10 @@ class Exchange:
             failed = FailedRequest(self._inbound.api, self._body_out, auth, answer.status)
             driver.tasks.start(judge(driver, link, failed, self._gate.aside))
         return response
+
+    def _started(self, request: RequestId, early: bool) -> None:
+        driver = self._gate.driver
+        driver.post(Started(at=driver.now(), request=request, before_prefill=early))
 
     async def _sent(self, forward: Forward, link: EngineLink, body: bytes) -> aiohttp.ClientResponse:
         """Send the request. Raises UpstreamFault, which counts as a failure of the engine."""
@@ -820,8 +824,14 @@ class Relay:
                 return response
             if self.cells:
                 self.cells.ended(account.listener.end())
-            account.finished(self.forward, self.link, answer.status)
-            await out.end()
+            if out.left:  # the slot is free although the client has not read everything
+                account.finished(self.forward, self.link, answer.status)
+                await out.end()
+                return response
+            try:  # the client's next turn waits for the end, not for our bookkeeping
+                await out.end()
+            finally:
+                account.finished(self.forward, self.link, answer.status)
         return response
 
     async def _copied(
