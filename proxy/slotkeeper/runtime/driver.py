@@ -150,12 +150,6 @@ class Driver:
         self.learning: set[RequestId] = set()  # requests whose replies are being rendered
         self._renewal = Renewal(self.engines, self.membership, metrics, self._limits)
         self.placement = self._renewal.new_placement()
-        metrics.watch(
-            SlotFigures(lambda: self.placement),
-            EngineFigures(lambda: self.membership.seen(self.placement)),
-            ClientFigures(self.journal.clients),
-        )
-        self.journal.compares = metrics.compared
         self.reports: Callable[[Report], None] = metrics.report
         self._leaving: dict[RequestId, Callable[[int | None], None]] = {}  # see `when_released`
         self._events: deque[Event | None] = deque()  # None: a renewal is due
@@ -163,6 +157,16 @@ class Driver:
         self._grants: dict[RequestId, asyncio.Future[Forward]] = {}
         self._closing = False
         self._saved = asyncio.Event()
+        self._register_figures()
+
+    def _register_figures(self) -> None:
+        """Let the metrics read the slots, the engines and the clients whenever they are asked."""
+        self.metrics.watch(
+            SlotFigures(lambda: self.placement),
+            EngineFigures(lambda: self.membership.seen(self.placement)),
+            ClientFigures(self.journal.clients),
+        )
+        self.journal.compares = self.metrics.compared
 
     @property
     def looks_ahead(self) -> bool:
