@@ -58,7 +58,7 @@ def chosen(only: Sequence[str], *, often: bool) -> Iterator[tuple[str, Parts]]:
     for name in OFTEN if often else RUNS:
         if _begins(name, only):
             yield name, dict(RUNS[name]())
-    if not only or any(each.startswith(PLAYBOOKS) for each in only):
+    if not only or any(PLAYBOOKS.startswith(each) or each.startswith(PLAYBOOKS) for each in only):
         yield from ((name, parts) for name, parts in playbooks().items() if _begins(name, only))
 
 

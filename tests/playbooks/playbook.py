@@ -5,12 +5,13 @@
 `<<` applies an event, and `>>` expects the next effect. `assert` fails if an effect is left over.
 The words, with the class that each stands for:
 
-    events of a request `arrives` (Arrived): a client sends it · `knows` (Rendered): its tokens are known, or
-                        cannot be · `starts` (Started): the engine evaluates it · `ends` (Finished), with the
-                        engine's counts · `fails`: the answer is an error · `leaves` (Gone): the client
-                        disconnects · `replies` (ReplyKnown): the tokens of its answer · `follows`
-                        (NextKnown): the start of the next turn's prompt · `acts` (Acted): a client's own
-                        slot action has ended · `lacks_cells` (Exceeded): it failed for lack of KV cells
+    events of a request `announced` (Announced): its head is there · `arrives` (Arrived): a client sends it ·
+                        `knows` (Rendered): its tokens are known, or cannot be · `starts` (Started): the
+                        engine evaluates it · `ends` (Finished), with the engine's counts · `fails`: the
+                        answer is an error · `leaves` (Gone): the client disconnects · `replies`
+                        (ReplyKnown): the tokens of its answer · `follows` (NextKnown): the start of the next
+                        turn's prompt · `acts` (Acted): a client's own slot action has ended ·
+                        `lacks_cells` (Exceeded): it failed for lack of KV cells
     ends of steps       `saved`, `unsaved`, `written` (the file is not checked yet), `filed` (it is checked),
                         `restored`, `erased`, `planted` (by request), `filled` (the last expected prefill)
     events of an engine `sees` (Observed): GET /slots shows these slots as busy · `look_failed` · `engine_up`
@@ -68,6 +69,7 @@ from slotkeeper.scheduler.effects import (
 )
 from slotkeeper.scheduler.events import (
     Acted,
+    Announced,
     Arrived,
     Closing,
     DrainAsked,
@@ -214,6 +216,10 @@ class Play:
 
 
 # -- events ------------------------------------------------------------------------------------------------
+
+
+def announced() -> Announced:
+    return Announced(at=0.0)
 
 
 def arrives(request: str, client: str = "anna", **more: Any) -> Arrived:

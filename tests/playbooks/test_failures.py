@@ -6,6 +6,7 @@ import pytest
 
 from playbooks.playbook import (
     Play,
+    announced,
     arrives,
     ends,
     engine_lost,
@@ -261,6 +262,19 @@ def test_a_conversation_waits_for_its_engine_rather_than_be_computed_on_another(
     play.table.shared_until = play.clock + 60.0
     assert play.later(5.0) << arrives("r2") << knows("r2", A + MORE)
     assert play << sees() >> goes("r2", engine="e0", slot=0)
+
+
+def test_a_shared_engine_is_polled_while_the_body_of_a_request_arrives():
+    play = Play()
+    assert play << arrives("r1") << knows("r1", A) >> goes("r1") << ends("r1", 1000) >> reports("r1")
+    assert play.later(5.0) << announced()
+    assert not play.looking  # nobody else uses the engine
+    play.table.shared_until = play.clock + 60.0
+    assert play << announced()
+    assert play.looking
+    assert play << announced() << sees() << announced()
+    assert not play.looking  # what was seen a moment ago is enough
+    assert play << arrives("r2") << knows("r2", A + MORE) >> goes("r2", slot=0)
 
 
 def test_no_request_waits_for_the_contents_of_a_lost_engine():

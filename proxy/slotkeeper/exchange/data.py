@@ -144,6 +144,8 @@ class DataPort:
                 if isinstance(judged, Refusal):
                     return self._refused(inbound, judged)
                 inbound.judged = judged
+            if inbound.api in TAKES_SLOT:
+                gate.driver.announce()
             async with gate.door.counted(request, inbound.api) as counted:
                 inbound.body = await incoming.read()
                 if gate.driver.engines.routers and not inbound.model:

@@ -59,6 +59,7 @@ from slotkeeper.scheduler.effects import (
 )
 from slotkeeper.scheduler.events import (
     AdaptersSeen,
+    Announced,
     Arrived,
     Closing,
     EngineLost,
@@ -255,6 +256,11 @@ class Driver:
         if self.snapshots:
             await self.snapshots.close()
         await self.engines.close()
+
+    def announce(self) -> None:
+        """Have GET /slots read where a decision needs that, while the body of a request arrives."""
+        if self.placement.needs_poll(now := self.now()):
+            self.post(Announced(at=now))
 
     def admit(self, arrived: Arrived) -> asyncio.Future[Forward]:
         """Give a request to the scheduler. Cancel it with `post(Gone(...))`.

@@ -27,6 +27,13 @@ from slotkeeper.scheduler.types import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Announced:
+    """The head of a request arrived, its body follows: meanwhile engines can be polled for its place."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Arrived:
     """A request that will take a slot arrived. Its tokens follow in `Rendered`."""
 
@@ -376,7 +383,8 @@ class SwapFailed:
 
 
 Event = (
-    Arrived
+    Announced
+    | Arrived
     | Rendered
     | Planted
     | Saved

@@ -44,6 +44,7 @@ from slotkeeper.scheduler.events import (
     Acted,
     AdaptersChange,
     AdaptersSeen,
+    Announced,
     Arrived,
     Closing,
     DrainAsked,
@@ -135,6 +136,14 @@ def arrived(state: State, event: Arrived) -> None:
         state.bypassing.append(event.request)
     else:
         state.queue.add(event.request, event.client)
+
+
+def announced(state: State, event: Announced) -> Iterator[Effect]:
+    """Poll the engines whose slots must be seen before a request can be placed there."""
+    for table in state.up:
+        if table.needs_poll(event.at):
+            table.polls()
+            yield Observe(engine=table.engine, delay=0.0)
 
 
 def rendered(state: State, event: Rendered) -> Iterator[Effect]:
@@ -677,6 +686,7 @@ EARLY: Final = 0.01  # seconds by which a timer may fire too early
 TAKE_IN: Final[Mapping[type[Event], Callable[[State, Any], Iterable[Effect] | None]]] = MappingProxyType(
     {
         # requests
+        Announced: announced,
         Arrived: arrived,
         Rendered: rendered,
         Started: outcomes.started,
@@ -753,6 +763,10 @@ class Placement:
         """Whether a request is computed in pieces, or waits to be: what its slot holds must not be lost."""
         state = self._state
         return any(p.divisible for r in state.hinted if (p := state.requests.get(r)))
+
+    def needs_poll(self, now: float) -> bool:
+        """Whether any engine must be polled before a request that arrives now can be placed there."""
+        return any(table.needs_poll(now) for table in self._state.up)
 
     def has_waiting(self) -> bool:
         """Whether any request is queued for a slot."""

@@ -197,7 +197,7 @@ class EngineTable:
 
     def open_for_pins(self, now: float) -> bool:
         """Whether a slot may be given out: no task is on its way to a slot that is unknown to us."""
-        fresh = now >= self.shared_until or now - self.observed_at <= STALE
+        fresh = not self._shared_unseen(now)
         known = not self.unseen and not self.unsettled and not self.orphans
         return self.up and known and fresh and not (self.awaited or self.leaving) and self.adapters_known(now)
 
@@ -215,6 +215,14 @@ class EngineTable:
             for slot in self.idle
             if (contents := self.shadow.slots[slot])
         )
+
+    def needs_poll(self, now: float) -> bool:
+        """Whether GET /slots must be read before a request that arrives now can be placed."""
+        return self.up and not self.observing and (self._shared_unseen(now) or self.outdated(now))
+
+    def _shared_unseen(self, now: float) -> bool:
+        """Whether another client may have begun a task since the last poll."""
+        return now < self.shared_until and now - self.observed_at > STALE
 
     def open_for_unpinned(self, now: float) -> bool:
         """Whether an unpinned task may be sent. The engine may put it into any slot that it thinks free."""
@@ -317,7 +325,7 @@ class EngineTable:
             return 0.01
         if SlotState.DRAINING in self.states:
             return 0.01 * 1.5**self.patience if self.patience < QUICK_LOOKS else SILENCE
-        if waiting and now < self.shared_until and now - self.observed_at > STALE:
+        if waiting and self._shared_unseen(now):
             return 0.0
         return 0.25 if SlotState.FOREIGN in self.states else None
 
