@@ -422,6 +422,7 @@ FILLED: Final[tuple[Callable[[], tuple[int, int]], ...]] = (
 @pytest.mark.parametrize("fill", FILLED, ids=lambda fill: fill.__name__)
 def test_a_collection_stays_within_its_bound_when_it_is_filled_ten_times_over(fill, monkeypatch):
     monkeypatch.setattr("slotkeeper.conversation.naming.KEPT", 10)
+    monkeypatch.setattr("slotkeeper.conversation.naming.LOOKED_IN", 100)
     monkeypatch.setattr("slotkeeper.scheduler.snapshots.retention.MOST", 8)
     kept, bound = fill()
     assert kept <= bound

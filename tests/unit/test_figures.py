@@ -62,22 +62,22 @@ def test_only_the_whole_is_shown_as_100_percent():
 )
 def test_a_bar_shows_every_part_above_zero(part, drawn):
     assert bar(part, 1000, 4) == drawn
-
-
-def test_a_bar_of_an_empty_total_is_empty():
-    assert bar(5, 0, 4) == "····"
+    assert bar(part, 0, 4) == "····", "of an empty total"
 
 
 @pytest.mark.parametrize(
-    ("begin", "end", "drawn"),
-    [(0, 1, "████"), (0, 0, "█"), (1, 1, "   █"), (0.5, 0.75, "  █"), (0.26, 0.3, " █")],
+    ("begin", "end", "whole", "drawn"),
+    [
+        (0, 1, 1, "████"),
+        (0, 0, 1, "█"),
+        (1, 1, 1, "   █"),
+        (0.5, 0.75, 1, "  █"),
+        (0.26, 0.3, 1, " █"),
+        (0, 0, 0, "█"),
+    ],
 )
-def test_a_lane_begins_at_its_time_and_is_always_visible(begin, end, drawn):
-    assert lane(begin, end, 1, 4) == drawn
-
-
-def test_a_lane_of_a_zero_duration_is_visible():
-    assert lane(0, 0, 0, 4) == "█"
+def test_a_lane_begins_at_its_time_and_is_always_visible(begin, end, whole, drawn):
+    assert lane(begin, end, whole, 4) == drawn
 
 
 def test_a_sparkline_shows_a_dot_where_there_were_no_requests():

@@ -64,30 +64,18 @@ def test_event_loop_policy():
 KINDS: Final = LOOKS.count("def test_")
 
 
-@pytest.fixture
-def in_this_order(tmp_path):
-    """Run both modules in a pytest of their own, with or without our conftest; how many ran and failed."""
+@pytest.mark.parametrize("with_fixture", [True, False])
+def test_only_without_the_fixture_is_each_change_visible_to_the_next_test(tmp_path, with_fixture):
+    """Both modules run in a pytest of their own, with or without our conftest."""
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "test_1.py").write_text(CHANGES)
     (tmp_path / "test_2.py").write_text(LOOKS)
     report = tmp_path / "report.xml"
-
-    def run(*, with_fixture: bool) -> tuple[int, int]:
-        if with_fixture:
-            (tmp_path / "conftest.py").write_text(CONFTEST.read_text("utf-8"))
-        alone = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
-        command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}")
-        subprocess.run(command, cwd=tmp_path, env=alone, capture_output=True, check=False)
-        suite = ET.parse(report).getroot()[0]  # noqa: S314 -- our own
-        assert suite.get("errors") == "0"
-        return int(suite.get("tests", 0)), int(suite.get("failures", 0))
-
-    return run
-
-
-def test_a_test_does_not_see_what_the_one_before_changed_in_the_process(in_this_order):
-    assert in_this_order(with_fixture=True) == (1 + KINDS, 0)
-
-
-def test_without_the_fixture_each_change_is_visible_to_the_next_test(in_this_order):
-    assert in_this_order(with_fixture=False) == (1 + KINDS, KINDS)
+    if with_fixture:
+        (tmp_path / "conftest.py").write_text(CONFTEST.read_text("utf-8"))
+    alone = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
+    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}")
+    subprocess.run(command, cwd=tmp_path, env=alone, capture_output=True, check=False)
+    suite = ET.parse(report).getroot()[0]  # noqa: S314 -- our own
+    seen = {name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors")}
+    assert seen == {"tests": 1 + KINDS, "failures": 0 if with_fixture else KINDS, "errors": 0}

@@ -102,10 +102,8 @@ def test_every_setting_is_in_one_group_and_in_its_order():
 def test_what_follows_from_other_settings():
     settings = load({"max_body_bytes": "128MiB", "max_connections": "1"}).settings
     assert (settings.all_bodies_bytes, settings.max_connections_per_address) == (1024 * 2**20, 1)
-
-
-def test_a_small_limit_of_one_body_does_not_lessen_the_room_for_all():
-    assert load({"max_body_bytes": "1MiB"}).settings.all_bodies_bytes == 512 * 2**20
+    small = load({"max_body_bytes": "1MiB"}).settings
+    assert small.all_bodies_bytes == 512 * 2**20, "the room for all is not lessened"
 
 
 @pytest.mark.parametrize("name", VALUES)
@@ -156,16 +154,11 @@ def test_a_secret_can_be_read_from_a_file(name, monkeypatch, tmp_path):
     assert loaded.origins[name] == "environment"
 
 
-def test_a_missing_secret_file_is_named(monkeypatch):
-    monkeypatch.setenv("SLOTKEEPER_ADMIN_TOKEN_FILE", "/nowhere/token")
-    said = complaint()
-    assert "SLOTKEEPER_ADMIN_TOKEN_FILE" in said
-    assert "/nowhere/token" in said
-
-
-def test_a_secret_file_that_is_not_text_is_named(monkeypatch, tmp_path):
+@pytest.mark.parametrize("content", [None, b"\xff\xfe\x00"], ids=["missing", "no text"])
+def test_a_secret_file_that_cannot_be_read_is_named(content, monkeypatch, tmp_path):
     path = tmp_path / "key"
-    path.write_bytes(b"\xff\xfe\x00")
+    if content:
+        path.write_bytes(content)
     monkeypatch.setenv("SLOTKEEPER_ENGINE_API_KEY_FILE", str(path))
     said = complaint()
     assert "SLOTKEEPER_ENGINE_API_KEY_FILE" in said
@@ -231,7 +224,6 @@ def test_shown_values_can_be_set_again(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "value", "hint"),
     [
-        ("upstream", ["localhost:8081"], "http://HOST:PORT"),
         ("upstream", [], "at least one"),
         ("upstream", ["http://a:1", "http://a:1/"], "only once"),
         ("listen", "8080", "HOST:PORT"),
@@ -257,11 +249,6 @@ def test_a_bad_value_is_refused_with_its_flag_and_what_to_write(name, value, hin
     assert hint in said
 
 
-def test_all_invalid_settings_are_reported_at_once():
-    said = complaint({"listen": "x", "log_level": "loud"}).splitlines()
-    assert [line.partition(":")[0] for line in said] == ["--listen", "--log-level"]
-
-
 @pytest.mark.parametrize("listen", ["0.0.0.0:9090", ":9090", "[::]:9090", "example.org:9090"])
 def test_an_admin_port_beyond_loopback_needs_a_token(listen):
     said = complaint({"admin_listen": listen})
@@ -277,10 +264,9 @@ def test_an_empty_token_counts_as_no_token(monkeypatch):
     assert "--admin-token" in complaint({"admin_listen": ":9090"})
 
 
-def test_a_missing_config_file_is_named(tmp_path):
-    said = complaint(config=tmp_path / "absent.toml")
-    assert "--config" in said
-    assert "absent.toml" in said
+@pytest.mark.parametrize("name", ["absent.toml", "."], ids=["missing", "folder"])
+def test_a_config_that_is_no_file_is_named(name, tmp_path):
+    assert complaint(config=tmp_path / name) == f"--config: there is no file {tmp_path / name}"
 
 
 def test_a_config_file_that_cannot_be_read_is_named(monkeypatch, tmp_path):
@@ -295,29 +281,22 @@ def test_a_config_file_that_cannot_be_read_is_named(monkeypatch, tmp_path):
     )
 
 
-def test_a_folder_is_not_a_config_file(tmp_path):
-    assert complaint(config=tmp_path) == f"--config: there is no file {tmp_path}"
-
-
 def test_a_config_file_that_is_not_toml_is_named(tmp_path):
     assert "slotkeeper.toml" in complaint(config=toml(tmp_path, "listen = \n"))
-
-
-def test_an_unknown_setting_in_a_file_is_refused(tmp_path):
-    path = toml(tmp_path, 'lisen = "127.0.0.1:1"\n')
-    assert complaint(config=path) == f"{path}: lisen: there is no such setting; did you mean listen?"
 
 
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
+        ("lisen", "did you mean listen?"),
         ("hot-bytes", "did you mean hot_bytes?"),
-        ("log_levle", "did you mean log_level?"),
-        ("q", "--print-config"),
+        ("q", "--print-config lists them"),
+        ("record-bytes", f"it was removed: {REMOVED_SETTINGS['record_bytes']}"),
     ],
 )
-def test_a_misspelled_setting_in_a_file_gets_a_suggestion(name, hint, tmp_path):
-    assert hint in complaint(config=toml(tmp_path, f"{name} = 1\n"))
+def test_an_unknown_setting_in_a_file_is_refused_with_a_hint(name, hint, tmp_path):
+    path = toml(tmp_path, f"{name} = 1\n")
+    assert complaint(config=path) == f"{path}: {name}: there is no such setting; {hint}"
 
 
 @pytest.mark.parametrize(
@@ -338,11 +317,6 @@ def test_a_misspelled_variable_is_refused_with_a_suggestion(name, meant, monkeyp
 def test_a_variable_of_a_removed_setting_is_refused_and_says_what_holds_now(name, monkeypatch):
     monkeypatch.setenv(f"SLOTKEEPER_{name.upper()}", "off")
     assert complaint().endswith(f"there is no such variable; it was removed: {REMOVED_SETTINGS[name]}")
-
-
-def test_a_line_of_a_removed_setting_is_refused_and_says_what_holds_now(tmp_path):
-    path = toml(tmp_path, "record-bytes = 1\n")
-    assert "it was removed: its value is fixed now" in complaint(config=path)
 
 
 def test_no_removed_setting_is_a_setting():

@@ -147,22 +147,15 @@ async def test_a_prefill_that_ends_early_is_an_error(serve, event, error):
         await client.prefill([1, 2, 3], 0)
 
 
-async def test_an_answer_that_is_not_json_raises_an_engine_error(serve):
-    async def props(_request: web.Request) -> web.Response:
-        return web.Response(text="<html>")
-
-    with pytest.raises(EngineError, match="not JSON"):
-        await (await serve(props=props)).props()
-
-
-async def test_an_html_error_page_is_not_quoted(serve):
-    with pytest.raises(EngineError) as refused:
-        await (await serve(props=page(404))).props()
-    assert str(refused.value) == "404: a page of HTML"
-
-
-async def test_an_error_of_any_shape_raises_an_engine_error_with_its_status(serve):
-    client = await serve(slots=answer(["no"], 502))
-    with pytest.raises(EngineError, match="no") as refused:
-        await client.slots()
-    assert refused.value.status == 502
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        (page(200), r"^200: /props: not JSON$"),
+        (page(404), r"^404: a page of HTML$"),
+        (answer(["no"], 502), r"^502: .*no"),
+    ],
+    ids=["no JSON", "HTML", "another shape"],
+)
+async def test_an_error_of_any_shape_raises_an_engine_error_with_its_status(serve, said, error):
+    with pytest.raises(EngineError, match=error):
+        await (await serve(props=said)).props()

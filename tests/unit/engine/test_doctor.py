@@ -30,8 +30,17 @@ def traps(traits=GOOD, flags=LINE, props=PROPS, *, slots=True, metrics=True, sav
     return {(finding.trap, finding.severity) for finding in found} - {NEED}
 
 
-def test_a_well_configured_engine_gets_one_ok():
-    assert traps() == {("flags", Severity.OK)}
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"memory": Memory.DENSE, "checkpoint_cap": 0, "eager_thinning": True, "user_start": ()},
+        {"eager_thinning": True, "checkpoint_min_step": 0},
+    ],
+    ids=["hybrid", "dense: it needs no checkpoints", "thinning turned off"],
+)
+def test_a_well_configured_engine_gets_one_ok(change):
+    assert traps(replace(GOOD, **change)) == {("flags", Severity.OK)}
 
 
 @pytest.mark.parametrize(
@@ -75,15 +84,6 @@ def test_a_ram_cache_is_advised_except_for_the_models_of_a_router(routed, cached
         traits, None, PROPS, slots_ok=True, metrics_ok=True, slot_save=SaveSupport.YES, routed=routed
     )
     assert next((one.do for one in found if one.trap == "ram-cache"), None) == advice
-
-
-def test_a_dense_model_needs_no_checkpoints():
-    dense = replace(GOOD, memory=Memory.DENSE, checkpoint_cap=0, eager_thinning=True, user_start=())
-    assert traps(dense) == {("flags", Severity.OK)}
-
-
-def test_checkpoint_thinning_that_the_user_turned_off_is_not_reported():
-    assert traps(replace(GOOD, eager_thinning=True, checkpoint_min_step=0)) == {("flags", Severity.OK)}
 
 
 def test_missing_routes_are_reported():

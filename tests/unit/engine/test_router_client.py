@@ -19,15 +19,17 @@ def test_an_entry_has_the_flags_and_the_port_of_its_process():
     assert (entry.name, entry.aliases, entry.status) == ("coder", ("gpt-x",), ModelStatus.LOADED)
     assert entry.flags
     assert (entry.flags.n_ctx, entry.flags.n_parallel, entry.port) == (8192, 2, 46919)
+    assert entry_of(model_entry(args=["llama-server", "--parallel"])).flags is None, "they are unreadable"
+
+
+def test_an_entry_of_a_failed_load_says_so_and_its_port_is_ignored():
+    entry = entry_of(model_entry("unloaded", failed=True))
+    assert (entry.failed, entry.port) == (True, 0)
 
 
 @pytest.mark.parametrize("value", ["loading", "sleeping", "unloaded"])
 def test_each_model_status_is_read(value):
     assert entry_of(model_entry(value)).status == value
-
-
-def test_the_port_of_a_model_that_is_not_loaded_is_ignored():
-    assert entry_of(model_entry("unloaded")).port == 0
 
 
 @pytest.mark.parametrize(
@@ -42,14 +44,6 @@ def test_the_port_of_a_model_that_is_not_loaded_is_ignored():
 )
 def test_an_unreadable_entry_counts_as_unloaded(entry):
     assert entry_of(entry).status is ModelStatus.UNLOADED
-
-
-def test_unreadable_flags_are_unknown():
-    assert entry_of(model_entry(args=["llama-server", "--parallel"])).flags is None
-
-
-def test_a_failed_load_is_read():
-    assert entry_of(model_entry("unloaded", failed=True)).failed
 
 
 # -- addresses -----------------------------------------------------------------------------------------

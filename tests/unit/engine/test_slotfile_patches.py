@@ -1,4 +1,4 @@
-"""A repair changes four bytes of a sliding window's table, and only if the whole table fits."""
+"""New files from old ones: chosen checkpoints, and a repaired window, only if its whole table fits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from io import BytesIO
 import pytest
 
 from recipes import made, other_last_token, whole
-from slotkeeper.engine.slot_file.slotfile import Patch, keep, patched, repair_window
+from slotkeeper.engine.slot_file.slotfile import Patch, keep, patched, repair_window, size_of
 from unit.engine.slotfiles import (
     IDS,
     KINDS,
@@ -77,13 +77,9 @@ def test_a_window_of_another_size_than_that_of_the_model_is_not_repaired(n_swa: 
     assert repair(slot_file("swa"), n_swa) is None
 
 
-@pytest.mark.parametrize("n", [WINDOW, WINDOW - 1])
+@pytest.mark.parametrize("n", [WINDOW - 1, WINDOW, WINDOW + 1])
 def test_a_prompt_within_the_window_is_not_repaired(n: int) -> None:
-    assert repair(slot_file("swa", ids=IDS[:n])) is None
-
-
-def test_a_prompt_one_token_longer_than_the_window_is_repaired() -> None:
-    assert repair(slot_file("swa", ids=IDS[: WINDOW + 1])) is not None
+    assert (repair(slot_file("swa", ids=IDS[:n])) is None) is (n <= WINDOW)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "swa"])
@@ -129,3 +125,19 @@ def test_a_patch_at_the_beginning_or_end_leaves_no_empty_piece() -> None:
         file.size - 8,
         4,
     ]
+
+
+def test_only_the_chosen_checkpoints_are_kept() -> None:
+    data = slot_file("hybrid", cuts=(4, 8, 16))
+    file = whole_file(data)
+    recipe = keep(file, [file.records[2], file.records[0]])
+    trimmed = made(recipe, data)
+    assert trimmed == slot_file("hybrid", cuts=(4, 16))
+    assert size_of(recipe) == len(trimmed)
+    assert made(keep(file, ()), data) == slot_file("hybrid"), "without checkpoints there is no appendix"
+
+
+def test_a_checkpoint_that_is_not_in_its_file_is_refused() -> None:
+    file, other = whole_file(slot_file("hybrid", cuts=(4,))), whole_file(slot_file("hybrid", cuts=(8,)))
+    with pytest.raises(ValueError, match="no such checkpoint"):
+        keep(file, other.records)

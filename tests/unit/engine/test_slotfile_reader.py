@@ -161,13 +161,6 @@ def test_each_bad_header_has_its_verdict(data: bytes, verdict: Verdict) -> None:
     assert "\n" not in found.text
 
 
-def test_checkpoints_need_not_be_in_ascending_order() -> None:
-    """A sliding window that was cut back to a checkpoint makes the next one a token before it."""
-    found = verdict_on(slot_file("hybrid") + appendix([record(16), record(4)]))
-    assert isinstance(found, SlotFile)
-    assert [kept.at for kept in found.records] == [16, 4]
-
-
 @pytest.mark.parametrize(
     "bad",
     [
@@ -185,16 +178,6 @@ def test_contradictory_checkpoints_are_refused(bad: bytes) -> None:
     found = verdict_on(slot_file("hybrid") + bad)
     assert isinstance(found, Damage)
     assert found.verdict is Verdict.APPENDIX
-
-
-@pytest.mark.parametrize("offset", [4, 8])
-def test_a_count_of_two_thousand_million_allocates_no_memory(offset: int) -> None:
-    data = bytearray(slot_file("recurrent", cuts=(4,)))
-    at = len(header(IDS, 4)) + (
-        0 if offset == 4 else whole_file(bytes(data)).payload_end - len(header(IDS, 4)) + 8
-    )
-    data[at : at + 4] = b"\xff\xff\xff\x7f"
-    assert isinstance(verdict_on(bytes(data)), Damage)
 
 
 def test_an_unknown_structure_has_no_layout_but_its_checkpoints_are_found() -> None:

@@ -31,16 +31,6 @@ async def test_a_request_gets_a_slot_and_its_end_is_reported(driver):
     assert driver.placement.pending(RequestId("a")) is None
 
 
-async def test_two_requests_never_share_a_slot_and_a_third_one_waits(driver):
-    first, second = await granted(admit(driver, "a")), await granted(admit(driver, "b", Tokens([7] * 300)))
-    assert {first.slot, second.slot} == {0, 1}
-    third = admit(driver, "c", Tokens([8] * 300))
-    await settled()
-    assert not third.done()
-    finish(driver, "a")
-    assert (await granted(third)).slot == first.slot
-
-
 async def test_an_idle_moment_begins_when_no_request_is_served_and_the_slot_is_unchanged(driver, link):
     held = [len(PROMPT) + 1, 301]
     link.client.views = [SlotView(slot=SlotId(n), busy=False, task=n, held=held[n]) for n in (0, 1)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
@@ -81,15 +80,6 @@ async def test_a_bug_in_the_scheduler_lets_all_waiting_requests_through(driver, 
     assert fallbacks(driver, "placement") == 1
 
 
-async def test_after_a_bug_the_next_request_is_placed_again(driver, link, broken):
-    broken(Arrived)
-    assert (await granted(admit(driver, "a"))).reason is Reason.FAIL_OPEN
-    await settled()
-    forward = await granted(admit(driver, "b"))
-    assert forward.reason is not Reason.FAIL_OPEN
-    assert forward.slot is not None
-
-
 async def test_after_a_bug_the_budgets_still_follow_the_disk(driver, broken):
     room = FolderRoom(total=1000, free=400)
     driver.post(RoomSeen(at=driver.now(), rooms={Tier.HOT: room}))
@@ -110,7 +100,7 @@ async def test_after_a_bug_no_slot_is_used_before_the_slots_are_read(driver, lin
     await settled()
     forward = await granted(admit(driver, "c"))
     assert link.client.looks > looks
-    assert forward.slot != running.slot
+    assert forward.slot == 1 - running.slot
 
 
 class EndlessError(BaseException):
@@ -242,13 +232,6 @@ async def test_without_an_engine_a_request_fails_open_to_the_first_engine(driver
     driver.post(EngineLost(at=driver.now(), engine=ENGINE))
     forward = await granted(admit(driver, "a"))
     assert (forward.engine, forward.slot, forward.reason) == (ENGINE, None, Reason.NO_ENGINE)
-
-
-async def test_an_engine_that_comes_back_gives_its_new_slots(driver):
-    driver.post(EngineLost(at=driver.now(), engine=ENGINE))
-    driver.post(EngineUp(at=driver.now(), engine=ENGINE, traits=replace(TRAITS, n_slots=1)))
-    await settled()
-    assert (await granted(admit(driver, "a"))).slot == 0
 
 
 async def test_a_failed_read_of_the_slots_triggers_a_check_of_the_engine(driver, link):

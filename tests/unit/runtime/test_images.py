@@ -169,14 +169,9 @@ async def test_a_prompt_cut_inside_an_image_or_with_a_forgotten_image_is_not_sen
         await lab.images.prompt(lab.tokenizer, prompt, {})
 
 
-async def test_token_ids_that_no_text_gives_are_not_sent(lab):
-    prompt = Tokens([7]) + letters("See") + Tokens.image(A, LENGTH) + letters("?")
-    with pytest.raises(ValueError, match="those of any text"):
-        await lab.images.prompt(lab.tokenizer, prompt, {})
-
-
-async def test_a_text_that_contains_the_media_marker_is_not_sent(lab):
-    prompt = Tokens([1]) + letters(f"See{MARKER}") + Tokens.image(A, LENGTH) + letters("?")
+@pytest.mark.parametrize("before", [Tokens([7]) + letters("See"), Tokens([1]) + letters(f"See{MARKER}")])
+async def test_token_ids_that_no_text_gives_and_a_text_with_the_marker_are_not_sent(lab, before):
+    prompt = before + Tokens.image(A, LENGTH) + letters("?")
     with pytest.raises(ValueError, match="those of any text"):
         await lab.images.prompt(lab.tokenizer, prompt, {})
 

@@ -114,9 +114,15 @@ class Clients:
         )
 
 
-def test_a_change_costs_the_tokens_computed_again_behind_it():
-    clients = Clients()
+def begun(*rules: str, text: bool = False) -> Clients:
+    """Return a client whose first request was answered."""
+    clients = Clients(*rules, text=text)
     clients.asks(request(1, 0), prompt(1, 0), cached=0)
+    return clients
+
+
+def test_a_change_costs_the_tokens_computed_again_behind_it():
+    clients = begun()
     taken, divergence = clients.asks(request(2, 1), prompt(2, 1), cached=1000, seconds=2.2)
     assert taken.rewritten is None
     assert taken.judged.explained.kind is RequestKind.REWRITE
@@ -126,23 +132,15 @@ def test_a_change_costs_the_tokens_computed_again_behind_it():
     assert clients.counted(Cause.DATE) == divergence.tokens
 
 
-def test_tokens_planted_for_a_request_count_as_its_cost():
-    clients = Clients()
-    clients.asks(request(1, 0), prompt(1, 0), cached=0)
-    _, divergence = clients.asks(request(2, 1), prompt(2, 1), cached=2001, planted=1001)
+def test_tokens_that_another_slot_had_do_not_count_as_cost_unless_they_were_planted_for_the_request():
+    _, divergence = begun().asks(request(2, 1), prompt(2, 1), cached=2001)
+    assert divergence.tokens == 100
+    _, divergence = begun().asks(request(2, 1), prompt(2, 1), cached=2001, planted=1001)
     assert divergence.tokens > 800
 
 
-def test_tokens_that_another_slot_had_do_not_count_as_cost():
-    clients = Clients()
-    clients.asks(request(1, 0), prompt(1, 0), cached=0)
-    _, divergence = clients.asks(request(2, 1), prompt(2, 1), cached=2001)
-    assert divergence.tokens == 100
-
-
 def test_a_fixed_change_costs_nothing():
-    clients = Clients("date=fix")
-    clients.asks(request(1, 0), prompt(1, 0), cached=0)
+    clients = begun("date=fix")
     taken, divergence = clients.asks(request(2, 1), prompt(1, 1), cached=2001)
     assert taken.rewritten is not None
     assert (divergence.cause, divergence.tokens) == (Cause.DATE, 0)
@@ -150,8 +148,7 @@ def test_a_fixed_change_costs_nothing():
 
 
 def test_different_tokens_of_an_equal_text_are_attributed_to_the_template():
-    clients = Clients()
-    clients.asks(request(1, 0), prompt(1, 0), cached=0)
+    clients = begun()
     _, divergence = clients.asks(request(1, 1), prompt(2, 1), cached=1000)
     assert (divergence.cause, divergence.rule) == (Cause.TEMPLATE_RERENDERS, None)
     assert divergence.tokens == 1001
@@ -177,38 +174,27 @@ def test_a_request_that_is_not_a_chat_is_ignored():
     assert taken is None
 
 
-def test_changes_by_rules_have_excerpts_if_text_may_be_kept():
-    clients = Clients("date=fix", text=True)
-    clients.asks(request(1, 0), prompt(1, 0), cached=0)
-    taken, divergence = clients.asks(request(2, 1), prompt(1, 1), cached=2000)
+@pytest.mark.parametrize("text", [True, False])
+def test_changes_by_rules_have_short_excerpts_only_if_text_may_be_kept(text):
+    taken, divergence = begun("date=fix", text=text).asks(request(2, 1), prompt(1, 1), cached=2000)
     change = taken.changes[0]
+    assert ("2026-11-22" in change.before, "2026-11-21" in change.after) == (text, text)
     assert len(change.before) < 200
-    assert ("2026-11-22" in change.before, "2026-11-21" in change.after) == (True, True)
-    assert divergence.fixed
+    assert bool(change.before or change.after) is text
+    assert (change.rule, divergence.fixed) == (RuleName.DATE, True)
 
 
 def test_the_tokens_around_a_divergence_are_kept_only_if_text_may_be_kept():
     for text in (True, False):
-        clients = Clients(text=text)
-        clients.asks(request(1, 0), prompt(1, 0), cached=0)
-        divergence = clients.asks(request(2, 1), prompt(2, 1), cached=1000)[1]
+        divergence = begun(text=text).asks(request(2, 1), prompt(2, 1), cached=1000)[1]
         assert (divergence.token, divergence.section) == (1000, Section.SYSTEM)
         assert (divergence.was[divergence.lead :][:1], divergence.now[divergence.lead :][:1]) == (
             ((1,), (2,)) if text else ((), ())
         )
 
 
-def test_without_permission_no_text_of_a_change_is_kept():
-    clients = Clients("date=fix")
-    clients.asks(request(1, 0), prompt(1, 0), cached=0)
-    taken, _ = clients.asks(request(2, 1), prompt(1, 1), cached=2000)
-    change = taken.changes[0]
-    assert (change.rule, change.before, change.after) == (RuleName.DATE, "", "")
-
-
 def test_a_rule_that_would_cost_tokens_is_declined_and_the_request_is_kept_unchanged():
-    clients = Clients("date=fix")
-    clients.asks(request(1, 0), prompt(1, 0), cached=0)
+    clients = begun("date=fix")
     taken, divergence = clients.asks(request(2, 1), prompt(2, 1), cached=1000, changed=False)
     assert [change.declined for change in taken.changes] == [True]
     assert (divergence.cause, divergence.fixed) == (Cause.DATE, False)
@@ -224,8 +210,7 @@ def test_a_rule_that_would_cost_tokens_is_declined_and_the_request_is_kept_uncha
 
 def test_a_divergence_caused_only_by_a_rule_names_that_rule():
     """The rule restored the date once, and later does not: the client's request has not changed."""
-    clients = Clients("date=fix")
-    clients.asks(request(1, 0), prompt(1, 0), cached=0)
+    clients = begun("date=fix")
     clients.asks(request(2, 1), prompt(1, 1), cached=2000)
     _, divergence = clients.asks(request(2, 2), prompt(2, 2), cached=1000, changed=False)
     assert (divergence.cause, divergence.rule, divergence.token) == (Cause.OUR_RULE, RuleName.DATE, 1000)
@@ -254,9 +239,7 @@ def test_a_request_is_recorded_for_the_next_one_even_if_it_is_not_explained():
 
 
 def test_work_in_the_thread_uses_a_copy_and_gives_the_same_report():
-    plain, clients = Clients(), Clients()
-    for each in (plain, clients):
-        each.asks(request(1, 0), prompt(1, 0), cached=0)
+    plain, clients = begun(), begun()
     told, divergence = plain.asks(request(2, 1), prompt(2, 1), cached=1000)
     run = FakeThread(clients.rewriting)
     taken, same = clients.asks(request(2, 1), prompt(2, 1), cached=1000, run=run)
@@ -280,8 +263,7 @@ def test_a_conversation_that_continues_meanwhile_does_not_change_what_the_thread
 @pytest.mark.parametrize("changed", [True, False])
 def test_requests_are_compared_in_the_thread_and_not_in_the_event_loop(changed, monkeypatch):
     """Both forms were compared, so it does not matter which one is sent."""
-    clients = Clients(f"{RuleName.DATE}=fix")
-    clients.asks(request(1, 0), prompt(1, 0), cached=0)
+    clients = begun(f"{RuleName.DATE}=fix")
     thread, judged = FakeThread(clients.rewriting), []
 
     def slow(*args: Any) -> Any:

@@ -75,13 +75,6 @@ async def test_a_state_that_was_just_written_or_fetched_is_kept_at_any_budget(tm
         assert objects(cold, "heads") == objects(cold, "blobs") == []
 
 
-async def test_without_a_budget_no_state_is_removed(tmp_path):
-    one, cold = tmp_path / "one", tmp_path / "shared"
-    async with sidecar(one, cold) as (store, shared):
-        await filled(store, one, cold, 2)
-        assert (await StoreCollector(shared, 0).collect()).states == 0
-
-
 async def test_leftovers_are_removed_once_no_sidecar_can_be_using_them(tmp_path):
     one, cold = tmp_path / "one", tmp_path / "shared"
     async with sidecar(one, cold, KEY) as (store, shared):

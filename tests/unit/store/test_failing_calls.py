@@ -27,6 +27,7 @@ from unit.store.saving import ENGINE, keep, names_in, offered, opened
 
 # Not unlink: what cannot be removed stays.
 CALLS: Final = ("open", "replace", "fsync", "utime", "fchmod", "fstat", "stat", "lstat", "statvfs", "mkdir")
+WRITES: Final = ((os, "pwrite"), (files, "write_all"))
 Operation = Callable[[Store, Path, Kept, Kept], Awaitable[object]]
 
 
@@ -47,7 +48,7 @@ def failing_once(at: int) -> Iterator[list[str]]:
         return call
 
     with ExitStack() as stack:
-        for module, name in (*((os, name) for name in CALLS), (files, "write_all")):
+        for module, name in (*((os, name) for name in CALLS), *WRITES):
             stack.enter_context(patch.object(module, name, injected(name, getattr(module, name))))
         yield failed
 

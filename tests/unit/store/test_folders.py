@@ -18,7 +18,7 @@ from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.slots.slot_contents import Tier
 from slotkeeper.store import files
 from slotkeeper.store.folders import snapshot_folder
-from slotkeeper.store.intake import SavedFile, SlotFileEdit
+from slotkeeper.store.intake import SavedFile
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import ADVICE, MissingError, StoreError, Trouble, UnfitError
 from unit.store.saving import ENGINE, file_of, ids, keep, names_in, offered, opened
@@ -113,17 +113,6 @@ async def test_a_failed_folder_is_tried_again_later_and_recovers(hot: Path, monk
             await store.temporary()
         assert await keep(store, hot)
         assert store.trouble is None
-
-
-async def test_a_disk_that_fills_during_an_edit_leaves_no_file(hot: Path, monkeypatch: pytest.MonkeyPatch):
-    def short(_out: int, _data: bytes, _at: int) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")  # a file system that copies what it overwrites
-
-    async with opened(hot) as store:
-        monkeypatch.setattr(os, "pwrite", short)
-        with pytest.raises(StoreError, match="Free some space"):
-            await keep(store, hot, edit=lambda _file, _found: SlotFileEdit(recipe=(b"some bytes",)))
-        assert names_in(hot) == set()
 
 
 async def test_a_read_only_folder_is_reported_when_it_is_opened(hot: Path):

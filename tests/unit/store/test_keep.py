@@ -15,9 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes import made, other_last_token, whole
+from recipes import made, whole
 from slotkeeper.engine.slot_file.slotfile import ByteSpan, Piece, Recipe, SlotFile, patched, repair_window
-from slotkeeper.engine.slot_file.slotfile import keep as keep_records
 from slotkeeper.runtime.slot_files import Editing
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory
@@ -89,17 +88,6 @@ async def test_a_discarded_save_leaves_nothing(hot: Path):
         assert names_in(hot) == set()
 
 
-async def test_an_edit_is_applied_before_the_state_is_kept(hot: Path):
-    def trim(_: object, found: SlotFile) -> SlotFileEdit:
-        return SlotFileEdit(recipe=keep_records(found, found.records[1:]))
-
-    async with opened(hot) as store:
-        kept = await keep(store, hot, file_of(1), seed=1, edit=trim)
-        assert kept.manifest.checkpoints == (16,)
-        assert await offered(store, hot, kept.id) == file_of(1, cuts=(16,))
-        assert names_in(hot) == {f"{kept.id}.slot", f"{kept.id}.json"}
-
-
 async def test_an_edit_writes_only_bytes_that_change_or_move(hot: Path, monkeypatch: pytest.MonkeyPatch):
     """The engine's file may have gigabytes."""
     written, real = [0], os.pwrite
@@ -150,12 +138,6 @@ def test_no_byte_moves_towards_the_end_of_the_file(recipe: Recipe):
             edit_in_place(file, recipe, Halt())
 
 
-async def test_an_edit_without_changes_keeps_the_file(hot: Path):
-    async with opened(hot) as store:
-        kept = await keep(store, hot, file_of(1), seed=1, edit=lambda _file, _found: None)
-        assert await offered(store, hot, kept.id) == file_of(1)
-
-
 @pytest.mark.parametrize(
     ("cuts", "stale", "kept"),
     [
@@ -204,17 +186,6 @@ async def test_a_state_that_an_edit_damages_is_not_kept(hot: Path):
         with pytest.raises(TornError):
             await keep(store, hot, edit=lambda _file, _found: SlotFileEdit(recipe=(b"nonsense",)))
         assert names_in(hot) == set()
-
-
-async def test_the_last_token_is_taken_from_the_edited_header(hot: Path):
-    """A changed last token changes the engine's view, so that is what counts."""
-
-    def other_end(_: object, found: SlotFile) -> SlotFileEdit:
-        return SlotFileEdit(recipe=patched(whole(found), other_last_token(found, 7)))
-
-    async with opened(hot) as store:
-        kept = await keep(store, hot, file_of(1), seed=1, edit=other_end)
-        assert kept.tokens == Tokens((*ids(1)[:-1], 7))
 
 
 async def test_a_file_that_an_engine_writes_after_its_save_was_given_up_is_removed_later(hot: Path):

@@ -102,18 +102,6 @@ async def test_a_small_state_stays_whole(three):
     assert objects(cold, "parts") == []
 
 
-async def test_a_turn_costs_its_own_bytes_and_the_run_that_it_has_not_finished(three):
-    one, _, cold = three
-    async with sidecar(one, cold, sizes=ALL_IN_PARTS) as (store, _):
-        await uploaded(store, one, 8 * RUN)
-        before = written(cold)
-        await uploaded(store, one, 10 * RUN + 1)
-        after = written(cold)
-        assert before.items() <= after.items()
-        rows = (2 * RUN + 1) * ROW
-        assert rows < sum(after.values()) - sum(before.values()) < rows + 10 * RUN * 16
-
-
 async def test_a_save_asks_for_no_part_that_was_seen_a_moment_ago(three, monkeypatch):
     """Else a long conversation would cost a request for each of its parts in each turn."""
     one, _, cold = three

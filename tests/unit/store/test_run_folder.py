@@ -71,16 +71,6 @@ async def test_a_state_with_more_parts_than_open_files_comes_back(
         assert await offered(store, hot, kept.id) == state(6 * RUN)
 
 
-async def test_a_turn_costs_its_own_bytes_and_the_run_that_it_has_not_finished(hot: Path, cold: Path):
-    async with opened(hot, cold) as store:
-        row = 4 * 16
-        await kept_cold(store, hot, 4 * RUN)
-        before = size_of(cold)
-        await kept_cold(store, hot, 6 * RUN + 1, slot=1)
-        runs = (2 * RUN + 1) * row
-        assert runs < size_of(cold) - before < runs + 4 * RUN * 16
-
-
 async def test_two_agents_with_one_beginning_share_its_runs_but_two_namespaces_do_not(hot: Path, cold: Path):
     async with opened(hot, cold) as store:
         await kept_cold(store, hot, 4 * RUN, space="one")

@@ -61,15 +61,6 @@ async def test_manifests_of_earlier_releases_are_adopted_once(hot: Path):
         assert len(store.listing()) == 2
 
 
-async def test_an_earlier_manifest_with_an_impossible_time_does_not_keep_the_store_closed(hot: Path):
-    async with opened(hot) as store:
-        bad, good = await keep(store, hot), await keep(store, hot)
-    (hot / files.SEAL).rename(hot / files.FIRST_SEAL)
-    unkeyed(hot, bad.id, created=1e306)
-    async with opened(hot) as store:
-        assert [kept.id for kept in store.listing()] == [good.id]
-
-
 async def test_adopting_earlier_manifests_continues_after_a_kill(hot: Path):
     async with opened(hot) as store:
         kept = [await keep(store, hot) for _ in range(3)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from io import FileIO
 from pathlib import Path
 
@@ -17,11 +19,13 @@ from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.slots.slot_contents import Tier
 from slotkeeper.store import files
 from slotkeeper.store.folders.snapshot_folder import SnapshotFolder
+from slotkeeper.store.index import Kept
 from slotkeeper.store.shared_store import object_names
 from slotkeeper.store.shared_store import shared as module
 from slotkeeper.store.shared_store.collector import StoreCollector
 from slotkeeper.store.shared_store.object_names import HeadName, parsed
 from slotkeeper.store.shared_store.sealing import StoreKey
+from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import LateError, MissingError, StoreError, UnfitError
 from unit.engine.slotfiles import slot_file
 from unit.store.saving import ENGINE, ids, keep, names_in, offered
@@ -44,6 +48,20 @@ def two(tmp_path: Path) -> tuple[Path, Path, Path]:
     return tmp_path / "one", tmp_path / "other", tmp_path / "shared"
 
 
+@asynccontextmanager
+async def one_found(
+    two: tuple[Path, Path, Path], key: StoreKey | None = None
+) -> AsyncIterator[tuple[Store, Store, Kept]]:
+    """Yield the stores of two sidecars, and a state that the first has uploaded and the second has found."""
+    one, other, cold = two
+    async with sidecar(one, cold, key) as (store, _), sidecar(other, cold, key) as (second, shared):
+        kept = await kept_state(store, one, 1)
+        await store.copy_cold(kept.id)
+        (there,) = await found(shared, prompt(1))
+        await second.found(there)
+        yield store, second, kept
+
+
 @KEYS
 async def test_a_state_that_one_sidecar_uploads_can_be_found_and_restored_by_another(two, key):
     one, other, cold = two
@@ -61,12 +79,8 @@ async def test_a_state_that_one_sidecar_uploads_can_be_found_and_restored_by_ano
 @KEYS
 async def test_a_large_state_is_uploaded_in_parts(two, key, monkeypatch):
     monkeypatch.setattr(module, "AT_ONCE", 100)
-    one, other, cold = two
-    async with sidecar(one, cold, key) as (store, _), sidecar(other, cold, key) as (second, shared):
-        kept = await kept_state(store, one, 1)
-        await store.copy_cold(kept.id)
-        (there,) = await found(shared, prompt(1))
-        await second.found(there)
+    one, other, _ = two
+    async with one_found(two, key) as (_, second, kept):
         assert await offered(second, other, kept.id) == (one / f"{kept.id}.slot").read_bytes()
 
 
@@ -231,11 +245,7 @@ def emptied(path: Path) -> None:
 @pytest.mark.parametrize("kind", ["heads", "blobs"])
 async def test_a_damaged_object_never_reaches_the_slot_folder(two, key, damage, kind):
     one, other, cold = two
-    async with sidecar(one, cold, key) as (store, _), sidecar(other, cold, key) as (second, shared):
-        kept = await kept_state(store, one, 1)
-        await store.copy_cold(kept.id)
-        (there,) = await found(shared, prompt(1))
-        await second.found(there)
+    async with one_found(two, key) as (store, second, kept):
         (path,) = objects(cold, kind)
         damage(path)
         with pytest.raises((UnfitError, MissingError)):
@@ -248,7 +258,7 @@ async def test_a_damaged_object_never_reaches_the_slot_folder(two, key, damage, 
 
 async def test_a_fetch_ends_when_the_object_has_more_bytes_than_the_state(two, monkeypatch):
     """It would fill the disk of the slot folder before its hash shows that it is wrong."""
-    one, other, cold = two
+    _, other, cold = two
     written = 0
     write_all = files.write_all
 
@@ -257,11 +267,7 @@ async def test_a_fetch_ends_when_the_object_has_more_bytes_than_the_state(two, m
         written += len(data)
         write_all(out, data)
 
-    async with sidecar(one, cold) as (store, _), sidecar(other, cold) as (second, shared):
-        kept = await kept_state(store, one, 1)
-        await store.copy_cold(kept.id)
-        (there,) = await found(shared, prompt(1))
-        await second.found(there)
+    async with one_found(two) as (_, second, kept):
         objects(cold, "blobs")[0].write_bytes(bytes(32 << 20))
         monkeypatch.setattr(files, "write_all", counted)
         with pytest.raises(UnfitError):
@@ -366,12 +372,8 @@ async def test_a_forgotten_state_is_removed_for_all_and_an_unlisted_state_is_not
 
 
 async def test_a_download_that_is_late_is_abandoned_and_leaves_no_file(two):
-    one, other, cold = two
-    async with sidecar(one, cold) as (store, _), sidecar(other, cold) as (second, shared):
-        kept = await kept_state(store, one, 1)
-        await store.copy_cold(kept.id)
-        (there,) = await found(shared, prompt(1))
-        await second.found(there)
+    _, other, _ = two
+    async with one_found(two) as (_, second, kept):
         with pytest.raises(LateError):
             await second.offer(kept.id, ENGINE, within=0.0)
         assert names_in(other) == set()
@@ -379,18 +381,14 @@ async def test_a_download_that_is_late_is_abandoned_and_leaves_no_file(two):
 
 
 async def test_a_fetch_that_is_cancelled_while_its_file_is_created_leaves_no_file(two, monkeypatch):
-    one, other, cold = two
+    _, other, _ = two
     begun, goes_on = threading.Event(), threading.Event()
 
     def slow(*_: object) -> None:
         begun.set()
         assert goes_on.wait(PATIENCE)
 
-    async with sidecar(one, cold) as (store, _), sidecar(other, cold) as (second, shared):
-        kept = await kept_state(store, one, 1)
-        await store.copy_cold(kept.id)
-        (there,) = await found(shared, prompt(1))
-        await second.found(there)
+    async with one_found(two) as (_, second, kept):
         monkeypatch.setattr(SnapshotFolder, "demand", slow)
         async with asyncio.TaskGroup() as group:
             fetch = group.create_task(second.offer(kept.id, ENGINE))

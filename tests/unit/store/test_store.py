@@ -174,18 +174,6 @@ class Stuck:
         assert halt.wait(30)
 
 
-async def test_a_cancelled_save_leaves_no_file(hot: Path):
-    async with opened(hot) as store:
-        kept, stuck = await keep(store, hot), Stuck(store)
-        saving = asyncio.gather(keep(store, hot, edit=stuck))
-        await stuck.begun.wait()
-        saving.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await saving
-        assert store.listing() == [kept]
-        assert names_in(hot) == {f"{kept.id}.slot", f"{kept.id}.json"}
-
-
 async def test_closing_the_store_halts_running_work(hot: Path):
     store = Store(hot)
     await store.open()
