@@ -83,11 +83,6 @@ async def test_the_user_openers_are_the_token_ids_of_the_family_opener():
 # -- markers -------------------------------------------------------------------------------------------
 
 
-async def test_markers_that_find_every_message_are_accepted():
-    markers = await learn_markers(Templating(plain), PLAIN)
-    assert markers == Markers(user=ids("<U>"), tool=ids("<T>"), reply=ids("<A>"))
-
-
 async def test_markers_are_learned_although_the_template_refuses_tools_and_system_text():
     def strict(messages, tools, generate):
         return refuse() if tools or messages[0]["role"] == "system" else plain(messages, tools, generate)

@@ -22,17 +22,13 @@ ODDS = tuple((token, -1.0 - token / 2) for token in range(8))
 KNOWN = KnownFingerprint(name="n", engine="e", process="p", odds=ODDS)
 
 
-def shifted(by: float):
-    return tuple((token, logprob + by) for token, logprob in ODDS)
+def test_fingerprints_with_small_differences_in_all_tokens_or_any_in_one_are_alike():
+    def shifted(by: float):
+        return tuple((token, logprob + by) for token, logprob in ODDS)
 
-
-def test_fingerprints_with_small_differences_are_alike():
     assert alike(ODDS, ODDS)
     assert alike(ODDS, shifted(TOLERANCE / 2))
     assert not alike(ODDS, shifted(TOLERANCE * 2))
-
-
-def test_fingerprints_may_differ_in_one_token_but_not_in_two():
     assert alike(ODDS, (*ODDS[:-1], (99, -4.6)))
     assert not alike(ODDS, (*ODDS[:-2], (98, -4.1), (99, -4.6)))
 

@@ -47,22 +47,16 @@ def test_a_whole_file_is_read_to_its_end(kind: str, version: int) -> None:
 
 @all_kinds
 def test_checkpoints_are_listed_with_their_offsets(kind: str) -> None:
-    data = slot_file(kind, cuts=(4, 16))
+    data = slot_file(kind) + appendix([record(4, draft=b"draft"), record(16, first=0)])
     file = whole_file(data)
     assert file.payload_end == len(slot_file(kind))
     assert [(r.at, r.pos_min, r.pos_max, r.draft) for r in file.records] == [
         (4, 3, 3, True),
-        (16, 15, 15, True),
+        (16, 0, 15, False),
     ]
-    assert [r.length for r in file.records] == [40 + 4 + 5, 40 + 16 + 5]
+    assert [r.length for r in file.records] == [40 + 4 + 5, 40 + 16]
     assert file.records[-1].offset + file.records[-1].length == file.size == len(data)
     assert repr(file) == f"<SlotFile v4 20 tokens {len(data)} bytes checkpoints [4, 16]>"
-
-
-def test_a_checkpoint_without_a_draft_state_is_read_as_such() -> None:
-    data = slot_file("swa") + appendix([record(9, first=0)])
-    (found,) = whole_file(data).records
-    assert (found.at, found.pos_min, found.draft) == (9, 0, False)
 
 
 @both_versions

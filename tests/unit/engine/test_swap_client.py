@@ -112,25 +112,18 @@ async def heard(scene: Scene) -> AsyncIterator[asyncio.Event]:
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-async def test_llama_swap_is_recognised(make, legacy):
-    scene = await make(legacy=legacy)
+@pytest.mark.parametrize("key", ["", "secret"])
+async def test_llama_swap_is_recognised_without_its_key(make, legacy, key):
+    scene = await make(legacy=legacy, key=key)
     async with EngineClient(scene.base) as client:
         assert await client.health() is Health.SWAPPER
     assert scene.gateway.loads == []
 
 
-@pytest.mark.parametrize("legacy", [False, True])
-async def test_llama_swap_is_recognised_without_its_key(make, legacy):
-    scene = await make(legacy=legacy, key="secret")
-    async with EngineClient(scene.base) as client:
-        assert await client.health() is Health.SWAPPER
-    with pytest.raises(EngineError, match="401"):
-        await scene.client.listing()
-
-
 async def test_its_key_is_sent(make):
-    scene = await make(key="secret", ours="secret")
-    assert len((await scene.client.listing()).models) == 1
+    assert len((await (await make(key="secret", ours="secret")).client.listing()).models) == 1
+    with pytest.raises(EngineError, match="401"):
+        await (await make(key="secret")).client.listing()
 
 
 @pytest.mark.parametrize("said", [{}, [], {"running": {}}, {"running": None}, "running", None])
@@ -164,26 +157,19 @@ async def test_models_are_unloaded_until_they_run(make):
     assert [path for _, path in scene.gateway.loads] == ["/upstream/coder/health"]
 
 
-async def test_a_model_that_starts_or_stops_is_not_loaded(make):
-    scene = await make()
-    scene.servers.hold = asyncio.Event()
-    async with asyncio.TaskGroup() as group:
-        load = group.create_task(scene.client.load(CODER))
-        while (await scene.entry(CODER)).status is ModelStatus.UNLOADED:
-            await asyncio.sleep(0.01)
-        assert (await scene.entry(CODER)).status is ModelStatus.LOADING
-        assert not load.done()
-        scene.servers.hold.set()
-
-
-async def test_old_versions_do_not_list_a_model_that_starts(make):
-    scene = await make(legacy=True)
+@pytest.mark.parametrize(
+    ("legacy", "status"),
+    [(False, ModelStatus.LOADING), (True, ModelStatus.UNLOADED)],
+    ids=["", "old versions do not list it"],
+)
+async def test_a_model_that_starts_or_stops_is_not_loaded(make, legacy, status):
+    scene = await make(legacy=legacy)
     scene.servers.hold = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         load = group.create_task(scene.client.load(CODER))
         while not scene.gateway.loads:
             await asyncio.sleep(0.01)
-        assert (await scene.entry(CODER)).status is ModelStatus.UNLOADED
+        assert (await scene.entry(CODER)).status is status
         assert not load.done()
         scene.servers.hold.set()
     assert (await scene.entry(CODER)).status is ModelStatus.LOADED
@@ -285,18 +271,17 @@ async def test_old_versions_have_no_events(make):
 
 
 @pytest.mark.parametrize(
-    "about",
-    [{"peerID": "other"}, *({"type": kind} for kind in ("alias", "peer", "profile", "selector"))],
+    ("about", "aliases"),
+    [
+        ({"type": "model", "aliases": ["y"]}, [("y",)]),
+        ({"peerID": "other"}, []),
+        *(({"type": kind}, []) for kind in ("alias", "peer", "profile", "selector")),
+    ],
     ids=str,
 )
-async def test_other_entries_than_models_are_left_out(about):
+async def test_the_newest_versions_list_aliases_of_a_model_and_entries_that_are_none(about, aliases):
     entry = {"id": "x", "meta": {"llamaswap": about}}
-    assert [one.name for one in await listing_of(entry)] == []
-
-
-async def test_the_newest_versions_list_the_aliases_of_a_model():
-    entry = {"id": "x", "meta": {"llamaswap": {"type": "model", "aliases": ["y"]}}}
-    assert [one.aliases for one in await listing_of(entry)] == [("y",)]
+    assert [one.aliases for one in await listing_of(entry)] == aliases
 
 
 async def listing_of(*entries: dict[str, Any]) -> tuple[ModelEntry, ...]:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from patience import PATIENCE
+from slotkeeper.api.head import Api
+from slotkeeper.api.request import UNNAMED, Ask
 from slotkeeper.engine.answers import EngineError, EngineGoneError, Health, MediaPrompt, PrefillResult
 from slotkeeper.engine.client import EngineAddress, EngineClient
 from slotkeeper.runtime.driver import Driver
@@ -116,6 +118,13 @@ class StubLink(EngineLink):
 
     async def render_text(self, text: str, auth: Any) -> Tokens:
         return Tokens(map(ord, text))
+
+
+def asked(**given: Any) -> Ask:
+    """Return a chat request that is not streamed; `given` are other fields."""
+    known: dict[str, Any] = {"chat": None, "prompt": None, "media": False, "hash_chain": ()}
+    known |= {"stream": False, "claim": UNNAMED, "cache_prompt": True, "progress": False}
+    return Ask(**{"api": Api.CHAT} | known | given)
 
 
 # -- driving a driver -----------------------------------------------------------------------------------

@@ -28,11 +28,8 @@ def seen(figure):
     return look
 
 
-def test_a_serving_engine_is_up(seen):
+async def test_a_serving_engine_is_up_until_its_circuit_breaker_opens(driver, link, seen):
     assert seen() is EngineState.UP
-
-
-async def test_an_engine_with_an_open_circuit_breaker_is_failing(driver, link, seen):
     driver.failed(link, broken=True)
     assert seen() is EngineState.FAILING
     assert (

@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
 
 from patience import PATIENCE
 from slotkeeper.runtime.tasks import lifeline
+
+
+@asynccontextmanager
+async def lifeline_to(
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any], ended: Callable[[], Awaitable[bool]]
+) -> AsyncIterator[None]:
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    line = asyncio.get_running_loop().create_task(lifeline(f"http://127.0.0.1:{port}", ended))
+    async with asyncio.timeout(PATIENCE):
+        yield
+    line.cancel()
+    server.close()
 
 
 async def test_a_lifeline_reports_that_the_other_end_closed():
@@ -17,17 +32,12 @@ async def test_a_lifeline_reports_that_the_other_end_closed():
         ends.set()
         return True
 
-    server = await asyncio.start_server(lambda _, writer: talks.append(writer), "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    line = asyncio.get_running_loop().create_task(lifeline(f"http://127.0.0.1:{port}", ended))
-    async with asyncio.timeout(PATIENCE):
+    async with lifeline_to(lambda _, writer: talks.append(writer), ended):
         while not talks:
             await asyncio.sleep(0.01)
         assert not ends.is_set()
         talks[0].transport.abort()
         await ends.wait()
-    line.cancel()
-    server.close()
 
 
 async def lines_that_are_cut_at_once(at_least: int, is_another: Callable[[int], bool]) -> int:
@@ -47,14 +57,9 @@ async def lines_that_are_cut_at_once(at_least: int, is_another: Callable[[int], 
     async def ended() -> bool:
         return is_another(lines)
 
-    server = await asyncio.start_server(cut, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    line = asyncio.get_running_loop().create_task(lifeline(f"http://127.0.0.1:{port}", ended))
-    async with asyncio.timeout(PATIENCE):
+    async with lifeline_to(cut, ended):
         await enough.wait()
-    await asyncio.sleep(0.5)
-    line.cancel()
-    server.close()
+        await asyncio.sleep(0.5)
     return lines
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from slotkeeper.api.head import Api
-from slotkeeper.api.request import UNNAMED, Ask
+from slotkeeper.api.request import UNNAMED
 from slotkeeper.engine.answers import EngineError
 from slotkeeper.runtime.render import LARGEST, NextTurns, Recent
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from unit.runtime.stubs import StubLink
+from unit.runtime.stubs import StubLink, asked
 
 Message = dict[str, Any]
 
@@ -48,20 +48,6 @@ class Template(StubLink):
         return text + "<assistant>"
 
 
-def asking(messages: list[Message], *, api: Api = Api.CHAT, copies: int = 1) -> Ask:
-    return Ask(
-        api=api,
-        stream=False,
-        claim=replace(UNNAMED, copies=copies),
-        cache_prompt=True,
-        chat={"messages": messages, "tools": []},
-        prompt=None,
-        media=False,
-        progress=False,
-        hash_chain=(),
-    )
-
-
 def drops(message: Message) -> Message:
     return {key: value for key, value in message.items() if key != "reasoning_content"}
 
@@ -72,9 +58,10 @@ class Program:
     def __init__(self, turns: NextTurns, link: Template, client: str = "a") -> None:
         self.turns, self.link, self.client = turns, link, client
 
-    async def said(self, messages: list[Message], reply: Message, **more: Any) -> str | None:
+    async def said(self, messages: list[Message], reply: Message, copies: int = 1) -> str | None:
+        request = asked(claim=replace(UNNAMED, copies=copies), chat={"messages": messages, "tools": []})
         begins = await self.turns.prefix(
-            self.link, asking(messages, **more), reply, client=self.client, auth={"X-Api-Key": "k"}
+            self.link, request, reply, client=self.client, auth={"X-Api-Key": "k"}
         )
         return None if begins is None else "".join(map(chr, begins))
 

@@ -4,31 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from slotkeeper.api.head import Api
-from slotkeeper.api.request import UNNAMED, Ask
 from slotkeeper.engine.answers import EngineError
 from slotkeeper.runtime.render import prompt_of, with_reply
 from slotkeeper.scheduler.prompts.tokens import Tokens
-from unit.runtime.stubs import END_OF_TURN, StubLink
+from unit.runtime.stubs import END_OF_TURN, StubLink, asked
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "tools": []}
 PROMPT = Tokens([1, 2, 3, 4])
 SAID = [ord(letter) for letter in "abc"]
 AFTER = [50, 51, 52]  # opens the turn after the reply
-
-
-def asked(*, chat=None, prompt=None, media=False) -> Ask:
-    return Ask(
-        api=Api.CHAT if chat else Api.COMPLETION,
-        stream=False,
-        claim=UNNAMED,
-        cache_prompt=True,
-        chat=chat,
-        prompt=prompt,
-        media=media,
-        progress=False,
-        hash_chain=(),
-    )
 
 
 @pytest.fixture

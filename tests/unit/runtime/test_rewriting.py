@@ -238,15 +238,6 @@ def test_a_request_is_recorded_for_the_next_one_even_if_it_is_not_explained():
     assert second.match.before.number == first.conversation.number
 
 
-def test_work_in_the_thread_uses_a_copy_and_gives_the_same_report():
-    plain, clients = begun(), begun()
-    told, divergence = plain.asks(request(2, 1), prompt(2, 1), cached=1000)
-    run = FakeThread(clients.rewriting)
-    taken, same = clients.asks(request(2, 1), prompt(2, 1), cached=1000, run=run)
-    assert len(run.ran) > 1
-    assert (taken.judged, same) == (told.judged, divergence)
-
-
 def test_a_conversation_that_continues_meanwhile_does_not_change_what_the_thread_reads():
     clients = Clients()
     clients.asks(request(1, 1), prompt(1, 1), cached=0)
@@ -263,7 +254,8 @@ def test_a_conversation_that_continues_meanwhile_does_not_change_what_the_thread
 @pytest.mark.parametrize("changed", [True, False])
 def test_requests_are_compared_in_the_thread_and_not_in_the_event_loop(changed, monkeypatch):
     """Both forms were compared, so it does not matter which one is sent."""
-    clients = begun(f"{RuleName.DATE}=fix")
+    plain, clients = begun("date=fix"), begun("date=fix")
+    _, expected = plain.asks(request(2, 1), prompt(2, 1), cached=1000, changed=changed)
     thread, judged = FakeThread(clients.rewriting), []
 
     def slow(*args: Any) -> Any:
@@ -271,9 +263,11 @@ def test_requests_are_compared_in_the_thread_and_not_in_the_event_loop(changed, 
         return judge(*args)
 
     monkeypatch.setattr("slotkeeper.runtime.rewriting.judge", slow)
-    taken, _ = clients.asks(request(2, 1), prompt(2, 1), cached=1000, run=thread, changed=changed)
+    taken, divergence = clients.asks(request(2, 1), prompt(2, 1), cached=1000, run=thread, changed=changed)
     assert taken.rewritten is not None
     assert judged == [True, True]
+    assert len(thread.ran) == 3, "also the reading and the rules"
+    assert divergence == expected
 
 
 @pytest.mark.parametrize("messages", [[], [{"role": "user", "content": None}]])

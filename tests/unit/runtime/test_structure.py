@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 
-from slotkeeper.api.head import Api
-from slotkeeper.api.request import UNNAMED, Ask
 from slotkeeper.engine.answers import EngineError, EngineGoneError
 from slotkeeper.runtime.render import boundaries_of
 from slotkeeper.scheduler.prompts.tokens import UNKNOWN, Boundary, BoundaryKind, Markers, Tokens
 from slotkeeper.scheduler.slots.engine_model import Memory
-from unit.runtime.stubs import TRAITS, StubLink
+from unit.runtime.stubs import TRAITS, StubLink, asked
 
 OPENER = "<U>"
 TAIL = "<A>"
@@ -50,21 +48,9 @@ def position_of(text: str) -> int:
     return rendered_tokens(TALK).find_all(Tokens(map(ord, text)))[0]
 
 
-def asked(messages=TALK, **more) -> Ask:
-    return Ask(
-        api=Api.CHAT,
-        stream=False,
-        claim=UNNAMED,
-        cache_prompt=True,
-        media=False,
-        progress=False,
-        hash_chain=(),
-        **{"chat": {"messages": messages, "seed": 1}, "prompt": None, **more},
-    )
-
-
 async def found(link, messages=TALK):
-    return await boundaries_of(link, asked(messages), rendered_tokens(messages), {"X-Api-Key": "k"})
+    request = asked(chat={"messages": messages, "seed": 1})
+    return await boundaries_of(link, request, rendered_tokens(messages), {"X-Api-Key": "k"})
 
 
 async def test_with_known_markers_no_render_is_needed():
@@ -122,7 +108,7 @@ async def test_boundaries_that_cannot_be_rendered_are_left_out(error, monkeypatc
 async def test_a_raw_prompt_is_searched_for_markers_and_never_rendered():
     for markers, kinds in ((KNOWN, [BoundaryKind.HEAD, BoundaryKind.USER, BoundaryKind.TURN]), (UNKNOWN, [])):
         link = Templating(markers)
-        result = await boundaries_of(link, asked(chat=None, prompt="x"), rendered_tokens(TALK), {})
+        result = await boundaries_of(link, asked(prompt="x"), rendered_tokens(TALK), {})
         assert [b.kind for b in result] == kinds
         assert link.rendered == []
 
@@ -130,7 +116,7 @@ async def test_a_raw_prompt_is_searched_for_markers_and_never_rendered():
 async def test_an_engine_that_was_never_probed_gives_no_boundaries():
     link = Templating(KNOWN)
     link.traits = None
-    assert await boundaries_of(link, asked(chat=None, prompt="x"), rendered_tokens(TALK), {}) == ()
+    assert await boundaries_of(link, asked(prompt="x"), rendered_tokens(TALK), {}) == ()
 
 
 DOCUMENT = "A line of it.\n" * 100

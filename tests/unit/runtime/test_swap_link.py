@@ -14,7 +14,6 @@ from aiohttp import web
 from patience import PATIENCE
 from slotkeeper.engine.answers import Health
 from slotkeeper.engine.client import EngineAddress
-from slotkeeper.engine.routers.router_client import ModelEntry
 from slotkeeper.observe.metrics import Metrics
 from slotkeeper.runtime import link as link_module
 from slotkeeper.runtime import router_link
@@ -22,36 +21,24 @@ from slotkeeper.runtime.engines import Engines
 from slotkeeper.runtime.link import EngineLink
 from slotkeeper.runtime.tasks import Tasks
 from slotkeeper.scheduler.events import Event, ModelsListed, SwapFailed
-from slotkeeper.scheduler.policies.router import ModelStatus
 from slotkeeper.scheduler.types import EngineId, ModelName
-from swap_like import SwapGroup, SwapLike, Swapped, answering, serving
+from swap_like import SwapGroup, SwapLike, Swapped, serving
+from unit.engine.test_swap_client import Servers
 
 MOMENT = 0.3  # seconds in which a link that looks would have been seen
 
 
-class FakeServer:
+@dataclass
+class FakeServer(Servers):
     """A server of one model: llama-server's /props, or those of another server."""
 
-    def __init__(self, stack: AsyncExitStack) -> None:
-        self.stack = stack
-        self.props: dict[str, Any] = {"total_slots": 2, "media_marker": "m"}
-        self.seen: list[str] = []
-        self.broken = False
-        self.hold: asyncio.Event | None = None
-
-    async def start(self) -> str:
-        if self.broken:
-            raise RuntimeError("it ended")
-        return await answering(self.stack, self.answer)
-
-    async def stop(self) -> None:
-        """The server stays until the test ends."""
+    slots: asyncio.Event | None = None  # it answers /slots only then
 
     async def answer(self, request: web.Request) -> web.Response:
-        self.seen.append(request.path)
-        if self.hold and request.path == "/slots":
-            await self.hold.wait()
-        return web.json_response(self.props if request.path == "/props" else {"status": "ok"})
+        if self.slots and request.path == "/slots":
+            self.seen.append(request.path)
+            await self.slots.wait()
+        return await super().answer(request)
 
 
 class ProbedLink(EngineLink):
@@ -145,13 +132,7 @@ async def test_models_that_are_not_loaded_are_not_asked(scene):
     assert not calls(scene)
     assert scene.listed() == {"a": "unloaded", "b": "unloaded"}
     assert scene.engines.model_of("a") == "a"
-
-
-async def test_a_load_is_one_request_and_then_the_model_is_probed(scene):
-    scene.load("a")
-    await scene.up("a")
-    assert scene.gateway.loads == [("a", "/upstream/a/health")]
-    assert scene.listed() == {"a": "loaded", "b": "unloaded"}
+    assert scene.link("a").address == EngineAddress(scene.base, ModelName("a"), swaps=True)
 
 
 async def test_a_model_that_is_up_and_idle_is_not_asked_again(scene):
@@ -181,12 +162,12 @@ async def test_a_load_waits_for_calls_to_the_models_that_it_may_unload(scene):
 
 async def test_a_probe_in_progress_does_not_load_the_model_again(scene):
     """Between two calls of a probe none is in progress; the next one must not be sent."""
-    scene.servers["a"].hold = asyncio.Event()
+    scene.servers["a"].slots = asyncio.Event()
     scene.load("a")
     await scene.comes(lambda: "/slots" in scene.servers["a"].seen)
     scene.load("b", "a")
     await scene.comes(lambda: not scene.link("a").listed)
-    scene.servers["a"].hold.set()
+    scene.servers["a"].slots.set()
     await scene.up("b")
     await asyncio.sleep(MOMENT)
     assert [model for model, _ in scene.gateway.loads] == ["a", "b"]
@@ -222,7 +203,7 @@ async def test_a_model_that_others_unload_is_lost_and_not_loaded_again(scene):
 
 
 async def test_a_model_that_cannot_be_loaded_is_broken(scene):
-    scene.servers["a"].broken = True
+    scene.servers["a"].fails = True
     scene.load("a")
     await scene.comes(lambda: isinstance(scene.events[-1], SwapFailed))
     (event,) = (event for event in scene.events if isinstance(event, SwapFailed))
@@ -285,10 +266,3 @@ async def test_a_form_names_a_model(scene):
     headers = {"Content-Type": "multipart/form-data; boundary=x"}
     found = [scene.engines.model_of_form(headers, part % name) for name in (b"a", b"z")]
     assert found == ["a", ""]
-
-
-async def test_the_flags_of_an_entry_reach_the_link_of_the_model(scene):
-    router = scene.engines.routers[EngineId(scene.base)]
-    assert isinstance(router.listing.models[0], ModelEntry)
-    assert router.listing.models[0].status is ModelStatus.UNLOADED
-    assert scene.link("a").address == EngineAddress(scene.base, ModelName("a"), swaps=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import os
 import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.scheduler.slots.slot_contents import SnapshotId
@@ -26,6 +27,14 @@ def ids(seed: int, length: int = 20) -> tuple[int, ...]:
 
 def file_of(seed: int, kind: str = "hybrid", cuts: tuple[int, ...] = (8, 16)) -> bytes:
     return slot_file(kind, 4, ids(seed), cuts=cuts)
+
+
+SAVED: Final = SavedFile(fingerprint=ENGINE, tokens=Tokens(ids(1)), written=len(file_of(1)))
+
+
+def state(n: int, kind: str = "dense", *, seed: int = 1, slot: int = 0) -> bytes:
+    """Return a slot file of a prompt that has `n` tokens: 0, 1, ..."""
+    return slot_file(kind, 4, range(n), cuts=(n // 2,), seed=seed, slot=slot)
 
 
 @asynccontextmanager
@@ -74,3 +83,20 @@ def owner(path: Path) -> int:
 def times(path: Path) -> tuple[int, int]:
     """Return the file's mtime and ctime, in nanoseconds."""
     return path.stat().st_mtime_ns, path.stat().st_ctime_ns
+
+
+# -- damage ----------------------------------------------------------------------------------------------
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def grown(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+def changed(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)

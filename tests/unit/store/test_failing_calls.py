@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -74,23 +74,34 @@ async def set_aside(store: Store, hot: Path, one: Kept, _: Kept) -> None:
     await store.offer(one.id, ENGINE)
 
 
-@pytest.mark.parametrize("operation", [save, edit, demote, fetch, set_aside])
-async def test_a_system_call_that_fails_leaves_no_file(tmp_path: Path, operation: Operation):
-    for number in range(1, 100):
+async def each_call_fails(
+    tmp_path: Path, operation: Operation, *sizes: int
+) -> AsyncIterator[tuple[Store, Path, Path, Kept, str]]:
+    """Do it again with the first, second, third call failing; yield the folders, a cold state and the call.
+
+    `sizes`: the tokens of the states, one in the hot folder and one in the cold folder.
+    """
+    for number in range(1, 200):
         hot, cold = tmp_path / f"hot{number}", tmp_path / f"cold{number}"
         async with opened(hot, cold) as store:
-            one, other = await keep(store, hot), await keep(store, hot)
+            one, other = [await keep(store, hot, state(n), tokens=Tokens(range(n))) for n in sizes]
             await store.demote(other.id)
             with failing_once(number) as failed, suppress(StoreError, SnapshotError):
                 await operation(store, hot, one, other)
             if not failed:
                 assert number > 10
                 return
-            for tier, folder in ((Tier.HOT, hot), (Tier.COLD, cold)):
-                there = {kept.id for kept in store.listing() if tier in kept.tiers}
-                found = {name for name in names_in(folder) if not name.startswith(files.QUARANTINE)}
-                assert found == {f"{id_}.{s}" for id_ in there for s in ("slot", "json")}, failed
+            yield store, hot, cold, other, failed[0]
     pytest.fail("there is always one more call")
+
+
+@pytest.mark.parametrize("operation", [save, edit, demote, fetch, set_aside])
+async def test_a_system_call_that_fails_leaves_no_file(tmp_path: Path, operation: Operation):
+    async for store, hot, cold, _, failed in each_call_fails(tmp_path, operation, 20, 30):
+        for tier, folder in ((Tier.HOT, hot), (Tier.COLD, cold)):
+            there = {kept.id for kept in store.listing() if tier in kept.tiers}
+            found = {name for name in names_in(folder) if not name.startswith(files.QUARANTINE)}
+            assert found == {f"{id_}.{s}" for id_ in there for s in ("slot", "json")}, failed
 
 
 @pytest.mark.parametrize("operation", [demote, fetch])
@@ -98,29 +109,15 @@ async def test_a_system_call_that_fails_leaves_no_part_of_a_state_in_runs(
     tmp_path: Path, operation: Operation
 ):
     """Both states have their first run in common."""
-    for number in range(1, 200):
-        hot, cold = tmp_path / f"hot{number}", tmp_path / f"cold{number}"
-        async with opened(hot, cold) as store:
-            one, other = [await keep(store, hot, state(n), tokens=Tokens(range(n))) for n in (150, 200)]
-            await store.demote(other.id)
-            with failing_once(number) as failed, suppress(StoreError, SnapshotError):
-                await operation(store, hot, one, other)
-            if not failed:
-                assert number > 10
-                return
-            there = {kept.id: kept.tiers for kept in store.listing()}
-            lists = {
-                f"{id_}.{s}" for id_, tiers in there.items() if Tier.COLD in tiers for s in ("runs", "json")
-            }
-            runs = {name for name in names_in(cold) if name.startswith(files.RUN_FOLDER)}
-            assert names_in(cold) - runs == lists, failed
-            if operation is demote:
-                assert len(runs) == sum(
-                    2 if id_ == other.id else 1 for id_ in there if Tier.COLD in there[id_]
-                ), failed
-            for id_ in there:
-                assert await offered(store, hot, id_) == state(150 if id_ == one.id else 200)
-    pytest.fail("there is always one more call")
+    async for store, hot, cold, other, failed in each_call_fails(tmp_path, operation, 150, 200):
+        there = {kept.id: kept.tiers for kept in store.listing()}
+        in_cold = [id_ for id_, tiers in there.items() if Tier.COLD in tiers]
+        runs = {name for name in names_in(cold) if name.startswith(files.RUN_FOLDER)}
+        assert names_in(cold) - runs == {f"{id_}.{s}" for id_ in in_cold for s in ("runs", "json")}, failed
+        if operation is demote:
+            assert len(runs) == sum(2 if id_ == other.id else 1 for id_ in in_cold), failed
+        for id_ in there:
+            assert await offered(store, hot, id_) == state(200 if id_ == other.id else 150)
 
 
 def state(n: int) -> bytes:

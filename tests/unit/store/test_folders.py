@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,14 +16,14 @@ from unittest.mock import patch
 
 import pytest
 
-from slotkeeper.scheduler.prompts.tokens import Tokens
+from patience import PATIENCE
 from slotkeeper.scheduler.slots.slot_contents import Tier
 from slotkeeper.store import files
 from slotkeeper.store.folders import snapshot_folder
-from slotkeeper.store.intake import SavedFile
+from slotkeeper.store.folders.snapshot_folder import SnapshotFolder
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import ADVICE, MissingError, StoreError, Trouble, UnfitError
-from unit.store.saving import ENGINE, file_of, ids, keep, names_in, offered, opened
+from unit.store.saving import ENGINE, SAVED, file_of, keep, names_in, offered, opened
 
 
 @contextmanager
@@ -92,9 +94,8 @@ async def test_every_system_error_is_reported_and_leaves_no_file(
     async with opened(hot) as store:
         name = await store.temporary()
         (hot / name).write_bytes(file_of(1))
-        saved = SavedFile(fingerprint=ENGINE, tokens=Tokens(ids(1)), written=len(file_of(1)))
         with failing(call, number), pytest.raises(StoreError) as caught:
-            await store.keep(name, saved)
+            await store.keep(name, SAVED)
         assert caught.value.trouble is trouble
         assert str(caught.value).endswith(ADVICE[trouble])
         assert store.trouble is caught.value
@@ -214,32 +215,23 @@ async def test_a_folder_that_became_read_only_still_offers_its_snapshots(hot: Pa
         assert store.trouble is None
 
 
-async def test_a_missing_folder_is_reported_and_used_again_when_it_is_back(
-    hot: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("unmounts", [False, True], ids=["removed", "unmounted"])
+async def test_a_missing_folder_is_reported_and_loses_no_snapshot_until_it_is_back(
+    hot: Path, unmounts: bool, monkeypatch: pytest.MonkeyPatch
 ):
+    """The mount point of an unmounted disk is an empty folder."""
+    monkeypatch.setattr("slotkeeper.store.trouble.RETRY_SECONDS", 0.0)
     async with opened(hot) as store:
         kept = await keep(store, hot)
-        away = moved(hot, hot.with_name("away"))
+        away = unmounted(hot) if unmounts else moved(hot, hot.with_name("away"))
         with pytest.raises(StoreError) as caught:
             await store.offer(kept.id, ENGINE)
         assert caught.value.trouble is Trouble.MISSING_FOLDER
+        if unmounts:
+            moved(hot, hot.with_name("mount point"))
         moved(away, hot)
-        monkeypatch.setattr("slotkeeper.store.trouble.RETRY_SECONDS", 0.0)
+        assert await offered(store, hot, kept.id)
         assert await keep(store, hot)
-        assert await offered(store, hot, kept.id)
-
-
-async def test_snapshots_of_a_folder_that_is_unmounted_for_a_while_are_not_forgotten(hot: Path):
-    """Its mount point is an empty folder."""
-    async with opened(hot) as store:
-        kept = await keep(store, hot)
-        away = unmounted(hot)
-        with pytest.raises(StoreError) as caught:
-            await store.offer(kept.id, ENGINE)
-        assert caught.value.trouble is Trouble.MISSING_FOLDER
-        moved(hot, hot.with_name("mount point"))
-        moved(away, hot)
-        assert await offered(store, hot, kept.id)
         (hot / f"{kept.id}.slot").unlink()
         with pytest.raises(MissingError):
             await store.offer(kept.id, ENGINE)
@@ -287,6 +279,32 @@ async def test_a_folder_can_be_opened_by_one_sidecar_only(hot: Path):
         kept = await keep(first, hot)
     assert (await second.open()).kept == (kept,)  # the first sidecar ended
     await second.close()
+
+
+def test_two_lanes_that_claim_a_folder_at_once_are_one_sidecar(hot: Path, monkeypatch: pytest.MonkeyPatch):
+    folder, failed, real = SnapshotFolder(hot, Tier.HOT), list[Exception](), fcntl.flock
+
+    def claim() -> None:
+        try:
+            folder.claim()
+        except (StoreError, ValueError) as error:
+            failed.append(error)
+
+    other = threading.Thread(target=claim)
+
+    def during(*words: Any) -> None:
+        monkeypatch.setattr(fcntl, "flock", real)
+        other.start()
+        other.join(0.2)  # meanwhile it would meet the lock
+        real(*words)
+
+    monkeypatch.setattr(fcntl, "flock", during)
+    claim()
+    other.join(PATIENCE)
+    assert failed == []
+    folder.demand(0)  # the lock is open
+    assert folder.ready
+    folder.close()
 
 
 async def test_the_store_continues_without_a_cold_tier_that_is_in_use(hot: Path, cold: Path):

@@ -118,10 +118,6 @@ async def test_the_store_continues_without_an_index(tmp_path: Path):
         assert store.trouble is None
 
 
-def exists(path: Path) -> bool:
-    return path.exists()
-
-
 def test_only_the_owner_can_read_the_index(tmp_path):
     index = Index(tmp_path / "index.sqlite")
     index.open({})

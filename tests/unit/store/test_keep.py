@@ -23,11 +23,11 @@ from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory
 from slotkeeper.store.files import Halt, Passed
 from slotkeeper.store.files import edit as edit_in_place
 from slotkeeper.store.folders.snapshot_folder import GIVEN_UP
-from slotkeeper.store.intake import SavedFile, SlotFileEdit
+from slotkeeper.store.intake import SlotFileEdit
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import StoreError, TornError, Trouble, UnfitError
 from unit.engine.slotfiles import IDS, WINDOW, slot_file
-from unit.store.saving import ENGINE, file_of, ids, keep, names_in, offered, opened
+from unit.store.saving import SAVED, file_of, ids, keep, names_in, offered, opened
 from unit.store.test_folders import refusing
 
 
@@ -62,7 +62,7 @@ async def test_a_saved_file_that_does_not_appear_means_that_the_folder_is_not_sh
     async with opened(hot) as store:
         name = await store.temporary()
         with pytest.raises(StoreError, match="--slot-save-path") as caught:
-            await store.keep(name, SavedFile(fingerprint=ENGINE, tokens=Tokens(ids(1)), written=100))
+            await store.keep(name, SAVED)
         assert caught.value.trouble is Trouble.NOT_SHARED
         assert store.trouble is None  # another engine may share it
 
@@ -72,9 +72,8 @@ async def test_only_temporary_names_that_the_store_gave_out_are_accepted(hot: Pa
     outside.write_bytes(file_of(1))
     async with opened(hot) as store:
         for name in ("../outside", str(outside), "slotkeeper-000000000000-00000000.tmp"):
-            saved = SavedFile(fingerprint=ENGINE, tokens=Tokens(ids(1)), written=len(file_of(1)))
             with pytest.raises(ValueError, match="gave out"):
-                await store.keep(name, saved)
+                await store.keep(name, SAVED)
             with pytest.raises(ValueError, match="gave out"):
                 await store.discard(name)
     assert outside.exists()

@@ -113,26 +113,6 @@ async def test_a_doomed_part_that_a_state_needs_meanwhile_stays(tmp_path):
         await shared_store.check(kept)
 
 
-async def test_a_writer_uploads_another_copy_of_a_doomed_part(tmp_path):
-    one, other, cold = tmp_path / "one", tmp_path / "other", tmp_path / "shared"
-    async with (
-        sidecar(one, cold, sizes=ALL_IN_PARTS) as (store, shared_store),
-        sidecar(other, cold, sizes=ALL_IN_PARTS) as (second, _),
-    ):
-        kept = await uploaded(store, one, 2 * RUN)
-        first = set(objects(cold, "parts"))
-        await store.forget(kept.id)
-        grow_old(cold, GRACE + 1)
-        collected = StoreCollector(shared_store, 0)
-        await collected.collect()
-        again = await uploaded(second, other, 2 * RUN)
-        assert len(objects(cold, "parts")) == 2 * len(first)
-        grow_old(cold, GRACE + 1)
-        assert (await collected.collect()).leftovers == len(first)
-        assert first.isdisjoint(objects(cold, "parts"))
-        await second.verify(again.id)
-
-
 async def test_a_state_that_lost_a_part_is_removed(tmp_path):
     one, cold = tmp_path / "one", tmp_path / "shared"
     async with sidecar(one, cold, sizes=ALL_IN_PARTS) as (store, shared_store):

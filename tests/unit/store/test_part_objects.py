@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,17 +20,12 @@ from slotkeeper.store.shared_store.sealing import SALT_BYTES, TAG, StoreKey
 from slotkeeper.store.shared_store.shared import SharedStore
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import MissingError, UnfitError
-from unit.engine.slotfiles import slot_file
-from unit.store.saving import ENGINE, keep, names_in, offered
+from unit.store.saving import ENGINE, changed, cut, grown, keep, names_in, offered, state
 from unit.store.sharing import ALL_IN_PARTS, ALL_WHOLE, KEY, found, sidecar
-from unit.store.test_shared import changed, cut, grown, objects
+from unit.store.test_shared import objects
 
 KEYS = pytest.mark.parametrize("key", [None, KEY], ids=["open", "sealed"])
 ROW = 4 * 16  # bytes of a token in all layers of these files
-
-
-def state(n: int, kind: str = "dense", *, seed: int = 1, slot: int = 0) -> bytes:
-    return slot_file(kind, 4, range(n), cuts=(n // 2,), seed=seed, slot=slot)
 
 
 async def kept_here(store: Store, hot: Path, n: int, kind: str = "dense", space: str = "") -> Kept:
@@ -227,27 +221,6 @@ async def test_a_sidecar_of_an_earlier_release_neither_reads_nor_removes_states_
     assert names
     assert not any(re.fullmatch(r"([0-9a-f]{8})-([0-9a-f]+)-([0-9a-f]{32})", name) for name in names)
     assert {path.name for path in cold.iterdir()} == {"heads", "parts", "marks", "seal"}
-
-
-async def test_a_sidecar_that_is_second_to_write_a_head_keeps_the_state(three, monkeypatch):
-    one, other, cold = three
-    n = 4 * RUN
-    async with (
-        sidecar(one, cold, sizes=ALL_IN_PARTS) as (store, _),
-        sidecar(other, cold, sizes=ALL_IN_PARTS) as (second, shared),
-    ):
-        first, again = await kept_here(store, one, n), await kept_here(second, other, n)
-        upload = shared.parts.upload
-
-        async def late(*given: Any) -> StoredParts | None:
-            done = await upload(*given)
-            await store.copy_cold(first.id)
-            return done
-
-        monkeypatch.setattr(shared.parts, "upload", late)
-        assert await second.copy_cold(again.id)
-        assert len(objects(cold, "heads")) == 1
-        await second.verify(again.id)
 
 
 async def test_a_file_that_is_changed_while_it_is_uploaded_gets_no_head(three, monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -17,14 +16,9 @@ from slotkeeper.store.folders.snapshot_folder import RESERVE
 from slotkeeper.store.index import Kept, by_our_clock
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import SnapshotError, StoreError
-from unit.engine.slotfiles import slot_file
-from unit.store.saving import keep, names_in, offered, opened
+from unit.store.saving import changed, cut, keep, names_in, offered, opened, state
 
 KINDS = ("dense", "latent", "swa", "hybrid", "recurrent", "transposed")
-
-
-def state(n: int, kind: str = "dense", *, seed: int = 1, slot: int = 0) -> bytes:
-    return slot_file(kind, 4, range(n), cuts=(n // 2,), seed=seed, slot=slot)
 
 
 async def kept_cold(
@@ -141,17 +135,7 @@ async def test_a_leftover_of_a_killed_sidecar_is_used_or_makes_room(hot: Path, c
         assert {path: path.stat().st_ino for path in runs_in(cold)} == there
 
 
-def flipped(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
-def cut(path: Path) -> None:
-    os.truncate(path, path.stat().st_size - 1)
-
-
-@pytest.mark.parametrize("damage", [flipped, cut, Path.unlink])
+@pytest.mark.parametrize("damage", [changed, cut, Path.unlink])
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_states_with_a_damaged_run_are_not_offered_until_it_is_written_again(
     hot: Path, cold: Path, damage, restarted: bool
@@ -197,13 +181,13 @@ async def test_a_damaged_run_is_not_used_for_another_state(hot: Path, cold: Path
     """It is found when the next state needs it, although it has the right name and size."""
     async with opened(hot, cold) as store:
         kept = await kept_cold(store, hot, 4 * RUN)
-        flipped(common_run(store, cold, [kept]))
+        changed(common_run(store, cold, [kept]))
         other = await kept_cold(store, hot, 5 * RUN)
         assert await offered(store, hot, other.id) == state(5 * RUN)
         assert await offered(store, hot, kept.id) == state(4 * RUN), "it was repaired with it"
 
 
-@pytest.mark.parametrize("damage", [flipped, cut, Path.unlink])
+@pytest.mark.parametrize("damage", [changed, cut, Path.unlink])
 async def test_a_damaged_list_loses_only_its_state(hot: Path, cold: Path, damage):
     async with opened(hot, cold) as store:
         one, two = await kept_cold(store, hot, 4 * RUN), await kept_cold(store, hot, 5 * RUN)

@@ -28,7 +28,7 @@ from slotkeeper.store.shared_store.sealing import StoreKey
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import LateError, MissingError, StoreError, UnfitError
 from unit.engine.slotfiles import slot_file
-from unit.store.saving import ENGINE, ids, keep, names_in, offered
+from unit.store.saving import ENGINE, changed, cut, grown, ids, keep, names_in, offered
 from unit.store.sharing import KEY, LONG, found, kept_state, sidecar
 
 KEYS = pytest.mark.parametrize("key", [None, KEY], ids=["open", "sealed"])
@@ -220,20 +220,6 @@ async def test_a_sidecar_that_is_second_to_write_a_head_leaves_no_objects(two, m
         monkeypatch.setattr(shared.objects, "size", late)
         assert await second.copy_cold(again.id)
         assert len(objects(cold, "heads")) == len(objects(cold, "blobs")) == 1
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def grown(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + b"\0")
-
-
-def changed(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
 
 
 def emptied(path: Path) -> None:

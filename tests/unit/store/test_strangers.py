@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from recipes import damaged, whole
-from slotkeeper.scheduler.prompts.tokens import Tokens
 from slotkeeper.store.folders import snapshot_folder
-from slotkeeper.store.intake import SavedFile, SlotFileEdit
+from slotkeeper.store.intake import SlotFileEdit
 from slotkeeper.store.store import Store
 from slotkeeper.store.trouble import SnapshotError, StoreError, UnfitError
-from unit.store.saving import ENGINE, file_of, ids, keep, mode, names_in, opened, owner
+from unit.store.saving import ENGINE, SAVED, file_of, keep, mode, names_in, opened, owner
 
 TEMPORARY = "slotkeeper-0123456789ab-01234567.tmp"
 
@@ -71,8 +71,7 @@ async def test_a_temporary_file_that_is_being_written_is_kept(hot: Path):
         name = await store.temporary()
         (hot / name).write_bytes(file_of(1))
         await store.open()
-        saved = SavedFile(fingerprint=ENGINE, tokens=Tokens(ids(1)), written=len(file_of(1)))
-        assert await store.keep(name, saved)
+        assert await store.keep(name, SAVED)
 
 
 @pytest.mark.parametrize("how", ["symlink", "hard link", "fifo", "folder", "dangling"])
@@ -91,9 +90,8 @@ async def test_links_and_special_files_are_not_followed(hot: Path, tmp_path: Pat
             path.unlink()
         trick(path, how, outside)
         if suffix == "tmp":
-            saved = SavedFile(fingerprint=ENGINE, tokens=Tokens(ids(1)), written=len(file_of(1)))
             with pytest.raises((StoreError, SnapshotError)):
-                await store.keep(path.name, saved)
+                await store.keep(path.name, SAVED)
         elif suffix == "slot":
             with pytest.raises(UnfitError):
                 await store.offer(kept.id, ENGINE)
@@ -154,13 +152,8 @@ async def test_files_stay_readable_for_an_engine_that_runs_as_another_user(hot: 
         name = await store.temporary()
         (hot / name).write_bytes(file_of(1))
         os.chown(hot / name, 12345, 12345)
-        saved = SavedFile(
-            fingerprint=ENGINE,
-            tokens=Tokens(ids(1)),
-            written=len(file_of(1)),
-            edit=lambda _file, found: SlotFileEdit(recipe=whole(found)),
-        )
-        kept = await store.keep(name, saved)
+        edited = replace(SAVED, edit=lambda _file, found: SlotFileEdit(recipe=whole(found)))
+        kept = await store.keep(name, edited)
         await store.demote(kept.id)
         path = hot / await store.offer(kept.id, ENGINE)
         assert owner(path) == 12345
