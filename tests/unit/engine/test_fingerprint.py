@@ -145,26 +145,24 @@ def test_all_parts_of_a_split_model_are_found(tmp_path):
 SEES = {"modalities": {"vision": True}, "media_marker": "<__media_" + "a1B2" * 8 + "__>"}
 
 
+RESTARTED = SEES | {"media_marker": "<__media_" + "c3D4" * 8 + "__>"}
+
+
 def test_a_projector_is_identified_by_its_file(tmp_path):
     file, other = tmp_path / "a.gguf", tmp_path / "b.gguf"
     file.write_bytes(b"weights")
     other.write_bytes(b"WEIGHTS")
-    restarted = SEES | {"media_marker": "<__media_" + "c3D4" * 8 + "__>"}
-    assert projector_of(SEES, file) == projector_of(restarted, file)
+    assert projector_of(SEES, file) == projector_of(RESTARTED, file)
     assert projector_of(SEES, file) != projector_of(SEES, other)
 
 
 @pytest.mark.parametrize("path", [None, Path("/nowhere/a.gguf")])
 def test_a_projector_without_a_known_file_is_identified_by_its_process(path):
-    restarted = SEES | {"media_marker": "<__media_" + "c3D4" * 8 + "__>"}
     assert projector_of(SEES, path) == projector_of(SEES, path)
-    assert projector_of(SEES, path) != projector_of(restarted, path)
+    assert projector_of(SEES, path) != projector_of(RESTARTED, path)
     assert projector_of(SEES, path).startswith(OF_PROCESS)
-
-
-def test_a_fixed_media_marker_identifies_no_process():
-    fixed = SEES | {"media_marker": "<__media__>"}
-    assert projector_of(fixed, None) != projector_of(fixed, None)
+    fixed = SEES | {"media_marker": "<__media__>"}  # this identifies no process
+    assert projector_of(fixed, path) != projector_of(fixed, path)
 
 
 @pytest.mark.parametrize(

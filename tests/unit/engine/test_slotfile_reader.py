@@ -141,6 +141,7 @@ def test_bytes_behind_the_end_are_detected(kind: str, version: int) -> None:
         (header(IDS, 5) + payload("dense", 20, 4), Verdict.VERSION),
         (header((7, -1, 8), 4) + payload("dense", 3, 4), Verdict.TOKENS),
         (header(IDS, 4)[:-4] + b"\1\0\0\0" + payload("dense", 20, 4), Verdict.TOKENS),
+        (header(IDS, 4)[:-4] + b"\xff\xff\xff\x7f" + payload("dense", 20, 4), Verdict.TOKENS),
         (struct.pack("<IIIiii", 0x67677371, 4, 24, -1, 1, 19) + bytes(84), Verdict.TOKENS),
         (struct.pack("<IIIiii", 0x67677371, 4, 24, 0, 1, 20) + bytes(84), Verdict.TOKENS),
         (struct.pack("<IIIiii", 0x67677371, 4, 2**31, -1, 1, 2**31 - 4), Verdict.TOKENS),

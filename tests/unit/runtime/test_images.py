@@ -87,13 +87,6 @@ async def test_the_length_of_an_image_is_counted_by_the_engine_once(lab):
     assert len(lab.client.counted) == 1
 
 
-async def test_another_engine_process_counts_the_images_again(lab):
-    await lab.tokens("See", A, "?")
-    lab.images.begins(PROPS)
-    await lab.tokens("See", A, "?")
-    assert len(lab.client.counted) == 2
-
-
 async def test_an_image_with_a_contradicted_length_is_not_tokenized_any_more(lab):
     lab.images.distrust(await lab.tokens("See", A, "?"))
     with pytest.raises(ValueError, match="counts an image otherwise"):

@@ -15,11 +15,6 @@ SAID = [ord(letter) for letter in "abc"]
 AFTER = [50, 51, 52]  # opens the turn after the reply
 
 
-@pytest.fixture
-def link() -> StubLink:
-    return StubLink()
-
-
 async def reply_in_chat(link: StubLink, rendered: list[int], generated: int, **reply) -> Tokens | None:
     link.says = Tokens(rendered)
     said = {"role": "assistant", "content": "abc", **reply}

@@ -10,7 +10,7 @@ import pytest
 from slotkeeper.engine.answers import EngineError, EngineGoneError
 from slotkeeper.runtime.render import boundaries_of
 from slotkeeper.scheduler.prompts.tokens import UNKNOWN, Boundary, BoundaryKind, Markers, Tokens
-from slotkeeper.scheduler.slots.engine_model import Memory
+from slotkeeper.scheduler.slots.engine_model import EngineTraits, Memory
 from unit.runtime.stubs import TRAITS, StubLink, asked
 
 OPENER = "<U>"
@@ -30,8 +30,8 @@ TALK: list[dict[str, Any]] = [
 class Templating(StubLink):
     """A template whose family is known by its markers only."""
 
-    def __init__(self, markers: Markers) -> None:
-        super().__init__(traits=replace(TRAITS, markers=markers))
+    def __init__(self, markers: Markers, traits: EngineTraits = TRAITS) -> None:
+        super().__init__(traits=replace(traits, markers=markers))
 
     async def render_chat(self, chat, auth) -> Tokens:
         await super().render_chat(chat, auth)
@@ -129,8 +129,7 @@ async def kinds_of(link, messages=ASKED):
 
 
 async def test_a_long_last_message_has_boundaries_before_its_question_if_checkpoints_last():
-    link = Templating(KNOWN)
-    link.traits = replace(HYBRID, markers=KNOWN)
+    link = Templating(KNOWN, HYBRID)
     result = await found(link, ASKED)
     assert [b.kind for b in result] == [
         BoundaryKind.HEAD,
@@ -146,8 +145,7 @@ async def test_a_long_last_message_has_boundaries_before_its_question_if_checkpo
 
 async def test_text_parts_are_one_text_and_each_part_begins_a_line():
     """This template writes parts as Python does, with escaped line feeds."""
-    link = Templating(KNOWN)
-    link.traits = replace(HYBRID, markers=KNOWN)
+    link = Templating(KNOWN, HYBRID)
     parts = [{"type": "text", "text": DOCUMENT * 2}, {"type": "text", "text": "What is it?"}]
     messages = [TALK[0], {"role": "user", "content": parts}]
     result = await found(link, messages)
@@ -156,8 +154,7 @@ async def test_text_parts_are_one_text_and_each_part_begins_a_line():
 
 
 async def test_a_last_message_of_an_assistant_or_tool_has_no_line_boundaries():
-    link = Templating(KNOWN)
-    link.traits = replace(HYBRID, markers=KNOWN)
+    link = Templating(KNOWN, HYBRID)
     tool = {"role": "tool", "content": ASKED[1]["content"]}
     for messages in ([*ASKED, {"role": "assistant", "content": "It is."}], [*TALK[:4], tool]):
         assert not {BoundaryKind.LINE, BoundaryKind.QUESTION} & set(await kinds_of(link, messages))
@@ -167,7 +164,6 @@ async def test_lines_that_cannot_be_tokenized_are_left_out(monkeypatch):
     async def refuse(*_):
         raise EngineGoneError("gone")
 
-    link = Templating(KNOWN)
-    link.traits = replace(HYBRID, markers=KNOWN)
+    link = Templating(KNOWN, HYBRID)
     monkeypatch.setattr(link, "render_text", refuse)
     assert await kinds_of(link) == [BoundaryKind.HEAD, BoundaryKind.TURN]

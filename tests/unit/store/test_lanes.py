@@ -37,12 +37,6 @@ class Slow:
         raise HaltedError
 
 
-async def test_a_lane_returns_results_and_errors(lane: Lane):
-    assert await lane.do(lambda halt: halt.is_set()) is False
-    with pytest.raises(ZeroDivisionError):
-        await lane.do(lambda _: 1 // 0)
-
-
 async def test_a_cancelled_caller_waits_until_its_work_has_ended(lane: Lane):
     slow = Slow()
     caller = asyncio.gather(lane.do(slow))
