@@ -62,7 +62,8 @@ async def busy(engine: Restartable) -> AsyncIterator[Sidecar]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def reader(browser: Browser, busy: Sidecar) -> AsyncIterator[Reader]:
-    """Open a page. It must not log an error or a warning."""
+    """Open a page. It must not log an error or a warning, and must ask no other host for anything."""
     async with reading(browser, admin_of(busy)) as one:
         yield one
         assert one.complaints == []
+        assert [url for url in one.asked if not url.startswith(f"{one.base}/")] == []

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from benchmarks.routers import Talk, fresh_client, router
 from playwright.async_api import Browser, Route, expect
 
 from builds import needs_b10434
-from dashboard.reading import PHONE, admin_of, reading
-from dashboard.traffic import ask, talk
-from slotkeeper.app import Sidecar, running
+from dashboard.reading import DESK, PHONE, admin_of, reading
+from dashboard.traffic import ask
+from slotkeeper.app import Sidecar
 from slotkeeper.bench import lab
 from slotkeeper.bench.lab import Restartable
-from slotkeeper.engine.child.launch import free_port
-from slotkeeper.settings import Settings
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -38,34 +37,37 @@ async def test_the_first_words_of_a_task_name_its_lane_slot_and_requests(
             assert looker.complaints == []
 
 
-async def test_without_why_text_a_conversation_is_named_by_number_and_age(
-    browser: Browser, engine: Restartable
-):
-    async with lab.in_front_of(engine.base, engine.flags) as sidecar:
-        await ask(lab.url_of(sidecar), "Sort the harbour's ships by age", headers=OPENCODE)
-        async with reading(browser, admin_of(sidecar)) as looker:
-            await looker.open()
-            lane = looker.page.locator(".lanes .name > :first-child")
-            await expect(lane).to_contain_text("opencode #1, ")
-            await expect(looker.page.locator("body")).not_to_contain_text("harbour")
-
-
-async def test_each_client_has_a_row_and_its_key_is_not_shown(browser: Browser, engine: Restartable):
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def two_clients(engine: Restartable) -> AsyncIterator[Sidecar]:
+    """Run a sidecar that keeps no text of prompts, and was asked twice by one client, once by another."""
     async with lab.in_front_of(engine.base, engine.flags) as sidecar:
         for headers in (OPENCODE, OPENCODE, {"User-Agent": "curl/8.5.0"}):
-            await ask(lab.url_of(sidecar), "How many ships?", headers=headers)
-        async with reading(browser, admin_of(sidecar)) as looker:
-            await looker.open()
-            rows = looker.page.locator("#clients tr")
-            await expect(rows).to_have_count(2)
-            row = rows.filter(has_text="opencode")
-            await expect(row.locator("[data-name=Requests]")).to_have_text("2")
-            (client,) = [
-                one for one in (await looker.document("/api/state"))["clients"] if one["agent"] == "opencode"
-            ]
-            await expect(row.locator("th")).to_have_text(f"opencode {client['key']}")
-            await expect(row.locator("[data-name=Computed]")).to_have_text(f"{client['computed']:,}")
-            await expect(looker.page.locator("body")).not_to_contain_text("secret-of-anna")
+            await ask(lab.url_of(sidecar), "Sort the harbour's ships by age", headers=headers)
+        yield sidecar
+
+
+async def test_without_why_text_a_conversation_is_named_by_number_and_age(
+    browser: Browser, two_clients: Sidecar
+):
+    async with reading(browser, admin_of(two_clients)) as looker:
+        await looker.open()
+        lanes = looker.page.locator(".lanes .name > :first-child")
+        await expect(lanes.filter(has_text="opencode #1, ")).to_have_count(1)
+        await expect(looker.page.locator("body")).not_to_contain_text("harbour")
+
+
+async def test_each_client_has_a_row_and_its_key_is_not_shown(browser: Browser, two_clients: Sidecar):
+    async with reading(browser, admin_of(two_clients)) as looker:
+        await looker.open()
+        rows = looker.page.locator("#clients tr")
+        await expect(rows).to_have_count(2)
+        row = rows.filter(has_text="opencode")
+        await expect(row.locator("[data-name=Requests]")).to_have_text("2")
+        clients = (await looker.document("/api/state"))["clients"]
+        (client,) = (one for one in clients if one["agent"] == "opencode")
+        await expect(row.locator("th")).to_have_text(f"opencode {client['key']}")
+        await expect(row.locator("[data-name=Computed]")).to_have_text(f"{client['computed']:,}")
+        await expect(looker.page.locator("body")).not_to_contain_text("secret-of-anna")
 
 
 async def test_an_empty_page_shows_the_address_for_clients(browser: Browser, engine: Restartable):
@@ -76,54 +78,6 @@ async def test_an_empty_page_shows_the_address_for_clients(browser: Browser, eng
             await expect(looker.page.locator("#welcome-base")).to_have_text(lab.url_of(sidecar))
             await ask(lab.url_of(sidecar), "How many ships?")
             await expect(looker.page.locator("#lanes-empty")).not_to_be_visible()
-
-
-async def test_the_page_shows_an_alarm_for_an_engine_that_is_down(browser: Browser, engine: Restartable):
-    """The engine was never there; then it starts."""
-    absent = f"http://127.0.0.1:{free_port()}"
-    async with running(
-        Settings(upstream=(absent,), listen=lab.ANY_PORT, admin_listen=lab.ANY_PORT)
-    ) as sidecar:
-        async with reading(browser, admin_of(sidecar)) as looker:
-            await looker.page.goto(looker.base)
-            alarm = looker.page.locator("#alarms")
-            await expect(alarm).to_contain_text(f"{absent} does not answer, for ")
-            await expect(alarm).to_contain_text("No engine is up: requests fail until one is.")
-            await expect(
-                looker.page.locator(".engine", has_text=absent.removeprefix("http://"))
-            ).to_contain_text("down")
-    async with lab.in_front_of(engine.base, engine.flags) as sidecar:
-        async with reading(browser, admin_of(sidecar)) as looker:
-            await looker.page.goto(looker.base)
-            await expect(looker.connection).to_have_text("Live")
-            await expect(looker.page.locator("#alarms li")).to_have_count(0)
-            await expect(looker.page.locator(".engine p").first).to_contain_text("b11549")
-
-
-async def test_a_queued_request_shows_its_place_in_the_queue(browser: Browser, engine: Restartable):
-    """There are more conversations than slots for as long as the page is checked."""
-    seen = asyncio.Event()
-
-    async def load(number: int) -> None:
-        while not seen.is_set():
-            await talk(lab.url_of(sidecar), f"queue-{number}", 1, max_tokens=400)
-
-    async with (
-        lab.in_front_of(engine.base, engine.flags) as sidecar,
-        reading(browser, admin_of(sidecar)) as looker,
-        asyncio.TaskGroup() as crowd,
-    ):
-        await looker.page.goto(looker.base)
-        for number in range(6):
-            crowd.create_task(load(number))
-        try:
-            found = looker.page.locator("#running li")
-            await expect(found.filter(has_text="queued, place 1: all slots are busy (")).to_have_count(1)
-            await expect(found.filter(has_text="queued, place 2: all slots are busy (")).to_have_count(1)
-        finally:
-            seen.set()
-        await expect(looker.page.get_by_role("region", name="Running now")).not_to_be_visible()
-        assert looker.complaints == []
 
 
 async def test_a_queued_request_is_in_the_lane_of_its_own_conversation(browser: Browser, busy: Sidecar):
@@ -158,8 +112,7 @@ async def test_a_queued_request_is_in_the_lane_of_its_own_conversation(browser: 
         assert looker.complaints == []
 
 
-@pytest.mark.parametrize("viewport", [PHONE, None])
-async def test_a_running_prefill_shows_its_progress(browser: Browser, busy: Sidecar, viewport: Any):
+async def test_a_running_prefill_shows_its_progress(browser: Browser, busy: Sidecar):
     """A prefill that lasts as long as this test runs: the rest is the sidecar's own answer."""
     text = "prefill 42 %, 12.3 s left"
     now = {
@@ -184,7 +137,7 @@ async def test_a_running_prefill_shows_its_progress(browser: Browser, busy: Side
         state["running"] = [one | stages | {"model": "gemma", "slot": 1, "seconds": 9.0, "now": now}]
         await route.fulfill(response=answer, json=state)
 
-    async with reading(browser, admin_of(busy), **({"viewport": viewport} if viewport else {})) as looker:
+    async with reading(browser, admin_of(busy)) as looker:
         await looker.page.route("**/api/state", long_prefill)
         await looker.open()
         item = looker.page.locator("#running li")
@@ -194,23 +147,16 @@ async def test_a_running_prefill_shows_its_progress(browser: Browser, busy: Side
             "href", "#request=r-1"
         )
         await expect(item).to_contain_text("gemma · slot 1")
-        assert await looker.page.evaluate(FITS)
+        for viewport in (DESK, PHONE):
+            await looker.page.set_viewport_size(viewport)
+            assert await looker.page.evaluate(FITS)
         assert looker.complaints == []
 
 
-@pytest.mark.parametrize(
-    ("changed", "shown"),
-    [
-        ({"state": "failing", "state_text": "answers, but requests fail there"}, "failing"),
-        ({"state": "draining"}, "draining"),
-        ({"state": "drained"}, "drained"),
-    ],
-    ids=["failing", "draining", "drained"],
-)
-async def test_the_page_shows_whether_an_engine_fails_or_is_drained(
-    browser: Browser, busy: Sidecar, changed: dict[str, str], shown: str
-):
+async def test_the_page_shows_whether_an_engine_fails_or_is_drained(browser: Browser, busy: Sidecar):
     """The test changes one field of the sidecar's answer; the rest is unchanged."""
+    looks = {"failing": "down", "draining": "passing", "drained": "passing"}
+    changed: dict[str, str] = {}
 
     async def used_so(route: Route) -> None:
         answer = await route.fetch()
@@ -220,10 +166,12 @@ async def test_the_page_shows_whether_an_engine_fails_or_is_drained(
 
     async with reading(browser, admin_of(busy)) as looker:
         await looker.page.route("**/api/state", used_so)
-        await looker.open()
-        told = looker.page.locator(".engine h3 .state").first
-        await expect(told).to_have_text(shown)
-        await expect(told).to_have_attribute("data-state", "down" if shown == "failing" else "passing")
+        for shown, look in looks.items():
+            changed["state"] = shown
+            await looker.open()
+            told = looker.page.locator(".engine h3 .state").first
+            await expect(told).to_have_text(shown)
+            await expect(told).to_have_attribute("data-state", look)
         assert looker.complaints == []
 
 
@@ -242,4 +190,3 @@ async def test_an_unloaded_model_is_shown_without_an_alarm(browser: Browser, tmp
             await expect(engines.nth(1).locator(".slot")).to_have_count(0)
             await expect(looker.page.locator("#alarms li")).to_have_count(0)
             assert looker.complaints == []
-            await looker.page.screenshot(path=tmp_path / "page.png", full_page=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import pytest
 from playwright.async_api import Browser, expect
@@ -27,14 +26,14 @@ LEAVES: Final = 12  # of the prompt tree that are drawn
 async def test_the_page_loads_under_load_and_updates_itself(reader: Reader, busy: Sidecar):
     async with asyncio.TaskGroup() as load:
         for number in range(LOAD):
-            load.create_task(talk(lab.url_of(busy), f"load-{number}", 2, max_tokens=200))
+            load.create_task(talk(lab.url_of(busy), f"load-{number}", 2, max_tokens=100))
         await reader.open()
         await expect(reader.page.locator("#requests tr").nth(8)).to_be_visible()
         await reader.shoot("under-load")
     # On a slow machine all of that may have run before the page was open: these requests surely come later.
     async with asyncio.TaskGroup() as load:
         for number in range(LOAD):
-            load.create_task(talk(lab.url_of(busy), f"late-{number}", 1, max_tokens=200))
+            load.create_task(talk(lab.url_of(busy), f"late-{number}", 1))
     for name in (f"{when}-{number}" for when in ("load", "late") for number in range(LOAD)):
         await expect(reader.page.locator(".lanes .name", has_text=name)).to_be_visible()
 
@@ -84,13 +83,7 @@ async def test_the_page_shows_the_figures_of_the_api(reader: Reader, busy: Sidec
 
     await until_async(tree_agrees, "the page shows the tree")
     await expect(reader.page.locator("#tiers li").first).to_contain_text("hot")
-
-
-async def test_the_page_makes_no_requests_to_other_hosts(reader: Reader):
-    await reader.open()
-    await reader.explain(NEWEST)
-    assert len(reader.asked) > 10
-    assert {urlsplit(url).netloc for url in reader.asked} == {urlsplit(reader.base).netloc}
+    await expect(reader.page.locator(".engine p").first).to_contain_text("b11549")
 
 
 async def test_a_request_has_its_own_link(reader: Reader):

@@ -30,7 +30,7 @@ from engine.under_up import QUIET, Up
 from patience import PATIENCE
 from slotkeeper.app import Sidecar, running
 from slotkeeper.bench import lab
-from slotkeeper.bench.models import Fat, Tiny, build
+from slotkeeper.bench.models import Tiny, build
 from slotkeeper.bench.texts import prose
 from slotkeeper.cli.top import top
 from slotkeeper.engine.child.launch import EngineKind, find_engine, free_port
@@ -151,7 +151,7 @@ async def shown(looker: Reader, scene: Scene, name: str) -> None:
     await looker.shoot(f"state-{name}")
     await page.emulate_media(color_scheme="dark")
     await looker.shoot(f"state-{name}-dark")
-    await page.set_viewport_size({"width": PHONE["width"], "height": PHONE["height"]})
+    await page.set_viewport_size(PHONE)
     assert await page.evaluate(FITS)
     await looker.shoot(f"state-{name}-phone")
 
@@ -222,6 +222,7 @@ async def test_an_engine_that_was_never_there_is_down(browser: Browser):
     settings = lab.settings_of(upstream=(absent,), listen=lab.ANY_PORT, admin_listen=lab.ANY_PORT)
     async with running(settings) as sidecar, reading(browser, admin_of(sidecar)) as looker:
         await shown(looker, scene, "absent")
+        await expect(looker.page.locator("#alarms")).to_contain_text(f"{absent} does not answer, for ")
         assert measured(sidecar, absent) == [EngineState.DOWN.value]
         assert service_text(Service.FAILS, 0) in await top_of(admin_of(sidecar))
 
@@ -298,6 +299,8 @@ class Held:
     text: str  # how it begins
     after: str  # what `why` says of it when the request has ended
     now: Callable[[Record], bool]  # whether the request has got there
+    head: int  # characters of the system text
+    tail: int  # characters behind it: what is computed in this stage takes seconds
 
 
 HELD: Final = {
@@ -309,6 +312,8 @@ HELD: Final = {
         lambda record: (
             record.doing is RequestStage.PLANT and record.work is not None and record.work.planting > 0
         ),
+        head=24_000,
+        tail=3000,
     ),
     "restore": Held(
         Spent.RESTORE,
@@ -316,6 +321,8 @@ HELD: Final = {
         STEP_TEXTS["restore"],
         "restoring a snapshot",
         lambda record: record.doing is RequestStage.RESTORE,
+        head=6000,
+        tail=3000,
     ),
     "prefill": Held(
         Spent.PREFILL,
@@ -325,14 +332,16 @@ HELD: Final = {
         lambda record: (
             record.first_token is None and record.work is not None and record.work.progress is not None
         ),
+        head=3000,
+        tail=36_000,
     ),
 }
 
 
-def long_chat(number: int, *, head: int = 6000, tail: int = 3000) -> Document:
-    """Return a chat with its own system text, of so many characters; its stream reports progress."""
-    system = {"role": "system", "content": f"System {number}. {prose(head, 10 + number)}"}
-    body = said(prose(tail, 20 + number), stream=True)
+def long_chat(number: int, held: Held) -> Document:
+    """Return a chat with its own system text; its stream reports progress."""
+    system = {"role": "system", "content": f"System {number}. {prose(held.head, 10 + number)}"}
+    body = said(prose(held.tail, 20 + number), stream=True)
     return body | {"messages": [system, *body["messages"]]}
 
 
@@ -351,19 +360,17 @@ async def stopped(engine: Engine, sidecar: Sidecar, so: Callable[[Record], bool]
 async def test_every_view_says_the_same_of_a_request_that_takes_long(
     browser: Browser, tmp_path: Path, name: str
 ):
-    """A fat model computes for seconds: the engine is stopped meanwhile, and goes on later."""
-    held, model = HELD[name], Tiny.HYBRID if name == "restore" else Fat.HYBRID
-    flags = partial(lab.up_flags, slots=1)
+    """The engine computes for seconds: it is stopped meanwhile, and goes on later."""
+    held, flags = HELD[name], partial(lab.up_flags, slots=1)
+    often = ("-b", "128", "-ub", "128")  # it reports progress after each batch
+    away = ("--cache-ram", "0") if name == "restore" else ()  # a tiny state may come from there sooner
     async with (
         lab.tiny_engine(
-            model,
+            Tiny.HYBRID,
             EngineKind.XLLAMACPP,
             tmp_path,
-            "-b",
-            "256",
-            "-ub",
-            "256",
-            *(("--cache-ram", "0") if name == "restore" else ()),  # a tiny state may come from there sooner
+            *often,
+            *away,
             context_tokens=16384,
             recipe=flags,
         ) as engine,
@@ -376,9 +383,9 @@ async def test_every_view_says_the_same_of_a_request_that_takes_long(
         admin = admin_of(sidecar)
         if name == "restore":
             for number in (0, 1):
-                await ask(client, f"before-{number}", long_chat(number))
+                await ask(client, f"before-{number}", long_chat(number, held))
                 await lab.rested(sidecar)
-        task = asyncio.get_running_loop().create_task(ask(client, "takes-long", long_chat(0)))
+        task = asyncio.get_running_loop().create_task(ask(client, "takes-long", long_chat(0, held)))
         try:
             await stopped(engine, sidecar, held.now)
             name_of_stage = SPENT_NAMES[held.stage]
@@ -416,7 +423,7 @@ async def test_every_view_says_the_same_of_a_request_that_takes_long(
 
 
 async def test_every_view_says_the_same_of_a_request(browser: Browser, tmp_path: Path):
-    """Two requests that do not end are at work in the two slots, and a third one waits for them."""
+    """Two requests that do not end are at work in the two slots, and two others wait for them."""
     endless = said("A ship", max_tokens=60_000, ignore_eos=True, stream=True)
     async with (
         lab.tiny_engine(Tiny.HYBRID, EngineKind.XLLAMACPP, tmp_path, context_tokens=65536) as engine,
@@ -437,12 +444,14 @@ async def test_every_view_says_the_same_of_a_request(browser: Browser, tmp_path:
                 holder = next(one for one in seen["running"] if one["slot"] == slot["slot"])
                 assert slot["request"] == holder["id"], "and its slot has its name"
             assert (await top_of(admin)).count("answering") >= 2
-            begun.append(
-                asyncio.get_running_loop().create_task(ask(client, "third-in-line", said("Good day")))
-            )
-            seen = await until(  # it may wait for something else first
-                admin, lambda it: it["queued"] == 1 and it["running"][0]["now"].get("wait") == "slots"
-            )
+            for queued, name in enumerate(("third-in-line", "fourth-in-line"), start=1):
+                begun.append(asyncio.get_running_loop().create_task(ask(client, name, said("Good day"))))
+                seen = await until(  # it may wait for something else first
+                    admin,
+                    lambda it, queued=queued: (
+                        it["queued"] == queued and it["running"][0]["now"].get("wait") == "slots"
+                    ),
+                )
             now = seen["running"][0]["now"]
             assert (now["doing"], now["wait"], now["place"]) == ("queued", "slots", 1)
             assert sorted(now["behind"]) == ["endless-0", "endless-1"]
@@ -450,12 +459,16 @@ async def test_every_view_says_the_same_of_a_request(browser: Browser, tmp_path:
             assert re.fullmatch(r"queued, place 1: all slots are busy \(ndless-\d, ndless-\d\)", text)
             assert text in await top_of(admin)
             await looker.page.goto(looker.base)
-            await expect(looker.page.locator("#running")).to_contain_text(text)
+            rows = looker.page.locator("#running li")
+            await expect(rows.filter(has_text=text)).to_have_count(1)
+            await expect(rows.filter(has_text="queued, place 2: all slots are busy (")).to_have_count(1)
             await looker.shoot("state-queue", full_page=True)
         finally:
             for one in begun[:2]:
                 one.cancel()
-        await begun[2]
+        await asyncio.gather(*begun[2:])
+        await expect(looker.page.get_by_role("region", name="Running now")).not_to_be_visible()
+        assert looker.complaints == []
         verdict = await _why(sidecar, "third-in-line")
         assert verdict["stages"]["queue"] > 0
         (waited,) = (each for each in verdict["queued"] if each["wait"] == "slots")
