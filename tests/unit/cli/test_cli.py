@@ -201,7 +201,6 @@ def test_several_upstream_flags_give_several_engines(run_cli):
     ("words", "hint"),
     [
         (["nonsense"], "the commands are serve, up,"),
-        (["serve", "--nonsense"], "--nonsense"),
         (["serve", "--listen", "x"], "--listen: 'x' is not HOST:PORT"),
         (["serve", "--config", "/nowhere.toml"], "--config: there is no file /nowhere.toml"),
         (["serve", "--admin-listen", ":0"], "--admin-token"),
@@ -211,7 +210,6 @@ def test_several_upstream_flags_give_several_engines(run_cli):
         (["top", "--every", "often"], "--every: 'often' is not a number; write it as in 2.5"),
         (["top", "--every", "nan"], "--every: nan is not between 0.1 and 3600 seconds"),
         (["up", "--slots", "two"], "--slots: 'two' is not a whole number; write it as in 500"),
-        (["up", "--slots", "-1"], "--slots: -1 is not between 1 and 256"),
         (["up", "--slots", "257"], "--slots: 257 is not between 1 and 256"),
         (["up", "--context", "1" * 20], "is not between 1 and 2147483647 tokens"),
         (
@@ -233,7 +231,6 @@ def test_several_upstream_flags_give_several_engines(run_cli):
         (["replay", "x.jsonl"], "--base"),
         (["replay", "/nowhere.jsonl", "--base", NO_SERVER], "/nowhere.jsonl"),
         (["up", "--slots", "0"], "--slots"),
-        (["up", "--context", "-5"], "--context"),
         (["up", "--model", "/nowhere.gguf"], "--model: there is no file /nowhere.gguf"),
         (["up", "--model", __file__], "is not a GGUF file"),
         (["up", "--slot-dir", f"{__file__}/slots"], "--slot-dir"),
@@ -273,12 +270,6 @@ def test_snapshots_without_a_sidecar_fails_and_says_what_to_do(run_cli):
     assert (code, out) == (1, "")
     assert f"no sidecar answers at {NO_SERVER}" in err
     assert "--slot-dir" in err
-
-
-def test_snapshots_asks_the_admin_port_named_in_the_environment(run_cli, monkeypatch):
-    monkeypatch.setenv("SLOTKEEPER_ADMIN_LISTEN", "0.0.0.0:1")
-    monkeypatch.setenv("SLOTKEEPER_ADMIN_TOKEN", "s3cret")
-    assert "no sidecar answers at http://127.0.0.1:1." in run_cli("snapshots", "ls")[2]
 
 
 def test_a_command_reads_its_variables_as_serve_does(run_cli, monkeypatch):

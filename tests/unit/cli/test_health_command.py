@@ -53,11 +53,6 @@ async def test_a_draining_sidecar_is_live_but_not_ready(sidecar, capsys):
     assert capsys.readouterr().err == "slotkeeper health: draining\n"
 
 
-async def test_health_asks_the_admin_port_named_in_the_environment(sidecar, monkeypatch):
-    monkeypatch.setenv("SLOTKEEPER_ADMIN_LISTEN", sidecar.addresses[1])
-    assert await health(admin=None, live=True) == 0
-
-
 @pytest.mark.parametrize("admin", [[], ["--admin", NO_SERVER]])
 @pytest.mark.parametrize(
     ("name", "value"),
@@ -87,14 +82,3 @@ def test_an_address_that_health_needs_is_checked(name, value, said, monkeypatch,
     monkeypatch.setenv(f"SLOTKEEPER_{name}", value)
     assert main(["health"]) == 2
     assert said in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("live", [[], ["--live"]])
-def test_a_sidecar_that_does_not_answer_is_neither_live_nor_ready(live, capsys):
-    assert main(["health", "--admin", NO_SERVER, *live]) == 1
-    assert f"slotkeeper health: no sidecar answers at {NO_SERVER}." in capsys.readouterr().err
-
-
-def test_an_admin_address_that_is_not_a_url_is_a_usage_error(capsys):
-    assert main(["health", "--admin", "localhost:9090"]) == 2
-    assert "write http://HOST:PORT" in capsys.readouterr().err

@@ -8,7 +8,7 @@ import lzma
 import pytest
 
 from slotkeeper.bench.replay import TraceError, read
-from slotkeeper.cli.lint import CHARACTERS_A_TOKEN, about, examined
+from slotkeeper.cli.lint import CHARACTERS_A_TOKEN, examined
 from slotkeeper.cli.main import main
 
 RULES = "Rules of the house. " * 200
@@ -239,26 +239,8 @@ def test_a_file_that_is_not_a_trace_is_a_usage_error(tmp_path, capsys):
         read(tmp_path / "nowhere.jsonl")
 
 
-def test_lint_without_a_trace_is_a_usage_error(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["lint"])
-    assert stopped.value.code == 2
-
-
-def test_the_help_has_an_example_and_the_exit_codes(capsys):
-    with pytest.raises(SystemExit):
-        main(["lint", "--help"])
-    out = capsys.readouterr().out
-    assert "slotkeeper lint day.jsonl" in out
-    assert "Exit code" in out
-
-
 def test_text_in_brackets_does_not_style_the_output(trace, linted):
     one, two = body(21), body(22, *TURN)
     for sent in (one, two):
         sent["messages"][0]["content"] = "[bold]You[/] " + sent["messages"][0]["content"]
     assert "[/]" in linted(trace(("[red]s[/]", one), ("[red]s[/]", two)))[1]
-
-
-def test_tokens_are_estimated_from_characters():
-    assert about(3600) == 1000

@@ -7,13 +7,12 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import pytest
 from pydantic import SecretStr
 from rich.console import Console
 
 from slotkeeper.app import running as sidecar
-from slotkeeper.cli.admin_client import AskedError, refusal
+from slotkeeper.cli.admin_client import AskedError
 from slotkeeper.cli.snapshots import chosen, folder, running, snapshots
 from slotkeeper.cli.terminal import size
 from slotkeeper.scheduler.slots.slot_contents import SnapshotId
@@ -204,25 +203,6 @@ async def test_a_sidecar_without_a_slot_folder_gives_advice_how_to_set_one(capsy
             opening = running(f"http://{it.addresses[1]}", None)
             assert await snapshots(action, (), opening, Console(), as_json=False) == 1
             assert "--slot-dir" in capsys.readouterr().err
-
-
-async def test_a_wrong_admin_token_is_answered_with_advice(hot, capsys):
-    settings = Settings(
-        upstream=(NO_SERVER,),
-        listen="127.0.0.1:0",
-        admin_listen="127.0.0.1:0",
-        admin_token=SecretStr("s3cret"),
-        slot_dir=hot,
-    )
-    async with sidecar(settings) as it:
-        opening = running(f"http://{it.addresses[1]}", "wrong")
-        assert await snapshots("ls", (), opening, Console(), as_json=False) == 1
-    assert "--admin-token" in capsys.readouterr().err
-
-
-async def test_an_answer_of_another_port_is_recognised(hot):
-    answer = httpx.Response(404, text="no", request=httpx.Request("GET", "http://x/api/snapshots"))
-    assert "is not on the admin port of a sidecar" in str(refusal(answer))
 
 
 async def test_a_sidecar_that_closes_the_connection_is_a_failure(capsys):

@@ -12,7 +12,6 @@ from rich.console import Console
 from patience import PATIENCE
 from slotkeeper.admin.state_routes import summary, time_of
 from slotkeeper.api.answers.latency import Waited, waits
-from slotkeeper.cli.main import main
 from slotkeeper.cli.top import HISTORY, ScreenState, history, screen, top
 from slotkeeper.observe.request_record import Record, RequestStage
 from slotkeeper.observe.states import (
@@ -298,17 +297,3 @@ async def until(out: io.StringIO, text: str) -> None:
     async with asyncio.timeout(PATIENCE):
         while text not in out.getvalue():
             await asyncio.sleep(0.01)
-
-
-@pytest.mark.parametrize("once", [[], ["--once"]])
-def test_a_sidecar_that_never_answered_is_a_failure(once, capsys):
-    assert main(["top", "--admin", NO_SERVER, *once]) == 1
-    assert f"slotkeeper top: no sidecar answers at {NO_SERVER}." in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("pause", ["0", "-1", "nan", "inf", "often"])
-def test_a_refresh_interval_that_is_not_positive_is_a_usage_error(pause, capsys):
-    with pytest.raises(SystemExit) as left:
-        main(["top", f"--every={pause}"])
-    assert left.value.code == 2
-    assert "--every" in capsys.readouterr().err

@@ -371,13 +371,6 @@ def test_a_wrong_or_missing_token_is_a_failure(check, command, ports):
     check(FAILURE, ("not the right one",), *words, env={"SLOTKEEPER_ADMIN_TOKEN": "guess"})
 
 
-def test_health_needs_no_token_and_reports_that_no_engine_is_up(check, ports):
-    hints = ("no engine is up: one does not answer", "slotkeeper doctor --upstream URL")
-    for env in ({}, {"SLOTKEEPER_ADMIN_TOKEN": "guess"}):
-        check(FAILURE, hints, "health", "--admin", ports[1], env=env)
-        check(0, (), "health", "--live", "--admin", ports[1], env=env)
-
-
 def test_top_shows_an_engine_that_is_down(check, ports):
     check(
         0,
